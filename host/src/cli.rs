@@ -53,7 +53,7 @@ struct Told;
 /// Whether the same configuration would end the same way each time.
 fn is_refusal(error: &anyhow::Error) -> bool {
     error.is::<Refused>()
-        || error.is::<host_worker::fit::CannotWork>()
+        || error.is::<host_worker::CannotWork>()
         || error.is::<host_plugin_test::command::Refused>()
 }
 

@@ -34,7 +34,7 @@ impl Sums {
 
 impl TransferBackend for Sums {
     fn limits(&self) -> TransferLimits {
-        TransferLimits { max_writes: u32::MAX, max_submissions: u32::MAX, reserved: [0; 6] }
+        TransferLimits::new(u32::MAX, u32::MAX)
     }
     fn register(&self, _memory: &Memory) -> Result<RegionId> {
         Ok(RegionId(1))
@@ -51,24 +51,15 @@ impl TransferBackend for Sums {
     fn disconnect(&self, _peer: PeerId) -> Result<()> {
         Ok(())
     }
-    fn prepare(&self, _peer: PeerId, _writes: &[Write]) -> Result<PreparedId> {
-        Ok(PreparedId(1))
-    }
-    fn release(&self, _prepared: PreparedId) -> Result<()> {
-        Ok(())
-    }
     fn submit(&self, _submission: &Submission, writes: &[Write]) -> i32 {
         let mut bytes = 0;
         for write in writes {
-            if write.length == 0 || write.target_region == u32::MAX {
+            if write.length == 0 || write.target_region == RegionId(u32::MAX) {
                 return INVALID;
             }
             bytes += u64::from(write.length);
         }
         self.keep(bytes)
-    }
-    fn post(&self, _submission: &Submission, _prepared: PreparedId, _indices: &[u32]) -> i32 {
-        0
     }
     fn poll(&self, _completions: &mut [Completion]) -> i32 {
         0
@@ -98,7 +89,7 @@ impl Sums {
     fn pages(&self, pages: &[TierPage]) -> i32 {
         let mut bytes = 0;
         for page in pages {
-            if page.length == 0 || page.region == u32::MAX {
+            if page.length == 0 || page.region == RegionId(u32::MAX) {
                 return INVALID;
             }
             bytes += u64::from(page.length);
@@ -153,16 +144,16 @@ impl StorageTier for Sums {
 }
 
 impl PoolAllocator for Sums {
-    fn budgets(&self, budgets: &mut [Budget]) -> i32 {
-        let Some(first) = budgets.first_mut() else { return INVALID };
-        *first = Budget { component: Component::FULL, total: 4096, free: 4096, reserved: 0 };
+    fn components(&self, components: &mut [Component]) -> i32 {
+        let Some(first) = components.first_mut() else { return INVALID };
+        *first = Component { pages: 4096, ..Component::default() };
         1
     }
-    fn alloc(&self, _component: Component, pages: &mut [PoolPage]) -> i32 {
+    fn alloc(&self, _component: ComponentId, pages: &mut [PoolPage]) -> i32 {
         (0..).zip(&mut *pages).for_each(|(name, page)| *page = PoolPage(name));
         self.keep(pages.len() as u64)
     }
-    fn free(&self, _component: Component, pages: &[PoolPage]) -> i32 {
+    fn free(&self, _component: ComponentId, pages: &[PoolPage]) -> i32 {
         let mut sum = 0;
         for page in pages {
             if page.0 == u32::MAX {
@@ -171,21 +162,6 @@ impl PoolAllocator for Sums {
             sum += u64::from(page.0);
         }
         self.keep(sum)
-    }
-    fn need(&self, _growths: &[Growth], _tail: u32, _pages: &mut [u32]) -> i32 {
-        INVALID
-    }
-    fn extend(&self, _growths: &[Growth], _grants: &mut [Grant], _pages: &mut [PoolPage]) -> i32 {
-        INVALID
-    }
-    fn extend_tail(&self, _growths: &[Growth], _grants: &mut [Grant], _pages: &mut [PoolPage]) -> i32 {
-        INVALID
-    }
-    fn step(&self, _held: &[u32], _grants: &mut [Grant], _pages: &mut [PoolPage]) -> i32 {
-        INVALID
-    }
-    fn first_live(&self, _component: Component, _tokens: u32) -> i32 {
-        INVALID
     }
 }
 
@@ -196,9 +172,8 @@ struct Held {
     allocator: Arc<dyn PoolAllocator>,
 }
 
-fn components() -> Vec<ComponentPool> {
-    vec![ComponentPool { component: Component::FULL, pages: 4096, window: 0, reserved: 0 }]
-}
+/// A model whose layers all attend to every token.
+const FULL: [LayerGroup; 1] = [LayerGroup { kind: LayerKind::FULL, layers: 1, window: 0, parts: 1 }];
 
 fn in_rust() -> Held {
     let services = Services::of("bench.rust").unwrap();
@@ -206,9 +181,8 @@ fn in_rust() -> Held {
         open_guarded(|_| Ok(Sums::default()), "bench".into(), "".into()).into_result().ok().unwrap();
     let tier =
         open_guarded_tier(|_| Ok(Sums::default()), "bench".into(), "".into()).into_result().ok().unwrap();
-    let (name, components) = ("bench".into(), components());
-    let components = RSlice::from_slice(&components);
-    let pool = open_guarded_allocator(|_| Ok(Sums::default()), name, "".into(), 16, components);
+    let groups = RSlice::from_slice(&FULL);
+    let pool = open_guarded_allocator(|_| Ok(Sums::default()), "bench".into(), "".into(), 16, 4096, groups);
     Held {
         transfer: Arc::new(LoadedTransfer::new("rust", transfer, &services).unwrap()),
         tier: Arc::new(LoadedTier::new("rust", tier, &services).unwrap()),
@@ -223,7 +197,7 @@ fn in_c() -> Held {
     let entry = catalog.find("c-sums").unwrap();
     let (name, config) = ("bench".to_owned(), String::new());
     let opening = Opening { name: name.clone(), config: config.clone() };
-    let pool = PoolOpening { name, config, page_tokens: 16, components: components() };
+    let pool = PoolOpening { name, config, page_tokens: 16, pages: 4096, groups: FULL.to_vec() };
     Held {
         transfer: host_plugins::open_transfer(entry, &opening).unwrap(),
         tier: host_plugins::open_tier(entry, &opening).unwrap(),
@@ -284,8 +258,8 @@ fn main() {
         let pages = std::cell::RefCell::new(vec![PoolPage::default(); count]);
         compare(&format!("`alloc` and `free` of {count} pages"), 2_000_000 / (count + 20), &both, |held| {
             let mut pages = pages.borrow_mut();
-            assert_eq!(held.allocator.alloc(Component::FULL, black_box(&mut pages)), 0);
-            assert_eq!(held.allocator.free(Component::FULL, black_box(&pages)), 0);
+            assert_eq!(held.allocator.alloc(ComponentId(0), black_box(&mut pages)), 0);
+            assert_eq!(held.allocator.free(ComponentId(0), black_box(&pages)), 0);
         });
     }
 }

@@ -20,7 +20,7 @@ fn unsupported<T>() -> host_plugin_api::Result<T> {
 
 impl host_plugin_api::TransferBackend for Wire {
     fn limits(&self) -> host_plugin_api::TransferLimits {
-        host_plugin_api::TransferLimits { max_writes: 1, max_submissions: 1, reserved: [0; 6] }
+        host_plugin_api::TransferLimits::new(1, 1)
     }
     fn register(
         &self,
@@ -40,25 +40,7 @@ impl host_plugin_api::TransferBackend for Wire {
     fn disconnect(&self, _peer: host_plugin_api::PeerId) -> host_plugin_api::Result<()> {
         unsupported()
     }
-    fn prepare(
-        &self,
-        _peer: host_plugin_api::PeerId,
-        _writes: &[host_plugin_api::Write],
-    ) -> host_plugin_api::Result<host_plugin_api::PreparedId> {
-        unsupported()
-    }
-    fn release(&self, _prepared: host_plugin_api::PreparedId) -> host_plugin_api::Result<()> {
-        unsupported()
-    }
     fn submit(&self, _submission: &host_plugin_api::Submission, _writes: &[host_plugin_api::Write]) -> i32 {
-        host_plugin_api::ErrorCode::UNSUPPORTED.0
-    }
-    fn post(
-        &self,
-        _submission: &host_plugin_api::Submission,
-        _prepared: host_plugin_api::PreparedId,
-        _indices: &[u32],
-    ) -> i32 {
         host_plugin_api::ErrorCode::UNSUPPORTED.0
     }
     fn poll(&self, _completions: &mut [host_plugin_api::Completion]) -> i32 {

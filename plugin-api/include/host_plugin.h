@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 /* Version of the plugin API that this header is of. */
-#define HOST_PLUGIN_API "0.1.5"
+#define HOST_PLUGIN_API "0.2.0"
 
 /* First bytes of `host_plugin_c`. */
 #define HOST_PLUGIN_MAGIC {'H', 'O', 'S', 'T', 'P', 'L', 'G', 'C'}
@@ -377,34 +377,52 @@ typedef struct host_tier_role {
     int32_t (*shutdown)(void *instance, uint64_t deadline_ms, host_error *error);
 } host_tier_role;
 
-/* ---- The allocator role: which pages of the KV pools a sequence gets. docs/plugins/allocator.md ---- */
+/* ---- The allocator role: which components a model's KV has in the pool, and which pages they are handed. docs/plugins/allocator.md ---- */
 
 enum {
-    /* Layers that attend to every earlier token. */
-    HOST_COMPONENT_FULL = 0,
-    /* Layers that attend to the last tokens of a window. */
-    HOST_COMPONENT_WINDOW = 1
+    /* The layers attend to every earlier token. */
+    HOST_LAYERS_FULL = 0,
+    /* The layers attend to the newest tokens of a window. */
+    HOST_LAYERS_WINDOW = 1,
+    /* The layers keep a state of fixed size for each sequence. */
+    HOST_LAYERS_STATE = 2
 };
 
-typedef struct host_component_pool {
-    /* HOST_COMPONENT_FULL, ... */
-    uint32_t component;
-    /* Its pages; of one that shares, the most that it may have at a time. */
-    uint32_t pages;
-    /* Tokens that its layers look back over, the newest included; 0 means all. */
+/* Layers of a model that keep the same of a sequence. */
+typedef struct host_layer_group {
+    /* HOST_LAYERS_FULL, ... */
+    uint32_t kind;
+    uint32_t layers;
+    /* Of HOST_LAYERS_WINDOW: tokens that a layer attends to, the newest included; else 0. */
     uint32_t window;
-    /* 0: pages of its own. Else it shares, and a page is made of so many pool pages. */
+    /* Pool pages that hold what the group keeps of one page of tokens; of HOST_LAYERS_STATE, one state. At least 1. */
     uint32_t parts;
-} host_component_pool;
+} host_layer_group;
 
-typedef struct host_budget {
-    uint32_t component;
-    /* As in the opening. */
-    uint32_t total;
-    /* Those that could be taken now. What components share counts for each of them. */
-    uint32_t free;
-    uint32_t reserved;
-} host_budget;
+enum {
+    /* The component retains every token, as long as the sequence lives. */
+    HOST_RETAINS_ALL = 0,
+    /* The newest `tokens` tokens. */
+    HOST_RETAINS_NEWEST = 1,
+    /* A state of fixed size for each sequence. */
+    HOST_RETAINS_STATE = 2
+};
+
+/* What the allocator declares of one group of layers. */
+typedef struct host_component {
+    /* Its name in take() and give(). */
+    uint32_t id;
+    /* Place of its group in the opening. Each group has one component. */
+    uint32_t group;
+    /* HOST_RETAINS_ALL, ... */
+    uint32_t retains;
+    /* Of HOST_RETAINS_NEWEST: how many tokens, at least the group's window; else 0. */
+    uint32_t tokens;
+    /* Its budget: the most pages that it has at a time, each `parts` pool pages. */
+    uint32_t pages;
+    /* Zero. */
+    uint32_t reserved[3];
+} host_component;
 
 typedef struct host_pool_opening {
     /* Bytes of this struct. */
@@ -412,9 +430,11 @@ typedef struct host_pool_opening {
     host_opening opening;
     /* Tokens in a page, at least 1. */
     uint32_t page_tokens;
-    /* At most 16. */
-    uint32_t components_count;
-    const host_component_pool *components;
+    /* Pages of the pool, named 0, 1, .. */
+    uint32_t pages;
+    const host_layer_group *groups;
+    /* 1 to 16. */
+    uint64_t groups_count;
 } host_pool_opening;
 
 /* All functions but open() and close() are hot. */
@@ -423,15 +443,14 @@ typedef struct host_allocator_role {
     uint64_t size;
     int32_t (*open)(const host_pool_opening *opening, void **instance, host_error *error);
     void (*close)(void *instance);
-    /* Writes one budget for each component, in the order of the opening; how many. */
-    int32_t (*budgets)(void *instance, host_budget *budgets, size_t room);
+    /* Writes one component for each group; how many. Always the same answer of one instance. */
+    int32_t (*components)(void *instance, host_component *components, size_t room);
     /*
-     * Takes `count` pages, of a component that shares pool pages: 0, or HOST_WOULD_BLOCK when there are fewer or the component would
-     * have more than its `pages`, or HOST_INVALID_ARGUMENT for an unknown component or a `count` that is no multiple of `parts`. All or
-     * none.
+     * Takes `count` pool pages for a component: 0, or HOST_WOULD_BLOCK when there are fewer or its budget is exceeded, or
+     * HOST_INVALID_ARGUMENT for an unknown component or a `count` that is no multiple of the group's parts. All or none.
      */
     int32_t (*take)(void *instance, uint32_t component, uint32_t *pages, size_t count);
-    /* Gives pages back: all, or none and HOST_INVALID_ARGUMENT for a page that is free, named twice or unknown. */
+    /* Gives pool pages back: all, or none and HOST_INVALID_ARGUMENT for one that is free, named twice, another component's or unknown. */
     int32_t (*give)(void *instance, uint32_t component, const uint32_t *pages, size_t count);
 } host_allocator_role;
 
@@ -555,6 +574,35 @@ static inline host_text host_string(const host_opening *opening, const char *key
     const host_setting *found = host_find(opening, key);
     host_text none = {"", 0};
     return found == NULL ? none : found->text;
+}
+
+/*
+ * Components that share the whole pool, one for each group of the opening: each may have as much of it as is there, in whole pages of
+ * its own. How many, or HOST_INVALID_ARGUMENT for too little room or layers of a kind that this header does not have.
+ */
+static inline int32_t host_share_pool(const host_pool_opening *opening, host_component *components, size_t room) {
+    if (opening->groups_count > room) {
+        return HOST_INVALID_ARGUMENT;
+    }
+    for (uint32_t at = 0; at < opening->groups_count; at++) {
+        const host_layer_group *of = &opening->groups[at];
+        host_component component = {at, at, HOST_RETAINS_ALL, 0, opening->pages / (of->parts > 0 ? of->parts : 1), {0, 0, 0}};
+        switch (of->kind) {
+        case HOST_LAYERS_FULL:
+            break;
+        case HOST_LAYERS_WINDOW:
+            component.retains = HOST_RETAINS_NEWEST;
+            component.tokens = of->window;
+            break;
+        case HOST_LAYERS_STATE:
+            component.retains = HOST_RETAINS_STATE;
+            break;
+        default:
+            return HOST_INVALID_ARGUMENT;
+        }
+        components[at] = component;
+    }
+    return (int32_t)opening->groups_count;
 }
 
 /* Whether a line of this level would be written; `services` may be NULL. */

@@ -169,7 +169,7 @@ public:
     Allocator &operator=(const Allocator &) = delete;
     virtual ~Allocator() = default;
 
-    virtual int32_t budgets(host_budget *budgets, size_t room) = 0;
+    virtual int32_t components(host_component *components, size_t room) = 0;
     virtual int32_t take(uint32_t component, uint32_t *pages, size_t count) = 0;
     virtual int32_t give(uint32_t component, const uint32_t *pages, size_t count) = 0;
 };
@@ -416,8 +416,8 @@ int32_t open_allocator(const host_pool_opening *opening, void **instance, host_e
     });
 }
 
-inline int32_t budgets(void *instance, host_budget *budgets, size_t room) {
-    return of<Allocator>(instance).hot([&](Allocator &role) { return role.budgets(budgets, room); });
+inline int32_t components(void *instance, host_component *components, size_t room) {
+    return of<Allocator>(instance).hot([&](Allocator &role) { return role.components(components, room); });
 }
 
 inline int32_t take(void *instance, uint32_t component, uint32_t *pages, size_t count) {
@@ -430,7 +430,7 @@ inline int32_t give(void *instance, uint32_t component, const uint32_t *pages, s
 
 template <class Made>
 __attribute__((visibility("hidden"))) inline constexpr host_allocator_role allocator_role = {
-    sizeof(host_allocator_role), open_allocator<Made>, close<Allocator>, budgets, take, give,
+    sizeof(host_allocator_role), open_allocator<Made>, close<Allocator>, components, take, give,
 };
 
 inline void attach(const host_services *given) { services = given; }

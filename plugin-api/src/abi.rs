@@ -23,11 +23,11 @@ use abi_stable::StableAbi;
 use abi_stable::sabi_trait::prelude::TD_Opaque;
 use abi_stable::std_types::RBox;
 
-use crate::allocator::{Budget, Component, Grant, Growth, PoolPage};
+use crate::allocator::{Component, ComponentId, PoolPage};
 use crate::error::{Error, ErrorCode};
 use crate::tier::{Key, Scanned, TierCompletion, TierLimits, TierPage, TierUsage};
 use crate::transfer::{
-    Completion, Memory, Notification, PeerId, PreparedId, RegionId, Submission, Tag, TransferLimits, Write,
+    Completion, Memory, Notification, PeerId, RegionId, Submission, Tag, TransferLimits, Write,
 };
 
 /// [`Error`] as it crosses.
@@ -71,14 +71,8 @@ pub trait TransferRole: Send + Sync + 'static {
     fn connect(&self, name: RStr<'_>, endpoint: RSlice<'_, u8>) -> AbiResult<PeerId>;
     /// See [`TransferBackend::disconnect`](crate::TransferBackend::disconnect).
     fn disconnect(&self, peer: PeerId) -> AbiResult<()>;
-    /// See [`TransferBackend::prepare`](crate::TransferBackend::prepare).
-    fn prepare(&self, peer: PeerId, writes: RSlice<'_, Write>) -> AbiResult<PreparedId>;
-    /// See [`TransferBackend::release`](crate::TransferBackend::release).
-    fn release(&self, prepared: PreparedId) -> AbiResult<()>;
     /// See [`TransferBackend::submit`](crate::TransferBackend::submit).
     fn submit(&self, submission: &Submission, writes: RSlice<'_, Write>) -> i32;
-    /// See [`TransferBackend::post`](crate::TransferBackend::post).
-    fn post(&self, submission: &Submission, prepared: PreparedId, indices: RSlice<'_, u32>) -> i32;
     /// See [`TransferBackend::poll`](crate::TransferBackend::poll).
     fn poll(&self, completions: RSliceMut<'_, Completion>) -> i32;
     /// See [`TransferBackend::notifications`](crate::TransferBackend::notifications).
@@ -147,38 +141,13 @@ pub fn tier_object(role: impl TierRole) -> TierObject {
 /// The role as it crosses; each method is the one of the same name in [`PoolAllocator`](crate::PoolAllocator).
 #[abi_stable::sabi_trait]
 pub trait AllocatorRole: Send + Sync + 'static {
-    /// See [`PoolAllocator::budgets`](crate::PoolAllocator::budgets).
-    fn budgets(&self, budgets: RSliceMut<'_, Budget>) -> i32;
+    /// See [`PoolAllocator::components`](crate::PoolAllocator::components).
+    fn components(&self, components: RSliceMut<'_, Component>) -> i32;
     /// See [`PoolAllocator::alloc`](crate::PoolAllocator::alloc).
-    fn alloc(&self, component: Component, pages: RSliceMut<'_, PoolPage>) -> i32;
+    fn alloc(&self, component: ComponentId, pages: RSliceMut<'_, PoolPage>) -> i32;
     /// See [`PoolAllocator::free`](crate::PoolAllocator::free).
-    fn free(&self, component: Component, pages: RSlice<'_, PoolPage>) -> i32;
-    /// See [`PoolAllocator::need`](crate::PoolAllocator::need).
-    fn need(&self, growths: RSlice<'_, Growth>, tail: u32, pages: RSliceMut<'_, u32>) -> i32;
-    /// See [`PoolAllocator::extend`](crate::PoolAllocator::extend).
-    fn extend(
-        &self,
-        growths: RSlice<'_, Growth>,
-        grants: RSliceMut<'_, Grant>,
-        pages: RSliceMut<'_, PoolPage>,
-    ) -> i32;
-    /// See [`PoolAllocator::extend_tail`](crate::PoolAllocator::extend_tail).
-    fn extend_tail(
-        &self,
-        growths: RSlice<'_, Growth>,
-        grants: RSliceMut<'_, Grant>,
-        pages: RSliceMut<'_, PoolPage>,
-    ) -> i32;
-    /// See [`PoolAllocator::step`](crate::PoolAllocator::step).
-    fn step(
-        &self,
-        held: RSlice<'_, u32>,
-        grants: RSliceMut<'_, Grant>,
-        pages: RSliceMut<'_, PoolPage>,
-    ) -> i32;
-    /// See [`PoolAllocator::first_live`](crate::PoolAllocator::first_live).
     #[sabi(last_prefix_field)]
-    fn first_live(&self, component: Component, tokens: u32) -> i32;
+    fn free(&self, component: ComponentId, pages: RSlice<'_, PoolPage>) -> i32;
 }
 
 /// A pool allocator on the other side of the boundary.

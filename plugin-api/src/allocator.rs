@@ -1,25 +1,24 @@
-//! The allocator role: which pages of the KV pools a sequence gets.
+//! The allocator role: which components a model's KV has in the pool, and which pages each of them is handed.
 //!
-//! A pool has one or more *components*: the full-attention layers' pages, the sliding-window layers' pages, and so on. The
-//! host owns the sequences and their page tables; the allocator owns which pages are free. A sequence is described by two
-//! lengths in tokens, before and after.
-//!
-//! A component has pages of its own, named 0, 1, .. below its count; or it *shares* (since 0.1.4,
-//! [`ComponentPool::sharing`]). All that share have one pool of *pool pages*, and a page of each is made of some of them:
+//! A worker has one pool of *pool pages*, named 0, 1, .. below [`PoolOpening::pages`]. The layers of its model come in
+//! groups ([`LayerGroup`]): those that attend to every token, those with a window, those with a state. The allocator
+//! answers with *components* ([`Component`]): one for each group, which says what the component retains of a sequence and how
+//! much of the pool it may have. That is data, and it is all that the host needs to compute *how many* pages a sequence takes:
+//! at admission, with each token, when KV is handed over, and when a sequence gives pages up. The allocator decides *which*.
 //!
 //! ```text
-//! pool pages      0 1 2 3 4 5 6 7 8 9      named 0, 1, .. below shared_pages() = the largest of pages * parts
-//! FULL, 1 part    F F F . . . . . . .      a page is 1 pool page
-//! WINDOW, 2 parts . . . . . . W W W W      a page is 2 pool pages, any two; at most `pages` pages at a time
+//! pool pages      0 1 2 3 4 5 6 7 8 9
+//! FULL, 1 part    F F F . . . . . . .      a page of the component is 1 pool page
+//! WINDOW, 2 parts . . . . . . W W W W      a page of the component is 2 pool pages, any two
 //! ```
 //!
-//! What one of them does not use the other may have, up to its own [`ComponentPool::pages`]. Wherever pages of such a
-//! component are written or given back, a page is [`parts`](ComponentPool::parts) entries, one for each of its pool pages;
-//! wherever pages are *counted* ([`Grant`], [`Budget`], [`PoolAllocator::need`]), it is one.
+//! What a component retains of a sequence, in pages of [`PoolOpening::page_tokens`] tokens:
 //!
-//! Requests are batched and all or nothing: `WOULD_BLOCK` leaves everything as it was. What they hand out goes into
-//! memory of the caller: one [`Grant`] per growth and component, in the order growth first, component second (as in
-//! [`PoolOpening::components`]), and the granted pages one grant after the other.
+//! | [`Retains`] | Pages |
+//! | --- | --- |
+//! | [`ALL`](Retains::ALL) | one for each page of tokens, as long as the sequence lives |
+//! | [`NEWEST`](Retains::NEWEST) | those that the newest [`Component::tokens`] tokens lie in |
+//! | [`STATE`](Retains::STATE) | the state behind the newest token, and that behind the last whole page of tokens |
 //!
 //! Threads: every method may be called from any thread, neither blocks nor allocates, and computes only: no files, no
 //! network, no threads. All are **hot**.
@@ -28,63 +27,79 @@ use abi_stable::StableAbi;
 
 use crate::error::ErrorCode;
 
-/// Which part of the KV cache a page belongs to. An open set.
+/// Most groups of layers, and so most components.
+pub const MAX_COMPONENTS: usize = 16;
+
+/// What a group of layers keeps of a sequence. An open set.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
-pub struct Component(pub u32);
+pub struct LayerKind(pub u32);
 
-impl Component {
-    /// Layers that attend to every earlier token.
-    pub const FULL: Component = Component(0);
-    /// Layers that attend to the last [`ComponentPool::window`] tokens.
-    pub const WINDOW: Component = Component(1);
+impl LayerKind {
+    /// The layers attend to every earlier token.
+    pub const FULL: LayerKind = LayerKind(0);
+    /// The layers attend to the newest [`LayerGroup::window`] tokens.
+    pub const WINDOW: LayerKind = LayerKind(1);
+    /// The layers keep a state of fixed size, made of the state before and a token, as recurrent layers do.
+    pub const STATE: LayerKind = LayerKind(2);
 }
 
-/// A page of one component; of one that shares, a pool page.
+/// Layers of a model that keep the same of a sequence.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
+pub struct LayerGroup {
+    /// What they keep.
+    pub kind: LayerKind,
+    /// How many layers.
+    pub layers: u32,
+    /// Of [`LayerKind::WINDOW`]: tokens that a layer attends to, the newest included; else 0.
+    pub window: u32,
+    /// Pool pages that hold what the group keeps of one page of tokens; of [`LayerKind::STATE`], one state. At least 1.
+    pub parts: u32,
+}
+
+/// Names a component of one allocator.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
+pub struct ComponentId(pub u32);
+
+/// What a component retains of a sequence. An open set.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
+pub struct Retains(pub u32);
+
+impl Retains {
+    /// Every token, as long as the sequence lives.
+    pub const ALL: Retains = Retains(0);
+    /// The newest [`Component::tokens`] tokens.
+    pub const NEWEST: Retains = Retains(1);
+    /// A state of fixed size for each sequence.
+    pub const STATE: Retains = Retains(2);
+}
+
+/// What an allocator declares of one group of layers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
+pub struct Component {
+    /// Its name in [`alloc`](PoolAllocator::alloc) and [`free`](PoolAllocator::free).
+    pub id: ComponentId,
+    /// Place of its group in [`PoolOpening::groups`]. Each group has one component.
+    pub group: u32,
+    /// What it retains of a sequence.
+    pub retains: Retains,
+    /// Of [`Retains::NEWEST`]: how many tokens, at least the group's window; else 0.
+    pub tokens: u32,
+    /// Its budget: the most pages that it has at a time, each [`parts`](LayerGroup::parts) pool pages. Budgets may add up to
+    /// more than the pool; what one component does not use, the others may then have.
+    pub pages: u32,
+    /// Zero.
+    pub reserved: [u32; 3],
+}
+
+/// A page of the pool.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
 pub struct PoolPage(pub u32);
-
-/// One component's pool.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
-pub struct ComponentPool {
-    /// Which.
-    pub component: Component,
-    /// Its pages; of one that shares, the most that it may have at a time.
-    pub pages: u32,
-    /// Tokens that its layers look back over, the newest included; 0 means all.
-    pub window: u32,
-    /// Zero, but for what [`sharing`](ComponentPool::sharing) puts there.
-    pub reserved: u32,
-}
-
-impl ComponentPool {
-    /// This component as one that shares its memory with all others that do: a page of it is made of `parts` pool pages.
-    /// Called only on allocators that declare [`SHARED_POOL`](crate::capability::SHARED_POOL). Since 0.1.4.
-    #[must_use]
-    pub const fn sharing(mut self, parts: u32) -> Self {
-        self.reserved = parts;
-        self
-    }
-
-    /// Pool pages that a page is made of; `None` when the component has pages of its own.
-    #[must_use]
-    pub const fn parts(&self) -> Option<u32> {
-        match self.reserved {
-            0 => None,
-            parts => Some(parts),
-        }
-    }
-}
-
-/// Pool pages of the components that share: as many as the one that may have the most is made of, so that at least one of
-/// them may fill the pool. 0 when none shares, `None` when there are more than pages can be named.
-#[must_use]
-pub fn shared_pages(components: &[ComponentPool]) -> Option<u32> {
-    let sharing = components.iter().filter_map(|of| Some(u64::from(of.parts()?) * u64::from(of.pages)));
-    u32::try_from(sharing.max().unwrap_or(0)).ok()
-}
 
 /// What the host gives an allocator when it opens it.
 #[derive(Clone, Debug)]
@@ -95,150 +110,64 @@ pub struct PoolOpening {
     pub config: String,
     /// Tokens in a page, at least 1.
     pub page_tokens: u32,
-    /// The components, at most 16, each at most once.
-    pub components: Vec<ComponentPool>,
-}
-
-/// One sequence that becomes longer, in tokens.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
-pub struct Growth {
-    /// Tokens that have pages now.
-    pub held: u32,
-    /// Tokens that shall have pages; not below `held`.
-    pub target: u32,
-}
-
-/// Pages for one growth in one component.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
-pub struct Grant {
-    /// Place in the sequence of the first granted page, counted in pages from the sequence's start.
-    pub first: u32,
-    /// Pages granted, in sequence order.
+    /// Pages of the pool.
     pub pages: u32,
-}
-
-/// One component's books.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
-pub struct Budget {
-    /// Which.
-    pub component: Component,
-    /// Its pages, as in the opening.
-    pub total: u32,
-    /// Of these, those that could be taken now. What components share counts for each of them.
-    pub free: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The model's layers, 1 to [`MAX_COMPONENTS`] groups.
+    pub groups: Vec<LayerGroup>,
 }
 
 /// A pool allocator.
 pub trait PoolAllocator: Send + Sync + 'static {
-    /// Writes one budget per component, in the order of the opening. Returns how many, or `INVALID_ARGUMENT` when they do
-    /// not fit.
-    fn budgets(&self, budgets: &mut [Budget]) -> i32;
+    /// Writes the components, one for each group of the opening; returns how many, or `INVALID_ARGUMENT` when they do not
+    /// fit. One instance always answers the same.
+    fn components(&self, components: &mut [Component]) -> i32;
 
-    /// Takes as many pages of one component as `pages` has room for. Returns 0, or `WOULD_BLOCK` when there are fewer,
-    /// or `INVALID_ARGUMENT` for an unknown component, or when `pages` ends within a page that is made of several.
-    fn alloc(&self, component: Component, pages: &mut [PoolPage]) -> i32;
+    /// Takes as many pool pages for one component as `pages` has room for. Returns 0, or `WOULD_BLOCK` when the pool has
+    /// fewer or the component's budget is exceeded, or `INVALID_ARGUMENT` for an unknown component or a number of
+    /// pool pages that is no multiple of the group's parts. After a code none was taken.
+    fn alloc(&self, component: ComponentId, pages: &mut [PoolPage]) -> i32;
 
-    /// Gives pages back; of a component that shares, any of its pool pages in any order. Returns 0, or
-    /// `INVALID_ARGUMENT` for a page that is free already, named twice, another component's or unknown, and then none
-    /// was taken back.
-    fn free(&self, component: Component, pages: &[PoolPage]) -> i32;
-
-    /// Pages of each component that [`extend`](PoolAllocator::extend) of all these growths would take, or
-    /// [`extend_tail`](PoolAllocator::extend_tail) when `tail` is 1; takes none. Writes one count per component and
-    /// returns how many, or `INVALID_ARGUMENT`.
-    fn need(&self, growths: &[Growth], tail: u32, pages: &mut [u32]) -> i32;
-
-    /// Takes the pages that the growths lack, in every component for every token. Returns the number of entries of `pages`
-    /// written, `WOULD_BLOCK`, or `INVALID_ARGUMENT` when a growth shrinks or `grants` or `pages` has too little room.
-    fn extend(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32;
-
-    /// Like [`extend`](PoolAllocator::extend), but a component with a window gets only the pages that a sequence of
-    /// `target` tokens still reads: for KV that arrives from elsewhere, and is not computed here.
-    fn extend_tail(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32;
-
-    /// One decode step: like [`extend`](PoolAllocator::extend) by one token for sequences that hold this many.
-    fn step(&self, held: &[u32], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32;
-
-    /// Place in the sequence of the first page that a sequence of `tokens` tokens still reads when the next token is
-    /// computed; the host may free the pages before it. Or `INVALID_ARGUMENT` for an unknown component.
-    fn first_live(&self, component: Component, tokens: u32) -> i32;
-}
-
-/// Place of the first page that a window still reads; `window` 0 means all.
-///
-/// The token at place `tokens` reads the `window` newest tokens, itself included: from `tokens + 1 - window` on.
-#[must_use]
-pub const fn first_live_page(tokens: u32, window: u32, page_tokens: u32) -> u32 {
-    if window == 0 || page_tokens == 0 {
-        0
-    } else {
-        tokens.saturating_add(1).saturating_sub(window) / page_tokens
-    }
-}
-
-/// Pages that one growth lacks in one component: where they start, and how many. `None` when the growth shrinks.
-///
-/// With `tail`, pages that lie before the window of `target` tokens are left out.
-#[must_use]
-pub const fn lacking(growth: Growth, window: u32, page_tokens: u32, tail: bool) -> Option<Grant> {
-    if growth.target < growth.held || page_tokens == 0 {
-        return None;
-    }
-    let (held, end) = (growth.held.div_ceil(page_tokens), growth.target.div_ceil(page_tokens));
-    let live = if tail { first_live_page(growth.target, window, page_tokens) } else { 0 };
-    let first = if live > held { live } else { held };
-    Some(if first >= end { Grant { first: end, pages: 0 } } else { Grant { first, pages: end - first } })
+    /// Gives pool pages of one component back: any that it has, in any order. Returns 0, or `INVALID_ARGUMENT` for a page
+    /// that is free already, named twice, another component's or unknown, and then none was taken back.
+    fn free(&self, component: ComponentId, pages: &[PoolPage]) -> i32;
 }
 
 /// What a request that leaves everything as it was answers when pages are lacking.
 pub const TOO_FEW_PAGES: i32 = ErrorCode::WOULD_BLOCK.0;
+
+/// Components that share the whole pool: each may have as much of it as is there, in whole pages of its own.
+///
+/// The component of a group is named by the group's place, and retains what its layers keep. Where a kind of layers is unknown
+/// to this version of the API, there is no such component, and the answer is `None`.
+#[must_use]
+pub fn sharing(groups: &[LayerGroup], pages: u32) -> Option<Vec<Component>> {
+    let component = |(place, group): (usize, &LayerGroup)| {
+        let (retains, tokens) = match group.kind {
+            LayerKind::FULL => (Retains::ALL, 0),
+            LayerKind::WINDOW => (Retains::NEWEST, group.window),
+            LayerKind::STATE => (Retains::STATE, 0),
+            _ => return None,
+        };
+        let place = u32::try_from(place).ok()?;
+        let pages = pages / group.parts.max(1);
+        Some(Component { id: ComponentId(place), group: place, retains, tokens, pages, reserved: [0; 3] })
+    };
+    groups.iter().enumerate().map(component).collect()
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_tail_holds_every_page_that_the_next_token_reads_and_none_before() {
-        for page_tokens in [1, 4, 16] {
-            for window in [0, 1, 5, 16, 40] {
-                for target in 0..100 {
-                    let growth = Growth { held: 0, target };
-                    let tail = lacking(growth, window, page_tokens, true).unwrap();
-                    let all = lacking(growth, window, page_tokens, false).unwrap();
-                    assert_eq!((all.first, all.pages), (0, target.div_ceil(page_tokens)));
-                    assert_eq!(tail.first + tail.pages, all.pages, "a tail ends where the sequence does");
-                    // By enumeration: what token `target` reads, itself included, as far as there are pages.
-                    let read = (0..=target).filter(|t| window == 0 || t + window > target);
-                    let first = read.map(|token| token / page_tokens).min().unwrap_or(0);
-                    let expected = first.min(all.pages);
-                    assert_eq!(tail.first, expected, "page {page_tokens}, window {window}, {target} tokens");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_shared_pool_is_what_the_component_that_may_have_most_is_made_of() {
-        let of = |pages| ComponentPool { pages, ..ComponentPool::default() };
-        assert_eq!((of(4).parts(), of(4).sharing(3).parts()), (None, Some(3)));
-        assert_eq!(shared_pages(&[of(100)]), Some(0), "pages of its own are not shared");
-        assert_eq!(shared_pages(&[of(64).sharing(1), of(8).sharing(5), of(1000)]), Some(64));
-        assert_eq!(shared_pages(&[of(64).sharing(1), of(22).sharing(3)]), Some(66));
-        assert_eq!(shared_pages(&[of(u32::MAX).sharing(2)]), None);
-    }
-
-    #[test]
-    fn growth_within_a_page_takes_none_and_shrinking_is_refused() {
-        assert_eq!(lacking(Growth { held: 17, target: 32 }, 0, 16, false).unwrap().pages, 0);
-        assert_eq!(
-            lacking(Growth { held: 32, target: 33 }, 0, 16, false),
-            Some(Grant { first: 2, pages: 1 })
-        );
-        assert_eq!(lacking(Growth { held: 2, target: 1 }, 0, 16, false), None);
+    fn components_that_share_retain_what_their_layers_keep_and_may_fill_the_pool() {
+        let full = LayerGroup { kind: LayerKind::FULL, layers: 2, window: 0, parts: 1 };
+        let window = LayerGroup { kind: LayerKind::WINDOW, layers: 5, window: 40, parts: 3 };
+        let state = LayerGroup { kind: LayerKind::STATE, layers: 1, window: 0, parts: 2 };
+        let of = sharing(&[full, window, state], 100).unwrap();
+        let found: Vec<_> = of.iter().map(|of| (of.id.0, of.retains, of.tokens, of.pages)).collect();
+        let expected = [(0, Retains::ALL, 0, 100), (1, Retains::NEWEST, 40, 33), (2, Retains::STATE, 0, 50)];
+        assert_eq!(found, expected);
+        assert_eq!(sharing(&[full, LayerGroup { kind: LayerKind(9), ..state }], 100), None);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use crate::allocator::{Budget, ComponentPool};
+use crate::allocator::{Component, LayerGroup};
 use crate::tier::{Key, Scanned, TierCompletion, TierLimits, TierPage, TierUsage};
 use crate::transfer::{Completion, Memory, Notification, Submission, TransferLimits, Write};
 
@@ -98,10 +98,12 @@ pub struct PoolOpening {
     pub opening: Opening,
     /// Tokens in a page.
     pub page_tokens: u32,
-    /// How many components there are.
-    pub components_count: u32,
-    /// The components.
-    pub components: *const ComponentPool,
+    /// Pages of the pool.
+    pub pages: u32,
+    /// The model's layers.
+    pub groups: *const LayerGroup,
+    /// How many groups there are.
+    pub groups_count: u64,
 }
 
 /// What the host offers; see [`crate::Host`].
@@ -237,8 +239,8 @@ pub struct AllocatorTable {
     pub open: Open<PoolOpening>,
     /// Frees it.
     pub close: Plain<()>,
-    /// See [`PoolAllocator::budgets`](crate::PoolAllocator::budgets).
-    pub budgets: Fetch<Budget>,
+    /// See [`PoolAllocator::components`](crate::PoolAllocator::components).
+    pub components: Fetch<Component>,
     /// See [`PoolAllocator::alloc`](crate::PoolAllocator::alloc).
     pub take: Option<unsafe extern "C" fn(*mut c_void, u32, *mut u32, usize) -> i32>,
     /// See [`PoolAllocator::free`](crate::PoolAllocator::free).

@@ -33,14 +33,11 @@ pub const SHARED: &str = "shared";
 /// them can be listed; of the others, `scan` answers `UNSUPPORTED` with a text that says what to use instead.
 pub const SCAN: &str = "scan";
 
-/// Of an allocator: components with a window, so that pages behind it are given back.
+/// Of an allocator: groups of layers with a window ([`LayerKind::WINDOW`](crate::LayerKind::WINDOW)).
 pub const WINDOW: &str = "window";
 
-/// Of an allocator: [`extend_tail`](crate::PoolAllocator::extend_tail) takes the window's pages only.
-pub const TAIL_EXTEND: &str = "tail_extend";
-
-/// Of an allocator: components may share one pool of pages ([`sharing`](crate::ComponentPool::sharing)). Since 0.1.4.
-pub const SHARED_POOL: &str = "shared_pool";
+/// Of an allocator: groups of layers with a state ([`LayerKind::STATE`](crate::LayerKind::STATE)).
+pub const STATE: &str = "state";
 
 /// Every capability this version of the API knows. Hosts ignore others.
 pub const ALL: &[&str] = &[
@@ -54,6 +51,5 @@ pub const ALL: &[&str] = &[
     SHARED,
     SCAN,
     WINDOW,
-    TAIL_EXTEND,
-    SHARED_POOL,
+    STATE,
 ];

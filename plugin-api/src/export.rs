@@ -99,10 +99,11 @@ macro_rules! export_plugin {
                         name: $crate::abi::RStr<'_>,
                         config: $crate::abi::RStr<'_>,
                         page_tokens: u32,
-                        components: $crate::abi::RSlice<'_, $crate::ComponentPool>,
+                        pages: u32,
+                        groups: $crate::abi::RSlice<'_, $crate::LayerGroup>,
                     ) -> $crate::abi::AbiResult<$crate::abi::AllocatorObject> {
                         $crate::abi::open_guarded_allocator(
-                            $allocator, name, config, page_tokens, components,
+                            $allocator, name, config, page_tokens, pages, groups,
                         )
                     }
                     roles.allocator =

@@ -50,23 +50,20 @@ pub mod services;
 pub mod tier;
 pub mod transfer;
 
-pub use allocator::{Budget, Component, ComponentPool, Grant, Growth, PoolAllocator, PoolOpening, PoolPage};
+pub use allocator::{
+    Component, ComponentId, LayerGroup, LayerKind, PoolAllocator, PoolOpening, PoolPage, Retains,
+};
 pub use error::{Error, ErrorCode, Result};
 pub use services::{Counter, Gauge, Host, Level, WAKES, host};
 pub use tier::{Key, Scanned, StorageTier, TierCompletion, TierLimits, TierPage, TierUsage};
 pub use transfer::{
-    Completion, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, Opening, PeerId,
-    PreparedId, RegionId, Submission, Tag, TransferBackend, TransferLimits, Write,
+    Address, Completion, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, Opening,
+    PeerId, RegionId, Submission, Tag, TransferBackend, TransferLimits, Write,
 };
 
 /// Version of this crate, and so of the ABI.
 ///
-/// - 0.1.0: the transfer role.
-/// - 0.1.1: appended the tier and allocator roles.
-/// - 0.1.2: appended the host's services ([`services`]) and `check_config`.
-/// - 0.1.3: a transfer backend may say which writes are short ([`TransferLimits::short_writes`]).
-/// - 0.1.4: components of an allocator may share one pool of pages ([`ComponentPool::sharing`]).
-/// - 0.1.5: plugins in C and C++ ([`c`]).
+/// - 0.2.0: the first version that is kept. A plugin of 0.1 has to be built again.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// For the export macro only.

@@ -45,7 +45,7 @@ pub struct TierPage {
     /// Its name.
     pub key: Key,
     /// Region of this instance.
-    pub region: u32,
+    pub region: RegionId,
     /// Bytes, at least 1; a get wants exactly as many as were put.
     pub length: u32,
     /// Bytes from the start of the region.
@@ -68,7 +68,7 @@ pub const MISSING: i32 = 0;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
 pub struct TierCompletion {
     /// The batch.
-    pub tag: u64,
+    pub tag: Tag,
     /// Which of its pages, counted from 0.
     pub page: u32,
     /// [`FOUND`], [`STORED`], [`MISSING`], or an error code. A get that ended in a code may have written some bytes.

@@ -16,7 +16,7 @@ use crate::error::Result;
 
 /// A registered piece of memory, named by the backend that registered it. Valid until deregistered.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, StableAbi)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
 pub struct RegionId(pub u32);
 
 /// A connected peer, named by the backend that connected. Never reused within one instance.
@@ -24,14 +24,9 @@ pub struct RegionId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, StableAbi)]
 pub struct PeerId(pub u32);
 
-/// A list of writes prepared once and posted many times. Valid until released or its peer is disconnected.
-#[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, StableAbi)]
-pub struct PreparedId(pub u64);
-
 /// The host's name for one submission: unique among those not yet settled.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
 pub struct Tag(pub u64);
 
 /// Where memory lives. An open set.
@@ -46,12 +41,46 @@ impl MemoryKind {
     pub const VRAM: MemoryKind = MemoryKind(1);
 }
 
+/// Where a piece of memory begins: an address of this process, or of a device. It never crosses to a peer.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
+pub struct Address(pub u64);
+
+impl Address {
+    /// The address that a pointer holds.
+    #[must_use]
+    pub fn of<T: ?Sized>(first: *const T) -> Self {
+        Self(first.cast::<u8>() as usize as u64)
+    }
+
+    /// The address as a pointer of this process; of memory on a device it may not be read.
+    #[must_use]
+    pub const fn pointer(self) -> *mut u8 {
+        self.0 as usize as *mut u8
+    }
+
+    /// The address so many bytes further; `None` beyond the last.
+    #[must_use]
+    pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+        match self.0.checked_add(bytes) {
+            Some(address) => Some(Self(address)),
+            None => None,
+        }
+    }
+}
+
+impl std::fmt::LowerHex for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::LowerHex::fmt(&self.0, f)
+    }
+}
+
 /// Memory offered for registration. The host keeps it mapped until the region is deregistered.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, StableAbi)]
 pub struct Memory {
-    /// First byte, in this process.
-    pub address: u64,
+    /// First byte.
+    pub address: Address,
     /// Bytes.
     pub length: u64,
     /// Where it lives.
@@ -71,9 +100,9 @@ pub struct Memory {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
 pub struct Write {
     /// Region of the submitting instance.
-    pub source_region: u32,
+    pub source_region: RegionId,
     /// Region of the peer, by the id the peer was given.
-    pub target_region: u32,
+    pub target_region: RegionId,
     /// Bytes from the start of the source region.
     pub source_offset: u64,
     /// Bytes from the start of the target region.
@@ -157,27 +186,18 @@ pub struct TransferLimits {
     pub max_writes: u32,
     /// Most submissions accepted and not yet polled as completed. An instance with none of them accepts so many.
     pub max_submissions: u32,
-    /// Zero, but for what [`with_short_writes`](TransferLimits::with_short_writes) puts there.
-    pub reserved: [u64; 6],
+    /// Writes of fewer bytes are so slow that collecting them into longer ones first, by a copy on both sides, takes
+    /// less time; 0 when the backend does not say.
+    pub short_writes: u64,
+    /// Zero.
+    pub reserved: [u64; 5],
 }
 
 impl TransferLimits {
-    /// These limits, saying that writes of less than `bytes` bytes are so slow that collecting them into longer ones
-    /// first, by a copy on both sides, takes less time. Since 0.1.3.
+    /// So many writes in one submission, and so many submissions at once.
     #[must_use]
-    pub const fn with_short_writes(mut self, bytes: u64) -> Self {
-        self.reserved[0] = bytes;
-        self
-    }
-
-    /// Below how many bytes a write is better collected with others into a longer one; `None` when the backend does
-    /// not say. Backends from before 0.1.3 never do.
-    #[must_use]
-    pub const fn short_writes(&self) -> Option<u64> {
-        match self.reserved[0] {
-            0 => None,
-            bytes => Some(bytes),
-        }
+    pub const fn new(max_writes: u32, max_submissions: u32) -> Self {
+        Self { max_writes, max_submissions, short_writes: 0, reserved: [0; 5] }
     }
 }
 
@@ -232,28 +252,12 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// `TIMEOUT` when the fence could not be proven; pages the peer may write must then stay quarantined.
     fn disconnect(&self, peer: PeerId) -> Result<()>;
 
-    /// Checks a list of writes once, for many [`post`](TransferBackend::post)s.
-    ///
-    /// # Errors
-    /// `INVALID_ARGUMENT` for a range outside its region.
-    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId>;
-
-    /// Forgets a prepared list.
-    ///
-    /// # Errors
-    /// `INVALID_ARGUMENT` for an unknown list.
-    fn release(&self, prepared: PreparedId) -> Result<()>;
-
     /// **Hot.** Starts a batch of writes. Returns 0, or a code: `WOULD_BLOCK` when full, and then nothing was started.
     /// Without writes it is the notification alone that travels, for hosts that have something to say to each other;
     /// without either it completes and does nothing.
     ///
     /// An accepted submission ends in exactly one [`Completion`]; a refused one in none.
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32;
-
-    /// **Hot.** Like [`submit`](TransferBackend::submit), for the writes of a prepared list that `indices` names, in
-    /// that order.
-    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32;
 
     /// **Hot.** Moves finished submissions into `completions`; returns how many, or a code. Drives progress.
     fn poll(&self, completions: &mut [Completion]) -> i32;

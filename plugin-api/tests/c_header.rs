@@ -34,7 +34,7 @@ fn layouts() -> Vec<Layout> {
         layout!("host_error", ErrorText { text, room, length }),
         layout!("host_setting", Setting { key, text, integer, number, kind, reserved }),
         layout!("host_opening", Opening { size, name, config, settings, settings_count }),
-        layout!("host_pool_opening", PoolOpening { size, opening, page_tokens, components_count, components }),
+        layout!("host_pool_opening", PoolOpening { size, opening, page_tokens, pages, groups, groups_count }),
         layout!("host_services", Services { size, host, level, log, word, wake }),
         layout!("host_memory", Memory { address, length, kind, device, fd, generation, fd_offset }),
         layout!("host_write", transfer::Write {
@@ -43,7 +43,7 @@ fn layouts() -> Vec<Layout> {
         layout!("host_submission", Submission { peer, notification_length, tag, notification }),
         layout!("host_completion", Completion { tag, bytes, status, reserved }),
         layout!("host_notification", Notification { kind, length, peer_name_length, reserved, payload, peer_name }),
-        layout!("host_transfer_limits", TransferLimits { max_writes, max_submissions, reserved as "short_writes" }),
+        layout!("host_transfer_limits", TransferLimits { max_writes, max_submissions, short_writes, reserved }),
         layout!("host_transfer_role", TransferTable {
             size, open, close, limits, register_memory, deregister_memory, endpoint, connect, disconnect, submit, poll,
             notifications, cancel, settled, event_fd, shutdown
@@ -58,9 +58,9 @@ fn layouts() -> Vec<Layout> {
             size, open, close, limits, register_memory, deregister_memory, exists, get, put, remove, poll, cancel, settled,
             scan, usage, event_fd, shutdown
         }),
-        layout!("host_component_pool", allocator::ComponentPool { component, pages, window, reserved as "parts" }),
-        layout!("host_budget", allocator::Budget { component, total, free, reserved }),
-        layout!("host_allocator_role", AllocatorTable { size, open, close, budgets, take, give }),
+        layout!("host_layer_group", allocator::LayerGroup { kind, layers, window, parts }),
+        layout!("host_component", allocator::Component { id, group, retains, tokens, pages, reserved }),
+        layout!("host_allocator_role", AllocatorTable { size, open, close, components, take, give }),
         layout!("host_plugin", Plugin {
             magic, size, manifest, manifest_end, attach, check_config, transfer, tier, allocator
         }),
@@ -96,8 +96,12 @@ fn numbers() -> Vec<(&'static str, i64)> {
         ("HOST_MISSING", i64::from(tier::MISSING)),
         ("HOST_FOUND", i64::from(tier::FOUND)),
         ("HOST_STORED", i64::from(tier::STORED)),
-        ("HOST_COMPONENT_FULL", i64::from(allocator::Component::FULL.0)),
-        ("HOST_COMPONENT_WINDOW", i64::from(allocator::Component::WINDOW.0)),
+        ("HOST_LAYERS_FULL", i64::from(allocator::LayerKind::FULL.0)),
+        ("HOST_LAYERS_WINDOW", i64::from(allocator::LayerKind::WINDOW.0)),
+        ("HOST_LAYERS_STATE", i64::from(allocator::LayerKind::STATE.0)),
+        ("HOST_RETAINS_ALL", i64::from(allocator::Retains::ALL.0)),
+        ("HOST_RETAINS_NEWEST", i64::from(allocator::Retains::NEWEST.0)),
+        ("HOST_RETAINS_STATE", i64::from(allocator::Retains::STATE.0)),
         ("HOST_SETTING_STRING", i64::from(c::setting::STRING)),
         ("HOST_SETTING_INTEGER", i64::from(c::setting::INTEGER)),
         ("HOST_SETTING_FLOAT", i64::from(c::setting::FLOAT)),

@@ -1,6 +1,5 @@
 /*
- * A fake for tests: an allocator in C with a free list for each pool, and with a defect if its configuration names one.
- * Components that share have one pool, in which each page knows whose it is.
+ * A fake for tests: an allocator in C with one free list, and with a defect if its configuration names one.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -19,37 +18,25 @@ HOST_PLUGIN_MANIFEST(MANIFEST)
 enum { MAX_COMPONENTS = 16, UNUSED = 0xFF };
 
 typedef struct {
+    pthread_mutex_t lock;
+    host_component components[MAX_COMPONENTS];
+    uint32_t count;
+    /* By component: pool pages that a page of it is made of, and those that it may still take. */
+    uint32_t parts[MAX_COMPONENTS];
+    uint64_t left[MAX_COMPONENTS];
     uint32_t pages;
-    /* A stack of those that are free. */
+    /* A stack of the pages that are free. */
     uint32_t *unused;
     uint32_t unused_count;
-    /* By page: which component has it, counted from 0, or UNUSED. */
+    /* By page: the place of the component that has it, or UNUSED. */
     uint8_t *owners;
-} pool;
-
-typedef struct {
-    host_component_pool opened;
-    /* Pool pages that a page is made of. */
-    uint32_t parts;
-    /* Most pool pages, and those that it has. */
-    uint64_t limit;
-    uint64_t taken;
-    pool *pool;
-    pool own;
-} component;
-
-typedef struct {
-    pthread_mutex_t lock;
-    component components[MAX_COMPONENTS];
-    uint32_t count;
-    /* Of those that share. */
-    pool shared;
 
     /* Of defects. */
     char defect[64];
     pthread_t opener;
     uint32_t last;
     bool has_last;
+    uint32_t asked;
 } allocator;
 
 static const host_services *services;
@@ -62,28 +49,33 @@ static const char *const DEFECTS[] = {
     "allocates-on-take",
     "any-component",
     "beyond-the-pool",
-    "budgets-count",
-    "budgets-swapped",
-    "budgets-without-room",
+    "budget-of-none",
+    "budget-too-large",
+    "components-change",
+    "components-count",
+    "components-without-room",
     "crashes",
     "fails-other-threads",
-    "forgets-limits",
-    "forgets-parts",
+    "forgets-budgets",
     "frees-for-others",
     "gives-half",
+    "group-twice",
     "hands-out-shared-twice",
     "hands-out-twice",
     "invalid-when-full",
     "keeps-what-fits",
     "loses-pages",
+    "name-twice",
     "panics",
     "refuses-own",
     "sleeps",
     "splits-pages",
-    "stale-budgets",
+    "state-as-all",
     "take-counts",
     "takes-nothing",
-    "wrong-totals",
+    "takes-unknown-layers",
+    "window-as-all",
+    "window-too-short",
 };
 
 static void allocator_attach(const host_services *given) {
@@ -105,67 +97,16 @@ static int32_t allocator_check(host_text role, const host_opening *opening, host
     return host_fail(error, HOST_CONFIG, "defect is \"%.*s\", which this fake does not have", (int)defect.length, defect.data);
 }
 
-static bool fill(pool *of, uint32_t pages) {
-    of->pages = pages;
-    of->unused_count = pages;
-    /* One more, because an allocation of nothing may be NULL. */
-    of->unused = malloc(((size_t)pages + 1) * sizeof *of->unused);
-    of->owners = malloc((size_t)pages + 1);
-    if (of->unused == NULL || of->owners == NULL) {
-        return false;
-    }
-    for (uint32_t page = 0; page < pages; page++) {
-        /* Low pages are handed out first. */
-        of->unused[page] = pages - 1 - page;
-    }
-    memset(of->owners, UNUSED, pages);
-    return true;
-}
-
-static void empty(pool *of) {
-    free(of->unused);
-    free(of->owners);
-}
-
 static void allocator_close(void *instance) {
     allocator *self = instance;
-    for (uint32_t at = 0; at < self->count; at++) {
-        empty(&self->components[at].own);
-    }
-    empty(&self->shared);
+    free(self->unused);
+    free(self->owners);
     pthread_mutex_destroy(&self->lock);
     free(self);
 }
 
-/* Whether the opening describes pools that can be. */
-static int32_t check_pools(const host_pool_opening *opening, uint64_t *shared, host_error *error) {
-    if (opening->page_tokens == 0) {
-        return host_fail(error, HOST_INVALID_ARGUMENT, "a page must hold at least one token");
-    }
-    if (opening->components_count == 0 || opening->components_count > MAX_COMPONENTS) {
-        return host_fail(
-            error, HOST_INVALID_ARGUMENT, "%u components, 1 to %d are allowed", opening->components_count, MAX_COMPONENTS);
-    }
-    *shared = 0;
-    for (uint32_t at = 0; at < opening->components_count; at++) {
-        const host_component_pool *of = &opening->components[at];
-        const uint64_t pages = (uint64_t)of->parts * of->pages;
-        *shared = pages > *shared ? pages : *shared;
-        for (uint32_t other = 0; other < at; other++) {
-            if (opening->components[other].component == of->component) {
-                return host_fail(error, HOST_INVALID_ARGUMENT, "component %u is there twice", of->component);
-            }
-        }
-    }
-    return *shared <= UINT32_MAX ? 0 : host_fail(error, HOST_INVALID_ARGUMENT, "more pool pages than can be named");
-}
-
 static int32_t allocator_open(const host_pool_opening *opening, void **instance, host_error *error) {
-    int32_t code = allocator_check((host_text){"allocator", 9}, &opening->opening, error);
-    uint64_t shared = 0;
-    if (code == 0) {
-        code = check_pools(opening, &shared, error);
-    }
+    const int32_t code = allocator_check((host_text){"allocator", 9}, &opening->opening, error);
     if (code != 0) {
         return code;
     }
@@ -177,80 +118,84 @@ static int32_t allocator_open(const host_pool_opening *opening, void **instance,
     self->opener = pthread_self();
     const host_text defect = host_string(&opening->opening, "defect");
     memcpy(self->defect, defect.data, defect.length);
-    bool fits = fill(&self->shared, (uint32_t)shared);
-    self->count = opening->components_count;
-    for (uint32_t at = 0; at < self->count; at++) {
-        component *of = &self->components[at];
-        of->opened = opening->components[at];
-        const bool shares = of->opened.parts > 0;
-        of->parts = shares ? of->opened.parts : 1;
-        of->limit = (uint64_t)of->parts * of->opened.pages;
-        of->pool = shares ? &self->shared : &of->own;
-        fits = fits && (shares || fill(&of->own, of->opened.pages));
+    host_pool_opening known = *opening;
+    if (is(self, "takes-unknown-layers")) {
+        known.groups_count = 1;
     }
-    if (!fits) {
+    const int32_t count = host_share_pool(&known, self->components, MAX_COMPONENTS);
+    if (count < 0) {
         allocator_close(self);
-        return host_fail(error, HOST_NO_RESOURCE, "there is no memory for the books of these pools");
+        return host_fail(error, count, "these layers are of a kind that is not known, or there are more than %d groups", MAX_COMPONENTS);
     }
-    host_log(services, HOST_LOG_INFO, "allocator", "%u components, %u pool pages shared", self->count, (uint32_t)shared);
+    self->count = (uint32_t)count;
+    /* What is beside the full layers may have half of the pool, so that a budget is less than what is free. */
+    for (uint32_t at = 1; at < self->count; at++) {
+        self->components[at].pages = (self->components[at].pages + 1) / 2;
+    }
+    for (uint32_t at = 0; at < self->count; at++) {
+        self->parts[at] = opening->groups[self->components[at].group].parts;
+        self->left[at] = (uint64_t)self->components[at].pages * self->parts[at];
+    }
+    self->pages = opening->pages;
+    /* One more, because an allocation of nothing may be NULL. */
+    self->unused = calloc((size_t)self->pages + 1, sizeof *self->unused);
+    self->owners = malloc((size_t)self->pages + 1);
+    if (self->unused == NULL || self->owners == NULL) {
+        allocator_close(self);
+        return host_fail(error, HOST_NO_RESOURCE, "there is no memory for the books of %u pages", opening->pages);
+    }
+    self->unused_count = self->pages;
+    for (uint32_t page = 0; page < self->pages; page++) {
+        /* Low pages are handed out first. */
+        self->unused[page] = self->pages - 1 - page;
+    }
+    memset(self->owners, UNUSED, (size_t)self->pages + 1);
+    host_log(services, HOST_LOG_DEBUG, "allocator", "%u components, %u pages", self->count, self->pages);
     *instance = self;
     return 0;
 }
 
-/* The component of this name, or NULL. */
-static component *find(allocator *self, uint32_t name) {
-    for (uint32_t at = 0; at < self->count; at++) {
-        if (self->components[at].opened.component == name) {
-            return &self->components[at];
-        }
-    }
-    return is(self, "any-component") ? &self->components[0] : NULL;
-}
-
-static bool shares(const component *of) {
-    return of->opened.parts > 0;
-}
-
-/* Pool pages that the component may still take. */
-static uint64_t left(const allocator *self, const component *of) {
-    const uint64_t by_limit = is(self, "forgets-limits") ? UINT64_MAX : of->limit - of->taken;
-    return by_limit < of->pool->unused_count ? by_limit : of->pool->unused_count;
-}
-
-static int32_t allocator_budgets(void *instance, host_budget *budgets, size_t room) {
+static int32_t allocator_components(void *instance, host_component *components, size_t room) {
     allocator *self = instance;
-    pthread_mutex_lock(&self->lock);
-    int32_t answer = (int32_t)self->count;
-    if (room < self->count && !is(self, "budgets-without-room")) {
-        answer = HOST_INVALID_ARGUMENT;
-    } else {
-        for (uint32_t at = 0; at < self->count; at++) {
-            const component *of = &self->components[at];
-            budgets[at] = (host_budget){
-                .component = self->components[is(self, "budgets-swapped") ? self->count - 1 - at : at].opened.component,
-                .total = of->opened.pages - is(self, "wrong-totals"),
-                .free = (uint32_t)(left(self, of) / (is(self, "forgets-parts") ? 1 : of->parts)),
-            };
-            if (is(self, "stale-budgets")) {
-                budgets[at].free = of->opened.pages;
-            }
-        }
-        answer += is(self, "budgets-count");
+    if (room < self->count && !is(self, "components-without-room")) {
+        return HOST_INVALID_ARGUMENT;
     }
-    pthread_mutex_unlock(&self->lock);
-    return answer;
+    memcpy(components, self->components, self->count * sizeof *components);
+    self->asked++;
+    for (uint32_t at = 0; at < self->count; at++) {
+        host_component *of = &components[at];
+        of->group = is(self, "group-twice") ? 0 : of->group;
+        of->id = is(self, "name-twice") ? 0 : of->id;
+        of->tokens /= is(self, "window-too-short") ? 2 : 1;
+        if ((is(self, "window-as-all") && of->retains == HOST_RETAINS_NEWEST) ||
+            (is(self, "state-as-all") && of->retains == HOST_RETAINS_STATE)) {
+            of->retains = HOST_RETAINS_ALL;
+        }
+    }
+    components[0].pages += is(self, "budget-too-large");
+    components[0].pages -= is(self, "components-change") && self->asked > 2;
+    components[0].pages = is(self, "budget-of-none") ? 0 : components[0].pages;
+    return (int32_t)self->count + is(self, "components-count");
+}
+
+/* The place of this component, or `count`. */
+static uint32_t find(const allocator *self, uint32_t component) {
+    uint32_t at = 0;
+    while (at < self->count && self->components[at].id != component) {
+        at++;
+    }
+    return at == self->count && is(self, "any-component") ? 0 : at;
 }
 
 /* Defects of an answer that would have been right. */
-static void spoil(allocator *self, const component *of, uint32_t *pages, size_t count) {
-    const bool is_full = of->opened.component == HOST_COMPONENT_FULL;
-    if (is(self, "hands-out-twice") && !shares(of) && is_full && count > 20) {
+static void spoil(allocator *self, uint32_t of, uint32_t *pages, size_t count) {
+    if (is(self, "hands-out-twice") && self->count == 1 && count > 20) {
         self->last = self->has_last ? self->last : pages[1];
         self->has_last = true;
         pages[0] = self->last;
     }
-    if (is(self, "hands-out-shared-twice") && shares(of) && count > 0) {
-        if (is_full) {
+    if (is(self, "hands-out-shared-twice") && self->count > 1 && count > 0) {
+        if (of == 0) {
             self->last = pages[0];
             self->has_last = true;
         } else if (self->has_last && count > 3) {
@@ -258,36 +203,73 @@ static void spoil(allocator *self, const component *of, uint32_t *pages, size_t 
         }
     }
     if (is(self, "beyond-the-pool") && count > 20) {
-        pages[0] = of->pool->pages;
+        pages[0] = self->pages;
     }
     if (is(self, "takes-nothing")) {
         memset(pages, 0, count * sizeof *pages);
     }
 }
 
-static int32_t take_some(allocator *self, component *of, uint32_t *pages, size_t count) {
-    if (count % of->parts != 0 && !is(self, "splits-pages")) {
+static int32_t take_some(allocator *self, uint32_t of, uint32_t *pages, size_t count) {
+    if (count % self->parts[of] != 0 && !is(self, "splits-pages")) {
         return HOST_INVALID_ARGUMENT;
     }
-    const bool fits = count <= left(self, of);
+    const uint64_t by_budget = is(self, "forgets-budgets") ? UINT64_MAX : self->left[of];
+    const uint64_t left = by_budget < self->unused_count ? by_budget : self->unused_count;
+    const bool fits = count <= left;
     if (!fits && is(self, "invalid-when-full")) {
         return HOST_INVALID_ARGUMENT;
     }
     if (!fits && is(self, "keeps-what-fits")) {
-        count = (size_t)left(self, of);
+        count = (size_t)left;
     } else if (!fits) {
         return HOST_WOULD_BLOCK;
     }
     for (size_t at = 0; at < count; at++) {
-        pages[at] = of->pool->unused[--of->pool->unused_count];
-        of->pool->owners[pages[at]] = (uint8_t)(of - self->components);
+        pages[at] = self->unused[--self->unused_count];
+        self->owners[pages[at]] = (uint8_t)of;
     }
-    of->taken += count;
+    self->left[of] -= count;
     spoil(self, of, pages, count);
     return !fits ? HOST_WOULD_BLOCK : is(self, "take-counts") ? (int32_t)count : 0;
 }
 
-static int32_t allocator_take(void *instance, uint32_t name, uint32_t *pages, size_t count) {
+/* Whether the component has this page, so that it can be given back. */
+static bool has(const allocator *self, uint32_t of, uint32_t page) {
+    if (page >= self->pages) {
+        return false;
+    }
+    const uint8_t owner = self->owners[page];
+    return owner == of || (is(self, "frees-for-others") && owner != UNUSED);
+}
+
+static int32_t give_some(allocator *self, uint32_t of, const uint32_t *pages, size_t count) {
+    if (is(self, "refuses-own") && count > 30) {
+        return HOST_INVALID_ARGUMENT;
+    }
+    /* Marked one by one, which finds a page that is named twice. Undone when one cannot be given. */
+    for (size_t at = 0; at < count; at++) {
+        if (!has(self, of, pages[at])) {
+            if (is(self, "gives-half")) {
+                count = at;
+                break;
+            }
+            for (size_t earlier = 0; earlier < at; earlier++) {
+                self->owners[pages[earlier]] = (uint8_t)of;
+            }
+            return is(self, "accepts-double-free") ? 0 : HOST_INVALID_ARGUMENT;
+        }
+        self->owners[pages[at]] = UNUSED;
+    }
+    const size_t kept = is(self, "loses-pages") && count > 30;
+    for (size_t at = 0; at + kept < count; at++) {
+        self->unused[self->unused_count++] = pages[at];
+    }
+    self->left[of] += count;
+    return 0;
+}
+
+static int32_t allocator_take(void *instance, uint32_t component, uint32_t *pages, size_t count) {
     allocator *self = instance;
     if (is(self, "allocates-on-take")) {
         void *volatile memory = malloc(count + 1);
@@ -300,62 +282,25 @@ static int32_t allocator_take(void *instance, uint32_t name, uint32_t *pages, si
         return HOST_WOULD_BLOCK;
     }
     pthread_mutex_lock(&self->lock);
-    component *of = find(self, name);
-    if (of == NULL && is(self, "crashes")) {
+    const uint32_t of = find(self, component);
+    if (of == self->count && is(self, "crashes")) {
         abort();
     }
-    int32_t code = is(self, "panics") ? HOST_PANICKED : HOST_INVALID_ARGUMENT;
-    if (of != NULL) {
-        code = take_some(self, of, pages, count);
-    }
+    const int32_t unknown = is(self, "panics") ? HOST_PANICKED : HOST_INVALID_ARGUMENT;
+    const int32_t code = of == self->count ? unknown : take_some(self, of, pages, count);
     pthread_mutex_unlock(&self->lock);
     return code;
 }
 
-/* Whether the component has this page, so that it can be given back. */
-static bool has(const allocator *self, const component *of, uint32_t page) {
-    if (page >= of->pool->pages) {
-        return false;
-    }
-    const uint8_t owner = of->pool->owners[page];
-    return owner == (uint8_t)(of - self->components) || (is(self, "frees-for-others") && owner != UNUSED);
-}
-
-static int32_t give_some(allocator *self, component *of, const uint32_t *pages, size_t count) {
-    if (is(self, "refuses-own") && count > 30) {
-        return HOST_INVALID_ARGUMENT;
-    }
-    /* Marked one by one, which finds a page that is named twice; undone when one of them is not the component's. */
-    for (size_t at = 0; at < count; at++) {
-        if (!has(self, of, pages[at])) {
-            if (is(self, "gives-half")) {
-                count = at;
-                break;
-            }
-            for (size_t earlier = 0; earlier < at; earlier++) {
-                of->pool->owners[pages[earlier]] = (uint8_t)(of - self->components);
-            }
-            return is(self, "accepts-double-free") ? 0 : HOST_INVALID_ARGUMENT;
-        }
-        of->pool->owners[pages[at]] = UNUSED;
-    }
-    const size_t kept = is(self, "loses-pages") && !shares(of) && count > 30;
-    for (size_t at = 0; at + kept < count; at++) {
-        of->pool->unused[of->pool->unused_count++] = pages[at];
-    }
-    of->taken -= count;
-    return 0;
-}
-
-static int32_t allocator_give(void *instance, uint32_t name, const uint32_t *pages, size_t count) {
+static int32_t allocator_give(void *instance, uint32_t component, const uint32_t *pages, size_t count) {
     allocator *self = instance;
     if (is(self, "allocates-on-give")) {
         void *volatile memory = malloc(count + 1);
         free(memory);
     }
     pthread_mutex_lock(&self->lock);
-    component *of = find(self, name);
-    const int32_t code = of == NULL ? HOST_INVALID_ARGUMENT : give_some(self, of, pages, count);
+    const uint32_t of = find(self, component);
+    const int32_t code = of == self->count ? HOST_INVALID_ARGUMENT : give_some(self, of, pages, count);
     pthread_mutex_unlock(&self->lock);
     return code;
 }
@@ -364,7 +309,7 @@ static const host_allocator_role role = {
     .size = sizeof role,
     .open = allocator_open,
     .close = allocator_close,
-    .budgets = allocator_budgets,
+    .components = allocator_components,
     .take = allocator_take,
     .give = allocator_give,
 };

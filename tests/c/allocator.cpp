@@ -1,6 +1,5 @@
-// A fake for tests: an allocator in C++ with a free list for each component, which throws where its configuration says.
+// A fake for tests: an allocator in C++ with one free list, which throws where its configuration says.
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "host_plugin.hpp"
@@ -14,109 +13,106 @@ HOST_PLUGIN_MANIFEST(MANIFEST)
 
 namespace {
 
-constexpr uint32_t MAX_COMPONENTS = 16;
+constexpr size_t MAX_COMPONENTS = 16;
+constexpr uint8_t UNUSED = 0xFF;
 
 class ListAllocator final : public host::Allocator {
 public:
     explicit ListAllocator(const host_pool_opening &opening) : throwing_(host::Opening(opening.opening)) {
         throwing_.at("open");
-        if (opening.page_tokens == 0) {
-            throw host::Error(HOST_INVALID_ARGUMENT, "a page must hold at least one token");
+        host_component components[MAX_COMPONENTS];
+        const int32_t count = host_share_pool(&opening, components, MAX_COMPONENTS);
+        if (count < 0) {
+            throw host::Error(count, "these layers are of a kind that is not known, or there are too many groups");
         }
-        if (opening.components_count == 0 || opening.components_count > MAX_COMPONENTS) {
-            throw host::Error(
-                HOST_INVALID_ARGUMENT,
-                std::to_string(opening.components_count) + " components, 1 to " + std::to_string(MAX_COMPONENTS) + " are allowed");
+        for (int32_t at = 0; at < count; at++) {
+            const uint32_t parts = opening.groups[components[at].group].parts;
+            accounts_.push_back({components[at], parts, uint64_t{components[at].pages} * parts});
         }
-        for (uint32_t at = 0; at < opening.components_count; at++) {
-            const host_component_pool &of = opening.components[at];
-            if (of.parts != 0) {
-                throw host::Error(HOST_UNSUPPORTED, "components do not share here: its manifest does not say shared_pool");
-            }
-            if (find(of.component) != nullptr) {
-                throw host::Error(HOST_INVALID_ARGUMENT, "component " + std::to_string(of.component) + " is there twice");
-            }
-            pools_.emplace_back(of);
+        owners_.resize(opening.pages, UNUSED);
+        unused_.resize(opening.pages);
+        // Low pages are handed out first.
+        for (uint32_t page = 0; page < opening.pages; page++) {
+            unused_[page] = opening.pages - 1 - page;
         }
     }
 
-    int32_t budgets(host_budget *budgets, size_t room) override {
-        throwing_.at("budgets");
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (room < pools_.size()) {
+    int32_t components(host_component *components, size_t room) override {
+        throwing_.at("components");
+        if (room < accounts_.size()) {
             return HOST_INVALID_ARGUMENT;
         }
-        for (const Pool &pool : pools_) {
-            *budgets++ = {pool.of.component, pool.of.pages, static_cast<uint32_t>(pool.unused.size()), 0};
+        for (const Account &account : accounts_) {
+            *components++ = account.of;
         }
-        return static_cast<int32_t>(pools_.size());
+        return static_cast<int32_t>(accounts_.size());
     }
 
     int32_t take(uint32_t component, uint32_t *pages, size_t count) override {
         throwing_.at("take");
         const std::lock_guard<std::mutex> lock(mutex_);
-        Pool *pool = find(component);
-        if (pool == nullptr) {
+        const size_t of = find(component);
+        if (of == accounts_.size() || count % accounts_[of].parts != 0) {
             return HOST_INVALID_ARGUMENT;
         }
-        if (pool->unused.size() < count) {
+        if (count > unused_.size() || count > accounts_[of].left) {
             return HOST_WOULD_BLOCK;
         }
         for (size_t at = 0; at < count; at++) {
-            pages[at] = pool->unused.back();
-            pool->unused.pop_back();
-            pool->is_taken[pages[at]] = 1;
+            pages[at] = unused_.back();
+            unused_.pop_back();
+            owners_[pages[at]] = static_cast<uint8_t>(of);
         }
+        accounts_[of].left -= count;
         return 0;
     }
 
     int32_t give(uint32_t component, const uint32_t *pages, size_t count) override {
         throwing_.at("give");
         const std::lock_guard<std::mutex> lock(mutex_);
-        Pool *pool = find(component);
-        if (pool == nullptr) {
+        const size_t of = find(component);
+        if (of == accounts_.size()) {
             return HOST_INVALID_ARGUMENT;
         }
-        // Marked one by one, which finds a page that is named twice; undone when one of them was not taken.
+        // Marked one by one, which finds a page that is named twice; undone when one of them is not the component's.
         for (size_t at = 0; at < count; at++) {
-            if (pages[at] >= pool->of.pages || pool->is_taken[pages[at]] == 0) {
+            if (pages[at] >= owners_.size() || owners_[pages[at]] != of) {
                 while (at > 0) {
-                    pool->is_taken[pages[--at]] = 1;
+                    owners_[pages[--at]] = static_cast<uint8_t>(of);
                 }
                 return HOST_INVALID_ARGUMENT;
             }
-            pool->is_taken[pages[at]] = 0;
+            owners_[pages[at]] = UNUSED;
         }
         // There is room for all pages since it was opened.
-        pool->unused.insert(pool->unused.end(), pages, pages + count);
+        unused_.insert(unused_.end(), pages, pages + count);
+        accounts_[of].left += count;
         return 0;
     }
 
 private:
-    struct Pool {
-        explicit Pool(const host_component_pool &opened) : of(opened), unused(opened.pages), is_taken(opened.pages) {
-            // Low pages are handed out first.
-            for (uint32_t page = 0; page < opened.pages; page++) {
-                unused[page] = opened.pages - 1 - page;
-            }
-        }
-        host_component_pool of;
-        std::vector<uint32_t> unused;
-        std::vector<uint8_t> is_taken;
+    struct Account {
+        host_component of;
+        // Pool pages that a page of it is made of, and those that it may still take.
+        uint32_t parts;
+        uint64_t left;
     };
 
-    Pool *find(uint32_t component) {
-        for (Pool &pool : pools_) {
-            if (pool.of.component == component) {
-                return &pool;
-            }
+    // The place of this component, or how many there are.
+    size_t find(uint32_t component) const {
+        size_t at = 0;
+        while (at < accounts_.size() && accounts_[at].of.id != component) {
+            at++;
         }
-        return nullptr;
+        return at;
     }
 
     Throwing throwing_;
     std::mutex mutex_;
-    std::vector<Pool> pools_;
+    std::vector<Account> accounts_;
+    std::vector<uint32_t> unused_;
+    // By page: the place of the component that has it, or UNUSED.
+    std::vector<uint8_t> owners_;
 };
 
 } // namespace

@@ -136,12 +136,12 @@ static int32_t tier_poll(void *instance, host_tier_completion *completions, size
     return 0;
 }
 
-static int32_t pool_budgets(void *instance, host_budget *budgets, size_t room) {
+static int32_t pool_components(void *instance, host_component *components, size_t room) {
     (void)instance;
     if (room < 1) {
         return HOST_INVALID_ARGUMENT;
     }
-    budgets[0] = (host_budget){.component = HOST_COMPONENT_FULL, .total = 4096, .free = 4096};
+    components[0] = (host_component){.pages = 4096};
     return 1;
 }
 
@@ -202,7 +202,7 @@ static const host_allocator_role allocator = {
     .size = sizeof allocator,
     .open = pool_open,
     .close = sums_close,
-    .budgets = pool_budgets,
+    .components = pool_components,
     .take = pool_take,
     .give = pool_give,
 };

@@ -4,6 +4,7 @@
 //! a machine may share a folder.
 
 use std::fs::DirBuilder;
+use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -48,9 +49,14 @@ pub fn open(opening: &Opening) -> Result<Tier<Sqlite>> {
         ..Limits::default()
     };
     let read_only = table.get("read_only").and_then(toml::Value::as_bool).unwrap_or(false);
-    if !read_only && !folder.exists() {
-        let made = DirBuilder::new().mode(0o700).create(&folder);
-        made.map_err(|error| Error::new(ErrorCode::IO, format!("{}: {error}", folder.display())))?;
+    if !read_only {
+        // Several workers open one store at once.
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(Error::new(ErrorCode::IO, format!("{}: {error}", folder.display())));
+            }
+            _ => {}
+        }
     }
     let size_limit = number("size_limit_mib", 10240, 2 << 20)? << 20;
     let store = Sqlite { file: folder.join("pages.sqlite"), size_limit, read_only, idle: Mutex::default() };

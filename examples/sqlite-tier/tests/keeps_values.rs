@@ -1,7 +1,7 @@
 //! Values in and out, and after the database was opened anew. `host plugins test` asks for much more.
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
-use host_plugin_api::{Key, Memory, MemoryKind, Opening, StorageTier, Tag, TierCompletion, TierPage};
+use host_plugin_api::{Address, Key, Memory, MemoryKind, Opening, StorageTier, Tag, TierCompletion, TierPage};
 use host_sqlite_tier::open;
 
 fn opening(folder: &std::path::Path) -> Opening {
@@ -10,7 +10,7 @@ fn opening(folder: &std::path::Path) -> Opening {
 
 fn memory(bytes: &mut [u8]) -> Memory {
     Memory {
-        address: bytes.as_mut_ptr() as u64,
+        address: Address::of(bytes.as_mut_ptr()),
         length: bytes.len() as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -36,13 +36,13 @@ fn a_value_is_there_after_the_database_was_opened_anew() {
     let key = Key([7; 32]);
     {
         let tier = open(&opening(folder.path())).unwrap();
-        let region = tier.register(&memory(&mut bytes)).unwrap().0;
+        let region = tier.register(&memory(&mut bytes)).unwrap();
         assert_eq!(tier.put(Tag(1), &[TierPage { key, region, length: 7, offset: 0 }]), 0);
         assert_eq!(ended(&tier), STORED);
         tier.shutdown(10_000).unwrap();
     }
     let tier = open(&opening(folder.path())).unwrap();
-    let region = tier.register(&memory(&mut bytes)).unwrap().0;
+    let region = tier.register(&memory(&mut bytes)).unwrap();
     assert_eq!(tier.get(Tag(2), &[TierPage { key, region, length: 7, offset: 8 }]), 0);
     assert_eq!(ended(&tier), FOUND);
     assert_eq!(tier.delete(Tag(3), &[key]), 0);
@@ -58,7 +58,7 @@ fn a_full_database_refuses_a_value() {
     let folder = tempfile::tempdir().unwrap();
     let tier = open(&opening(folder.path())).unwrap();
     let mut bytes = vec![1; 2 << 20];
-    let region = tier.register(&memory(&mut bytes)).unwrap().0;
+    let region = tier.register(&memory(&mut bytes)).unwrap();
     let page = TierPage { key: Key([1; 32]), region, length: 2 << 20, offset: 0 };
     assert_eq!(tier.put(Tag(1), &[page]), 0);
     assert_eq!(ended(&tier), host_plugin_api::ErrorCode::NO_RESOURCE.0);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use host_memory::SharedMemory;
 use host_plugin_api::{
-    Component, ComponentPool, Memory, MemoryKind, Opening, PoolAllocator, PoolOpening, StorageTier,
+    Address, LayerGroup, LayerKind, Memory, MemoryKind, Opening, PoolAllocator, PoolOpening, StorageTier,
     TransferBackend,
 };
 use host_plugins::{PluginError, open_allocator, open_tier, open_transfer};
@@ -40,7 +40,7 @@ impl Instance {
             Err(error) => return Some(Err(error.to_string())),
         };
         let offered = Memory {
-            address: memory.address().as_ptr() as u64,
+            address: Address::of(memory.address().as_ptr()),
             length: memory.bytes() as u64,
             kind: MemoryKind::DRAM,
             device: 0,
@@ -104,7 +104,7 @@ impl Subject {
             let opened = match role.kind.as_str() {
                 "transfer" => self.transfer(name).map(Instance::Transfer),
                 "tier" => self.tier(name).map(Instance::Tier),
-                "allocator" => self.allocator(&pools(64, 64)).map(Instance::Allocator),
+                "allocator" => self.allocator(&full_pool(64)).map(Instance::Allocator),
                 _ => continue,
             };
             match opened {
@@ -126,13 +126,18 @@ impl Subject {
     }
 }
 
-/// A full pool and a pool with a window of 40 tokens, pages of 16 tokens.
-pub(super) fn pools(full: u32, window: u32) -> PoolOpening {
-    let pool = |component, pages, window| ComponentPool { component, pages, window, reserved: 0 };
+/// A pool of so many pages of 16 tokens, for a model with these groups of layers.
+pub(super) fn pool(pages: u32, groups: &[LayerGroup]) -> PoolOpening {
     PoolOpening {
         name: "conformance".to_owned(),
         config: String::new(),
         page_tokens: 16,
-        components: vec![pool(Component::FULL, full, 0), pool(Component::WINDOW, window, 40)],
+        pages,
+        groups: groups.to_vec(),
     }
+}
+
+/// The pool of a model whose layers all attend to every token.
+pub(super) fn full_pool(pages: u32) -> PoolOpening {
+    pool(pages, &[LayerGroup { kind: LayerKind::FULL, layers: 2, window: 0, parts: 1 }])
 }

@@ -7,7 +7,6 @@
 
 mod allocations;
 mod allocator;
-mod allocator_shared;
 mod any_plugin;
 mod bytes;
 mod child;
@@ -150,7 +149,6 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         refusals::CASES,
         promises::CASES,
         allocator::CASES,
-        allocator_shared::CASES,
     ];
     all.into_iter().flatten()
 }

@@ -3,7 +3,7 @@
 use host_plugin_api::{ErrorCode, Opening, PoolOpening};
 use host_plugins::{PluginError, load_root, open_allocator, open_tier, open_transfer};
 
-use super::instance::{Instance, pools};
+use super::instance::{Instance, full_pool};
 use super::observe::threads;
 use super::{Case, Outcome, Stop, Subject, ensure};
 
@@ -87,7 +87,7 @@ fn unknown_key(subject: &Subject) -> Outcome {
     }
     for config in wrong {
         let opening = Opening { name: "config".to_owned(), config: config.clone() };
-        let pool = PoolOpening { config: config.clone(), ..pools(4, 4) };
+        let pool = PoolOpening { config: config.clone(), ..full_pool(4) };
         for role in &subject.manifest().roles {
             let opened = match role.kind.as_str() {
                 "transfer" => open_transfer(&subject.entry, &opening).map(drop),
@@ -113,7 +113,7 @@ fn garbage(subject: &Subject) -> Outcome {
             let refused = match role {
                 "transfer" => root.open_transfer(&opening).err(),
                 "tier" => root.open_tier(&opening).err(),
-                _ => root.open_allocator(&PoolOpening { config: garbage.to_owned(), ..pools(4, 4) }).err(),
+                _ => root.open_allocator(&PoolOpening { config: garbage.to_owned(), ..full_pool(4) }).err(),
             };
             if let Some(error) = refused {
                 ensure!(

@@ -76,7 +76,7 @@ fn peer_restart(subject: &Subject) -> Outcome {
     let mut late = pair.submission(3);
     late.peer = old_peer;
     let mut write = pair.write(0, 0, 64);
-    write.target_region = old_region.0;
+    write.target_region = old_region;
     if pair.sender.submit(&late, &[write]) == 0 {
         let done = pair.completion()?;
         ensure!(
@@ -152,9 +152,8 @@ mod tests {
         (can::ARRIVAL_NOTIFICATION, "transfer-capabilities"),
         (can::SETTLED, "tier-cancel"),
         (can::SCAN, "tier-scan"),
-        (can::WINDOW, "allocator-grants"),
-        (can::TAIL_EXTEND, "allocator-grants"),
-        (can::SHARED_POOL, "allocator-shared-grants"),
+        (can::WINDOW, "allocator-window"),
+        (can::STATE, "allocator-state"),
     ];
 
     #[test]

@@ -2,8 +2,8 @@
 
 use host_plugin_api::tier::{MISSING, STORED};
 use host_plugin_api::{
-    ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, PeerId, PreparedId, RegionId, Submission, Tag,
-    TierCompletion, TierPage, Write,
+    Address, ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, PeerId, RegionId, Submission, Tag,
+    TierCompletion, TierPage,
 };
 
 use super::instance::DEADLINE_MS;
@@ -48,7 +48,7 @@ fn code<T>(result: host_plugin_api::Result<T>) -> i32 {
 /// Memory of a kind that nothing has.
 fn strange_memory() -> Memory {
     Memory {
-        address: 4096,
+        address: Address(4096),
         length: 4096,
         kind: MemoryKind(77),
         device: u32::MAX,
@@ -91,11 +91,8 @@ fn transfer(subject: &Subject) -> Outcome {
         ("connect to an endpoint of other bytes", code(pair.sender.connect("nobody", &[0xA5; 200]))),
         ("connect to half of an endpoint", code(pair.sender.connect("nobody", cut))),
         ("disconnect of an unknown peer", code(pair.sender.disconnect(PeerId(4_000_000_000)))),
-        ("prepare for an unknown peer", code(pair.sender.prepare(PeerId(4_000_000_000), &write))),
-        ("release of an unknown list", code(pair.sender.release(PreparedId(u64::MAX)))),
         ("submit to an unknown peer", pair.sender.submit(&unknown, &write)),
         ("submit with a notification that is too long", pair.sender.submit(&long, &write)),
-        ("post of an unknown list", pair.sender.post(&pair.submission(3), PreparedId(u64::MAX), &[0])),
         ("cancel of an unknown tag", pair.sender.cancel(Tag(12_345))),
     ])?;
     // Neither a write nor a word: it completes and does nothing.
@@ -107,7 +104,6 @@ fn transfer(subject: &Subject) -> Outcome {
         "cancel of a submission that has completed answers {}, it should be an error",
         pair.sender.cancel(Tag(4))
     );
-    lists(&pair, &write)?;
     let mut one = [NO_COMPLETION];
     ensure!(pair.sender.poll(&mut one) == 0, "a submission that was refused completed: {:?}", one[0]);
     pair.sender.disconnect(pair.peer).map_err(|error| format!("disconnect answered {error}"))?;
@@ -116,28 +112,9 @@ fn transfer(subject: &Subject) -> Outcome {
     refused(&[("a second deregister of a region", code(pair.receiver.deregister(pair.to)))])
 }
 
-/// Prepared lists end with their release, and name nothing beyond themselves.
-fn lists(pair: &Pair, write: &[Write]) -> Outcome {
-    let list = match pair.sender.prepare(pair.peer, write) {
-        Err(error) if error.code == ErrorCode::UNSUPPORTED => return Ok(()),
-        list => list.map_err(|error| format!("prepare answered {error}"))?,
-    };
-    let outside = [Write { source_offset: u64::MAX - 8, ..write[0] }];
-    refused(&[
-        ("prepare of a write from outside of its region", code(pair.sender.prepare(pair.peer, &outside))),
-        ("post of an index beyond the list", pair.sender.post(&pair.submission(5), list, &[1])),
-    ])?;
-    pair.sender.release(list).map_err(|error| format!("release answered {error}"))?;
-    refused(&[
-        ("post of a released list", pair.sender.post(&pair.submission(6), list, &[0])),
-        ("a second release", code(pair.sender.release(list))),
-    ])
-}
-
 fn transfer_closed(subject: &Subject) -> Outcome {
     let pair = Pair::open(subject)?;
     let endpoint = pair.receiver.endpoint().map_err(|error| format!("endpoint answered {error}"))?;
-    let write = [pair.write(0, 0, 64)];
     pair.sender.shutdown(DEADLINE_MS).map_err(|error| format!("shutdown answered {error}"))?;
     let memory = Memory { kind: MemoryKind::DRAM, ..strange_memory() };
     closed(&[
@@ -145,12 +122,6 @@ fn transfer_closed(subject: &Subject) -> Outcome {
         ("deregister", code(pair.sender.deregister(pair.from))),
         ("connect", code(pair.sender.connect("receiver", &endpoint))),
         ("disconnect", code(pair.sender.disconnect(pair.peer))),
-        ("prepare", or_unsupported(code(pair.sender.prepare(pair.peer, &write)), ErrorCode::CLOSED)),
-        ("release", or_unsupported(code(pair.sender.release(PreparedId(1))), ErrorCode::CLOSED)),
-        (
-            "post",
-            or_unsupported(pair.sender.post(&pair.submission(1), PreparedId(1), &[0]), ErrorCode::CLOSED),
-        ),
         ("notifications", pair.sender.notifications(&mut [no_notification()])),
         ("cancel", pair.sender.cancel(Tag(1))),
         ("settled", pair.sender.settled(Tag(1))),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{
-    ErrorCode, Key, Memory, MemoryKind, RegionId, Tag, TierCompletion, TierPage, capability,
+    Address, ErrorCode, Key, Memory, MemoryKind, RegionId, Tag, TierCompletion, TierPage, capability,
 };
 
 use super::bytes::{read_at, write_at};
@@ -67,7 +67,7 @@ fn completions(subject: &Subject) -> Outcome {
         let mut done = [TierCompletion::default(); 32];
         let count = world.tier.poll(&mut done);
         for completion in &done[..usize::try_from(count).unwrap_or(0)] {
-            *seen.entry((completion.tag, completion.page)).or_insert(0) += 1;
+            *seen.entry((completion.tag.0, completion.page)).or_insert(0) += 1;
         }
         ((count < 0 || seen.len() >= expected).then_some(()), seen.len())
     };
@@ -142,7 +142,7 @@ fn bounds(subject: &Subject) -> Outcome {
         ("beyond its region", TierPage { offset: BYTES as u64 - 1, ..good }),
         ("past the end of all numbers", TierPage { offset: u64::MAX - 8, ..good }),
         ("of no bytes", TierPage { length: 0, ..good }),
-        ("of an unknown region", TierPage { region: 999_999, ..good }),
+        ("of an unknown region", TierPage { region: RegionId(999_999), ..good }),
     ];
     for (number, (what, page)) in cases.into_iter().enumerate() {
         for (call, code) in [
@@ -233,9 +233,10 @@ fn threads(subject: &Subject) -> Outcome {
 
 fn panics(subject: &Subject) -> Outcome {
     let tier = subject.tier("panics")?;
-    let page = TierPage { key: Key([0xFF; 32]), region: u32::MAX, length: u32::MAX, offset: u64::MAX };
+    let page =
+        TierPage { key: Key([0xFF; 32]), region: RegionId(u32::MAX), length: u32::MAX, offset: u64::MAX };
     let memory = Memory {
-        address: u64::MAX,
+        address: Address(u64::MAX),
         length: u64::MAX,
         kind: MemoryKind(77),
         device: u32::MAX,

@@ -178,8 +178,9 @@ fn all_end(world: &World, batches: &BTreeSet<u64>, after: &str) -> Outcome {
         ensure!(answer == Some(1), "after {after} poll with room for one answered {answer:?}");
         let TierCompletion { tag, page, .. } = one[0];
         ensure!(
-            left.remove(&(tag, page)),
-            "after {after} page {page} of batch {tag} ended twice, or was not asked for"
+            left.remove(&(tag.0, page)),
+            "after {after} page {page} of batch {} ended twice, or was not asked for",
+            tag.0
         );
     }
     Ok(())

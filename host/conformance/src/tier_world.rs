@@ -7,7 +7,7 @@ use std::sync::Arc;
 use host_memory::SharedMemory;
 use host_plugin_api::tier::STORED;
 use host_plugin_api::{
-    ErrorCode, Key, Memory, MemoryKind, RegionId, StorageTier, Tag, TierCompletion, TierPage,
+    Address, ErrorCode, Key, Memory, MemoryKind, RegionId, StorageTier, Tag, TierCompletion, TierPage,
 };
 
 use super::bytes::{read_at, write_at};
@@ -22,7 +22,7 @@ pub const BACK: u64 = BYTES as u64 / 2;
 
 fn register(tier: &dyn StorageTier, memory: &SharedMemory) -> Result<RegionId, Stop> {
     let offered = Memory {
-        address: memory.address().as_ptr() as u64,
+        address: Address::of(memory.address().as_ptr()),
         length: BYTES as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -81,7 +81,7 @@ impl World {
         (0..count)
             .map(|number| TierPage {
                 key: self.key(number),
-                region: self.region.0,
+                region: self.region,
                 length: self.page,
                 offset: base + u64::from(number) * u64::from(self.page),
             })
@@ -114,7 +114,7 @@ impl World {
             };
             ensure!(answer == 1, "poll with room for one answered {:?}", ErrorCode(answer));
             let TierCompletion { tag: found, page, status, .. } = one[0];
-            ensure!(found == tag, "the {what} {tag} alone is in flight, but {found} completed");
+            ensure!(found.0 == tag, "the {what} {tag} alone is in flight, but {} completed", found.0);
             ensure!(page < count, "page {page} of a {what} of {count} pages completed");
             let before = ended.insert(page, status);
             ensure!(before.is_none(), "page {page} of a {what} completed twice");
@@ -128,7 +128,7 @@ impl World {
         let answer = wait_for(|| Some(self.tier.poll(&mut one)).filter(|n| *n != 0));
         ensure!(answer.is_some(), "the page of a {what} never ended");
         ensure!(
-            answer == Some(1) && one[0].tag == tag,
+            answer == Some(1) && one[0].tag == Tag(tag),
             "the {what} {tag} alone is in flight, and poll answered {answer:?} with {:?}",
             one[0]
         );

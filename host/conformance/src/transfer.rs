@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use host_plugin_api::{
-    ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, PeerId, PreparedId, RegionId, Submission, Tag, Write,
+    Address, ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, PeerId, RegionId, Submission, Tag, Write,
 };
 
 use super::bytes::write_at;
@@ -79,29 +79,6 @@ fn data(subject: &Subject) -> Outcome {
         }
         ensure!(read(&pair.source) == source, "submission {tag} changed the source");
     }
-    prepared(&pair, &source, &mut expected)
-}
-
-/// The same through a prepared list, in another order than it was prepared in.
-fn prepared(pair: &Pair, source: &[u8], expected: &mut [u8]) -> Outcome {
-    let count = pair.sender.limits().max_writes.clamp(1, 8) as usize;
-    let writes: Vec<Write> =
-        (0..count).map(|i| pair.write((i * 1000) as u64, (500_000 + i * 1000) as u64, 999)).collect();
-    let list = match pair.sender.prepare(pair.peer, &writes) {
-        Err(error) if error.code == ErrorCode::UNSUPPORTED => return Ok(()),
-        list => list.map_err(|e| format!("prepare answered {e}"))?,
-    };
-    let indices: Vec<u32> = (0..count as u32).rev().step_by(2).collect();
-    let code = pair.sender.post(&pair.submission(1000), list, &indices);
-    ensure!(code == 0, "post of a prepared list answered {:?}", ErrorCode(code));
-    let done = pair.completion()?;
-    ensure!(done.is_some_and(|d| d.tag == Tag(1000) && d.status == 0), "a posted list never completed");
-    for index in indices {
-        let (from, to) = (index as usize * 1000, 500_000 + index as usize * 1000);
-        expected[to..to + 999].copy_from_slice(&source[from..from + 999]);
-    }
-    ensure!(read(&pair.target) == expected, "a posted list moved other bytes than those of its indices");
-    pair.sender.release(list).map_err(|e| format!("release answered {e}"))?;
     Ok(())
 }
 
@@ -216,8 +193,8 @@ fn bounds(subject: &Subject) -> Outcome {
         ("past the end of all numbers", Write { target_offset: u64::MAX - 8, ..good }),
         ("from past the end of all numbers", Write { source_offset: u64::MAX - 8, ..good }),
         ("of no bytes", Write { length: 0, ..good }),
-        ("into an unknown region", Write { target_region: 999_999, ..good }),
-        ("from an unknown region", Write { source_region: 999_999, ..good }),
+        ("into an unknown region", Write { target_region: RegionId(999_999), ..good }),
+        ("from an unknown region", Write { source_region: RegionId(999_999), ..good }),
         ("of another generation", Write { target_generation: 8, ..good }),
     ];
     for (number, (what, write)) in cases.into_iter().enumerate() {
@@ -295,15 +272,15 @@ fn panics(subject: &Subject) -> Outcome {
     };
     let long = Submission { notification_length: u32::MAX, ..to_unknown_peer };
     let everywhere = Write {
-        source_region: u32::MAX,
-        target_region: u32::MAX,
+        source_region: RegionId(u32::MAX),
+        target_region: RegionId(u32::MAX),
         source_offset: u64::MAX,
         target_offset: u64::MAX,
         length: u32::MAX,
         target_generation: u32::MAX,
     };
     let memory = Memory {
-        address: u64::MAX,
+        address: Address(u64::MAX),
         length: u64::MAX,
         kind: MemoryKind(77),
         device: u32::MAX,
@@ -312,11 +289,10 @@ fn panics(subject: &Subject) -> Outcome {
         fd_offset: u64::MAX,
     };
     let code = |result: host_plugin_api::Result<()>| result.err().map_or(0, |e| e.code.0);
-    let answers: [(&str, i32); 17] = [
+    let answers: [(&str, i32); 14] = [
         ("submit to an unknown peer", backend.submit(&to_unknown_peer, &[everywhere])),
         ("submit of nothing", backend.submit(&to_unknown_peer, &[])),
         ("submit with a notification that is too long", backend.submit(&long, &[everywhere])),
-        ("post of an unknown list", backend.post(&to_unknown_peer, PreparedId(u64::MAX), &[u32::MAX])),
         ("poll without room", backend.poll(&mut [])),
         ("notifications without room", backend.notifications(&mut [])),
         ("cancel of an unknown tag", backend.cancel(Tag(u64::MAX))),
@@ -326,8 +302,6 @@ fn panics(subject: &Subject) -> Outcome {
         ("connect to an endpoint of no bytes", code(backend.connect("x", &[]).map(drop))),
         ("connect to a strange endpoint", code(backend.connect("", &[0xFF; 300]).map(drop))),
         ("disconnect of an unknown peer", code(backend.disconnect(PeerId(u32::MAX)))),
-        ("prepare for an unknown peer", code(backend.prepare(PeerId(u32::MAX), &[everywhere]).map(drop))),
-        ("release of an unknown list", code(backend.release(PreparedId(u64::MAX)))),
         ("shutdown", code(backend.shutdown(DEADLINE_MS))),
         ("a second shutdown", code(backend.shutdown(DEADLINE_MS))),
     ];
@@ -362,8 +336,8 @@ fn peer_gone(subject: &Subject) -> Outcome {
     let before = read(&target);
     write_at(&source, 0, &[0xAA; 64]);
     let write = Write {
-        source_region: from.0,
-        target_region: to.0,
+        source_region: from,
+        target_region: to,
         length: 64,
         target_generation: super::transfer_pair::GENERATION,
         ..Write::default()

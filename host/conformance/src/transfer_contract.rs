@@ -64,7 +64,7 @@ fn regions(subject: &Subject) -> Outcome {
         for (to_number, to) in [pair.to, to].into_iter().enumerate() {
             tag += 1;
             let place = tag * 10_000;
-            let write = Write { source_region: from.0, target_region: to.0, ..pair.write(0, place, length) };
+            let write = Write { source_region: from, target_region: to, ..pair.write(0, place, length) };
             pair.transfer(tag, &[write])?;
             expected[to_number][place as usize..(place + u64::from(length)) as usize].fill(from_number);
         }
@@ -86,7 +86,7 @@ fn regions(subject: &Subject) -> Outcome {
     pair.receiver
         .deregister(pair.to)
         .map_err(|e| format!("deregister of one of two regions answered {e}"))?;
-    let write = [Write { target_region: to.0, ..pair.write(0, 0, length) }];
+    let write = [Write { target_region: to, ..pair.write(0, 0, length) }];
     // A backend may cut its peers off to be sure of the first; they connect again.
     if pair.sender.submit(&pair.submission(tag + 1), &write) != 0
         || pair.completion()?.is_none_or(|done| done.status < 0)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use host_memory::SharedMemory;
 use host_plugin_api::{
-    Completion, ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, PeerId,
-    RegionId, Submission, Tag, TransferBackend, Write, capability,
+    Address, Completion, ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind,
+    PeerId, RegionId, Submission, Tag, TransferBackend, Write, capability,
 };
 
 use super::bytes::read_at;
@@ -73,8 +73,8 @@ impl Pair {
     /// A write from the one region to the other.
     pub fn write(&self, source_offset: u64, target_offset: u64, length: u32) -> Write {
         Write {
-            source_region: self.from.0,
-            target_region: self.to.0,
+            source_region: self.from,
+            target_region: self.to,
             source_offset,
             target_offset,
             length,
@@ -160,7 +160,7 @@ pub fn register(
     generation: u32,
 ) -> Result<RegionId, String> {
     let offered = Memory {
-        address: memory.address().as_ptr() as u64,
+        address: Address::of(memory.address().as_ptr()),
         length: memory.bytes() as u64,
         kind: MemoryKind::DRAM,
         device: 0,

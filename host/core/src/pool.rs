@@ -13,8 +13,10 @@
 //! ```
 
 mod choice;
+mod declared;
 mod source;
 
+pub use declared::{Declared, LayerGroup, PoolPlan, Retained, sharing};
 pub use source::{Component, PageSource, PoolLimits};
 
 use crate::ids::PageId;

@@ -42,6 +42,16 @@ pub struct Reach {
 }
 
 impl WindowShape {
+    /// Layers with a state of `parts` pages, made of the state before and a token.
+    ///
+    /// The part of a token page holds the state behind the newest of its positions that are computed. A position reads the state
+    /// behind the one before it, as if it saw a window of two tokens, and writes its own. A state depends on all positions
+    /// before it, so it cannot be [recomputed](Self::recomputed_from) from a part of them.
+    #[must_use]
+    pub const fn state(parts: u32) -> Self {
+        Self { tokens: 2, parts, layers: 0 }
+    }
+
     /// See [`first_live`].
     #[must_use]
     pub const fn first_live(&self, position: usize, page_tokens: usize) -> usize {

@@ -99,6 +99,7 @@ fn open(model: &Path) -> Result<(ModelConfig, Checkpoint, ModelShape), LoadError
         weights,
         math: MATH.to_owned(),
         sliding: config.sliding(),
+        state_layers: 0,
     };
     Ok((config, checkpoint, shape))
 }

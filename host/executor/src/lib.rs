@@ -9,6 +9,7 @@ mod sync;
 pub mod synthetic;
 pub mod window;
 
+use host_core::pool::{LayerGroup, Retained};
 use host_core::window::WindowShape;
 use host_core::{Batch, Dtype, SequenceOutput};
 
@@ -35,6 +36,8 @@ pub struct ModelShape {
     pub math: String,
     /// Layers that see the newest tokens only, if there are any.
     pub sliding: Option<Sliding>,
+    /// Layers that keep a state instead of KV; 0 where layers slide.
+    pub state_layers: usize,
 }
 
 /// Layers that attend to the newest tokens only.
@@ -50,26 +53,53 @@ impl ModelShape {
     /// Layers in a page of the pool: those that attend to all tokens. They lie there in the model's order.
     #[must_use]
     pub fn page_layers(&self) -> usize {
-        self.layers.saturating_sub(self.sliding.map_or(0, |sliding| sliding.layers))
+        self.layers.saturating_sub(self.beside_layers())
     }
 
-    /// Pages of the pool that hold the sliding layers of one token page: 0 without sliding layers. The j-th sliding layer,
-    /// in the model's order, lies in the (j / [`page_layers`](Self::page_layers))-th of them, at the layer that remains.
+    /// Layers that slide or keep a state.
+    #[must_use]
+    pub fn beside_layers(&self) -> usize {
+        self.sliding.map_or(self.state_layers, |sliding| sliding.layers)
+    }
+
+    /// Pages of the pool that hold the sliding layers of one token page, or the state of one: 0 without such layers. The j-th
+    /// of these layers, in the model's order, lies in the (j / [`page_layers`](Self::page_layers))-th of them, at the layer that
+    /// remains.
     #[must_use]
     pub fn window_parts(&self) -> usize {
-        self.sliding.map_or(0, |sliding| sliding.layers.div_ceil(self.page_layers().max(1)))
+        self.beside_layers().div_ceil(self.page_layers().max(1))
     }
 
-    /// What the scheduler has to know of the sliding layers.
+    /// The model's layers, for the allocator of its pool.
+    #[must_use]
+    pub fn groups(&self) -> Vec<LayerGroup> {
+        let full = LayerGroup { needs: Retained::All, layers: count(self.page_layers()), parts: 1 };
+        let needs = match self.sliding {
+            Some(sliding) => Retained::Newest(count(sliding.window)),
+            None if self.state_layers > 0 => Retained::State,
+            None => return vec![full],
+        };
+        let beside =
+            LayerGroup { needs, layers: count(self.beside_layers()), parts: count(self.window_parts()) };
+        vec![full, beside]
+    }
+
+    /// What a sequence needs of the layers beside those that see all positions.
     #[must_use]
     pub fn window(&self) -> Option<WindowShape> {
-        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        self.sliding.map(|sliding| WindowShape {
-            tokens: count(sliding.window),
-            parts: count(self.window_parts()),
-            layers: count(sliding.layers),
-        })
+        let groups = self.groups();
+        let shape = |of: &LayerGroup| match of.needs {
+            Retained::Newest(tokens) => Some(WindowShape { tokens, parts: of.parts, layers: of.layers }),
+            Retained::State => Some(WindowShape::state(of.parts)),
+            Retained::All => None,
+        };
+        groups.iter().find_map(shape)
     }
+}
+
+/// A number of layers or tokens, none of which comes near the limit.
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 /// A forward pass that could not be done. Fatal to the batch, not to the worker.

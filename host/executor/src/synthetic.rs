@@ -8,6 +8,9 @@
 //! Some of its layers may slide: of these it reads the newest positions only, through the sequence's window. Garbage in pages
 //! that have left the window changes nothing, and a byte in the window changes the answer.
 //!
+//! Or some of its layers keep a state, as recurrent layers do: what such a layer makes of a position follows from the token and
+//! from every byte of the state behind the position before, read back from the sequence's pages.
+//!
 //! Ranks derive and read back the KV of their own heads, and add up what they read. Ranks that hold the same head must
 //! find the same in it, or the answer is another. The modelled time is that of the worker, whatever its ranks.
 
@@ -99,8 +102,16 @@ impl Synthetic {
     /// # Errors
     /// As [`new`](Synthetic::new).
     pub fn for_rank(shape: SyntheticShape, cost: Cost, seat: Seat) -> Result<Self, ExecutorError> {
-        let SyntheticShape { layers, sliding, kv_heads, head_dim, vocabulary, max_positions, kv_dtype } =
-            shape;
+        let SyntheticShape {
+            layers,
+            sliding,
+            state_layers,
+            kv_heads,
+            head_dim,
+            vocabulary,
+            max_positions,
+            kv_dtype,
+        } = shape;
         let sizes = [("layers", layers), ("kv-heads", kv_heads), ("head-dim", head_dim)];
         let counts = [("vocabulary", vocabulary), ("max-positions", max_positions)];
         for ((name, value), most) in
@@ -122,6 +133,11 @@ impl Synthetic {
                 )));
             }
         }
+        if state_layers > 0 && (sliding.is_some() || state_layers >= layers) {
+            return Err(ExecutorError::Failed(format!(
+                "[synthetic] state-layers is {state_layers}: with layers = {layers} it must be below that, and no layers may slide"
+            )));
+        }
         let row = head_dim * kv_dtype.bytes();
         if row < 8 || row % 8 != 0 {
             return Err(ExecutorError::Failed(format!(
@@ -131,6 +147,9 @@ impl Synthetic {
         let mut identity = format!("synthetic {layers} {kv_heads} {head_dim} {vocabulary}");
         if let Some(Sliding { layers, window }) = sliding {
             identity += &format!(", {layers} sliding over {window}");
+        }
+        if state_layers > 0 {
+            identity += &format!(", {state_layers} with a state");
         }
         let shape = ModelShape {
             layers,
@@ -142,6 +161,7 @@ impl Synthetic {
             weights: format!("{:016x}", xxh3_64(identity.as_bytes())),
             math: MATH.to_owned(),
             sliding,
+            state_layers,
         };
         Ok(Self { content: Content::new(&shape), shape, cost, hold: None, seat })
     }
@@ -201,6 +221,8 @@ pub struct SyntheticShape {
     pub layers: usize,
     /// Those of which the newest positions only matter, if there are any.
     pub sliding: Option<Sliding>,
+    /// Those that keep a state; 0 where some slide.
+    pub state_layers: usize,
     /// KV heads.
     pub kv_heads: usize,
     /// Elements of one head.
@@ -219,6 +241,7 @@ impl Default for SyntheticShape {
         Self {
             layers: 4,
             sliding: None,
+            state_layers: 0,
             kv_heads: 2,
             head_dim: 32,
             vocabulary: 259,
@@ -261,7 +284,8 @@ impl Executor for Synthetic {
         let content = &self.content;
         batch.sequences.iter().try_for_each(|sequence| content.check(kv, sequence))?;
         if let Some(shape) = self.shape.window() {
-            batch.sequences.iter().for_each(|sequence| window::empty_unused(kv, sequence, shape));
+            let layers = self.shape.beside_layers();
+            batch.sequences.iter().for_each(|sequence| window::empty_unused(kv, sequence, shape, layers));
         }
         let prefixes: Vec<Vec<u64>> =
             batch.sequences.iter().map(|sequence| content.prefixes(kv, sequence)).collect();
@@ -351,6 +375,91 @@ mod tests {
         assert_eq!(answers.len(), 1);
     }
 
+    /// One full layer and three with a state, of which a page of the pool holds one.
+    fn stateful() -> Synthetic {
+        let shape = SyntheticShape {
+            vocabulary: 1 << 30,
+            layers: 4,
+            state_layers: 3,
+            head_dim: 4,
+            ..SyntheticShape::default()
+        };
+        Synthetic::new(shape, Cost::default()).unwrap()
+    }
+
+    /// The pool of `stateful`, its full parts and its states for 3 token pages of 4 tokens.
+    fn states() -> (KvMemory, Vec<PageId>, WindowPages) {
+        let executor = stateful();
+        let mut shape = pool(&executor, 4, KvOrder::PageHeadLayerKvTokenDim).layout().shape;
+        shape.layers = executor.shape().page_layers();
+        let kv = KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
+        let pages = [3, 1, 14].map(PageId).to_vec();
+        (kv, pages, WindowPages { first: 0, pages: [0, 2, 4, 5, 6, 7, 8, 9, 10].map(PageId).to_vec() })
+    }
+
+    #[test]
+    fn a_state_depends_on_the_tokens_and_not_on_chunks() {
+        let tokens: Vec<u32> = (0..11).map(|i| i * 7 % 250).collect();
+        let answers: std::collections::BTreeSet<u32> = [1, 2, 3, 4, 7, 11]
+            .into_iter()
+            .map(|chunk| {
+                let (mut kv, pages, window) = states();
+                let mut executor = stateful();
+                let mut token = None;
+                for start in (0..tokens.len()).step_by(chunk) {
+                    let end = tokens.len().min(start + chunk);
+                    let sequence = Sequence {
+                        room: Room(1),
+                        tokens: tokens[start..end].to_vec(),
+                        start: start as u32,
+                        pages: pages.clone(),
+                        window: window.clone(),
+                        recompute: 0..0,
+                        sample: (end == tokens.len()).then_some(GREEDY),
+                    };
+                    let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
+                    let outputs = executor.forward(&mut kv, &batch).unwrap();
+                    token = outputs[0].sampled.as_ref().map(|sampled| sampled.token);
+                }
+                token.unwrap()
+            })
+            .collect();
+        assert_eq!(answers.len(), 1);
+    }
+
+    #[test]
+    fn every_byte_of_the_state_before_matters_and_no_byte_of_an_older_one() {
+        let (mut kv, pages, window) = states();
+        let mut executor = stateful();
+        let step = |tokens: Vec<u32>, start, sample| {
+            let (pages, window) = (pages.clone(), window.clone());
+            let sequence = Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, sample };
+            Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
+        };
+        executor.forward(&mut kv, &step(vec![5; 8], 0, None)).unwrap();
+        // The first position of the third token page reads the state of the second, which stays as it is.
+        let mut next = |kv: &mut KvMemory| {
+            let outputs = executor.forward(kv, &step(vec![6], 8, Some(GREEDY))).unwrap();
+            outputs[0].sampled.as_ref().map(|sampled| sampled.token)
+        };
+        let before = next(&mut kv);
+        for (part, page) in window.pages[..6].iter().enumerate() {
+            for (head, side, slot) in (0..2 * 2 * 4).map(|i| (i / 8, i / 4 % 2, i % 4)) {
+                for byte in 0..16 {
+                    kv.write_row(*page, head, 0, side, slot)[byte] ^= 0x10;
+                    let changed = next(&mut kv) != before;
+                    assert_eq!(
+                        changed,
+                        part >= 3,
+                        "part {part}, head {head}, side {side}, slot {slot}, byte {byte}"
+                    );
+                    kv.write_row(*page, head, 0, side, slot)[byte] ^= 0x10;
+                }
+            }
+        }
+        assert_eq!(next(&mut kv), before);
+    }
+
     #[test]
     fn sizes_that_cannot_be_are_refused_by_name() {
         let standard = SyntheticShape::default();
@@ -365,6 +474,8 @@ mod tests {
             (with(0, 5), "sliding-layers is 0: with layers = 4 it must be 1 to 3"),
             (with(4, 5), "sliding-layers is 4: with layers = 4 it must be 1 to 3"),
             (with(3, 0), "window is 0"),
+            (SyntheticShape { state_layers: 4, ..standard }, "state-layers is 4: with layers = 4"),
+            (SyntheticShape { state_layers: 1, ..with(1, 5) }, "no layers may slide"),
         ] {
             let refused = Synthetic::new(shape, Cost::default()).unwrap_err().to_string();
             assert!(refused.contains(sentence), "{refused}");

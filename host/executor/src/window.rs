@@ -105,11 +105,11 @@ pub fn first_seen(sequence: &Sequence, place: LayerPlace) -> usize {
 }
 
 /// Empties what no layer uses of the window parts at a sequence's new positions: the rest of a part's last page, where the
-/// sliding layers do not fill it. So the bytes that go by a page's name are the same whichever worker computed them,
+/// `layers` sliding layers do not fill it. So the bytes that go by a page's name are the same whichever worker computed them,
 /// and none of them was another request's.
-pub fn empty_unused(kv: &mut KvMemory, sequence: &Sequence, window: WindowShape) {
+pub fn empty_unused(kv: &mut KvMemory, sequence: &Sequence, window: WindowShape, layers: usize) {
     let shape = kv.layout().shape;
-    let (parts, used) = (window.parts as usize, window.layers as usize % shape.layers);
+    let (parts, used) = (window.parts as usize, layers % shape.layers);
     if used == 0 {
         return;
     }

@@ -54,10 +54,7 @@ calls! {
     Endpoint "endpoint" true
     Connect "connect" true
     Disconnect "disconnect" true
-    Prepare "prepare" false
-    Release "release" false
     Submit "submit" false
-    Post "post" false
     Poll "poll" false
     Notifications "notifications" false
     Cancel "cancel" false
@@ -69,14 +66,9 @@ calls! {
     Delete "delete" false
     Scan "scan" true
     Usage "usage" true
-    Budgets "budgets" false
+    Components "components" false
     Alloc "alloc" false
     Free "free" false
-    Need "need" false
-    Extend "extend" false
-    ExtendTail "extend_tail" false
-    Step "step" false
-    FirstLive "first_live" false
 }
 
 /// How long one kind of call of one plugin took.
@@ -392,8 +384,8 @@ mod tests {
         assert_eq!((first[0].call, first[0].may_wait, first.len()), ("connect", true, 1));
         assert_eq!(of("test-named"), first, "the same call");
         {
-            let _inner = Called::plugin("test-inner").enter(Call::FirstLive);
-            assert_eq!((of("test-inner")[0].call, of("test-named").len()), ("first_live", 0));
+            let _inner = Called::plugin("test-inner").enter(Call::Settled);
+            assert_eq!((of("test-inner")[0].call, of("test-named").len()), ("settled", 0));
         }
         assert_eq!(of("test-named"), first, "the call around it goes on");
         drop(outer);

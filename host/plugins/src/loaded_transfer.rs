@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use host_plugin_api::abi::{RSlice, RSliceMut, RStr, TransferObject};
 use host_plugin_api::{
-    Completion, Error, Memory, Notification, PeerId, PreparedId, RegionId, Result, Submission, Tag,
-    TransferBackend, TransferLimits, WAKES, Write,
+    Completion, Error, Memory, Notification, PeerId, RegionId, Result, Submission, Tag, TransferBackend,
+    TransferLimits, WAKES, Write,
 };
 
 use super::calls::{Call, Called, Peers};
@@ -62,23 +62,10 @@ impl TransferBackend for LoadedTransfer {
         let disconnected = self.object.disconnect(peer).into_result().map_err(Error::from);
         disconnected.inspect(|()| self.peers.remove(peer.0))
     }
-    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
-        let _note = self.called.enter(Call::Prepare);
-        self.object.prepare(peer, RSlice::from_slice(writes)).into_result().map_err(Error::from)
-    }
-    fn release(&self, prepared: PreparedId) -> Result<()> {
-        let _note = self.called.enter(Call::Release);
-        self.object.release(prepared).into_result().map_err(Error::from)
-    }
     #[inline]
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         let _note = self.called.enter_about(Call::Submit, &self.peers, submission.peer.0);
         self.object.submit(submission, RSlice::from_slice(writes))
-    }
-    #[inline]
-    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
-        let _note = self.called.enter(Call::Post);
-        self.object.post(submission, prepared, RSlice::from_slice(indices))
     }
     #[inline]
     fn poll(&self, completions: &mut [Completion]) -> i32 {

@@ -36,8 +36,8 @@ pub enum Feature {
     StorageCache,
     /// A model with sliding-window layers that have pools of their own.
     SlidingWindow,
-    /// The full layers and those with a window take their pages from one pool.
-    SharedPool,
+    /// A model with layers that keep a state of fixed size.
+    LayerState,
     /// The layers with a window have a fixed part of the pool.
     WindowRatio,
     /// No prefix cache at all.

@@ -17,7 +17,7 @@ use host_wire::identity;
 
 use super::settings::{RoleName, Settings};
 use super::{Refused, allocator, offload, staging};
-pub use model::{slides, text_model};
+pub use model::{beside, text_model};
 use needs::Needs;
 pub use parts::parts;
 

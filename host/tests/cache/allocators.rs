@@ -107,6 +107,40 @@ fn an_allocator_that_answers_nonsense_is_named_and_disabled_and_no_answer_change
     }
 }
 
+/// 2 layers that see everything and 5 that keep a state: a state is three pages of the pool.
+const STATES: &str = "[synthetic]\nlayers = 7\nstate-layers = 5\n";
+
+#[test]
+fn a_model_with_states_answers_alike_in_every_arrangement() {
+    let plugins = plugin_files::directory(&["shm", "plain"]);
+    let allocator = ["--page-size", "8", "--allocator", "plain"];
+    let roomy = [&["--role", "aggregated", "--pool-pages", "4000"][..], &allocator].concat();
+    let right = answers(&start_with(STATES, &roomy, plugins.path()));
+    let distinct: std::collections::BTreeSet<_> = right.iter().collect();
+    assert_eq!(distinct.len(), right.len(), "answers follow from their prompts");
+    let caches = ["--decode-radix-cache", "--prefill-radix-cache"];
+    let tiers = [&caches[..], &["--hierarchical-cache", "--hicache-memory", "8MiB"]].concat();
+    let ranks = [&caches[..], &["--prefill-tp", "2", "--decode-tp", "1"]].concat();
+    let arrangements: [(&str, &[&str]); 6] = [
+        ("aggregated", &["--role", "aggregated"]),
+        ("aggregated", &["--role", "aggregated", "--prefill-radix-cache"]),
+        ("decode", &[]),
+        ("decode", &caches),
+        ("decode", &tiers),
+        ("decode", &ranks),
+    ];
+    for (role, flags) in arrangements {
+        let short = ["--pool-pages", "180", "--reserved-decode-tokens", "16", "--chunk-tokens", "64"];
+        let cluster = start_with(STATES, &[flags, &short, &allocator].concat(), plugins.path());
+        for round in 0..2 {
+            assert_eq!(answers(&cluster), right, "{flags:?}, round {round}");
+        }
+        cluster.wait("all pages to be free", || cluster.all_free());
+        assert!(count(&cluster, role, "host_retractions_total") > 0.0, "{flags:?}: pages never ran short");
+        assert_eq!(count(&cluster, role, "host_allocator_faults_total"), 0.0, "{flags:?}");
+    }
+}
+
 #[test]
 fn a_model_with_windows_answers_alike_with_every_allocator_and_division_of_the_pool() {
     let plugins = plugin_files::directory(&["shm", "plain", "swa"]);
@@ -115,11 +149,8 @@ fn a_model_with_windows_answers_alike_with_every_allocator_and_division_of_the_p
     let right = answers(&start_with(WINDOWS, &roomy, plugins.path()));
     let caches = ["--decode-radix-cache", "--prefill-radix-cache"];
     // Flags that divide the pool or name an allocator, and the allocator that the workers then have.
-    let divisions: [(&[&str], &str); 3] = [
-        (&[], "swa"),
-        (&["--swa-full-tokens-ratio", "0.4"], "swa"),
-        (&["--swa-full-tokens-ratio", "0.4", "--allocator", "plain"], "plain"),
-    ];
+    let divisions: [(&[&str], &str); 3] =
+        [(&[], "swa"), (&["--swa-full-tokens-ratio", "0.4"], "swa"), (&["--allocator", "plain"], "plain")];
     for (division, allocator) in divisions {
         for (role, flags) in
             [("aggregated", &["--role", "aggregated"][..]), ("decode", &[]), ("decode", &caches)]

@@ -202,12 +202,6 @@ fn each_defect_of_a_transfer_backend_fails_the_case_that_is_about_it_and_no_othe
                 "a notification alone: submit of 0 writes answered",
             ),
             ("corrupts-byte", &["transfer-data", "transfer-order"], "inside a write, is "),
-            (
-                "keeps-lists",
-                &["transfer-refusals", "transfer-closed-all"],
-                "release of an unknown list answers 0",
-            ),
-            ("posts-all", &["transfer-data", "transfer-refusals"], "a posted list moved other bytes"),
         ],
     );
 }
@@ -354,33 +348,34 @@ fn each_defect_of_a_tier_fails_the_case_that_is_about_it_and_no_other() {
 }
 
 #[test]
-fn each_defect_of_an_allocator_fails_the_case_that_is_about_it_and_no_other() {
-    each_is_found(
+fn each_defect_of_an_allocator_fails_the_case_that_is_about_it() {
+    let keeps = "does not retain what its layers keep";
+    each_fails(
         "broken-allocator",
         &[
-            ("none", &[], ""),
-            ("hands-out-twice", &["allocator-books"], "a page was handed out twice"),
-            ("loses-pages", &["allocator-books"], "are not 256"),
-            ("needs-too-much", &["allocator-grants"], "are lacking"),
-            ("tail-is-everything", &["allocator-grants"], "extend_tail of"),
-            ("frees-too-early", &["allocator-grants"], "first_live of"),
-            ("keeps-what-fits", &["allocator-all-or-nothing"], "an extend that did not fit kept pages"),
-            ("accepts-double-free", &["allocator-free"], "free of a page named twice answered 0"),
-            ("fails-other-threads", &["allocator-threads"], "in 4 of 4 threads"),
-            (
-                "allocates-on-extend",
-                &["allocator-hot-allocations"],
-                "200 calls of extend allocated 200 times",
-            ),
-            ("panics", &["allocator-panics"], "alloc of an unknown component made the plugin panic"),
-            ("hands-out-shared-twice", &["allocator-shared-books"], "was handed out twice"),
-            ("forgets-parts", &["allocator-shared-grants"], "entries (round"),
-            ("ignores-limits", &["allocator-shared-books", "allocator-shared-limits"], "answered 0"),
-            (
-                "frees-for-others",
-                &["allocator-shared-free"],
-                "free of a window's page for the full component",
-            ),
+            ("none", "", ""),
+            ("components-count", "allocator-components", "groups of layers answered"),
+            ("components-change", "allocator-components", "first and"),
+            ("components-without-room", "allocator-components", "components without room"),
+            ("group-twice", "allocator-components", "has the group or the name of"),
+            ("name-twice", "allocator-components", "has the group or the name of"),
+            ("window-too-short", "allocator-window", "of layers that see 40 tokens"),
+            ("window-as-all", "allocator-components", keeps),
+            ("budget-too-large", "allocator-components", "pool pages in a pool of 256"),
+            ("budget-of-none", "allocator-components", "has a budget of 0 pool pages"),
+            ("reserved-is-used", "allocator-components", "reserved fields that are not zero"),
+            ("takes-unknown-layers", "allocator-unknown-layers", "were taken, and components answered 1"),
+            ("hands-out-twice", "allocator-books", "was handed out twice"),
+            ("hands-out-shared-twice", "allocator-books", "was handed out twice"),
+            ("loses-pages", "allocator-books", "it should be 0"),
+            ("takes-parts", "allocator-limits", "alloc of a part of a page answered 0"),
+            ("keeps-what-fits", "allocator-limits", "alloc of the whole budget"),
+            ("invalid-when-full", "allocator-limits", "not WOULD_BLOCK"),
+            ("accepts-double-free", "allocator-free", "free of a page named twice answered 0"),
+            ("frees-for-others", "allocator-free", "free of a page that was taken failed"),
+            ("fails-other-threads", "allocator-threads", "in 4 of 4 threads"),
+            ("allocates-on-alloc", "allocator-hot-allocations", "200 calls of alloc allocated 200 times"),
+            ("panics", "allocator-panics", "alloc of an unknown component made the plugin panic"),
         ],
     );
 }

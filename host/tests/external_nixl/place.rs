@@ -57,7 +57,7 @@ impl Place {
         let tier = open_tier(catalog.find("nixl").unwrap(), &opening).unwrap();
         let memory = SharedMemory::new("tier", PAGE * PAGES).unwrap();
         let region = tier.register(&Memory {
-            address: memory.address().as_ptr() as u64,
+            address: Address::of(memory.address().as_ptr()),
             length: (PAGE * PAGES) as u64,
             kind: MemoryKind::DRAM,
             device: 0,
@@ -144,7 +144,7 @@ impl Tier {
     pub fn pages(&self, pages: std::ops::Range<usize>) -> Vec<TierPage> {
         let page = |page| TierPage {
             key: key(page),
-            region: self.region.0,
+            region: self.region,
             length: PAGE as u32,
             offset: (page * PAGE) as u64,
         };

@@ -1,32 +1,35 @@
 //! A pool allocator as the pool's source of pages.
 //!
-//! The pool knows pages by one number each. An allocator whose components share names them as the pool does. One whose
-//! components have pages of their own names each component's from 0: the full component's are the pool's first, and behind
-//! them lie the windows', each made of its parts:
-//!
-//! ```text
-//! pool       0 1 2 3 4 5 6 7 8 9 10 11
-//! FULL       0 1 2 3 4 5
-//! WINDOW                 0---- 1------      3 parts
-//! ```
+//! The allocator declares its components when it is opened ([`AllocatorPages::open`]); of that the scheduler makes the pool's plan.
+//! From then on it is asked which pages the two components of the plan get. It names pages as the pool does.
 
 use std::fmt;
 use std::sync::Arc;
 
 use host_core::PageId;
-use host_core::pool::{Component, PageSource, PoolLimits};
-use host_core::window::WindowShape;
-use host_plugin_api::{
-    Budget, Component as PluginComponent, ComponentPool, ErrorCode, PoolAllocator, PoolPage,
-};
+use host_core::pool::{Component, Declared, LayerGroup, PageSource, PoolPlan, Retained, sharing};
+use host_plugin_api::allocator::MAX_COMPONENTS;
+use host_plugin_api::{self as api, ComponentId, ErrorCode, LayerKind, PoolAllocator, PoolPage, Retains};
 
 /// The allocator of the pages of a worker's pool.
 #[derive(Debug)]
 pub struct Pages {
-    /// How many each component may have.
-    pub limits: PoolLimits,
+    /// What each component retains and may have.
+    pub plan: PoolPlan,
     /// An allocator; without one the pool hands them out itself.
     pub source: Option<Box<dyn PageSource>>,
+}
+
+impl Pages {
+    /// Pages that the pool hands out itself: all groups of layers share them.
+    ///
+    /// # Errors
+    /// When the model has groups that the scheduler does not serve.
+    pub fn own(pages: u32, page_tokens: u32, groups: &[LayerGroup]) -> Result<Self, String> {
+        let plan = PoolPlan::new(pages, page_tokens, groups, &sharing(pages, groups))
+            .map_err(|why| format!("the host's own pool {why}"))?;
+        Ok(Self { plan, source: None })
+    }
 }
 
 /// An allocator that the scheduler's thread calls.
@@ -34,111 +37,93 @@ pub struct AllocatorPages {
     /// With its kind, for messages.
     name: String,
     allocator: Arc<dyn PoolAllocator>,
-    /// Where the components have pages of their own.
-    apart: Option<Apart>,
+    /// Its components: of the layers that see all positions, and beside them.
+    components: [ComponentId; 2],
     /// Pages on their way to or from the allocator.
     buffer: Vec<PoolPage>,
 }
 
-/// Names of components that do not share.
-#[derive(Debug)]
-struct Apart {
-    full: u32,
-    windows: u32,
-    parts: u32,
-    /// Of each window page, the parts that came back.
-    back: Vec<u32>,
-}
-
 impl fmt::Debug for AllocatorPages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AllocatorPages").field("name", &self.name).field("apart", &self.apart).finish()
+        f.debug_struct("AllocatorPages")
+            .field("name", &self.name)
+            .field("components", &self.components)
+            .finish()
     }
 }
 
-/// The components of a pool within these limits, for [`host_plugin_api::PoolOpening`].
+/// The groups of a model's layers, for [`api::PoolOpening`].
 #[must_use]
-pub fn components(limits: &PoolLimits, window: Option<WindowShape>) -> Vec<ComponentPool> {
-    let of = |component, pages, window| ComponentPool { component, pages, window, reserved: 0 };
-    let full = of(PluginComponent::FULL, limits.full, 0);
-    let Some(WindowShape { tokens, parts, .. }) = window else { return vec![full] };
-    let windows = of(PluginComponent::WINDOW, limits.window / parts.max(1), tokens);
-    match share(limits) {
-        true => vec![full.sharing(1), windows.sharing(parts)],
-        false => vec![full, windows],
-    }
-}
-
-/// Whether what the components may have is more than there is.
-fn share(limits: &PoolLimits) -> bool {
-    u64::from(limits.full) + u64::from(limits.window) > u64::from(limits.total)
+pub fn groups(of: &[LayerGroup]) -> Vec<api::LayerGroup> {
+    let group = |of: &LayerGroup| {
+        let (kind, window) = match of.needs {
+            Retained::All => (LayerKind::FULL, 0),
+            Retained::Newest(tokens) => (LayerKind::WINDOW, tokens),
+            Retained::State => (LayerKind::STATE, 0),
+        };
+        api::LayerGroup { kind, layers: of.layers, window, parts: of.parts }
+    };
+    of.iter().map(group).collect()
 }
 
 impl AllocatorPages {
-    /// An allocator that was opened with the [`components`] of these limits.
+    /// An allocator that was opened for a pool of `pages` pages and these groups of layers, and the plan that follows from
+    /// what it declares.
     ///
     /// # Errors
-    /// When its budgets are not those of the opening.
-    pub fn new(
+    /// When it declares what cannot be, or what cannot be served.
+    pub fn open(
         plugin: &str,
         allocator: Arc<dyn PoolAllocator>,
-        limits: &PoolLimits,
-        window: Option<WindowShape>,
-    ) -> Result<Self, String> {
+        pages: u32,
+        page_tokens: u32,
+        groups: &[LayerGroup],
+    ) -> Result<(Self, PoolPlan), String> {
         let name = format!("plugin {plugin:?}");
-        let components = components(limits, window);
-        let mut found = vec![Budget::default(); components.len()];
-        let code = allocator.budgets(&mut found);
-        let right = |(of, budget): (&ComponentPool, &Budget)| {
-            (of.component, of.pages, of.pages) == (budget.component, budget.total, budget.free)
-        };
-        if usize::try_from(code) != Ok(components.len()) || !components.iter().zip(&found).all(right) {
-            return Err(format!(
-                "{name} was opened with the components {components:?} and says that it has {found:?} (budgets answered \
-                 {code})"
-            ));
+        let mut found = [api::Component::default(); MAX_COMPONENTS];
+        let code = allocator.components(&mut found);
+        let found = usize::try_from(code).ok().and_then(|count| found.get(..count));
+        let found = found.ok_or_else(|| {
+            format!("{name} answered {:?} when it was asked for its components", ErrorCode(code))
+        })?;
+        let mut declared = vec![None; groups.len()];
+        let mut ids = Vec::new();
+        for of in found {
+            let place = declared.get_mut(of.group as usize).filter(|place| place.is_none());
+            let (Some(place), false) = (place, ids.contains(&of.id)) else {
+                return Err(format!(
+                    "{name} declares {found:?}: each of the {} groups of layers needs one component with a name of its own",
+                    groups.len()
+                ));
+            };
+            let retains = retained(of).ok_or_else(|| {
+                format!("{name} declares {of:?}, and this host does not know what that retains")
+            })?;
+            ids.push(of.id);
+            *place = Some((of.id, Declared { retains, budget: of.pages }));
         }
-        let apart = window.filter(|_| !share(limits)).map(|window| {
-            let windows = limits.window / window.parts.max(1);
-            let back = vec![0; windows as usize];
-            Apart { full: limits.full, windows, parts: window.parts, back }
-        });
-        Ok(Self { name, allocator, apart, buffer: Vec::new() })
-    }
-
-    /// Has the allocator fill `count` entries of the buffer.
-    fn alloc(&mut self, component: PluginComponent, count: usize) -> Result<(), String> {
-        // What it leaves as it was is no page.
-        self.buffer.clear();
-        self.buffer.resize(count, PoolPage(u32::MAX));
-        match self.allocator.alloc(component, &mut self.buffer) {
-            0 => Ok(()),
-            code => Err(format!(
-                "answered {:?} when it was asked for {count} pages of component {} that are free (alloc)",
-                ErrorCode(code),
-                component.0
-            )),
-        }
-    }
-
-    fn free(&mut self, component: PluginComponent) -> Result<(), String> {
-        match self.allocator.free(component, &self.buffer) {
-            0 => Ok(()),
-            code => Err(format!(
-                "answered {:?} when {} pages of component {} were given back that it had handed out (free)",
-                ErrorCode(code),
-                self.buffer.len(),
-                component.0
-            )),
-        }
+        let all: Option<Vec<_>> = declared.into_iter().collect();
+        let all =
+            all.ok_or_else(|| format!("{name} declares {found:?}, not a component for each of {groups:?}"))?;
+        let declared: Vec<Declared> = all.iter().map(|(_, declared)| *declared).collect();
+        let plan =
+            PoolPlan::new(pages, page_tokens, groups, &declared).map_err(|why| format!("{name} {why}"))?;
+        let is_full = |of: &LayerGroup| of.needs == Retained::All && of.parts == 1;
+        let id =
+            |full: bool| groups.iter().zip(&all).find(|(of, _)| is_full(of) == full).map(|(_, (id, _))| *id);
+        let full = id(true).unwrap_or_default();
+        let components = [full, id(false).unwrap_or(full)];
+        Ok((Self { name, allocator, components, buffer: Vec::new() }, plan))
     }
 }
 
-/// As the plugin API calls it.
-fn named(component: Component) -> PluginComponent {
-    match component {
-        Component::Full => PluginComponent::FULL,
-        Component::Window => PluginComponent::WINDOW,
+/// What a component retains; nothing for what this host does not know.
+fn retained(of: &api::Component) -> Option<Retained> {
+    match of.retains {
+        Retains::ALL => Some(Retained::All),
+        Retains::NEWEST => Some(Retained::Newest(of.tokens)),
+        Retains::STATE => Some(Retained::State),
+        _ => None,
     }
 }
 
@@ -148,49 +133,41 @@ impl PageSource for AllocatorPages {
     }
 
     fn take(&mut self, component: Component, pages: &mut [PageId]) -> Result<(), String> {
-        let parts = match (&self.apart, component) {
-            (Some(apart), Component::Window) => apart.parts,
-            _ => 1,
-        };
-        self.alloc(named(component), pages.len() / parts as usize)?;
-        let (first, most) = match (&self.apart, component) {
-            // The pool looks at these itself.
-            (None, _) => (0, None),
-            (Some(apart), Component::Full) => (0, Some(apart.full)),
-            (Some(apart), Component::Window) => (apart.full, Some(apart.windows)),
-        };
-        let beyond = most.and_then(|most| Some((most, self.buffer.iter().find(|page| page.0 >= most)?)));
-        if let Some((most, page)) = beyond {
-            return Err(format!(
-                "handed out page {} of component {}, which has {most}",
-                page.0,
-                named(component).0
-            ));
+        // What it leaves as it was is no page.
+        self.buffer.clear();
+        self.buffer.resize(pages.len(), PoolPage(u32::MAX));
+        let id = self.components[component as usize];
+        match self.allocator.alloc(id, &mut self.buffer) {
+            0 => {}
+            code => {
+                return Err(format!(
+                    "answered {:?} when it was asked for {} pages of component {} that are free (alloc)",
+                    ErrorCode(code),
+                    pages.len(),
+                    id.0
+                ));
+            }
         }
-        let all = self.buffer.iter().flat_map(|page| (0..parts).map(move |part| (page.0, part)));
-        for (page, (name, part)) in pages.iter_mut().zip(all) {
-            *page = PageId(first + name * parts + part);
+        // The pool looks at these itself.
+        for (page, taken) in pages.iter_mut().zip(&self.buffer) {
+            *page = PageId(taken.0);
         }
         Ok(())
     }
 
     fn give(&mut self, component: Component, pages: &[PageId]) -> Result<(), String> {
         self.buffer.clear();
-        match (&mut self.apart, component) {
-            (Some(apart), Component::Window) => {
-                for page in pages {
-                    let name = page.0.saturating_sub(apart.full) / apart.parts;
-                    let Some(back) = apart.back.get_mut(name as usize) else { continue };
-                    *back += 1;
-                    if *back == apart.parts {
-                        *back = 0;
-                        self.buffer.push(PoolPage(name));
-                    }
-                }
-            }
-            _ => self.buffer.extend(pages.iter().map(|page| PoolPage(page.0))),
+        self.buffer.extend(pages.iter().map(|page| PoolPage(page.0)));
+        let id = self.components[component as usize];
+        match self.allocator.free(id, &self.buffer) {
+            0 => Ok(()),
+            code => Err(format!(
+                "answered {:?} when {} pages of component {} were given back that it had handed out (free)",
+                ErrorCode(code),
+                pages.len(),
+                id.0
+            )),
         }
-        if self.buffer.is_empty() { Ok(()) } else { self.free(named(component)) }
     }
 }
 

@@ -1,33 +1,21 @@
 //! Whether plugins can carry and store what a model has: the same check for `host plugins check` and for a worker that starts.
 
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use host_core::layout::KvShape;
 use host_memory::{Mapping, SharedMemory};
-use host_plugin_api::{Error, ErrorCode, Memory, MemoryKind, StorageTier, TierLimits, TransferBackend};
+use host_plugin_api::{Address, Error, Memory, MemoryKind, StorageTier, TierLimits, TransferBackend};
 use rustix::fd::AsRawFd;
 
 use super::OffloadTiers;
+use super::cannot_work::{CannotWork, not_registered};
 use super::tier_thread::value_bytes;
 
 /// Bytes of the memory that a transfer plugin is tried with.
 const TRIED_BYTES: usize = 64 << 10;
 /// Largest multiple that a tier may ask for. One head of a page is seldom as long.
 const LARGEST_ALIGNMENT: u64 = 64 << 20;
-
-/// What can never work, however often it is tried: the sentence names the plugin, the numbers and what would work.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CannotWork(pub String);
-
-impl fmt::Display for CannotWork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for CannotWork {}
 
 impl OffloadTiers {
     /// Checks that every tier takes the values of a model whose pages have this shape.
@@ -79,7 +67,7 @@ pub fn try_out_transfer(name: &str, backend: &dyn TransferBackend) -> anyhow::Re
 
 fn offered(address: NonNull<u8>, bytes: usize, fd: i32) -> Memory {
     Memory {
-        address: address.as_ptr() as u64,
+        address: Address::of(address.as_ptr()),
         length: bytes as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -95,19 +83,6 @@ fn give_back<M>(name: &str, ended: host_plugin_api::Result<()>, memory: M) -> an
         std::mem::forget(memory);
         anyhow::anyhow!("plugin {name:?} did not give memory back (deregister): {error}")
     })
-}
-
-/// A plugin that refuses memory. What it says of the kind of memory stays so; anything else may be otherwise at the next try.
-pub(crate) fn not_registered(plugin: &str, what: &str, error: &Error) -> anyhow::Error {
-    let text = format!("plugin {plugin:?} did not register the {what}: {error}");
-    match error.code {
-        ErrorCode::UNSUPPORTED | ErrorCode::INVALID_ARGUMENT | ErrorCode::CONFIG => {
-            let way_out =
-                "it cannot reach ordinary host memory, which is what this worker has: name another plugin";
-            CannotWork(format!("{text}; {way_out}")).into()
-        }
-        _ => anyhow::anyhow!(text),
-    }
 }
 
 /// A transfer plugin that peers could not connect to.
@@ -207,19 +182,5 @@ mod tests {
         let none = TierLimits { max_batches: 0, ..limits(1 << 20, 1) };
         let CannotWork(said) = values("disk", &none, &SHAPE, 1).unwrap_err();
         assert!(said.contains("at most 0 batches of 4 pages"), "{said}");
-    }
-
-    #[test]
-    fn only_what_stays_so_can_never_work() {
-        for (code, never) in [
-            (ErrorCode::UNSUPPORTED, true),
-            (ErrorCode::INVALID_ARGUMENT, true),
-            (ErrorCode::NO_RESOURCE, false),
-            (ErrorCode::IO, false),
-            (ErrorCode::PANICKED, false),
-        ] {
-            let error = not_registered("wire", "KV pool", &Error::new(code, "no"));
-            assert_eq!(error.is::<CannotWork>(), never, "{code:?}: {error}");
-        }
     }
 }

@@ -13,6 +13,7 @@ mod alive;
 mod allocator;
 pub mod cache_news;
 mod cache_thread;
+mod cannot_work;
 mod channels;
 pub mod clock;
 mod complaints;
@@ -45,8 +46,9 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use alive::Alive;
-pub use allocator::{AllocatorPages, Pages, components};
+pub use allocator::{AllocatorPages, Pages, groups};
 pub use cache_thread::CacheLog;
+pub use cannot_work::CannotWork;
 use channels::Input;
 pub use channels::Outgoing;
 use clock::Clock;

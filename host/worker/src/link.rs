@@ -17,13 +17,14 @@ use host_core::transfer::KvSlice;
 use host_executor::KvMemory;
 use host_memory::SharedMemory;
 use host_plugin_api::ErrorCode;
-use host_plugin_api::transfer::{Memory, MemoryKind, PeerId, RegionId, TransferBackend};
+use host_plugin_api::transfer::{Address, Memory, MemoryKind, PeerId, RegionId, TransferBackend};
 use host_plugins::Running;
 use host_wire::proto::{TransferEndpoint, WorkerInfo};
 use parking_lot::Mutex;
 use rustix::fd::AsRawFd;
 
-use super::fit::{no_endpoint, not_registered};
+use super::cannot_work::not_registered;
+use super::fit::no_endpoint;
 use super::lane_counters::LaneCounters;
 pub use peer::{Link, PeerRank};
 use table::{NotReplaced, Table};
@@ -123,7 +124,7 @@ impl Links {
         let plugin = plugin.unwrap_or_default();
         let register = |backend: &Arc<dyn TransferBackend>, memory: &SharedMemory, what| {
             let registered = backend.register(&Memory {
-                address: memory.address().as_ptr() as u64,
+                address: Address::of(memory.address().as_ptr()),
                 length: memory.bytes() as u64,
                 kind: MemoryKind::DRAM,
                 device: 0,

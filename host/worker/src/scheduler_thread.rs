@@ -73,8 +73,8 @@ pub(super) fn start(mut start: Start) -> std::io::Result<(Stop, JoinHandle<()>)>
     let (stop, stopped) = watch::channel(false);
     let thread = std::thread::Builder::new().name("scheduler".into());
     let thread = thread.spawn(move || {
-        let Pages { limits, source } = &mut start.pages;
-        let scheduler = Scheduler::with_pages(start.config.clone(), *limits, source.take());
+        let Pages { plan, source } = &mut start.pages;
+        let scheduler = Scheduler::with_pages(start.config.clone(), plan.limits, source.take());
         let barrier = RankBarrier::new(start.to_transfer.len());
         Turn {
             start,

@@ -26,7 +26,7 @@ impl Staging {
     /// How a rank chooses whose plugin has these limits: the operator's knee, else the plugin's, else what suits most links.
     pub(super) fn policy(&self, limits: &TransferLimits) -> StagingPolicy {
         let default = StagingPolicy::default();
-        let of_plugin = limits.short_writes().and_then(|bytes| usize::try_from(bytes).ok());
+        let of_plugin = usize::try_from(limits.short_writes).ok().filter(|bytes| *bytes > 0);
         StagingPolicy { mode: self.mode, knee: self.knee.or(of_plugin).unwrap_or(default.knee), ..default }
     }
 
@@ -46,10 +46,10 @@ mod tests {
 
     #[test]
     fn the_operator_knows_better_than_the_plugin_and_the_plugin_better_than_we() {
-        let silent = TransferLimits { max_writes: 1, max_submissions: 1, reserved: [0; 6] };
+        let silent = TransferLimits::new(1, 1);
         let knee = |knee, limits: TransferLimits| Staging { knee, ..Staging::default() }.policy(&limits).knee;
         assert_eq!(knee(None, silent), StagingPolicy::default().knee);
-        assert_eq!(knee(None, silent.with_short_writes(256)), 256);
-        assert_eq!(knee(Some(4096), silent.with_short_writes(256)), 4096);
+        assert_eq!(knee(None, TransferLimits { short_writes: 256, ..silent }), 256);
+        assert_eq!(knee(Some(4096), TransferLimits { short_writes: 256, ..silent }), 4096);
     }
 }

@@ -15,8 +15,8 @@ use abi_stable::std_types::{RResult, RSlice, RSliceMut, RStr, RVec};
 use super::{AbiError, AbiResult, TransferObject, TransferRole, TransferRole_TO};
 use crate::error::{Error, ErrorCode, Result};
 use crate::transfer::{
-    Completion, Memory, Notification, Opening, PeerId, PreparedId, RegionId, Submission, Tag,
-    TransferBackend, TransferLimits, Write,
+    Completion, Memory, Notification, Opening, PeerId, RegionId, Submission, Tag, TransferBackend,
+    TransferLimits, Write,
 };
 
 /// The author's backend behind a net. After its first panic every call answers `PANICKED` with that panic's text.
@@ -85,8 +85,7 @@ impl<T> Drop for Guard<T> {
 
 impl<T: TransferBackend> TransferRole for Guard<T> {
     fn limits(&self) -> TransferLimits {
-        let nothing = TransferLimits { max_writes: 0, max_submissions: 0, reserved: [0; 6] };
-        self.run(|b| b.limits()).unwrap_or(nothing)
+        self.run(|b| b.limits()).unwrap_or(TransferLimits::new(0, 0))
     }
     fn register(&self, memory: &Memory) -> AbiResult<RegionId> {
         self.cold(|b| b.register(memory))
@@ -103,17 +102,8 @@ impl<T: TransferBackend> TransferRole for Guard<T> {
     fn disconnect(&self, peer: PeerId) -> AbiResult<()> {
         self.cold(|b| b.disconnect(peer))
     }
-    fn prepare(&self, peer: PeerId, writes: RSlice<'_, Write>) -> AbiResult<PreparedId> {
-        self.cold(|b| b.prepare(peer, writes.as_slice()))
-    }
-    fn release(&self, prepared: PreparedId) -> AbiResult<()> {
-        self.cold(|b| b.release(prepared))
-    }
     fn submit(&self, submission: &Submission, writes: RSlice<'_, Write>) -> i32 {
         self.hot(|b| b.submit(submission, writes.as_slice()))
-    }
-    fn post(&self, submission: &Submission, prepared: PreparedId, indices: RSlice<'_, u32>) -> i32 {
-        self.hot(|b| b.post(submission, prepared, indices.as_slice()))
     }
     fn poll(&self, mut completions: RSliceMut<'_, Completion>) -> i32 {
         self.hot(|b| b.poll(completions.as_mut_slice()))

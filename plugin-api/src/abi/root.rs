@@ -15,7 +15,7 @@ use abi_stable::type_layout::TypeLayout;
 use super::difference;
 use super::services::{Attach, HostObject, attach};
 use super::{AbiResult, AllocatorObject, TierObject, TransferObject};
-use crate::allocator::{ComponentPool, PoolOpening};
+use crate::allocator::{LayerGroup, PoolOpening};
 use crate::error::{Error, ErrorCode, Result};
 use crate::transfer::Opening;
 
@@ -44,7 +44,8 @@ pub struct OpenAllocator {
         name: RStr<'_>,
         config: RStr<'_>,
         page_tokens: u32,
-        components: RSlice<'_, ComponentPool>,
+        pages: u32,
+        groups: RSlice<'_, LayerGroup>,
     ) -> AbiResult<AllocatorObject>,
 }
 
@@ -80,16 +81,16 @@ pub struct PluginRoot {
     /// The transfer role, when the plugin plays it.
     #[sabi(last_prefix_field)]
     pub transfer: ROption<OpenTransfer>,
-    /// The storage role, since 0.1.1.
+    /// The storage role.
     #[sabi(missing_field(default))]
     pub tier: ROption<OpenTier>,
-    /// The allocator role, since 0.1.1.
+    /// The allocator role.
     #[sabi(missing_field(default))]
     pub allocator: ROption<OpenAllocator>,
-    /// Takes the host's services, since 0.1.2.
+    /// Takes the host's services.
     #[sabi(missing_field(default))]
     pub attach: ROption<Attach>,
-    /// Checks a configuration, since 0.1.2.
+    /// Checks a configuration.
     #[sabi(missing_field(default))]
     pub check_config: ROption<CheckConfig>,
 }
@@ -248,8 +249,10 @@ impl Root {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "the plugin has no allocator role"));
         };
         let (name, config) = (opening.name.as_str().into(), opening.config.as_str().into());
-        let components = RSlice::from_slice(&opening.components);
-        (open.call)(name, config, opening.page_tokens, components).into_result().map_err(Error::from)
+        let groups = RSlice::from_slice(&opening.groups);
+        (open.call)(name, config, opening.page_tokens, opening.pages, groups)
+            .into_result()
+            .map_err(Error::from)
     }
 
     /// The kinds of role whose factories the plugin exports, as manifests name them.

@@ -7,7 +7,8 @@ use abi_stable::StableAbi;
 use abi_stable::type_layout::{TLData, TLDataDiscriminant, TLField, TLFunction, TLPrimitive, TypeLayout};
 use host_plugin_api::abi::PluginRoot_Ref;
 use host_plugin_api::{
-    ErrorCode, MemoryKind, NOTIFICATION_BYTES, NotificationKind, VERSION, capability, note, tier,
+    ErrorCode, LayerKind, MemoryKind, NOTIFICATION_BYTES, NotificationKind, Retains, VERSION, capability,
+    note, tier,
 };
 
 const HEAD: &str = "\
@@ -55,8 +56,12 @@ fn constants(text: &mut String) -> std::fmt::Result {
         ("tier::FOUND", i64::from(tier::FOUND)),
         ("tier::STORED", i64::from(tier::STORED)),
         ("tier::MISSING", i64::from(tier::MISSING)),
-        ("allocator::Component::FULL", i64::from(host_plugin_api::Component::FULL.0)),
-        ("allocator::Component::WINDOW", i64::from(host_plugin_api::Component::WINDOW.0)),
+        ("allocator::LayerKind::FULL", i64::from(LayerKind::FULL.0)),
+        ("allocator::LayerKind::WINDOW", i64::from(LayerKind::WINDOW.0)),
+        ("allocator::LayerKind::STATE", i64::from(LayerKind::STATE.0)),
+        ("allocator::Retains::ALL", i64::from(Retains::ALL.0)),
+        ("allocator::Retains::NEWEST", i64::from(Retains::NEWEST.0)),
+        ("allocator::Retains::STATE", i64::from(Retains::STATE.0)),
     ] {
         writeln!(text, "constant {name} = {value}")?;
     }

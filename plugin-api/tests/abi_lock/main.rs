@@ -92,7 +92,8 @@ fn a_method_that_moves_breaks() {
 #[test]
 fn everything_that_crosses_is_in_the_dump() {
     let now = dump::abi();
-    for name in ["PluginRoot", "TransferLimits", "TierPage", "Growth", "AbiError", "Notification", "Scanned"]
+    for name in
+        ["PluginRoot", "TransferLimits", "TierPage", "LayerGroup", "AbiError", "Notification", "Scanned"]
     {
         assert!(now.contains(&format!("\n{name}")), "{name} is not in the dump");
     }

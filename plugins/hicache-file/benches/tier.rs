@@ -41,7 +41,7 @@ fn opening(bench: &mut Bench) {
         let opened = start.elapsed();
         let one = |number: usize| {
             let (key, length) = (bench.key(number), 4096);
-            assert_eq!(tier.get(Tag(1), &[TierPage { key, region: region.0, length, offset: 0 }]), 0);
+            assert_eq!(tier.get(Tag(1), &[TierPage { key, region, length, offset: 0 }]), 0);
             let mut done = [TierCompletion::default()];
             while tier.poll(&mut done) == 0 {
                 std::thread::yield_now();

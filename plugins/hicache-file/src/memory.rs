@@ -5,7 +5,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-use host_plugin_api::{Error, ErrorCode, Key, Memory, MemoryKind, RegionId, Result, TierPage};
+use host_plugin_api::{Address, Error, ErrorCode, Key, Memory, MemoryKind, RegionId, Result, TierPage};
 
 use crate::format::{BLOCK, checksum, padded};
 
@@ -134,7 +134,8 @@ impl Regions {
         if memory.kind != MemoryKind::DRAM {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "only host memory can be registered"));
         }
-        if memory.address == 0 || memory.length == 0 || memory.address.checked_add(memory.length).is_none() {
+        let Address(address) = memory.address;
+        if address == 0 || memory.length == 0 || address.checked_add(memory.length).is_none() {
             let text = "the memory is empty or leaves the address space";
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
         }
@@ -164,14 +165,14 @@ impl Regions {
 
     /// The page's memory, in use from now on; none when it is not inside a region.
     pub fn claim(&mut self, page: &TierPage, most: u64) -> Option<Span> {
-        let region = self.regions.get_mut(&page.region).filter(|region| !region.leaving)?;
+        let region = self.regions.get_mut(&page.region.0).filter(|region| !region.leaving)?;
         let end = page.offset.checked_add(u64::from(page.length))?;
         if page.length == 0 || u64::from(page.length) > most || end > region.memory.length {
             return None;
         }
         region.in_use += 1;
-        let base = (region.memory.address + page.offset) as *mut u8;
-        let whole = Vector { base: region.memory.address as *mut u8, length: region.memory.length as usize };
+        let base = Address(region.memory.address.0 + page.offset).pointer();
+        let whole = Vector { base: region.memory.address.pointer(), length: region.memory.length as usize };
         Some(Span { page: Vector { base, length: page.length as usize }, region: whole })
     }
 

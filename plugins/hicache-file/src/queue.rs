@@ -190,7 +190,7 @@ impl Queue {
     pub fn park(&self, page: &Claimed) {
         let mut state = self.state.lock();
         if page.span.is_some() {
-            state.regions.release(page.what.region);
+            state.regions.release(page.what.region.0);
             self.released.notify_all();
         }
         if state.slots[page.slot as usize].cancelled || state.closed {
@@ -230,7 +230,7 @@ impl Queue {
         let mut released = false;
         for Ended { page, status, bytes } in ended {
             if page.span.is_some() {
-                state.regions.release(page.what.region);
+                state.regions.release(page.what.region.0);
                 released = true;
             }
             state.finish(page.slot, page.page, *status, *bytes);
@@ -285,8 +285,7 @@ impl Queue {
             let (number, kind) = (number as u32, slot.kind);
             let mut end = |page: u32| {
                 slot.unfinished -= 1;
-                let completion =
-                    TierCompletion { tag: tag.0, page, status: ErrorCode::CANCELLED.0, bytes: 0 };
+                let completion = TierCompletion { tag, page, status: ErrorCode::CANCELLED.0, bytes: 0 };
                 done.push_back((number, completion));
                 self.metrics.pages_waiting.sub(1);
                 if kind == Kind::Put {

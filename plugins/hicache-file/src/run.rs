@@ -81,7 +81,7 @@ impl Run {
         let of = |part: &Part| {
             let span = part.page.span.filter(|_| part.buffer.is_none())?;
             let (number, piece) = span.piece(size)?;
-            Some((part.page.what.region, number, piece))
+            Some((part.page.what.region.0, number, piece))
         };
         let first = self.parts.first().and_then(of)?;
         let same =

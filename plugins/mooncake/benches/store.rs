@@ -202,7 +202,7 @@ fn pass(pool: &mooncake_pool::Pool) {
     let config = pool.config(&format!("global_segment_size = \"0\"\nstore_deadline_ms = 60000\n{more}"));
     let tier = host_plugin_mooncake::open_storage(&Opening { name: "bench".into(), config }).unwrap();
     let region = tier.register(&Memory {
-        address: memory.address().as_ptr() as u64,
+        address: Address::of(memory.address().as_ptr()),
         length: BYTES as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -247,7 +247,12 @@ fn pages(region: u32, page: usize, run: usize) -> Vec<TierPage> {
         let mut key = [run as u8; 32];
         key[..8].copy_from_slice(&(number as u64).to_le_bytes());
         key[8..16].copy_from_slice(&(page as u64).to_le_bytes());
-        TierPage { key: Key(key), region, length: page as u32, offset: (number * page) as u64 }
+        TierPage {
+            key: Key(key),
+            region: RegionId(region),
+            length: page as u32,
+            offset: (number * page) as u64,
+        }
     };
     (0..BYTES / page).map(of).collect()
 }

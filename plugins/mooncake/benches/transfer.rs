@@ -16,6 +16,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
+use host_plugin_api::RegionId;
 use std::io::{BufRead, BufReader, Write as _};
 use std::os::fd::BorrowedFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -112,7 +113,7 @@ fn instance(name: &str) -> (MooncakeBackend, SharedMemory, RegionId) {
     // SAFETY: as long as it says, and nothing else knows it yet.
     unsafe { bytes.address().as_ptr().write_bytes(1, BYTES) };
     let memory = Memory {
-        address: bytes.address().as_ptr() as u64,
+        address: Address::of(bytes.address().as_ptr()),
         length: BYTES as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -177,8 +178,8 @@ impl Ours {
     fn round(&mut self, count: usize, told: u32) -> f64 {
         let length = BYTES / count;
         let write = |at: usize| Write {
-            source_region: self.regions.0,
-            target_region: self.regions.1,
+            source_region: RegionId(self.regions.0),
+            target_region: RegionId(self.regions.1),
             source_offset: (at * length) as u64,
             target_offset: ((count - 1 - at) * length) as u64,
             length: length as u32,

@@ -2,6 +2,7 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use host_plugin_api::RegionId;
 use host_transfer_kit::RegionDescriptor;
 use host_transfer_kit::wire::{Endpoint, Message};
 
@@ -28,7 +29,8 @@ pub fn wire(bytes: &[u8]) -> bool {
 /// Some of each kind.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
-    let region = RegionDescriptor { id: 3, generation: 1, address: 1 << 20, length: 4096, device: None };
+    let region =
+        RegionDescriptor { id: RegionId(3), generation: 1, address: 1 << 20, length: 4096, device: None };
     let bodies = [
         Body::Connection(Message::Hello { token: [4; 16], name: "prefill-0".into() }),
         Body::Connection(Message::Welcome { address: b"127.0.0.1:9".to_vec(), regions: vec![region; 2] }),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use host_plugin_api::Address;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -72,7 +73,7 @@ const BYTES: usize = 1 << 20;
 
 fn register(backend: &MooncakeBackend, memory: &[u8]) -> RegionId {
     let memory = Memory {
-        address: memory.as_ptr() as u64,
+        address: Address::of(memory.as_ptr()),
         length: memory.len() as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -95,8 +96,8 @@ impl Pair {
 
     fn write(&self, from: usize, to: usize, length: usize) -> Write {
         Write {
-            source_region: self.regions.0.0,
-            target_region: self.regions.1.0,
+            source_region: self.regions.0,
+            target_region: self.regions.1,
             source_offset: from as u64,
             target_offset: to as u64,
             length: length as u32,

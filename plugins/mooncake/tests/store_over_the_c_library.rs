@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
+use host_plugin_api::Address;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,7 +56,7 @@ fn open(config: String) -> Result<MooncakeTier> {
 
 fn region(tier: &MooncakeTier, memory: &[u8]) -> RegionId {
     let offered = Memory {
-        address: memory.as_ptr() as u64,
+        address: Address::of(memory.as_ptr()),
         length: memory.len() as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -75,7 +76,7 @@ fn key(page: usize) -> Key {
 fn pages(region: RegionId, pages: std::ops::Range<usize>, length: usize) -> Vec<TierPage> {
     let page = |page| TierPage {
         key: key(page),
-        region: region.0,
+        region: region,
         length: length as u32,
         offset: (page * PAGE) as u64,
     };

@@ -3,14 +3,13 @@
 //!
 //! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench bare [-- KIB…]`
 //!
-//! Bare is: ranges looked up once, and for each submission a request made of them, posted and polled until it is
-//! done, while the receiver polls for messages without a pause. The plugin's side is what the host does: `submit`, or `post` of
-//! a prepared list, and `poll` when the descriptor says so. Pieces do not touch each other, so that nothing is joined;
+//! Bare is: ranges described once, and for each submission a request made of them, posted and polled until it is
+//! done, while the receiver polls for messages without a pause. The plugin's side is what the host does: `submit`, and `poll` when the descriptor says so. Pieces do not touch each other, so that nothing is joined;
 //! up to 1024 of them or 4 MiB in a submission, or one piece if it is larger, eight submissions in flight, each with a
 //! notification. A round ends when the sender knows that all is done, and the receiver has said, through a pipe, that
 //! every notification came.
 //!
-//! What the machine does meanwhile changes from second to second, so ratios are of neighbours: bare, `submit`, `post`, and
+//! What the machine does meanwhile changes from second to second, so ratios are of neighbours: bare, `submit`, and
 //! the same backwards, make a block, and a block gives one ratio of the times of its two rounds each. Shown are the
 //! medians of the blocks' ratios with their quartiles, and of the rounds' GB/s of 10^9 bytes. BBR paces on loopback, too,
 //! by what it guesses, so the same round takes half or twice as long: measure in a network namespace with another
@@ -24,6 +23,7 @@ mod plugin {
     pub mod capi;
 }
 
+use host_plugin_api::RegionId;
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::io::{BufRead, BufReader};
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use host_memory::SharedMemory;
 use host_plugin_api::*;
-use plugin::capi::{Agent, Library, Place, Prepared, Progress, Ranges, Segment};
+use plugin::capi::{Agent, Library, Place, Progress, Ranges, Segment};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -59,19 +59,19 @@ fn main() {
     let wanted: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
     let mut bare = Bare::start();
     let mut plugin = Plugin::start();
-    println!("    piece    bare  submit    post            submit/bare              post/bare");
+    println!("    piece    bare  submit            submit/bare");
     for piece in PIECES.into_iter().filter(|piece| wanted.is_empty() || wanted.contains(&(piece >> 10))) {
         bare.prepare(piece);
         plugin.prepare(piece);
         let mut round = |way: usize| match way {
-            0 => seconds(|| bare.round(piece)),
-            way => seconds(|| plugin.round(piece, way == 2)),
+            0 => seconds(|| bare.round()),
+            _ => seconds(|| plugin.round(piece)),
         };
         // The first of each finds everything cold.
-        let mut times = [0, 1, 2].map(|way| Vec::from(&[round(way)][1..]));
+        let mut times = [0, 1].map(|way| Vec::from(&[round(way)][1..]));
         let start = Instant::now();
         while times[0].len() < 2 * BLOCKS || start.elapsed() < LONG {
-            [0, 1, 2, 2, 1, 0].into_iter().for_each(|way| times[way].push(round(way)));
+            [0, 1, 1, 0].into_iter().for_each(|way| times[way].push(round(way)));
         }
         let bytes = (offsets(piece).len() * piece) as f64;
         let rate = |way: usize| bytes / quartiles(times[way].clone())[1] / 1e9;
@@ -81,9 +81,8 @@ fn main() {
             let [low, middle, high] = quartiles(ratios.collect());
             format!("{middle:.3} ({low:.3}..{high:.3})")
         };
-        let (rates, ratios) = ([0, 1, 2].map(rate), [1, 2].map(beside_bare));
-        let [bare, submit, post] = rates.map(|rate| format!("{rate:>7.3}"));
-        println!("{:>5} KiB {bare} {submit} {post} {:>22} {:>22}", piece >> 10, ratios[0], ratios[1]);
+        let [bare, submit] = [0, 1].map(rate).map(|rate| format!("{rate:>7.3}"));
+        println!("{:>5} KiB {bare} {submit} {:>22}", piece >> 10, beside_bare(1));
     }
     bare.end();
     plugin.end();
@@ -200,7 +199,8 @@ struct Bare {
     agent: Agent,
     peer: CString,
     addresses: (u64, u64),
-    lists: Option<(Prepared, Prepared)>,
+    /// Ours and the peer's of each submission of a round.
+    ranges: Vec<(Ranges, Ranges)>,
     _memory: SharedMemory,
 }
 
@@ -211,7 +211,7 @@ impl Bare {
         let (library, mut agent) = bare_agent("sender", &memory);
         let peer = agent.learn(&metadata).unwrap();
         let addresses = (memory.address().as_ptr() as u64, target.parse().unwrap());
-        let new = Self { receiver, library, agent, peer, addresses, lists: None, _memory: memory };
+        let new = Self { receiver, library, agent, peer, addresses, ranges: Vec::new(), _memory: memory };
         new.signal(Signal::STOP);
         new
     }
@@ -222,35 +222,28 @@ impl Bare {
     }
 
     fn prepare(&mut self, piece: usize) {
-        self.signal(Signal::CONT);
         let new = || Ranges::new(&self.library, Segment::Dram).unwrap();
-        let mut ranges = [new(), new()];
-        for offset in offsets(piece) {
-            ranges[0].add(self.addresses.0 + offset, piece, 0).unwrap();
-            ranges[1].add(self.addresses.1 + offset, piece, 0).unwrap();
-        }
-        let local = self.agent.prepare(None, &ranges[0]).unwrap();
-        let remote = self.agent.prepare(Some(&self.peer), &ranges[1]).unwrap();
-        if let Some((local, remote)) = self.lists.replace((local, remote)) {
-            self.agent.release_prepared(local);
-            self.agent.release_prepared(remote);
-        }
-        self.signal(Signal::STOP);
+        let described = |offsets: &[u64]| {
+            let (mut ours, mut theirs) = (new(), new());
+            for offset in offsets {
+                ours.add(self.addresses.0 + offset, piece, 0).unwrap();
+                theirs.add(self.addresses.1 + offset, piece, 0).unwrap();
+            }
+            (ours, theirs)
+        };
+        self.ranges = offsets(piece).chunks(batch(piece)).map(described).collect();
     }
 
-    fn round(&mut self, piece: usize) {
+    fn round(&mut self) {
         self.signal(Signal::CONT);
-        let (local, remote) = self.lists.as_ref().unwrap();
-        let count = offsets(piece).len();
-        let indices: Vec<u32> = (0..count as u32).collect();
-        let mut left = indices.chunks(batch(piece));
+        let mut left = self.ranges.iter();
         let message = (left.len() as u64).to_le_bytes();
         let mut flights = VecDeque::new();
         loop {
             if flights.len() < FLIGHTS
-                && let Some(chunk) = left.next()
+                && let Some((ours, theirs)) = left.next()
             {
-                let started = self.agent.write_prepared(local, remote, chunk, &message);
+                let started = self.agent.write(ours, theirs, &self.peer, &message);
                 flights.push_back(started.unwrap().0);
                 continue;
             }
@@ -278,7 +271,7 @@ impl Bare {
 fn open(name: &str, memory: &SharedMemory) -> (Box<dyn TransferBackend>, RegionId) {
     let backend = host_plugin_nixl::open(&Opening { name: name.into(), config: String::new() }).unwrap();
     let region = backend.register(&Memory {
-        address: memory.address().as_ptr() as u64,
+        address: Address::of(memory.address().as_ptr()),
         length: BYTES as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -328,7 +321,6 @@ struct Plugin {
     peer: PeerId,
     regions: (RegionId, u32),
     writes: Vec<Write>,
-    list: Option<PreparedId>,
     _memory: SharedMemory,
 }
 
@@ -339,28 +331,23 @@ impl Plugin {
         let (backend, region) = open("prefill", &memory);
         let peer = backend.connect("decode", &endpoint).unwrap();
         let regions = (region, target.parse().unwrap());
-        Self { receiver, backend, peer, regions, writes: Vec::new(), list: None, _memory: memory }
+        Self { receiver, backend, peer, regions, writes: Vec::new(), _memory: memory }
     }
 
     fn prepare(&mut self, piece: usize) {
         let write = |offset| Write {
-            source_region: self.regions.0.0,
-            target_region: self.regions.1,
+            source_region: self.regions.0,
+            target_region: RegionId(self.regions.1),
             source_offset: offset,
             target_offset: offset,
             length: piece as u32,
             target_generation: 1,
         };
         self.writes = offsets(piece).into_iter().map(write).collect();
-        let list = self.backend.prepare(self.peer, &self.writes).unwrap();
-        if let Some(list) = self.list.replace(list) {
-            self.backend.release(list).unwrap();
-        }
     }
 
-    fn round(&mut self, piece: usize, prepared: bool) {
-        let indices: Vec<u32> = (0..self.writes.len() as u32).collect();
-        let mut batches = self.writes.chunks(batch(piece)).zip(indices.chunks(batch(piece)));
+    fn round(&mut self, piece: usize) {
+        let mut batches = self.writes.chunks(batch(piece));
         let mut notification = [0; NOTIFICATION_BYTES];
         notification[..8].copy_from_slice(&(batches.len() as u64).to_le_bytes());
         let (mut flights, mut tag) = (0, 0);
@@ -368,15 +355,11 @@ impl Plugin {
         let mut bytes = 0;
         loop {
             if flights < FLIGHTS
-                && let Some((writes, indices)) = batches.next()
+                && let Some(writes) = batches.next()
             {
                 let submission =
                     Submission { peer: self.peer, notification_length: 8, tag: Tag(tag), notification };
-                let code = match self.list.filter(|_| prepared) {
-                    Some(list) => self.backend.post(&submission, list, indices),
-                    None => self.backend.submit(&submission, writes),
-                };
-                assert_eq!(code, 0);
+                assert_eq!(self.backend.submit(&submission, writes), 0);
                 (flights, tag) = (flights + 1, tag + 1);
                 continue;
             }

@@ -103,7 +103,7 @@ fn open(dir: &Path, direct: bool) -> Box<dyn StorageTier> {
 
 fn register(tier: &dyn StorageTier, memory: &SharedMemory) -> u32 {
     let region = tier.register(&Memory {
-        address: memory.address().as_ptr() as u64,
+        address: Address::of(memory.address().as_ptr()),
         length: BYTES as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -118,7 +118,12 @@ fn pages(region: u32, page: usize, run: usize) -> Vec<TierPage> {
     let of = |number: usize| {
         let mut key = [run as u8; 32];
         key[..8].copy_from_slice(&(number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-        TierPage { key: Key(key), region, length: page as u32, offset: (number * page) as u64 }
+        TierPage {
+            key: Key(key),
+            region: RegionId(region),
+            length: page as u32,
+            offset: (number * page) as u64,
+        }
     };
     (0..BYTES / page).map(of).collect()
 }

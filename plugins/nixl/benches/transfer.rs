@@ -13,6 +13,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use host_plugin_api::RegionId;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -105,7 +106,7 @@ fn open(plugin: &str, name: &str, config: &str) -> (Box<dyn TransferBackend>, Sh
     // SAFETY: the whole mapping, before anything else knows of it. Touched, so that page faults are not measured.
     unsafe { memory.address().as_ptr().write_bytes(1, BYTES) };
     let region = backend.register(&Memory {
-        address: memory.address().as_ptr() as u64,
+        address: Address::of(memory.address().as_ptr()),
         length: BYTES as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -178,8 +179,8 @@ impl Transfer<'_> {
         let (backend, memory, region) = open(plugin, "prefill", config);
         let peer = backend.connect("decode", &endpoint).unwrap();
         let write = |offset: usize, length: usize| Write {
-            source_region: region.0,
-            target_region: target.parse().unwrap(),
+            source_region: region,
+            target_region: RegionId(target.parse().unwrap()),
             source_offset: offset as u64,
             target_offset: offset as u64,
             length: length as u32,

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{Error, ErrorCode, Result};
+use host_plugin_api::{Error, ErrorCode, RegionId, Result};
 use host_transfer_kit::connections::{Connection, Transport};
 use host_transfer_kit::wire::Message;
 use host_transfer_kit::{Notifications, Random, RegionDescriptor};
@@ -235,7 +235,7 @@ impl Transport for Agents {
         let mut agent =
             self.maker.agent(&format!("inbound-{}", self.inbound_made), has_thread).map_err(io)?;
         for region in regions {
-            agent.register(region.id, place(region)).map_err(io)?;
+            agent.register(region.id.0, place(region)).map_err(io)?;
         }
         let metadata = agent.metadata().map_err(io)?;
         self.inbound.push(Inbound { connection, peer_name: peer_name.to_owned(), agent, has_thread });
@@ -263,11 +263,11 @@ impl Transport for Agents {
         self.links.remove(&id);
     }
 
-    fn let_go(&mut self, region: u32) {
+    fn let_go(&mut self, region: RegionId) {
         self.links.values_mut().for_each(|link| link.let_go(region));
     }
 
-    fn has_let_go(&mut self, region: u32) -> Result<bool> {
+    fn has_let_go(&mut self, region: RegionId) -> Result<bool> {
         let mut all = true;
         for link in self.links.values_mut() {
             all &= link.has_let_go(region).map_err(io)?;

@@ -16,7 +16,7 @@ use crate::agents::Maker;
 use crate::config::Config;
 use crate::driver;
 use crate::library;
-use crate::shared::{Command, List, Peer, Shared};
+use crate::shared::{Command, Peer, Shared};
 use crate::wire::FORMAT;
 
 /// An instance of the backend. See the crate.
@@ -77,7 +77,13 @@ impl Nixl {
             .allows_devices(library::ucx_tls().as_deref())
             .map_err(|error| no(&error.message))?;
         crate::capi::cuda_driver().map_err(|why| no(&format!("there is no CUDA driver ({why})")))?;
-        let region = RegionDescriptor { id: 1, generation, address, length, device: Some(device) };
+        let region = RegionDescriptor {
+            id: RegionId(1),
+            generation,
+            address: address.0,
+            length,
+            device: Some(device),
+        };
         let tried = self.ask(|reply| Command::Try { region, reply });
         tried.map_err(|error| no(&format!("{}; UCX needs its CUDA transports for it", error.message)))
     }
@@ -122,14 +128,6 @@ impl Backend for Nixl {
     fn start(&self, _: &Arc<Peer>, index: u32) -> bool {
         self.shared.start(index);
         true
-    }
-
-    fn prepare(&self, list: &Arc<List>) -> Result<()> {
-        self.ask(|reply| Command::Prepare { list: list.clone(), reply })
-    }
-
-    fn release(&self, list: &Arc<List>) -> Result<()> {
-        self.ask(|reply| Command::Release { list: list.clone(), reply })
     }
 
     fn shutdown(&self, deadline_ms: u64) -> Result<()> {

@@ -14,7 +14,7 @@ mod requests;
 
 pub use agent::{Agent, Place};
 pub use exit::{Alive, guard};
-pub use requests::{Direction, Prepared, Progress, Request};
+pub use requests::{Direction, Progress, Request};
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -91,9 +91,6 @@ api! {
     opt_args_set_has_notif(Handle, bool);
     opt_args_set_skip_desc_merge(Handle, bool);
     destroy_opt_args(Handle);
-    prep_xfer_dlist(Handle, *const c_char, Handle, *mut Handle, Handle);
-    release_xfer_dlist_handle(Handle, Handle);
-    make_xfer_req(Handle, c_int, Handle, *const c_int, usize, Handle, *const c_int, usize, *mut Handle, Handle);
     create_xfer_req(Handle, c_int, Handle, Handle, *const c_char, *mut Handle, Handle);
     post_xfer_req(Handle, Handle, Handle);
     get_xfer_status(Handle, Handle);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use host_plugin_api::{Error, ErrorCode, Result};
 use host_transfer_kit::connections::Settings;
 use host_transfer_kit::wire::Message;
-use host_transfer_kit::{Connections, Random, RegionDescriptor, answer, reading, start_thread};
+use host_transfer_kit::{Connections, Random, RegionDescriptor, answer, start_thread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::set_current_timer_slack;
 
@@ -18,7 +18,7 @@ use crate::agents::{Agents, MAX_PEERS, Maker, io};
 use crate::capi::Refusal;
 use crate::link::{Failed, Link};
 use crate::pieces::{Scratch, place};
-use crate::shared::{Command, List, Shared};
+use crate::shared::{Command, Shared};
 use crate::wire::{Body, Frame};
 
 /// How often a peer is told again to close an inbound endpoint.
@@ -142,13 +142,6 @@ impl Driver {
             match command {
                 Command::Connections(request) => self.connections.request(request),
                 Command::Try { region, reply } => answer(&reply, self.try_memory(&region)),
-                Command::Prepare { list, reply } => answer(&reply, self.prepare(list)),
-                Command::Release { list, reply } => {
-                    if let Some(link) = self.connections.transport.links.get_mut(&list.peer.id.0) {
-                        link.release(list.id);
-                    }
-                    answer(&reply, Ok(()));
-                }
             }
         }
         any
@@ -158,15 +151,7 @@ impl Driver {
     fn try_memory(&self, region: &RegionDescriptor) -> Result<()> {
         let refused = |refusal: Refusal| Error::new(ErrorCode::UNSUPPORTED, refusal.to_string());
         let mut agent = self.connections.transport.maker.agent("trial", false).map_err(refused)?;
-        agent.register(region.id, place(region)).map_err(refused)
-    }
-
-    fn prepare(&mut self, list: Arc<List>) -> Result<()> {
-        let regions = reading(&self.shared.linked.regions);
-        match self.connections.transport.links.get_mut(&list.peer.id.0) {
-            Some(link) => link.prepare(regions.alive(), list, &mut self.scratch).map_err(io),
-            None => Err(Error::new(ErrorCode::PEER_LOST, format!("{} is gone", list.peer.name))),
-        }
+        agent.register(region.id.0, place(region)).map_err(refused)
     }
 
     fn start_submissions(&mut self) -> bool {

@@ -1,5 +1,6 @@
 //! Entrances for fuzzing: what other instances send, as functions of bytes.
 
+use host_plugin_api::RegionId;
 use host_transfer_kit::RegionDescriptor;
 use host_transfer_kit::wire::{Endpoint, Message};
 
@@ -22,7 +23,8 @@ pub fn wire(bytes: &[u8]) -> bool {
 /// Some of each kind.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
-    let region = RegionDescriptor { id: 3, generation: 1, address: 1 << 20, length: 4096, device: None };
+    let region =
+        RegionDescriptor { id: RegionId(3), generation: 1, address: 1 << 20, length: 4096, device: None };
     let bodies = [
         (Message::Hello { token: [4; 16], name: "prefill-0".into() }, vec![1, 2, 3]),
         (Message::Welcome { address: vec![5; 9], regions: vec![region; 2] }, Vec::new()),

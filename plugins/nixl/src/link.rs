@@ -1,19 +1,16 @@
 //! A connection on which we are the sender, as the driver sees it.
 
-mod prepared;
-
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, PreparedId};
-use host_transfer_kit::{Instance, LinkedInstance, RegionDescriptor, reading};
-use prepared::{OfList, PreparedLists};
+use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, RegionId};
+use host_transfer_kit::{Instance, LinkedInstance, reading};
 
 use crate::capi::{Agent, Progress, Refusal, Request};
-use crate::pieces::{Piece, RANGES, Scratch};
-use crate::shared::{List, Peer};
+use crate::pieces::{RANGES, Scratch};
+use crate::shared::Peer;
 
 /// A message that is no notification: it tells the peer's driver, which may be drowsy, that data are on their way. They do
 /// not show by themselves before their end.
@@ -32,22 +29,9 @@ struct Flight {
     writes: usize,
     bytes: u64,
     /// In the order of their posts, which is the order in which they end.
-    requests: VecDeque<Posted>,
+    requests: VecDeque<Request>,
     /// How it ends, once nothing more of it is posted.
     end: Option<i32>,
-}
-
-/// A request that runs.
-struct Posted {
-    request: Request,
-    /// The prepared list it was made of, and the places in it.
-    made_of: Option<(PreparedId, Box<[u32]>)>,
-}
-
-/// What the next request is made of.
-enum Next<'a> {
-    Listed(OfList<'a>, &'a [u32]),
-    Described(Piece),
 }
 
 /// See the module.
@@ -62,10 +46,9 @@ pub struct Link {
     /// In order of their starts, which is the order in which they are reported.
     flights: VecDeque<Flight>,
     started: u64,
-    prepared: PreparedLists,
     hinted: Option<Instant>,
     /// Regions to take back, each once everything before a start has ended.
-    letting_go: HashMap<u32, u64>,
+    letting_go: HashMap<RegionId, u64>,
 }
 
 /// The link is of no use any more, and why.
@@ -92,7 +75,6 @@ impl Link {
             agent: Some(agent),
             flights: VecDeque::new(),
             started: 0,
-            prepared: PreparedLists::default(),
             hinted: None,
             letting_go: HashMap::new(),
         }
@@ -147,7 +129,7 @@ impl Link {
     /// When the link has to be ended.
     pub fn post(&mut self, linked: &LinkedInstance<()>, scratch: &mut Scratch) -> Result<bool, Failed> {
         let queue = &linked.instance.queue;
-        let Self { flights, agent: Some(agent), prepared, peer, to, in_order, hinted, .. } = self else {
+        let Self { flights, agent: Some(agent), peer, to, in_order, hinted, .. } = self else {
             return Ok(false);
         };
         // The notification goes with the last request, and must not overtake the others.
@@ -160,42 +142,22 @@ impl Link {
         let content = queue.content(flight.index);
         // A region may have gone since the submission was taken. While we look, none goes.
         let regions = reading(&linked.regions);
-        let listed = content.listed().and_then(|(list, places)| Some((prepared.of(list.id)?, places)));
-        let next = match listed {
-            Some((list, places)) => {
-                let places = &places[flight.writes..];
-                let places = &places[..places.len().min(RANGES)];
-                let bytes = list.bytes(places, regions.alive());
-                bytes.map(|bytes| (places.len(), bytes, Next::Listed(list, places)))
-            }
-            None => {
-                let regions = (regions.alive(), peer.regions.as_slice());
-                let piece =
-                    scratch.describe(agent, regions, content.writes(flight.writes), (RANGES, true))?;
-                piece.map(|piece| (piece.writes, piece.bytes, Next::Described(piece)))
-            }
-        };
-        let Some((writes, bytes, next)) = next else {
+        let places = (regions.alive(), peer.regions.as_slice());
+        let Some(piece) = scratch.describe(agent, places, content.writes(flight.writes), RANGES)? else {
             flight.end = Some(ErrorCode::INVALID_ARGUMENT.0);
             return Ok(true);
         };
-        flight.writes += writes;
-        flight.bytes += bytes;
-        hint(agent, to, hinted, bytes);
+        flight.writes += piece.writes;
+        flight.bytes += piece.bytes;
+        hint(agent, to, hinted, piece.bytes);
         let last = flight.writes == content.len();
         let message = if last { content.notification() } else { &[] };
-        let (posted, progress) = match next {
-            Next::Listed(list, places) => list.post(agent, places, message)?,
-            Next::Described(piece) => {
-                let (local, remote) = scratch.of(&piece);
-                let (request, progress) = agent.write(local, remote, to, message)?;
-                (Posted { request, made_of: None }, progress)
-            }
-        };
+        let (local, remote) = scratch.of(&piece);
+        let (request, progress) = agent.write(local, remote, to, message)?;
         if last {
             flight.end = Some(0);
         }
-        flight.requests.push_back(posted);
+        flight.requests.push_back(request);
         if progress == Progress::Failed { Err(Failed::write()) } else { Ok(true) }
     }
 
@@ -205,19 +167,19 @@ impl Link {
     /// When the link has to be ended.
     pub fn advance(&mut self, instance: &Instance<Peer>) -> Result<usize, Failed> {
         let mut finished = 0;
-        let Self { flights, agent: Some(agent), prepared, to, hinted, .. } = self else { return Ok(0) };
+        let Self { flights, agent: Some(agent), to, hinted, .. } = self else { return Ok(0) };
         if flights.front().is_some_and(|flight| !flight.requests.is_empty()) {
             hint(agent, to, hinted, HINTED);
         }
         while let Some(flight) = flights.front_mut() {
             while let Some(oldest) = flight.requests.front() {
-                match agent.progress(&oldest.request) {
+                match agent.progress(oldest) {
                     Progress::Running => break,
                     Progress::Failed => return Err(Failed::write()),
                     Progress::Done => {}
                 }
-                if let Some(posted) = flight.requests.pop_front() {
-                    prepared.keep(agent, posted);
+                if let Some(done) = flight.requests.pop_front() {
+                    agent.release(done);
                 }
             }
             let Some(status) = flight.end.filter(|_| flight.requests.is_empty()) else { break };
@@ -236,44 +198,6 @@ impl Link {
         Ok(finished)
     }
 
-    /// Has NIXL look a list up, for requests that are made of it. One that mixes kinds of memory stays as it is, and is
-    /// described each time that it is posted.
-    ///
-    /// # Errors
-    /// When NIXL refuses, which is about this list and no more.
-    pub fn prepare(
-        &mut self,
-        ours: &[RegionDescriptor],
-        list: Arc<List>,
-        scratch: &mut Scratch,
-    ) -> Result<(), Refusal> {
-        let Some(agent) = &mut self.agent else { return Ok(()) };
-        let regions = (ours, self.peer.regions.as_slice());
-        let described = scratch.describe(agent, regions, list.writes.iter().copied(), (usize::MAX, false))?;
-        let Some(piece) = described.filter(|p| p.writes > 0 && p.writes == list.writes.len()) else {
-            return Ok(());
-        };
-        let (local, remote) = scratch.of(&piece);
-        let local = agent.prepare(None, local)?;
-        match agent.prepare(Some(&self.to), remote) {
-            Ok(remote) => {
-                self.prepared.insert(list, local, remote);
-                Ok(())
-            }
-            Err(refusal) => {
-                agent.release_prepared(local);
-                Err(refusal)
-            }
-        }
-    }
-
-    /// Forgets a prepared list. What runs of it goes on.
-    pub fn release(&mut self, list: PreparedId) {
-        if let Some(agent) = &mut self.agent {
-            self.prepared.remove(agent, list);
-        }
-    }
-
     /// Ends the link on this side: nothing more is read from our memory, and everything in flight completes as lost. The
     /// peer's kernel may still have bytes that were sent, of which the answer speaks; they settle when its end is closed.
     pub fn end(&mut self, instance: &Instance<Peer>) -> bool {
@@ -282,7 +206,7 @@ impl Link {
         for flight in self.flights.drain(..) {
             let posted = flight.writes > 0;
             any_posted |= posted;
-            for Posted { request, .. } in flight.requests {
+            for request in flight.requests {
                 if let Some(agent) = agent {
                     agent.release(request);
                 }
@@ -290,30 +214,26 @@ impl Link {
             let unsettled = posted.then_some(self.peer.id);
             instance.queue.finish(flight.index, ErrorCode::PEER_LOST.0, 0, unsettled);
         }
-        if let Some(agent) = agent {
-            self.prepared.clear(agent);
-        }
         self.agent = None;
         any_posted
     }
 
     /// Takes a region back once everything has ended that was started until now. Later submissions cannot name it.
-    pub fn let_go(&mut self, region: u32) {
+    pub fn let_go(&mut self, region: RegionId) {
         self.letting_go.insert(region, self.started + 1);
     }
 
-    /// Takes a region back from the agent, with what was prepared of it, if it is time; false if it is not yet.
+    /// Takes a region back from the agent, if it is time; false if it is not yet.
     ///
     /// # Errors
     /// When NIXL refuses.
-    pub fn has_let_go(&mut self, region: u32) -> Result<bool, Refusal> {
+    pub fn has_let_go(&mut self, region: RegionId) -> Result<bool, Refusal> {
         let Some(mark) = self.letting_go.get(&region) else { return Ok(true) };
         if self.flights.front().is_some_and(|flight| flight.number < *mark) {
             return Ok(false);
         }
         if let Some(agent) = &mut self.agent {
-            self.prepared.remove_reading(agent, region);
-            agent.deregister(region)?;
+            agent.deregister(region.0)?;
         }
         self.letting_go.remove(&region);
         Ok(true)

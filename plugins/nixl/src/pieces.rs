@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use host_plugin_api::Write;
+use host_plugin_api::{RegionId, Write};
 use host_transfer_kit::{RegionDescriptor, source, target};
 
 use crate::capi::{Agent, Library, Place, Ranges, Refusal, Segment};
@@ -62,8 +62,8 @@ impl Scratch {
         self.remote[usize::from(piece.kinds.1)].add(run.to, run.length, run.devices.1)
     }
 
-    /// Takes writes until there are `most` ranges, or the next is of another kind of memory; neighbours are one range if
-    /// `join` says so. Nothing when a write leaves its region.
+    /// Takes writes until there are `most` ranges, or the next is of another kind of memory; neighbours are one range.
+    /// Nothing when a write leaves its region.
     ///
     /// # Errors
     /// When NIXL does not take one of our regions.
@@ -72,12 +72,12 @@ impl Scratch {
         agent: &mut Agent,
         (ours, theirs): (&[RegionDescriptor], &[RegionDescriptor]),
         writes: impl Iterator<Item = Write>,
-        (most, join): (usize, bool),
+        most: usize,
     ) -> Result<Option<Piece>, Refusal> {
         self.clear()?;
         let mut piece = Piece { kinds: (false, false), writes: 0, bytes: 0 };
         let mut open: Option<Run> = None;
-        let mut regions = (0, 0);
+        let mut regions = (RegionId(0), RegionId(0));
         let mut ranges = 0;
         for write in writes {
             let (Some((our, from)), Some((their, to))) = (source(ours, &write), target(theirs, &write))
@@ -90,13 +90,13 @@ impl Scratch {
             } else if piece.kinds != kinds {
                 break;
             }
-            if our.id != regions.0 && !agent.has_registered(our.id) {
+            if our.id != regions.0 && !agent.has_registered(our.id.0) {
                 // An agent learns of a region when it first sends from it.
-                agent.register(our.id, place(our))?;
+                agent.register(our.id.0, place(our))?;
             }
             let length = write.length as usize;
             // Regions that touch by accident are two to NIXL.
-            let same = join && regions == (our.id, their.id);
+            let same = regions == (our.id, their.id);
             regions = (our.id, their.id);
             match &mut open {
                 Some(run)

@@ -18,19 +18,12 @@ const NOTIFICATIONS: usize = 4096;
 /// A connection on which we are the sender, as the hot calls see it.
 pub type Peer = LinkedPeer<()>;
 
-/// Writes that were checked once. What NIXL made of them is with the link.
-pub type List = host_transfer_kit::List<Peer>;
-
 /// What the host's threads ask of the driver. A caller waits for its answer, so there are no more than threads that call.
 pub enum Command {
     /// About connections.
     Connections(Request),
     /// Try whether NIXL takes this memory.
     Try { region: RegionDescriptor, reply: Reply<()> },
-    /// Have NIXL look a list up.
-    Prepare { list: Arc<List>, reply: Reply<()> },
-    /// Have it forget one.
-    Release { list: Arc<List>, reply: Reply<()> },
 }
 
 /// See the module.
@@ -49,8 +42,8 @@ pub struct Shared {
 impl Shared {
     pub fn new(config: Config, name: &str) -> Result<Self> {
         let Config { max_writes, max_submissions, short_writes, .. } = config;
-        let limits = TransferLimits { max_writes, max_submissions, reserved: [0; 6] };
-        let instance = Instance::new(name, limits.with_short_writes(short_writes), NOTIFICATIONS)?;
+        let limits = TransferLimits { short_writes, ..TransferLimits::new(max_writes, max_submissions) };
+        let instance = Instance::new(name, limits, NOTIFICATIONS)?;
         Ok(Self {
             linked: Arc::new(LinkedInstance::new(instance, true)),
             commands: Mutex::default(),

@@ -261,7 +261,7 @@ impl StorageTier for NixlTier {
             return Err(Error::new(ErrorCode::UNSUPPORTED, text));
         }
         let inside = memory.address.checked_add(memory.length).is_some();
-        if memory.address == 0 || memory.length == 0 || !inside {
+        if memory.address.0 == 0 || memory.length == 0 || !inside {
             let text = format!("{} bytes at {:#x} are no memory", memory.length, memory.address);
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
         }

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use host_plugin_api::RegionId;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -47,7 +48,7 @@ fn open(name: &str, copy_threads: usize) -> (ShmBackend, SharedMemory, RegionId)
     unsafe { memory.address().as_ptr().write_bytes(1, BYTES) };
     let fd = std::os::fd::AsRawFd::as_raw_fd(&memory.fd());
     let region = backend.register(&Memory {
-        address: memory.address().as_ptr() as u64,
+        address: Address::of(memory.address().as_ptr()),
         length: BYTES as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -95,8 +96,8 @@ fn transfer(page: usize, copy_threads: usize) -> f64 {
     let (backend, _memory, region) = open("prefill", copy_threads);
     let peer = backend.connect("decode", &endpoint).unwrap();
     let write = |offset: usize| Write {
-        source_region: region.0,
-        target_region: target.parse().unwrap(),
+        source_region: region,
+        target_region: RegionId(target.parse().unwrap()),
         source_offset: offset as u64,
         target_offset: offset as u64,
         length: page as u32,

@@ -62,7 +62,8 @@ impl Shm {
     }
 
     fn fits(&self, peer: &Outbound, write: &Write) -> bool {
-        let source = self.core.regions.source(write.source_region, write.source_offset, write.length.into());
+        let source =
+            self.core.regions.source(write.source_region.0, write.source_offset, write.length.into());
         write.length > 0 && source.is_some() && peer.contains(write)
     }
 }

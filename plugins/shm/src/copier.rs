@@ -96,7 +96,7 @@ fn copy_piece(
     while budget > 0
         && let Some(write) = content.write(content.progress.next)
     {
-        let source = core.regions.source(write.source_region, write.source_offset, write.length.into());
+        let source = core.regions.source(write.source_region.0, write.source_offset, write.length.into());
         let target = peer.target(&write).filter(|_| peer.lives(&write));
         let (Some(source), Some(target)) = (source, target) else {
             return Err(ErrorCode::INVALID_ARGUMENT);

@@ -96,7 +96,7 @@ impl Outbound {
 
     /// Address of the write's target. The generation is looked at later, while busy.
     pub fn target(&self, write: &Write) -> Option<*mut u8> {
-        let (_, mapping) = self.targets.iter().find(|(region, _)| region.id == write.target_region)?;
+        let (_, mapping) = self.targets.iter().find(|(region, _)| region.id == write.target_region.0)?;
         let end = write.target_offset.checked_add(write.length.into())?;
         // The offset is less than the mapping's length, which is a `usize`.
         (end <= mapping.length() as u64).then(|| mapping.base().wrapping_add(write.target_offset as usize))
@@ -110,7 +110,7 @@ impl Outbound {
 
     /// While busy: whether the target still is what the write means.
     pub fn lives(&self, write: &Write) -> bool {
-        self.live.lives(write.target_region, write.target_generation)
+        self.live.lives(write.target_region.0, write.target_generation)
     }
 
     /// Delivers the notification of data that is there; false when the ring is full.

@@ -85,7 +85,7 @@ impl Regions {
             fd_offset: memory.fd_offset,
         };
         book.slots[slot] = Some(Held { region: descriptor, fd });
-        self.places.set(id, memory.address, memory.length);
+        self.places.set(id, memory.address.0, memory.length);
         self.live.set(id, memory.generation);
         Ok(RegionId(id))
     }

@@ -47,8 +47,9 @@ pub struct Core {
 impl Core {
     pub fn new(config: Config, name: &str) -> Result<Self> {
         let Config { max_writes, max_submissions, .. } = config;
-        let limits = TransferLimits { max_writes, max_submissions, reserved: [0; 6] };
-        let instance = Instance::new(name, limits.with_short_writes(SHORT_WRITES), MAX_PEERS)?;
+        let limits =
+            TransferLimits { short_writes: SHORT_WRITES, ..TransferLimits::new(max_writes, max_submissions) };
+        let instance = Instance::new(name, limits, MAX_PEERS)?;
         let name = name.to_owned();
         Ok(Self {
             endpoint: Endpoint { socket: random()?, token: random()?, instance: random()?, name },

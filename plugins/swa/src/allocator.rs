@@ -1,18 +1,27 @@
 //! The role, on the books.
 
-use host_plugin_api::allocator::{TOO_FEW_PAGES, first_live_page, lacking};
+use host_plugin_api::allocator::{TOO_FEW_PAGES, sharing};
 use host_plugin_api::{
-    Budget, Component, Error, ErrorCode, Grant, Growth, PoolAllocator, PoolOpening, PoolPage, Result,
+    Component, ComponentId, Error, ErrorCode, LayerGroup, LayerKind, PoolAllocator, PoolOpening, PoolPage,
+    Result,
 };
 use parking_lot::Mutex;
+use serde::Deserialize;
 
-use crate::books::{Books, MAX_COMPONENTS};
+use crate::books::Books;
 
 const INVALID: i32 = ErrorCode::INVALID_ARGUMENT.0;
 
+/// `[plugin.swa]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    /// See `plugin.toml`.
+    full_tokens_ratio: Option<f64>,
+}
+
 /// See the crate.
 pub struct SwaAllocator {
-    page_tokens: u32,
     /// Held for as long as a call computes; nothing inside waits.
     books: Mutex<Books>,
 }
@@ -20,94 +29,87 @@ pub struct SwaAllocator {
 /// Opens an instance.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` for pools that cannot be.
+/// `INVALID_ARGUMENT` for layers that are neither full nor have a window, `CONFIG` for a ratio that leaves too little.
 pub fn open(opening: &PoolOpening) -> Result<SwaAllocator> {
-    let invalid = |text: String| Error::new(ErrorCode::INVALID_ARGUMENT, text);
-    if opening.page_tokens == 0 {
-        return Err(invalid("a page must hold at least one token".to_owned()));
+    let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
+    let config: Config = toml::from_str(&opening.config).map_err(|error| wrong(error.to_string()))?;
+    let components = sharing(&opening.groups, opening.pages).filter(|_| served(&opening.groups));
+    let mut components = components.ok_or_else(|| {
+        let text = format!("{:?} are not layers that attend to all tokens or to a window", opening.groups);
+        Error::new(ErrorCode::INVALID_ARGUMENT, text)
+    })?;
+    if let Some(ratio) = config.full_tokens_ratio {
+        divide(opening, ratio, &mut components).map_err(wrong)?;
     }
-    let books = Books::open(&opening.components).map_err(invalid)?;
-    Ok(SwaAllocator { page_tokens: opening.page_tokens, books: Mutex::new(books) })
+    let parts = opening.groups.iter().map(|group| group.parts);
+    Ok(SwaAllocator { books: Mutex::new(Books::open(opening.pages, components.into_iter().zip(parts))) })
 }
 
-impl SwaAllocator {
-    /// Pages that all growths lack, by component; `None` when one of them shrinks.
-    fn lacking(
-        &self,
-        books: &Books,
-        growths: impl Iterator<Item = Growth>,
-        tail: bool,
-    ) -> Option<[u64; MAX_COMPONENTS]> {
-        let mut all = [0; MAX_COMPONENTS];
-        for growth in growths {
-            for (account, pages) in all.iter_mut().enumerate().take(books.count()) {
-                let window = books.component(account).window;
-                *pages += u64::from(lacking(growth, window, self.page_tokens, tail)?.pages);
-            }
-        }
-        Some(all)
-    }
+/// Whether all layers are of a kind that this allocator declares.
+fn served(groups: &[LayerGroup]) -> bool {
+    let served = |group: &LayerGroup| matches!(group.kind, LayerKind::FULL | LayerKind::WINDOW);
+    groups.iter().all(|group| served(group) && group.parts > 0)
+}
 
-    fn grow<I: Iterator<Item = Growth> + Clone>(
-        &self,
-        growths: I,
-        tail: bool,
-        grants: &mut [Grant],
-        pages: &mut [PoolPage],
-    ) -> i32 {
-        let mut books = self.books.lock();
-        let components = books.count();
-        // First counted and compared with everything, then taken: a request that does not fit changes nothing.
-        let Some(lack) = self.lacking(&books, growths.clone(), tail) else { return INVALID };
-        let entries =
-            (0..components).map(|account| lack[account].saturating_mul(u64::from(books.parts(account))));
-        let total: u64 = entries.fold(0, u64::saturating_add);
-        if grants.len() < growths.clone().count() * components || (pages.len() as u64) < total {
-            return INVALID;
-        }
-        let Ok(answer) = i32::try_from(total) else { return INVALID };
-        if !books.fit(&lack[..components]) {
-            return TOO_FEW_PAGES;
-        }
-        let (mut grants, mut pages) = (grants.iter_mut(), pages.iter_mut());
-        for growth in growths {
-            for account in 0..components {
-                let window = books.component(account).window;
-                let lack = lacking(growth, window, self.page_tokens, tail);
-                let (Some(lack), Some(grant)) = (lack, grants.next()) else { return ErrorCode::INTERNAL.0 };
-                *grant = lack;
-                for _ in 0..lack.pages * books.parts(account) {
-                    let (Some(page), Some(taken)) = (pages.next(), books.take(account)) else {
-                        return ErrorCode::INTERNAL.0;
-                    };
-                    *page = taken;
-                }
-            }
-        }
-        answer
+/// Gives layers with a window fixed budgets: `ratio` tokens of window for each token of the full layers, both rounded down
+/// to pages. What is left over goes to the full layers.
+///
+/// # Errors
+/// When the ratio is none, or leaves no more than a window and a page.
+fn divide(
+    opening: &PoolOpening,
+    ratio: f64,
+    components: &mut [Component],
+) -> std::result::Result<(), String> {
+    if !(ratio > 0.0 && ratio <= 1.0) {
+        return Err(format!("full_tokens_ratio is {ratio}: it must be above 0 and at most 1"));
     }
+    let groups = &opening.groups;
+    let windows = || groups.iter().filter(|group| group.kind == LayerKind::WINDOW);
+    let parts: f64 = windows().map(|group| f64::from(group.parts)).sum();
+    let full = (f64::from(opening.pages) / (1.0 + ratio * parts)).floor();
+    // From 0 to the pages of the pool, so that nothing is cut off.
+    let window = (full * ratio).floor() as u32;
+    let longest = windows().map(|group| group.window).max().unwrap_or(0);
+    let (tokens, least) = (
+        u64::from(window) * u64::from(opening.page_tokens),
+        u64::from(longest) + u64::from(opening.page_tokens),
+    );
+    if longest > 0 && tokens <= least {
+        return Err(format!(
+            "full_tokens_ratio {ratio} leaves windows {window} pages of {} tokens in a pool of {}, and one sequence needs more \
+             than its window of {longest} tokens and a page: raise the ratio or the pool, or leave it out",
+            opening.page_tokens, opening.pages
+        ));
+    }
+    let taken: u32 = windows().map(|group| group.parts * window).sum();
+    for (component, group) in components.iter_mut().zip(groups) {
+        component.pages = match group.kind {
+            LayerKind::WINDOW => window,
+            _ => (opening.pages - taken) / group.parts,
+        };
+    }
+    Ok(())
 }
 
 impl PoolAllocator for SwaAllocator {
-    fn budgets(&self, budgets: &mut [Budget]) -> i32 {
+    fn components(&self, components: &mut [Component]) -> i32 {
         let books = self.books.lock();
-        let Some(budgets) = budgets.get_mut(..books.count()) else { return INVALID };
-        for (account, budget) in budgets.iter_mut().enumerate() {
-            *budget = books.budget(account);
-        }
-        // At most 16.
-        budgets.len() as i32
+        let declared = books.components();
+        let count = declared.len();
+        let Some(room) = components.get_mut(..count) else { return INVALID };
+        room.iter_mut().zip(declared).for_each(|(to, component)| *to = component);
+        // As many as groups, of which there are few.
+        count as i32
     }
-    fn alloc(&self, component: Component, pages: &mut [PoolPage]) -> i32 {
+
+    fn alloc(&self, component: ComponentId, pages: &mut [PoolPage]) -> i32 {
         let mut books = self.books.lock();
         let Some(account) = books.find(component) else { return INVALID };
-        let parts = books.parts(account) as usize;
-        if !pages.len().is_multiple_of(parts) {
+        if !pages.len().is_multiple_of(books.parts(account) as usize) {
             return INVALID;
         }
-        let mut wanted = [0; MAX_COMPONENTS];
-        wanted[account] = (pages.len() / parts) as u64;
-        if !books.fit(&wanted) {
+        if !books.fit(account, pages.len()) {
             return TOO_FEW_PAGES;
         }
         for page in pages {
@@ -116,35 +118,10 @@ impl PoolAllocator for SwaAllocator {
         }
         0
     }
-    fn free(&self, component: Component, pages: &[PoolPage]) -> i32 {
+
+    fn free(&self, component: ComponentId, pages: &[PoolPage]) -> i32 {
         let mut books = self.books.lock();
         let Some(account) = books.find(component) else { return INVALID };
         if books.give(account, pages) { 0 } else { INVALID }
-    }
-    fn need(&self, growths: &[Growth], tail: u32, pages: &mut [u32]) -> i32 {
-        let books = self.books.lock();
-        let Some(pages) = pages.get_mut(..books.count()) else { return INVALID };
-        let Some(lack) = self.lacking(&books, growths.iter().copied(), tail == 1) else { return INVALID };
-        for (count, lack) in pages.iter_mut().zip(lack) {
-            *count = u32::try_from(lack).unwrap_or(u32::MAX);
-        }
-        // At most 16.
-        pages.len() as i32
-    }
-    fn extend(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
-        self.grow(growths.iter().copied(), false, grants, pages)
-    }
-    fn extend_tail(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
-        self.grow(growths.iter().copied(), true, grants, pages)
-    }
-    fn step(&self, held: &[u32], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
-        let by_one = |held: &u32| Growth { held: *held, target: held.saturating_add(1) };
-        self.grow(held.iter().map(by_one), false, grants, pages)
-    }
-    fn first_live(&self, component: Component, tokens: u32) -> i32 {
-        let books = self.books.lock();
-        let Some(account) = books.find(component) else { return INVALID };
-        let first = first_live_page(tokens, books.component(account).window, self.page_tokens);
-        i32::try_from(first).unwrap_or(INVALID)
     }
 }

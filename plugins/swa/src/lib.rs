@@ -1,13 +1,11 @@
 //! Pool allocator for models that mix full attention with sliding windows.
 //!
 //! A token page of such a model has two parts: the KV of the layers that attend to everything, kept as long as the
-//! sequence, and that of the layers with a window, kept while the window still covers it. They are two components of a
-//! pool, in one of two ways, which the opening says:
+//! sequence, and that of the layers with a window, kept while the window still covers it. The allocator declares a component for
+//! each, with a budget:
 //!
-//! - *shared* ([`ComponentPool::sharing`](host_plugin_api::ComponentPool::sharing)), the default of the host: both take
-//!   pool pages from one pool, each up to its own limit. Long prompts and many windows use the same memory, and no ratio
-//!   has to be right.
-//! - *independent*: each has pages of its own, in a fixed ratio. What one does not use, the other cannot have.
+//! - by default each may fill the pool. Long prompts and many windows use the same memory, and no ratio has to be right.
+//! - with `full_tokens_ratio` each has a fixed part of it, in that ratio. What one does not use, the other cannot have.
 //!
 //! Full parts are taken from the front of a pool and windows from its end, always the outermost free page: full parts of
 //! a prompt lie side by side as far as the pool allows, and a transfer of them has few pieces. Which pages a sequence of
@@ -15,15 +13,14 @@
 //!
 //! # What is not here
 //!
-//! The allocator whose window tail this one takes over (SGLang's, `reference` of its formulas: the vectors in
-//! `tests/allocator/vectors.rs`) addresses both parts by the *full* part's slot, and finds the window's through a map with an entry
+//! SGLang's allocator for such models addresses both parts by the *full* part's slot, and finds the window's through a map with an entry
 //! per token. A sequence of this host has two page lists side by side, the second with the place of its first page, so
 //! that three of its devices have no place here. What each protects from holds all the same (`tests/allocator/safety.rs`):
 //!
 //! | There | Protects from | Here |
 //! | --- | --- | --- |
 //! | slot 0 is a dummy: unmapped tokens and padded rows point to it | writing where nothing was allocated | a page that is not in the list cannot be named; page 0 is a page like any other, and giving it back when it is free is refused |
-//! | the map's last entry is -1: the token before the first maps to it | taking the token before the first for a real one | growth counts from `held` = 0 and looks at no earlier token; a page beyond the pool is refused |
+//! | the map's last entry is -1: the token before the first maps to it | taking the token before the first for a real one | the host counts from the first token and looks at none before it; a page beyond the pool is refused |
 //! | entries are zeroed before they are used again | freeing a window's slot twice through a full slot that was handed out again | a page has one owner at a time, and is given back for this one only |
 //!
 //! What goes with it there and is not a matter of which page is free is the host's here, whichever allocator hands out
@@ -32,8 +29,8 @@
 //! | There | Here |
 //! | --- | --- |
 //! | the copy of a preempted request in host memory, with a mask of the slots whose window is still there | `host_core::hierarchy`: pages and the window parts that are there go to the offload tiers by their names, and come back when the request does, or are computed again |
-//! | how long a preempted request is when it comes back | [`need`](host_plugin_api::PoolAllocator::need) with the tail says so (`tests/allocator/vectors.rs`); the host's scheduler counts the same and counts what is cached |
-//! | giving back what the window has left behind, every so many steps | [`first_live`](host_plugin_api::PoolAllocator::first_live) says from where on pages are read; the host gives back the others after each step |
+//! | how long a preempted request is when it comes back | `host_core::window` computes it from what is declared, and counts what is cached |
+//! | giving back what the window has left behind, every so many steps | the host gives pages back that no later token reads, after each step |
 
 mod allocator;
 mod books;

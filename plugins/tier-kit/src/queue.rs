@@ -143,7 +143,7 @@ impl Queue {
     fn complete(&mut self, slot: u32, page: u32, status: i32, bytes: u64) -> bool {
         let batch = &mut self.batches[slot as usize];
         batch.unfinished -= 1;
-        self.done.push_back((slot, TierCompletion { tag: batch.tag.0, page, status, bytes }));
+        self.done.push_back((slot, TierCompletion { tag: batch.tag, page, status, bytes }));
         !std::mem::replace(&mut self.is_told, true)
     }
 

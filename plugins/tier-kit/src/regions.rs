@@ -63,7 +63,7 @@ impl Regions {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "only host memory can be registered"));
         }
         let (address, length) = (memory.address, memory.length);
-        if address == 0 || length == 0 || address.checked_add(length).is_none() {
+        if address.0 == 0 || length == 0 || address.checked_add(length).is_none() {
             let text = "the memory is empty or leaves the address space";
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
         }
@@ -71,7 +71,7 @@ impl Regions {
             || Error::new(ErrorCode::NO_RESOURCE, format!("{} regions are registered", self.list.len()));
         let id = self.last.checked_add(1).filter(|_id| self.list.len() < MAX_REGIONS).ok_or_else(full)?;
         self.last = id;
-        self.list.push(Region { id, users: 0, is_going: false, address, length });
+        self.list.push(Region { id, users: 0, is_going: false, address: address.0, length });
         Ok(RegionId(id))
     }
 
@@ -102,7 +102,7 @@ impl Regions {
 
     /// The bytes of a page, when they lie inside a region and keep the limits.
     pub(crate) fn take(&mut self, page: &TierPage, limits: &Limits) -> Option<Place> {
-        let at = self.find(page.region)?;
+        let at = self.find(page.region.0)?;
         let region = &mut self.list[at];
         let length = u64::from(page.length);
         let end = page.offset.checked_add(length)?;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{
-    ErrorCode, Key, Memory, MemoryKind, Result, StorageTier, Tag, TierCompletion, TierPage,
+    Address, ErrorCode, Key, Memory, MemoryKind, RegionId, Result, StorageTier, Tag, TierCompletion, TierPage,
 };
 use host_tier_kit::{Limits, Store, Tier, other_length};
 
@@ -62,7 +62,7 @@ struct Fixture {
     goes_on: Sender<()>,
     tier: Arc<Tier<Map>>,
     bytes: Box<[u8; 64]>,
-    region: u32,
+    region: RegionId,
     begun: Receiver<()>,
 }
 
@@ -76,7 +76,7 @@ fn fixture(threads: u32) -> Fixture {
     let tier = Arc::new(Tier::start(map, limits).unwrap());
     let mut bytes = Box::new([5; 64]);
     let memory = Memory {
-        address: bytes.as_mut_ptr() as u64,
+        address: Address::of(bytes.as_mut_ptr()),
         length: 64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -84,7 +84,7 @@ fn fixture(threads: u32) -> Fixture {
         generation: 0,
         fd_offset: 0,
     };
-    let region = tier.register(&memory).unwrap().0;
+    let region = tier.register(&memory).unwrap();
     Fixture { tier, bytes, region, begun, goes_on }
 }
 
@@ -137,7 +137,7 @@ fn what_was_put_comes_back_and_what_was_deleted_does_not() {
 #[test]
 fn a_page_outside_its_region_never_reaches_the_store() {
     let fixture = fixture(1);
-    let strange = TierPage { region: fixture.region + 1, ..fixture.page(key(2), 0, 4) };
+    let strange = TierPage { region: RegionId(fixture.region.0 + 1), ..fixture.page(key(2), 0, 4) };
     let wrong = [
         fixture.page(key(1), 61, 4),
         strange,
@@ -154,7 +154,7 @@ fn deregistering_waits_for_the_call_that_uses_the_region() {
     let fixture = fixture(2);
     assert_eq!(fixture.tier.put(Tag(1), &[fixture.page(HELD, 0, 4)]), 0);
     fixture.begun.recv().unwrap();
-    let (tier, region) = (fixture.tier.clone(), host_plugin_api::RegionId(fixture.region));
+    let (tier, region) = (fixture.tier.clone(), fixture.region);
     let deregistering = std::thread::spawn(move || tier.deregister(region));
     // Until the region is known to be going, puts still find it.
     while {
@@ -207,7 +207,7 @@ fn after_a_panic_of_the_store_every_call_answers_so_and_memory_is_taken_back() {
     }
     assert_eq!(fixture.tier.exists(Tag(2), &[key(1)]), ErrorCode::PANICKED.0);
     assert_eq!(fixture.tier.usage().unwrap_err().code, ErrorCode::PANICKED);
-    fixture.tier.deregister(host_plugin_api::RegionId(fixture.region)).unwrap();
+    fixture.tier.deregister(fixture.region).unwrap();
     fixture.tier.shutdown(60_000).unwrap();
 }
 

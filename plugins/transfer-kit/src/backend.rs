@@ -4,14 +4,12 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use host_plugin_api::{
-    Completion, Error, ErrorCode, Memory, NOTIFICATION_BYTES, Notification, PeerId, PreparedId, RegionId,
-    Result, Submission, Tag, TransferBackend, TransferLimits, Write,
+    Completion, Error, ErrorCode, Memory, NOTIFICATION_BYTES, Notification, PeerId, RegionId, Result,
+    Submission, Tag, TransferBackend, TransferLimits, Write,
 };
 
 use crate::instance::Instance;
-use crate::lists::List;
 use crate::peer::Peer;
-use crate::queue::Work;
 
 /// What a backend brings. [`Frontend`] makes a [`TransferBackend`] of it.
 ///
@@ -51,8 +49,7 @@ pub trait Backend: Send + Sync + 'static {
     /// `PEER_LOST` when it does not answer, `VERSION` when the endpoint is of another kind.
     fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId>;
 
-    /// Ends the connections in both directions, which is a fence, and takes the peer from the instance's peers. Its prepared
-    /// lists are forgotten by the kit.
+    /// Ends the connections in both directions, which is a fence, and takes the peer from the instance's peers.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for an unknown peer, `TIMEOUT` without a proof; see [`unproven`].
@@ -64,22 +61,6 @@ pub trait Backend: Send + Sync + 'static {
     /// **Hot.** Starts the submission in a slot of the queue; false when the peer takes none any more. The submission was
     /// checked, and is the backend's from now on until it finishes it.
     fn start(&self, peer: &Arc<Self::Peer>, index: u32) -> bool;
-
-    /// A list was prepared. Writes of it are posted once this has returned.
-    ///
-    /// # Errors
-    /// When the list cannot be used; then it is forgotten.
-    fn prepare(&self, _list: &Arc<List<Self::Peer>>) -> Result<()> {
-        Ok(())
-    }
-
-    /// A list is forgotten, by the host.
-    ///
-    /// # Errors
-    /// When that could not be noted.
-    fn release(&self, _list: &Arc<List<Self::Peer>>) -> Result<()> {
-        Ok(())
-    }
 
     /// **Hot.** Moves notifications out; returns how many. By default those of the instance.
     fn notifications(&self, to: &mut [Notification]) -> usize {
@@ -111,7 +92,7 @@ pub fn unknown_peer(id: PeerId) -> Error {
     Error::new(ErrorCode::INVALID_ARGUMENT, format!("no peer {}", id.0))
 }
 
-/// A transfer backend: the checks, the prepared lists and the hot calls, around a [`Backend`].
+/// A transfer backend: the checks and the hot calls, around a [`Backend`].
 ///
 /// When it is dropped, the backend's own drop ends what runs.
 #[derive(Debug)]
@@ -126,28 +107,6 @@ impl<B: Backend> Frontend<B> {
     /// What is inside.
     pub fn backend(&self) -> &B {
         &self.0
-    }
-
-    fn known_peer(&self, id: PeerId) -> Result<Arc<B::Peer>> {
-        self.0.instance().peers.get(id).ok_or_else(|| unknown_peer(id))
-    }
-
-    /// What [`submit`](TransferBackend::submit) and [`post`](TransferBackend::post) share.
-    fn accept(&self, submission: &Submission, peer: &Arc<B::Peer>, work: Work<'_, B::Peer>) -> i32 {
-        let instance = self.0.instance();
-        if work.len() > instance.limits.max_writes as usize
-            || submission.notification_length as usize > NOTIFICATION_BYTES
-        {
-            return ErrorCode::INVALID_ARGUMENT.0;
-        }
-        let Some(index) = instance.queue.take_in(submission, peer, work) else {
-            return ErrorCode::WOULD_BLOCK.0;
-        };
-        if !self.0.start(peer, index) {
-            instance.queue.give_back(index);
-            return ErrorCode::PEER_LOST.0;
-        }
-        0
     }
 
     fn nothing_waits(&self) -> bool {
@@ -193,28 +152,7 @@ impl<B: Backend> TransferBackend for Frontend<B> {
 
     fn disconnect(&self, id: PeerId) -> Result<()> {
         self.0.instance().ready()?;
-        self.0.disconnect(id)?;
-        self.0.instance().lists.forget(id);
-        Ok(())
-    }
-
-    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
-        let instance = self.0.instance();
-        instance.ready()?;
-        let peer = self.known_peer(peer)?;
-        if let Some(at) = self.0.misfit(&peer, writes) {
-            let text = format!("write {at} is empty or leaves its region: {:?}", writes[at]);
-            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
-        }
-        let list = instance.lists.add(peer, writes)?;
-        let prepared = self.0.prepare(&list);
-        prepared.map(|()| list.id).or_else(|error| instance.lists.remove(list.id).and(Err(error)))
-    }
-
-    fn release(&self, prepared: PreparedId) -> Result<()> {
-        self.0.instance().ready()?;
-        let list = self.0.instance().lists.remove(prepared)?;
-        self.0.release(&list)
+        self.0.disconnect(id)
     }
 
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
@@ -227,27 +165,20 @@ impl<B: Backend> TransferBackend for Frontend<B> {
         if peer.is_gone() {
             return ErrorCode::PEER_LOST.0;
         }
-        if self.0.misfit(&peer, writes).is_some() {
+        if writes.len() > instance.limits.max_writes as usize
+            || submission.notification_length as usize > NOTIFICATION_BYTES
+            || self.0.misfit(&peer, writes).is_some()
+        {
             return ErrorCode::INVALID_ARGUMENT.0;
         }
-        self.accept(submission, &peer, Work::Writes(writes))
-    }
-
-    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
-        let instance = self.0.instance();
-        let state = instance.state();
-        if state != 0 {
-            return state;
-        }
-        let Some(list) = instance.lists.get(prepared) else { return ErrorCode::INVALID_ARGUMENT.0 };
-        let known = |index: &u32| (*index as usize) < list.writes.len();
-        if list.peer.id() != submission.peer || !indices.iter().all(known) {
-            return ErrorCode::INVALID_ARGUMENT.0;
-        }
-        if list.peer.is_gone() {
+        let Some(index) = instance.queue.take_in(submission, &peer, writes) else {
+            return ErrorCode::WOULD_BLOCK.0;
+        };
+        if !self.0.start(&peer, index) {
+            instance.queue.give_back(index);
             return ErrorCode::PEER_LOST.0;
         }
-        self.accept(submission, &list.peer, Work::Prepared(&list, indices))
+        0
     }
 
     fn poll(&self, completions: &mut [Completion]) -> i32 {

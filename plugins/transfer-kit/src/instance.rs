@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use host_plugin_api::{Counter, Error, ErrorCode, Result, TransferLimits, host};
 
-use crate::lists::Lists;
 use crate::notifications::Notifications;
 use crate::peer::{Peer, Peers};
 use crate::queue::Queue;
@@ -20,8 +19,6 @@ pub struct Instance<P, X = ()> {
     pub limits: TransferLimits,
     /// Its submissions.
     pub queue: Queue<P, X>,
-    /// Its prepared lists.
-    pub lists: Lists<P>,
     /// Its connections as a sender.
     pub peers: Peers<P>,
     /// What the host has not fetched yet.
@@ -47,7 +44,6 @@ impl<P: Peer, X: Default> Instance<P, X> {
             name: name.to_owned(),
             limits,
             queue: Queue::new(limits.max_submissions, limits.max_writes),
-            lists: Lists::default(),
             peers: Peers::default(),
             notifications: Notifications::new(notifications),
             event: Event::new()?,

@@ -2,14 +2,14 @@
 //!
 //! A transfer backend moves KV pages into another worker's memory; the trait
 //! [`TransferBackend`](host_plugin_api::TransferBackend) is its contract. Much of that contract is the same over every
-//! network: a fixed number of submissions, prepared lists, checks of bounds, an event for the host's poller, and the proof, when a
+//! network: a fixed number of submissions, checks of bounds, an event for the host's poller, and the proof, when a
 //! connection ends, that nothing of it is in flight any more. This crate has that part. The plugins `shm`, `nixl` and `mooncake`
 //! are built on it, and so may others be: it depends on the plugin API and on nothing of the host.
 //!
 //! ```text
 //!   host's threads          this crate                  your backend
 //!   ─────────────────       ──────────────────────      ─────────────────────────────
-//!   submit, post      ───►  Frontend ──► Queue    ───►  Backend::start: your threads
+//!   submit            ───►  Frontend ──► Queue    ───►  Backend::start: your threads
 //!   poll              ◄───  completions ◄─ finish ◄───  take the slot's Content, write
 //!   notifications     ◄───  Notifications         ◄───  what peers did
 //!   connect, fences   ───►  Connections           ───►  Transport: open, close, say
@@ -20,7 +20,7 @@
 //! There are two ways to use it.
 //!
 //! **The hot half alone.** A [`Backend`] says how memory is registered, how peers are met, and what starts a submission;
-//! [`Frontend`] makes a `TransferBackend` of it. The kit brings the [`Queue`], the [`Lists`], the [`Notifications`], all codes
+//! [`Frontend`] makes a `TransferBackend` of it. The kit brings the [`Queue`], the [`Notifications`], all codes
 //! and texts of errors, and the life of an [`Instance`] from its name to `CLOSED`. `shm`, which has a fence of its own in
 //! shared memory, is written so. [A small one](#a-small-backend) is further down.
 //!
@@ -89,7 +89,7 @@
 //! }
 //!
 //! fn open(opening: &Opening) -> Result<Frontend<Copying>> {
-//!     let limits = TransferLimits { max_writes: 16, max_submissions: 16, reserved: [0; 6] };
+//!     let limits = TransferLimits::new(16, 16);
 //!     let instance = Instance::new(&opening.name, limits, 64)?;
 //!     let own = Arc::new(Own { instance, regions: RwLock::new(Regions::new(false)) });
 //!     let (work, todo) = sync_channel::<u32>(limits.max_submissions as usize);
@@ -201,7 +201,7 @@
 //! let (sender, receiver) = (open("prefill")?, open("decode")?);
 //! let (from, to) = ([7u8; 64], [0u8; 64]);
 //! let memory = |bytes: &[u8]| Memory {
-//!     address: bytes.as_ptr() as u64,
+//!     address: Address::of(bytes),
 //!     length: bytes.len() as u64,
 //!     kind: MemoryKind::DRAM,
 //!     device: 0,
@@ -209,7 +209,7 @@
 //!     generation: 1,
 //!     fd_offset: 0,
 //! };
-//! let (source_region, target_region) = (sender.register(&memory(&from))?.0, receiver.register(&memory(&to))?.0);
+//! let (source_region, target_region) = (sender.register(&memory(&from))?, receiver.register(&memory(&to))?);
 //! let peer = sender.connect("decode", &receiver.endpoint()?)?;
 //! let write = Write { source_region, target_region, length: 64, target_generation: 1, ..Write::default() };
 //! let notification = [0; NOTIFICATION_BYTES];
@@ -231,7 +231,6 @@ pub mod connections;
 pub mod environment;
 mod instance;
 mod linked;
-mod lists;
 mod locked;
 mod notifications;
 mod peer;
@@ -245,10 +244,9 @@ pub use backend::{Backend, Frontend, unknown_peer, unproven};
 pub use connections::Connections;
 pub use instance::Instance;
 pub use linked::{LinkedInstance, Reply, Request, answer};
-pub use lists::{List, Lists, MAX_LIST_WRITES, MAX_LISTS};
 pub use locked::{locked, reading, writing};
 pub use notifications::{Notifications, notification};
 pub use peer::{LinkedPeer, Mailbox, Peer, Peers};
-pub use queue::{Content, Queue, Work};
+pub use queue::{Content, Queue};
 pub use regions::{MAX_REGIONS, RegionDescriptor, Regions, source, target};
 pub use system::{Event, Random, random, start_thread};

@@ -8,35 +8,10 @@ use std::time::Instant;
 
 use host_plugin_api::{Completion, NOTIFICATION_BYTES, PeerId, Submission, Tag, Write};
 
-use crate::lists::List;
 use crate::locked::locked;
 use crate::peer::Peer;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
-
-/// What is to be written.
-#[derive(Clone, Copy, Debug)]
-pub enum Work<'a, P> {
-    /// These writes.
-    Writes(&'a [Write]),
-    /// Writes of a list, by their indices, which it has.
-    Prepared(&'a Arc<List<P>>, &'a [u32]),
-}
-
-impl<P> Work<'_, P> {
-    /// Writes.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Writes(writes) => writes.len(),
-            Self::Prepared(_, indices) => indices.len(),
-        }
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
 
 /// What a slot holds: one submission, and what is to be written.
 #[derive(Debug)]
@@ -47,8 +22,6 @@ pub struct Content<P, X> {
     pub progress: X,
     peer: Option<Arc<P>>,
     writes: Vec<Write>,
-    list: Option<Arc<List<P>>>,
-    indices: Vec<u32>,
 }
 
 impl<P, X> Content<P, X> {
@@ -64,35 +37,23 @@ impl<P, X> Content<P, X> {
 
     /// Writes.
     pub fn len(&self) -> usize {
-        if self.list.is_some() { self.indices.len() } else { self.writes.len() }
+        self.writes.len()
     }
 
     /// Whether it is the notification alone that travels.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The prepared list that the writes are of, and their indices in it.
-    pub fn listed(&self) -> Option<(&Arc<List<P>>, &[u32])> {
-        self.list.as_ref().map(|list| (list, self.indices.as_slice()))
+        self.writes.is_empty()
     }
 
     /// One of the writes.
     #[inline]
     pub fn write(&self, at: usize) -> Option<Write> {
-        match &self.list {
-            Some(list) => self.indices.get(at).map(|index| list.writes[*index as usize]),
-            None => self.writes.get(at).copied(),
-        }
+        self.writes.get(at).copied()
     }
 
     /// The writes, from one on, which is at most the number of all.
     pub fn writes(&self, from: usize) -> impl Iterator<Item = Write> {
-        let of_list = self.list.as_ref().map(|list| (&list.writes, &self.indices[from..]));
-        let listed =
-            of_list.into_iter().flat_map(|(writes, indices)| indices.iter().map(|i| writes[*i as usize]));
-        let own = if self.list.is_some() { &[] } else { &self.writes[from..] };
-        own.iter().copied().chain(listed)
+        self.writes[from..].iter().copied()
     }
 }
 
@@ -138,16 +99,8 @@ impl<P: Peer, X: Default> Queue<P, X> {
             notification: [0; NOTIFICATION_BYTES],
         };
         let content = |_| {
-            let (writes, indices) =
-                (Vec::with_capacity(writes as usize), Vec::with_capacity(writes as usize));
-            Mutex::new(Content {
-                submission,
-                progress: X::default(),
-                peer: None,
-                writes,
-                list: None,
-                indices,
-            })
+            let writes = Vec::with_capacity(writes as usize);
+            Mutex::new(Content { submission, progress: X::default(), peer: None, writes })
         };
         let many = submissions as usize;
         Self {
@@ -164,22 +117,15 @@ impl<P: Peer, X: Default> Queue<P, X> {
         }
     }
 
-    /// **Hot.** Takes a submission in; nothing when all slots are taken. The work is no more than the queue was made for.
-    pub fn take_in(&self, submission: &Submission, peer: &Arc<P>, work: Work<'_, P>) -> Option<u32> {
+    /// **Hot.** Takes a submission in; nothing when all slots are taken. There are no more writes than the queue was made for.
+    pub fn take_in(&self, submission: &Submission, peer: &Arc<P>, writes: &[Write]) -> Option<u32> {
         let index = locked(&self.state).free.pop()?;
         let mut content = locked(&self.contents[index as usize]);
         content.submission = *submission;
         content.progress = X::default();
         content.peer = Some(peer.clone());
         content.writes.clear();
-        content.indices.clear();
-        match work {
-            Work::Writes(writes) => content.writes.extend_from_slice(writes),
-            Work::Prepared(list, indices) => {
-                content.list = Some(list.clone());
-                content.indices.extend_from_slice(indices);
-            }
-        }
+        content.writes.extend_from_slice(writes);
         drop(content);
         self.cancelled[index as usize].store(false, Ordering::SeqCst);
         let mut state = locked(&self.state);
@@ -197,7 +143,7 @@ impl<P: Peer, X: Default> Queue<P, X> {
 
     fn empty(&self, index: u32) {
         let mut content = locked(&self.contents[index as usize]);
-        let freed = (content.list.take(), content.peer.take());
+        let freed = content.peer.take();
         drop(content);
         drop(freed);
     }
@@ -215,7 +161,7 @@ impl<P: Peer, X: Default> Queue<P, X> {
     /// A submission ended: with 0 and its bytes, or an error code. `unsettled` names the connection whose end is needed to know
     /// that nothing of it is in flight.
     pub fn finish(&self, index: u32, status: i32, bytes: u64, unsettled: Option<PeerId>) {
-        // Here, and not in the hot call that fills the slot again: a list may be freed.
+        // Here, and not in the hot call that fills the slot again: a peer may be freed.
         self.empty(index);
         let mut state = locked(&self.state);
         let tag = state.meta[index as usize].tag;

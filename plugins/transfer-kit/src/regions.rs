@@ -8,8 +8,8 @@ pub const MAX_REGIONS: usize = 128;
 /// A region, as a peer needs to know it to write there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionDescriptor {
-    /// The [`RegionId`] that its owner gave it.
-    pub id: u32,
+    /// Its owner's number for it.
+    pub id: RegionId,
     /// The host's; a write that means another lands nowhere.
     pub generation: u32,
     /// First byte, in its owner's process.
@@ -48,7 +48,7 @@ pub fn target<'a>(theirs: &'a [RegionDescriptor], write: &Write) -> Option<(&'a 
 pub struct Regions {
     alive: Vec<RegionDescriptor>,
     /// Taken back, but perhaps still being read.
-    dying: Vec<u32>,
+    dying: Vec<RegionId>,
     last: u32,
     devices: bool,
 }
@@ -79,9 +79,10 @@ impl Regions {
                 return Err(Error::new(ErrorCode::UNSUPPORTED, text));
             }
         };
-        let inside = memory.address.checked_add(memory.length).is_some();
-        if memory.address == 0 || memory.length == 0 || !inside {
-            let text = format!("{} bytes at {:#x} are no memory", memory.length, memory.address);
+        let address = memory.address.0;
+        let inside = address.checked_add(memory.length).is_some();
+        if address == 0 || memory.length == 0 || !inside {
+            let text = format!("{} bytes at {address:#x} are no memory", memory.length);
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
         }
         if self.alive.len() + self.dying.len() >= MAX_REGIONS {
@@ -89,24 +90,25 @@ impl Regions {
             return Err(Error::new(ErrorCode::NO_RESOURCE, text));
         }
         self.last += 1;
-        let Memory { address, length, generation, .. } = *memory;
-        self.alive.push(RegionDescriptor { id: self.last, generation, address, length, device });
-        Ok(RegionId(self.last))
+        let Memory { length, generation, .. } = *memory;
+        let id = RegionId(self.last);
+        self.alive.push(RegionDescriptor { id, generation, address, length, device });
+        Ok(id)
     }
 
     /// From now on nothing new names the region. Its number still counts among those that are registered. False when there is
     /// no such region.
     pub fn retire(&mut self, region: RegionId) -> bool {
-        if let Some(at) = self.alive.iter().position(|other| other.id == region.0) {
+        if let Some(at) = self.alive.iter().position(|other| other.id == region) {
             self.alive.swap_remove(at);
-            self.dying.push(region.0);
+            self.dying.push(region);
         }
-        self.dying.contains(&region.0)
+        self.dying.contains(&region)
     }
 
     /// Nothing touches a retired region any more.
     pub fn remove(&mut self, region: RegionId) {
-        self.dying.retain(|id| *id != region.0);
+        self.dying.retain(|id| *id != region);
     }
 }
 
@@ -116,9 +118,10 @@ mod tests {
 
     #[test]
     fn ranges_outside_their_region_or_of_another_generation_have_no_address() {
-        let theirs = [RegionDescriptor { id: 3, generation: 7, address: 0x1000, length: 100, device: None }];
+        let theirs =
+            [RegionDescriptor { id: RegionId(3), generation: 7, address: 0x1000, length: 100, device: None }];
         let good = Write {
-            target_region: 3,
+            target_region: RegionId(3),
             target_offset: 90,
             length: 10,
             target_generation: 7,
@@ -130,7 +133,7 @@ mod tests {
             Write { target_offset: u64::MAX - 5, ..good },
             Write { length: 0, ..good },
             Write { target_generation: 8, ..good },
-            Write { target_region: 4, ..good },
+            Write { target_region: RegionId(4), ..good },
         ] {
             assert!(target(&theirs, &bad).is_none(), "{bad:?}");
         }

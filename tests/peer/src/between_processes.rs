@@ -1,6 +1,7 @@
 //! What a transfer plugin over a network promises between processes: bytes arrive before their notification, and fences hold
 //! whatever the peer does. The tests of every such plugin call these.
 
+use host_plugin_api::RegionId;
 use std::path::Path;
 
 use host_plugin_api::*;
@@ -41,8 +42,8 @@ impl Setup<'_> {
 
 fn write(sender: &Worker, target: u32, offset: usize, length: usize) -> Write {
     Write {
-        source_region: sender.region.0,
-        target_region: target,
+        source_region: sender.region,
+        target_region: RegionId(target),
         source_offset: offset as u64,
         target_offset: offset as u64,
         length: length as u32,

@@ -95,7 +95,7 @@ pub fn empty_notification() -> Notification {
 pub fn register(backend: &dyn TransferBackend, memory: &SharedMemory, generation: u32) -> Result<RegionId> {
     use std::os::fd::AsRawFd;
     backend.register(&Memory {
-        address: memory.address().as_ptr() as u64,
+        address: Address::of(memory.address().as_ptr()),
         length: memory.bytes() as u64,
         kind: MemoryKind::DRAM,
         device: 0,

@@ -1,5 +1,6 @@
 //! The other process of tests: what it can be, and how it is started.
 
+use host_plugin_api::RegionId;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -218,9 +219,9 @@ fn serve(directory: &Path, plugin: &str, name: &str, bytes: usize, config: &str)
             }
             // Submits one write of everything, over and over, until killed.
             "flood" => {
-                let target = words[1].parse().unwrap();
+                let target = RegionId(words[1].parse().unwrap());
                 let write = Write {
-                    source_region: worker.region.0,
+                    source_region: worker.region,
                     target_region: target,
                     length: worker.memory.bytes() as u32,
                     target_generation: 1,

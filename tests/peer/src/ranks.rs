@@ -1,5 +1,6 @@
 //! A side of several ranks, each an instance of a plugin: all write to all of the other side at once, and end in order.
 
+use host_plugin_api::RegionId;
 use std::path::Path;
 
 use host_plugin_api::*;
@@ -47,8 +48,8 @@ impl Side {
                 let source = (RANKS + to) * SLICE;
                 rank.bytes_mut()[source..source + SLICE].fill(value(&self.name, from, to));
                 let write = |at: usize| Write {
-                    source_region: rank.region.0,
-                    target_region: region.parse().unwrap(),
+                    source_region: rank.region,
+                    target_region: RegionId(region.parse().unwrap()),
                     source_offset: (source + at) as u64,
                     // Backwards, so that no two of them are joined.
                     target_offset: (from * SLICE + SLICE - PIECE - at) as u64,

@@ -24,8 +24,6 @@ pub mod sync {
 }
 
 /// `transfer-kit`: submissions from the host's threads to the backend's and back.
-#[path = "../../../plugins/transfer-kit/src/lists.rs"]
-pub mod lists;
 #[path = "../../../plugins/transfer-kit/src/locked.rs"]
 pub mod locked;
 #[path = "../../../plugins/transfer-kit/src/peer.rs"]

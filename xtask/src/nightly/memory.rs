@@ -22,6 +22,7 @@ const UNDER_ASAN: &[&str] = &[
     "host-plugin-shm",
     "host-plugin-swa",
     "host-plugins",
+    "host-tier-kit",
     "host-transfer-kit",
 ];
 
@@ -32,6 +33,7 @@ const UNDER_VALGRIND: &[(&str, &[&str])] = &[
     ("host-plugin-api", &["--lib"]),
     ("host-plugin-panicking", &["--test", "guard_contains_panics"]),
     ("host-plugin-shm", &["--lib", "--test", "loaded"]),
+    ("host-tier-kit", &["--test", "keeps_the_contract"]),
     ("host-transfer-kit", &["--lib"]),
 ];
 

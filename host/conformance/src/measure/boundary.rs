@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use host_plugin_api::abi::{RSlice, open_guarded};
 use host_plugin_api::{
-    Completion, ErrorCode, Memory, NOTIFICATION_BYTES, Notification, PeerId, PreparedId, RegionId, Result,
-    Submission, Tag, TransferBackend, TransferLimits, Write,
+    Completion, ErrorCode, Memory, NOTIFICATION_BYTES, Notification, PeerId, RegionId, Result, Submission,
+    Tag, TransferBackend, TransferLimits, Write,
 };
 
 use super::{Batch, best};
@@ -22,7 +22,7 @@ struct Sum {
 
 impl TransferBackend for Sum {
     fn limits(&self) -> TransferLimits {
-        TransferLimits { max_writes: u32::MAX, max_submissions: u32::MAX, reserved: [0; 6] }
+        TransferLimits::new(u32::MAX, u32::MAX)
     }
     fn register(&self, _memory: &Memory) -> Result<RegionId> {
         Ok(RegionId(1))
@@ -39,33 +39,24 @@ impl TransferBackend for Sum {
     fn disconnect(&self, _peer: PeerId) -> Result<()> {
         Ok(())
     }
-    fn prepare(&self, _peer: PeerId, _writes: &[Write]) -> Result<PreparedId> {
-        Ok(PreparedId(1))
-    }
-    fn release(&self, _prepared: PreparedId) -> Result<()> {
-        Ok(())
-    }
     #[inline]
     fn submit(&self, _submission: &Submission, writes: &[Write]) -> i32 {
         let mut bytes = 0;
         // By eights: a loop of a single cycle would measure where the linker puts it.
         let (eights, rest) = writes.as_chunks::<8>();
         for eight in eights {
-            if eight.iter().any(|write| write.length == 0 || write.target_region == u32::MAX) {
+            if eight.iter().any(|write| write.length == 0 || write.target_region == RegionId(u32::MAX)) {
                 return ErrorCode::INVALID_ARGUMENT.0;
             }
             bytes += eight.iter().map(|write| u64::from(write.length)).sum::<u64>();
         }
         for write in rest {
-            if write.length == 0 || write.target_region == u32::MAX {
+            if write.length == 0 || write.target_region == RegionId(u32::MAX) {
                 return ErrorCode::INVALID_ARGUMENT.0;
             }
             bytes += u64::from(write.length);
         }
         self.bytes.store(bytes, Ordering::Relaxed);
-        0
-    }
-    fn post(&self, _submission: &Submission, _prepared: PreparedId, _indices: &[u32]) -> i32 {
         0
     }
     fn poll(&self, _completions: &mut [Completion]) -> i32 {

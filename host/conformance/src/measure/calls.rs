@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use host_plugin_api::{
-    Budget, Completion, Component, ComponentPool, NOTIFICATION_BYTES, Opening, PeerId, PoolAllocator,
+    Completion, Component, LayerGroup, LayerKind, NOTIFICATION_BYTES, Opening, PeerId, PoolAllocator,
     PoolOpening, PoolPage, StorageTier, Submission, Tag, TierCompletion, TransferBackend, Write,
 };
 use host_plugins::{Entry, PluginError, open_allocator, open_tier, open_transfer};
@@ -97,21 +97,22 @@ fn tier(tier: &dyn StorageTier, calls: &mut Calls) -> host_plugin_api::Result<()
 }
 
 fn allocators(entry: &Entry, config: &str) -> Result<Arc<dyn PoolAllocator>, PluginError> {
-    let full = ComponentPool { component: Component::FULL, pages: 4096, window: 0, reserved: 0 };
+    let full = LayerGroup { kind: LayerKind::FULL, layers: 1, window: 0, parts: 1 };
     let (name, config) = ("bench".to_owned(), config.to_owned());
-    open_allocator(entry, &PoolOpening { name, config, page_tokens: 16, components: vec![full] })
+    open_allocator(entry, &PoolOpening { name, config, page_tokens: 16, pages: 4096, groups: vec![full] })
 }
 
 fn allocator(allocator: &dyn PoolAllocator, calls: &mut Calls) {
-    let mut budgets = [Budget::default(); 1];
-    calls.time("budgets", || {
-        black_box(allocator.budgets(&mut budgets));
+    let mut components = [Component::default(); 1];
+    calls.time("components", || {
+        black_box(allocator.components(&mut components));
     });
+    let full = components[0].id;
     for count in [1, 8, 64, 512] {
         let mut pages = vec![PoolPage::default(); count];
         calls.time(format!("alloc and free of {count} pages"), || {
-            black_box(allocator.alloc(Component::FULL, &mut pages));
-            black_box(allocator.free(Component::FULL, &pages));
+            black_box(allocator.alloc(full, &mut pages));
+            black_box(allocator.free(full, &pages));
         });
     }
 }

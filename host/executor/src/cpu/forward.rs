@@ -94,7 +94,9 @@ impl Model {
         let rank = shards.rank;
         let rows: usize = sequences.iter().map(|sequence| sequence.tokens.len()).sum();
         if let Some(shape) = self.window {
-            sequences.iter().for_each(|sequence| window::empty_unused(kv, sequence, shape));
+            sequences
+                .iter()
+                .for_each(|sequence| window::empty_unused(kv, sequence, shape, shape.layers as usize));
         }
         let gates = shards.intermediate[rank].len();
         let hidden = shards.hidden[rank].len();

@@ -1,5 +1,7 @@
 //! What the synthetic executor writes for each position, and what it makes of what it reads.
 
+mod state;
+
 use std::ops::Range;
 
 use host_core::Sequence;
@@ -15,13 +17,15 @@ use crate::{ExecutorError, KvMemory, ModelShape, window};
 pub(super) struct Content {
     places: Vec<LayerPlace>,
     window: Option<WindowShape>,
+    /// The layers that do not see all positions keep a state.
+    keeps_state: bool,
 }
 
 impl Content {
     pub fn new(shape: &ModelShape) -> Self {
         let full = shape.page_layers();
         let slides: Vec<bool> = (0..shape.layers).map(|layer| layer >= full).collect();
-        Self { places: LayerPlace::of(&slides), window: shape.window() }
+        Self { places: LayerPlace::of(&slides), window: shape.window(), keeps_state: shape.state_layers > 0 }
     }
 
     /// Refuses a sequence that does not name the pages that it needs.
@@ -46,6 +50,9 @@ impl Content {
 
     /// Writes the KV of a sequence's new positions in one layer.
     pub fn write(&self, kv: &mut KvMemory, sequence: &Sequence, prefixes: &[u64], layer: usize) {
+        if self.has_state(layer) {
+            return state::write(kv, sequence, &self.pages(sequence, layer), layer);
+        }
         let (shape, heads) = (kv.layout().shape, kv.heads());
         let pages = self.pages(sequence, layer);
         for (position, prefix) in (sequence.start as usize..).zip(prefixes) {
@@ -74,7 +81,11 @@ impl Content {
     pub fn read(&self, kv: &KvMemory, sequence: &Sequence, layer: usize, digests: &mut [u64]) {
         let page_tokens = kv.layout().shape.page_tokens;
         let pages = self.pages(sequence, layer);
-        let seen = self.seen(sequence, layer);
+        // A state fills its page, whatever the position behind which it is.
+        let seen = match (self.has_state(layer), sequence.end().saturating_sub(1) / page_tokens) {
+            (true, last) => last * page_tokens..(last + 1) * page_tokens,
+            (false, _) => self.seen(sequence, layer),
+        };
         for index in seen.start / page_tokens..seen.end.div_ceil(page_tokens) {
             let first = index * page_tokens;
             let tokens = seen.start.saturating_sub(first)..page_tokens.min(seen.end - first);
@@ -83,6 +94,11 @@ impl Content {
                 *digest = digest::sum([*digest, digest::term(Place { page: index, layer, head }, rows)]);
             }
         }
+    }
+
+    /// Whether a layer keeps a state.
+    fn has_state(&self, layer: usize) -> bool {
+        self.keeps_state && matches!(self.places[layer], LayerPlace::Sliding { .. })
     }
 
     /// The positions that the last one of a sequence sees in a layer.

@@ -268,6 +268,7 @@ fn the_shape_tells_models_apart_without_loading_them() {
         weights: base.weights.clone(),
         math: "cpu-1".to_owned(),
         sliding: None,
+        state_layers: 0,
     };
     assert_eq!(base, expected);
     assert_eq!(base.weights.len(), 64);

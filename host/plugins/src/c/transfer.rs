@@ -6,8 +6,8 @@ use host_plugin_api::abi::{
     AbiResult, RResult, RSlice, RSliceMut, RStr, RVec, TransferObject, TransferRole, transfer_object,
 };
 use host_plugin_api::{
-    Completion, Error, ErrorCode, Memory, Notification, PeerId, PreparedId, RegionId, Result, Submission,
-    Tag, TransferLimits, Write, c,
+    Completion, Error, ErrorCode, Memory, Notification, PeerId, RegionId, Result, Submission, Tag,
+    TransferLimits, Write, c,
 };
 
 use super::{Instance, fallible, needed, text, uncancelled};
@@ -81,7 +81,7 @@ impl CTransfer {
 // all blocks below that call one.
 impl TransferRole for CTransfer {
     fn limits(&self) -> TransferLimits {
-        let mut limits = TransferLimits { max_writes: 0, max_submissions: 0, reserved: [0; 6] };
+        let mut limits = TransferLimits::new(0, 0);
         // SAFETY: see above.
         unsafe { (self.limits)(self.instance.at, &raw mut limits) };
         limits
@@ -133,19 +133,9 @@ impl TransferRole for CTransfer {
         // SAFETY: see above.
         self.cold(|instance, error| unsafe { (self.disconnect)(instance, peer.0, error) })
     }
-    // Lists are no part of the C tables: no host prepares any.
-    fn prepare(&self, _peer: PeerId, _writes: RSlice<'_, Write>) -> AbiResult<PreparedId> {
-        RResult::RErr(Error::new(ErrorCode::UNSUPPORTED, "a plugin in C prepares no lists").into())
-    }
-    fn release(&self, _prepared: PreparedId) -> AbiResult<()> {
-        RResult::RErr(Error::new(ErrorCode::UNSUPPORTED, "a plugin in C prepares no lists").into())
-    }
     fn submit(&self, submission: &Submission, writes: RSlice<'_, Write>) -> i32 {
         // SAFETY: see above.
         unsafe { (self.submit)(self.instance.at, submission, writes.as_ptr(), writes.len()) }
-    }
-    fn post(&self, _submission: &Submission, _prepared: PreparedId, _indices: RSlice<'_, u32>) -> i32 {
-        ErrorCode::UNSUPPORTED.0
     }
     fn poll(&self, mut completions: RSliceMut<'_, Completion>) -> i32 {
         // SAFETY: see above.

@@ -24,7 +24,7 @@ const fn settings(feature: Feature) -> Settings {
         | F::PagesOutliveRequests
         | F::Preemption
         | F::SlidingWindow
-        | F::SharedPool
+        | F::LayerState
         | F::RemoteWorkers
         | F::SupervisedRestart => (None, None),
     };

@@ -119,10 +119,10 @@ pub const RULES: &[Rule] = &[
         "layers with a window have pages of their own, given back behind it",
     ),
     allocator(
-        "shared-pool-allocator",
-        Feature::SharedPool,
-        can::SHARED_POOL,
-        "full parts and windows take their pages from one pool; --swa-full-tokens-ratio gives each its own",
+        "state-allocator",
+        Feature::LayerState,
+        can::STATE,
+        "layers with a state have pages of their own, which each sequence has a fixed number of",
     ),
     with(
         "ratio-needs-window",

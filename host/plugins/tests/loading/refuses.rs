@@ -98,7 +98,7 @@ fn with_note_changed(from: &str, to: &str) -> tempfile::TempDir {
 }
 
 /// What the macro writes into a fixture's manifest today.
-const API: &str = "[api]\nversion = \"0.1.5\"";
+const API: &str = "[api]\nversion = \"0.2.0\"";
 
 #[test]
 fn manifests_that_do_not_fit_are_refused_with_what_would() {
@@ -106,9 +106,9 @@ fn manifests_that_do_not_fit_are_refused_with_what_would() {
         (
             API,
             "[api]\nversion = \"9.1.0\"",
-            "unusable api_version | was built for plugin API 9.1.0, this host speaks 0.1.5: build it again with host-plugin-api 0.1",
+            "unusable api_version | was built for plugin API 9.1.0, this host speaks 0.2.0: build it again with host-plugin-api 0.2",
         ),
-        (API, "[api]\nversion = \"0.2.0\"", "plugin API 0.2.0"),
+        (API, "[api]\nversion = \"0.1.5\"", "plugin API 0.1.5"),
         (API, "[api]\nversion = \"x.1.0\"", "unusable bad_manifest"),
         ("manifest_version = 1", "manifest_version = 2", "manifest_version is 2, this host reads version 1"),
         ("manifest_version = 1", "manifest_version = \"", "unusable bad_manifest"),

@@ -67,23 +67,21 @@ fn a_model_with_windows_needs_an_allocator_for_them_and_the_refusal_says_which_f
     let directory = plugin_files::directory(&["shm", "plain", "swa"]);
     let installed = Catalog::scan([directory.path()]);
     let manifest = |name: &str| &installed.find(name).unwrap().manifest;
-    let (shared, apart) =
-        ([Feature::SlidingWindow, Feature::SharedPool], [Feature::SlidingWindow, Feature::WindowRatio]);
-    assert_eq!(check(&shared, &[manifest("swa")], &installed), Ok(()));
-    // What components share is a pool that this one cannot divide; one of its own for each is.
-    assert_eq!(check(&apart, &[manifest("plain")], &installed), Ok(()));
+    let window = [Feature::SlidingWindow];
+    assert_eq!(check(&window, &[manifest("swa")], &installed), Ok(()));
     let said = |features: &[Feature], loaded: &[&str], installed: &Catalog| -> Vec<String> {
         let loaded: Vec<_> = loaded.iter().map(|name| manifest(name)).collect();
         check(features, &loaded, installed).unwrap_err().iter().map(ToString::to_string).collect()
     };
     assert_eq!(
-        said(&shared, &["plain"], &installed),
-        ["SharedPool needs shared_pool, because full parts and windows take their pages from one pool; \
-          --swa-full-tokens-ratio gives each its own: plugin \"plain\" declares window, tail_extend; use instead: \
-          --allocator swa"]
+        said(&[Feature::LayerState], &["swa"], &installed),
+        [
+            "LayerState needs state, because layers with a state have pages of their own, which each sequence has a fixed number \
+          of: plugin \"swa\" declares window; use instead: --allocator plain"
+        ]
     );
     assert_eq!(
-        said(&shared[..1], &["shm"], &installed),
+        said(&window, &["shm"], &installed),
         [
             "SlidingWindow needs window, because layers with a window have pages of their own, given back behind it: no \
           allocator plugin is loaded; use instead: --allocator plain, swa"
@@ -91,7 +89,7 @@ fn a_model_with_windows_needs_an_allocator_for_them_and_the_refusal_says_which_f
     );
     let without = plugin_files::directory(&["shm"]);
     assert_eq!(
-        said(&shared[..1], &["shm"], &Catalog::scan([without.path()])),
+        said(&window, &["shm"], &Catalog::scan([without.path()])),
         [
             "SlidingWindow needs window, because layers with a window have pages of their own, given back behind it: no \
           allocator plugin is loaded; no installed plugin has it: put one that does into a directory of --plugins-dir"

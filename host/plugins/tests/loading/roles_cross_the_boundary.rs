@@ -16,7 +16,7 @@ fn a_tier_gives_back_what_was_put_and_says_what_is_missing() {
     let tier = open_tier(catalog.find("memory").unwrap(), &opening()).unwrap();
     let mut memory: Vec<u8> = (0..8192u32).map(|i| (i % 251) as u8).collect();
     let region = tier.register(&Memory {
-        address: memory.as_mut_ptr() as u64,
+        address: Address::of(memory.as_mut_ptr()),
         length: 8192,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -26,14 +26,14 @@ fn a_tier_gives_back_what_was_put_and_says_what_is_missing() {
     });
     let page = |key: u8, offset| TierPage {
         key: Key([key; 32]),
-        region: region.as_ref().unwrap().0,
+        region: *region.as_ref().unwrap(),
         length: 1000,
         offset,
     };
     let mut done = [TierCompletion::default(); 8];
     assert_eq!(tier.put(Tag(1), &[page(1, 0), page(2, 1000)]), 0);
     assert_eq!(tier.poll(&mut done), 2);
-    assert!(done[..2].iter().all(|d| (d.tag, d.status) == (1, STORED)));
+    assert!(done[..2].iter().all(|d| (d.tag, d.status) == (Tag(1), STORED)));
     assert_eq!(tier.get(Tag(2), &[page(2, 5000), page(3, 7000)]), 0);
     assert_eq!(tier.poll(&mut done), 2);
     assert_eq!((done[0].page, done[0].status, done[1].page, done[1].status), (0, FOUND, 1, MISSING));
@@ -46,27 +46,31 @@ fn a_tier_gives_back_what_was_put_and_says_what_is_missing() {
 }
 
 #[test]
-fn an_allocator_grants_all_components_at_once_or_nothing() {
+fn an_allocator_declares_its_components_and_hands_out_pages() {
     let directory = plugin_files::directory(&["plain"]);
     let catalog = Catalog::scan([directory.path()]);
-    let pool = |component, pages, window| ComponentPool { component, pages, window, reserved: 0 };
+    let full = LayerGroup { kind: LayerKind::FULL, layers: 2, window: 0, parts: 1 };
+    let window = LayerGroup { kind: LayerKind::WINDOW, layers: 4, window: 20, parts: 2 };
     let opening = PoolOpening {
         name: "test".into(),
         config: String::new(),
         page_tokens: 16,
-        components: vec![pool(Component::FULL, 10, 0), pool(Component::WINDOW, 4, 20)],
+        pages: 10,
+        groups: vec![full, window],
     };
     let allocator = open_allocator(catalog.find("plain").unwrap(), &opening).unwrap();
-    let growth = [Growth { held: 0, target: 100 }];
-    let (mut grants, mut pages) = ([Grant::default(); 2], [PoolPage::default(); 32]);
-    assert_eq!(allocator.extend(&growth, &mut grants, &mut pages), ErrorCode::WOULD_BLOCK.0);
-    assert_eq!(allocator.extend_tail(&growth, &mut grants, &mut pages), 9);
-    assert_eq!(grants, [Grant { first: 0, pages: 7 }, Grant { first: 5, pages: 2 }]);
-    let mut budgets = [Budget::default(); 2];
-    assert_eq!(allocator.budgets(&mut budgets), 2);
-    assert_eq!((budgets[0].free, budgets[1].free), (3, 2));
-    assert_eq!(allocator.free(Component::FULL, &[pages[0], pages[0]]), ErrorCode::INVALID_ARGUMENT.0);
-    assert_eq!(allocator.free(Component::FULL, &pages[..7]), 0);
+    let mut components = [Component::default(); 3];
+    assert_eq!(allocator.components(&mut components[..1]), ErrorCode::INVALID_ARGUMENT.0);
+    assert_eq!(allocator.components(&mut components), 2);
+    let [full, window, _] = components;
+    assert_eq!((full.retains, full.pages), (Retains::ALL, 10));
+    assert_eq!((window.retains, window.tokens, window.pages), (Retains::NEWEST, 20, 5));
+    let mut pages = [PoolPage::default(); 8];
+    assert_eq!(allocator.alloc(window.id, &mut pages), 0);
+    assert_eq!(allocator.alloc(full.id, &mut [PoolPage::default(); 3]), ErrorCode::WOULD_BLOCK.0);
+    assert_eq!(allocator.free(window.id, &[pages[0], pages[0]]), ErrorCode::INVALID_ARGUMENT.0);
+    assert_eq!(allocator.free(window.id, &pages[..7]), 0);
+    assert_eq!(allocator.free(full.id, &pages[7..]), ErrorCode::INVALID_ARGUMENT.0);
 }
 
 #[test]
@@ -77,20 +81,32 @@ fn a_role_that_a_plugin_does_not_play_is_refused_by_name() {
     assert_eq!(error.to_string(), "plugin \"memory\" has no transfer role, only: tier");
 }
 
-/// The golden file was built from API 0.1.0, which had the transfer role only.
+/// The golden files of API 0.2.0, the first that is kept: one from Rust, one from C.
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn a_plugin_built_from_the_first_api_loads_today() {
+fn plugins_built_from_the_first_kept_api_load_today() {
+    for (file, role) in [("null-0.2.0-x86_64.so", "transfer"), ("c-allocator-0.2.0-x86_64.so", "allocator")] {
+        let golden = format!("{}/../../tests/golden/{file}", env!("CARGO_MANIFEST_DIR"));
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::copy(golden, directory.path().join("golden.so")).unwrap();
+        let catalog = Catalog::scan([directory.path()]);
+        let entry = catalog.entries().first().unwrap();
+        assert_eq!(entry.manifest.api.version.to_string(), "0.2.0");
+        let root = host_plugins::load_root(entry).unwrap();
+        assert_eq!(root.roles(), [role]);
+        let error = root.open_tier(&opening()).err().unwrap();
+        assert_eq!(error.to_string(), "UNSUPPORTED: the plugin has no tier role");
+    }
+}
+
+/// A file of API 0.1 is refused before any of its code runs, with both versions.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_plugin_built_from_an_api_that_is_not_kept_is_refused_with_both_versions() {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/null-0.1.0-x86_64.so");
     let directory = tempfile::tempdir().unwrap();
     std::fs::copy(golden, directory.path().join("null.so")).unwrap();
     let catalog = Catalog::scan([directory.path()]);
-    let entry = catalog.find("null").unwrap();
-    assert_eq!(entry.manifest.api.version.to_string(), "0.1.0");
-    let backend = open_transfer(entry, &opening()).unwrap();
-    assert_eq!(backend.settled(Tag(1)), 1);
-    let root = host_plugins::load_root(entry).unwrap();
-    assert_eq!(root.roles(), ["transfer"]);
-    let error = root.open_tier(&opening()).err().unwrap();
-    assert_eq!(error.to_string(), "UNSUPPORTED: the plugin has no tier role");
+    let error = catalog.find("null").unwrap_err().to_string();
+    assert!(error.contains("0.1.0") && error.contains(host_plugin_api::VERSION), "{error}");
 }

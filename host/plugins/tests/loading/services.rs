@@ -86,8 +86,8 @@ fn a_cancelled_submission_of_the_transfer_template_wakes_the_host() {
     let connected = sender.backend.connect("receiver", &receiver.backend.endpoint().unwrap()).unwrap();
     let submit = |tag| {
         let write = Write {
-            source_region: sender.region.0,
-            target_region: receiver.region.0,
+            source_region: sender.region,
+            target_region: receiver.region,
             length: 8,
             target_generation: receiver.generation,
             ..Write::default()

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use host_core::pool::Retained;
 use host_executor::cpu;
 use host_executor::group::Seat;
 use host_executor::synthetic::{Cost, Hold, Synthetic, SyntheticShape};
@@ -58,6 +59,7 @@ pub(super) fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, Ex
     let shape = SyntheticShape {
         layers: given.layers.unwrap_or(standard.layers),
         sliding,
+        state_layers: given.state_layers,
         kv_heads: given.kv_heads.unwrap_or(standard.kv_heads),
         head_dim: given.head_dim.unwrap_or(standard.head_dim),
         vocabulary: given.vocabulary.unwrap_or(standard.vocabulary),
@@ -84,10 +86,11 @@ pub(super) fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, Ex
     Ok(Synthetic::for_rank(shape, cost, seat)?.with_hold(hold))
 }
 
-/// Whether the model has layers with a window, as far as it can be read.
+/// What the model's layers keep beside KV of every token, as far as the model can be read.
 #[must_use]
-pub fn slides(settings: &Settings) -> bool {
-    shape(settings).is_ok_and(|shape| shape.sliding.is_some())
+pub fn beside(settings: &Settings) -> Option<Retained> {
+    let groups = shape(settings).map(|shape| shape.groups()).unwrap_or_default();
+    groups.iter().map(|of| of.needs).find(|needs| *needs != Retained::All)
 }
 
 /// The model's text side, for a router.

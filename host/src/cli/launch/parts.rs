@@ -13,7 +13,7 @@ use host_wire::proto::KvIdentity;
 use host_wire::random::random_u64;
 use host_worker::{OffloadTiers, Parts, RankParts};
 
-use super::{Plan, plan, radix_cache, ranks};
+use super::{Plan, plan, radix_cache, ranks, worker};
 use crate::cli::settings::{RoleName, Settings};
 use crate::cli::{allocator, offload, plugins, staging};
 
@@ -44,7 +44,11 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     let executors = ranks::executors(settings, ranks)?;
     let identity = identity_of(settings, &plan);
     let config = config(settings, core_role, &plan, tiers.as_ref(), &identity)?;
-    let pages = allocator::open(settings, instance, config.pages, config.page_tokens, config.window)?;
+    let pages = allocator::open(settings, instance, config.pages, config.page_tokens, &plan.shape.groups())?;
+    // An allocator may leave a sequence less of the pool than there is.
+    let positions = pages.plan.most_positions(config.page_tokens);
+    let max_tokens = worker::max_tokens(settings, &plan.shape, config.pages, positions)?;
+    let config = Config { window: pages.plan.window, max_tokens, ..config };
     Ok(Parts {
         name: worker_name(settings, role),
         config,
@@ -74,7 +78,8 @@ pub(super) fn identity_of(settings: &Settings, plan: &Plan) -> KvIdentity {
         kv_heads: count(shape.kv_heads),
         head_dim: count(shape.head_dim),
         ranks: count(layouts.len()),
-        sliding_layers: count(shape.sliding.map_or(0, |sliding| sliding.layers)),
+        // Layers with a state see no window.
+        sliding_layers: count(shape.beside_layers()),
         window: count(shape.sliding.map_or(0, |sliding| sliding.window)),
     }
 }

@@ -3,11 +3,11 @@
 use host_core::heads::rank_heads;
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::KvOrder;
+use host_core::pool::{PoolPlan, sharing};
 use host_core::{KvLayout, KvShape};
 use host_executor::ModelShape;
 
 use super::{Plan, Refused, refused, share};
-use crate::cli::allocator;
 use crate::cli::settings::Settings;
 
 /// Plans a worker of `ranks` ranks.
@@ -28,7 +28,7 @@ pub(super) fn plan(settings: &Settings, shape: &ModelShape, ranks: usize) -> Res
     let heads: Vec<usize> = (0..ranks).map(|rank| rank_heads(shape.kv_heads, ranks, rank).len()).collect();
     let page_bytes = page(heads.iter().sum()).page_bytes() as u64;
     let pages = pages(settings, page_bytes)?;
-    let pool_tokens = positions(settings, shape, pages)?;
+    let pool_tokens = positions(settings, shape, pages);
     if settings.pool_pages.is_none() {
         is_of_use(settings, shape, pages, page_bytes, pool_tokens)?;
     }
@@ -75,8 +75,7 @@ fn is_of_use(
     if positions >= least {
         return Ok(());
     }
-    let holds =
-        |pages: &u32| self::positions(settings, shape, *pages).is_ok_and(|positions| positions >= least);
+    let holds = |pages: &u32| self::positions(settings, shape, *pages) >= least;
     let enough = (pages..pages.saturating_add(MOST_MISSING)).find(holds);
     let enough = enough.map_or_else(
         || "give more".to_owned(),
@@ -97,23 +96,27 @@ fn is_of_use(
 }
 
 /// Tokens of one sequence that fill a pool of so many pages.
-fn positions(settings: &Settings, shape: &ModelShape, pages: u32) -> Result<u64, Refused> {
+fn positions(settings: &Settings, shape: &ModelShape, pages: u32) -> u64 {
     let page_tokens = settings.page_size();
-    let limits = allocator::limits(settings, pages, page_tokens, shape.window())?;
-    let full = u64::from(limits.full) * u64::from(page_tokens);
-    Ok(shape.window().map_or(full, |window| {
-        full.min(window.most_positions(limits.total as usize, page_tokens as usize) as u64)
-    }))
+    let groups = shape.groups();
+    // Before an allocator is asked, all layers share the pool.
+    let plan = PoolPlan::new(pages, page_tokens, &groups, &sharing(pages, &groups));
+    plan.map_or(0, |plan| plan.most_positions(page_tokens))
 }
 
 /// Tokens of the longest prompt + answer: as many as `--max-model-len` says, or as model and pool allow.
-fn max_tokens(settings: &Settings, shape: &ModelShape, pages: u32, positions: u64) -> Result<u32, Refused> {
+pub(super) fn max_tokens(
+    settings: &Settings,
+    shape: &ModelShape,
+    pages: u32,
+    positions: u64,
+) -> Result<u32, Refused> {
     let page_tokens = settings.page_size();
     let possible = (shape.max_positions as u64).min(positions);
     if possible == 0 {
         return Err(refused(format!(
-            "a pool of {pages} pages of {page_tokens} tokens cannot hold one token: the model's sliding layers take {} \
-             pages beside each page; choose a larger pool",
+            "a pool of {pages} pages of {page_tokens} tokens cannot hold one token: the model's sliding layers, or its states, \
+             take {} pages beside each page; choose a larger pool",
             shape.window_parts()
         )));
     }
@@ -129,12 +132,12 @@ fn max_tokens(settings: &Settings, shape: &ModelShape, pages: u32, positions: u6
 
 /// In how many groups of layers pages are sent.
 fn layer_groups(settings: &Settings, shape: &ModelShape, layout: &KvLayout) -> Result<LayerGroups, Refused> {
-    let rule = match (shape.sliding, settings.layer_groups.unwrap_or_default()) {
-        (None, wish) => LayerGroups::new(wish, layout),
-        // The executor counts all layers of the model, and these pages lack the sliding ones.
-        (Some(_), Wish::Auto | Wish::Off) => LayerGroups::new(Wish::Off, layout),
-        (Some(_), Wish::Groups(groups)) => Err(format!(
-            "{groups} layer groups of a model with sliding layers, whose pages are sent whole: use auto or off"
+    let rule = match (shape.beside_layers(), settings.layer_groups.unwrap_or_default()) {
+        (0, wish) => LayerGroups::new(wish, layout),
+        // The executor counts all layers of the model, and these pages lack some.
+        (_, Wish::Auto | Wish::Off) => LayerGroups::new(Wish::Off, layout),
+        (_, Wish::Groups(groups)) => Err(format!(
+            "{groups} layer groups of a model with sliding layers or states, whose pages are sent whole: use auto or off"
         )),
     };
     rule.map_err(|error| refused(format!("--layer-groups: {error}")))

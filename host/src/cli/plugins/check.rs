@@ -1,6 +1,7 @@
 //! Checks that the requested plugins are there and have the needed capabilities.
 
 use super::config_of;
+use super::open::RATIO;
 use super::requested::Requested;
 use crate::cli::settings::{RoleName, Settings};
 use crate::cli::{Refused, addresses, launch};
@@ -18,6 +19,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     wrong.extend(unmet_needs(settings, &requested, &found));
     wrong.extend(manifests().filter_map(|plugin| never_called(settings, &requested, plugin)));
     wrong.extend(manifests().filter_map(|plugin| hands_out_no_pages(&requested, plugin)));
+    wrong.extend(manifests().filter_map(|plugin| takes_no_ratio(settings, &requested, plugin)));
     wrong.extend(manifests().filter_map(|plugin| carries_no_pages(settings, plugin)));
     wrong.extend(manifests().filter_map(|plugin| wrong_table(settings, plugin)));
     wrong.extend(tables_of_no_plugin(settings, &requested));
@@ -100,6 +102,19 @@ fn never_called(settings: &Settings, requested: &Requested, plugin: &Manifest) -
         "plugin {name:?} would never be called: its role is {}, and another plugin has it; leave one of them out",
         could.join(" and ")
     ))
+}
+
+/// A sentence for an allocator that does not divide its pool by a ratio.
+fn takes_no_ratio(settings: &Settings, requested: &Requested, plugin: &Manifest) -> Option<String> {
+    let ratio = settings.swa_full_tokens_ratio?;
+    let takes = plugin.config.contains_key(RATIO);
+    (requested.allocates(plugin) && !takes).then(|| {
+        format!(
+            "--swa-full-tokens-ratio {ratio}: the allocator {} has no setting {RATIO}: leave the flag out, or use --allocator \
+             swa",
+            plugin.plugin.name
+        )
+    })
 }
 
 /// A sentence for a plugin that is named as the allocator and is none.

@@ -2,11 +2,12 @@
 
 use crate::cli::launch;
 use crate::cli::settings::{RoleName, Settings};
+use host_core::pool::Retained;
 use host_plugins::requirements::Feature;
 use host_wire::endpoint::ListenAt;
 
 type On = fn(&Settings) -> bool;
-type OnForModel = fn(&Settings, bool) -> bool;
+type OnForModel = fn(&Settings, Option<Retained>) -> bool;
 
 /// When each feature is on.
 ///
@@ -34,13 +35,14 @@ const TURNED_ON: &[(Feature, On)] = &[
     }),
 ];
 
-/// When each feature is on that depends on the model. The second argument says whether the model has sliding layers.
+/// When each feature is on that depends on the model. The second argument says what layers keep beside those that see every
+/// token, if there are such.
 const OF_THE_MODEL: &[(Feature, OnForModel)] = &[
-    (Feature::SlidingWindow, |settings, slides| computes(settings) && slides),
-    (Feature::SharedPool, |settings, slides| {
-        computes(settings) && slides && settings.swa_full_tokens_ratio.is_none()
+    (Feature::SlidingWindow, |settings, beside| {
+        computes(settings) && matches!(beside, Some(Retained::Newest(_)))
     }),
-    (Feature::WindowRatio, |settings, _slides| {
+    (Feature::LayerState, |settings, beside| computes(settings) && beside == Some(Retained::State)),
+    (Feature::WindowRatio, |settings, _beside| {
         computes(settings) && settings.swa_full_tokens_ratio.is_some()
     }),
 ];
@@ -58,8 +60,8 @@ fn divided(settings: &Settings) -> bool {
 /// The features that the configuration turns on.
 pub fn of(settings: &Settings) -> Vec<Feature> {
     let turned_on = TURNED_ON.iter().filter(|(_, on)| on(settings)).map(|(feature, _)| *feature);
-    let slides = computes(settings) && launch::slides(settings);
-    let of_the_model = OF_THE_MODEL.iter().filter(|(_, on)| on(settings, slides));
+    let beside = if computes(settings) { launch::beside(settings) } else { None };
+    let of_the_model = OF_THE_MODEL.iter().filter(|(_, on)| on(settings, beside));
     turned_on.chain(of_the_model.map(|(feature, _)| *feature)).collect()
 }
 

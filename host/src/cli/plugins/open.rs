@@ -58,22 +58,32 @@ pub fn open_tier(
     Ok(host_plugins::open_tier(entry, &opening).map_err(|error| Refused(error.to_string()))?)
 }
 
+/// The setting of an allocator that `--swa-full-tokens-ratio` gives.
+pub(super) const RATIO: &str = "full_tokens_ratio";
+
 /// Loads the allocator and opens it for this worker's pool; `None` when the pool hands out its pages itself.
+///
+/// `needed` says that the model has layers beside those that see every token.
 ///
 /// # Errors
 /// When it is not there, does not fit, or does not open.
 pub fn open_allocator(
     settings: &Settings,
     opening: PoolOpening,
-    slides: bool,
+    needed: bool,
 ) -> anyhow::Result<Option<(String, Arc<dyn PoolAllocator>)>> {
-    if settings.allocator.is_none() && !slides {
+    if settings.allocator.is_none() && !needed {
         return Ok(None);
     }
     let name = settings.window_allocator();
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?;
-    let opening = PoolOpening { config: config_of(settings, &name)?, ..opening };
+    let mut config = config_of(settings, &name)?;
+    if let Some(ratio) = settings.swa_full_tokens_ratio {
+        // In front, where no table has begun.
+        config = format!("{RATIO} = {ratio:?}\n{config}");
+    }
+    let opening = PoolOpening { config, ..opening };
     let opened = host_plugins::open_allocator(entry, &opening).map_err(|error| Refused(error.to_string()))?;
     Ok(Some((name, opened)))
 }

@@ -48,7 +48,9 @@ impl Requested {
 
 /// Whether a feature needs a plugin.
 fn opens(features: &[Feature]) -> bool {
-    [Feature::PdTransfer, Feature::SlidingWindow].iter().any(|feature| features.contains(feature))
+    [Feature::PdTransfer, Feature::SlidingWindow, Feature::LayerState]
+        .iter()
+        .any(|feature| features.contains(feature))
 }
 
 /// Whether the settings name a plugin.

@@ -14,6 +14,8 @@ pub struct SyntheticSettings {
     pub sliding_layers: Option<usize>,
     /// Tokens in the window of sliding layers, the newest included.
     pub window: Option<usize>,
+    /// Layers that keep a state of fixed size, as recurrent layers do; not together with sliding ones.
+    pub state_layers: usize,
     /// KV heads.
     pub kv_heads: Option<usize>,
     /// Elements of one head.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use host_plugin_api::tier::FOUND;
 use host_plugin_api::{
-    ErrorCode, Key, Memory, MemoryKind, RegionId, StorageTier, Tag, TierCompletion, TierLimits, TierPage,
-    TierUsage,
+    Address, ErrorCode, Key, Memory, MemoryKind, RegionId, StorageTier, Tag, TierCompletion, TierLimits,
+    TierPage, TierUsage,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
@@ -120,11 +120,11 @@ impl Session {
                 }
                 let length = u32::try_from(*bytes)
                     .with_context(|| format!("a value of {bytes} bytes is longer than any can be"))?;
-                pages.push(TierPage { key: *key, region: 0, length, offset });
+                pages.push(TierPage { key: *key, region: RegionId(0), length, offset });
                 offset = end.next_multiple_of(align);
             }
             let region = self.region(offset)?;
-            pages.iter_mut().for_each(|page| page.region = region.0);
+            pages.iter_mut().for_each(|page| page.region = region);
             let read = self.in_batches("get", &pages, |tier, tag, pages| tier.get(tag, pages))?;
             ends.extend(
                 pages.iter().zip(read).map(|(page, end)| End { damage: self.damage(page, end), ..end }),
@@ -156,7 +156,7 @@ impl Session {
         let memory = Mapping::private(usize::try_from(length)?);
         let memory = memory.with_context(|| format!("there is no memory for {length} bytes"))?;
         let offered = Memory {
-            address: memory.address().as_ptr() as u64,
+            address: Address::of(memory.address().as_ptr()),
             length,
             kind: MemoryKind::DRAM,
             device: 0,
@@ -215,7 +215,7 @@ impl Session {
                 bail!("plugin {plugin:?} does not say how a {what} ended: {:?}", ErrorCode(count));
             };
             for completion in &done[..count] {
-                let end = ends.get_mut(completion.page as usize).filter(|_| completion.tag == tag);
+                let end = ends.get_mut(completion.page as usize).filter(|_| completion.tag.0 == tag);
                 match end {
                     Some(end @ None) => {
                         let (status, bytes) = (completion.status, completion.bytes);

@@ -17,7 +17,7 @@ fn windows_that_cannot_be_are_refused_with_the_way_out() {
         (
             "sliding-layers = 2\nwindow = 5",
             &["--layer-groups", "2"],
-            "sliding layers, whose pages are sent whole",
+            "sliding layers or states, whose pages are sent whole",
         ),
         (
             "layers = 7\nsliding-layers = 5\nwindow = 200",
@@ -59,23 +59,13 @@ fn an_allocator_that_cannot_be_is_refused_with_the_reason() {
 fn a_model_with_windows_is_refused_without_an_allocator_for_them_and_told_what_would_do() {
     let windows = "[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = 20\n";
     let needs = "SlidingWindow needs window, because layers with a window have pages of their own";
-    let shares =
-        "SharedPool needs shared_pool, because full parts and windows take their pages from one pool";
-    let cases: [(&[&str], &[&str], &[&str]); 4] = [
-        (&["shm"], &[], &[needs, shares, "put one that does into a directory of --plugins-dir"]),
-        (&["shm", "plain"], &[], &[needs, "plain have it, but lack others that are needed", shares]),
+    let cases: [(&[&str], &[&str], &[&str]); 3] = [
+        (&["shm"], &[], &[needs, "put one that does into a directory of --plugins-dir"]),
+        (&["shm", "plain"], &[], &[needs, "use instead: --allocator plain"]),
         (
-            &["shm", "plain", "swa"],
-            &["--allocator", "plain"],
-            &[shares, "plugin \"plain\" declares window, tail_extend; use instead: --allocator swa"],
-        ),
-        (
-            &["shm", "swa"],
-            &["--swa-full-tokens-ratio", "0.01", "--pool-pages", "100"],
-            &[
-                "--swa-full-tokens-ratio 0.01 leaves windows 0 pages of 16 tokens in a pool of 100",
-                "leave it out",
-            ],
+            &["shm", "plain"],
+            &["--allocator", "plain", "--swa-full-tokens-ratio", "0.5"],
+            &["the allocator plain has no setting full_tokens_ratio", "use --allocator swa"],
         ),
     ];
     for (plugins, flags, says) in cases {

@@ -11,7 +11,7 @@ use host_core::transfer::{KvSlice, Lane, copy_lane};
 use host_executor::KvMemory;
 use host_kernels::copy::{Copier, CopyPages, Dimension, Memory, PageBlock, PagesCopy};
 use host_memory::Mapping;
-use host_plugin_api::{Key, MemoryKind};
+use host_plugin_api::{Address, Key, MemoryKind};
 
 use super::seal::{SEAL_BYTES, object_bytes, seal};
 
@@ -130,7 +130,7 @@ impl HostMemory {
     /// Every rank's memory, as it is registered with a plugin.
     pub(super) fn regions(&self) -> impl Iterator<Item = host_plugin_api::Memory> {
         self.ranks.iter().map(|rank| host_plugin_api::Memory {
-            address: rank.memory.address().as_ptr() as u64,
+            address: Address::of(rank.memory.address().as_ptr()),
             length: rank.memory.bytes() as u64,
             kind: MemoryKind::DRAM,
             device: 0,

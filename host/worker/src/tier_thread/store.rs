@@ -13,8 +13,8 @@ use rustix::fd::BorrowedFd;
 use super::host_memory::HostMemory;
 use super::objects::{Kind, Object, Request, key};
 use super::traffic::Traffic;
+use crate::cannot_work::not_registered;
 use crate::complaints::{Code, Complaints, Failed};
-use crate::fit::not_registered;
 
 /// Completions taken per call.
 const COMPLETIONS: usize = 256;
@@ -269,7 +269,7 @@ impl Store {
     fn pages(&self, objects: &[Object]) -> Vec<TierPage> {
         let page = |object: &Object| TierPage {
             key: object.key,
-            region: self.regions[object.rank].0,
+            region: self.regions[object.rank],
             length: self.length,
             offset: object.offset,
         };
@@ -302,8 +302,8 @@ impl Store {
     }
 
     fn completed(&mut self, done: &TierCompletion, memory: &HostMemory, events: &mut Vec<TierEvent>) {
-        let (plugin, page, tag) = (&self.name, done.page, done.tag);
-        let Some(batch) = self.batches.get_mut(&done.tag) else {
+        let (plugin, page, tag) = (&self.name, done.page, done.tag.0);
+        let Some(batch) = self.batches.get_mut(&tag) else {
             self.complaints.tell("unknown", || {
                 format!(
                     "plugin {plugin:?}: poll tells the end of page {page} of batch {tag}, which is not under way; the entry is dropped"
@@ -324,7 +324,7 @@ impl Store {
         let of = batch.of;
         batch.left -= 1;
         if batch.left == 0 {
-            self.batches.remove(&done.tag);
+            self.batches.remove(&done.tag.0);
         }
         let kind = of.and_then(|of| self.requests.get(&of)).map(|request| request.kind);
         let mut end = match done.status {

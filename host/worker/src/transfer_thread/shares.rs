@@ -6,7 +6,7 @@ use host_core::notice::LaneNotice;
 use host_core::scheduler::PageWrite;
 use host_core::staging::{Span, piece_limit};
 use host_core::transfer::{Lane, Path, Piece, StagingPolicy, choose, copy_lane};
-use host_plugin_api::transfer::{PeerId, Write};
+use host_plugin_api::transfer::{PeerId, RegionId, Write};
 
 use super::staging;
 use crate::lane_sums;
@@ -72,8 +72,8 @@ impl Plan<'_> {
         };
         let pieces = if staged.is_some() { Vec::new() } else { copy.pieces() };
         let to_its_place = |piece: &Piece| Write {
-            source_region: own.kv_region.0,
-            target_region: theirs.kv_region,
+            source_region: own.kv_region,
+            target_region: RegionId(theirs.kv_region),
             source_offset: piece.source as u64,
             target_offset: piece.target as u64,
             length: piece.length as u32,
@@ -102,8 +102,8 @@ impl Plan<'_> {
         // SAFETY: the scheduler gave this row to this transfer, and nothing is told of it before it is written.
         unsafe { self.links.aux().write(*own_slot as usize * AUX_ROW_BYTES, &row.encode()) };
         Ok(Some(Write {
-            source_region: region.0,
-            target_region: theirs.aux_region,
+            source_region: region,
+            target_region: RegionId(theirs.aux_region),
             source_offset: u64::from(*own_slot) * AUX_ROW_BYTES as u64,
             target_offset: u64::from(*peer_slot) * AUX_ROW_BYTES as u64,
             length: AUX_ROW_BYTES as u32,

@@ -19,7 +19,7 @@ use host_core::staging::{
 use host_core::transfer::{self, Cut, KvSlice, Tag};
 use host_core::{Instance, PageId, Room};
 use host_kernels::copy::Copier;
-use host_plugin_api::transfer::{PeerId, Write};
+use host_plugin_api::transfer::{PeerId, RegionId, Write};
 
 use super::copying::{self, Place};
 use super::shares::Share;
@@ -183,8 +183,8 @@ impl Thread {
         let notice = self.staging.parts.get(&written.tag)?.lanes.get(&written.target.rank)?;
         let lane = LaneNotice { fragment: u32::from(written.key.piece), ..*notice };
         let write = Write {
-            source_region: self.own().staging.as_ref()?.region.0,
-            target_region: theirs.staging_region,
+            source_region: self.own().staging.as_ref()?.region,
+            target_region: RegionId(theirs.staging_region),
             source_offset: written.source_offset,
             target_offset: written.target_offset,
             length: written.length,

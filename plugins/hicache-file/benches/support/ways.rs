@@ -2,6 +2,7 @@
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+use host_plugin_api::Address;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -134,7 +135,7 @@ impl Bench {
     /// Registers all memory.
     pub fn register(&self, tier: &dyn StorageTier) -> RegionId {
         let memory = Memory {
-            address: self.memory.as_ptr() as u64,
+            address: Address::of(self.memory.as_ptr()),
             length: MEMORY as u64,
             kind: MemoryKind::DRAM,
             device: 0,
@@ -171,7 +172,7 @@ impl Bench {
                 pages.clear();
                 pages.extend((0..count).map(|at| TierPage {
                     key: self.key(started + at),
-                    region: region.0,
+                    region,
                     length: self.page as u32,
                     offset: ((place * batch + at) * self.page) as u64,
                 }));
@@ -188,7 +189,7 @@ impl Bench {
             let count = usize::try_from(tier.poll(&mut done)).unwrap();
             for done in &done[..count] {
                 assert_eq!(done.status, 1, "{done:?}");
-                let place = done.tag as usize;
+                let place = done.tag.0 as usize;
                 left[place] -= 1;
                 if left[place] == 0 {
                     free.push(place);

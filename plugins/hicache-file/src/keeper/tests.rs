@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::format::Value;
 use crate::queue::Kind;
 use crate::writer::{NoRoom, OpenSegment};
-use host_plugin_api::{ErrorCode, Key, Memory, MemoryKind, Tag, TierPage};
+use host_plugin_api::{Address, ErrorCode, Key, Memory, MemoryKind, RegionId, Tag, TierPage};
 use parking_lot::Mutex;
 
 /// What is done with a keeper of this store.
@@ -181,9 +181,17 @@ fn segments_are_made_while_others_wait_for_their_seals_which_are_not_many() {
         // A page waits for a segment, and does not ask for it again and again.
         let bytes = [0; 4096];
         let (address, kind) = (bytes.as_ptr() as u64, MemoryKind::DRAM);
-        let memory = Memory { address, length: 4096, kind, device: 0, fd: -1, generation: 0, fd_offset: 0 };
+        let memory = Memory {
+            address: Address(address),
+            length: 4096,
+            kind,
+            device: 0,
+            fd: -1,
+            generation: 0,
+            fd_offset: 0,
+        };
         let region = store.queue.register(&memory).unwrap().0;
-        let page = TierPage { key: Key([7; 32]), region, length: 4096, offset: 0 };
+        let page = TierPage { key: Key([7; 32]), region: RegionId(region), length: 4096, offset: 0 };
         assert_eq!(store.queue.push(Kind::Put, Tag(1), 1, std::iter::once(page)), 0);
         let (mut claim, mut ended, mut runs) = (Vec::new(), Vec::new(), Vec::new());
         assert!(store.queue.claim(true, &mut claim));

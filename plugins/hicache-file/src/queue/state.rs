@@ -72,7 +72,7 @@ impl State {
         let of = &mut self.slots[slot as usize];
         of.unfinished -= 1;
         let tag = of.tag.0;
-        self.done.push_back((slot, TierCompletion { tag, page, status, bytes }));
+        self.done.push_back((slot, TierCompletion { tag: Tag(tag), page, status, bytes }));
     }
 
     /// The next page of a line, if its bytes fit or it is the first of a claim.

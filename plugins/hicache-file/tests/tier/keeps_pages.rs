@@ -1,7 +1,7 @@
 //! What was put comes back, with each way of reading and writing, from wherever in memory, also after a restart.
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
-use host_plugin_api::{ErrorCode, Key, StorageTier, TierPage};
+use host_plugin_api::{Address, ErrorCode, Key, StorageTier, TierPage};
 
 use super::world::{self, World, can, files, wait_until};
 
@@ -153,7 +153,7 @@ fn collect(world: &World, ended: &mut [u32]) {
     let count = usize::try_from(world.tier.poll(&mut done)).unwrap();
     for completion in &done[..count] {
         assert_eq!(completion.status, STORED);
-        ended[completion.tag as usize * 8 + completion.page as usize] += 1;
+        ended[completion.tag.0 as usize * 8 + completion.page as usize] += 1;
     }
 }
 
@@ -194,7 +194,7 @@ fn memory_that_was_deregistered_and_is_other_memory_now_is_read_and_written_as_w
         // SAFETY: mapped above, and unmapped later; no batch is in flight when it is used.
         let bytes = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), LENGTH) };
         let memory = host_plugin_api::Memory {
-            address: at as u64,
+            address: Address(at as u64),
             length: LENGTH as u64,
             kind: host_plugin_api::MemoryKind::DRAM,
             device: 0,
@@ -203,12 +203,8 @@ fn memory_that_was_deregistered_and_is_other_memory_now_is_read_and_written_as_w
             fd_offset: 0,
         };
         let region = world.tier.register(&memory).unwrap();
-        let page = |number: u8, offset: u64| TierPage {
-            key: Key([number; 32]),
-            region: region.0,
-            length: 65_536,
-            offset,
-        };
+        let page =
+            |number: u8, offset: u64| TierPage { key: Key([number; 32]), region, length: 65_536, offset };
         bytes[..65_536].fill(round + 1);
         assert_eq!(world.run(1, |tier, tag| tier.put(tag, &[page(round, 0)]))[0].0, STORED);
         for stored in 0..=round {

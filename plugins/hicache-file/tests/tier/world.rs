@@ -7,7 +7,8 @@ use std::path::Path;
 use fastrand::Rng;
 use host_plugin_api::tier::{FOUND, STORED};
 use host_plugin_api::{
-    ErrorCode, Key, Memory, MemoryKind, Opening, RegionId, StorageTier, Tag, TierCompletion, TierPage,
+    Address, ErrorCode, Key, Memory, MemoryKind, Opening, RegionId, StorageTier, Tag, TierCompletion,
+    TierPage,
 };
 use host_plugin_hicache_file::FileTier;
 use host_tests::wait::poll_until;
@@ -78,7 +79,7 @@ impl World {
 
     pub fn register_again(&mut self) {
         let memory = Memory {
-            address: self.memory.as_ptr() as u64,
+            address: Address::of(self.memory.as_ptr()),
             length: self.memory.len() as u64 * 4096,
             kind: MemoryKind::DRAM,
             device: 0,
@@ -96,7 +97,7 @@ impl World {
     }
 
     pub fn page(&self, number: u64, offset: usize, length: usize) -> TierPage {
-        TierPage { key: key(number), region: self.region.0, length: length as u32, offset: offset as u64 }
+        TierPage { key: key(number), region: self.region, length: length as u32, offset: offset as u64 }
     }
 
     /// Starts a batch, however often it has to, and waits for all of it: status and bytes of each page.
@@ -112,7 +113,7 @@ impl World {
             let mut done = [TierCompletion::default(); 64];
             let taken = self.tier.poll(&mut done);
             for completion in &done[..usize::try_from(taken).unwrap()] {
-                assert_eq!(completion.tag, tag.0);
+                assert_eq!(completion.tag, tag);
                 let before = ended[completion.page as usize].replace((completion.status, completion.bytes));
                 assert_eq!(before, None, "page {} ended twice", completion.page);
             }

@@ -39,7 +39,7 @@ impl Regions {
     /// The place of a page, which stays until it is [let go](Regions::release); nothing if it is in no region.
     pub fn pin(&self, page: &TierPage) -> Option<Span> {
         let mut state = locked(&self.state);
-        let region = state.regions.get_mut(&page.region).filter(|region| !region.leaving)?;
+        let region = state.regions.get_mut(&page.region.0).filter(|region| !region.leaving)?;
         let length = u64::from(page.length);
         let end = page.offset.checked_add(length)?;
         if length == 0 || end > region.span.length {
@@ -53,7 +53,7 @@ impl Regions {
     /// Lets go of a page that was pinned.
     pub fn release(&self, page: &TierPage) {
         let mut state = locked(&self.state);
-        if let Some(region) = state.regions.get_mut(&page.region) {
+        if let Some(region) = state.regions.get_mut(&page.region.0) {
             region.users -= 1;
             if region.leaving && region.users == 0 {
                 self.unused.notify_all();
@@ -92,7 +92,7 @@ impl State {
             let text = format!("memory of kind {} cannot be registered, only host memory", memory.kind.0);
             return refuse(ErrorCode::UNSUPPORTED, text);
         }
-        let span = Span { address: memory.address, length: memory.length };
+        let span = Span { address: memory.address.0, length: memory.length };
         let Some(end) = span.address.checked_add(span.length).filter(|_| span.address > 0 && span.length > 0)
         else {
             let text = format!("{} bytes at {:#x} are no memory", memory.length, memory.address);
@@ -128,11 +128,13 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use host_plugin_api::Address;
+
     use super::*;
 
     fn memory(address: u64, length: u64) -> Memory {
         let kind = MemoryKind::DRAM;
-        Memory { address, length, kind, device: 0, fd: -1, generation: 1, fd_offset: 0 }
+        Memory { address: Address(address), length, kind, device: 0, fd: -1, generation: 1, fd_offset: 0 }
     }
 
     #[test]
@@ -141,7 +143,7 @@ mod tests {
         let span = regions.still().check(&memory(4096, 100)).unwrap();
         let id = regions.still().add(span);
         let at = |offset, length| {
-            let page = TierPage { region: id.0, offset, length, ..TierPage::default() };
+            let page = TierPage { region: id, offset, length, ..TierPage::default() };
             regions.pin(&page).map(|span| span.address)
         };
         assert_eq!(at(0, 100), Some(4096));
@@ -163,7 +165,7 @@ mod tests {
         let regions = Regions::default();
         let span = regions.still().check(&memory(4096, 100)).unwrap();
         let id = regions.still().add(span);
-        let page = TierPage { region: id.0, length: 10, ..TierPage::default() };
+        let page = TierPage { region: id, length: 10, ..TierPage::default() };
         regions.pin(&page).unwrap();
         std::thread::scope(|scope| {
             let removed = scope.spawn(|| regions.remove(id, |_| ()));

@@ -228,7 +228,7 @@ impl State {
     fn finish(&mut self, index: u32, page: u32, status: i32, bytes: u64) {
         let slot = &mut self.slots[index as usize];
         slot.left -= 1;
-        self.done.push_back((index, TierCompletion { tag: slot.tag.0, page, status, bytes }));
+        self.done.push_back((index, TierCompletion { tag: slot.tag, page, status, bytes }));
     }
 
     fn end_unstarted(&mut self, index: u32, status: i32) -> u32 {
@@ -258,7 +258,7 @@ mod tests {
     fn ended(queue: &Queue) -> Vec<(u64, u32, i32)> {
         let mut done = [TierCompletion::default(); 32];
         let count = queue.take(&mut done);
-        done[..count].iter().map(|end| (end.tag, end.page, end.status)).collect()
+        done[..count].iter().map(|end| (end.tag.0, end.page, end.status)).collect()
     }
 
     const PATIENCE: Duration = Duration::from_secs(5);

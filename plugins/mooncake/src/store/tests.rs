@@ -9,8 +9,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use host_plugin_api::MemoryKind;
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
+use host_plugin_api::{Address, MemoryKind};
 use host_tests::wait::poll_until;
 
 use super::client::{Client, Setup, Span};
@@ -178,7 +178,7 @@ fn rig(more: &str, unsettled: Duration) -> Rig {
     // Threads that a test left hanging may still know it.
     let memory = Vec::leak(vec![0; PAGE * PAGES]);
     let region = tier.register(&Memory {
-        address: memory.as_ptr() as u64,
+        address: Address::of(memory.as_ptr()),
         length: memory.len() as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -198,7 +198,7 @@ impl Rig {
         let offset = |page: usize| (page * PAGE) as u64;
         let page = |page| TierPage {
             key: key(page),
-            region: self.region.0,
+            region: self.region,
             length: PAGE as u32,
             offset: offset(page),
         };
@@ -216,7 +216,7 @@ impl Rig {
             let mut done = [TierCompletion::default(); 8];
             let taken = self.tier.poll(&mut done) as usize;
             for end in &done[..taken] {
-                assert!(ends.insert((end.tag, end.page), end.status).is_none(), "{end:?} came twice");
+                assert!(ends.insert((end.tag.0, end.page), end.status).is_none(), "{end:?} came twice");
             }
             (ends.len() >= count).then_some(())
         });

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{Error, ErrorCode, Result};
+use host_plugin_api::{Error, ErrorCode, RegionId, Result};
 use host_transfer_kit::connections::{Connection, Transport};
 use host_transfer_kit::wire::Message;
 use host_transfer_kit::{Mailbox as _, Random, RegionDescriptor};
@@ -162,13 +162,13 @@ impl Transport for Engines {
     }
 
     /// Each link sees for itself which regions are gone, when it is woken.
-    fn let_go(&mut self, _: u32) {
+    fn let_go(&mut self, _: RegionId) {
         for link in self.links.values() {
             link.peer.mailbox.wake();
         }
     }
 
-    fn has_let_go(&mut self, region: u32) -> Result<bool> {
+    fn has_let_go(&mut self, region: RegionId) -> Result<bool> {
         Ok(!self.links.values().any(|link| link.knows(region)))
     }
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{Error, ErrorCode};
+use host_plugin_api::{Error, ErrorCode, RegionId};
 use host_transfer_kit::{Peer as _, RegionDescriptor, locked, reading};
 
 use super::mailbox::{Peer, rest};
@@ -54,7 +54,7 @@ impl Link {
     }
 
     /// Whether the engine knows a region.
-    pub fn knows(&self, region: u32) -> bool {
+    pub fn knows(&self, region: RegionId) -> bool {
         locked(&self.registered).iter().any(|known| known.id == region)
     }
 }

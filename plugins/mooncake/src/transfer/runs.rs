@@ -1,6 +1,6 @@
 //! What becomes of writes on their way to Mooncake: neighbours are joined, since each range costs it about as much as 64 KiB.
 
-use host_plugin_api::Write;
+use host_plugin_api::{RegionId, Write};
 use host_transfer_kit::{RegionDescriptor, source, target};
 
 use crate::engine::Run;
@@ -13,7 +13,7 @@ pub fn join(
 ) -> Option<(Vec<Run>, Vec<RegionDescriptor>)> {
     let mut runs: Vec<Run> = Vec::new();
     let mut used: Vec<RegionDescriptor> = Vec::new();
-    let mut last = (0, 0);
+    let mut last = (RegionId(0), RegionId(0));
     for write in writes {
         let (our, from) = source(ours, &write)?;
         let (their, to) = target(theirs, &write)?;
@@ -39,13 +39,13 @@ mod tests {
     use super::*;
 
     fn region(id: u32, address: u64, length: u64) -> RegionDescriptor {
-        RegionDescriptor { id, generation: 1, address, length, device: None }
+        RegionDescriptor { id: RegionId(id), generation: 1, address, length, device: None }
     }
 
     fn write(source: (u32, u64), target: (u32, u64), length: u32) -> Write {
         Write {
-            source_region: source.0,
-            target_region: target.0,
+            source_region: RegionId(source.0),
+            target_region: RegionId(target.0),
             source_offset: source.1,
             target_offset: target.1,
             length,

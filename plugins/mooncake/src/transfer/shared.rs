@@ -95,8 +95,8 @@ impl Shared {
         driver: Box<dyn Driver>,
     ) -> Result<Self> {
         let Config { max_writes, max_submissions, short_writes, .. } = config;
-        let limits = TransferLimits { max_writes, max_submissions, reserved: [0; 6] };
-        let instance = Instance::new(name, limits.with_short_writes(short_writes), NOTIFICATIONS)?;
+        let limits = TransferLimits { short_writes, ..TransferLimits::new(max_writes, max_submissions) };
+        let instance = Instance::new(name, limits, NOTIFICATIONS)?;
         let counter = |name| host().counter(name);
         Ok(Self {
             counts: Counts {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::engine::{Range, Run, State, Target, Ticket, Undelivered};
 use host_plugin_api::{
-    Completion, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, Submission, Tag,
-    TransferBackend as _,
+    Address, Completion, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, RegionId,
+    Submission, Tag, TransferBackend as _,
 };
 use host_tests::wait::poll_until;
 
@@ -135,8 +135,15 @@ fn instance(net: &Net, name: &str) -> MooncakeBackend {
 fn memory(backend: &MooncakeBackend, bytes: &[u8]) -> RegionId {
     let address = bytes.as_ptr() as u64;
     let length = bytes.len() as u64;
-    let memory =
-        Memory { address, length, kind: MemoryKind::DRAM, device: 0, fd: -1, generation: 1, fd_offset: 0 };
+    let memory = Memory {
+        address: Address(address),
+        length,
+        kind: MemoryKind::DRAM,
+        device: 0,
+        fd: -1,
+        generation: 1,
+        fd_offset: 0,
+    };
     backend.register(&memory).unwrap()
 }
 
@@ -243,17 +250,17 @@ fn one_peer_that_fails_leaves_the_others_as_they_are() {
     let net = Net::default();
     let sender = instance(&net, "sender");
     let source = vec![7; 4096];
-    let region = memory(&sender, &source).0;
+    let source_region = memory(&sender, &source);
     let target = vec![0; 4096];
     let mut peers = Vec::new();
     for name in ["good", "bad"] {
         let receiver = instance(&net, name);
-        let target = memory(&receiver, &target).0;
+        let target = memory(&receiver, &target);
         let peer = sender.connect(name, &receiver.endpoint().unwrap()).unwrap();
         peers.push((receiver, peer, target));
     }
     let write = |target_region| Write {
-        source_region: region,
+        source_region,
         target_region,
         length: 64,
         target_generation: 1,

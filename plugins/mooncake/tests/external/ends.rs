@@ -18,8 +18,8 @@ fn instances_leave_no_thread_and_no_descriptor_behind_whether_they_are_shut_down
             let sender = Worker::open(directory.path(), "mooncake", "prefill", BYTES, &config);
             let peer = sender.backend.connect("decode", &receiver.backend.endpoint().unwrap()).unwrap();
             let write = Write {
-                source_region: sender.region.0,
-                target_region: receiver.region.0,
+                source_region: sender.region,
+                target_region: receiver.region,
                 length: 64,
                 target_generation: 1,
                 ..Write::default()

@@ -41,8 +41,8 @@ fn idle_connections_delay_messages_and_ends_by_seconds_at_most() {
         let receiver = Worker::open(directory.path(), "mooncake", "decode", BYTES, &config);
         let sender = Worker::open(directory.path(), "mooncake", "prefill", BYTES, &config);
         let write = Write {
-            source_region: sender.region.0,
-            target_region: receiver.region.0,
+            source_region: sender.region,
+            target_region: receiver.region,
             length: 64,
             target_generation: 1,
             ..Write::default()

@@ -32,8 +32,8 @@ impl Pair {
 
     fn transfer(&self) {
         let write = Write {
-            source_region: self.sender.region.0,
-            target_region: self.receiver.region.0,
+            source_region: self.sender.region,
+            target_region: self.receiver.region,
             length: 64,
             target_generation: 1,
             ..Write::default()

@@ -20,11 +20,6 @@ pub struct Request {
     handle: Handle,
 }
 
-/// Ranges that NIXL has looked up once, on one side. To be given back to its agent.
-pub struct Prepared {
-    handle: Handle,
-}
-
 /// How a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
@@ -34,72 +29,6 @@ pub enum Progress {
 }
 
 impl Agent {
-    /// Looks ranges up for many requests: those of the agent named, or our own.
-    ///
-    /// # Errors
-    /// When one is of no registered memory.
-    pub fn prepare(&mut self, of: Option<&CStr>, ranges: &Ranges) -> Result<Prepared, Refusal> {
-        let (agent, name) = (self.agent, of.unwrap_or(c"").as_ptr());
-        let null = std::ptr::null_mut();
-        let prepare = self.library.api.prep_xfer_dlist;
-        // SAFETY: agent and list are alive, the name outlives the call; NIXL keeps copies.
-        let handle = made("prep_xfer_dlist", |at| unsafe { prepare(agent, name, ranges.handle, at, null) })?;
-        Ok(Prepared { handle })
-    }
-
-    /// Gives a prepared list back. Requests made of it keep what they need.
-    pub fn release_prepared(&mut self, prepared: Prepared) {
-        // SAFETY: the agent is alive, and the list is its own and not used after this.
-        let _released = unsafe { (self.library.api.release_xfer_dlist_handle)(self.agent, prepared.handle) };
-    }
-
-    /// Starts writes of the prepared ranges at `indices`, in that order, with a message that follows when all are there.
-    ///
-    /// # Errors
-    /// When the request cannot be made; then nothing was started.
-    pub fn write_prepared(
-        &mut self,
-        local: &Prepared,
-        remote: &Prepared,
-        indices: &[u32],
-        message: &[u8],
-    ) -> Result<(Request, Progress), Refusal> {
-        self.announce(message)?;
-        // Of a prepared list only NIXL knows which ranges touch.
-        self.join(true)?;
-        let api = &self.library.api;
-        // A list has no more than a million writes, so that all are positive.
-        let (agent, at, count) = (self.agent, indices.as_ptr().cast::<i32>(), indices.len());
-        // SAFETY: agent, lists and options are alive, the indices outlive the call, which checks them.
-        let create = |to| unsafe {
-            let (local, remote) = (local.handle, remote.handle);
-            (api.make_xfer_req)(
-                agent,
-                Direction::Write as c_int,
-                local,
-                at,
-                count,
-                remote,
-                at,
-                count,
-                to,
-                self.making,
-            )
-        };
-        let request = Request { handle: made("make_xfer_req", create)? };
-        let progress = self.post(&request);
-        Ok((request, progress))
-    }
-
-    /// Starts a request again that has ended, with another message.
-    ///
-    /// # Errors
-    /// When the message cannot be set; then nothing was started.
-    pub fn write_again(&mut self, request: &Request, message: &[u8]) -> Result<Progress, Refusal> {
-        self.announce(message)?;
-        Ok(self.post(request))
-    }
-
     fn join(&mut self, join: bool) -> Result<(), Refusal> {
         let skip = self.library.api.opt_args_set_skip_desc_merge;
         // SAFETY: the options are alive until our drop.

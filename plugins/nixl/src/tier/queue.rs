@@ -141,7 +141,7 @@ impl Queue {
         let mut state = locked(&self.state);
         let slot = &mut state.slots[index as usize];
         slot.left -= 1;
-        let completion = TierCompletion { tag: slot.tag.0, page, status, bytes };
+        let completion = TierCompletion { tag: slot.tag, page, status, bytes };
         state.done.push_back((index, completion));
     }
 

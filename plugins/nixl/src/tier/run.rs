@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
-use host_plugin_api::{ErrorCode, Key, Level, Memory, TierPage, host, log};
+use host_plugin_api::{Address, ErrorCode, Key, Level, Memory, TierPage, host, log};
 
 use super::front::Front;
 use super::queue::Work;
@@ -183,9 +183,9 @@ impl Runner {
 
     fn place(&self, page: &TierPage) -> Option<u64> {
         let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let region = regions.get(&page.region)?;
+        let region = regions.get(&page.region.0)?;
         let end = page.offset.checked_add(page.length.into())?;
-        let address = region.address.checked_add(page.offset)?;
+        let address = region.address.checked_add(page.offset)?.0;
         let whole = |number: u64| number.is_multiple_of(super::BLOCK);
         let fits = !self.shared.direct || (whole(address) && whole(page.length.into()));
         (page.length > 0 && end <= region.length && fits).then_some(address)
@@ -224,7 +224,7 @@ impl Runner {
         agent.deregister_unless(|name| name != FILES && regions.contains_key(&name))?;
         for (id, memory) in regions {
             if !agent.has_registered(id) {
-                let Memory { address, length, .. } = memory;
+                let Memory { address: Address(address), length, .. } = memory;
                 agent.register(id, Place { segment: Segment::Dram, address, length, device: 0 })?;
             }
         }

@@ -5,6 +5,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
-mod lists;
 mod processes;
 mod ranks;
+mod submissions;

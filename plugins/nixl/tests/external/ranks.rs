@@ -36,7 +36,7 @@ fn memory_of_a_device_is_refused_with_what_is_missing() {
     let refused = |config: &str| {
         let worker = Worker::open(directory.path(), "nixl", "decode", SLICE, config);
         let device = Memory {
-            address: worker.memory.address().as_ptr() as u64,
+            address: Address::of(worker.memory.address().as_ptr()),
             length: SLICE as u64,
             kind: MemoryKind::VRAM,
             device: 3,

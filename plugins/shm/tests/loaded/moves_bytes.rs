@@ -1,5 +1,6 @@
 //! Two processes move bytes through the loaded shared-memory plugin.
 
+use host_plugin_api::RegionId;
 use host_plugin_api::*;
 use host_test_peer::*;
 use host_tests::plugin_files;
@@ -53,8 +54,8 @@ fn random_writes_arrive_whole_and_before_their_notification() {
                 (random.below(BYTES - length + 1), i * stripe + random.below(stripe - length + 1));
             expected[to..to + length].copy_from_slice(&sender.bytes()[from..from + length]);
             writes.push(Write {
-                source_region: sender.region.0,
-                target_region: target,
+                source_region: sender.region,
+                target_region: RegionId(target),
                 source_offset: from as u64,
                 target_offset: to as u64,
                 length: length as u32,

@@ -1,5 +1,6 @@
 //! What the shared-memory plugin does when peers die, leave, lag or talk nonsense.
 
+use host_plugin_api::RegionId;
 use host_plugin_api::*;
 use host_test_peer::*;
 use host_tests::plugin_files;
@@ -9,8 +10,8 @@ const BYTES: usize = 4 << 20;
 fn everything(sender: &Worker, target: u32) -> Write {
     let length = sender.memory.bytes() as u32;
     Write {
-        source_region: sender.region.0,
-        target_region: target,
+        source_region: sender.region,
+        target_region: RegionId(target),
         length,
         target_generation: 1,
         ..Write::default()

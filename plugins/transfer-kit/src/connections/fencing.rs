@@ -43,8 +43,8 @@ impl<T: Transport> Connections<T> {
     /// Takes a region back, which new submissions cannot name any more.
     pub(super) fn deregister(&mut self, region: RegionId, reply: Reply<()>) {
         // Peers know the region by its address, and only a closed inbound endpoint keeps them away from it.
-        self.close_inbound(|inbound| inbound.regions.iter().any(|behind| behind.id == region.0));
-        self.transport.let_go(region.0);
+        self.close_inbound(|inbound| inbound.regions.iter().any(|behind| behind.id == region));
+        self.transport.let_go(region);
         let deadline = Instant::now() + self.settings.fence_timeout;
         self.deregistrations.push(Deregistration { region, deadline, reply });
     }
@@ -70,14 +70,14 @@ impl<T: Transport> Connections<T> {
 
     pub(super) fn finish_deregistrations(&mut self, now: Instant) {
         for waiting in std::mem::take(&mut self.deregistrations) {
-            let region = waiting.region.0;
+            let region = waiting.region;
             let inbound = self.inbound.iter().any(|i| i.regions.iter().any(|behind| behind.id == region));
             let free = if inbound { Ok(false) } else { self.transport.has_let_go(region) };
             match free {
                 Err(error) => answer(&waiting.reply, Err(error)),
                 Ok(true) => answer(&waiting.reply, Ok(())),
                 Ok(false) if now >= waiting.deadline => {
-                    answer(&waiting.reply, Err(unproven(&format!("from region {region}"), "its pages")));
+                    answer(&waiting.reply, Err(unproven(&format!("from region {}", region.0), "its pages")));
                 }
                 Ok(false) => self.deregistrations.push(waiting),
             }

@@ -4,13 +4,13 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use host_plugin_api::{
-    Completion, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, PeerId, RegionId,
-    Result, Submission, Tag, TransferLimits,
+    Address, Completion, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, PeerId,
+    RegionId, Result, Submission, Tag, TransferLimits,
 };
 
 use super::*;
+use crate::Instance;
 use crate::wire::Endpoint;
-use crate::{Instance, Work};
 
 #[derive(Default)]
 struct Acts {
@@ -69,10 +69,10 @@ impl Transport for Acts {
         (!self.slow).then_some(self.unsettled)
     }
 
-    fn let_go(&mut self, _: u32) {}
+    fn let_go(&mut self, _: RegionId) {}
 
-    fn has_let_go(&mut self, region: u32) -> Result<bool> {
-        Ok(self.read != Some(region))
+    fn has_let_go(&mut self, region: RegionId) -> Result<bool> {
+        Ok(self.read != Some(region.0))
     }
 }
 
@@ -84,7 +84,7 @@ struct Side {
 
 impl Side {
     fn new(name: &str, id: u8) -> Self {
-        let limits = TransferLimits { max_writes: 4, max_submissions: 4, reserved: [0; 6] };
+        let limits = TransferLimits::new(4, 4);
         let shared = Arc::new(LinkedInstance::new(Instance::new(name, limits, 16).unwrap(), false));
         let settings = Settings {
             max_peers: 2,
@@ -118,7 +118,15 @@ impl Side {
         let (address, length) = (0x1000, 0x1000);
         let kind = MemoryKind::DRAM;
         self.shared
-            .register(&Memory { address, length, kind, device: 0, fd: -1, generation: 1, fd_offset: 0 })
+            .register(&Memory {
+                address: Address(address),
+                length,
+                kind,
+                device: 0,
+                fd: -1,
+                generation: 1,
+                fd_offset: 0,
+            })
             .unwrap()
     }
 
@@ -173,7 +181,7 @@ fn fail(sender: &mut Side, peer: PeerId) {
     let notification = [0; NOTIFICATION_BYTES];
     let submission = Submission { peer, notification_length: 0, tag: Tag(7), notification };
     let to = instance.peers.get(peer).unwrap();
-    let index = instance.queue.take_in(&submission, &to, Work::Writes(&[])).unwrap();
+    let index = instance.queue.take_in(&submission, &to, &[]).unwrap();
     instance.queue.finish(index, ErrorCode::PEER_LOST.0, 0, Some(peer));
     sender.books.transport.unsettled = true;
     sender.books.link_failed(peer.0, "a test");
@@ -284,10 +292,10 @@ fn a_region_is_free_when_no_endpoint_offers_it_and_no_link_reads_it() {
     let region = receiver.shared.region_descriptors()[0].id;
     receiver.books.transport.slow = true;
     let (reply, answer) = sync_channel(1);
-    receiver.books.request(Request::Deregister { region: RegionId(region), reply });
+    receiver.books.request(Request::Deregister { region, reply });
     receiver.books.keep_time();
     assert!(answer.try_recv().is_err(), "its inbound endpoint is there");
-    receiver.books.transport.read = Some(region);
+    receiver.books.transport.read = Some(region.0);
     receiver.books.inbound_closed(Connection { instance: sender.id, number: peer.0.into() });
     receiver.books.keep_time();
     assert!(answer.try_recv().is_err(), "a link reads it");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use host_plugin_api::Result;
+use host_plugin_api::{RegionId, Result};
 
 use crate::peer::{LinkedPeer, Mailbox};
 use crate::regions::RegionDescriptor;
@@ -74,13 +74,13 @@ pub trait Transport {
     fn remove_link(&mut self, _id: u32) {}
 
     /// Has the links let go of a region that was retired, once nothing that they have started reads it.
-    fn let_go(&mut self, region: u32);
+    fn let_go(&mut self, region: RegionId);
 
     /// Whether they have.
     ///
     /// # Errors
     /// When the region cannot be taken back.
-    fn has_let_go(&mut self, region: u32) -> Result<bool>;
+    fn has_let_go(&mut self, region: RegionId) -> Result<bool>;
 
     /// Whether the request to close an inbound endpoint may be sent again.
     ///

@@ -1,7 +1,5 @@
 use std::time::Duration;
 
-use host_plugin_api::PreparedId;
-
 use super::*;
 
 struct Receiver;
@@ -16,7 +14,7 @@ impl Peer for Receiver {
     }
 }
 
-const NOTHING: Work<Receiver> = Work::Writes(&[]);
+const NOTHING: &[Write] = &[];
 
 fn submission(tag: u64) -> Submission {
     let notification = [0; NOTIFICATION_BYTES];
@@ -67,22 +65,20 @@ fn slots_that_no_thread_took_over_are_free_again_and_settled() {
 }
 
 #[test]
-fn writes_of_a_list_are_read_by_index_and_the_list_is_let_go_at_the_end() {
+fn a_slot_that_is_used_again_has_the_writes_of_its_submission_alone() {
     let (queue, peer) = queue(1);
     let write = |offset| Write { source_offset: offset, length: 1, ..Write::default() };
-    let writes = (0..4).map(write).collect();
-    let list = Arc::new(List { id: PreparedId(1), peer: peer.clone(), writes });
-    let index = queue.take_in(&submission(1), &peer, Work::Prepared(&list, &[3, 1, 1])).unwrap();
+    let index = queue.take_in(&submission(1), &peer, &[3, 1, 2].map(write)).unwrap();
     let content = queue.content(index);
     let offsets = |from| content.writes(from).map(|write| write.source_offset).collect::<Vec<_>>();
-    assert_eq!((offsets(0), offsets(2), content.len()), (vec![3, 1, 1], vec![1], 3));
+    assert_eq!((offsets(0), offsets(2), content.len()), (vec![3, 1, 2], vec![2], 3));
     assert_eq!((content.write(0), content.write(3)), (Some(write(3)), None));
     drop(content);
     queue.finish(index, 0, 3, None);
-    assert_eq!(Arc::strong_count(&list), 1);
+    assert_eq!(Arc::strong_count(&peer), 1, "the peer is let go at the end");
     let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }];
     assert_eq!(queue.take(&mut done), 1);
-    let index = queue.take_in(&submission(2), &peer, Work::Writes(&[write(9)])).unwrap();
+    let index = queue.take_in(&submission(2), &peer, &[write(9)]).unwrap();
     assert_eq!(queue.content(index).writes(0).collect::<Vec<_>>(), [write(9)]);
 }
 

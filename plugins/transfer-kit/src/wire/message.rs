@@ -56,7 +56,7 @@ impl Message {
                 put(to, address);
                 to.extend((regions.len() as u32).to_le_bytes());
                 for region in regions {
-                    to.extend(region.id.to_le_bytes());
+                    to.extend(region.id.0.to_le_bytes());
                     to.extend(region.generation.to_le_bytes());
                     to.extend(region.address.to_le_bytes());
                     to.extend(region.length.to_le_bytes());

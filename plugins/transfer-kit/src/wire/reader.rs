@@ -1,6 +1,6 @@
 //! Takes bytes apart that any process may have sent.
 
-use host_plugin_api::{Error, ErrorCode, Result};
+use host_plugin_api::{Error, ErrorCode, RegionId, Result};
 
 use super::{Format, Magic, NAME_BYTES};
 use crate::regions::{MAX_REGIONS, RegionDescriptor};
@@ -139,7 +139,7 @@ impl<'a> Reader<'a> {
             if address.checked_add(length).is_none() {
                 return Err(self.wrong("a region past the end of all addresses"));
             }
-            regions.push(RegionDescriptor { id, generation, address, length, device });
+            regions.push(RegionDescriptor { id: RegionId(id), generation, address, length, device });
         }
         Ok(regions)
     }

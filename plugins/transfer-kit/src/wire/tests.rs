@@ -1,5 +1,6 @@
 use super::*;
 use crate::regions::RegionDescriptor;
+use host_plugin_api::RegionId;
 
 const FORMAT: Format = Format {
     magic: Magic { bytes: *b"testkit\x03", plugin: "test" },
@@ -30,7 +31,8 @@ fn what_is_encoded_is_decoded_and_every_cut_is_an_error() {
     let bytes = endpoint.encode(&FORMAT);
     assert_eq!(Endpoint::decode(&bytes, &FORMAT).unwrap(), endpoint);
     assert!((0..bytes.len()).all(|cut| Endpoint::decode(&bytes[..cut], &FORMAT).is_err()));
-    let region = RegionDescriptor { id: 1, generation: 2, address: 4096, length: 8192, device: Some(3) };
+    let region =
+        RegionDescriptor { id: RegionId(1), generation: 2, address: 4096, length: 8192, device: Some(3) };
     let host = RegionDescriptor { device: None, ..region };
     for message in [
         Message::Hello { token: [4; 16], name: "n".repeat(64) },
@@ -51,7 +53,8 @@ fn what_is_encoded_is_decoded_and_every_cut_is_an_error() {
 
 #[test]
 fn damage_and_other_versions_are_named() {
-    let region = RegionDescriptor { id: 1, generation: 2, address: u64::MAX, length: 1, device: None };
+    let region =
+        RegionDescriptor { id: RegionId(1), generation: 2, address: u64::MAX, length: 1, device: None };
     let bytes = encoded(&Message::Welcome { address: vec![1], regions: vec![region] });
     assert!(decoded(&bytes).unwrap_err().message.contains("past the end"));
     let bytes = encoded(&Message::Welcome { address: Vec::new(), regions: Vec::new() });

@@ -1,22 +1,23 @@
 //! A fake for tests: the allocator `swa` with one defect that the conformance kit must find.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
 
 use host_plugin_api::{
-    Budget, Component, ErrorCode, Grant, Growth, PoolAllocator, PoolOpening, PoolPage, Result,
+    Component, ComponentId, ErrorCode, PoolAllocator, PoolOpening, PoolPage, Result, Retains,
 };
 use host_plugin_swa::SwaAllocator;
 
 /// See the crate.
 pub struct BrokenAllocator {
     inner: SwaAllocator,
-    /// Whether the components share a pool.
-    shared: bool,
+    components: Vec<Component>,
     defect: String,
     opener: ThreadId,
     /// A page that was handed out, and may be again.
     last: Mutex<Option<PoolPage>>,
+    /// How often the components were asked for.
+    asked: Mutex<u32>,
 }
 
 /// Opens an instance.
@@ -24,10 +25,18 @@ pub struct BrokenAllocator {
 /// # Errors
 /// As the allocator that it is built from.
 pub fn open(opening: &PoolOpening) -> Result<BrokenAllocator> {
-    let shared = opening.components.iter().any(|of| of.parts().is_some());
-    let (inner, defect) = (host_plugin_swa::open(opening)?, host_plugin_mark::defect());
+    let defect = host_plugin_mark::defect();
+    let mut opening = opening.clone();
+    if defect == "takes-unknown-layers" {
+        // They are declared as nothing.
+        opening.groups.truncate(1);
+    }
+    let inner = host_plugin_swa::open(&opening)?;
+    let mut components = vec![Component::default(); opening.groups.len()];
+    let _count = inner.components(&mut components);
     let opener = std::thread::current().id();
-    Ok(BrokenAllocator { inner, shared, defect, opener, last: Mutex::new(None) })
+    let (last, asked) = (Mutex::new(None), Mutex::new(0));
+    Ok(BrokenAllocator { inner, components, defect, opener, last, asked })
 }
 
 host_plugin_api::export_plugin! {
@@ -39,98 +48,98 @@ impl BrokenAllocator {
     fn is(&self, defect: &str) -> bool {
         self.defect == defect
     }
+
+    /// Whether this is the component of the full layers, and whether there is another.
+    fn is_full(&self, component: ComponentId) -> bool {
+        self.components.iter().any(|of| of.id == component && of.retains == Retains::ALL)
+    }
+
+    fn shares(&self) -> bool {
+        self.components.len() > 1
+    }
 }
 
 impl PoolAllocator for BrokenAllocator {
-    fn budgets(&self, budgets: &mut [Budget]) -> i32 {
-        self.inner.budgets(budgets)
+    fn components(&self, components: &mut [Component]) -> i32 {
+        let code = self.inner.components(components);
+        if code < 0 {
+            return if self.is("components-without-room") { self.components.len() as i32 } else { code };
+        }
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        *asked += 1;
+        let declared = &mut components[..code as usize];
+        match self.defect.as_str() {
+            "components-count" => return code + 1,
+            "components-change" if *asked > 2 => declared[0].pages -= 1,
+            "group-twice" => declared.iter_mut().for_each(|of| of.group = 0),
+            "name-twice" => declared.iter_mut().for_each(|of| of.id = ComponentId(0)),
+            "window-too-short" => declared.iter_mut().for_each(|of| of.tokens /= 2),
+            "window-as-all" => declared.iter_mut().for_each(|of| of.retains = Retains::ALL),
+            "budget-too-large" => declared[0].pages += 1,
+            "budget-of-none" => declared[0].pages = 0,
+            "reserved-is-used" => declared[0].reserved[1] = 7,
+            _ => {}
+        }
+        code
     }
-    fn alloc(&self, component: Component, pages: &mut [PoolPage]) -> i32 {
+
+    fn alloc(&self, component: ComponentId, pages: &mut [PoolPage]) -> i32 {
         if self.is("fails-other-threads") && std::thread::current().id() != self.opener {
             return ErrorCode::WOULD_BLOCK.0;
         }
         assert!(!(self.is("panics") && component.0 > 1), "index out of bounds: there are two components");
+        if self.is("allocates-on-alloc") {
+            drop(std::hint::black_box(vec![0_u8; pages.len() + 1]));
+        }
+        if self.is("takes-parts") && !self.is_full(component) && pages.len() == 2 {
+            return 0;
+        }
         let code = self.inner.alloc(component, pages);
-        if code == 0
-            && self.is("hands-out-twice")
-            && !self.shared
-            && component == Component::FULL
-            && pages.len() > 20
-        {
-            let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if code == 0 && self.is("hands-out-twice") && !self.shares() && pages.len() > 20 {
             pages[0] = *last.get_or_insert(pages[1]);
         }
-        if code == 0 && self.is("hands-out-shared-twice") && self.shared && !pages.is_empty() {
-            let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            match component {
-                Component::FULL => *last = pages.first().copied(),
+        if code == 0 && self.is("hands-out-shared-twice") && self.shares() && !pages.is_empty() {
+            if self.is_full(component) {
+                *last = pages.first().copied();
+            } else if pages.len() > 3 {
                 // Even when it is in use.
-                _ if pages.len() > 3 => pages[0] = last.unwrap_or(pages[0]),
-                _ => {}
+                pages[0] = last.unwrap_or(pages[0]);
             }
         }
-        if code == ErrorCode::WOULD_BLOCK.0 && self.is("ignores-limits") && self.shared {
-            return self.inner.alloc(Component::FULL, pages);
+        if code == ErrorCode::WOULD_BLOCK.0 && self.is("keeps-what-fits") {
+            // As many as there are, one by one.
+            for page in &mut *pages {
+                if self.inner.alloc(component, std::slice::from_mut(page)) != 0 {
+                    break;
+                }
+            }
+        }
+        if code == ErrorCode::WOULD_BLOCK.0 && self.is("invalid-when-full") {
+            return ErrorCode::INVALID_ARGUMENT.0;
         }
         code
     }
-    fn free(&self, component: Component, pages: &[PoolPage]) -> i32 {
+
+    fn free(&self, component: ComponentId, pages: &[PoolPage]) -> i32 {
         match self.inner.free(component, pages) {
             refused
-                if refused < 0
-                    && self.is("accepts-double-free")
-                    && !self.shared
-                    && !pages.is_empty()
-                    && component.0 < 2 =>
+                if refused < 0 && self.is("accepts-double-free") && !pages.is_empty() && component.0 < 2 =>
             {
                 0
             }
-            refused if refused < 0 && self.is("frees-for-others") && self.shared && pages.len() > 1 => {
-                // Page by page, also those of other sequences.
+            refused if refused < 0 && self.is("frees-for-others") && self.shares() && pages.len() > 1 => {
+                // Page by page, also those of the other component.
                 let each = pages.iter().map(|page| {
-                    let components = [Component::FULL, Component::WINDOW];
-                    components.into_iter().map(|of| self.inner.free(of, &[*page])).max().unwrap_or(refused)
+                    let components = self.components.iter();
+                    components.map(|of| self.inner.free(of.id, &[*page])).max().unwrap_or(refused)
                 });
                 each.min().unwrap_or(refused)
             }
-            _ if self.is("loses-pages") && !self.shared && pages.len() > 30 => {
-                self.inner.alloc(component, &mut [PoolPage(0)])
+            0 if self.is("loses-pages") && pages.len() > 30 => {
+                self.inner.alloc(component, &mut [PoolPage(0)]).min(0)
             }
             code => code,
         }
-    }
-    fn need(&self, growths: &[Growth], tail: u32, pages: &mut [u32]) -> i32 {
-        let code = self.inner.need(growths, tail, pages);
-        if code > 0 && self.is("needs-too-much") && !self.shared {
-            pages[0] += 1;
-        }
-        code
-    }
-    fn extend(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
-        if self.is("allocates-on-extend") {
-            drop(std::hint::black_box(growths.to_vec()));
-        }
-        let code = self.inner.extend(growths, grants, pages);
-        if code == ErrorCode::WOULD_BLOCK.0 && self.is("keeps-what-fits") && !self.shared {
-            let _first_only = self.inner.extend(&growths[..1], grants, pages);
-        }
-        if code > 0 && self.is("forgets-parts") && self.shared && growths[0].held > 0 {
-            return i32::try_from(grants.iter().take(2).map(|grant| grant.pages).sum::<u32>())
-                .unwrap_or(code);
-        }
-        code
-    }
-    fn extend_tail(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
-        if self.is("tail-is-everything") && !self.shared {
-            return self.inner.extend(growths, grants, pages);
-        }
-        self.inner.extend_tail(growths, grants, pages)
-    }
-    fn step(&self, held: &[u32], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
-        self.inner.step(held, grants, pages)
-    }
-    fn first_live(&self, component: Component, tokens: u32) -> i32 {
-        let place = self.inner.first_live(component, tokens);
-        if self.is("frees-too-early") && place > 0 { place + 1 } else { place }
     }
 }

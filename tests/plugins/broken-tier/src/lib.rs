@@ -103,9 +103,9 @@ impl BrokenTier {
     /// The place of a page in the host's memory, and the bytes from there to the end of its region.
     fn place(&self, page: &TierPage) -> Option<(*mut u8, u64)> {
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        let region = regions.get(&page.region)?;
+        let region = regions.get(&page.region.0)?;
         let room = region.length.checked_sub(page.offset)?;
-        Some(((region.address + page.offset) as *mut u8, room))
+        Some(((region.address.0 + page.offset) as *mut u8, room))
     }
 
     /// Writes beside or into pages of a get, as the defect says.
@@ -143,9 +143,9 @@ impl BrokenTier {
     /// Changes a byte of the page in the host's memory.
     fn flip(&self, page: &TierPage) {
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(region) = regions.get(&page.region) else { return };
+        let Some(region) = regions.get(&page.region.0) else { return };
         // SAFETY: inside a registered region, as far as the test that uses this keeps to it.
-        unsafe { *((region.address + page.offset) as *mut u8) ^= 1 };
+        unsafe { *((region.address.0 + page.offset) as *mut u8) ^= 1 };
     }
 }
 
@@ -258,7 +258,7 @@ impl StorageTier for BrokenTier {
         }
         // Several batches were in flight; the third page of the first is the victim. Not with the tags that the case about
         // threads uses, which has to find its own defect.
-        let victim = (waiting >= 6 && count > 3 && completions[2].tag < 100).then_some(2);
+        let victim = (waiting >= 6 && count > 3 && completions[2].tag.0 < 100).then_some(2);
         let cancelled = self.cancelled.load(Ordering::Relaxed);
         match victim {
             Some(victim) if self.is("loses-completion") => {
@@ -270,7 +270,7 @@ impl StorageTier for BrokenTier {
                 count as i32
             }
             _ if self.is("forgets-cancelled")
-                && completions[..count].iter().any(|done| done.tag == cancelled) =>
+                && completions[..count].iter().any(|done| done.tag.0 == cancelled) =>
             {
                 0
             }

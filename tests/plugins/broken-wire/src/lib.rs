@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use host_plugin_api::{
-    Completion, ErrorCode, Memory, MemoryKind, Notification, NotificationKind, Opening, PeerId, PreparedId,
-    RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write,
+    Completion, ErrorCode, Memory, MemoryKind, Notification, NotificationKind, Opening, PeerId, RegionId,
+    Result, Submission, Tag, TransferBackend, TransferLimits, Write,
 };
 use host_plugin_wire::Backend;
 
@@ -79,7 +79,9 @@ impl BrokenWire {
     fn changed(&self, write: Write) -> Write {
         let regions = lock(&self.regions);
         match self.defect.as_str() {
-            "same-source" => Write { source_region: regions.first().map_or(0, |first| first.0.0), ..write },
+            "same-source" => {
+                Write { source_region: regions.first().map_or(RegionId(0), |first| first.0), ..write }
+            }
             // Regions of both sides are of one size in the kit.
             "lands-partly" => {
                 let size = regions.first().map_or(0, |(_, memory)| memory.length);
@@ -157,12 +159,6 @@ impl TransferBackend for BrokenWire {
             _ => self.inner.disconnect(peer),
         }
     }
-    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
-        self.inner.prepare(peer, writes)
-    }
-    fn release(&self, prepared: PreparedId) -> Result<()> {
-        self.inner.release(prepared)
-    }
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         let submission = Submission { peer: self.peer(submission.peer), ..*submission };
         match self.defect.as_str() {
@@ -188,9 +184,6 @@ impl TransferBackend for BrokenWire {
             }
             _ => self.inner.submit(&submission, writes),
         }
-    }
-    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
-        self.inner.post(submission, prepared, indices)
     }
     fn poll(&self, completions: &mut [Completion]) -> i32 {
         let Ok(count) = usize::try_from(self.inner.poll(completions)) else {

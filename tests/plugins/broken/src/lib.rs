@@ -9,8 +9,8 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use host_plugin_api::{
-    Completion, ErrorCode, Memory, Notification, Opening, PeerId, PreparedId, RegionId, Result, Submission,
-    Tag, TransferBackend, TransferLimits, Write,
+    Completion, ErrorCode, Memory, Notification, Opening, PeerId, RegionId, Result, Submission, Tag,
+    TransferBackend, TransferLimits, Write,
 };
 use host_plugin_loopback::LoopbackBackend;
 
@@ -39,10 +39,6 @@ enum Defect {
     CorruptsByte,
     /// Has no use for a submission without writes.
     NeedsWrites,
-    /// Keeps prepared lists that were released.
-    KeepsLists,
-    /// Posts all of a prepared list.
-    PostsAll,
 }
 
 impl Defect {
@@ -60,8 +56,6 @@ impl Defect {
             "panics" => Self::Panics,
             "corrupts-byte" => Self::CorruptsByte,
             "needs-writes" => Self::NeedsWrites,
-            "keeps-lists" => Self::KeepsLists,
-            "posts-all" => Self::PostsAll,
             _ => return None,
         })
     }
@@ -75,8 +69,6 @@ pub struct BrokenBackend {
     regions: Mutex<HashMap<u32, u64>>,
     completed: AtomicU64,
     submitted: AtomicU64,
-    /// Writes of the list that was prepared last.
-    prepared: AtomicU64,
     stopped: Arc<AtomicBool>,
     thread: Option<Thread>,
 }
@@ -113,7 +105,6 @@ pub fn open(opening: &Opening) -> Result<BrokenBackend> {
         regions: Mutex::default(),
         completed: AtomicU64::new(0),
         submitted: AtomicU64::new(0),
-        prepared: AtomicU64::new(0),
         stopped,
         thread,
     })
@@ -128,7 +119,7 @@ impl BrokenBackend {
     /// Flips a byte in the middle of the source while `submit` runs.
     fn corrupted(&self, write: &Write, submit: impl FnOnce() -> i32) -> i32 {
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(base) = regions.get(&write.source_region) else { return submit() };
+        let Some(base) = regions.get(&write.source_region.0) else { return submit() };
         let victim = (base + write.source_offset + u64::from(write.length / 2)) as *mut u8;
         // SAFETY: inside a registered region, as far as the test that uses this keeps to it; nothing else reads it now.
         unsafe { *victim ^= 1 };
@@ -145,7 +136,7 @@ impl TransferBackend for BrokenBackend {
     }
     fn register(&self, memory: &Memory) -> Result<RegionId> {
         let region = self.inner.register(memory)?;
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(region.0, memory.address);
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(region.0, memory.address.0);
         Ok(region)
     }
     fn deregister(&self, region: RegionId) -> Result<()> {
@@ -159,13 +150,6 @@ impl TransferBackend for BrokenBackend {
     }
     fn disconnect(&self, peer: PeerId) -> Result<()> {
         self.inner.disconnect(peer)
-    }
-    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
-        self.prepared.store(writes.len() as u64, Ordering::Relaxed);
-        self.inner.prepare(peer, writes)
-    }
-    fn release(&self, prepared: PreparedId) -> Result<()> {
-        if self.defect == Defect::KeepsLists { Ok(()) } else { self.inner.release(prepared) }
     }
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         let submit = || self.inner.submit(submission, writes);
@@ -185,14 +169,6 @@ impl TransferBackend for BrokenBackend {
             }
             _ => submit(),
         }
-    }
-    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
-        if self.defect == Defect::PostsAll {
-            let length = self.prepared.load(Ordering::Relaxed);
-            let all: Vec<u32> = (0..u32::try_from(length).unwrap_or(0)).collect();
-            return self.inner.post(submission, prepared, &all);
-        }
-        self.inner.post(submission, prepared, indices)
     }
     fn poll(&self, completions: &mut [Completion]) -> i32 {
         let room = completions.len();

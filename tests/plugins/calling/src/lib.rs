@@ -8,8 +8,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use host_plugin_api::{
-    Completion, Error, ErrorCode, Level, Memory, Notification, Opening, PeerId, PreparedId, RegionId, Result,
-    Submission, Tag, TransferBackend, TransferLimits, WAKES, Write, host, log,
+    Completion, Error, ErrorCode, Level, Memory, Notification, Opening, PeerId, RegionId, Result, Submission,
+    Tag, TransferBackend, TransferLimits, WAKES, Write, host, log,
 };
 
 /// See the crate.
@@ -96,10 +96,10 @@ host_plugin_api::export_plugin! {
 
 impl TransferBackend for CallingBackend {
     fn limits(&self) -> TransferLimits {
-        TransferLimits { max_writes: 64, max_submissions: 1024, reserved: [0; 6] }
+        TransferLimits::new(64, 1024)
     }
     fn register(&self, memory: &Memory) -> Result<RegionId> {
-        locked(&self.registered).push(memory.address);
+        locked(&self.registered).push(memory.address.0);
         Ok(RegionId(1))
     }
     fn deregister(&self, _region: RegionId) -> Result<()> {
@@ -114,18 +114,9 @@ impl TransferBackend for CallingBackend {
     fn disconnect(&self, _peer: PeerId) -> Result<()> {
         Ok(())
     }
-    fn prepare(&self, _peer: PeerId, _writes: &[Write]) -> Result<PreparedId> {
-        Ok(PreparedId(1))
-    }
-    fn release(&self, _prepared: PreparedId) -> Result<()> {
-        Ok(())
-    }
     fn submit(&self, submission: &Submission, _writes: &[Write]) -> i32 {
         let sent = locked(&self.started).as_ref().map(|started| started.send(submission.tag).is_ok());
         if sent == Some(true) { 0 } else { ErrorCode::CLOSED.0 }
-    }
-    fn post(&self, submission: &Submission, _prepared: PreparedId, _indices: &[u32]) -> i32 {
-        self.submit(submission, &[])
     }
     fn poll(&self, completions: &mut [Completion]) -> i32 {
         let mut done = locked(&self.done);

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use host_plugin_api::{
-    Completion, Error, ErrorCode, Memory, MemoryKind, Notification, Opening, PeerId, PreparedId, RegionId,
+    Address, Completion, Error, ErrorCode, Memory, MemoryKind, Notification, Opening, PeerId, RegionId,
     Result, Submission, Tag, TransferBackend, TransferLimits, Write,
 };
 use host_plugin_shm::ShmBackend;
@@ -56,7 +56,6 @@ impl Default for Config {
 struct State {
     /// Address and length of the host's regions.
     sources: HashMap<u32, (u64, u64)>,
-    prepared: HashMap<u64, Vec<Write>>,
     /// Writes accepted so far.
     accepted: u64,
     /// Submissions while the file that says to mix writes up was there.
@@ -136,7 +135,7 @@ impl CorruptingBackend {
     /// The same write from a scratch copy in which the middle byte is flipped.
     fn corrupted(&self, state: &mut State, write: &Write) -> Result<Write> {
         let outside = || Error::new(ErrorCode::INVALID_ARGUMENT, "the write leaves its source region");
-        let (address, length) = *state.sources.get(&write.source_region).ok_or_else(outside)?;
+        let (address, length) = *state.sources.get(&write.source_region.0).ok_or_else(outside)?;
         let end = write.source_offset.checked_add(write.length.into());
         if write.length == 0 || end.is_none_or(|end| end > length) {
             return Err(outside());
@@ -158,7 +157,7 @@ impl CorruptingBackend {
             *scratch.add(bytes / 2) ^= 1;
         }
         let region = self.inner.register(&Memory {
-            address: scratch as u64,
+            address: Address::of(scratch),
             length: bytes as u64,
             kind: MemoryKind::DRAM,
             device: 0,
@@ -167,7 +166,7 @@ impl CorruptingBackend {
             fd_offset: 0,
         })?;
         state.scratch.push(fd);
-        Ok(Write { source_region: region.0, source_offset: 0, ..*write })
+        Ok(Write { source_region: region, source_offset: 0, ..*write })
     }
 
     /// Submits `writes`, corrupting those whose turn it is. Refused submissions do not count.
@@ -180,7 +179,7 @@ impl CorruptingBackend {
                     Ok(other) => *write = other,
                     Err(error) => return error.code.0,
                 }
-                scratch.push(RegionId(write.source_region));
+                scratch.push(write.source_region);
             }
         }
         let code = self.inner.submit(submission, &writes);
@@ -219,7 +218,7 @@ impl TransferBackend for CorruptingBackend {
     }
     fn register(&self, memory: &Memory) -> Result<RegionId> {
         let region = self.inner.register(memory)?;
-        self.state().sources.insert(region.0, (memory.address, memory.length));
+        self.state().sources.insert(region.0, (memory.address.0, memory.length));
         Ok(region)
     }
     fn deregister(&self, region: RegionId) -> Result<()> {
@@ -236,42 +235,12 @@ impl TransferBackend for CorruptingBackend {
     fn disconnect(&self, peer: PeerId) -> Result<()> {
         self.inner.disconnect(peer)
     }
-    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
-        let prepared = self.inner.prepare(peer, writes)?;
-        self.state().prepared.insert(prepared.0, writes.to_vec());
-        Ok(prepared)
-    }
-    fn release(&self, prepared: PreparedId) -> Result<()> {
-        self.state().prepared.remove(&prepared.0);
-        self.inner.release(prepared)
-    }
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         self.hang_if_told();
         self.panic_if_told("submit");
         let mut state = self.state();
         let mixed = self.mixes(&mut state, writes.len()).then(|| mixed(writes));
         self.submit_counted(&mut state, submission, mixed.as_deref().unwrap_or(writes))
-    }
-    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
-        self.hang_if_told();
-        self.panic_if_told("submit");
-        let mut state = self.state();
-        let (first, count) = (state.accepted, indices.len() as u64);
-        let list = state.prepared.get(&prepared.0);
-        let chosen: Option<Vec<Write>> =
-            list.and_then(|list| indices.iter().map(|i| list.get(*i as usize).copied()).collect());
-        let mixes = self.mixes(&mut state, indices.len());
-        match chosen {
-            Some(writes) if mixes => self.submit_counted(&mut state, submission, &mixed(&writes)),
-            Some(writes) if (first..first + count).any(|number| self.is_victim(number)) => {
-                self.submit_counted(&mut state, submission, &writes)
-            }
-            _ => {
-                let code = self.inner.post(submission, prepared, indices);
-                state.accepted += if code == 0 { count } else { 0 };
-                code
-            }
-        }
     }
     fn poll(&self, completions: &mut [Completion]) -> i32 {
         self.panic_if_told("poll");

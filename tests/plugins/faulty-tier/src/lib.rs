@@ -306,7 +306,7 @@ impl FaultyTier {
             let mut ended = ended.into_iter().take(usize::try_from(count).unwrap_or(0));
             for (page, fault) in (0..).zip(&batch.faults) {
                 let failed =
-                    |code: ErrorCode| TierCompletion { tag: batch.tag.0, page, status: code.0, bytes: 0 };
+                    |code: ErrorCode| TierCompletion { tag: batch.tag, page, status: code.0, bytes: 0 };
                 let done = match (&batch.work, fault) {
                     (Work::Put(_), Some(_)) => failed(ErrorCode::NO_RESOURCE),
                     _ => ended
@@ -337,10 +337,11 @@ fn damaged(
     }
     let Work::Get(pages) = &batch.work else { return done };
     let page = pages[done.page as usize];
-    let Some(region) = regions.get(&page.region) else { return done };
+    let Some(region) = regions.get(&page.region.0) else { return done };
     let length = page.length as usize;
     // SAFETY: the tier in memory has found the range inside the region; the host leaves it alone until it is told.
-    let value = unsafe { std::slice::from_raw_parts_mut((region.address + page.offset) as *mut u8, length) };
+    let value =
+        unsafe { std::slice::from_raw_parts_mut((region.address.0 + page.offset) as *mut u8, length) };
     match fault {
         Fault::Flip => value[length / 2] ^= 1,
         Fault::Truncate => value[length / 2..].fill(0),
@@ -349,7 +350,7 @@ fn damaged(
             match other {
                 // SAFETY: as above; another page of the batch is another range.
                 Some(other) => value.copy_from_slice(unsafe {
-                    std::slice::from_raw_parts((region.address + other.offset) as *const u8, length)
+                    std::slice::from_raw_parts((region.address.0 + other.offset) as *const u8, length)
                 }),
                 None => value.fill(0),
             }

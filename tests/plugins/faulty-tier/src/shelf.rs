@@ -7,7 +7,7 @@ use std::path::Path;
 
 use host_plugin_api::tier::STORED;
 use host_plugin_api::{
-    Error, ErrorCode, Key, Memory, MemoryKind, Result, StorageTier, Tag, TierCompletion, TierPage,
+    Address, Error, ErrorCode, Key, Memory, MemoryKind, Result, StorageTier, Tag, TierCompletion, TierPage,
 };
 use host_plugin_memory::MemoryTier;
 use serde::Deserialize;
@@ -44,7 +44,7 @@ fn put(tier: &MemoryTier, key: Key, bytes: &[u8]) -> Result<()> {
     let length =
         u32::try_from(bytes.len()).map_err(|error| Error::new(ErrorCode::CONFIG, error.to_string()))?;
     let region = tier.register(&Memory {
-        address: bytes.as_ptr() as u64,
+        address: Address::of(bytes.as_ptr()),
         length: bytes.len() as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -52,7 +52,7 @@ fn put(tier: &MemoryTier, key: Key, bytes: &[u8]) -> Result<()> {
         generation: 1,
         fd_offset: 0,
     })?;
-    let code = tier.put(Tag(1), &[TierPage { key, region: region.0, length, offset: 0 }]);
+    let code = tier.put(Tag(1), &[TierPage { key, region: region, length, offset: 0 }]);
     let mut done = [TierCompletion::default()];
     let count = tier.poll(&mut done);
     tier.deregister(region)?;

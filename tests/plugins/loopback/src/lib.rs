@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use host_plugin_api::{
     Completion, Error, ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind,
-    Opening, PeerId, PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write,
+    Opening, PeerId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write,
 };
 
 const MAX_WRITES: u32 = 1024;
@@ -18,7 +18,6 @@ const MAX_SUBMISSIONS: usize = 256;
 const MAX_INBOX: usize = 1024;
 const MAX_REGIONS: usize = 1024;
 const MAX_PEERS: usize = 1024;
-const MAX_PREPARED: usize = 1024;
 
 /// The instances that are open, so that an endpoint can be a number.
 static INSTANCES: Mutex<Vec<(u64, Weak<Side>)>> = Mutex::new(Vec::new());
@@ -40,7 +39,6 @@ struct State {
     next: u32,
     regions: HashMap<u32, Memory>,
     peers: HashMap<u32, Weak<Side>>,
-    prepared: HashMap<u64, (PeerId, Arc<[Write]>)>,
     /// These two are allocated once, because the calls that use them must not allocate.
     completions: VecDeque<Completion>,
     inbox: VecDeque<Notification>,
@@ -59,7 +57,6 @@ pub fn open(opening: &Opening) -> Result<LoopbackBackend> {
         next: 1,
         regions: HashMap::new(),
         peers: HashMap::new(),
-        prepared: HashMap::new(),
         completions: VecDeque::with_capacity(MAX_SUBMISSIONS),
         // Room beyond the limit for senders that looked at the same time.
         inbox: VecDeque::with_capacity(MAX_INBOX * 2),
@@ -95,7 +92,7 @@ impl Side {
 fn address(region: Option<&Memory>, offset: u64, length: u32) -> Option<u64> {
     let region = region?;
     let end = offset.checked_add(u64::from(length))?;
-    (length > 0 && end <= region.length).then(|| region.address + offset)
+    (length > 0 && end <= region.length).then(|| region.address.0 + offset)
 }
 
 impl LoopbackBackend {
@@ -130,9 +127,9 @@ impl LoopbackBackend {
         let (mut bytes, mut status) = (0, 0);
         for write in writes {
             // Locked one after the other, never both: two instances may write to each other.
-            let source = self.side.state().regions.get(&write.source_region).copied();
+            let source = self.side.state().regions.get(&write.source_region.0).copied();
             let state = peer.state();
-            let target = state.regions.get(&write.target_region);
+            let target = state.regions.get(&write.target_region.0);
             let alive = target.filter(|t| t.generation == write.target_generation && !state.closed);
             let from = address(source.as_ref(), write.source_offset, write.length);
             let to = address(alive, write.target_offset, write.length);
@@ -176,13 +173,14 @@ fn drain<T>(queue: &mut VecDeque<T>, room: &mut [T]) -> i32 {
 impl TransferBackend for LoopbackBackend {
     fn limits(&self) -> TransferLimits {
         let max_submissions = MAX_SUBMISSIONS as u32;
-        TransferLimits { max_writes: MAX_WRITES, max_submissions, reserved: [0; 6] }
+        TransferLimits::new(MAX_WRITES, max_submissions)
     }
     fn register(&self, memory: &Memory) -> Result<RegionId> {
         if memory.kind != MemoryKind::DRAM {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "only host memory can be registered"));
         }
-        if memory.address == 0 || memory.length == 0 || memory.address.checked_add(memory.length).is_none() {
+        if memory.address.0 == 0 || memory.length == 0 || memory.address.checked_add(memory.length).is_none()
+        {
             return Err(invalid("the memory is empty or leaves the address space"));
         }
         let mut state = self.open_state()?;
@@ -230,43 +228,8 @@ impl TransferBackend for LoopbackBackend {
         }
         Ok(())
     }
-    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
-        let mut state = self.open_state()?;
-        if !state.peers.contains_key(&peer.0) {
-            return Err(invalid("no such peer"));
-        }
-        let inside =
-            |w: &Write| address(state.regions.get(&w.source_region), w.source_offset, w.length).is_some();
-        if writes.len() > MAX_WRITES as usize || !writes.iter().all(inside) {
-            return Err(invalid("too many writes, or one leaves its source region"));
-        }
-        if state.prepared.len() >= MAX_PREPARED {
-            return Err(Error::new(ErrorCode::NO_RESOURCE, format!("{MAX_PREPARED} lists are prepared")));
-        }
-        let id = state.next;
-        state.next += 1;
-        state.prepared.insert(u64::from(id), (peer, writes.into()));
-        Ok(PreparedId(u64::from(id)))
-    }
-    fn release(&self, prepared: PreparedId) -> Result<()> {
-        let removed = self.open_state()?.prepared.remove(&prepared.0);
-        removed.map(drop).ok_or_else(|| invalid("no such list"))
-    }
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         self.run(submission, &mut writes.iter().copied(), writes.len())
-    }
-    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
-        let state = self.side.state();
-        let list = match state.prepared.get(&prepared.0) {
-            _ if state.closed => return ErrorCode::CLOSED.0,
-            Some((peer, list)) if *peer == submission.peer => Arc::clone(list),
-            _ => return ErrorCode::INVALID_ARGUMENT.0,
-        };
-        drop(state);
-        if !indices.iter().all(|i| (*i as usize) < list.len()) {
-            return ErrorCode::INVALID_ARGUMENT.0;
-        }
-        self.run(submission, &mut indices.iter().map(|i| list[*i as usize]), indices.len())
     }
     fn poll(&self, completions: &mut [Completion]) -> i32 {
         let mut state = self.side.state();

@@ -69,10 +69,10 @@ host_plugin_api::export_plugin! {
 impl State {
     /// Where a page lies, when that is inside its region.
     fn place(&self, page: &TierPage) -> Option<*mut u8> {
-        let region = self.regions.get(&page.region)?;
+        let region = self.regions.get(&page.region.0)?;
         let end = page.offset.checked_add(u64::from(page.length))?;
         let fits = page.length > 0 && page.length as usize <= MAX_VALUE && end <= region.length;
-        fits.then(|| (region.address + page.offset) as *mut u8)
+        fits.then(|| region.address.pointer().wrapping_add(page.offset as usize))
     }
 
     fn get(&self, page: &TierPage) -> (i32, u64) {
@@ -141,7 +141,7 @@ impl MemoryTier {
         }
         for (page, item) in items.iter().enumerate() {
             let (status, bytes) = each(&mut state, item);
-            state.completions.push_back(TierCompletion { tag: tag.0, page: page as u32, status, bytes });
+            state.completions.push_back(TierCompletion { tag, page: page as u32, status, bytes });
         }
         0
     }
@@ -161,7 +161,8 @@ impl StorageTier for MemoryTier {
         if memory.kind != MemoryKind::DRAM {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "only host memory can be registered"));
         }
-        if memory.address == 0 || memory.length == 0 || memory.address.checked_add(memory.length).is_none() {
+        if memory.address.0 == 0 || memory.length == 0 || memory.address.checked_add(memory.length).is_none()
+        {
             let text = "the memory is empty or leaves the address space";
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
         }

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
-use host_plugin_api::{Key, Memory, MemoryKind, Opening, StorageTier, Tag, TierCompletion, TierPage};
+use host_plugin_api::{
+    Address, Key, Memory, MemoryKind, Opening, StorageTier, Tag, TierCompletion, TierPage,
+};
 use host_plugin_memory::open;
 
 /// The one completion that a batch of one page ends in.
@@ -19,7 +21,7 @@ fn what_was_put_comes_back_and_what_was_deleted_does_not() {
     let tier = open(&Opening { name: "test".into(), config: String::new() }).unwrap();
     let mut bytes = *b"a value.........";
     let memory = Memory {
-        address: bytes.as_mut_ptr() as u64,
+        address: Address::of(bytes.as_mut_ptr()),
         length: bytes.len() as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -27,7 +29,7 @@ fn what_was_put_comes_back_and_what_was_deleted_does_not() {
         generation: 0,
         fd_offset: 0,
     };
-    let region = tier.register(&memory).unwrap().0;
+    let region = tier.register(&memory).unwrap();
     let key = Key([7; 32]);
     let page = |offset| TierPage { key, region, length: 7, offset };
 

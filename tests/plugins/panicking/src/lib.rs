@@ -1,8 +1,8 @@
 //! A fake for tests: panics in the call that its configuration names.
 
 use host_plugin_api::{
-    Completion, ErrorCode, Memory, Notification, Opening, PeerId, PreparedId, RegionId, Result, Submission,
-    Tag, TransferBackend, TransferLimits, Write,
+    Completion, ErrorCode, Memory, Notification, Opening, PeerId, RegionId, Result, Submission, Tag,
+    TransferBackend, TransferLimits, Write,
 };
 
 /// Panics where `place` says.
@@ -74,7 +74,7 @@ impl Drop for PanickingBackend {
 
 impl TransferBackend for PanickingBackend {
     fn limits(&self) -> TransferLimits {
-        TransferLimits { max_writes: 1, max_submissions: 1, reserved: [0; 6] }
+        TransferLimits::new(1, 1)
     }
     fn register(&self, _memory: &Memory) -> Result<RegionId> {
         Ok(RegionId(1))
@@ -92,16 +92,7 @@ impl TransferBackend for PanickingBackend {
     fn disconnect(&self, _peer: PeerId) -> Result<()> {
         Ok(())
     }
-    fn prepare(&self, _peer: PeerId, _writes: &[Write]) -> Result<PreparedId> {
-        Ok(PreparedId(1))
-    }
-    fn release(&self, _prepared: PreparedId) -> Result<()> {
-        Ok(())
-    }
     fn submit(&self, _submission: &Submission, _writes: &[Write]) -> i32 {
-        0
-    }
-    fn post(&self, _submission: &Submission, _prepared: PreparedId, _indices: &[u32]) -> i32 {
         0
     }
     fn poll(&self, _completions: &mut [Completion]) -> i32 {

@@ -10,11 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use host_plugin_api::abi::{AllocatorObject, RSlice, RSliceMut, open_guarded_allocator};
-use host_plugin_api::{
-    Budget, Component, ErrorCode, Grant, Growth, PoolAllocator, PoolOpening, PoolPage, Result,
-};
+use host_plugin_api::{Component, ComponentId, ErrorCode, PoolAllocator, PoolOpening, PoolPage, Result};
 
-/// Panics in `budgets` and in its drop; counts how often it is entered.
+/// Panics in `components` and in its drop; counts how often it is entered.
 struct Panicking(Arc<AtomicU32>);
 
 impl Drop for Panicking {
@@ -34,38 +32,23 @@ impl Drop for Nasty {
 }
 
 impl PoolAllocator for Panicking {
-    fn budgets(&self, _budgets: &mut [Budget]) -> i32 {
+    fn components(&self, _components: &mut [Component]) -> i32 {
         std::panic::panic_any(Nasty)
     }
-    fn alloc(&self, _component: Component, pages: &mut [PoolPage]) -> i32 {
+    fn alloc(&self, _component: ComponentId, pages: &mut [PoolPage]) -> i32 {
         self.0.fetch_add(1, Ordering::SeqCst);
         pages.fill(PoolPage(7));
         0
     }
-    fn free(&self, _component: Component, pages: &[PoolPage]) -> i32 {
+    fn free(&self, _component: ComponentId, pages: &[PoolPage]) -> i32 {
         pages.len() as i32
-    }
-    fn need(&self, _growths: &[Growth], _tail: u32, _pages: &mut [u32]) -> i32 {
-        0
-    }
-    fn extend(&self, _growths: &[Growth], _grants: &mut [Grant], _pages: &mut [PoolPage]) -> i32 {
-        0
-    }
-    fn extend_tail(&self, _growths: &[Growth], _grants: &mut [Grant], _pages: &mut [PoolPage]) -> i32 {
-        0
-    }
-    fn step(&self, _held: &[u32], _grants: &mut [Grant], _pages: &mut [PoolPage]) -> i32 {
-        0
-    }
-    fn first_live(&self, _component: Component, _tokens: u32) -> i32 {
-        0
     }
 }
 
 fn open(
     factory: impl FnOnce(&PoolOpening) -> Result<Panicking>,
 ) -> std::result::Result<AllocatorObject, String> {
-    let opened = open_guarded_allocator(factory, "test".into(), "".into(), 16, RSlice::from_slice(&[]));
+    let opened = open_guarded_allocator(factory, "test".into(), "".into(), 16, 64, RSlice::from_slice(&[]));
     opened.into_result().map_err(|error| error.message.into())
 }
 
@@ -74,14 +57,14 @@ fn a_panic_is_a_code_the_instance_is_poisoned_and_its_drop_is_contained() {
     let entered = Arc::new(AtomicU32::new(0));
     let object = open(|_| Ok(Panicking(entered.clone()))).unwrap();
     let mut pages = [PoolPage(0); 2];
-    assert_eq!(object.alloc(Component::FULL, RSliceMut::from_mut_slice(&mut pages)), 0);
+    assert_eq!(object.alloc(ComponentId(0), RSliceMut::from_mut_slice(&mut pages)), 0);
     assert_eq!(pages, [PoolPage(7); 2]);
-    assert_eq!(object.free(Component::FULL, RSlice::from_slice(&pages)), 2);
-    let mut budgets = [Budget::default(); 1];
+    assert_eq!(object.free(ComponentId(0), RSlice::from_slice(&pages)), 2);
+    let mut components = [Component::default(); 1];
     for _ in 0..2 {
-        assert_eq!(object.budgets(RSliceMut::from_mut_slice(&mut budgets)), ErrorCode::PANICKED.0);
+        assert_eq!(object.components(RSliceMut::from_mut_slice(&mut components)), ErrorCode::PANICKED.0);
     }
-    let refused = object.alloc(Component::FULL, RSliceMut::from_mut_slice(&mut pages));
+    let refused = object.alloc(ComponentId(0), RSliceMut::from_mut_slice(&mut pages));
     assert_eq!((refused, entered.load(Ordering::SeqCst)), (ErrorCode::PANICKED.0, 1), "not entered again");
     drop(object);
     assert_eq!(entered.load(Ordering::SeqCst), 101, "dropped once");
@@ -101,7 +84,7 @@ fn instances_of_several_threads_come_and_go() {
                 let entered = Arc::new(AtomicU32::new(0));
                 let object = open(|_| Ok(Panicking(entered.clone()))).unwrap();
                 let mut pages = vec![PoolPage(0); 100];
-                assert_eq!(object.alloc(Component::FULL, RSliceMut::from_mut_slice(&mut pages)), 0);
+                assert_eq!(object.alloc(ComponentId(0), RSliceMut::from_mut_slice(&mut pages)), 0);
                 drop(object);
                 assert_eq!(entered.load(Ordering::SeqCst), 101);
             });

@@ -1,56 +1,60 @@
-//! A pool allocator with one free list per component.
+//! A pool allocator with one free list.
 //!
-//! To make it yours: `Pool` decides which page is handed out next, and the rest is arithmetic that
-//! `host_plugin_api::allocator` does. Every call is hot: whatever you keep is allocated in `open`.
+//! To make it yours: `Pool` decides which page is handed out next, and `open` what is declared of each group of layers. Every
+//! call is hot: whatever you keep is allocated in `open`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use host_plugin_api::allocator::{TOO_FEW_PAGES, first_live_page, lacking};
+use host_plugin_api::allocator::{TOO_FEW_PAGES, sharing};
 use host_plugin_api::{
-    Budget, Component, ComponentPool, Error, ErrorCode, Grant, Growth, PoolAllocator, PoolOpening, PoolPage,
-    Result,
+    Component, ComponentId, Error, ErrorCode, PoolAllocator, PoolOpening, PoolPage, Result,
 };
 
-const MAX_COMPONENTS: usize = 16;
 const INVALID: i32 = ErrorCode::INVALID_ARGUMENT.0;
 
 /// See the crate.
 pub struct PlainAllocator {
-    page_tokens: u32,
-    pools: Mutex<Vec<Pool>>,
+    pool: Mutex<Pool>,
 }
 
 struct Pool {
-    of: ComponentPool,
+    components: Vec<Account>,
     /// Allocated once for all pages, because no call may allocate.
     free: Vec<PoolPage>,
-    taken: Vec<bool>,
+    /// By page: the place of the component that has it.
+    owners: Vec<Option<u8>>,
+}
+
+/// A component, and what it has.
+struct Account {
+    of: Component,
+    /// Pool pages that a page of it is made of.
+    parts: usize,
+    /// Pool pages that it may take.
+    left: usize,
 }
 
 /// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML; this allocator has no keys. To add
 /// some, declare each in plugin.toml, which lets the host check them, and read the text with the crate `toml`.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` for pools that cannot be.
+/// `INVALID_ARGUMENT` for layers that this allocator does not declare.
 pub fn open(opening: &PoolOpening) -> Result<PlainAllocator> {
-    let invalid = |text: String| Error::new(ErrorCode::INVALID_ARGUMENT, text);
-    if opening.page_tokens == 0 {
-        return Err(invalid("a page must hold at least one token".to_owned()));
-    }
-    let count = opening.components.len();
-    if count == 0 || count > MAX_COMPONENTS {
-        return Err(invalid(format!("{count} components, 1 to {MAX_COMPONENTS} are allowed")));
-    }
-    let mut pools: Vec<Pool> = Vec::with_capacity(count);
-    for of in &opening.components {
-        if pools.iter().any(|pool| pool.of.component == of.component) {
-            return Err(invalid(format!("component {} is there twice", of.component.0)));
-        }
+    // All components may fill the pool. Change `pages` of one to give it less. To serve fewer kinds of layers, refuse the others
+    // here, and leave their names out of the capabilities in plugin.toml.
+    let declared = sharing(&opening.groups, opening.pages).ok_or_else(|| {
+        let text = format!("{:?} have layers of a kind that is not known", opening.groups);
+        Error::new(ErrorCode::INVALID_ARGUMENT, text)
+    })?;
+    let account = |(of, parts): (Component, usize)| Account { of, parts, left: of.pages as usize * parts };
+    let parts = opening.groups.iter().map(|group| group.parts as usize);
+    let pool = Pool {
+        components: declared.into_iter().zip(parts).map(account).collect(),
         // Low pages first.
-        let free = (0..of.pages).rev().map(PoolPage).collect();
-        pools.push(Pool { of: *of, free, taken: vec![false; of.pages as usize] });
-    }
-    Ok(PlainAllocator { page_tokens: opening.page_tokens, pools: Mutex::new(pools) })
+        free: (0..opening.pages).rev().map(PoolPage).collect(),
+        owners: vec![None; opening.pages as usize],
+    };
+    Ok(PlainAllocator { pool: Mutex::new(pool) })
 }
 
 // The plugin's entry: writes plugin.toml into the file and exports the factory.
@@ -60,133 +64,65 @@ host_plugin_api::export_plugin! {
 }
 
 impl Pool {
-    fn take(&mut self) -> Option<PoolPage> {
-        let page = self.free.pop()?;
-        self.taken[page.0 as usize] = true;
-        Some(page)
+    /// The place of a component, as owners are noted.
+    fn find(&self, component: ComponentId) -> Option<u8> {
+        let place = self.components.iter().position(|account| account.of.id == component)?;
+        u8::try_from(place).ok()
     }
 }
 
 impl PlainAllocator {
-    fn pools(&self) -> MutexGuard<'_, Vec<Pool>> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What all growths lack of one component, or `None` when one of them shrinks.
-    fn lacking(&self, pool: &Pool, growths: impl Iterator<Item = Growth>, tail: bool) -> Option<usize> {
-        let mut pages = 0;
-        for growth in growths {
-            pages += lacking(growth, pool.of.window, self.page_tokens, tail)?.pages as usize;
-        }
-        Some(pages)
-    }
-
-    fn grow<I: Iterator<Item = Growth> + Clone>(
-        &self,
-        growths: I,
-        tail: bool,
-        grants: &mut [Grant],
-        pages: &mut [PoolPage],
-    ) -> i32 {
-        let mut pools = self.pools();
-        // First counted and compared with everything, then taken: a request that does not fit changes nothing.
-        let mut total = 0;
-        let mut enough = true;
-        for pool in pools.iter() {
-            let Some(lack) = self.lacking(pool, growths.clone(), tail) else { return INVALID };
-            enough &= lack <= pool.free.len();
-            total += lack;
-        }
-        if grants.len() < growths.clone().count() * pools.len() || pages.len() < total {
-            return INVALID;
-        }
-        if !enough {
-            return TOO_FEW_PAGES;
-        }
-        let (mut grants, mut pages) = (grants.iter_mut(), pages.iter_mut());
-        for growth in growths {
-            for pool in pools.iter_mut() {
-                let lack = lacking(growth, pool.of.window, self.page_tokens, tail);
-                let (Some(lack), Some(grant)) = (lack, grants.next()) else { return ErrorCode::INTERNAL.0 };
-                *grant = lack;
-                for page in pages.by_ref().take(lack.pages as usize) {
-                    let Some(taken) = pool.take() else { return ErrorCode::INTERNAL.0 };
-                    *page = taken;
-                }
-            }
-        }
-        total as i32
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl PoolAllocator for PlainAllocator {
-    fn budgets(&self, budgets: &mut [Budget]) -> i32 {
-        let pools = self.pools();
-        if budgets.len() < pools.len() {
+    fn components(&self, components: &mut [Component]) -> i32 {
+        let pool = self.pool();
+        let Some(room) = components.get_mut(..pool.components.len()) else { return INVALID };
+        for (to, account) in room.iter_mut().zip(&pool.components) {
+            *to = account.of;
+        }
+        pool.components.len() as i32
+    }
+
+    fn alloc(&self, component: ComponentId, pages: &mut [PoolPage]) -> i32 {
+        let mut pool = self.pool();
+        let Some(owner) = pool.find(component) else { return INVALID };
+        let Account { parts, left, .. } = pool.components[owner as usize];
+        if pages.len() % parts != 0 {
             return INVALID;
         }
-        for (budget, pool) in budgets.iter_mut().zip(pools.iter()) {
-            let free = pool.free.len() as u32;
-            *budget = Budget { component: pool.of.component, total: pool.of.pages, free, reserved: 0 };
-        }
-        pools.len() as i32
-    }
-    fn alloc(&self, component: Component, pages: &mut [PoolPage]) -> i32 {
-        let mut pools = self.pools();
-        let Some(pool) = pools.iter_mut().find(|pool| pool.of.component == component) else { return INVALID };
-        if pool.free.len() < pages.len() {
+        if pages.len() > left || pages.len() > pool.free.len() {
             return TOO_FEW_PAGES;
         }
-        for page in pages {
-            let Some(taken) = pool.take() else { return ErrorCode::INTERNAL.0 };
+        for page in &mut *pages {
+            let Some(taken) = pool.free.pop() else { return ErrorCode::INTERNAL.0 };
+            pool.owners[taken.0 as usize] = Some(owner);
             *page = taken;
         }
+        pool.components[owner as usize].left -= pages.len();
         0
     }
-    fn free(&self, component: Component, pages: &[PoolPage]) -> i32 {
-        let mut pools = self.pools();
-        let Some(pool) = pools.iter_mut().find(|pool| pool.of.component == component) else { return INVALID };
-        // Marked one by one, which finds a page named twice; taken back when one of them was not taken.
+
+    fn free(&self, component: ComponentId, pages: &[PoolPage]) -> i32 {
+        let mut pool = self.pool();
+        let Some(owner) = pool.find(component) else { return INVALID };
+        // Marked one by one, which finds a page named twice; taken back when one of them is not the component's.
         for (at, page) in pages.iter().enumerate() {
-            match pool.taken.get_mut(page.0 as usize) {
-                Some(taken) if *taken => *taken = false,
+            match pool.owners.get_mut(page.0 as usize) {
+                Some(of) if *of == Some(owner) => *of = None,
                 _ => {
                     for earlier in &pages[..at] {
-                        pool.taken[earlier.0 as usize] = true;
+                        pool.owners[earlier.0 as usize] = Some(owner);
                     }
                     return INVALID;
                 }
             }
         }
         pool.free.extend_from_slice(pages);
+        pool.components[owner as usize].left += pages.len();
         0
-    }
-    fn need(&self, growths: &[Growth], tail: u32, pages: &mut [u32]) -> i32 {
-        let pools = self.pools();
-        if pages.len() < pools.len() {
-            return INVALID;
-        }
-        for (count, pool) in pages.iter_mut().zip(pools.iter()) {
-            match self.lacking(pool, growths.iter().copied(), tail == 1) {
-                Some(lack) => *count = lack as u32,
-                None => return INVALID,
-            }
-        }
-        pools.len() as i32
-    }
-    fn extend(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
-        self.grow(growths.iter().copied(), false, grants, pages)
-    }
-    fn extend_tail(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
-        self.grow(growths.iter().copied(), true, grants, pages)
-    }
-    fn step(&self, held: &[u32], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
-        let by_one = |held: &u32| Growth { held: *held, target: held.saturating_add(1) };
-        self.grow(held.iter().map(by_one), false, grants, pages)
-    }
-    fn first_live(&self, component: Component, tokens: u32) -> i32 {
-        let pools = self.pools();
-        let pool = pools.iter().find(|pool| pool.of.component == component);
-        pool.map_or(INVALID, |pool| first_live_page(tokens, pool.of.window, self.page_tokens) as i32)
     }
 }

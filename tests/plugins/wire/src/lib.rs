@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use host_plugin_api::{
     Completion, Error, ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, Opening, PeerId,
-    PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, WAKES, Write,
+    RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, WAKES, Write,
 };
 
 use inbound::Endpoint;
@@ -131,7 +131,7 @@ impl Backend {
 impl TransferBackend for Backend {
     fn limits(&self) -> TransferLimits {
         let (max_writes, max_submissions) = (MAX_WRITES as u32, MAX_SUBMISSIONS as u32);
-        TransferLimits { max_writes, max_submissions, reserved: [0; 6] }
+        TransferLimits::new(max_writes, max_submissions)
     }
 
     fn register(&self, memory: &Memory) -> Result<RegionId> {
@@ -177,21 +177,6 @@ impl TransferBackend for Backend {
         // Inbound connections first: once they are cut, nothing of the peer lands here.
         self.shared.regions.cut(|name| name == peer.name);
         self.end(&peer)
-    }
-
-    // Lists that are posted many times are an optimisation; hosts use `submit` where they are not supported.
-    fn prepare(&self, _peer: PeerId, _writes: &[Write]) -> Result<PreparedId> {
-        self.opened()?;
-        Err(Error::new(ErrorCode::UNSUPPORTED, "this backend prepares no lists"))
-    }
-
-    fn release(&self, _prepared: PreparedId) -> Result<()> {
-        self.opened()?;
-        Err(invalid("no such list"))
-    }
-
-    fn post(&self, _submission: &Submission, _prepared: PreparedId, _indices: &[u32]) -> i32 {
-        if self.shared.queues.closed() { ErrorCode::CLOSED.0 } else { ErrorCode::INVALID_ARGUMENT.0 }
     }
 
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {

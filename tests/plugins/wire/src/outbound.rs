@@ -140,7 +140,7 @@ impl Peer {
     ) -> std::io::Result<(i32, u64)> {
         // Looked at before anything is sent: a write from outside of registered memory must land nothing.
         let regions = &self.shared.regions;
-        if !writes.iter().all(|w| regions.holds(w.source_region, None, w.source_offset, w.length)) {
+        if !writes.iter().all(|w| regions.holds(w.source_region.0, None, w.source_offset, w.length)) {
             return Ok((ErrorCode::INVALID_ARGUMENT.0, 0));
         }
         let mut head = vec![DATA];
@@ -151,7 +151,7 @@ impl Peer {
         let mut bytes = 0;
         for write in writes {
             head.clear();
-            for word in [write.target_region, write.target_generation, write.length] {
+            for word in [write.target_region.0, write.target_generation, write.length] {
                 head.extend_from_slice(&word.to_le_bytes());
             }
             head.extend_from_slice(&write.target_offset.to_le_bytes());
@@ -159,7 +159,8 @@ impl Peer {
             let mut at = 0;
             while at < write.length as usize {
                 let piece = (write.length as usize - at).min(BUFFER);
-                if !regions.read(write.source_region, write.source_offset + at as u64, &mut buffer[..piece]) {
+                if !regions.read(write.source_region.0, write.source_offset + at as u64, &mut buffer[..piece])
+                {
                     // Deregistered meanwhile, which the host does not do to memory in use.
                     return Err(std::io::Error::other("the source is gone"));
                 }

@@ -26,7 +26,7 @@ struct Table {
 /// Where a range of a region starts, when it lies inside.
 fn place(region: &Memory, offset: u64, length: usize) -> Option<*mut u8> {
     let end = offset.checked_add(length as u64)?;
-    (end <= region.length).then(|| (region.address + offset) as *mut u8)
+    (end <= region.length).then(|| region.address.pointer().wrapping_add(offset as usize))
 }
 
 impl Regions {
@@ -35,7 +35,8 @@ impl Regions {
     }
 
     pub fn add(&self, memory: &Memory) -> Result<RegionId> {
-        if memory.address == 0 || memory.length == 0 || memory.address.checked_add(memory.length).is_none() {
+        if memory.address.0 == 0 || memory.length == 0 || memory.address.checked_add(memory.length).is_none()
+        {
             return Err(crate::invalid("the memory is empty or leaves the address space"));
         }
         let mut table = self.table();

@@ -5,8 +5,8 @@
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{
-    Completion, Memory, MemoryKind, NOTIFICATION_BYTES, Opening, RegionId, Submission, Tag, TransferBackend,
-    Write,
+    Address, Completion, Memory, MemoryKind, NOTIFICATION_BYTES, Opening, RegionId, Submission, Tag,
+    TransferBackend, Write,
 };
 use host_plugin_wire::{Backend, open};
 
@@ -16,7 +16,7 @@ fn instance(name: &str) -> Backend {
 
 fn register(backend: &Backend, bytes: &mut [u8], generation: u32) -> RegionId {
     let memory = Memory {
-        address: bytes.as_mut_ptr() as u64,
+        address: Address::of(bytes.as_mut_ptr()),
         length: bytes.len() as u64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -37,8 +37,8 @@ fn what_was_submitted_is_in_the_peers_memory_when_it_completes() {
     let submission =
         Submission { peer, notification_length: 0, tag: Tag(1), notification: [0; NOTIFICATION_BYTES] };
     let write = Write {
-        source_region: from.0,
-        target_region: to.0,
+        source_region: from,
+        target_region: to,
         length: 11,
         target_generation: 7,
         ..Write::default()

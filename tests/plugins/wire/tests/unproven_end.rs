@@ -6,7 +6,8 @@ use std::io::{Read, Write as _};
 use std::net::{Shutdown, TcpListener};
 
 use host_plugin_api::{
-    ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, Opening, Submission, Tag, TransferBackend, Write,
+    Address, ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, Opening, Submission, Tag, TransferBackend,
+    Write,
 };
 use host_plugin_wire::open;
 
@@ -34,7 +35,7 @@ fn a_peer_that_may_still_land_bytes_is_not_said_to_be_gone() {
     let mut stream = accepted.join().unwrap();
     let mut bytes = [7_u8; 64];
     let memory = Memory {
-        address: bytes.as_mut_ptr() as u64,
+        address: Address::of(bytes.as_mut_ptr()),
         length: 64,
         kind: MemoryKind::DRAM,
         device: 0,
@@ -45,7 +46,7 @@ fn a_peer_that_may_still_land_bytes_is_not_said_to_be_gone() {
     let region = sender.register(&memory).unwrap();
     let submission =
         Submission { peer, notification_length: 0, tag: Tag(1), notification: [0; NOTIFICATION_BYTES] };
-    let write = Write { source_region: region.0, length: 64, ..Write::default() };
+    let write = Write { source_region: region, length: 64, ..Write::default() };
     assert_eq!(sender.submit(&submission, &[write]), 0);
 
     for _ in 0..2 {

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use host_plugin_api::{ErrorCode, Key, Memory, MemoryKind, Tag, TierCompletion, TierPage};
+use host_plugin_api::{Address, ErrorCode, Key, Memory, MemoryKind, Tag, TierCompletion, TierPage};
 use host_shuttle::config::Fsync;
 use host_shuttle::format::{BLOCK, Name, RECORD, Slot, Value, position, slot};
 use host_shuttle::metrics::Metrics;
@@ -70,7 +70,8 @@ fn every_page_ends_once_and_its_completion_is_told() {
                 // Both slots are taken until all completions of one were fetched.
             })
         };
-        let mut ended: Vec<_> = fetch(&queue, 4).iter().map(|one| (one.tag, one.page, one.status)).collect();
+        let mut ended: Vec<_> =
+            fetch(&queue, 4).iter().map(|one| (one.tag.0, one.page, one.status)).collect();
         ended.sort_unstable();
         assert_eq!(ended, [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0)]);
         hosts.join().unwrap();
@@ -173,7 +174,7 @@ fn a_region_is_not_given_back_while_a_page_of_it_is_worked_on() {
         let memory = [0_u8; 64];
         let region = queue
             .register(&Memory {
-                address: memory.as_ptr() as u64,
+                address: Address::of(memory.as_ptr()),
                 length: 64,
                 kind: MemoryKind::DRAM,
                 device: 0,
@@ -196,8 +197,7 @@ fn a_region_is_not_given_back_while_a_page_of_it_is_worked_on() {
                 }
             })
         };
-        let pages =
-            (0..2).map(|page| TierPage { key: key(page), region: region.0, offset: 16 * page, length: 16 });
+        let pages = (0..2).map(|page| TierPage { key: key(page), region, offset: 16 * page, length: 16 });
         assert_eq!(queue.push(Kind::Get, Tag(1), 2, pages), 0);
         queue.deregister(region).unwrap();
         gone.store(true, Ordering::SeqCst);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use host_plugin_api::{Completion, ErrorCode, NOTIFICATION_BYTES, PeerId, Submission, Tag};
 use host_shuttle::peer::Peer;
 use host_shuttle::ready::Ready;
-use host_shuttle::submissions::{Queue, Work};
+use host_shuttle::submissions::Queue;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::thread;
 
@@ -54,7 +54,7 @@ impl World {
     }
 
     fn submit(&self, tag: u64) -> bool {
-        let index = self.queue.take_in(&submission(tag), &self.peer, Work::Writes(&[]));
+        let index = self.queue.take_in(&submission(tag), &self.peer, &[]);
         index.is_some_and(|index| {
             self.ready.push(index);
             true

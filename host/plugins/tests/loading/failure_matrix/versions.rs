@@ -9,7 +9,7 @@ use super::{check, load};
 
 /// A method and a root field at the ends.
 const APPENDED: &[variant::Change<'_>] = &[
-    ("Cargo.toml", "version = \"0.1.", "version = \"0.1.99"),
+    ("Cargo.toml", "version = \"0.2.", "version = \"0.2.99"),
     (
         "src/abi.rs",
         "    #[sabi(last_prefix_field)]\n    fn shutdown(&self, deadline_ms: u64) -> AbiResult<()>;\n}\n\n/// A transfer backend",
@@ -31,7 +31,7 @@ const APPENDED: &[variant::Change<'_>] = &[
 #[test]
 fn changed_types_are_named_in_one_line_and_appended_ones_are_allowed() {
     let rows: [(&str, &[variant::Change<'_>], &[&str]); 5] = [
-        ("unchanged", &[], &["opened from its place, api 0.1."]),
+        ("unchanged", &[], &["opened from its place, api 0.2."]),
         (
             "a field widened",
             &[
@@ -49,8 +49,8 @@ fn changed_types_are_named_in_one_line_and_appended_ones_are_allowed() {
             &[
                 (
                     "src/abi.rs",
-                    "    fn release(&self, prepared: PreparedId) -> AbiResult<()>;\n    /// See [`TransferBackend::submit`]",
-                    "    fn release(&self, prepared: PreparedId) -> AbiResult<()>;\n    /// New.\n    fn inserted(&self) -> i32;\n    /// See [`TransferBackend::submit`]",
+                    "    fn disconnect(&self, peer: PeerId) -> AbiResult<()>;\n    /// See [`TransferBackend::submit`]",
+                    "    fn disconnect(&self, peer: PeerId) -> AbiResult<()>;\n    /// New.\n    fn inserted(&self) -> i32;\n    /// See [`TransferBackend::submit`]",
                 ),
                 (
                     "src/abi/guard.rs",
@@ -63,7 +63,7 @@ fn changed_types_are_named_in_one_line_and_appended_ones_are_allowed() {
         (
             "a method and a root field appended by a newer plugin",
             APPENDED,
-            &["opened from its place, api 0.1.99"],
+            &["opened from its place, api 0.2.99"],
         ),
         (
             "no layouts to check",
@@ -79,14 +79,14 @@ fn changed_types_are_named_in_one_line_and_appended_ones_are_allowed() {
     }
 }
 
-/// The host is the newer side: the golden file was built when the root had two fields.
+/// The host may be the newer side: the golden file was built from the first version that is kept.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn what_was_appended_since_may_be_missing_in_an_older_plugin() {
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/null-0.1.0-x86_64.so");
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/null-0.2.0-x86_64.so");
     let directory = tempfile::tempdir().unwrap();
     std::fs::copy(golden, directory.path().join("plugin.so")).unwrap();
-    check("an older plugin", &load("golden", directory.path(), &[]), &["opened from its place, api 0.1.0"]);
+    check("an older plugin", &load("golden", directory.path(), &[]), &["opened from its place, api 0.2.0"]);
 }
 
 /// What processes say that open these files one after the other; they must end by themselves.
@@ -98,7 +98,7 @@ fn open_all(files: &[&str]) -> String {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn older_newer_and_equal_plugins_live_in_one_process_in_whatever_order_they_come() {
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/null-0.1.0-x86_64.so");
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/null-0.2.0-x86_64.so");
     let newer = variant::null_with("a-method-and-a-root-field-appended-by-a-newer-plugin", APPENDED);
     let (newer, equal) = (newer.display().to_string(), plugin_files::plugin("null").display().to_string());
     let (newer, equal) = (newer.as_str(), equal.as_str());

@@ -74,7 +74,7 @@ const TIER: Example = Example {
 const ALLOCATOR: Example = Example {
     role: "allocator",
     description: "Hands out pages from one free list for each component",
-    capabilities: r#""window", "tail_extend""#,
+    capabilities: r#""window", "state""#,
     config: NO_CONFIG,
     c: template!("allocator.c"),
     cpp: template!("allocator.cpp"),

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use host_core::layout::{KvOrder, KvShape};
 use host_core::{Dtype, KvLayout};
 use host_executor::KvMemory;
-use host_plugin_api::{Memory, Result, Scanned, TierUsage};
+use host_plugin_api::{Memory, Result, Scanned, Tag, TierUsage};
 
 use super::*;
 
@@ -34,7 +34,7 @@ impl Fake {
     }
 
     fn end(&self, tag: u64, page: u32, status: i32) {
-        self.completions.lock().unwrap().push_back(TierCompletion { tag, page, status, bytes: 0 });
+        self.completions.lock().unwrap().push_back(TierCompletion { tag: Tag(tag), page, status, bytes: 0 });
     }
 
     fn taken(&self) -> Vec<(u64, usize)> {

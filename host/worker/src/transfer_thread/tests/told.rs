@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use host_core::Time;
 use host_plugin_api::abi::open_guarded;
 use host_plugin_api::transfer::{
-    Completion, Memory, Notification, PeerId, PreparedId, RegionId, Submission, TransferLimits, Write,
+    Completion, Memory, Notification, PeerId, RegionId, Submission, TransferLimits, Write,
 };
 use host_plugin_api::{Result, Tag as Submitted};
 use host_plugins::{LoadedTransfer, Running, Services};
@@ -94,9 +94,6 @@ impl TransferBackend for Scripted {
         endpoint() -> Result<Vec<u8>>;
         connect(name: &str, endpoint: &[u8]) -> Result<PeerId>;
         disconnect(peer: PeerId) -> Result<()>;
-        prepare(peer: PeerId, writes: &[Write]) -> Result<PreparedId>;
-        release(prepared: PreparedId) -> Result<()>;
-        post(submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32;
         cancel(tag: Submitted) -> i32;
         event_fd() -> i32;
         shutdown(deadline: u64) -> Result<()>;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use host_plugin_api::transfer::{
-    Completion, Memory, Notification, NotificationKind, PeerId, PreparedId, RegionId, Submission, Tag,
-    TransferBackend, TransferLimits, Write,
+    Completion, Memory, Notification, NotificationKind, PeerId, RegionId, Submission, Tag, TransferBackend,
+    TransferLimits, Write,
 };
 use host_plugin_api::{Error, ErrorCode, Result};
 
@@ -201,12 +201,12 @@ fn taken<T: Copy>(waiting: &Mutex<VecDeque<T>>, room: &mut [T]) -> i32 {
 
 impl TransferBackend for Node {
     fn limits(&self) -> TransferLimits {
-        TransferLimits { max_writes: 5, max_submissions: 1000, reserved: [0; 6] }
+        TransferLimits::new(5, 1000)
     }
 
     fn register(&self, memory: &Memory) -> Result<RegionId> {
         let mut regions = self.regions.lock().unwrap();
-        regions.push((memory.address as usize, memory.length as usize));
+        regions.push((memory.address.0 as usize, memory.length as usize));
         Ok(RegionId(regions.len() as u32 - 1))
     }
 
@@ -240,14 +240,6 @@ impl TransferBackend for Node {
         Ok(())
     }
 
-    fn prepare(&self, _: PeerId, _: &[Write]) -> Result<PreparedId> {
-        Err(Error::new(ErrorCode::UNSUPPORTED, "nothing is prepared"))
-    }
-
-    fn release(&self, _: PreparedId) -> Result<()> {
-        Ok(())
-    }
-
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         assert!(writes.len() <= 5);
         if self.panics.load(Ordering::SeqCst) {
@@ -264,8 +256,8 @@ impl TransferBackend for Node {
             let from = self.regions.lock().unwrap().clone();
             let to = peer.regions.lock().unwrap().clone();
             for write in writes {
-                let (source, source_bytes) = from[write.source_region as usize];
-                let (target, target_bytes) = to[write.target_region as usize];
+                let (source, source_bytes) = from[write.source_region.0 as usize];
+                let (target, target_bytes) = to[write.target_region.0 as usize];
                 let (length, at) = (write.length as usize, write.target_offset as usize);
                 assert!(write.source_offset as usize + length <= source_bytes && at + length <= target_bytes);
                 // SAFETY: both ranges were just checked to lie in memory that a test keeps mapped, of different pools,
@@ -285,10 +277,6 @@ impl TransferBackend for Node {
         let completion = Completion { tag: submission.tag, bytes, status, reserved: 0 };
         self.completions.lock().unwrap().push_back(completion);
         0
-    }
-
-    fn post(&self, _: &Submission, _: PreparedId, _: &[u32]) -> i32 {
-        ErrorCode::UNSUPPORTED.0
     }
 
     fn poll(&self, completions: &mut [Completion]) -> i32 {

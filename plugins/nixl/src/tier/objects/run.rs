@@ -195,12 +195,12 @@ impl Runner {
     /// A page's place in registered memory, which stays registered until `touch` returns.
     fn with_memory<T>(&self, page: &TierPage, touch: impl FnOnce(*mut u8, usize) -> T) -> Option<T> {
         let regions = self.front.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let region = regions.get(&page.region)?;
+        let region = regions.get(&page.region.0)?;
         let length = u64::from(page.length);
         let end = page.offset.checked_add(length)?;
         let address = region.address.checked_add(page.offset)?;
         let fits = length > 0 && length <= MAX_VALUE && end <= region.length;
-        fits.then(|| touch(address as *mut u8, page.length as usize))
+        fits.then(|| touch(address.pointer(), page.length as usize))
     }
 
     /// Has a page do this, or ends it.

@@ -1,11 +1,10 @@
 /*
- * A pool allocator with one free list for each component.
+ * A pool allocator with one free list.
  *
- * To make it yours: take_some() decides which pages are handed out next. All calls but open and close are hot: what you keep is
- * allocated in allocator_open().
+ * To make it yours: take_some() decides which pages are handed out next, and allocator_open() what is declared of each group of layers.
+ * All calls but open and close are hot: what you keep is allocated in allocator_open().
  */
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
 #include "host_plugin.h"
@@ -16,21 +15,21 @@
 
 HOST_PLUGIN_MANIFEST(MANIFEST)
 
-enum { MAX_COMPONENTS = 16 };
-
-typedef struct {
-    host_component_pool opened;
-    /* A stack of the pages that are free. */
-    uint32_t *unused;
-    uint32_t unused_count;
-    /* By page. */
-    bool *is_taken;
-} pool;
+enum { MAX_COMPONENTS = 16, UNUSED = 0xFF };
 
 typedef struct {
     pthread_mutex_t lock;
-    pool pools[MAX_COMPONENTS];
+    host_component components[MAX_COMPONENTS];
     uint32_t count;
+    /* By component: pool pages that a page of it is made of, and those that it may still take. */
+    uint32_t parts[MAX_COMPONENTS];
+    uint64_t left[MAX_COMPONENTS];
+    uint32_t pages;
+    /* A stack of the pages that are free. */
+    uint32_t *unused;
+    uint32_t unused_count;
+    /* By page: the place of the component that has it, or UNUSED. */
+    uint8_t *owners;
 } allocator;
 
 static const host_services *services;
@@ -41,127 +40,104 @@ static void allocator_attach(const host_services *given) {
 
 static void allocator_close(void *instance) {
     allocator *self = instance;
-    for (uint32_t at = 0; at < self->count; at++) {
-        free(self->pools[at].unused);
-        free(self->pools[at].is_taken);
-    }
+    free(self->unused);
+    free(self->owners);
     pthread_mutex_destroy(&self->lock);
     free(self);
 }
 
-/* Whether the opening describes pools that can be. */
-static int32_t check_pools(const host_pool_opening *opening, host_error *error) {
-    if (opening->page_tokens == 0) {
-        return host_fail(error, HOST_INVALID_ARGUMENT, "a page must hold at least one token");
-    }
-    if (opening->components_count == 0 || opening->components_count > MAX_COMPONENTS) {
-        return host_fail(
-            error, HOST_INVALID_ARGUMENT, "%u components, 1 to %d are allowed", opening->components_count, MAX_COMPONENTS);
-    }
-    for (uint32_t at = 0; at < opening->components_count; at++) {
-        const host_component_pool *of = &opening->components[at];
-        if (of->parts > 0) {
-            /* To take such openings, declare shared_pool in plugin.toml. */
-            return host_fail(error, HOST_UNSUPPORTED, "component %u shares its pool", of->component);
-        }
-        for (uint32_t other = 0; other < at; other++) {
-            if (opening->components[other].component == of->component) {
-                return host_fail(error, HOST_INVALID_ARGUMENT, "component %u is there twice", of->component);
-            }
-        }
-    }
-    return 0;
-}
-
 static int32_t allocator_open(const host_pool_opening *opening, void **instance, host_error *error) {
-    const int32_t code = check_pools(opening, error);
-    if (code != 0) {
-        return code;
-    }
     allocator *self = calloc(1, sizeof *self);
     if (self == NULL) {
         return host_fail(error, HOST_NO_RESOURCE, "there is no memory for an instance");
     }
     pthread_mutex_init(&self->lock, NULL);
-    self->count = opening->components_count;
-    for (uint32_t at = 0; at < self->count; at++) {
-        pool *of = &self->pools[at];
-        of->opened = opening->components[at];
-        /* One more, because an allocation of nothing may be NULL. */
-        of->unused = calloc((size_t)of->opened.pages + 1, sizeof *of->unused);
-        of->is_taken = calloc((size_t)of->opened.pages + 1, sizeof *of->is_taken);
-        if (of->unused == NULL || of->is_taken == NULL) {
-            allocator_close(self);
-            return host_fail(error, HOST_NO_RESOURCE, "there is no memory for the books of these pools");
-        }
-        of->unused_count = of->opened.pages;
-        for (uint32_t page = 0; page < of->opened.pages; page++) {
-            /* Low pages are handed out first. */
-            of->unused[page] = of->opened.pages - 1 - page;
-        }
+    /* All components may fill the pool. Change `pages` of one to give it less. */
+    const int32_t count = host_share_pool(opening, self->components, MAX_COMPONENTS);
+    if (count < 0) {
+        allocator_close(self);
+        return host_fail(error, count, "these layers are of a kind that is not known, or there are more than %d groups", MAX_COMPONENTS);
     }
-    host_log(services, HOST_LOG_DEBUG, "allocator", "%u components", self->count);
+    self->count = (uint32_t)count;
+    for (uint32_t at = 0; at < self->count; at++) {
+        self->parts[at] = opening->groups[self->components[at].group].parts;
+        self->left[at] = (uint64_t)self->components[at].pages * self->parts[at];
+    }
+    self->pages = opening->pages;
+    /* One more, because an allocation of nothing may be NULL. */
+    self->unused = calloc((size_t)self->pages + 1, sizeof *self->unused);
+    self->owners = malloc((size_t)self->pages + 1);
+    if (self->unused == NULL || self->owners == NULL) {
+        allocator_close(self);
+        return host_fail(error, HOST_NO_RESOURCE, "there is no memory for the books of %u pages", opening->pages);
+    }
+    self->unused_count = self->pages;
+    for (uint32_t page = 0; page < self->pages; page++) {
+        /* Low pages are handed out first. */
+        self->unused[page] = self->pages - 1 - page;
+    }
+    memset(self->owners, UNUSED, (size_t)self->pages + 1);
+    host_log(services, HOST_LOG_DEBUG, "allocator", "%u components, %u pages", self->count, self->pages);
     *instance = self;
     return 0;
 }
 
-/* The pool of this component, or NULL. */
-static pool *find(allocator *self, uint32_t component) {
-    for (uint32_t at = 0; at < self->count; at++) {
-        if (self->pools[at].opened.component == component) {
-            return &self->pools[at];
-        }
-    }
-    return NULL;
-}
-
-static int32_t allocator_budgets(void *instance, host_budget *budgets, size_t room) {
-    allocator *self = instance;
+static int32_t allocator_components(void *instance, host_component *components, size_t room) {
+    const allocator *self = instance;
     if (room < self->count) {
         return HOST_INVALID_ARGUMENT;
     }
-    pthread_mutex_lock(&self->lock);
-    for (uint32_t at = 0; at < self->count; at++) {
-        const pool *of = &self->pools[at];
-        budgets[at] = (host_budget){.component = of->opened.component, .total = of->opened.pages, .free = of->unused_count};
-    }
-    pthread_mutex_unlock(&self->lock);
+    memcpy(components, self->components, self->count * sizeof *components);
     return (int32_t)self->count;
 }
 
-static int32_t take_some(pool *of, uint32_t *pages, size_t count) {
-    if (count > of->unused_count) {
+/* The place of this component, or `count`. */
+static uint32_t find(const allocator *self, uint32_t component) {
+    uint32_t at = 0;
+    while (at < self->count && self->components[at].id != component) {
+        at++;
+    }
+    return at;
+}
+
+static int32_t take_some(allocator *self, uint32_t of, uint32_t *pages, size_t count) {
+    if (count % self->parts[of] != 0) {
+        return HOST_INVALID_ARGUMENT;
+    }
+    if (count > self->unused_count || count > self->left[of]) {
         return HOST_WOULD_BLOCK;
     }
     for (size_t at = 0; at < count; at++) {
-        pages[at] = of->unused[--of->unused_count];
-        of->is_taken[pages[at]] = true;
+        pages[at] = self->unused[--self->unused_count];
+        self->owners[pages[at]] = (uint8_t)of;
     }
+    self->left[of] -= count;
     return 0;
 }
 
-static int32_t give_some(pool *of, const uint32_t *pages, size_t count) {
+static int32_t give_some(allocator *self, uint32_t of, const uint32_t *pages, size_t count) {
     /* Marked one by one, which finds a page that is named twice. Undone when one cannot be given. */
     for (size_t at = 0; at < count; at++) {
-        if (pages[at] >= of->opened.pages || !of->is_taken[pages[at]]) {
+        if (pages[at] >= self->pages || self->owners[pages[at]] != of) {
             for (size_t earlier = 0; earlier < at; earlier++) {
-                of->is_taken[pages[earlier]] = true;
+                self->owners[pages[earlier]] = (uint8_t)of;
             }
             return HOST_INVALID_ARGUMENT;
         }
-        of->is_taken[pages[at]] = false;
+        self->owners[pages[at]] = UNUSED;
     }
     for (size_t at = 0; at < count; at++) {
-        of->unused[of->unused_count++] = pages[at];
+        self->unused[self->unused_count++] = pages[at];
     }
+    self->left[of] += count;
     return 0;
 }
 
 static int32_t allocator_take(void *instance, uint32_t component, uint32_t *pages, size_t count) {
     allocator *self = instance;
     pthread_mutex_lock(&self->lock);
-    pool *of = find(self, component);
-    const int32_t code = of == NULL ? HOST_INVALID_ARGUMENT : take_some(of, pages, count);
+    const uint32_t of = find(self, component);
+    const int32_t code = of == self->count ? HOST_INVALID_ARGUMENT : take_some(self, of, pages, count);
     pthread_mutex_unlock(&self->lock);
     return code;
 }
@@ -169,8 +145,8 @@ static int32_t allocator_take(void *instance, uint32_t component, uint32_t *page
 static int32_t allocator_give(void *instance, uint32_t component, const uint32_t *pages, size_t count) {
     allocator *self = instance;
     pthread_mutex_lock(&self->lock);
-    pool *of = find(self, component);
-    const int32_t code = of == NULL ? HOST_INVALID_ARGUMENT : give_some(of, pages, count);
+    const uint32_t of = find(self, component);
+    const int32_t code = of == self->count ? HOST_INVALID_ARGUMENT : give_some(self, of, pages, count);
     pthread_mutex_unlock(&self->lock);
     return code;
 }
@@ -179,7 +155,7 @@ static const host_allocator_role role = {
     .size = sizeof role,
     .open = allocator_open,
     .close = allocator_close,
-    .budgets = allocator_budgets,
+    .components = allocator_components,
     .take = allocator_take,
     .give = allocator_give,
 };

@@ -1,5 +1,6 @@
 //! What operators are told of a storage tier that panics, fails, or answers what cannot be.
 
+use host_plugin_api::Tag;
 use host_plugin_api::abi::open_guarded_tier;
 use host_plugins::{LoadedTier, Services};
 
@@ -120,7 +121,12 @@ fn what_a_storage_tier_does_wrong_is_told_as_the_page_says() {
     fake.end(77, 0, FOUND);
     fake.end(1, 9, FOUND);
     fake.end(1, 0, 7);
-    fake.completions.lock().unwrap().push_back(TierCompletion { tag: 1, page: 1, status: FOUND, bytes: 3 });
+    fake.completions.lock().unwrap().push_back(TierCompletion {
+        tag: Tag(1),
+        page: 1,
+        status: FOUND,
+        bytes: 3,
+    });
     turn(&mut store, &memory);
     *fake.gone.lock().unwrap() = Some(ErrorCode::IO.0);
     turn(&mut store, &memory);

@@ -1,0 +1,49 @@
+//! Configurations that can never work, apart from what may work at the next try.
+
+use std::fmt;
+
+use host_plugin_api::{Error, ErrorCode};
+
+/// What can never work, however often it is tried: the sentence names the plugin, the numbers and what would work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CannotWork(pub String);
+
+impl fmt::Display for CannotWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for CannotWork {}
+
+/// A plugin that refuses memory. What it says of the kind of memory stays so; anything else may be otherwise at the next try.
+pub(crate) fn not_registered(plugin: &str, what: &str, error: &Error) -> anyhow::Error {
+    let text = format!("plugin {plugin:?} did not register the {what}: {error}");
+    match error.code {
+        ErrorCode::UNSUPPORTED | ErrorCode::INVALID_ARGUMENT | ErrorCode::CONFIG => {
+            let way_out =
+                "it cannot reach ordinary host memory, which is what this worker has: name another plugin";
+            CannotWork(format!("{text}; {way_out}")).into()
+        }
+        _ => anyhow::anyhow!(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_stays_so_can_never_work() {
+        for (code, never) in [
+            (ErrorCode::UNSUPPORTED, true),
+            (ErrorCode::INVALID_ARGUMENT, true),
+            (ErrorCode::NO_RESOURCE, false),
+            (ErrorCode::IO, false),
+            (ErrorCode::PANICKED, false),
+        ] {
+            let error = not_registered("wire", "KV pool", &Error::new(code, "no"));
+            assert_eq!(error.is::<CannotWork>(), never, "{code:?}: {error}");
+        }
+    }
+}
