@@ -104,7 +104,7 @@ fn put(tier: &dyn StorageTier, numbers: &[u8]) {
         // SAFETY: the tier is asked to read it only afterwards.
         unsafe { memory.write(at * PAGE, &value(*number)) };
         let length = value(*number).len() as u32;
-        TierPage { key: key(*number), region: region, length, offset: (at * PAGE) as u64 }
+        TierPage { key: key(*number), region, length, offset: (at * PAGE) as u64 }
     };
     let pages: Vec<TierPage> = numbers.iter().enumerate().map(page).collect();
     assert_eq!(tier.put(Tag(1), &pages), 0);

@@ -359,7 +359,7 @@ fn each_defect_of_an_allocator_fails_the_case_that_is_about_it() {
             ("components-without-room", "allocator-components", "components without room"),
             ("group-twice", "allocator-components", "has the group or the name of"),
             ("name-twice", "allocator-components", "has the group or the name of"),
-            ("window-too-short", "allocator-window", "of layers that see 40 tokens"),
+            ("window-too-short", "allocator-window", "of layers that see 1 tokens"),
             ("window-as-all", "allocator-components", keeps),
             ("budget-too-large", "allocator-components", "pool pages in a pool of 256"),
             ("budget-of-none", "allocator-components", "has a budget of 0 pool pages"),

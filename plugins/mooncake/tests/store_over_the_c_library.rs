@@ -74,12 +74,8 @@ fn key(page: usize) -> Key {
 }
 
 fn pages(region: RegionId, pages: std::ops::Range<usize>, length: usize) -> Vec<TierPage> {
-    let page = |page| TierPage {
-        key: key(page),
-        region: region,
-        length: length as u32,
-        offset: (page * PAGE) as u64,
-    };
+    let page =
+        |page| TierPage { key: key(page), region, length: length as u32, offset: (page * PAGE) as u64 };
     pages.map(page).collect()
 }
 

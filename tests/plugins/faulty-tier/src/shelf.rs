@@ -52,7 +52,7 @@ fn put(tier: &MemoryTier, key: Key, bytes: &[u8]) -> Result<()> {
         generation: 1,
         fd_offset: 0,
     })?;
-    let code = tier.put(Tag(1), &[TierPage { key, region: region, length, offset: 0 }]);
+    let code = tier.put(Tag(1), &[TierPage { key, region, length, offset: 0 }]);
     let mut done = [TierCompletion::default()];
     let count = tier.poll(&mut done);
     tier.deregister(region)?;
