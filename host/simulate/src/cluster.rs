@@ -160,7 +160,7 @@ pub struct Workers {
     /// Tokens that the pool of each holds. By default what `memory_share` of its devices' memory leaves beside the weights.
     pub pool_tokens: Option<u32>,
     /// The share of the devices' memory that weights and pool get.
-    #[serde(default = "nine_tenths")]
+    #[serde(default = "default_memory_share")]
     pub memory_share: f64,
     /// Whether it keeps the KV of ended requests.
     #[serde(default = "yes")]
@@ -172,37 +172,37 @@ pub struct Workers {
     #[serde(default)]
     pub write: Write,
     /// Prompt tokens in one step.
-    #[serde(default = "eight_thousand")]
+    #[serde(default = "default_chunk_tokens")]
     pub chunk_tokens: u32,
     /// Sequences in one step.
-    #[serde(default = "two_hundred")]
+    #[serde(default = "default_max_batch")]
     pub max_batch: u32,
     /// Requests in the queue; more are refused.
-    #[serde(default = "ten_thousand")]
+    #[serde(default = "default_max_queued")]
     pub max_queued: u32,
     /// Tokens of its answer that each request has room for when another one is admitted.
-    #[serde(default = "five_hundred")]
+    #[serde(default = "default_reserved_decode_tokens")]
     pub reserved_decode_tokens: u32,
     /// Mean time between two tokens that steps are to stay under.
     pub target_itl_ms: Option<f64>,
 }
 
-fn nine_tenths() -> f64 {
+fn default_memory_share() -> f64 {
     0.9
 }
 fn yes() -> bool {
     true
 }
-fn two_hundred() -> u32 {
+fn default_max_batch() -> u32 {
     256
 }
-fn five_hundred() -> u32 {
+fn default_reserved_decode_tokens() -> u32 {
     512
 }
-fn eight_thousand() -> u32 {
+fn default_chunk_tokens() -> u32 {
     8192
 }
-fn ten_thousand() -> u32 {
+fn default_max_queued() -> u32 {
     10_000
 }
 
@@ -213,22 +213,22 @@ pub struct Cluster {
     /// The model.
     pub model: Named<Model>,
     /// The type of its weights.
-    #[serde(default = "bf16")]
+    #[serde(default = "default_dtype")]
     pub weights: Dtype,
     /// The type of its KV.
-    #[serde(default = "bf16")]
+    #[serde(default = "default_dtype")]
     pub kv: Dtype,
     /// Tokens in a page.
-    #[serde(default = "sixty_four")]
+    #[serde(default = "default_page_tokens")]
     pub page_tokens: u32,
     /// How requests get their workers.
     #[serde(default)]
     pub router: Policy,
     /// The way from prefill to decode workers.
-    #[serde(default = "rdma")]
+    #[serde(default = "default_link")]
     pub link: Named<Link>,
     /// In how many groups of layers pages are sent while later layers are computed; 1 sends whole pages.
-    #[serde(default = "one_group")]
+    #[serde(default = "default_layer_groups")]
     pub layer_groups: u32,
     /// The workers.
     pub workers: Vec<Workers>,
@@ -237,16 +237,16 @@ pub struct Cluster {
     pub tiers: Vec<Tier>,
 }
 
-fn bf16() -> Dtype {
+fn default_dtype() -> Dtype {
     Dtype::Bf16
 }
-fn sixty_four() -> u32 {
+fn default_page_tokens() -> u32 {
     64
 }
-fn rdma() -> Named<Link> {
+fn default_link() -> Named<Link> {
     Named::Name("rdma-400g".into())
 }
-fn one_group() -> u32 {
+fn default_layer_groups() -> u32 {
     1
 }
 

@@ -108,9 +108,8 @@ impl AllocatorPages {
         let declared: Vec<Declared> = all.iter().map(|(_, declared)| *declared).collect();
         let plan =
             PoolPlan::new(pages, page_tokens, groups, &declared).map_err(|why| format!("{name} {why}"))?;
-        let is_full = |of: &LayerGroup| of.needs == Retained::All && of.parts == 1;
         let id =
-            |full: bool| groups.iter().zip(&all).find(|(of, _)| is_full(of) == full).map(|(_, (id, _))| *id);
+            |full: bool| groups.iter().zip(&all).find(|(of, _)| of.is_full() == full).map(|(_, (id, _))| *id);
         let full = id(true).unwrap_or_default();
         let components = [full, id(false).unwrap_or(full)];
         Ok((Self { name, allocator, components, buffer: Vec::new() }, plan))

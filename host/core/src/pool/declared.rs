@@ -31,6 +31,14 @@ pub struct LayerGroup {
     pub parts: u32,
 }
 
+impl LayerGroup {
+    /// Whether it keeps every token, in one page of the pool for each page of tokens.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.needs == Retained::All && self.parts == 1
+    }
+}
+
 /// What is declared of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Declared {
@@ -100,9 +108,8 @@ impl PoolPlan {
                 ));
             }
         }
-        let is_full = |of: &LayerGroup| of.needs == Retained::All && of.parts == 1;
-        let mut full = each().filter(|(of, _)| is_full(of));
-        let mut beside = each().filter(|(of, _)| !is_full(of));
+        let mut full = each().filter(|(of, _)| of.is_full());
+        let mut beside = each().filter(|(of, _)| !of.is_full());
         let (Some((_, full)), None, beside, None) = (full.next(), full.next(), beside.next(), beside.next())
         else {
             return Err(format!(
