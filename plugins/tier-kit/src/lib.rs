@@ -65,8 +65,9 @@
 //! - Each page of an accepted batch ends in exactly one completion, also when the batch is cancelled. The host is woken
 //!   for it.
 //! - Deregistering a region waits until no call of the store uses it. It is a fence.
-//! - A panic in the store ends its page with `PANICKED`. No further call of the store begins, and the instance answers
-//!   `PANICKED` from then on.
+//! - A panic in the store ends the tier. No further call of the store begins. From then on every call but those that take
+//!   memory back and shut down answers `PANICKED`, `poll` too: completions that the host has not fetched are lost, as the contract
+//!   has it for any plugin that panics.
 //! - Shutting down lets calls of the store that run come to their end, and begins no other.
 
 mod cursors;
