@@ -26,6 +26,7 @@ mod loaded_tier;
 mod loaded_transfer;
 pub mod lock;
 mod manifest;
+mod notes;
 mod policy;
 mod preflight;
 mod publishers;

@@ -4,7 +4,7 @@
 //! kills the process inside the system's loader. Both are excluded, or at least announced, by what the file says.
 
 use host_plugin_api::{c, note};
-use object::elf::{ET_DYN, FileHeader64, PT_LOAD};
+use object::elf::{ET_DYN, FileHeader64, PT_LOAD, PT_NOTE};
 use object::read::ReadCacheOps;
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadRef};
@@ -15,6 +15,7 @@ use super::dynamic;
 use super::error::PreflightError;
 use super::glibc::Glibc;
 use super::manifest::Manifest;
+use super::notes::Notes;
 use super::policy::Policy;
 
 /// Longest manifest that is read.
@@ -117,8 +118,14 @@ fn read_notes<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, Prefl
     }
     let mut manifests = Vec::new();
     for segment in segments {
-        let Some(mut notes) = segment.notes(endian, data).map_err(elf)? else { continue };
-        while let Some(found) = notes.next().map_err(elf)? {
+        if segment.p_type(endian) != PT_NOTE {
+            continue;
+        }
+        let bytes = segment.data(endian, data);
+        let bytes =
+            bytes.map_err(|()| PreflightError::NotElf("a segment of notes lies outside of it".to_owned()))?;
+        for found in Notes::new(endian, segment.p_align(endian), bytes) {
+            let found = found.map_err(elf)?;
             if found.name() != note::NAME || found.n_type(endian).0 != note::TYPE_MANIFEST {
                 continue;
             }
