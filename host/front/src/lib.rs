@@ -11,3 +11,4 @@ pub mod router;
 mod routing_metrics;
 pub mod shares;
 pub mod text;
+pub mod turns;

@@ -126,6 +126,12 @@ impl Share {
         self.amount
     }
 
+    /// The client that holds it.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Adds to the part.
     ///
     /// # Errors

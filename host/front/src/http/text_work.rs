@@ -1,19 +1,17 @@
 //! Where bodies are parsed, templates rendered and texts tokenized: on threads of their own, a few at a time.
 //!
-//! A client that hangs up does not stop the work of a thread, so the work holds its permit itself. What clients abandon can
+//! A client that hangs up does not stop the work of a thread, so the work holds its place itself. What clients abandon can
 //! therefore take no more memory and no more threads than what they wait for.
 //!
 //! The bytes that wait or are worked on have a limit, and each client has a share of it: one that sends prompts faster than they
-//! are read is told so, and the queue stays short for the others.
+//! are read is told so. Clients take turns, so that one that waits with many bodies does not delay one that waits with one.
 
-use std::sync::Arc;
 use std::thread::available_parallelism;
-
-use tokio::sync::Semaphore;
 
 use super::error::ApiError;
 use crate::audit::Refusal;
 use crate::shares::{Client, NoShare, Share, Shares};
+use crate::turns::Turns;
 
 /// Bodies up to this many bytes are short: some milliseconds of work each. They do not wait for long ones.
 const SHORT: usize = 16 << 10;
@@ -22,11 +20,11 @@ const SHORT_PER_THREAD: usize = 4;
 /// Long bodies worked on at once at most. One of 8 MiB may take hundreds of megabytes.
 const LONG_AT_ONCE: usize = 8;
 
-/// Permits for work on text.
+/// Places for work on text.
 #[derive(Clone, Debug)]
 pub struct TextWork {
-    short: Arc<Semaphore>,
-    long: Arc<Semaphore>,
+    short: Turns,
+    long: Turns,
     bytes: Shares,
 }
 
@@ -34,10 +32,13 @@ impl TextWork {
     /// As much at once as this machine has threads for; so many bytes that wait or are worked on.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        let threads = available_parallelism().map_or(1, usize::from);
+        Self::over(available_parallelism().map_or(1, usize::from), bytes)
+    }
+
+    fn over(threads: usize, bytes: usize) -> Self {
         Self {
-            short: Arc::new(Semaphore::new(threads * SHORT_PER_THREAD)),
-            long: Arc::new(Semaphore::new(threads.min(LONG_AT_ONCE))),
+            short: Turns::new(threads * SHORT_PER_THREAD),
+            long: Turns::new(threads.min(LONG_AT_ONCE)),
             bytes: Shares::new(bytes),
         }
     }
@@ -71,15 +72,55 @@ impl TextWork {
         share: Share,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let permits = if share.amount() <= SHORT { &self.short } else { &self.long };
-        let failed =
-            |error: &dyn std::fmt::Display| ApiError::internal(format!("the tokenizer failed: {error}"));
-        let permit = Arc::clone(permits).acquire_owned().await.map_err(|closed| failed(&closed))?;
+        let turns = if share.amount() <= SHORT { &self.short } else { &self.long };
+        let turn = turns.take(share.client()).await;
         let done = tokio::task::spawn_blocking(move || {
             let done = work();
-            drop((share, permit));
+            drop((share, turn));
             done
         });
-        done.await.map_err(|error| failed(&error))?
+        done.await.map_err(|error| ApiError::internal(format!("the tokenizer failed: {error}")))?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_with_many_long_bodies_delays_another_by_one_of_them() {
+        let text = TextWork::over(1, 1 << 20);
+        let (many, one) = (Client::at(IpAddr::from([10, 0, 0, 1])), Client::at(IpAddr::from([10, 0, 0, 2])));
+        let (done, order) = mpsc::channel();
+        let (begin, held) = mpsc::channel::<()>();
+        let work = |name: &'static str, client: &Client, mut before: Option<mpsc::Receiver<()>>| {
+            let (text, done) = (text.clone(), done.clone());
+            let share = text.take(client, SHORT + 1).unwrap();
+            async move {
+                let work = move || {
+                    // The first holds its place until the others wait.
+                    before.take().map(|held| held.recv());
+                    done.send(name).unwrap();
+                    Ok(())
+                };
+                text.run(share, work).await.unwrap();
+            }
+        };
+        let mut all = vec![tokio::spawn(work("first", &many, Some(held)))];
+        for (name, client) in [("second", &many), ("third", &many), ("fourth", &many), ("other", &one)] {
+            // A test's runtime has one thread, which runs each task until it waits.
+            tokio::task::yield_now().await;
+            all.push(tokio::spawn(work(name, client, None)));
+        }
+        tokio::task::yield_now().await;
+        begin.send(()).unwrap();
+        for task in all {
+            task.await.unwrap();
+        }
+        assert_eq!(order.try_iter().collect::<Vec<_>>(), ["first", "second", "other", "third", "fourth"]);
+        assert_eq!(text.taken(), 0);
     }
 }
