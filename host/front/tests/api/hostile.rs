@@ -160,8 +160,8 @@ impl Tokenizer for Gated {
         self.bytes.vocabulary()
     }
 
-    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
-        Arc::clone(&self.bytes).stream()
+    fn stream(self: Arc<Self>, specials: host_front::text::Specials) -> Box<dyn TextStream> {
+        Arc::clone(&self.bytes).stream(specials)
     }
 }
 
@@ -274,8 +274,8 @@ impl Tokenizer for Counting {
         Some(4)
     }
 
-    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
-        Arc::clone(&self.bytes).stream()
+    fn stream(self: Arc<Self>, specials: host_front::text::Specials) -> Box<dyn TextStream> {
+        Arc::clone(&self.bytes).stream(specials)
     }
 }
 

@@ -11,7 +11,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 
 use super::vocabulary::{Kind, Vocabulary, same_length};
 use crate::text::decode::{TextStream, Utf8Stream};
-use crate::text::{TextError, Tokenizer};
+use crate::text::{Specials, TextError, Tokenizer};
 
 /// What SentencePiece writes for a space.
 const SPACE: char = '▁';
@@ -294,9 +294,9 @@ impl Tokenizer for SentencePiece {
         self.longest_token
     }
 
-    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
+    fn stream(self: Arc<Self>, specials: Specials) -> Box<dyn TextStream> {
         let adds_space = self.adds_space;
-        let bytes = Utf8Stream::new(self);
+        let bytes = Utf8Stream::new(self, specials);
         if adds_space { Box::new(WithoutFirstSpace { bytes, begun: false }) } else { Box::new(bytes) }
     }
 }
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(cut(&model(&tokens, false).unwrap(), "a a"), ["a", "▁a"]);
         let adding = model(&tokens, true).unwrap();
         assert_eq!(cut(&adding, "a  b<s>a"), ["▁a", "▁▁", "b", "<s>", "▁a"]);
-        let mut stream = Arc::new(adding).stream();
+        let mut stream = Arc::new(adding).stream(Specials::default());
         let text: String = [5, 0, 3, 5].map(|token| stream.push(token)).concat() + &stream.finish();
         assert_eq!(text, "ab a", "and it is taken back once");
     }
@@ -406,7 +406,7 @@ mod tests {
         let with_bytes = model(&tokens, false).unwrap();
         assert_eq!(cut(&with_bytes, "aé"), ["a", "<0xC3>", "<0xA9>"]);
         assert_eq!(with_bytes.token_bytes(5), [0xa9]);
-        let mut stream = Arc::new(with_bytes).stream();
+        let mut stream = Arc::new(with_bytes).stream(Specials::default());
         let shown = [4, 5, 6, 1].map(|token| stream.push(token));
         assert_eq!(shown, ["", "é", "", "\u{fffd}a"], "a character comes out whole");
     }
