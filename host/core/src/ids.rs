@@ -1,6 +1,7 @@
 //! Names and units that the whole system shares.
 
 use std::fmt;
+use std::ops::Add;
 use std::time::Duration;
 
 /// A page of KV cache, the same number on every rank of a worker.
@@ -42,6 +43,14 @@ impl fmt::Display for Instance {
 /// Time since the worker (or the simulation) started. The core never asks for it; it is told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Time(pub Duration);
+
+impl Add<Duration> for Time {
+    type Output = Time;
+
+    fn add(self, wait: Duration) -> Time {
+        self.after(wait)
+    }
+}
 
 impl Time {
     /// This long after `self`.

@@ -97,15 +97,22 @@ impl Outbox {
     }
 
     /// Peers that have left a message unanswered since before `now - patience`.
-    pub(crate) fn silent_peers(&self, now: Time, patience: Duration) -> Vec<Instance> {
-        let mut peers: Vec<Instance> = self
-            .unanswered
-            .values()
-            .filter(|entry| now.since(entry.first_sent) >= patience)
-            // Drained is answered only when nothing is in flight, so silence about it is no sign of death.
-            .filter(|entry| entry.message.body != Body::Abort)
-            .map(|entry| entry.to)
-            .collect();
+    ///
+    /// Drained is answered only when nothing is in flight, so silence about an abort is no sign of death until nothing else was
+    /// `heard` of the peer either, for as long as a write may take and the patience beyond.
+    pub(crate) fn silent_peers(
+        &self,
+        now: Time,
+        patience: Duration,
+        write: Duration,
+        heard: impl Fn(Instance) -> Time,
+    ) -> Vec<Instance> {
+        let is_silent = |entry: &&Unanswered| match entry.message.body {
+            Body::Abort => now.since(entry.first_sent.max(heard(entry.to))) >= write.saturating_add(patience),
+            _ => now.since(entry.first_sent) >= patience,
+        };
+        let mut peers: Vec<Instance> =
+            self.unanswered.values().filter(is_silent).map(|entry| entry.to).collect();
         peers.sort_unstable();
         peers.dedup();
         peers

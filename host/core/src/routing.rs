@@ -1,18 +1,31 @@
 //! Where a request goes: what each worker has cached against how busy it is.
 //!
 //! The router keeps one [`PrefixIndex`] over all workers, fed by their KV events, and an account of the work it has
-//! given out ([`Placement`]). A request goes to the worker that is expected to answer first: the tokens already waiting
-//! there plus the tokens of this prompt that it would have to compute.
+//! given out ([`Placement`]); [`Accounts`] has both. A request goes to the worker that is expected to answer first: the tokens
+//! already waiting there plus the tokens of this prompt that it would have to compute. [`choose`] is the rule over these costs.
+//! When a try fails, [`Tries`] says whether there is another one, and [`Answer`] where it goes on.
 //!
 //! Work that was placed but is not cached yet counts as cached on the worker it was placed on. Without that, two
 //! requests with the same new prefix that arrive together would each be computed somewhere else.
 
+mod accounts;
+mod answer;
+mod choice;
 mod index;
 mod key;
 mod log;
 mod placement;
+mod policy;
+mod sessions;
+mod tries;
 
+pub use accounts::{Accounts, CacheCounts, Chain, Place, Sight};
+pub use answer::Answer;
+pub use choice::{Choice, Preference, Reported, choose};
 pub use index::{Applied, KvEvent, PrefixIndex, WorkerSlot};
 pub use key::BlockKey;
 pub use log::{EVENT_KEYS, EventLog, Replay, Snapshot, SnapshotPart};
 pub use placement::{Cost, Placed, Placement, Prompt, Weights};
+pub use policy::Policy;
+pub use sessions::Sessions;
+pub use tries::{Retry, Tries};

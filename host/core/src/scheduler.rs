@@ -326,7 +326,8 @@ impl Scheduler {
     }
 
     fn repeat(&mut self, now: Time, actions: &mut Vec<Action>) {
-        for peer in self.outbox.silent_peers(now, self.config.peer_patience) {
+        let (patience, write) = (self.config.peer_patience, self.config.transfer_patience);
+        for peer in self.outbox.silent_peers(now, patience, write, |peer| self.peers.last_heard(peer)) {
             let session = self.peers.session(peer);
             self.peer_lost(now, (peer, session), false, actions);
         }

@@ -5,9 +5,7 @@
 
 mod admission;
 mod follow;
-mod prefix;
 pub mod service;
-mod sessions;
 pub mod table;
 
 use std::sync::Arc;
@@ -20,12 +18,12 @@ use tokio::sync::watch;
 use tonic::transport::Channel;
 
 pub use admission::MAX_TEXT;
+pub use host_core::routing::{CacheCounts, Chain, Policy};
 use host_wire::clock::{self, Instant};
 use host_wire::endpoint::{self, Address, BadAddress, Credentials};
 use host_wire::proto::{HeartbeatReply, Load, WorkerInfo};
 use host_wire::protocol::Version;
-pub use prefix::{CacheCounts, Chain, Following};
-pub use table::{Decisions, Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
+pub use table::{Decisions, Following, Need, NoRoute, Role, Snapshot, Terms, WorkerState};
 use table::{Denied, NotNow, Picked, WorkerTable};
 
 /// A worker as the router calls it. The connection is opened on first use and shared by all requests.

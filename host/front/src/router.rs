@@ -6,13 +6,14 @@
 mod attempt;
 mod failure;
 mod progress;
-mod tries;
 mod warm_up;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use host_core::radix::NamespaceKey;
+pub use host_core::routing::Retry;
+use host_core::routing::{Answer, Tries};
 use host_core::{Instance, Room};
 use host_wire::clock::{self, Instant};
 use host_wire::convert::write_namespace;
@@ -24,46 +25,11 @@ use tokio::sync::watch;
 use self::attempt::{Attempt, Step};
 pub use self::failure::Failure;
 use self::progress::Progress;
-use self::tries::Tries;
 pub use self::warm_up::warm_up;
 use super::identity::Caller;
 use super::metrics::Metrics;
 use super::registry::{Chain, Chosen, Need, NoRoute, Registry, Route};
 use super::shares::{NoShare, Share, Shares};
-
-/// The limits of retries.
-#[derive(Clone, Copy, Debug)]
-pub struct Retry {
-    /// Most tries in a row that bring next to nothing.
-    pub tries: u32,
-    /// As `tries`, when calls to workers that do not serve the request break meanwhile.
-    pub tries_amid_losses: u32,
-    /// Most workers that one answer loses in all.
-    pub losses: u32,
-    /// No try begins later than this after the request came, or after the failure of the try before, and no request waits longer for
-    /// a worker to appear.
-    pub total: Duration,
-    /// Longest time of a request, from its arrival to the end of its answer.
-    pub longest: Duration,
-    /// Wait before the second try; doubles with each.
-    pub backoff: Duration,
-    /// An answer that breaks off goes on on another worker. If not, one that the client sees as it comes ends with an error.
-    pub resume: bool,
-}
-
-impl Default for Retry {
-    fn default() -> Self {
-        Self {
-            tries: 4,
-            tries_amid_losses: 10,
-            losses: 24,
-            total: Duration::from_secs(30),
-            longest: Duration::from_secs(600),
-            backoff: Duration::from_millis(20),
-            resume: true,
-        }
-    }
-}
 
 /// A request in tokens.
 #[derive(Clone, Debug)]
@@ -105,9 +71,6 @@ impl Job {
         self.sampling != proto::Sampling { temperature, top_p, top_k, seed, logprobs, ..Default::default() }
     }
 }
-
-/// A try that brought so many tokens has not failed for nothing: tries are counted anew after it.
-const PROGRESS: usize = 32;
 
 /// A worker that was told that an answer is complete ends it this soon.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -197,7 +160,7 @@ impl Router {
     pub fn generate(&self, place: Place, job: Job) -> Generation {
         let now = clock::now();
         let deadline = now + self.retry.total;
-        let progress = Progress::new(Arc::clone(&job.prompt));
+        let progress = Progress::new(Answer::new(Arc::clone(&job.prompt)));
         let longest = job.timeout.map_or(self.retry.longest, |timeout| timeout.min(self.retry.longest));
         Generation {
             router: self.clone(),
@@ -233,7 +196,7 @@ pub struct Generation {
     ends: Instant,
     /// No try begins later.
     deadline: Instant,
-    tries: Tries,
+    tries: Tries<Instant>,
     /// Workers that failed a try, in the order of failing.
     failed: Vec<Instance>,
     /// Workers that served a try which failed.
@@ -332,7 +295,7 @@ impl Generation {
                     }
                 }
                 Step::Token(token) => {
-                    if !self.progress.push(token.token) {
+                    if !self.progress.answer.push(token.token) {
                         let worker = attempt.served_by().decode;
                         let message =
                             format!("worker {worker:?} sent more tokens than the request asked for");
@@ -367,17 +330,17 @@ impl Generation {
 
     /// Why an answer has its last token, although the worker that brought it did not say so.
     fn complete(&self) -> Option<&'static str> {
-        let last = self.progress.last()?;
+        let last = self.progress.answer.last()?;
         if !self.job.ignore_stop && self.job.stop_tokens.contains(&last) {
             Some("stop")
         } else {
-            (self.progress.left() == 0).then_some("length")
+            (self.progress.answer.left() == 0).then_some("length")
         }
     }
 
     /// Whether the client has a part of the answer.
     fn is_seen(&self) -> bool {
-        self.progress.answered() > 0 && !self.job.restartable
+        self.progress.answer.answered() > 0 && !self.job.restartable
     }
 
     /// The failure of a request that is tried no more.
@@ -402,22 +365,22 @@ impl Generation {
             false => {
                 let since = self.tries.row_since().unwrap_or(now);
                 let others_break = self.router.registry.another_broke(since, &self.served);
-                self.tries.after_loss(retry, now, self.progress.brought() >= PROGRESS, others_break)
+                self.tries.after_loss(retry, now, self.progress.answer.brought(), others_break)
             }
         };
         let tries = self.tries.failed();
         let Some(wait) = wait else {
             return Err(self.given_up(format!("{failure} (after {tries} tries)")));
         };
-        let answered = self.progress.answered();
+        let answered = self.progress.answer.answered();
         tracing::info!(request = self.job.request_id, tries, answered, %failure, "trying again");
         self.router.metrics.retries.inc();
-        let restarts = !resume && self.progress.brought() > 0;
+        let restarts = !resume && self.progress.answer.brought() > 0;
         if restarts {
             self.progress.forget();
-        } else if self.progress.brought() > 0 {
+        } else if self.progress.answer.brought() > 0 {
             self.router.metrics.resumed.inc();
-            self.progress.keep();
+            self.progress.answer.keep();
             // It has more pages now.
             self.chains = None;
         }
@@ -443,16 +406,17 @@ impl Generation {
             )));
         }
         self.tries.begin(clock::now());
-        let prompt = Arc::clone(self.progress.prompt());
+        let prompt = Arc::clone(self.progress.answer.prompt());
         let room_left = route.max_tokens().saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
         self.progress
+            .answer
             .limit(self.job.max_new_tokens.unwrap_or_else(|| room_left.min(self.job.default_max_tokens)));
         let request = proto::GenerateRequest {
             room: room.0,
             request_id: self.job.request_id.clone(),
             prompt: prompt.to_vec(),
-            answered: self.progress.answered(),
-            max_new_tokens: self.progress.left(),
+            answered: self.progress.answer.answered(),
+            max_new_tokens: self.progress.answer.left(),
             stop_tokens: self.job.stop_tokens.clone(),
             ignore_stop: self.job.ignore_stop,
             sampling: Some(self.job.sampling.clone()),
@@ -476,17 +440,18 @@ impl Generation {
     }
 
     async fn route(&mut self, room: Room) -> Result<Route, Failure> {
-        let prompt = self.progress.prompt().len() as u64;
-        let answer = match self.progress.answered() {
+        let prompt = self.progress.answer.prompt().len() as u64;
+        let answer = match self.progress.answer.answered() {
             // Another worker may hold less than the one that fixed the answer's length.
             0 => self.job.max_new_tokens.unwrap_or(1),
-            _ => self.progress.left(),
+            _ => self.progress.answer.left(),
         };
         let chains = match self.chains.take() {
             Some(chains) => chains,
             None if self.job.no_cache => Vec::new(),
             None => {
-                let (namespace, prompt) = (self.job.namespace.clone(), Arc::clone(self.progress.prompt()));
+                let (namespace, prompt) =
+                    (self.job.namespace.clone(), Arc::clone(self.progress.answer.prompt()));
                 name_pages(self.router.registry.clone(), namespace, prompt).await?
             }
         };

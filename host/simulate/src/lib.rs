@@ -5,8 +5,8 @@
 //!           │     ▲                   │  Scheduler of each worker:      │
 //!           ▼     └── cache changes ──│  the core that serves, unchanged│
 //!         Router                      └──────▲──────────────────────────┘
-//!         the core's Placement               │ how long everything takes
-//!         and PrefixIndex             Hardware: executors, links, tiers
+//!         the core's Accounts                │ how long everything takes
+//!         and choose                  Hardware: executors, links, tiers
 //!           │                                ▲
 //!           └──────── Records ──► Report     └── Cluster (cluster.toml)
 //! ```

@@ -140,7 +140,7 @@ impl Traffic {
         let mut turns = self.waiting.pop_front()?;
         let ask = turns.pop_front()?;
         let keys = self.namer.keys(&ask.prompt);
-        Some(self.sent(now, ask.prompt.text(), &keys, ask.answer, turns))
+        Some(self.sent(now, ask.prompt.text(), keys, ask.answer, turns))
     }
 
     /// The turn that follows a request, with its route.
@@ -149,14 +149,14 @@ impl Traffic {
         let ask = turns.pop_front()?;
         let text = [&before.request.prompt[..], &before.tokens, &ask.prompt.text()].concat();
         let keys = self.namer.keys_of(&text);
-        Some(self.sent(now, text, &keys, ask.answer, turns))
+        Some(self.sent(now, text, keys, ask.answer, turns))
     }
 
     fn sent(
         &mut self,
         now: Time,
         prompt: Vec<u32>,
-        keys: &[BlockKey],
+        keys: Vec<BlockKey>,
         answer: u32,
         turns: VecDeque<Ask>,
     ) -> host_sim::Ask {
@@ -173,7 +173,7 @@ impl Traffic {
             self.following.insert(number, turns);
         }
         self.in_flight += 1;
-        let route = self.router.route(now, &Wanted { room: Room(number), keys, tokens: prompt.len() as u64 });
+        let route = self.router.route(now, Wanted { room: Room(number), keys, tokens: prompt.len() as u64 });
         let request = Request {
             // A client's number for it; the world draws the room.
             sampling: Sampling { seed: number, ..GREEDY },

@@ -37,6 +37,8 @@ struct Peer {
     session: u64,
     /// When a write to it settled last, or was known to wait for others.
     moved: Time,
+    /// When a message of the peer, or a part of its pages, came last.
+    heard: Time,
     /// Rooms that the peer aborted, by the abort's id: no earlier message may revive them. Kept until the floor
     /// passes the abort, when such a message would be dropped anyway.
     aborted: BTreeMap<u64, Room>,
@@ -62,6 +64,7 @@ impl Peers {
                     floor: 0,
                     session: 0,
                     moved: Time::default(),
+                    heard: Time::default(),
                     aborted: BTreeMap::new(),
                     fence_again: None,
                     early_loss: None,
@@ -148,6 +151,18 @@ impl Peers {
         self.by_instance.get(&peer).map_or_else(Time::default, |peer| peer.moved)
     }
 
+    /// A message of a peer came, or a part of its pages.
+    pub(super) fn heard(&mut self, peer: Instance, now: Time) {
+        if let Some(peer) = self.by_instance.get_mut(&peer) {
+            peer.heard = now;
+        }
+    }
+
+    /// When a message of a peer, or a part of its pages, came last.
+    pub(super) fn last_heard(&self, peer: Instance) -> Time {
+        self.by_instance.get(&peer).map_or_else(Time::default, |peer| peer.heard)
+    }
+
     /// Whether this connection is in use.
     pub(super) fn is_current(&self, peer: Instance, session: u64) -> bool {
         self.state(peer) == Some(&PeerState::Ready) && session == self.session(peer)
@@ -194,6 +209,7 @@ impl Scheduler {
             self.stats.messages_stale += 1;
             return;
         }
+        self.peers.heard(from, now);
         let Message { id, answers, room, attempt, body } = message;
         if let Some(question) = answers
             && !self.outbox.answered(from, question)

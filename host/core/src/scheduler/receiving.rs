@@ -48,6 +48,7 @@ impl Scheduler {
     pub(super) fn arrived(&mut self, now: Time, notice: Notice, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&notice.room) else { return };
         let Some(incoming) = job.stage.transfer() else { return };
+        self.peers.heard(incoming.peer, now);
         if incoming.attempt != notice.attempt {
             return;
         }

@@ -212,3 +212,40 @@ fn a_peer_that_answers_is_waited_for() {
     assert_eq!(leg.finished, [Room(1)]);
     leg.at_rest();
 }
+
+#[test]
+fn a_peer_that_says_nothing_at_all_about_an_abort_is_cut_off_and_its_pages_are_free() {
+    // Its end of the connection is gone, which only it has seen: it ignores what is said over this one.
+    let config = config(Role::Decode, 64);
+    let patience = config.transfer_patience + config.peer_patience;
+    let mut leg = Leg::with(config);
+    leg.submit(1, &tokens(0..16), 4);
+    leg.event(Event::Cancel(Room(1)));
+    leg.close_rooms();
+    leg.wait(patience - MILLI);
+    assert!(leg.fences.is_empty() && leg.stats().pool.quarantined > 0, "it may still drain");
+    leg.wait(MILLI);
+    assert_eq!(leg.fences, [PEER]);
+    assert!(leg.stats().pool.quarantined > 0, "the fence is not proven");
+    leg.event(Event::PeerLost { peer: PEER, session: 1, fenced: true });
+    leg.at_rest();
+}
+
+#[test]
+fn a_peer_that_is_heard_of_has_more_time_to_drain() {
+    let config = config(Role::Decode, 64);
+    let patience = config.transfer_patience + config.peer_patience;
+    let mut leg = Leg::with(config);
+    leg.submit(1, &tokens(0..16), 4);
+    leg.event(Event::Cancel(Room(1)));
+    leg.close_rooms();
+    leg.wait(patience - MILLI);
+    leg.submit(2, &tokens(20..36), 4);
+    leg.answer(2, |body| matches!(body, Body::Reserve(_)), Body::Reserved);
+    leg.wait(MILLI);
+    assert!(leg.fences.is_empty(), "it has answered another request");
+    leg.drained(1);
+    leg.deliver(2);
+    leg.compute_all();
+    leg.at_rest();
+}

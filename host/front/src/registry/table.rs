@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use host_core::radix::PageHash;
-use host_core::routing::WorkerSlot;
+use host_core::routing::{Accounts, CacheCounts, Chain, Policy, WorkerSlot};
 use host_core::{Instance, Room};
 use host_wire::clock::Instant;
 use host_wire::endpoint::Credentials;
@@ -12,18 +12,15 @@ use host_wire::identity;
 use host_wire::proto::{Load, WorkerInfo};
 use host_wire::protocol::Version;
 
-use super::prefix::{CacheCounts, Chain, Following, Prefixes};
 use super::{Accepted, Chosen, admission, channel};
 
 mod caching;
 mod choice;
-mod policy;
 mod warming;
 
+pub use caching::Following;
 pub(super) use warming::NotNow;
 use warming::Warmth;
-
-pub use policy::Policy;
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,6 +31,16 @@ pub enum Role {
     Decode,
     /// Both, without a transfer.
     Aggregated,
+}
+
+impl From<Role> for host_core::Role {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Prefill => host_core::Role::Prefill,
+            Role::Decode => host_core::Role::Decode,
+            Role::Aggregated => host_core::Role::Aggregated,
+        }
+    }
 }
 
 impl Role {
@@ -259,7 +266,7 @@ pub(super) struct WorkerTable {
     terms: Terms,
     workers: BTreeMap<Instance, Entry>,
     picks: u64,
-    prefixes: Prefixes,
+    accounts: Accounts<Instant>,
     decisions: Decisions,
     /// Workers that broke, the latest first; at most [`MAX_BREAKS`].
     breaks: VecDeque<(Instant, Instance)>,
@@ -271,7 +278,7 @@ impl WorkerTable {
             terms,
             workers: BTreeMap::new(),
             picks: 0,
-            prefixes: Prefixes::new(),
+            accounts: Accounts::default(),
             decisions: Decisions::default(),
             breaks: VecDeque::new(),
         }
@@ -315,7 +322,7 @@ impl WorkerTable {
                 && entry.state(self.terms.worker_timeout, now) != WorkerState::Draining;
             replaced || now.saturating_duration_since(entry.heard) > forget
         }) {
-            self.prefixes.remove_worker(gone.slot);
+            self.accounts.remove_worker(gone.slot);
         }
         if self.workers.len() >= self.terms.max_workers && !self.workers.contains_key(&instance) {
             let limit = self.terms.max_workers;
@@ -334,7 +341,7 @@ impl WorkerTable {
         let newcomer = if self.terms.warm_up { Warmth::Cold } else { Warmth::Warm };
         let known = self.workers.get(&instance);
         let slot = known.map(|known| known.slot);
-        let slot = slot.unwrap_or_else(|| self.prefixes.add_worker(info.pages));
+        let slot = slot.unwrap_or_else(|| self.accounts.add_worker(info.pages));
         let entry = Entry {
             chosen,
             role,
@@ -375,7 +382,7 @@ impl WorkerTable {
     pub fn leave(&mut self, instance: Instance) -> bool {
         let left = self.workers.remove(&instance);
         if let Some(left) = &left {
-            self.prefixes.remove_worker(left.slot);
+            self.accounts.remove_worker(left.slot);
         }
         left.is_some()
     }
@@ -399,7 +406,7 @@ impl WorkerTable {
 
     /// A request has left its workers.
     pub fn done(&mut self, room: Room, instances: &[Instance], now: Instant) {
-        self.prefixes.ended(room, now);
+        self.accounts.ended(room, now);
         for instance in instances {
             if let Some(entry) = self.workers.get_mut(instance) {
                 entry.in_flight = entry.in_flight.saturating_sub(1);
@@ -444,7 +451,7 @@ impl WorkerTable {
                 load: entry.load,
                 in_flight: entry.in_flight,
                 following: entry.following.clone(),
-                known_pages: self.prefixes.pages(entry.slot),
+                known_pages: self.accounts.pages(entry.slot),
                 silent: now.saturating_duration_since(entry.heard),
             })
             .collect();
@@ -457,7 +464,7 @@ impl WorkerTable {
             max_tokens,
             unusable,
             policy: self.terms.policy,
-            cache: self.prefixes.counts(),
+            cache: self.accounts.counts(),
             decisions: self.decisions,
         }
     }

@@ -7,20 +7,32 @@ use host_wire::cache_news::News;
 use host_wire::clock::Instant;
 use tonic::transport::Channel;
 
-use super::{Following, Policy, WorkerTable};
+use super::{Policy, WorkerTable};
 
 /// Most kinds of workers that one prompt is looked up for. Each costs hashing the prompt once more.
 const MAX_IDENTITIES: usize = 4;
 
+/// How far a worker's cache is followed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Following {
+    /// It has no cache, or sends no events.
+    #[default]
+    Nothing,
+    /// It is not followed at the moment; the reason.
+    Lost(String),
+    /// It is followed up to this event.
+    At(u64),
+}
+
 impl WorkerTable {
     /// A request's prompt was computed.
     pub fn computed(&mut self, room: Room) {
-        self.prefixes.computed(room);
+        self.accounts.computed(room);
     }
 
     /// A request's answer is complete.
     pub fn answered(&mut self, room: Room) {
-        self.prefixes.answered(room);
+        self.accounts.answered(room);
     }
 
     /// Whether a worker is known.
@@ -31,7 +43,7 @@ impl WorkerTable {
     /// The event after which a worker's cache is to be followed; `None` when the worker is not known any more.
     pub fn resume(&mut self, instance: Instance) -> Option<u64> {
         let entry = self.workers.get(&instance)?;
-        Some(self.prefixes.resume(entry.slot))
+        Some(self.accounts.resume(entry.slot))
     }
 
     /// The channel to a worker whose cache can be followed.
@@ -43,7 +55,10 @@ impl WorkerTable {
     /// Takes in events of a worker's cache.
     pub fn hear(&mut self, instance: Instance, news: &News) -> Applied {
         let Some(entry) = self.workers.get_mut(&instance) else { return Applied::Unknown };
-        let heard = self.prefixes.hear(entry.slot, news);
+        let heard = match news {
+            News::Events(first, events) => self.accounts.hear(entry.slot, *first, events),
+            News::Part(part) => self.accounts.hear_part(entry.slot, part),
+        };
         entry.following = Following::At(match news {
             // The first may be any number, and there may be none.
             News::Events(first, events) => first.saturating_add(events.len() as u64).saturating_sub(1),
@@ -63,7 +78,7 @@ impl WorkerTable {
     pub fn lost_sight(&mut self, instance: Instance, why: &str) {
         let Some(entry) = self.workers.get_mut(&instance) else { return };
         entry.following = Following::Lost(why.to_owned());
-        self.prefixes.forget(entry.slot);
+        self.accounts.forget(entry.slot);
     }
 
     /// The identities of caches in which prompts are looked up, with the tokens of their pages.

@@ -1,42 +1,13 @@
 //! Chooses the workers of a request, or says why there are none.
 
-use host_core::{Instance, Room};
+use host_core::Instance;
+use host_core::routing::{Choice, Place, Preference, Reported, Sight, choose};
 use host_wire::clock::Instant;
 use host_wire::pairs::compatible;
 use host_wire::proto::WorkerInfo;
 
 use super::{Entry, MAX_REFUSALS, Need, NoRoute, Picked, Policy, Role, WorkerState, WorkerTable};
 use crate::registry::Chosen;
-use crate::registry::prefix::{Place, Sight};
-
-/// The cost of a worker for a request. Fields are compared in this order, and the least is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Cost {
-    /// Workers that took part in a failed try of this request: only if there is no other.
-    avoided: u32,
-    /// Requests on it, or by [`Policy::Prefix`] what it has to do, in tokens.
-    load: u64,
-    /// When it was last chosen, so that equals take turns; by [`Policy::Random`] its lot.
-    turn: u64,
-}
-
-impl Cost {
-    /// The cost of two workers that are both needed.
-    fn both(self, other: Cost) -> Cost {
-        Cost {
-            avoided: self.avoided + other.avoided,
-            load: self.load.saturating_add(other.load),
-            // As if they were one: a sum would always come after a worker that serves alone.
-            turn: self.turn.max(other.turn),
-        }
-    }
-}
-
-struct Candidate {
-    cost: Cost,
-    prefill: Option<Instance>,
-    decode: Instance,
-}
 
 /// Workers of one role that are alike in everything that decides about pairs. A cluster has many workers and few kinds.
 struct Kind<'a> {
@@ -61,7 +32,7 @@ impl WorkerTable {
         }
         let by_prefix =
             self.terms.policy == Policy::Prefix && self.live(now).any(|worker| worker.info.cache_events);
-        let sight = by_prefix.then(|| self.prefixes.look(need.prompt_tokens, need.chains, now));
+        let sight = by_prefix.then(|| self.accounts.look(need.prompt_tokens, need.chains, now));
         let Some(best) = self.cheapest(need, sight.as_ref(), avoid, now) else {
             return Err(NoRoute::NoWorker(self.missing(now)));
         };
@@ -69,37 +40,37 @@ impl WorkerTable {
         self.decisions.all += 1;
         let mut expected = 0;
         if let Some(sight) = &sight {
-            for instance in best.prefill.iter().chain([&best.decode]) {
+            for instance in best.prefill.iter().chain([&best.answers]) {
                 expected = expected.max(self.give(need, *instance, sight));
             }
             self.decisions.cached += u64::from(expected > 0);
         }
         if let Some(session) = need.session {
-            let stayed = self.prefixes.sessions.was_at(session, best.decode);
+            let stayed = self.accounts.was_at(session, best.answers);
             self.decisions.stayed += u64::from(stayed);
-            self.prefixes.remember(session, best.prefill, best.decode);
+            self.accounts.remember(session, best.prefill, best.answers);
         }
         let prefill = best.prefill.and_then(|instance| self.take(instance));
-        let decode = self.take(best.decode).ok_or_else(|| NoRoute::NoWorker("the worker left".into()))?;
+        let decode = self.take(best.answers).ok_or_else(|| NoRoute::NoWorker("the worker left".into()))?;
         Ok(Picked { prefill, decode, expected })
     }
 
     /// Writes the request to a worker's account. Returns the tokens that the worker is expected to hold.
     fn give(&mut self, need: Need<'_>, instance: Instance, sight: &Sight<'_>) -> u64 {
         let Some(place) = self.workers.get(&instance).map(|entry| self.place(entry, need)) else { return 0 };
-        self.prefixes.give(need.room, &place, sight)
+        self.accounts.give(need.room, &place, sight)
     }
 
     fn place(&self, entry: &Entry, need: Need<'_>) -> Place {
         let at = entry.chosen.instance;
         Place {
             slot: entry.slot,
-            role: entry.role,
+            role: entry.role.into(),
             cache: entry.info.cache_events.then_some(entry.identity),
             elsewhere: entry.elsewhere[0].min(entry.elsewhere[1]),
             queued: entry.queued[0].min(entry.queued[1]),
             page_tokens: entry.chosen.page_tokens,
-            stays: need.session.is_some_and(|session| self.prefixes.sessions.was_at(session, at)),
+            stays: need.session.is_some_and(|session| self.accounts.was_at(session, at)),
         }
     }
 
@@ -109,34 +80,17 @@ impl WorkerTable {
         sight: Option<&Sight<'_>>,
         avoid: &[Instance],
         now: Instant,
-    ) -> Option<Candidate> {
+    ) -> Option<Choice<Instance>> {
         let fits = |entry: &Entry| u64::from(entry.info.max_tokens) >= need.tokens;
-        let ranked = |role: Role| {
-            let mut ranked: Vec<(Cost, &Entry)> = self
-                .live(now)
-                .filter(|entry| entry.role == role && fits(entry))
-                .map(|entry| (self.cost(entry, need, sight, avoid), entry))
-                .collect();
-            ranked.sort_by_key(|&(cost, _)| cost);
-            ranked
+        let candidates = |role: Role| -> Vec<(Preference, &Entry)> {
+            let of_role = self.live(now).filter(|entry| entry.role == role && fits(entry));
+            of_role.map(|entry| (self.preference(entry, need, sight, avoid), entry)).collect()
         };
-        let prefills = ranked(Role::Prefill);
-        let pairs = ranked(Role::Decode).into_iter().filter_map(|(cost, decode)| {
-            // Prefills are in order, so the first that may work with this decode worker is the best for it.
-            let (prefill_cost, prefill) =
-                prefills.iter().find(|(_, prefill)| compatible(&prefill.info, &decode.info).is_ok())?;
-            Some(Candidate {
-                cost: cost.both(*prefill_cost),
-                prefill: Some(prefill.chosen.instance),
-                decode: decode.chosen.instance,
-            })
-        });
-        let alone = ranked(Role::Aggregated).into_iter().map(|(cost, worker)| Candidate {
-            cost,
-            prefill: None,
-            decode: worker.chosen.instance,
-        });
-        pairs.chain(alone).min_by_key(|candidate| candidate.cost)
+        let [prefill, decode, alone] = [Role::Prefill, Role::Decode, Role::Aggregated].map(candidates);
+        let may_pair = |prefill: &Entry, decode: &Entry| compatible(&prefill.info, &decode.info).is_ok();
+        let choice = choose(&prefill, &decode, &alone, may_pair)?;
+        let instance = |entry: &Entry| entry.chosen.instance;
+        Some(Choice { prefill: choice.prefill.map(instance), answers: instance(choice.answers) })
     }
 
     pub(super) fn take(&mut self, instance: Instance) -> Option<Chosen> {
@@ -146,27 +100,25 @@ impl WorkerTable {
         Some(entry.chosen.clone())
     }
 
-    fn cost(&self, entry: &Entry, need: Need<'_>, sight: Option<&Sight<'_>>, avoid: &[Instance]) -> Cost {
-        let instance = entry.chosen.instance;
-        let load = match (self.terms.policy, sight) {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "tokens, rounded down"
-            )]
-            (_, Some(sight)) => self.prefixes.cost(&self.place(entry, need), sight).tokens as u64,
-            // The heartbeat is up to a second old; what this router has sent since is not.
-            (Policy::LeastLoaded | Policy::Prefix, None) => {
-                let reported = u64::from(entry.load.queued) + u64::from(entry.load.running);
-                reported.max(u64::from(entry.in_flight))
-            }
-            (Policy::RoundRobin | Policy::Random, None) => 0,
+    fn preference(
+        &self,
+        entry: &Entry,
+        need: Need<'_>,
+        sight: Option<&Sight<'_>>,
+        avoid: &[Instance],
+    ) -> Preference {
+        let (instance, policy) = (entry.chosen.instance, self.terms.policy);
+        let reported = Reported {
+            requests: u64::from(entry.load.queued) + u64::from(entry.load.running),
+            in_flight: u64::from(entry.in_flight),
+            last_pick: entry.last_pick,
         };
-        let turn = match self.terms.policy {
-            Policy::Random => lot(self.terms.seed, need.room, instance),
-            _ => entry.last_pick,
-        };
-        Cost { avoided: u32::from(avoid.contains(&instance)), load, turn }
+        let cost = sight.map(|sight| self.accounts.cost(&self.place(entry, need), sight).tokens);
+        Preference {
+            avoided: u32::from(avoid.contains(&instance)),
+            load: policy.load(cost, &reported),
+            turn: policy.turn(&reported, self.terms.seed, need.room, instance),
+        }
     }
 
     pub(super) fn live(&self, now: Instant) -> impl Iterator<Item = &Entry> {
@@ -248,12 +200,4 @@ impl WorkerTable {
         }
         text
     }
-}
-
-/// A lot for a worker and a room, by the last step of splitmix64.
-fn lot(seed: u64, room: Room, instance: Instance) -> u64 {
-    let mut bits = seed ^ room.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ instance.0.rotate_left(32);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }

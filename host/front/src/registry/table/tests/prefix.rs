@@ -47,7 +47,7 @@ fn place(
     table.done(Room(9), &[prefill.instance, picked.decode.instance], now);
     // Long enough for what it brought to count no more.
     let later = now + Duration::from_secs(2);
-    table.prefixes.look(0, &[], later);
+    table.accounts.look(0, &[], later);
     (prefill.name, picked.decode.name, picked.expected)
 }
 
@@ -145,7 +145,7 @@ async fn requests_that_ended_are_forgotten_where_no_route_is_chosen_by_caches() 
             table.pick(NEED, &[], now).unwrap();
             table.done(Room(room), &[Instance(1)], now);
         }
-        assert!(table.prefixes.settling() <= 3, "{policy:?}: {} are kept", table.prefixes.settling());
+        assert!(table.accounts.settling() <= 3, "{policy:?}: {} are kept", table.accounts.settling());
     }
 }
 

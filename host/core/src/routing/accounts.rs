@@ -4,16 +4,16 @@
 //! Two accounts hold the work, one for computing prompts and one for answers, because what a request costs differs.
 
 use std::collections::VecDeque;
+use std::ops::Add;
 use std::time::Duration;
 
-use host_core::radix::PageHash;
-use host_core::routing::{Applied, BlockKey, Cost, Placement, PrefixIndex, Prompt, Weights, WorkerSlot};
-use host_core::{Instance, Room};
-use host_wire::cache_news::News;
-use host_wire::clock::Instant;
-
-use super::sessions::Sessions;
-use super::table::Role;
+use super::{
+    Applied, BlockKey, Cost, KvEvent, Placement, PrefixIndex, Prompt, Sessions, SnapshotPart, Weights,
+    WorkerSlot,
+};
+use crate::ids::{Instance, Room};
+use crate::radix::PageHash;
+use crate::scheduler::Role;
 
 /// After a request has ended, its pages count as on their way for this long: the worker's events need a moment.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -28,18 +28,6 @@ pub struct Chain {
     pub identity: PageHash,
     /// The names, in order.
     pub keys: Vec<BlockKey>,
-}
-
-/// How far a worker's cache is followed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Following {
-    /// It has no cache, or sends no events.
-    #[default]
-    Nothing,
-    /// It is not followed at the moment; the reason.
-    Lost(String),
-    /// It is followed up to this event.
-    At(u64),
 }
 
 /// Counters since start, and what is there now.
@@ -59,8 +47,10 @@ pub struct CacheCounts {
 
 /// A worker, as far as its place in the accounts goes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub struct Place {
+    /// Its slot in the index.
     pub slot: WorkerSlot,
+    /// What it does.
     pub role: Role,
     /// The identity of its cache; absent when it has none that can be followed.
     pub cache: Option<PageHash>,
@@ -76,25 +66,26 @@ pub(super) struct Place {
 
 /// The tokens of a prompt that each worker has.
 #[derive(Debug, Default)]
-pub(super) struct Sight<'a> {
+pub struct Sight<'a> {
     tokens: u64,
     chains: Vec<(&'a Chain, Vec<u32>)>,
 }
 
-/// See the module.
+/// See the module. `T` is a point in time of the router's clock.
 #[derive(Debug)]
-pub(super) struct Prefixes {
+pub struct Accounts<T> {
     index: PrefixIndex,
     prompts: Placement,
     answers: Placement,
-    pub sessions: Sessions,
+    /// Which workers served which session.
+    sessions: Sessions,
     /// Ended requests that still count as bringing pages, oldest first.
-    settling: VecDeque<(Instant, Room)>,
+    settling: VecDeque<(T, Room)>,
     counts: CacheCounts,
 }
 
-impl Prefixes {
-    pub fn new() -> Self {
+impl<T: Copy + Ord + Add<Duration, Output = T>> Default for Accounts<T> {
+    fn default() -> Self {
         Self {
             index: PrefixIndex::default(),
             prompts: Placement::new(Weights::PROMPTS),
@@ -104,19 +95,22 @@ impl Prefixes {
             counts: CacheCounts::default(),
         }
     }
+}
 
+impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
     /// A place for a worker with so many pages.
     pub fn add_worker(&mut self, pages: u32) -> WorkerSlot {
         self.index.add_worker(u64::from(pages))
     }
 
+    /// A worker is gone, and with it its pages and its work.
     pub fn remove_worker(&mut self, slot: WorkerSlot) {
         self.index.remove_worker(slot);
         self.prompts.remove_worker(slot);
         self.answers.remove_worker(slot);
     }
 
-    /// The event after which to follow a worker, and how many pages it is known to have.
+    /// The event after which to follow a worker.
     pub fn resume(&mut self, slot: WorkerSlot) -> u64 {
         self.index.resume(slot).unwrap_or(0)
     }
@@ -126,44 +120,49 @@ impl Prefixes {
         self.index.forget(slot);
     }
 
+    /// Pages that a worker is known to have.
+    #[must_use]
     pub fn pages(&self, slot: WorkerSlot) -> u64 {
         self.index.blocks(slot)
     }
 
+    /// What was counted, and what is known.
+    #[must_use]
     pub fn counts(&self) -> CacheCounts {
         CacheCounts { pages: self.index.len(), sessions: self.sessions.len(), ..self.counts }
     }
 
-    /// Takes in events of a worker.
-    pub fn hear(&mut self, slot: WorkerSlot, news: &News) -> Applied {
+    /// Takes in events of a worker, the first of which has this number.
+    pub fn hear(&mut self, slot: WorkerSlot, first: u64, events: &[KvEvent]) -> Applied {
         let mut heard = Applied::Yes;
-        match news {
-            News::Part(part) => {
-                heard = self.index.take(slot, part);
-                self.counts.snapshots += u64::from(heard == Applied::Yes && part.last);
-            }
-            News::Events(first, events) => {
-                for (before, event) in (0..).zip(events) {
-                    heard = self.index.apply(slot, first.saturating_add(before), event);
-                    self.counts.events += u64::from(heard == Applied::Yes);
-                    if !matches!(heard, Applied::Yes | Applied::Repeat) {
-                        break;
-                    }
-                }
+        for (before, event) in (0..).zip(events) {
+            heard = self.index.apply(slot, first.saturating_add(before), event);
+            self.counts.events += u64::from(heard == Applied::Yes);
+            if !matches!(heard, Applied::Yes | Applied::Repeat) {
+                break;
             }
         }
         self.counts.gaps += u64::from(heard == Applied::Gap);
         heard
     }
 
+    /// Takes in a part of all that a worker has.
+    pub fn hear_part(&mut self, slot: WorkerSlot, part: &SnapshotPart) -> Applied {
+        let heard = self.index.take(slot, part);
+        self.counts.snapshots += u64::from(heard == Applied::Yes && part.last);
+        self.counts.gaps += u64::from(heard == Applied::Gap);
+        heard
+    }
+
     /// Looks a prompt up in all caches.
-    pub fn look<'a>(&mut self, tokens: u64, chains: &'a [Chain], now: Instant) -> Sight<'a> {
+    pub fn look<'a>(&mut self, tokens: u64, chains: &'a [Chain], now: T) -> Sight<'a> {
         self.settle(now);
         let chains = chains.iter().map(|chain| (chain, self.index.matches(&chain.keys))).collect();
         Sight { tokens, chains }
     }
 
     /// What a request would cost at a worker.
+    #[must_use]
     pub fn cost(&self, place: &Place, sight: &Sight<'_>) -> Cost {
         let (prompt, held) = seen(place, sight);
         let (account, queued) = match place.role {
@@ -197,7 +196,7 @@ impl Prefixes {
     }
 
     /// The request has left its workers, one way or the other.
-    pub fn ended(&mut self, room: Room, now: Instant) {
+    pub fn ended(&mut self, room: Room, now: T) {
         self.answered(room);
         // Here too, because `look` is not called where routes are chosen without the caches.
         self.settle(now);
@@ -205,20 +204,23 @@ impl Prefixes {
     }
 
     /// Takes requests off the accounts, once the workers' events have had time to name their pages.
-    fn settle(&mut self, now: Instant) {
-        while let Some((at, room)) = self.settling.front().copied()
-            && at <= now
-        {
-            self.settling.pop_front();
+    fn settle(&mut self, now: T) {
+        while let Some((_, room)) = self.settling.pop_front_if(|(at, _)| *at <= now) {
             self.prompts.end(room);
             self.answers.end(room);
         }
     }
 
     /// Ended requests that are still on the accounts.
-    #[cfg(test)]
+    #[must_use]
     pub fn settling(&self) -> usize {
         self.settling.len()
+    }
+
+    /// Whether a worker served the last request of a session.
+    #[must_use]
+    pub fn was_at(&self, session: u64, worker: Instance) -> bool {
+        self.sessions.was_at(session, worker)
     }
 
     /// Notes which workers serve a session.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use host_core::Instance;
+use crate::ids::Instance;
 
 /// Most sessions that are remembered. The least recently used one is forgotten first.
 const MOST: usize = 1 << 16;
@@ -17,7 +17,7 @@ struct Served {
 
 /// Sessions by a hash of their name. Two of the same hash are merely kept together.
 #[derive(Debug, Default)]
-pub(super) struct Sessions {
+pub struct Sessions {
     served: HashMap<u64, Served>,
     by_use: BTreeMap<u64, u64>,
     uses: u64,
@@ -25,11 +25,13 @@ pub(super) struct Sessions {
 
 impl Sessions {
     /// Whether this worker served the session's last request.
+    #[must_use]
     pub fn was_at(&self, session: u64, worker: Instance) -> bool {
         let served = self.served.get(&session);
         served.is_some_and(|served| served.decode == worker || served.prefill == Some(worker))
     }
 
+    /// Notes which workers serve a session.
     pub fn remember(&mut self, session: u64, prefill: Option<Instance>, decode: Instance) {
         self.uses += 1;
         if let Some(before) = self.served.insert(session, Served { prefill, decode, used: self.uses }) {
@@ -43,8 +45,16 @@ impl Sessions {
         }
     }
 
+    /// Sessions that are remembered.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.served.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.served.is_empty()
     }
 }
 

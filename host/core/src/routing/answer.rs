@@ -1,0 +1,113 @@
+//! How far an answer has come, over all tries.
+//!
+//! A draw depends on the seed and on the token's place in the sequence. So a try whose prompt is the client's and the answer so
+//! far brings the tokens that the broken one would have brought.
+
+use std::sync::Arc;
+
+/// The sequence that the next try begins with, and what the try under way has brought.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The client's prompt, and after it what earlier tries brought of the answer.
+    prompt: Arc<Vec<u32>>,
+    /// Tokens of the client's prompt.
+    given: usize,
+    /// What the try under way has brought.
+    tokens: Vec<u32>,
+    /// Tokens that the answer may have in all, once a worker has been chosen for it.
+    most: Option<u32>,
+}
+
+impl Answer {
+    /// An answer to the client's prompt that has no token yet.
+    #[must_use]
+    pub fn new(prompt: Arc<Vec<u32>>) -> Self {
+        let given = prompt.len();
+        Self { prompt, given, tokens: Vec::new(), most: None }
+    }
+
+    /// The prompt of the next try.
+    #[must_use]
+    pub fn prompt(&self) -> &Arc<Vec<u32>> {
+        &self.prompt
+    }
+
+    /// Tokens of the client's prompt.
+    #[must_use]
+    pub fn given(&self) -> usize {
+        self.given
+    }
+
+    /// Tokens that the try under way may still bring. Zero before [`limit`](Self::limit).
+    #[must_use]
+    pub fn left(&self) -> u32 {
+        self.most.unwrap_or(0).saturating_sub(self.answered())
+    }
+
+    /// Says how many tokens the answer may have. Once it has one, that is fixed.
+    pub fn limit(&mut self, most: u32) {
+        if self.answered() == 0 {
+            self.most = Some(most);
+        }
+    }
+
+    /// Tokens that the try under way has brought.
+    #[must_use]
+    pub fn brought(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Tokens of the answer.
+    #[must_use]
+    pub fn answered(&self) -> u32 {
+        u32::try_from(self.prompt.len() - self.given + self.tokens.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Notes one more token. False when there were enough.
+    pub fn push(&mut self, token: u32) -> bool {
+        let wanted = self.left() > 0;
+        if wanted {
+            self.tokens.push(token);
+        }
+        wanted
+    }
+
+    /// The last token of the answer so far.
+    #[must_use]
+    pub fn last(&self) -> Option<u32> {
+        let answered = self.answered() > 0;
+        if answered { self.tokens.last().or(self.prompt.last()).copied() } else { None }
+    }
+
+    /// Ends a try: what it brought is part of the next one's prompt.
+    pub fn keep(&mut self) {
+        Arc::make_mut(&mut self.prompt).append(&mut self.tokens);
+    }
+
+    /// Ends a try: what it brought is void.
+    pub fn forget(&mut self) {
+        self.tokens.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_a_broken_try_are_part_of_the_next_prompt_and_of_the_answer() {
+        let mut answer = Answer::new(Arc::new(vec![1, 2, 3]));
+        answer.limit(3);
+        assert_eq!(answer.last(), None);
+        assert!(answer.push(7));
+        answer.keep();
+        answer.limit(100);
+        assert!(answer.push(8));
+        assert_eq!((answer.answered(), answer.left(), answer.last()), (2, 1, Some(8)));
+        answer.keep();
+        assert_eq!((answer.prompt().as_slice(), answer.given()), (&[1, 2, 3, 7, 8][..], 3));
+        assert_eq!(answer.last(), Some(8));
+        assert!(answer.push(9));
+        assert!(!answer.push(10), "one more than was asked for");
+    }
+}
