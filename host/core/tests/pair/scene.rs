@@ -90,6 +90,7 @@ impl Scene {
             copy,
             staged,
             read_early,
+            ..Faults::default()
         }
     }
 
