@@ -6,7 +6,7 @@ mod models;
 
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 
@@ -79,6 +79,11 @@ const CHECKS: &[Check] = &[
         run: chaos,
     },
     Check {
+        name: "faults",
+        about: "`host simulate --faults`: 100,000 seeds or FAULT_SEEDS of simulated clusters in which everything goes wrong",
+        run: faults,
+    },
+    Check {
         name: "fuzz",
         about: "every reader under libFuzzer, 30 s each or FUZZ_SECONDS, or only FUZZ_TARGETS (cargo-fuzz, a C++ compiler)",
         run: fuzz::check,
@@ -116,6 +121,24 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         parts.push((check.name, (check.run)(&workspace).after(began.elapsed())));
     }
     Ok(summary(&parts, start))
+}
+
+/// Other seeds each day, so that the checks of a month are not one check.
+fn faults(workspace: &Workspace) -> Outcome {
+    let seeds = std::env::var("FAULT_SEEDS").unwrap_or_else(|_unset| "100000".to_owned());
+    let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
+    let first = (days * 1_000_000).to_string();
+    let mut command = Command::new("cargo");
+    command.current_dir(&workspace.root).args([
+        "run",
+        "--release",
+        "-p",
+        "host-simulate",
+        "--example",
+        "faults",
+        "--",
+    ]);
+    outcome(command.args([&first, &seeds]), &format!("{seeds} seeds from {first}, nothing found"))
 }
 
 /// Whether a program starts and says its version.

@@ -2,6 +2,8 @@
 
 use std::ops::AddAssign;
 
+use host_core::Time;
+
 /// How likely each mishap is, from 0 to 1. None is the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
@@ -11,7 +13,8 @@ pub struct Faults {
     pub repeat: f64,
     /// Per write that lands: one bit of its first page flips.
     pub flip: f64,
-    /// Per point in time: a prefill worker dies, and another one takes its place. Each place has one death at most.
+    /// Per point in time: a prefill worker dies, and another one takes its place. Each place has one death at most, and
+    /// [`more_deaths`](Self::more_deaths).
     pub death: f64,
     /// The same for workers that answer.
     pub decode_death: f64,
@@ -28,6 +31,28 @@ pub struct Faults {
     pub tier: f64,
     /// Per page: a copy between pool and host memory fails.
     pub copy: f64,
+    /// Per point in time: nothing passes from one worker to another for up to 30 seconds. Messages are lost, handshakes fail, and
+    /// writes land when the way is open again.
+    pub partition: f64,
+    /// Per point in time: a worker stands still for up to 20 seconds, and goes on with all that it knew. Its memory can be
+    /// written meanwhile.
+    pub freeze: f64,
+    /// Per point in time: a worker's work takes up to 20 times as long, for up to 20 seconds.
+    pub slow: f64,
+    /// Per point in time: a worker's clock jumps ahead by up to two minutes.
+    pub clock: f64,
+    /// Per write: it fails, and what it carries does not arrive, or all of it does.
+    pub write: f64,
+    /// Per point in time: the router loses its connection to the legs of one request.
+    pub stream: f64,
+    /// Per point in time: storage loses everything.
+    pub wipe: f64,
+    /// Per batch of a worker that answers: it fails.
+    pub decode_executor: f64,
+    /// Deaths of each place beyond its first.
+    pub more_deaths: u32,
+    /// Nothing goes wrong from this time on.
+    pub until: Option<Time>,
     /// No mishap. Per write: it lands beside the receiver's pages and is copied into them later, as with staging.
     pub staged: f64,
     /// No mishap. Per write: its pages are read when it begins, and not when it lands. A backend may do either.

@@ -74,4 +74,4 @@ pub use kv::{Kv, Memory, Sliding};
 pub use leg::{DRAWN, Leg, PEER};
 pub use random::{Random, mix, scramble};
 pub use times::{Erratic, Times, Work};
-pub use world::{Ask, Clients, OpenRequest, World};
+pub use world::{Ask, Clients, Ending, Mishap, OpenRequest, World};

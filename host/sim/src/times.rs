@@ -106,6 +106,28 @@ pub enum Work<'a> {
     },
 }
 
+impl Work<'_> {
+    /// The workers that do it.
+    pub(crate) fn workers(&self) -> [Option<usize>; 2] {
+        match *self {
+            Work::Message { from, to } | Work::Handshake { from, to } | Work::Write { from, to, .. } => {
+                [Some(from), Some(to)]
+            }
+            Work::Step { at, .. }
+            | Work::Fence { at }
+            | Work::Loss { at }
+            | Work::Scatter { at, .. }
+            | Work::Verify { at, .. }
+            | Work::News { at }
+            | Work::Copy { at, .. }
+            | Work::Query { at, .. }
+            | Work::Read { at, .. }
+            | Work::Store { at, .. } => [Some(at), None],
+            Work::Cancel => [None, None],
+        }
+    }
+}
+
 /// A model of time.
 ///
 /// Its answers depend on nothing but what it is given and what it was given before. What varies is drawn.

@@ -2,8 +2,11 @@
 
 mod acts;
 mod clients;
+mod conditions;
 mod deaths;
 mod ends;
+mod flights;
+mod mishaps;
 mod network;
 mod pending;
 mod rooms;
@@ -22,7 +25,11 @@ use crate::faults::{Faults, Outcome};
 use crate::kv::Kv;
 use crate::random::Random;
 use crate::times::{Times, Work};
-pub use clients::{Ask, Clients, OpenRequest};
+pub use clients::{Ask, Clients, Ending, OpenRequest};
+use conditions::Condition;
+use flights::Flight;
+pub use mishaps::Mishap;
+use mishaps::Mishaps;
 use pending::Pending;
 use storage::Storage;
 use worker::Worker;
@@ -44,6 +51,10 @@ pub struct World<C> {
     faults: Faults,
     kv: Kv,
     workers: Vec<Worker>,
+    /// What each of them is like for a while.
+    conditions: Vec<Condition>,
+    /// From which worker nothing passes to which, and until when.
+    cuts: BTreeMap<(usize, usize), Time>,
     /// The place of each process, also of those that died.
     places: BTreeMap<Instance, usize>,
     /// Workers that got an event since they last decided.
@@ -58,6 +69,10 @@ pub struct World<C> {
     fences_to_fail: u64,
     /// Each page, by its place in the attempt, and layer that was sent, by sender, room and attempt.
     sent: BTreeMap<(Instance, Room, u32), BTreeSet<(u32, u32)>>,
+    /// Writes that may still land, in worlds whose pages have contents.
+    flights: BTreeMap<u64, Flight>,
+    last_flight: u64,
+    mishaps: Mishaps,
     /// What all workers write to and read from.
     storage: Storage,
     outcome: Outcome,
@@ -78,6 +93,8 @@ impl<C: Clients> World<C> {
             faults,
             kv,
             workers: Vec::new(),
+            conditions: Vec::new(),
+            cuts: BTreeMap::new(),
             places: BTreeMap::new(),
             awake: BTreeSet::new(),
             deadlines: BTreeSet::new(),
@@ -87,6 +104,9 @@ impl<C: Clients> World<C> {
             last_instance: 0,
             fences_to_fail: 0,
             sent: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            last_flight: 0,
+            mishaps: Mishaps::default(),
             storage: Storage::default(),
             outcome: Outcome::default(),
             audit_every: 1,
@@ -106,6 +126,7 @@ impl<C: Clients> World<C> {
         let place = self.workers.len();
         self.places.insert(worker.instance, place);
         self.workers.push(worker);
+        self.conditions.push(Condition::default());
         place
     }
 
@@ -158,7 +179,7 @@ impl<C: Clients> World<C> {
 
     /// Lets something happen as soon as this work is done.
     fn later(&mut self, work: Work<'_>, what: Pending) {
-        let wait = self.times.takes(self.agenda.now(), work, &mut self.random);
+        let wait = self.takes(work);
         self.agenda.after(wait, what);
     }
 
@@ -215,7 +236,9 @@ impl<C: Clients> World<C> {
         let Some(next) = self.next() else { panic!("nothing will ever happen: {:?}", self.stuck()) };
         self.agenda.go_to(next);
         while let Some(what) = self.agenda.take_due() {
-            self.happen(what);
+            if let Some(what) = self.unless_frozen(what) {
+                self.happen(what);
+            }
         }
         let now = self.agenda.now();
         let due = self.deadlines.iter().take_while(|(at, _)| *at <= now).map(|(_, place)| *place);
@@ -226,20 +249,29 @@ impl<C: Clients> World<C> {
         true
     }
 
+    /// Gives a worker an event that did not happen, so that a test sees the lie found.
+    pub fn lie(&mut self, place: usize, event: Event) {
+        self.handle(self.workers[place].instance, event);
+    }
+
     fn handle(&mut self, at: Instance, event: Event) {
         let now = self.agenda.now();
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{now:?} {at:?} {event:?}"));
         }
         let Some(place) = self.alive(at) else { return };
+        if let Some(wait) = self.thaws(place) {
+            return self.agenda.after(wait, Pending::Tell { at, event });
+        }
         self.awake.insert(place);
         let mut actions = Vec::new();
+        let now = self.local_time(place);
         self.workers[place].scheduler.handle(now, event, &mut actions);
         self.act(at, actions);
     }
 
     fn tick(&mut self, place: usize) {
-        let now = self.agenda.now();
+        let now = self.local_time(place);
         let worker = &mut self.workers[place];
         let mut actions = Vec::new();
         worker.scheduler.tick(now, &mut actions);
@@ -248,11 +280,15 @@ impl<C: Clients> World<C> {
     }
 
     fn decide(&mut self, place: usize) {
+        if self.thaws(place).is_some() {
+            return;
+        }
         self.tick(place);
-        let now = self.agenda.now();
+        let (now, ahead) = (self.local_time(place), self.conditions[place].ahead);
         let worker = &mut self.workers[place];
         let next = worker.scheduler.next_deadline();
         assert!(next.is_none_or(|next| next > now), "what is due was not done: a worker would spin");
+        let next = next.map(|next| Time(next.0.saturating_sub(ahead)));
         if next != worker.deadline {
             let before = std::mem::replace(&mut worker.deadline, next);
             before.map(|before| self.deadlines.remove(&(before, place)));
@@ -263,5 +299,6 @@ impl<C: Clients> World<C> {
             worker.scheduler.audit();
             self.outcome.quarantined += worker.scheduler.stats().pool.quarantined as u64;
         }
+        self.check_flights(place);
     }
 }

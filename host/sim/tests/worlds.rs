@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use host_core::layer_groups::LayerGroups;
+use host_core::message::{Body, Message};
 use host_core::pool::PoolLimits;
 use host_core::radix::Policy;
-use host_core::{Config, Role, Time};
+use host_core::{Config, Event, Instance, Role, Time};
 use host_sim::{
     Ask, Clients, Erratic, Faults, Kv, OpenRequest, Outcome, PAGE, Random, Times, Work, World, config,
     request,
@@ -124,6 +125,79 @@ fn workers_of_both_roles_talk_die_and_come_back_and_no_answer_is_wrong() {
     assert!(total.finished > SEEDS * 10 && total.failed > 0 && total.copies > 0);
     assert!(total.disconnects > 0 && total.fences_failed > 0 && total.integrity_failures > 0);
     assert!(total.cached_tokens > 0 && total.flushed_in_use > 0 && total.retractions > 0);
+}
+
+#[test]
+fn workers_that_freeze_lag_jump_ahead_and_are_cut_off_one_way_give_no_wrong_answer() {
+    let faults = Faults {
+        partition: 0.003,
+        freeze: 0.003,
+        slow: 0.003,
+        clock: 0.003,
+        write: 0.05,
+        stream: 0.003,
+        decode_executor: 0.02,
+        more_deaths: 2,
+        until: Some(Time(Duration::from_secs(40))),
+        ..of_every_kind()
+    };
+    let mut kinds = vec![
+        ("is cut", 0),
+        ("stands still", 0),
+        ("is slow", 0),
+        ("jumps ahead", 0),
+        ("a write fails", 0),
+        ("loses the streams", 0),
+        ("a batch of worker", 0),
+    ];
+    let mut total = Outcome::default();
+    for seed in 0..SEEDS {
+        println!("seed {seed}");
+        let mut world = crowd(seed, (words(), faults, Erratic), (2, 2));
+        world.keep_mishaps();
+        world.run();
+        total += world.outcome();
+        for (kind, struck) in &mut kinds {
+            *struck += world.mishaps().iter().filter(|mishap| mishap.what.contains(*kind)).count();
+        }
+        assert!(world.mishaps().iter().all(|mishap| mishap.at < faults.until.unwrap()));
+    }
+    println!("{total:?} {kinds:?}");
+    assert!(kinds.iter().all(|(_, struck)| *struck > 0), "{kinds:?}");
+    assert!(total.finished > SEEDS * 5 && total.deaths > SEEDS / 2, "{total:?}");
+}
+
+#[test]
+fn a_page_that_is_given_away_while_a_write_may_land_is_found_before_it_lands() {
+    let times = |_now: Time, work: Work<'_>, _random: &mut Random| match work {
+        Work::Write { .. } => 1000 * MS,
+        _ => Duration::ZERO,
+    };
+    let crowd = Crowd { prefill: Vec::new(), answers: Vec::new(), left: 0, dead: Vec::new() };
+    let mut world = World::new(1, words(), Faults::default(), times, crowd);
+    let layers = LayerGroups::off(words().layers);
+    for role in [Role::Prefill, Role::Decode] {
+        // One request fits.
+        let config = Config { vocabulary: 4, layer_groups: layers, ..config(role, 4) };
+        world.add(config, PoolLimits::shared(4));
+    }
+    let ask = |prompt: &[u32], leaves| Ask {
+        request: request(0, prompt, 2),
+        answers: (1, Duration::ZERO),
+        prefill: Some((0, Duration::ZERO)),
+        leaves,
+    };
+    let room = world.ask(ask(&[1; 12], Some(100 * MS)));
+    world.run_until(Time(200 * MS));
+    world.ask(ask(&[2; 12], None));
+    world.run_until(Time(300 * MS));
+    // The answer to the abort, which came behind the reserve: nothing is in flight, it says.
+    let drained = Message { id: 99, answers: Some(2), room, attempt: 1, body: Body::Drained };
+    world.lie(1, Event::Message { from: Instance(1), floor: 0, message: drained });
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
+    let text = caught.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
+    assert!(text.contains("may still land"), "{text}");
+    assert!(world.now() < Time(1000 * MS), "only when it landed: {:?}", world.now());
 }
 
 #[test]

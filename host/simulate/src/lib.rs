@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod faults;
 pub mod goodput;
 pub mod hardware;
 pub mod headline;

@@ -20,6 +20,7 @@ const IDENTITY: PageHash = PageHash([0; 32]);
 struct Worker {
     slot: WorkerSlot,
     role: host_core::Role,
+    pages: u32,
     /// Names its pages; none of a worker without a cache.
     log: Option<EventLog>,
     /// Requests in its queue, as it has last said.
@@ -36,6 +37,8 @@ pub(crate) struct Wanted {
     pub keys: Vec<BlockKey>,
     /// Tokens of its prompt.
     pub tokens: u64,
+    /// Workers that took part in a failed try: only if there is no other.
+    pub avoid: Vec<usize>,
 }
 
 pub(crate) struct Router {
@@ -65,10 +68,21 @@ impl Router {
         self.workers.push(Worker {
             slot: self.accounts.add_worker(pages),
             role,
+            pages,
             log: (cached && self.looks()).then(|| EventLog::new(pages, self.page_tokens, REMEMBERED)),
             queued: 0,
             last_pick: 0,
         });
+    }
+
+    /// Another process has taken the place of a worker, with an empty cache.
+    pub(crate) fn replaced(&mut self, place: usize) {
+        let worker = &mut self.workers[place];
+        self.accounts.remove_worker(worker.slot);
+        worker.slot = self.accounts.add_worker(worker.pages);
+        if let Some(log) = &mut worker.log {
+            *log = EventLog::new(worker.pages, self.page_tokens, REMEMBERED);
+        }
     }
 
     /// Whether routes depend on what workers have cached.
@@ -108,7 +122,8 @@ impl Router {
         let sight = self.looks().then(|| self.accounts.look(wanted.tokens, &chain, now));
         self.picks += 1;
         let candidates = |places: &Vec<usize>| -> Vec<(Preference, usize)> {
-            let preference = |place: &usize| self.preference(*place, wanted.room, sight.as_ref());
+            let preference =
+                |place: &usize| self.preference(*place, wanted.room, &wanted.avoid, sight.as_ref());
             places.iter().map(|place| (preference(place), *place)).collect()
         };
         let [prefill, decode, alone] = [0, 1, 2].map(|list| candidates(&self.places[list]));
@@ -125,7 +140,7 @@ impl Router {
         choice
     }
 
-    fn preference(&self, place: usize, room: Room, sight: Option<&Sight<'_>>) -> Preference {
+    fn preference(&self, place: usize, room: Room, avoid: &[usize], sight: Option<&Sight<'_>>) -> Preference {
         let policy = match self.policy {
             Policy::Prefix => host_core::routing::Policy::Prefix,
             Policy::RoundRobin => host_core::routing::Policy::RoundRobin,
@@ -133,7 +148,7 @@ impl Router {
         let reported = Reported { last_pick: self.workers[place].last_pick, ..Reported::default() };
         let cost = sight.map(|sight| self.accounts.cost(&self.place(place), sight).tokens);
         let turn = policy.turn(&reported, 0, room, Instance(place as u64));
-        Preference { avoided: 0, load: policy.load(cost, &reported), turn }
+        Preference { avoided: u32::from(avoid.contains(&place)), load: policy.load(cost, &reported), turn }
     }
 
     fn place(&self, place: usize) -> Place {

@@ -173,7 +173,9 @@ impl Traffic {
             self.following.insert(number, turns);
         }
         self.in_flight += 1;
-        let route = self.router.route(now, Wanted { room: Room(number), keys, tokens: prompt.len() as u64 });
+        let route = self
+            .router
+            .route(now, Wanted { room: Room(number), keys, tokens: prompt.len() as u64, avoid: Vec::new() });
         let request = Request {
             // A client's number for it; the world draws the room.
             sampling: Sampling { seed: number, ..GREEDY },

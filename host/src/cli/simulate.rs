@@ -1,5 +1,7 @@
 //! `host simulate`: what a trace of requests gets from a cluster, without the cluster.
 
+mod faults;
+
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -12,16 +14,16 @@ use host_wire::clock;
 use super::Refused;
 use super::output::say;
 
-/// A trace, a cluster, and where the report goes.
+/// A trace, a cluster, and where the report goes; or seeds in which everything goes wrong.
 #[derive(Args, Debug)]
 pub struct Simulate {
     /// The requests: JSON lines in Mooncake's format
-    #[arg(long, value_name = "FILE")]
-    trace: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["faults", "replay"])]
+    trace: Option<PathBuf>,
 
     /// The machines and what runs on them: a TOML file
-    #[arg(long, value_name = "FILE")]
-    cluster: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["faults", "replay"])]
+    cluster: Option<PathBuf>,
 
     /// Requests of the trace, from its beginning [default: all]
     #[arg(long, value_name = "REQUESTS")]
@@ -47,22 +49,41 @@ pub struct Simulate {
     /// Equal seeds give equal reports
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     seed: u64,
+
+    /// Instead of a trace: small clusters, drawn from --seed and the seeds after it, in which messages are lost, workers die, clocks
+    /// jump and storage fails. Each answer and each page is checked. A seed that fails is made shorter and told
+    #[arg(long, conflicts_with_all = ["trace", "cluster", "replay"])]
+    faults: bool,
+
+    /// How many seeds --faults runs
+    #[arg(long, value_name = "NUMBER", default_value_t = 1_000, requires = "faults")]
+    seeds: u64,
+
+    /// Runs one case that --faults told, and says what goes wrong in it: a seed, and what is left of it
+    #[arg(long, value_name = "CASE", conflicts_with_all = ["trace", "cluster"])]
+    replay: Option<String>,
 }
 
 impl Simulate {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`Refused`] when the trace or the cluster cannot be simulated; else when a file cannot be read or written.
+    /// [`Refused`] when the trace, the cluster or the case cannot be simulated; else when a file cannot be read or written, or a seed
+    /// fails.
     pub fn run(&self) -> anyhow::Result<()> {
+        if let Some(case) = &self.replay {
+            return faults::replay(case);
+        }
+        let (Some(trace), Some(cluster)) = (&self.trace, &self.cluster) else {
+            return faults::seeds(self.seed, self.seeds);
+        };
         if !(self.speed.is_finite() && self.speed > 0.0) {
             return Err(Refused(format!("--speed {}: give a factor above 0", self.speed)).into());
         }
         let refused = |wrong: host_simulate::Wrong| Refused(wrong.to_string());
-        let cluster =
-            Cluster::parse(&name(&self.cluster), &read(&self.cluster, "--cluster")?).map_err(refused)?;
-        let trace = read(&self.trace, "--trace")?;
-        let trace = Trace::parse(&name(&self.trace), &trace, self.requests).map_err(refused)?;
+        let cluster = Cluster::parse(&name(cluster), &read(cluster, "--cluster")?).map_err(refused)?;
+        let text = read(trace, "--trace")?;
+        let trace = Trace::parse(&name(trace), &text, self.requests).map_err(refused)?;
         if let Some([ttft_p99_ms, itl_p99_ms]) = self.goodput.as_deref() {
             let limits = Limits { ttft_p99_ms: *ttft_p99_ms, itl_p99_ms: *itl_p99_ms };
             return self.search(trace, &cluster, limits);

@@ -92,6 +92,7 @@ impl Scene {
             copy,
             staged,
             read_early,
+            ..Faults::default()
         }
     }
 

@@ -2,6 +2,7 @@
 
 use host_core::{Action, Batch, Event, Instance, Role};
 
+use super::clients::Ending;
 use super::{Clients, Pending, World};
 use crate::times::Work;
 
@@ -35,12 +36,18 @@ impl<C: Clients> World<C> {
                 Action::Emit { room, token } => self.emit(room, token.token),
                 Action::Finish { room, .. } => {
                     if self.open_requests.get(&room).is_some_and(|open| open.answers == at) {
-                        self.end(room, true);
+                        self.end(room, Ending::Complete);
                     }
                 }
-                Action::Fail { room, .. } => {
+                Action::Fail { room, failure } => {
+                    let open = self.open_requests.get(&room);
+                    if open.is_some_and(|open| open.prefill == Some(at) && !open.tokens.is_empty()) {
+                        // It has done its part.
+                        continue;
+                    }
                     // The router gives the other leg up.
-                    if let Some(open) = self.end(room, false) {
+                    let ending = Ending::Failed { place: self.place(at), failure };
+                    if let Some(open) = self.end(room, ending) {
                         let legs = open.prefill.into_iter().chain([open.answers]);
                         for at in legs.filter(|leg| *leg != at) {
                             self.later(Work::Cancel, Pending::Tell { at, event: Event::Cancel(room) });
@@ -64,7 +71,7 @@ impl<C: Clients> World<C> {
         let Some(place) = self.alive(at) else { return };
         let now = self.agenda.now();
         self.clients.begun(now, place, &batch);
-        let takes = self.times.takes(now, Work::Step { at: place, batch: &batch }, &mut self.random);
+        let takes = self.takes(Work::Step { at: place, batch: &batch });
         let (group, all) = (batch.layer_group, self.kv.layers);
         for layers in (1..=all).filter(|layers| group > 0 && layers.is_multiple_of(group)) {
             let exact = takes * layers / all;
@@ -85,7 +92,7 @@ impl<C: Clients> World<C> {
             worker.memory.compute(current, worker.layers..layers);
             worker.layers = worker.layers.max(layers);
         }
-        if !self.random.chance(self.faults.news) {
+        if !self.strikes(self.faults.news, || format!("news of layers is lost on {at:?}")) {
             self.handle(at, Event::LayersDone { batch, layers });
         }
     }
@@ -94,10 +101,15 @@ impl<C: Clients> World<C> {
         let Some(place) = self.alive(at) else { return };
         let worker = &mut self.workers[place];
         let Some(batch) = worker.batch.take_if(|current| current.id == batch) else { return };
-        if worker.config.role == Role::Prefill && self.random.chance(self.faults.executor) {
+        let rate = match worker.config.role {
+            Role::Prefill => Some(self.faults.executor),
+            Role::Decode | Role::Aggregated => Some(self.faults.decode_executor).filter(|rate| *rate > 0.0),
+        };
+        if rate.is_some_and(|rate| self.strikes(rate, || format!("a batch of worker {place} fails"))) {
             self.outcome.batches_failed += 1;
             return self.handle(at, Event::BatchFailed("the model fell over".into()));
         }
+        let worker = &mut self.workers[place];
         worker.memory.compute(&batch, worker.layers..self.kv.layers);
         let outputs = worker.memory.outputs(&batch);
         self.handle(at, Event::BatchDone(outputs));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use host_core::radix::CacheEvent;
-use host_core::request::Request;
+use host_core::request::{Failure, Request};
 use host_core::{Batch, Event, Instance, Room, Time};
 
 use super::{Pending, World};
@@ -32,8 +32,31 @@ pub struct OpenRequest {
     pub since: Time,
     /// Tokens of the answer, as far as they have come.
     pub tokens: Vec<u32>,
+    /// How it ended; `None` while it has not.
+    pub ending: Option<Ending>,
     pub(super) answers: Instance,
     pub(super) prefill: Option<Instance>,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With its whole answer.
+    Complete,
+    /// A worker said that it cannot be answered.
+    Failed {
+        /// The worker.
+        place: usize,
+        /// Why.
+        failure: Failure,
+    },
+    /// A worker was lost, or the way to it.
+    Lost {
+        /// The worker.
+        place: usize,
+    },
+    /// The client left.
+    Left,
 }
 
 /// What sends requests, and is told of everything that a client or a meter sees.
@@ -82,7 +105,8 @@ impl<C: Clients> World<C> {
         let leg = Request { prefill: prefill.and_then(peer), ..request.clone() };
         self.agenda.after(ask.answers.1, Pending::Submit { to: answers, request: leg });
         let since = self.agenda.now();
-        self.open_requests.insert(room, OpenRequest { request, since, tokens: Vec::new(), answers, prefill });
+        let open = OpenRequest { request, since, tokens: Vec::new(), ending: None, answers, prefill };
+        self.open_requests.insert(room, open);
         room
     }
 
@@ -94,7 +118,12 @@ impl<C: Clients> World<C> {
 
     /// Gives a request up.
     pub fn cancel(&mut self, room: Room) {
-        let Some(open) = self.end(room, false) else { return };
+        self.give_up(room, Ending::Left);
+    }
+
+    /// Ends a request, and lets its workers know at once.
+    pub(super) fn give_up(&mut self, room: Room, ending: Ending) {
+        let Some(open) = self.end(room, ending) else { return };
         for at in open.prefill.into_iter().chain([open.answers]) {
             self.handle(at, Event::Cancel(room));
         }
@@ -110,8 +139,10 @@ impl<C: Clients> World<C> {
     }
 
     /// Looks at an answer, and lets its client go on.
-    pub(super) fn end(&mut self, room: Room, complete: bool) -> Option<OpenRequest> {
-        let open = self.open_requests.remove(&room)?;
+    pub(super) fn end(&mut self, room: Room, ending: Ending) -> Option<OpenRequest> {
+        let mut open = self.open_requests.remove(&room)?;
+        let complete = ending == Ending::Complete;
+        open.ending = Some(ending);
         if complete {
             self.outcome.finished += 1;
             let request = &open.request;

@@ -2,6 +2,7 @@
 
 use host_core::{Instance, Role, Room};
 
+use super::conditions::Condition;
 use super::worker::Worker;
 use super::{Clients, Pending, World};
 use crate::times::Work;
@@ -10,9 +11,11 @@ impl<C: Clients> World<C> {
     /// What goes wrong at this point in time.
     pub(super) fn strike(&mut self) {
         for (probability, prefill) in [(self.faults.death, true), (self.faults.decode_death, false)] {
-            if self.random.chance(probability) {
-                let mortal =
-                    |worker: &Worker| worker.deaths == 0 && (worker.config.role == Role::Prefill) == prefill;
+            if self.strikes(probability, || "a worker dies".to_owned()) {
+                let most = self.faults.more_deaths;
+                let mortal = |worker: &Worker| {
+                    worker.deaths <= most && (worker.config.role == Role::Prefill) == prefill
+                };
                 let places: Vec<usize> =
                     (0..self.workers.len()).filter(|place| mortal(&self.workers[*place])).collect();
                 if !places.is_empty() {
@@ -21,17 +24,22 @@ impl<C: Clients> World<C> {
                 }
             }
         }
-        if self.random.chance(self.faults.disconnect) {
+        if self.strikes(self.faults.disconnect, || "one side sees a connection break".to_owned()) {
             self.disconnect();
         }
-        if self.random.chance(self.faults.flush) {
+        if self.strikes(self.faults.flush, || "all caches are emptied".to_owned()) {
             self.flush();
         }
+        self.change_conditions();
     }
 
     /// Empties all caches.
     pub fn flush(&mut self) {
-        for (place, worker) in self.workers.iter_mut().enumerate() {
+        for place in 0..self.workers.len() {
+            if self.thaws(place).is_some() {
+                continue;
+            }
+            let worker = &mut self.workers[place];
             let flushed = worker.scheduler.flush_cache();
             self.outcome.flushed_in_use += flushed.map_or(0, |flushed| flushed.in_use as u64);
             // The event of the flush is still to be sent.
@@ -51,6 +59,7 @@ impl<C: Clients> World<C> {
             deaths: worker.deaths + 1,
             ..Worker::new(instance, worker.config.clone(), worker.limits, self.kv)
         };
+        self.conditions[place] = Condition::default();
         deadline.map(|deadline| self.deadlines.remove(&(deadline, place)));
         self.awake.remove(&place);
         self.places.insert(instance, place);
@@ -68,7 +77,7 @@ impl<C: Clients> World<C> {
         let legs = legs.filter(|(_, open)| open.answers == dead || open.prefill == Some(dead));
         let rooms: Vec<Room> = legs.map(|(room, _)| *room).collect();
         for room in rooms {
-            self.later(Work::Cancel, Pending::Cancel(room));
+            self.later(Work::Cancel, Pending::Lose { room, leg: dead });
         }
         let next = self.clients.died(self.agenda.now(), place, &mut self.random);
         for ask in next {

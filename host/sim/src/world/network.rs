@@ -14,20 +14,25 @@ const HELD_UP: Duration = Duration::from_secs(5);
 impl<C: Clients> World<C> {
     /// Sends a message that may get lost, come late, or come twice.
     pub(super) fn post(&mut self, from: Instance, to: Instance, floor: u64, message: &Message) {
-        let copies = if self.random.chance(self.faults.loss) {
+        let (here, there) = (self.place(from), self.place(to));
+        let said = |what: &str| format!("a message from worker {here} to worker {there} {what}");
+        let copies = if self.strikes(self.faults.loss, || said("is lost")) {
             0
-        } else if self.random.chance(self.faults.repeat) {
+        } else if self.strikes(self.faults.repeat, || said("comes twice")) {
             2
         } else {
             1
         };
+        if self.cut_off(here, there).is_some() {
+            return;
+        }
         for _ in 0..copies {
             let what = Pending::Deliver { to, from, floor, message: message.clone() };
-            if self.random.chance(self.faults.repeat) {
+            if self.strikes(self.faults.repeat, || said("is late")) {
                 let wait = self.soon(HELD_UP);
                 self.agenda.after(wait, what);
             } else {
-                self.later(Work::Message { from: self.place(from), to: self.place(to) }, what);
+                self.later(Work::Message { from: here, to: there }, what);
             }
         }
     }
@@ -35,6 +40,10 @@ impl<C: Clients> World<C> {
     /// Prefill gets a handshake.
     pub(super) fn shake_hands(&mut self, decode: Instance, prefill: Instance, floor: u64) {
         if self.alive(decode).is_none() {
+            return;
+        }
+        let ways = (self.place(decode), self.place(prefill));
+        if self.handshake_is_lost(ways.0, ways.1, (decode, prefill)) {
             return;
         }
         let Some(place) = self.alive(prefill) else { return self.refused(decode, prefill) };
@@ -63,6 +72,10 @@ impl<C: Clients> World<C> {
         if self.alive(decode).is_none() {
             return;
         }
+        let ways = (self.place(prefill), self.place(decode));
+        if self.handshake_is_lost(ways.0, ways.1, (decode, prefill)) {
+            return;
+        }
         if self.alive(prefill).is_none() {
             return self.refused(decode, prefill);
         }
@@ -71,8 +84,10 @@ impl<C: Clients> World<C> {
     }
 
     pub(super) fn fence(&mut self, at: Instance, peer: Instance, session: u64) {
-        let event = if self.fences_to_fail > 0 {
-            self.fences_to_fail -= 1;
+        let (here, there) = (self.place(at), self.place(peer));
+        let cut = self.cut_off(here, there).or(self.cut_off(there, here)).is_some();
+        let event = if self.fences_to_fail > 0 || (cut && self.random.chance(0.5)) {
+            self.fences_to_fail = self.fences_to_fail.saturating_sub(1);
             self.outcome.fences_failed += 1;
             Event::FenceFailed { peer, session }
         } else {

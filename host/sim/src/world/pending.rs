@@ -18,6 +18,15 @@ pub(super) enum Pending {
     },
     /// A client leaves.
     Cancel(Room),
+    /// The router sees a leg break.
+    Lose {
+        room: Room,
+        leg: Instance,
+    },
+    /// A worker that stood still goes on.
+    Thaw {
+        place: usize,
+    },
     Deliver {
         to: Instance,
         from: Instance,
@@ -75,6 +84,8 @@ impl<C: Clients> World<C> {
         match what {
             Pending::Submit { to, request } => self.submit(to, request),
             Pending::Cancel(room) => self.cancel(room),
+            Pending::Lose { room, leg } => self.lose(room, leg),
+            Pending::Thaw { place } => self.thaw(place),
             Pending::Deliver { to, from, floor, message } => {
                 self.handle(to, Event::Message { from, floor, message });
             }

@@ -22,6 +22,12 @@ const CANCELLED: [Duration; 2] = [Duration::from_millis(100), Duration::from_sec
 #[derive(Default)]
 pub(super) struct Storage(BTreeMap<(usize, PageHash), Vec<u64>>);
 
+impl Storage {
+    pub(super) fn lose_all(&mut self) {
+        self.0.clear();
+    }
+}
+
 /// Something that was begun.
 pub(super) enum TierWork {
     Copy { tag: TierTag, direction: Direction, pages: Vec<(PageId, HostSlot)>, read: Vec<Vec<u64>> },
@@ -61,7 +67,7 @@ impl<C: Clients> World<C> {
             TierAction::Query { tag, tier, names } => {
                 let asks = Work::Query { at: self.place(at), tier, pages: names.len() };
                 let work = TierWork::Query { tag, tier, names };
-                if self.random.chance(self.faults.tier) {
+                if self.strikes(self.faults.tier, || format!("an answer of tier {tier} is late")) {
                     let wait = self.soon(LATE_ANSWER);
                     self.agenda.after(wait, Pending::Tier { at, work });
                 } else {
@@ -98,7 +104,7 @@ impl<C: Clients> World<C> {
         pages: Vec<(PageHash, HostSlot)>,
         work: impl Fn((u32, PageHash, HostSlot)) -> TierWork,
     ) {
-        let hangs = self.random.chance(self.faults.tier);
+        let hangs = self.strikes(self.faults.tier, || "a batch of a tier hangs".to_owned());
         self.outcome.hung += u64::from(hangs);
         for (place, (name, slot)) in (0..).zip(pages) {
             let what = Pending::Tier { at, work: work((place, name, slot)) };
@@ -122,7 +128,8 @@ impl<C: Clients> World<C> {
                 let mut found = Vec::new();
                 for name in names {
                     let there = self.storage.0.contains_key(&(tier, name));
-                    found.push(there != self.random.chance(self.faults.tier));
+                    let lies = self.strikes(self.faults.tier, || format!("tier {tier} gives a wrong answer"));
+                    found.push(there != lies);
                 }
                 TierEvent::Answered { tag, found }
             }
@@ -143,7 +150,7 @@ impl<C: Clients> World<C> {
         (page, host): (PageId, HostSlot),
         words: &[u64],
     ) -> PageEnd {
-        let fails = self.random.chance(self.faults.copy);
+        let fails = self.strikes(self.faults.copy, || "a copy fails".to_owned());
         let Some(worker) = self.worker(at) else { return PageEnd::Failed };
         let (from, to) = match direction {
             Direction::Save => (worker.memory.page(page), (&mut worker.host, slot(host))),
@@ -158,7 +165,7 @@ impl<C: Clients> World<C> {
     }
 
     fn read_page(&mut self, at: Instance, name: (usize, PageHash), slot: PageId) -> PageEnd {
-        let trouble = self.random.chance(self.faults.tier);
+        let trouble = self.strikes(self.faults.tier, || "a tier reads wrong".to_owned());
         let forgets = trouble && self.random.chance(0.3);
         let found = match forgets {
             true => self.storage.0.remove(&name),
@@ -176,7 +183,7 @@ impl<C: Clients> World<C> {
     }
 
     fn write_page(&mut self, at: Instance, name: (usize, PageHash), slot: PageId) -> PageEnd {
-        let refuses = self.random.chance(self.faults.tier);
+        let refuses = self.strikes(self.faults.tier, || "a tier refuses a write".to_owned());
         let Some(worker) = self.worker(at) else { return PageEnd::Failed };
         let words = worker.host.page(slot).to_vec();
         let before = self.storage.0.get(&name);

@@ -22,6 +22,8 @@ pub(super) struct Landing {
     pub sum: u64,
     /// What it carries, where that was read when the write was begun. Else it is read when it lands.
     pub words: Option<Vec<Vec<u64>>>,
+    /// Its number among the flights.
+    pub flight: u64,
 }
 
 impl<C: Clients> World<C> {
@@ -35,9 +37,11 @@ impl<C: Clients> World<C> {
         let Some(worker) = self.worker(from) else { return };
         let sum = worker.memory.sum(&write.source, write.first_page, write.layers.clone());
         let words = early.then(|| carried(&worker.memory, &write));
-        let work = Work::Write { from: self.place(from), to: self.place(write.to), write: &write };
-        let wait = self.times.takes(self.agenda.now(), work, &mut self.random);
-        self.agenda.after(wait, Pending::Land(Box::new(Landing { write, from, sum, words })));
+        let (here, there) = (self.place(from), self.place(write.to));
+        let cut = self.cut_off(here, there).unwrap_or_default();
+        let wait = cut + self.takes(Work::Write { from: here, to: there, write: &write });
+        let flight = self.take_off(from, &write);
+        self.agenda.after(wait, Pending::Land(Box::new(Landing { write, from, sum, words, flight })));
     }
 
     /// Each layer of each page is sent once, and all of them with the last part.
@@ -57,11 +61,19 @@ impl<C: Clients> World<C> {
 
     /// A write lands: in the receiver's pages, or where the receiver copies it from into its pages.
     pub(super) fn land(&mut self, landing: Landing) {
-        let Landing { write, from, sum, words } = landing;
+        let Landing { write, from, sum, words, flight } = landing;
+        self.flights.remove(&flight);
         let cut = self.links.get(&(from, write.to)) != Some(&write.session);
-        let error = cut.then(|| "the connection is gone".to_owned());
+        let fails = self.faults.write > 0.0 && self.strikes(self.faults.write, || "a write fails".to_owned());
+        let error = match (cut, fails) {
+            (true, _) => Some("the connection is gone".to_owned()),
+            (false, true) => Some("the plugin failed".to_owned()),
+            (false, false) => None,
+        };
+        // A plugin may fail when everything has arrived but the notice of it.
+        let lands = !fails || self.random.chance(0.5);
         self.handle(from, Event::Written { tag: write.tag, error });
-        let Some(sender) = self.worker(from).filter(|_| !cut) else { return };
+        let Some(sender) = self.worker(from).filter(|_| !cut && lands) else { return };
         let words = words.unwrap_or_else(|| carried(&sender.memory, &write));
         let arrival = Arrival { write, words, sum };
         match self.random.chance(self.faults.staged) {
@@ -74,7 +86,8 @@ impl<C: Clients> World<C> {
     pub(super) fn put(&mut self, arrival: &Arrival) {
         let Arrival { write, words, sum } = arrival;
         let (at, notice) = (write.to, write.notice);
-        let bit = self.random.chance(self.faults.flip).then(|| self.random.below(64));
+        let flips = self.strikes(self.faults.flip, || format!("a bit flips on its way to {at:?}"));
+        let bit = flips.then(|| self.random.below(64));
         let check = self.kv.words;
         let Some(worker) = self.worker(at) else { return };
         // Looks at every request of the worker.

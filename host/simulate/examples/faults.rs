@@ -1,0 +1,30 @@
+//! Seeds in which everything goes wrong: `cargo run --release -p host-simulate --example faults -- FIRST SEEDS`; or a case to run
+//! again, with every event and every action of its workers: `... -- 'CASE'`.
+
+use std::process::ExitCode;
+
+use host_simulate::faults::{Case, search, traced};
+
+/// Cases that are told before the search ends.
+const MOST: usize = 5;
+
+fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let fails = match &arguments[..] {
+        [first, seeds] => {
+            let (first, seeds) = (first.parse::<u64>()?, seeds.parse::<u64>()?);
+            let summary = search(first..first + seeds, MOST, &mut |_| {});
+            print!("{summary}");
+            !summary.found.is_empty()
+        }
+        [case] => {
+            let (run, trace) = traced(&case.parse::<Case>()?);
+            trace.iter().for_each(|line| println!("{line}"));
+            run.mishaps.iter().for_each(|mishap| println!("{mishap:?}"));
+            println!("{:?} {:?}", run.tally, run.broken);
+            run.broken.is_some()
+        }
+        _ => return Err("give the first seed and how many, or a case".into()),
+    };
+    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

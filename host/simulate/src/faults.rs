@@ -1,0 +1,188 @@
+//! Clusters in which everything goes wrong, seed by seed.
+//!
+//! A seed draws a small cluster, its clients, and what goes wrong between them ([`Scene`]): messages are lost, repeated, late; ways
+//! are cut one way; workers die, stand still, are slow, and their clocks jump; storage and plugins fail. Requests go by way of the
+//! router's own [choice](host_core::routing::choose) and [retries](host_core::routing::Tries). Pages have contents, so that a wrong one
+//! is a wrong answer.
+//!
+//! A run fails when a [`World`](host_sim::World) finds something broken (its checks are listed there), or when
+//!
+//! - a client gets a token that is not the next one of the right answer,
+//! - a request ends neither answered nor refused with a reason, or ends after its deadline,
+//! - a request that comes long after the last mishap is refused.
+//!
+//! What fails is [shrunk](shrink): requests and mishaps are left out for as long as it still fails in the same place.
+
+mod case;
+mod caught;
+mod jobs;
+mod scene;
+mod shrink;
+
+use std::fmt::{self, Display};
+
+use host_sim::{Erratic, Mishap, Outcome, World};
+
+pub use case::{Case, NoCase};
+use jobs::Jobs;
+pub use jobs::Tally;
+use scene::Scene;
+pub use shrink::shrink;
+
+/// What came of one run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// What happened in the cluster.
+    pub outcome: Outcome,
+    /// How requests ended.
+    pub tally: Tally,
+    /// The mishaps that struck, where they were asked for.
+    pub mishaps: Vec<Mishap>,
+    /// What was found broken, and where in the code.
+    pub broken: Option<Broken>,
+}
+
+/// Something that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// What, as the check says it.
+    pub what: String,
+    /// The check: file and line.
+    pub at: String,
+}
+
+/// A case that fails, as short as it could be made.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The seed as it was drawn.
+    pub seed: u64,
+    /// What is left of it.
+    pub case: Case,
+    /// What does not hold there.
+    pub broken: Broken,
+    /// What goes wrong in it.
+    pub mishaps: Vec<Mishap>,
+}
+
+impl Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {} fails at {}: {}", self.seed, self.broken.at, self.broken.what)?;
+        for mishap in &self.mishaps {
+            writeln!(f, "  {:.3} s, mishap {}: {}", mishap.at.0.as_secs_f64(), mishap.number, mishap.what)?;
+        }
+        writeln!(f, "run it again with --replay '{}'", self.case)
+    }
+}
+
+/// Runs a case. With `noted`, its mishaps are written down.
+#[must_use]
+pub fn run(case: &Case, noted: bool) -> Run {
+    played(case, |world| {
+        if noted {
+            world.keep_mishaps();
+        }
+    })
+    .0
+}
+
+/// The same, with the events and the actions of all workers.
+#[must_use]
+pub fn traced(case: &Case) -> (Run, Vec<String>) {
+    let (run, world) = played(case, |world| {
+        world.keep_mishaps();
+        world.keep_trace();
+    });
+    (run, world.trace().to_vec())
+}
+
+fn played(case: &Case, prepare: impl FnOnce(&mut World<Jobs>)) -> (Run, World<Jobs>) {
+    let scene = Scene::draw(case.seed);
+    let jobs = Jobs::new(&scene);
+    let mut world = World::new(case.seed, scene.kv, scene.faults, Erratic, jobs);
+    for (config, limits) in &scene.workers {
+        world.add(config.clone(), *limits);
+    }
+    prepare(&mut world);
+    if let Some(only) = &case.mishaps {
+        world.only_mishaps(only.clone());
+    }
+    let broken = caught::catch(|| play(&mut world, &scene, case)).err();
+    let mishaps = world.mishaps().to_vec();
+    // Counting asks the workers, which may be broken.
+    let outcome = if broken.is_some() { Outcome::default() } else { world.outcome() };
+    (Run { outcome, tally: world.clients.tally(), mishaps, broken }, world)
+}
+
+fn play(world: &mut World<Jobs>, scene: &Scene, case: &Case) {
+    for (number, arrival) in (0..).zip(&scene.arrivals) {
+        if case.requests.as_ref().is_some_and(|only| !only.contains(&number)) {
+            continue;
+        }
+        world.run_until(arrival.at);
+        let now = world.now();
+        let ask = world.clients.arrive(now, arrival);
+        world.ask(ask);
+    }
+    world.run();
+    world.clients.check();
+}
+
+/// What came of many seeds.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Seeds that were run.
+    pub runs: u64,
+    /// What happened in all of them.
+    pub outcome: Outcome,
+    /// How requests ended.
+    pub tally: Tally,
+    /// Cases that fail.
+    pub found: Vec<Found>,
+}
+
+impl Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tally { answered, refused, left, tries } = self.tally;
+        writeln!(
+            f,
+            "{} seeds: {answered} requests answered in {tries} tries, {refused} refused, {left} given up by their clients",
+            self.runs
+        )?;
+        let Outcome {
+            deaths,
+            disconnects,
+            integrity_failures,
+            retractions,
+            restores_failed,
+            renegotiated,
+            ..
+        } = self.outcome;
+        writeln!(
+            f,
+            "{deaths} deaths, {disconnects} broken connections, {integrity_failures} damaged transfers, {retractions} preemptions, \
+             {restores_failed} failed restores, {renegotiated} renegotiations"
+        )?;
+        self.found.iter().try_for_each(|found| write!(f, "{found}"))?;
+        writeln!(f, "{} cases fail", self.found.len())
+    }
+}
+
+/// Runs seeds until `most` fail. `watch` is told of each seed before it runs.
+pub fn search(seeds: impl Iterator<Item = u64>, most: usize, watch: &mut dyn FnMut(u64)) -> Summary {
+    let mut summary = Summary::default();
+    for seed in seeds {
+        watch(seed);
+        let case = Case::of(seed);
+        let run = run(&case, false);
+        summary.runs += 1;
+        summary.outcome += run.outcome;
+        summary.tally += run.tally;
+        if let Some(broken) = run.broken {
+            summary.found.push(shrink(&case, &broken));
+            if summary.found.len() >= most {
+                break;
+            }
+        }
+    }
+    summary
+}

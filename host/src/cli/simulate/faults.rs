@@ -1,0 +1,54 @@
+//! `host simulate --faults` and `--replay`: clusters in which everything goes wrong.
+
+use std::io::{IsTerminal as _, Write as _};
+
+use host_simulate::faults::{Case, run, search};
+use host_wire::clock;
+
+use super::super::Refused;
+use super::super::output::say;
+use super::lines;
+
+/// So many cases that fail are told before a search ends.
+const MOST: usize = 5;
+
+/// Runs seeds, and tells which fail.
+pub(super) fn seeds(first: u64, seeds: u64) -> anyhow::Result<()> {
+    let shown = std::io::stderr().is_terminal();
+    let begun = clock::now();
+    let mut watch = |seed: u64| {
+        let done = seed.wrapping_sub(first);
+        if shown && done.is_multiple_of(500) {
+            // Progress that cannot be shown is none that anything waits for.
+            let _unread = write!(std::io::stderr(), "\r{done} of {seeds} seeds");
+        }
+    };
+    let all = (0..seeds).map(|number| first.wrapping_add(number));
+    let summary = search(all, MOST, &mut watch);
+    if shown {
+        let _unread = write!(std::io::stderr(), "\r{:40}\r", "");
+    }
+    lines(&summary)?;
+    say!("{:.0} s", begun.elapsed().as_secs_f64());
+    match summary.found.is_empty() {
+        true => Ok(()),
+        false => Err(anyhow::anyhow!(
+            "a request, a page or a connection was lost; the cases above say how to run it again"
+        )),
+    }
+}
+
+/// Runs one case, and tells what goes wrong in it.
+pub(super) fn replay(text: &str) -> anyhow::Result<()> {
+    let case: Case = text.parse().map_err(|wrong| Refused(format!("--replay: {wrong}")))?;
+    let run = run(&case, true);
+    for mishap in &run.mishaps {
+        say!("{:.3} s, mishap {}: {}", mishap.at.0.as_secs_f64(), mishap.number, mishap.what);
+    }
+    let tally = run.tally;
+    say!("{} requests answered in {} tries, {} refused", tally.answered, tally.tries, tally.refused);
+    match run.broken {
+        None => Ok(()),
+        Some(broken) => Err(anyhow::anyhow!("it fails at {}: {}", broken.at, broken.what)),
+    }
+}
