@@ -85,6 +85,8 @@ fn a_conversation_is_served_and_pages_of_an_aborted_transfer_come_back_behind_a_
         assert!(!cut(&cluster), "a peer was fenced before anything was aborted");
         drop(leaves);
         cluster.wait("the peer to be fenced", || cut(&cluster));
+        // The decode worker does not wait for silence.
+        cluster.wait("the peer to hear of it", || cluster.log().contains("it has cut this worker off"));
         held.end();
         // It is tried again over the next connection.
         assert_eq!(other.join().unwrap().unwrap().tokens, whole.generate(&beside, 8).unwrap().tokens);

@@ -63,8 +63,9 @@ impl TransferBackend for Unsettled {
         self.0.cancel(tag)
     }
 
-    fn settled(&self, _tag: Tag) -> i32 {
-        ErrorCode::UNSUPPORTED.0
+    fn settled(&self, tag: Tag) -> i32 {
+        // An instance that was shut down says so.
+        self.0.settled(tag).min(ErrorCode::UNSUPPORTED.0)
     }
 
     fn event_fd(&self) -> i32 {
