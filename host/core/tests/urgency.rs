@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use host_core::radix::Policy;
 use host_core::request::Request;
 use host_core::{Config, Role, Room};
 use host_sim::Leg;
@@ -85,5 +86,29 @@ fn the_least_urgent_request_is_preempted() {
         let batch = worker.step().unwrap();
         assert_eq!(batch.sequences[0].room, Room(stays), "priorities {first} and {second}");
         assert_eq!(run(&mut worker, 2).len(), 2);
+    }
+}
+
+#[test]
+fn what_an_urgent_request_has_left_in_the_cache_stays_longest_under_that_policy() {
+    for (policy, stays) in [(Policy::Priority, true), (Policy::Lru, false)] {
+        let config = host_sim::config(Role::Aggregated, 12);
+        let mut worker =
+            Leg::with(Config { radix_cache: Some(policy), vocabulary: 100, chunk_tokens: 32, ..config });
+        let mut ask = |room: u64, token: u32, priority: i32| {
+            let request = worker.request(room, &[token; 12], 1);
+            worker.hear(host_core::Event::Submit(Request { priority, ..request }));
+            let before = worker.stats().cached_tokens;
+            for _ in 0..4 {
+                worker.step();
+            }
+            assert!(worker.finished.contains(&Room(room)));
+            worker.stats().cached_tokens - before
+        };
+        ask(1, 1, -5);
+        for room in 2..8 {
+            ask(room, room as u32, 0);
+        }
+        assert_eq!(ask(9, 1, 0) > 0, stays, "{policy:?}");
     }
 }

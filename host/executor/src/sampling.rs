@@ -215,8 +215,8 @@ mod tests {
             (Sampling { top_p: 0.75, ..hot.clone() }, [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]),
             (Sampling { top_p: 0.5, top_k: 3, ..hot.clone() }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
             (Sampling { top_p: 1e-9, ..hot.clone() }, [0.0, 1.0, 0.0, 0.0]),
-            // At least half, and at least three quarters, of 0.4.
-            (Sampling { min_p: 0.5, ..hot.clone() }, [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]),
+            // 0.2 is half of 0.4, and 0.3 three quarters of it.
+            (Sampling { min_p: 0.45, ..hot.clone() }, [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]),
             (Sampling { min_p: 0.6, top_k: 3, ..hot.clone() }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
             // A share of what `min_p` has left.
             (Sampling { min_p: 0.6, top_p: 0.57, ..hot.clone() }, [0.0, 1.0, 0.0, 0.0]),

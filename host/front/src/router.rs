@@ -60,8 +60,17 @@ pub struct Job {
     pub session: Option<u64>,
     /// Smaller numbers go first.
     pub priority: i32,
-    /// The longest time that its client gives it, from its arrival to the end of its answer.
-    pub timeout: Option<Duration>,
+    /// The time that its client gives it, if that is less than the router does.
+    pub deadline: Option<Deadline>,
+}
+
+/// When an answer has to be complete.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    /// The time.
+    pub at: Instant,
+    /// What the client gave, from the arrival of its request.
+    pub given: Duration,
 }
 
 impl Job {
@@ -161,12 +170,13 @@ impl Router {
         let now = clock::now();
         let deadline = now + self.retry.total;
         let progress = Progress::new(Answer::new(Arc::clone(&job.prompt)));
-        let longest = job.timeout.map_or(self.retry.longest, |timeout| timeout.min(self.retry.longest));
+        let longest = now + self.retry.longest;
+        let ends = job.deadline.map_or(longest, |deadline| deadline.at.min(longest));
         Generation {
             router: self.clone(),
             _place: place,
             job,
-            ends: now + longest,
+            ends,
             decode: None,
             deadline,
             tries: Tries::default(),
@@ -256,8 +266,8 @@ impl Generation {
             event = self.step() => event,
             () = clock::sleep_until(ends) => {
                 let longest = self.router.retry.longest;
-                match self.job.timeout.filter(|timeout| *timeout < longest) {
-                    Some(timeout) => Err(Failure::Late(timeout)),
+                match self.job.deadline.filter(|deadline| deadline.at == ends) {
+                    Some(deadline) => Err(Failure::Late(deadline.given)),
                     None => {
                         let why = format!("the request took longer than {} s (--request-timeout)", longest.as_secs());
                         Err(self.given_up(why))

@@ -65,8 +65,8 @@ pub trait Tokenizer: Send + Sync {
     /// Token ids are less than this.
     fn vocabulary(&self) -> u32;
 
-    /// The most bytes of a text that one token can stand for, where there is a limit and knowing it saves work.
-    fn longest_token(&self) -> Option<usize> {
+    /// The tokens that a text has at least, where that is known without tokenizing it and saves work.
+    fn least_tokens(&self, _text: &str) -> Option<usize> {
         None
     }
 

@@ -200,7 +200,7 @@ impl Scheduler {
         let pages = job.kv.pages(0..covered).to_vec();
         let tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
         let (cached_tokens, transferred_pages) = (job.origin.cached, job.origin.transferred_pages);
-        let offload_tokens = job.origin.from_offload();
+        let offload_tokens = job.origin.offloaded();
         let told =
             Action::PromptReady { room, tokens, pages, cached_tokens, offload_tokens, transferred_pages };
         actions.push(told);
@@ -255,7 +255,7 @@ impl Scheduler {
             prompt_tokens: u32::try_from(job.request.prompt.len()).unwrap_or(u32::MAX),
             output_tokens: u32::try_from(job.answer.tokens.len()).unwrap_or(u32::MAX),
             cached_tokens: job.origin.cached,
-            offload_tokens: job.origin.from_offload(),
+            offload_tokens: job.origin.offloaded(),
             transferred_pages: job.origin.transferred_pages,
         };
         self.stats.finished += 1;

@@ -54,7 +54,7 @@ pub(super) struct Origin {
 
 impl Origin {
     /// Tokens that came from the offload tiers.
-    pub(super) fn from_offload(&self) -> u32 {
+    pub(super) fn offloaded(&self) -> u32 {
         self.promised - self.promised.min(self.in_l1)
     }
 }

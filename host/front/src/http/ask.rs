@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::http::HeaderMap;
 use host_core::radix::NamespaceKey;
-use host_wire::clock::{self, Instant};
+use host_wire::clock::Instant;
 use host_wire::proto::Sampling;
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::respond::MOST_ANSWERS;
 use super::{App, sampling};
-use crate::router::Job;
+use crate::router::{Deadline, Job};
 use crate::text::Specials;
 
 /// Everything but the prompt.
@@ -271,7 +271,7 @@ impl Ask {
             no_cache: self.no_cache,
             session: self.session,
             priority: self.priority.unwrap_or(0),
-            timeout: self.timeout.map(|timeout| timeout.saturating_sub(clock::now() - arrived)),
+            deadline: self.timeout.map(|given| Deadline { at: arrived + given, given }),
         }
     }
 }

@@ -202,6 +202,11 @@ impl ApiError {
         &self.message
     }
 
+    /// What programs act on.
+    pub fn code(&self) -> Option<&'static str> {
+        self.code
+    }
+
     /// The error as JSON, for a body or an event.
     pub fn json(&self) -> Value {
         json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})

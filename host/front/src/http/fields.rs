@@ -165,9 +165,13 @@ impl Fields {
 
     /// Refuses what was not taken: a misspelt field, or one that this server does not have. `hint` may say what to do.
     ///
-    /// Clients of other servers send fields that are switched off. What is `false`, 0 or empty asks for nothing.
+    /// Clients of other servers send fields that are switched off. What is `false`, 0 or empty asks for nothing, unless there is a
+    /// hint for it: a temperature of 0 in the wrong place is meant.
     pub fn refuse_rest(mut self, hint: impl Fn(&str) -> Option<String>) -> Result<(), ApiError> {
-        self.fields.retain(|name, value| !empty(value) && !HARMLESS.contains(&name.as_str()));
+        self.fields.retain(|name, value| {
+            let asks = !value.is_null() && (!empty(value) || hint(name).is_some());
+            asks && !HARMLESS.contains(&name.as_str())
+        });
         let Some((name, value)) = self.fields.iter().next() else { return Ok(()) };
         let full = format!("{}{}", self.prefix, shorten(name));
         let hint = hint(name).unwrap_or_else(|| "leave it out".to_owned());
@@ -196,26 +200,6 @@ impl Fields {
 #[cfg(test)]
 pub(super) const fn harmless() -> &'static [&'static str] {
     &HARMLESS
-}
-
-/// Which fields are looked at, for the test of the page that lists them.
-#[cfg(test)]
-pub(super) mod asked {
-    use std::cell::RefCell;
-    use std::collections::BTreeSet;
-
-    thread_local! {
-        static ASKED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
-    }
-
-    pub fn note(prefix: &str, name: &str) {
-        ASKED.with_borrow_mut(|asked| asked.insert(format!("{prefix}{name}")));
-    }
-
-    /// The names that this thread has looked at since the last call.
-    pub fn take() -> BTreeSet<String> {
-        ASKED.take()
-    }
 }
 
 /// Whether a value changes nothing.
@@ -257,5 +241,25 @@ fn echo(value: &Value) -> String {
         Value::String(string) => format!("a string of {} bytes", string.len()),
         Value::Array(items) => format!("a list of {} items", items.len()),
         _ => format!("a value of {} bytes", text.len()),
+    }
+}
+
+/// Which fields are looked at, for the test of the page that lists them.
+#[cfg(test)]
+pub(super) mod asked {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static ASKED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    pub fn note(prefix: &str, name: &str) {
+        ASKED.with_borrow_mut(|asked| asked.insert(format!("{prefix}{name}")));
+    }
+
+    /// The names that this thread has looked at since the last call.
+    pub fn take() -> BTreeSet<String> {
+        ASKED.take()
     }
 }

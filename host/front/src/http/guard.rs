@@ -41,8 +41,7 @@ pub(super) async fn guard(
         Some(_) => Ok(()),
         None => is_own_page(hosts, headers, host),
     };
-    let checked =
-        is_addressed(hosts, host).and_then(|()| is_page).and_then(|()| is_json(request.method(), headers));
+    let checked = is_addressed(hosts, host).and(is_page).and_then(|()| is_json(request.method(), headers));
     // Where operators have a listener of their own, there is nothing to permit on the other.
     let operates = is_of_operators(path) && *audience != Audience::Clients;
     let is_of_all = OF_ALL.contains(&path);

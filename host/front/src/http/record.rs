@@ -20,6 +20,7 @@ pub(super) struct Record {
     arrived: Instant,
     outcome: &'static str,
     status: u16,
+    code: Option<&'static str>,
     error: Option<String>,
     usage: Usage,
     first_token: Option<Duration>,
@@ -69,6 +70,7 @@ impl Record {
             arrived: clock::now(),
             outcome: "cancelled",
             status: CLIENT_GONE,
+            code: None,
             error: None,
             usage: Usage::default(),
             first_token: None,
@@ -97,8 +99,16 @@ impl Record {
     }
 
     pub fn failed(&mut self, error: &ApiError) {
-        (self.outcome, self.status) = (error.outcome(), error.status.as_u16());
-        self.error = Some(error.message().to_owned());
+        (self.outcome, self.status, self.code) = (error.outcome(), error.status.as_u16(), error.code());
+        // What a client is told of its own mistake may repeat what it sent, and belongs in no log.
+        self.error = self.is_fault().then(|| error.message().to_owned());
+    }
+}
+
+impl Record {
+    /// Whether it failed through this server's fault.
+    fn is_fault(&self) -> bool {
+        matches!(self.outcome, "failed" | "broken" | "unavailable")
     }
 }
 
@@ -107,11 +117,12 @@ impl Drop for Record {
         let labels = RequestLabels { endpoint: self.endpoint, outcome: self.outcome };
         self.metrics.requests.get_or_create(&labels).inc();
         // What is this server's fault is logged whatever the operator wants of the others.
-        let is_fault = matches!(self.outcome, "failed" | "broken" | "unavailable");
+        let is_fault = self.is_fault();
         if !self.logs && !is_fault {
             return;
         }
-        let Self { outcome, status, error, usage, first_token, prefill, decode, span, arrived, .. } = &*self;
+        let Self { outcome, status, code, error, usage, first_token, prefill, decode, span, arrived, .. } =
+            &*self;
         let took = clock::now() - *arrived;
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         macro_rules! line {
@@ -127,6 +138,7 @@ impl Drop for Record {
                     ms = milliseconds(took),
                     prefill,
                     decode,
+                    code,
                     error,
                     "request"
                 )

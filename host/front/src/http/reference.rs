@@ -16,7 +16,8 @@ fn listed(heading: &str) -> BTreeSet<String> {
         let hashes = line.split(' ').next().unwrap_or_default();
         !(hashes.starts_with('#') && hashes.len() <= level.len())
     });
-    let cells = section.filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let rows = section.filter(|line| !line.starts_with("| Field"));
+    let cells = rows.filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
     cells.flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned)).collect()
 }
 
@@ -43,7 +44,6 @@ fn every_path_is_listed_and_no_other() {
 fn every_field_of_openais_endpoints_is_listed_and_no_other() {
     let chat = read(1, r#"{"messages": [{"role": "user", "content": "a"}]}"#);
     let completions = read(0, r#"{"prompt": "a"}"#);
-    // It is read only where tools could be called.
     let read: BTreeSet<String> = chat.union(&completions).cloned().collect();
     let mut listed = listed("## Fields");
     assert_eq!(listed.difference(&read).collect::<Vec<_>>(), Vec::<&String>::new(), "listed and not read");

@@ -18,7 +18,7 @@ pub struct HuggingFaceTokenizer {
     vocabulary: u32,
     /// True when tokens are pieces of the text's bytes, in the alphabet that GPT-2 began.
     byte_level: bool,
-    longest: Option<usize>,
+    longest: Option<longest::Longest>,
 }
 
 impl HuggingFaceTokenizer {
@@ -113,8 +113,8 @@ impl Tokenizer for HuggingFaceTokenizer {
         self.vocabulary
     }
 
-    fn longest_token(&self) -> Option<usize> {
-        self.longest
+    fn least_tokens(&self, text: &str) -> Option<usize> {
+        Some(self.longest.as_ref()?.least_tokens(text))
     }
 
     fn stream(self: Arc<Self>, specials: Specials) -> Box<dyn TextStream> {

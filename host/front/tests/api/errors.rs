@@ -92,7 +92,7 @@ async fn wrong_requests_are_refused_by_name() {
             with("prompt", json!({"a": 1})),
             400,
             json!("prompt"),
-            "must be a string or a list of token ids",
+            "must be a string, a list of token ids, or a list of either",
         ),
         (path, with("prompt", Value::Null), 400, json!("prompt"), "prompt is missing"),
         (path, with("n", json!(129)), 400, json!("n"), "from 1 to 128, got 129"),

@@ -192,7 +192,7 @@ async fn workers_of_adjacent_versions_work_together_and_one_of_version_1_is_not_
     let reply = front.register(far.info.clone()).await;
     assert!(!reply.accepted);
     assert!(reply.message.contains("7 to 9") && reply.message.contains("1 to 3"), "{}", reply.message);
-    assert_eq!((reply.protocol, reply.protocol_oldest, reply.protocol_newest), (0, 1, 2));
+    assert_eq!((reply.protocol, reply.protocol_oldest, reply.protocol_newest), (0, 1, 3));
 }
 
 #[tokio::test]

@@ -290,8 +290,8 @@ impl Tokenizer for SentencePiece {
         self.vocabulary.len()
     }
 
-    fn longest_token(&self) -> Option<usize> {
-        self.longest_token
+    fn least_tokens(&self, text: &str) -> Option<usize> {
+        Some(text.len().div_ceil(self.longest_token?))
     }
 
     fn stream(self: Arc<Self>, specials: Specials) -> Box<dyn TextStream> {
@@ -413,19 +413,19 @@ mod tests {
 
     #[test]
     fn a_token_has_a_longest_text_where_nothing_is_unknown() {
-        assert_eq!(model(&with(&[]), false).unwrap().longest_token(), None);
+        assert_eq!(model(&with(&[]), false).unwrap().longest_token, None);
         let names: Vec<String> = (0..=u8::MAX).map(|byte| format!("<0x{byte:02X}>")).collect();
         let mut tokens = with(&[("▁a", 1, -1.0), ("<tool>", 4, 0.0)]);
         tokens.remove(1);
         let mut all: Vec<(&str, i64, f64)> = tokens.clone();
         all.extend(names.iter().map(|name| (name.as_str(), 6, 0.0)));
         let model = model(&all, true).unwrap();
-        assert_eq!(model.longest_token(), Some("<tool>".len()));
+        assert_eq!(model.longest_token, Some("<tool>".len()));
         for text in ["a a a", "<tool><tool>", "漢🦀é", "\0"] {
             assert!(model.encode(text, false).unwrap().len() * 6 >= text.len(), "{text}");
         }
         all.pop();
-        assert_eq!(self::model(&all, true).unwrap().longest_token(), None);
+        assert_eq!(self::model(&all, true).unwrap().longest_token, None);
     }
 
     #[test]
