@@ -15,7 +15,7 @@ use host_executor::group::{Seat, seats};
 use host_executor::{Executor, KvMemory};
 use host_tests::model::{Family, Stored, TinyModel};
 
-const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
+const GREEDY: Sampling = Sampling::GREEDY;
 /// Pages per sequence: 1024 positions.
 const PAGES: u32 = 64;
 
@@ -105,7 +105,7 @@ fn measure(name: &str, model: &TinyModel, threads: usize, ranks: usize) -> anyho
             pages: (i * PAGES..(i + 1) * PAGES).map(PageId).collect(),
             window: host_core::window::WindowPages::default(),
             recompute: 0..0,
-            sample: Some(GREEDY),
+            sample: Some(GREEDY.into()),
         });
         let batch = Batch { id: 1, sequences: sequences.collect(), layer_group: 0 };
         let begin = Instant::now();

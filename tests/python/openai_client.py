@@ -165,13 +165,69 @@ def wrong_requests_are_refused(run):
     refused(lambda: complete(run, model="no-such-model"), openai.NotFoundError, "no-such-model")
     refused(lambda: complete(run, max_tokens=0), openai.BadRequestError, "max_tokens")
     refused(lambda: complete(run, max_tokens=100_000_000), openai.BadRequestError, "100000000")
-    refused(lambda: complete(run, n=2), openai.BadRequestError, "n must be 1")
+    refused(lambda: complete(run, n=200), openai.BadRequestError, "from 1 to 128")
     refused(lambda: complete(run, temperature=9), openai.BadRequestError, "temperature")
     refused(lambda: complete(run, prompt=""), openai.BadRequestError, "prompt is empty")
     try:
         complete(run, max_tokens=100_000_000)
     except openai.BadRequestError as error:
         same(error.code, "context_length_exceeded", "the error code")
+
+
+@check
+def n_answers_are_those_of_the_following_seeds(run):
+    """answer i of n is the answer with the seed and i more, whole and streamed"""
+    alone = [complete(run, temperature=1.0, seed=70 + i).choices[0].text for i in range(3)]
+    answer = complete(run, temperature=1.0, seed=70, n=3)
+    same([choice.text for choice in answer.choices], alone, "the answers to n=3")
+    same(answer.usage.prompt_tokens, complete(run).usage.prompt_tokens, "prompt_tokens of n answers")
+    texts = {}
+    for chunk in complete(run, temperature=1.0, seed=70, n=3, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+    same([texts.get(i) for i in range(3)], alone, "the streamed answers to n=3")
+
+
+@check
+def chat_streams_of_several_answers_can_be_followed(run):
+    """the client's own helper puts n streamed chat answers together"""
+    request = {"messages": [{"role": "user", "content": run.prompt}], "max_completion_tokens": 6, "temperature": 0}
+    try:
+        with run.client.chat.completions.stream(model=run.model, n=3, **request) as stream:
+            for _ in stream:
+                pass
+            answer = stream.get_final_completion()
+    except openai.LengthFinishReasonError as error:
+        answer = error.completion
+    contents = {choice.message.content for choice in answer.choices}
+    same(len(contents), 1, "the number of different greedy answers")
+
+
+@check
+def lists_of_prompts_are_answered_in_order(run):
+    """the answers to a list of prompts are those to each"""
+    prompts = [run.prompt, "one two three", "a"]
+    alone = [complete(run, prompt=prompt).choices[0].text for prompt in prompts]
+    same([choice.text for choice in complete(run, prompt=prompts).choices], alone, "the answers to a list")
+    same(complete(run, echo=True).choices[0].text, run.prompt + alone[0], "the echoed text")
+
+
+@check
+def settings_of_sampling_change_what_is_drawn(run):
+    """a forbidden token is not drawn, the only allowed one is, and a penalised token does not come twice"""
+    allowed = complete(run, max_tokens=5, extra_body={"allowed_token_ids": [70]}, logprobs=0).choices[0]
+    same(len(set(allowed.logprobs.tokens)), 1, "the number of different tokens where one is allowed")
+    biased = complete(run, max_tokens=5, logit_bias={"70": 100}, logprobs=0).choices[0]
+    same(biased.logprobs.tokens, allowed.logprobs.tokens, "the tokens with a bias for the same one")
+    distinct = complete(run, max_tokens=8, presence_penalty=2.0, logit_bias={"70": 1.0}).choices[0].text
+    same(complete(run, max_tokens=8, presence_penalty=2.0, logit_bias={"70": 1.0}).choices[0].text, distinct, "the text")
+
+
+@check
+def a_deadline_is_told_once(run):
+    """a request whose time is up raises the client's own class"""
+    late = {"timeout": 0.001, "ignore_eos": True}
+    refused(lambda: complete(run, max_tokens=200, extra_body=late), openai.APIStatusError, "timeout allows")
 
 
 @check

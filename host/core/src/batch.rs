@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::ids::{PageId, Room};
+use crate::sampling::Draw;
 use crate::window::WindowPages;
 
 /// One forward pass over any mix of prefill chunks and decode steps.
@@ -46,7 +47,7 @@ pub struct Sequence {
     /// for most sequences, and once all of them are computed.
     pub recompute: Range<u32>,
     /// Present when the token after the last one is wanted.
-    pub sample: Option<Sampling>,
+    pub sample: Option<Draw>,
 }
 
 impl Sequence {
@@ -55,21 +56,6 @@ impl Sequence {
     pub fn end(&self) -> usize {
         self.start as usize + self.tokens.len()
     }
-}
-
-/// How the next token is drawn. A draw depends on (seed, position) and the logits alone.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// 0 takes the likeliest token (the lowest id among equals).
-    pub temperature: f32,
-    /// Smallest set of likeliest tokens whose probabilities sum to this; in (0, 1].
-    pub top_p: f32,
-    /// This many likeliest tokens; 0 is all.
-    pub top_k: u32,
-    /// Randomness of the request.
-    pub seed: u64,
-    /// `Some(n)`: report the sampled token's log probability and those of the n likeliest.
-    pub logprobs: Option<u8>,
 }
 
 /// Most entries of [`Sampled::top`].

@@ -26,12 +26,14 @@ pub mod radix;
 pub mod rank_barrier;
 pub mod request;
 pub mod routing;
+pub mod sampling;
 pub mod scheduler;
 pub mod staging;
 pub mod transfer;
 pub mod window;
 
-pub use batch::{Batch, Sampled, Sampling, Sequence, SequenceOutput};
+pub use batch::{Batch, Sampled, Sequence, SequenceOutput};
 pub use ids::{Instance, PageId, Room, Time};
 pub use layout::{Dtype, KvLayout, KvShape};
+pub use sampling::{Draw, Sampling, Shaping};
 pub use scheduler::{Action, Config, Event, Role, Scheduler};

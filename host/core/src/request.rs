@@ -1,8 +1,8 @@
 //! Requests as a worker sees them, and how they end.
 
-use crate::batch::Sampling;
 use crate::ids::{Instance, Room};
 use crate::radix::{NamespaceKey, PageHash};
+use crate::sampling::Sampling;
 
 /// A prefill worker, as the decode leg of a request names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Request {
     pub room: Room,
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
+    /// Tokens at the prompt's end that an earlier try drew: they are part of the answer.
+    pub answered: u32,
     /// Tokens to generate at most, at least one. A prefill leg generates one whatever this says.
     pub max_new_tokens: u32,
     /// Tokens that end the answer; they are counted but not sent.
@@ -28,6 +30,8 @@ pub struct Request {
     pub ignore_stop: bool,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// Smaller numbers go first; the same on both legs.
+    pub priority: i32,
     /// Where the prompt's KV comes from; set on decode legs only.
     pub prefill: Option<PeerRef>,
     /// Whose requests it may share cached pages with; the same on both legs.
@@ -55,7 +59,7 @@ impl Request {
 /// Why an answer is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token was drawn.
+    /// A stop token was drawn, or the answer was said to be complete.
     Stop,
     /// `max_new_tokens` were generated.
     Length,
@@ -84,6 +88,8 @@ pub struct Usage {
     pub output_tokens: u32,
     /// Prompt tokens whose KV was not computed for this request.
     pub cached_tokens: u32,
+    /// Of these, the ones that came from the worker's offload tiers.
+    pub offload_tokens: u32,
     /// Pages that came in through a transfer backend.
     pub transferred_pages: u32,
 }

@@ -32,6 +32,7 @@ mod sending;
 mod sharing;
 mod stage;
 mod stats;
+mod urgency;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -97,6 +98,8 @@ pub struct Scheduler {
     peers: Peers,
     outbox: Outbox,
     draining: bool,
+    /// A request has come with a priority.
+    has_priorities: bool,
     stats: Stats,
 }
 
@@ -161,6 +164,7 @@ impl Scheduler {
             peers: Peers::default(),
             outbox: Outbox::default(),
             draining: false,
+            has_priorities: false,
             stats: Stats::default(),
         }
     }
@@ -173,6 +177,7 @@ impl Scheduler {
                 let failure = Failure::new(FailureCode::Cancelled, "the request was cancelled");
                 self.fail(now, room, failure, actions);
             }
+            Event::EndAnswer(room) => self.end_answer(now, room, actions),
             Event::Message { from, floor, message } => self.message(now, from, floor, message, actions),
             Event::PeerReady { peer, floor, session } => self.peer_ready(now, peer, floor, session, actions),
             Event::PeerRefused { peer, message } => self.peer_refused(now, peer, &message, actions),

@@ -207,8 +207,8 @@ impl Executor for CpuExecutor {
         }
         let mut rows = logits.chunks_exact(self.shape.vocabulary);
         let output = |sequence: &host_core::Sequence| {
-            let row = sequence.sample.and_then(|sampling| rows.next().map(|row| (sampling, row)));
-            let sampled = row.map(|(sampling, row)| sample(row, &sampling, sequence.end() as u64));
+            let row = sequence.sample.as_ref().and_then(|draw| rows.next().map(|row| (draw, row)));
+            let sampled = row.map(|(draw, row)| sample(row, draw, sequence.end() as u64));
             SequenceOutput { room: sequence.room, sampled }
         };
         Ok(batch.sequences.iter().map(output).collect())

@@ -1,30 +1,36 @@
 //! Drawing a token from logits.
 //!
-//! A draw depends on the logits, the sampling parameters and the position alone. Randomness is a hash of (seed,
+//! A draw depends on the logits, the sampling settings, the tokens so far and the position alone. Randomness is a hash of (seed,
 //! position), so a sequence that is retried, moved or batched differently draws the same tokens.
+
+mod shaping;
 
 use std::cmp::Ordering;
 
 use host_core::batch::MAX_TOP_LOGPROBS;
-use host_core::{Sampled, Sampling};
+use host_core::{Draw, Sampled, Sampling};
 use host_kernels::math::softmax_weights;
+
+pub use self::shaping::shape;
 
 /// Draws the token of `position` (its own place in the sequence, counted from 0).
 ///
-/// Temperature comes first, then the `top_k` likeliest, then the smallest set of those whose share reaches `top_p`.
-/// Equal logits count as ordered by id, lowest first; NaN counts as impossible. Log probabilities are natural
-/// logarithms at temperature 1 over the whole vocabulary. Empty logits give token 0.
+/// What [`shape`] does comes first, then temperature, then `min_p`, then the `top_k` likeliest, then the smallest set of those whose
+/// share reaches `top_p`. Equal logits count as ordered by id, lowest first; NaN counts as impossible. Log probabilities are natural
+/// logarithms at temperature 1 over the whole vocabulary, of the logits as they were given. Empty logits give token 0.
 #[must_use]
-pub fn sample(logits: &[f32], sampling: &Sampling, position: u64) -> Sampled {
-    let (likeliest, maximum) = likeliest(logits);
-    let token = if sampling.temperature > 0.0 && maximum.is_finite() {
-        draw(logits, maximum, sampling, uniform(sampling.seed, position)).unwrap_or(likeliest)
-    } else {
-        likeliest
-    };
+pub fn sample(logits: &[f32], next: &Draw, position: u64) -> Sampled {
+    let sampling = &next.sampling;
+    let shaped = sampling.shaping.as_ref().map(|shaping| {
+        let mut shaped = logits.to_vec();
+        shape(&mut shaped, shaping, next);
+        shaped
+    });
+    let token = choose(shaped.as_deref().unwrap_or(logits), sampling, position);
     let Some(count) = sampling.logprobs else {
         return Sampled { token, logprob: None, top: Vec::new() };
     };
+    let (_, maximum) = likeliest(logits);
     let mut weights = vec![0.0; logits.len()];
     softmax_weights(logits, maximum, 1.0, &mut weights);
     let log_sum = libm::log(weights.iter().map(|&weight| f64::from(weight)).sum());
@@ -36,6 +42,16 @@ pub fn sample(logits: &[f32], sampling: &Sampling, position: u64) -> Sampled {
         token,
         logprob: logits.get(token as usize).map(|&logit| logprob(logit)),
         top: order[..count].iter().map(|&(logit, id)| (id, logprob(logit))).collect(),
+    }
+}
+
+/// The token that is drawn from logits that are changed no more.
+fn choose(logits: &[f32], sampling: &Sampling, position: u64) -> u32 {
+    let (likeliest, maximum) = likeliest(logits);
+    if sampling.temperature > 0.0 && maximum.is_finite() {
+        draw(logits, maximum, sampling, uniform(sampling.seed, position)).unwrap_or(likeliest)
+    } else {
+        likeliest
     }
 }
 
@@ -56,18 +72,25 @@ fn draw(logits: &[f32], maximum: f32, sampling: &Sampling, uniform: f64) -> Opti
         softmax_weights(logits, maximum, sampling.temperature, &mut weights);
         weights
     };
+    let least = sampling.min_p;
     if sampling.top_k == 0 && sampling.top_p >= 1.0 {
         let weights = weigh(logits);
-        return pick((0..).zip(weights), uniform);
+        // The likeliest one weighs 1.
+        return pick((0..).zip(weights).filter(|(_, weight)| *weight >= least), uniform);
     }
     let mut order = candidates(logits);
+    if least > 0.0 {
+        let weights = weigh(logits);
+        order.retain(|(_, id)| weights[*id as usize] >= least);
+    }
     let mut total = 0.0;
     if sampling.top_k > 0 {
         let kept = order.len().min(sampling.top_k as usize);
         sort_first(&mut order, kept);
         order.truncate(kept);
     } else {
-        total = weigh(logits).into_iter().map(f64::from).sum();
+        let weights = weigh(logits).into_iter().filter(|weight| *weight >= least);
+        total = weights.map(f64::from).sum();
     }
     // From here on, `order[..sorted]` is in order and weighed.
     let mut sorted = 0;
@@ -145,7 +168,11 @@ fn mix(input: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
+    const GREEDY: Sampling = Sampling::GREEDY;
+
+    fn sample(logits: &[f32], sampling: &Sampling, position: u64) -> Sampled {
+        super::sample(logits, &sampling.clone().into(), position)
+    }
 
     /// How often each token is drawn over many positions.
     fn frequencies(logits: &[f32], sampling: &Sampling) -> Vec<f64> {
@@ -182,14 +209,22 @@ mod tests {
         let logits: Vec<f32> = [0.1f32, 0.4, 0.2, 0.3].iter().map(|p| p.ln()).collect();
         let hot = Sampling { temperature: 1.0, seed: 3, ..GREEDY };
         for (sampling, expected) in [
-            (hot, [0.1, 0.4, 0.2, 0.3]),
-            (Sampling { top_k: 2, ..hot }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
-            (Sampling { top_k: 9, ..hot }, [0.1, 0.4, 0.2, 0.3]),
-            (Sampling { top_p: 0.75, ..hot }, [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]),
-            (Sampling { top_p: 0.5, top_k: 3, ..hot }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
-            (Sampling { top_p: 1e-9, ..hot }, [0.0, 1.0, 0.0, 0.0]),
-            (Sampling { temperature: 0.5, ..hot }, [1.0 / 30.0, 16.0 / 30.0, 4.0 / 30.0, 9.0 / 30.0]),
-            (Sampling { temperature: 1e-6, ..hot }, [0.0, 1.0, 0.0, 0.0]),
+            (hot.clone(), [0.1, 0.4, 0.2, 0.3]),
+            (Sampling { top_k: 2, ..hot.clone() }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
+            (Sampling { top_k: 9, ..hot.clone() }, [0.1, 0.4, 0.2, 0.3]),
+            (Sampling { top_p: 0.75, ..hot.clone() }, [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]),
+            (Sampling { top_p: 0.5, top_k: 3, ..hot.clone() }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
+            (Sampling { top_p: 1e-9, ..hot.clone() }, [0.0, 1.0, 0.0, 0.0]),
+            // 0.2 is half of 0.4, and 0.3 three quarters of it.
+            (Sampling { min_p: 0.45, ..hot.clone() }, [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]),
+            (Sampling { min_p: 0.6, top_k: 3, ..hot.clone() }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
+            // A share of what `min_p` has left.
+            (Sampling { min_p: 0.6, top_p: 0.57, ..hot.clone() }, [0.0, 1.0, 0.0, 0.0]),
+            (Sampling { min_p: 0.6, top_p: 0.58, ..hot.clone() }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
+            // After temperature: 0.3 weighs 9 / 16 of 0.4 then.
+            (Sampling { min_p: 0.6, temperature: 0.5, ..hot.clone() }, [0.0, 1.0, 0.0, 0.0]),
+            (Sampling { temperature: 0.5, ..hot.clone() }, [1.0 / 30.0, 16.0 / 30.0, 4.0 / 30.0, 9.0 / 30.0]),
+            (Sampling { temperature: 1e-6, ..hot.clone() }, [0.0, 1.0, 0.0, 0.0]),
         ] {
             let found = frequencies(&logits, &sampling);
             assert!(close(&found, &expected), "{sampling:?}: {found:?}");
@@ -209,8 +244,9 @@ mod tests {
     fn a_draw_depends_on_seed_and_position_alone() {
         let logits: Vec<f32> = (0..50).map(|i| (i * 37 % 50) as f32 * 0.0625).collect();
         let hot = Sampling { temperature: 1.0, seed: 11, ..GREEDY };
-        let series =
-            |seed| (0..40).map(|p| sample(&logits, &Sampling { seed, ..hot }, p).token).collect::<Vec<_>>();
+        let series = |seed| {
+            (0..40).map(|p| sample(&logits, &Sampling { seed, ..hot.clone() }, p).token).collect::<Vec<_>>()
+        };
         assert_eq!(series(11), series(11));
         assert_ne!(series(11), series(12));
         // The generator's published first output for seed 0.
@@ -229,5 +265,18 @@ mod tests {
         assert!((sampled.top[2].1 - 0.2f32.ln()).abs() < 1e-6);
         let none = sample(&logits, &Sampling { logprobs: Some(0), ..GREEDY }, 0);
         assert!(none.top.is_empty() && none.logprob.is_some());
+    }
+
+    #[test]
+    fn shaped_logits_decide_the_draw_and_not_its_log_probability() {
+        let logits: Vec<f32> = [0.1f32, 0.4, 0.2, 0.3].iter().map(|p| p.ln()).collect();
+        let shaping = host_core::Shaping { logit_bias: vec![(0, 9.0)], ..host_core::Shaping::default() };
+        let shaping = Some(std::sync::Arc::new(shaping));
+        for temperature in [0.0, 0.01] {
+            let sampling = Sampling { temperature, logprobs: Some(1), shaping: shaping.clone(), ..GREEDY };
+            let sampled = sample(&logits, &sampling, 5);
+            assert_eq!((sampled.token, sampled.top[0].0), (0, 1));
+            assert!((sampled.logprob.unwrap() - 0.1f32.ln()).abs() < 1e-6);
+        }
     }
 }

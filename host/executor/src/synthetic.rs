@@ -21,14 +21,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use host_core::heads::{holders, rank_heads};
-use host_core::{Batch, Dtype, Sampled, Sampling, SequenceOutput};
+use host_core::{Batch, Draw, Dtype, Sampled, SequenceOutput, Shaping};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use self::content::Content;
 pub use self::hold::Hold;
 use super::digest;
 use super::group::Seat;
-use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape, Sliding, window};
+use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape, Sliding, sampling, window};
 
 /// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`, spread evenly over the layers.
 ///
@@ -83,6 +83,8 @@ const MOST_COUNT: usize = 1 << 31;
 
 /// Name and version of how KV and tokens are derived.
 const MATH: &str = "synthetic-2";
+/// Logits that are made up at most, for a request whose settings change logits.
+const MOST_LOGITS: u32 = 1 << 17;
 /// First token id that is drawn, if the vocabulary reaches that far: printable ASCII of the byte tokenizer.
 const FIRST_PRINTABLE: u32 = 32;
 /// One above the last.
@@ -193,7 +195,8 @@ impl Synthetic {
         (0..sequences).map(state).collect()
     }
 
-    fn draw(&self, state: u64, sampling: &Sampling) -> Sampled {
+    fn draw(&self, state: u64, draw: &Draw) -> Sampled {
+        let sampling = &draw.sampling;
         let state = match sampling.temperature > 0.0 {
             true => xxh3_64_with_seed(&state.to_le_bytes(), sampling.seed),
             false => state,
@@ -206,12 +209,36 @@ impl Synthetic {
         let token = |rank: u64| first + ((state.rotate_left(17) ^ rank) % u64::from(end - first)) as u32;
         // Log probabilities are as made up as the model: -0.5 for the drawn token, one less per rank.
         let likeliest = u64::from(sampling.logprobs.unwrap_or(0));
+        let drawn = match &sampling.shaping {
+            None => token(0),
+            Some(shaping) => shaped(state, (first, end), token(0), shaping, draw),
+        };
         Sampled {
-            token: token(0),
+            token: drawn,
             logprob: sampling.logprobs.map(|_| -0.5),
             top: (0..likeliest).map(|rank| (token(rank), -0.5 - rank as f32)).collect(),
         }
     }
+}
+
+/// The likeliest token by logits that are made up: from -2 to 2 for all tokens that may be drawn (of a huge vocabulary, the first
+/// ones), and 3 for the one that would be drawn without settings.
+fn shaped(state: u64, (first, end): (u32, u32), unshaped: u32, shaping: &Shaping, draw: &Draw) -> u32 {
+    let end = end.min(first.saturating_add(MOST_LOGITS)).max(unshaped.saturating_add(1));
+    let made_up = |token: u32| {
+        let bits = xxh3_64_with_seed(&token.to_le_bytes(), state) >> 40;
+        if token == unshaped { 3.0 } else { bits as f32 / (1_u32 << 22) as f32 - 2.0 }
+    };
+    let mut logits: Vec<f32> =
+        (0..end).map(|token| if token < first { f32::NEG_INFINITY } else { made_up(token) }).collect();
+    sampling::shape(&mut logits, shaping, draw);
+    let mut best = (unshaped, f32::NEG_INFINITY);
+    for (token, logit) in (0..).zip(logits) {
+        if logit > best.1 {
+            best = (token, logit);
+        }
+    }
+    best.0
 }
 
 /// Sizes of the model that the synthetic executor pretends to be.
@@ -308,7 +335,7 @@ impl Executor for Synthetic {
         turn.finish();
         let states = Self::states(kv_heads, batch.sequences.len(), &found);
         let outputs = batch.sequences.iter().zip(states).map(|(sequence, state)| {
-            let sampled = sequence.sample.map(|sampling| self.draw(state, &sampling));
+            let sampled = sequence.sample.as_ref().map(|draw| self.draw(state, draw));
             SequenceOutput { room: sequence.room, sampled }
         });
         let outputs = if self.seat.rank() == 0 { outputs.collect() } else { Vec::new() };
@@ -322,9 +349,9 @@ mod tests {
     use super::*;
     use host_core::layout::{KvLayout, KvOrder, KvShape};
     use host_core::window::WindowPages;
-    use host_core::{PageId, Room, Sequence};
+    use host_core::{PageId, Room, Sampling, Sequence};
 
-    const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
+    const GREEDY: Sampling = Sampling::GREEDY;
 
     fn pool(executor: &Synthetic, page_tokens: usize, order: KvOrder) -> KvMemory {
         let shape = KvShape {
@@ -352,7 +379,7 @@ mod tests {
                 pages,
                 window: WindowPages::default(),
                 recompute: 0..0,
-                sample: (end == tokens.len()).then_some(GREEDY),
+                sample: (end == tokens.len()).then_some(GREEDY.into()),
             };
             let outputs =
                 executor.forward(kv, &Batch { id: 1, sequences: vec![sequence], layer_group: 0 }).unwrap();
@@ -415,7 +442,7 @@ mod tests {
                         pages: pages.clone(),
                         window: window.clone(),
                         recompute: 0..0,
-                        sample: (end == tokens.len()).then_some(GREEDY),
+                        sample: (end == tokens.len()).then_some(GREEDY.into()),
                     };
                     let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
                     let outputs = executor.forward(&mut kv, &batch).unwrap();
@@ -439,7 +466,7 @@ mod tests {
         executor.forward(&mut kv, &step(vec![5; 8], 0, None)).unwrap();
         // The first position of the third token page reads the state of the second, which stays as it is.
         let mut next = |kv: &mut KvMemory| {
-            let outputs = executor.forward(kv, &step(vec![6], 8, Some(GREEDY))).unwrap();
+            let outputs = executor.forward(kv, &step(vec![6], 8, Some(GREEDY.into()))).unwrap();
             outputs[0].sampled.as_ref().map(|sampled| sampled.token)
         };
         let before = next(&mut kv);
@@ -512,7 +539,7 @@ mod tests {
         };
         executor.forward(&mut kv, &step(vec![5; 7], 0, None)).unwrap();
         let mut next = |kv: &mut KvMemory| {
-            let outputs = executor.forward(kv, &step(vec![6], 7, Some(GREEDY))).unwrap();
+            let outputs = executor.forward(kv, &step(vec![6], 7, Some(GREEDY.into()))).unwrap();
             outputs[0].sampled.as_ref().map(|sampled| sampled.token)
         };
         let before = next(&mut kv);

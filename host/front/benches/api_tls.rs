@@ -164,7 +164,8 @@ async fn front(tls: Option<ApiTls>) -> (SocketAddr, fake_worker::FakeWorker) {
     tokio::spawn(serve(config, http, control, std::future::pending()));
     let worker = fake_worker::FakeWorker::start("all", "aggregated", 1, fake_worker::echoes());
     let mut registry = RegistryClient::connect(registry).await.unwrap();
-    let reply = registry.register(RegisterRequest { worker: Some(worker.info.clone()) }).await.unwrap();
+    let reply =
+        registry.register(RegisterRequest { worker: Some(worker.info.clone()), load: None }).await.unwrap();
     assert!(reply.into_inner().accepted);
     (address, worker)
 }

@@ -45,7 +45,7 @@ async fn main() -> anyhow::Result<()> {
     tokio::spawn(async move {
         let mut registry = RegistryClient::connect(registry).await?;
         for info in &infos {
-            registry.register(RegisterRequest { worker: Some(info.clone()) }).await?;
+            registry.register(RegisterRequest { worker: Some(info.clone()), load: None }).await?;
         }
         loop {
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;

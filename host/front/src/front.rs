@@ -16,8 +16,9 @@ use tonic::service::Routes;
 
 use super::audit::Audit;
 use super::connections::{self, HttpListener, Limits, Places};
+pub use super::http::About;
 use super::http::{App, Audience, TextWork, Uploads};
-use super::identity::{Hosts, Identities, Keys};
+use super::identity::{Hosts, Identities, Keys, Origins};
 use super::metrics::Metrics;
 use super::registry::{Policy, Registry, Terms};
 use super::router::{Retry, Router, warm_up};
@@ -28,6 +29,10 @@ use crate::text::TextModel;
 pub struct FrontConfig {
     /// Name that clients give as `model` and that workers must announce.
     pub model: String,
+    /// What clients are told of the server.
+    pub about: About,
+    /// Pages of other origins that may use the API.
+    pub origins: Origins,
     /// Tokenizer, chat template and end tokens.
     pub text: TextModel,
     /// How routes are chosen.
@@ -69,6 +74,10 @@ pub struct FrontConfig {
     pub hosts: Option<Hosts>,
     /// Becomes true when requests were taken and workers could serve them, for the first time.
     pub ready: watch::Sender<bool>,
+    /// Every request has a line in the log.
+    pub log_requests: bool,
+    /// How often a client that waits for the next event of its stream gets a comment; absent: never.
+    pub stream_keep_alive: Option<Duration>,
     /// At shutdown, requests under way have this long to end by themselves.
     pub drain: Duration,
 }
@@ -79,6 +88,8 @@ impl FrontConfig {
     pub fn new(model: String, text: TextModel) -> Self {
         Self {
             model,
+            about: About { created: clock::unix_seconds(), ..About::default() },
+            origins: Origins::default(),
             text,
             policy: Policy::default(),
             retry: Retry::default(),
@@ -99,6 +110,8 @@ impl FrontConfig {
             tls: None,
             hosts: None,
             ready: watch::Sender::new(false),
+            log_requests: true,
+            stream_keep_alive: None,
             drain: Duration::from_secs(30),
         }
     }
@@ -200,7 +213,12 @@ pub async fn serve(
         let is_local = listener.is_local().context("an HTTP listener has no address")?;
         let standard = if is_local { Hosts::Local } else { Hosts::Any };
         let hosts = config.hosts.clone().unwrap_or(standard);
-        anyhow::Ok(Identities { keys: config.keys.clone(), tenant_header: None, hosts })
+        anyhow::Ok(Identities {
+            keys: config.keys.clone(),
+            tenant_header: None,
+            hosts,
+            origins: config.origins.clone(),
+        })
     };
     let of_clients = Identities { tenant_header: config.tenant_header, ..identities(&clients)? };
     // No gateway stands before them.
@@ -211,12 +229,15 @@ pub async fn serve(
     let places = Places::new(config.connections, audit.clone());
     let app = Arc::new(App {
         model: config.model,
+        about: config.about,
         text: config.text,
         router: router.clone(),
         metrics,
         max_body: config.max_body,
         body_timeout: config.body_timeout,
         default_max_tokens: config.default_max_tokens,
+        log_requests: config.log_requests,
+        stream_keep_alive: config.stream_keep_alive,
         stall: config.connections.head,
         connections: places.shares(),
         audit: audit.clone(),

@@ -4,6 +4,7 @@ mod answer;
 mod ask;
 mod chat;
 mod completions;
+mod cors;
 mod drain;
 mod error;
 mod fields;
@@ -13,11 +14,18 @@ pub mod fuzzing;
 mod generate;
 mod guard;
 mod health;
+mod info;
 mod logprobs;
 mod outflow;
+mod paths;
 mod prompt;
+mod record;
+#[cfg(test)]
+mod reference;
 mod respond;
+mod sampling;
 mod text_work;
+mod tokens;
 mod upload;
 mod values;
 
@@ -29,7 +37,6 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use host_wire::clock;
 use host_wire::random::random_u64;
 use tokio::sync::watch;
@@ -49,6 +56,8 @@ pub use upload::Uploads;
 pub struct App {
     /// Name that clients give as `model`.
     pub model: String,
+    /// What clients are told of the server.
+    pub about: About,
     /// The model's text side.
     pub text: TextModel,
     /// Carries requests to workers.
@@ -61,6 +70,10 @@ pub struct App {
     pub body_timeout: Duration,
     /// Most tokens of a chat answer when the request names no number.
     pub default_max_tokens: u32,
+    /// Every request has a line in the log.
+    pub log_requests: bool,
+    /// How often a client that waits for the next event gets a comment, if it does.
+    pub stream_keep_alive: Option<Duration>,
     /// Longest that a client may take nothing of its answer.
     pub stall: Duration,
     /// What is on its way from clients.
@@ -73,6 +86,17 @@ pub struct App {
     pub text_work: TextWork,
     /// True once the server ends: it takes no new requests.
     pub stopping: watch::Receiver<bool>,
+}
+
+/// What clients are told of a server before they send requests.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// When the model was made, in seconds since 1970: the same at every start.
+    pub created: u64,
+    /// Where the model lies.
+    pub model_path: Option<String>,
+    /// Where the tokenizer lies, if it is not with the model.
+    pub tokenizer_path: Option<String>,
 }
 
 /// For which callers a listener is.
@@ -128,24 +152,15 @@ impl App {
 
     /// The routes of the HTTP API on a listener.
     pub fn routes(self: &Arc<Self>, audience: Audience, identities: Identities) -> axum::Router {
-        let mut routes = axum::Router::new()
-            .route("/health", get(health::health))
-            .route("/health/live", get(health::live))
-            .route("/health/ready", get(health::ready));
+        let mut served = paths::of_all();
         if audience != Audience::Operators {
-            routes = routes
-                .route("/v1/completions", post(completions::handle))
-                .route("/v1/chat/completions", post(chat::handle))
-                .route("/generate", post(generate::handle))
-                .route("/v1/models", get(health::models))
-                .route("/v1/models/{*model}", get(health::model));
+            served.extend(paths::of_clients());
         }
         if audience != Audience::Clients {
-            routes = routes
-                .route("/flush_cache", post(flush::handle))
-                .route("/drain", post(drain::handle))
-                .route("/metrics", get(health::metrics));
+            served.extend(paths::of_operators());
         }
+        let routes = axum::Router::new();
+        let routes = served.into_iter().fold(routes, |routes, (path, method)| routes.route(path, method));
         let entrance = Arc::new(Entrance { app: Arc::clone(self), audience, identities });
         routes
             .fallback(async move |request: Request| audience.nothing_at(request.uri().path()))

@@ -28,6 +28,32 @@ pub struct Identities {
     pub tenant_header: Option<HeaderName>,
     /// Names under which clients may address this server.
     pub hosts: Hosts,
+    /// Pages of other origins that may use what is for clients.
+    pub origins: Origins,
+}
+
+/// Web pages of other origins that may use this server from a browser (CORS).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Origins {
+    /// None.
+    #[default]
+    None,
+    /// All.
+    Any,
+    /// These, as browsers write them: `https://app.example.com`.
+    Named(Vec<String>),
+}
+
+impl Origins {
+    /// Whether a page of this origin may use the server.
+    #[must_use]
+    pub fn allow(&self, origin: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::Any => true,
+            Self::Named(names) => names.iter().any(|name| name.eq_ignore_ascii_case(origin)),
+        }
+    }
 }
 
 /// Names under which clients may address a server: the `Host` of their requests.
@@ -51,6 +77,8 @@ pub struct Caller {
     pub tenant: Option<Arc<str>>,
     /// Requests that the tenant's key allows at once.
     pub places: Option<Shares>,
+    /// The smallest priority that its key allows, and the one that its requests have by default.
+    pub priority: Option<i32>,
     /// Whether it may use the endpoints of operators.
     pub admin: bool,
     /// Whether a gateway's header names the tenant.
@@ -79,10 +107,12 @@ impl Identities {
             None => None,
             Some(keys) => Some(keys.find(secret(headers).ok_or(Unknown::NoKey)?).ok_or(Unknown::WrongKey)?),
         };
+        let priority = key.as_ref().and_then(|key| key.priority);
         let named = |name: &Arc<str>, places, admin| Caller {
             client: Client::Tenant(Arc::clone(name)),
             tenant: Some(Arc::clone(name)),
             places,
+            priority,
             admin,
             named_by_gateway: false,
         };
@@ -127,7 +157,16 @@ pub fn is_tenant(name: &str) -> bool {
 impl Caller {
     /// An operator that is known by an address alone.
     fn operator_at(client: Client) -> Self {
-        Self { client, tenant: None, places: None, admin: true, named_by_gateway: false }
+        Self { client, tenant: None, places: None, priority: None, admin: true, named_by_gateway: false }
+    }
+
+    /// The priority of a request that asks for this one: no smaller number than the key allows.
+    #[must_use]
+    pub fn priority(&self, asked: Option<i32>) -> Option<i32> {
+        match (asked, self.priority) {
+            (Some(asked), Some(least)) => Some(asked.max(least)),
+            (asked, least) => asked.or(least),
+        }
     }
 
     /// The caller, as log lines name it. A gateway may have made the tenant's name of its client's secret, so its digest is named:
@@ -211,7 +250,7 @@ mod tests {
 
     fn with_keys(text: &str, tenant_header: Option<HeaderName>) -> Identities {
         let keys = Keys::parse(text, None).unwrap();
-        Identities { keys: Some(Arc::new(keys)), tenant_header, hosts: Hosts::Any }
+        Identities { keys: Some(Arc::new(keys)), tenant_header, hosts: Hosts::Any, origins: Origins::None }
     }
 
     #[test]
@@ -285,6 +324,7 @@ mod tests {
             client: Client::at(HERE),
             tenant: tenant.map(Arc::from),
             places: None,
+            priority: None,
             admin: false,
             named_by_gateway: false,
         };

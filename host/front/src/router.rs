@@ -17,6 +17,7 @@ use host_core::{Instance, Room};
 use host_wire::clock::{self, Instant};
 use host_wire::convert::write_namespace;
 use host_wire::proto;
+use host_wire::proto::worker_client::WorkerClient;
 use host_wire::random::random_u64;
 use tokio::sync::watch;
 
@@ -27,7 +28,7 @@ use self::tries::Tries;
 pub use self::warm_up::warm_up;
 use super::identity::Caller;
 use super::metrics::Metrics;
-use super::registry::{Chain, Need, NoRoute, Registry, Route};
+use super::registry::{Chain, Chosen, Need, NoRoute, Registry, Route};
 use super::shares::{NoShare, Share, Shares};
 
 /// The limits of retries.
@@ -91,10 +92,34 @@ pub struct Job {
     pub no_cache: bool,
     /// A hash of the session's name: its requests stay together unless load says otherwise.
     pub session: Option<u64>,
+    /// Smaller numbers go first.
+    pub priority: i32,
+    /// The time that its client gives it, if that is less than the router does.
+    pub deadline: Option<Deadline>,
+}
+
+/// When an answer has to be complete.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    /// The time.
+    pub at: Instant,
+    /// What the client gave, from the arrival of its request.
+    pub given: Duration,
+}
+
+impl Job {
+    /// Whether its workers must know settings that came with a later version of the control protocol.
+    fn is_shaped(&self) -> bool {
+        let proto::Sampling { temperature, top_p, top_k, seed, logprobs, .. } = self.sampling;
+        self.sampling != proto::Sampling { temperature, top_p, top_k, seed, logprobs, ..Default::default() }
+    }
 }
 
 /// A try that brought so many tokens has not failed for nothing: tries are counted anew after it.
 const PROGRESS: usize = 32;
+
+/// A worker that was told that an answer is complete ends it this soon.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Longer prompts are hashed on a thread of their own. This many tokens take about a millisecond.
 const SHORT_PROMPT: usize = 1 << 16;
@@ -111,6 +136,8 @@ pub struct ServedBy {
 /// An event of a [`Generation`].
 #[derive(Clone, Debug)]
 pub enum Event {
+    /// Workers were chosen and called, for the first time.
+    Dispatched,
     /// The prompt's KV is complete; tokens follow.
     Began(proto::Began),
     /// The next token.
@@ -180,11 +207,14 @@ impl Router {
         let now = clock::now();
         let deadline = now + self.retry.total;
         let progress = Progress::new(Arc::clone(&job.prompt));
+        let longest = now + self.retry.longest;
+        let ends = job.deadline.map_or(longest, |deadline| deadline.at.min(longest));
         Generation {
             router: self.clone(),
             _place: place,
             job,
-            ends: now + self.retry.longest,
+            ends,
+            decode: None,
             deadline,
             tries: Tries::default(),
             failed: Vec::new(),
@@ -219,6 +249,8 @@ pub struct Generation {
     /// Workers that served a try which failed.
     served: Vec<Instance>,
     attempt: Option<Attempt>,
+    /// The worker that answers in the last try.
+    decode: Option<Chosen>,
     served_by: Option<ServedBy>,
     progress: Progress,
     /// The names of the pages of the next try's prompt, once they are known.
@@ -232,6 +264,35 @@ impl Generation {
         self.served_by.as_ref()
     }
 
+    /// The client has all that it wants of the answer. Its worker is told so, which then counts the request as finished; a worker
+    /// that cannot be told counts it as cancelled.
+    pub fn enough(mut self) {
+        let (Some(mut attempt), Some(worker)) = (self.attempt.take(), self.decode.take()) else { return };
+        if !worker.protocol.knows_ended_answers() {
+            return;
+        }
+        let request = proto::EndAnswerRequest { instance: worker.instance.0, room: attempt.room().0 };
+        let mut client = WorkerClient::new(worker.channel.clone());
+        tokio::spawn(async move {
+            let ended = async {
+                if let Err(status) = client.end_answer(request).await {
+                    tracing::debug!(worker = worker.name, %status, "a worker was not told that an answer is complete");
+                    return false;
+                }
+                loop {
+                    match attempt.next().await {
+                        Step::Began(_) | Step::Token(_) => {}
+                        Step::Finished(_) => return true,
+                        Step::Failed { .. } => return false,
+                    }
+                }
+            };
+            if clock::timeout(ENDS_WITHIN, ended).await == Ok(true) {
+                attempt.settle();
+            }
+        });
+    }
+
     /// The next event. After [`Event::Finished`] or an error the generation is over.
     ///
     /// # Errors
@@ -241,8 +302,14 @@ impl Generation {
         tokio::select! {
             event = self.step() => event,
             () = clock::sleep_until(ends) => {
-                let longest = self.router.retry.longest.as_secs();
-                Err(self.given_up(format!("the request took longer than {longest} s (--request-timeout)")))
+                let longest = self.router.retry.longest;
+                match self.job.deadline.filter(|deadline| deadline.at == ends) {
+                    Some(deadline) => Err(Failure::Late(deadline.given)),
+                    None => {
+                        let why = format!("the request took longer than {} s (--request-timeout)", longest.as_secs());
+                        Err(self.given_up(why))
+                    }
+                }
             }
             _ = closing.wait_for(|&closing| closing) => {
                 Err(Failure::Unavailable("the server is shutting down".into()))
@@ -254,7 +321,15 @@ impl Generation {
         loop {
             let mut attempt = match self.attempt.take() {
                 Some(attempt) => attempt,
-                None => self.begin().await?,
+                None => {
+                    let first = self.decode.is_none();
+                    let begun = self.begin().await?;
+                    if first {
+                        self.attempt = Some(begun);
+                        return Ok(Event::Dispatched);
+                    }
+                    begun
+                }
             };
             match attempt.next().await {
                 Step::Began(began) => {
@@ -366,6 +441,17 @@ impl Generation {
         let random = random_u64().map_err(|error| Failure::Internal(format!("no randomness: {error}")))?;
         let room = Room(random >> 1);
         let route = self.route(room).await?;
+        if self.job.is_shaped()
+            && let Some(worker) = [Some(&route.decode), route.prefill.as_ref()]
+                .into_iter()
+                .flatten()
+                .find(|worker| !worker.protocol.knows_shaping())
+        {
+            return Err(Failure::Internal(format!(
+                "worker {:?} is of an older version, which knows no penalties, biases and lists of tokens: update it, or leave them out",
+                worker.name
+            )));
+        }
         self.tries.begin(clock::now());
         let prompt = Arc::clone(self.progress.prompt());
         let room_left = route.max_tokens().saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
@@ -375,10 +461,12 @@ impl Generation {
             room: room.0,
             request_id: self.job.request_id.clone(),
             prompt: prompt.to_vec(),
+            answered: self.progress.answered(),
             max_new_tokens: self.progress.left(),
             stop_tokens: self.job.stop_tokens.clone(),
             ignore_stop: self.job.ignore_stop,
-            sampling: Some(self.job.sampling),
+            sampling: Some(self.job.sampling.clone()),
+            priority: self.job.priority,
             prefill: None,
             namespace: Some(write_namespace(&self.job.namespace)),
             no_cache: self.job.no_cache,
@@ -391,6 +479,7 @@ impl Generation {
             decode = route.decode.name,
             "dispatched"
         );
+        self.decode = Some(route.decode.clone());
         let attempt = Attempt::start(&self.router.registry, route, request);
         self.served_by = Some(attempt.served_by());
         Ok(attempt)

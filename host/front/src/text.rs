@@ -36,6 +36,16 @@ pub enum TextError {
     Template(String),
 }
 
+/// Whether special tokens are part of a text that is decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Specials {
+    /// They never show.
+    #[default]
+    Hidden,
+    /// They show as their names.
+    Shown,
+}
+
 /// Turns text into token ids and back. Cheap to share; all methods may be called from any thread at once.
 pub trait Tokenizer: Send + Sync {
     /// Token ids of `text`. `add_special` adds what the model wants around a plain prompt (a begin-of-sequence token);
@@ -49,17 +59,17 @@ pub trait Tokenizer: Send + Sync {
     /// A special token gives its name.
     fn token_bytes(&self, token: u32) -> Vec<u8>;
 
-    /// True for tokens that never show in an answer's text.
+    /// True for tokens that show in an answer's text only when [`Specials::Shown`] is asked for.
     fn is_special(&self, token: u32) -> bool;
 
     /// Token ids are less than this.
     fn vocabulary(&self) -> u32;
 
-    /// The most bytes of a text that one token can stand for, where there is a limit and knowing it saves work.
-    fn longest_token(&self) -> Option<usize> {
+    /// The tokens that a text has at least, where that is known without tokenizing it and saves work.
+    fn least_tokens(&self, _text: &str) -> Option<usize> {
         None
     }
 
     /// Decodes an answer as it comes, one token at a time, never splitting a character.
-    fn stream(self: Arc<Self>) -> Box<dyn TextStream>;
+    fn stream(self: Arc<Self>, specials: Specials) -> Box<dyn TextStream>;
 }

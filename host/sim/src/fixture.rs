@@ -75,10 +75,12 @@ pub fn request(room: u64, prompt: &[u32], count: u32) -> Request {
     Request {
         room: Room(room),
         prompt: prompt.to_vec(),
+        answered: 0,
         max_new_tokens: count,
         stop_tokens: Vec::new(),
         ignore_stop: true,
-        sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
+        sampling: Sampling::GREEDY,
+        priority: 0,
         prefill: None,
         namespace: NamespaceKey::default(),
         no_cache: false,

@@ -55,7 +55,7 @@ fn a_damaged_word_anywhere_changes_digest_and_answer() {
         pages: pages.to_vec(),
         window: WindowPages::default(),
         recompute: 0..0,
-        sample: Some(request(1, &prompt, 1).sampling),
+        sample: Some(request(1, &prompt, 1).sampling.into()),
     };
     let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
     let computed = || {

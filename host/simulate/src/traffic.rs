@@ -197,7 +197,7 @@ impl Traffic {
     }
 }
 
-const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
+const GREEDY: Sampling = Sampling::GREEDY;
 
 impl Clients for Traffic {
     fn cache_changed(&mut self, place: usize, changes: &[CacheEvent]) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::HeaderName;
-use host_front::identity::{Hosts, Keys};
+use host_front::identity::{Hosts, Keys, Origins};
 use host_wire::endpoint::{ApiTls, ListenAt};
 
 use super::Refused;
@@ -16,6 +16,8 @@ pub struct Clients {
     pub keys: Option<Arc<Keys>>,
     pub tenant_header: Option<HeaderName>,
     pub hosts: Option<Hosts>,
+    /// Pages of other origins that may use the API.
+    pub origins: Origins,
     /// The certificate that the API shows.
     pub tls: Option<ApiTls>,
     /// Where operators are served, if not where clients are.
@@ -60,7 +62,9 @@ pub fn clients(settings: &Settings) -> Result<Clients, Refused> {
             }
         }
     });
+    let origins = settings.cors_origins.as_deref().map(origins).transpose()?;
     Ok(Clients {
+        origins: origins.unwrap_or_default(),
         keys: keys.transpose()?,
         tenant_header: header.transpose()?,
         hosts: hosts.transpose()?,
@@ -108,6 +112,25 @@ pub fn warning(settings: &Settings) -> Option<String> {
     ))
 }
 
+fn origins(given: &str) -> Result<Origins, Refused> {
+    if given.trim() == "*" {
+        return Ok(Origins::Any);
+    }
+    let names: Vec<String> =
+        given.split(',').map(|name| name.trim().trim_end_matches('/').to_owned()).collect();
+    let is_origin = |name: &str| {
+        name.split_once("://").is_some_and(|(scheme, host)| {
+            matches!(scheme, "http" | "https") && !host.is_empty() && !host.contains(['/', '*', ' '])
+        })
+    };
+    match names.iter().find(|name| !is_origin(name)) {
+        None => Ok(Origins::Named(names)),
+        Some(name) => Err(Refused(format!(
+            "--cors-origins: {name:?} is no origin; give scheme and name, for example https://app.example.com, or \"*\" alone"
+        ))),
+    }
+}
+
 /// Checks that a worker alone, which serves no clients, is not told how to.
 ///
 /// # Errors
@@ -125,6 +148,9 @@ pub fn check_none(settings: &Settings) -> Result<(), Refused> {
         ("--max-text-bytes", settings.max_text_bytes.is_some()),
         ("--body-timeout", settings.body_timeout.is_some()),
         ("--idle-timeout", settings.idle_timeout.is_some()),
+        ("--stream-keep-alive", settings.stream_keep_alive.is_some()),
+        ("--cors-origins", settings.cors_origins.is_some()),
+        ("--no-request-log", settings.no_request_log),
     ] {
         if given {
             let message = format!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use host_core::Event;
-use host_front::front::{self, FrontConfig, HttpListeners};
+use host_front::front::{self, About, FrontConfig, HttpListeners};
 use host_front::router::Retry;
 use host_front::text::TextModel;
 use host_wire::endpoint::{self, Address, Credentials, ListenAt, Listener, SocketDirectory};
@@ -109,6 +109,11 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
 
 fn start_logging(settings: &Settings) -> Result<(), Refused> {
     let filter = settings.log_level.clone().unwrap_or_else(|| "info".to_owned());
+    // Of libraries, which tell each frame of each connection, a filter that names them shows more.
+    let filter = match filter.as_str() {
+        level @ ("debug" | "trace") => format!("info,host={level}"),
+        _ => filter,
+    };
     let filter = EnvFilter::try_new(&filter)
         .map_err(|error| Refused(format!("--log-level {filter:?} is not a filter: {error}")))?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
@@ -191,7 +196,7 @@ fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> Front
     let default_max_tokens = settings.default_max_tokens.unwrap_or(standard.default_max_tokens);
     let policy = settings.router_policy.map_or(standard.policy, Into::into);
     let max_requests = settings.max_requests.map_or(standard.max_requests, |most| most as usize);
-    let Clients { keys, tenant_header, hosts, tls, operators: _, limits } = clients;
+    let Clients { keys, tenant_header, hosts, origins, tls, operators: _, limits } = clients;
     let drain = settings.drain_timeout();
     let retry = Retry {
         resume: !settings.no_resume,
@@ -211,9 +216,29 @@ fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> Front
         keys,
         tenant_header,
         hosts,
+        origins,
+        about: about(settings, standard.about.clone()),
+        log_requests: !settings.no_request_log,
+        stream_keep_alive: settings.stream_keep_alive.map(|seconds| Duration::from_secs(seconds.into())),
         tls,
         ..standard
     })
+}
+
+/// What clients are told of the model.
+fn about(settings: &Settings, standard: About) -> About {
+    let path = |path: &std::path::Path| {
+        std::path::absolute(path).unwrap_or_else(|_unknown| path.to_owned()).display().to_string()
+    };
+    let model = settings.model.as_deref();
+    // The synthetic executor has none.
+    let made = model.and_then(|model| std::fs::metadata(model).ok()?.modified().ok());
+    let made = made.and_then(|made| Some(made.duration_since(std::time::UNIX_EPOCH).ok()?.as_secs()));
+    About {
+        created: made.unwrap_or(standard.created),
+        model_path: model.map(path),
+        tokenizer_path: settings.tokenizer.as_deref().map(path),
+    }
 }
 
 async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {

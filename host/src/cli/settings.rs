@@ -233,6 +233,21 @@ pub struct Settings {
     #[serde(default)]
     pub no_resume: bool,
 
+    /// Seconds after which a client that waits for the next event of its stream gets a comment, for proxies that cut idle streams;
+    /// some clients cannot read comments [default: never]
+    #[arg(long, value_name = "SECONDS")]
+    pub stream_keep_alive: Option<u32>,
+
+    /// Origins of web pages that may use the API from a browser, for example https://app.example.com, or "*" for all [default:
+    /// none]
+    #[arg(long, value_name = "ORIGIN,...")]
+    pub cors_origins: Option<String>,
+
+    /// Write no log line for each request
+    #[arg(long)]
+    #[serde(default)]
+    pub no_request_log: bool,
+
     /// Seconds that a request may take in all, from its arrival to the last token of its answer [default: 600]
     #[arg(long, value_name = "SECONDS")]
     pub request_timeout: Option<u32>,

@@ -5,3 +5,4 @@
 
 mod chat_command;
 mod namespaces;
+mod settings;

@@ -125,7 +125,7 @@ async fn a_worker_refuses_a_router_that_answers_in_a_version_that_it_did_not_off
     let worker = start(plugins.path(), "prefill", &address);
     // It tries again and says nothing else.
     let registrations = router.registrations(2).await;
-    assert_eq!((registrations[0].protocol_oldest, registrations[0].protocol), (1, 2));
+    assert_eq!((registrations[0].protocol_oldest, registrations[0].protocol), (1, 3));
     ends(worker).await;
     assert_eq!(router.heartbeats.load(Ordering::SeqCst), 0);
     assert_eq!(router.goodbyes.load(Ordering::SeqCst), 1, "it may have the worker on its list");
@@ -153,7 +153,7 @@ async fn workers_shake_hands_in_the_newest_version_that_both_speak() {
         .await
         .unwrap()
     };
-    for (oldest, newest, agreed) in [(1, 1, 1), (2, 3, 2), (0, 0, 1), (1, 2, 2)] {
+    for (oldest, newest, agreed) in [(1, 1, 1), (2, 3, 3), (0, 0, 1), (1, 2, 2), (3, 4, 3)] {
         let reply = shake(oldest, newest).await;
         assert!(reply.accepted, "{oldest} to {newest}: {reply:?}");
         assert_eq!(reply.protocol, agreed, "{oldest} to {newest}");
@@ -162,5 +162,5 @@ async fn workers_shake_hands_in_the_newest_version_that_both_speak() {
     }
     let refused = shake(7, 9).await;
     assert!(!refused.accepted && refused.protocol == 0, "{refused:?}");
-    assert!(refused.message.contains("7 to 9") && refused.message.contains("1 to 2"), "{refused:?}");
+    assert!(refused.message.contains("7 to 9") && refused.message.contains("1 to 3"), "{refused:?}");
 }

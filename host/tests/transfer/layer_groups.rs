@@ -100,7 +100,6 @@ fn a_byte_flipped_in_a_layer_sent_ahead_costs_a_second_transfer_and_no_answer() 
 
 /// A batch that asks for news of every layer: one sequence of two pages and a bit, one decode step.
 fn batch() -> Batch {
-    let sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
     let pages = |first: u32, count: u32| (first..first + count).map(PageId).collect();
     let long = (0..35).map(|token| token * 7 % 200).collect();
     let sequence = |room, tokens, pages, sample| Sequence {
@@ -113,7 +112,7 @@ fn batch() -> Batch {
         sample,
     };
     let sequences = vec![
-        sequence(Room(1), long, pages(0, 3), Some(sampling)),
+        sequence(Room(1), long, pages(0, 3), Some(Sampling::GREEDY.into())),
         sequence(Room(2), vec![9], pages(5, 1), None),
     ];
     Batch { id: 1, sequences, layer_group: 1 }

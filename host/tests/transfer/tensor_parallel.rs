@@ -170,10 +170,12 @@ fn a_rank_that_panics_costs_the_batch_and_neither_the_worker_nor_a_page() {
         let request = Request {
             room: Room(room),
             prompt: (0..50).collect(),
+            answered: 0,
             max_new_tokens: 8,
             stop_tokens: Vec::new(),
             ignore_stop: true,
-            sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
+            sampling: Sampling::GREEDY,
+            priority: 0,
             prefill: None,
             namespace: NamespaceKey::default(),
             no_cache: false,

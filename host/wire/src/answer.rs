@@ -10,6 +10,8 @@ pub enum Answer {
     Began {
         /// Prompt tokens whose KV was not computed for this request.
         cached_tokens: u32,
+        /// Of these, the ones that came from the worker's offload tiers.
+        offload_tokens: u32,
         /// Bytes of KV that came through the transfer plugin.
         transferred_bytes: u64,
     },

@@ -1,10 +1,12 @@
 //! Between the core's types and the schema's.
 
+use std::sync::Arc;
+
 use host_core::ids::{PageId, Room};
 use host_core::message::{Body, Message, Reserve};
 use host_core::radix::NamespaceKey;
 use host_core::request::{Failure, PeerRef, Request};
-use host_core::{Instance, Sampled, Sampling};
+use host_core::{Instance, Sampled, Sampling, Shaping};
 
 use crate::Answer;
 use crate::proto::{self, control_message, generate_event};
@@ -84,6 +86,35 @@ pub fn read_message(message: proto::ControlMessage) -> Result<Message, Malformed
     })
 }
 
+/// Reads sampling settings.
+fn read_sampling(sampling: proto::Sampling) -> Sampling {
+    let shaping = Shaping {
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        repetition_penalty: if sampling.repetition_penalty == 0.0 {
+            1.0
+        } else {
+            sampling.repetition_penalty
+        },
+        min_tokens: sampling.min_tokens,
+        end_tokens: if sampling.min_tokens > 0 { sampling.end_tokens } else { Vec::new() },
+        logit_bias: sampling.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect(),
+        allowed_tokens: sampling.allowed_tokens,
+        bad_words: sampling.bad_words.into_iter().map(|word| word.tokens).collect(),
+    };
+    Sampling {
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        min_p: sampling.min_p,
+        seed: sampling.seed,
+        logprobs: sampling
+            .logprobs
+            .map(|top| u8::try_from(top).unwrap_or(u8::MAX).min(host_core::batch::MAX_TOP_LOGPROBS)),
+        shaping: (shaping != Shaping::default()).then(|| Arc::new(shaping)),
+    }
+}
+
 /// Reads a request.
 ///
 /// # Errors
@@ -93,18 +124,12 @@ pub fn read_request(request: proto::GenerateRequest) -> Result<Request, Malforme
     Ok(Request {
         room: Room(request.room),
         prompt: request.prompt,
+        answered: request.answered,
         max_new_tokens: request.max_new_tokens,
         stop_tokens: request.stop_tokens,
         ignore_stop: request.ignore_stop,
-        sampling: Sampling {
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            top_k: sampling.top_k,
-            seed: sampling.seed,
-            logprobs: sampling
-                .logprobs
-                .map(|top| u8::try_from(top).unwrap_or(u8::MAX).min(host_core::batch::MAX_TOP_LOGPROBS)),
-        },
+        sampling: read_sampling(sampling),
+        priority: request.priority,
         prefill: request
             .prefill
             .map(|peer| PeerRef { instance: Instance(peer.instance), address: peer.address }),
@@ -132,11 +157,14 @@ pub fn write_namespace(key: &NamespaceKey) -> proto::Namespace {
 #[must_use]
 pub fn write_answer(answer: &Answer, plugin: &str) -> proto::GenerateEvent {
     let event = match answer {
-        Answer::Began { cached_tokens, transferred_bytes } => generate_event::Event::Began(proto::Began {
-            transferred_bytes: *transferred_bytes,
-            transfer_plugin: plugin.to_owned(),
-            cached_tokens: *cached_tokens,
-        }),
+        Answer::Began { cached_tokens, offload_tokens, transferred_bytes } => {
+            generate_event::Event::Began(proto::Began {
+                transferred_bytes: *transferred_bytes,
+                transfer_plugin: plugin.to_owned(),
+                cached_tokens: *cached_tokens,
+                offload_tokens: *offload_tokens,
+            })
+        }
         Answer::Token(token) => generate_event::Event::Token(write_token(token)),
         Answer::Finished { reason, usage, transferred_bytes } => {
             generate_event::Event::Finished(proto::Finished {
@@ -146,6 +174,7 @@ pub fn write_answer(answer: &Answer, plugin: &str) -> proto::GenerateEvent {
                 transferred_bytes: *transferred_bytes,
                 transfer_plugin: plugin.to_owned(),
                 cached_tokens: usage.cached_tokens,
+                offload_tokens: usage.offload_tokens,
             })
         }
         Answer::Failed(failure) => generate_event::Event::Failed(write_failure(failure)),
@@ -198,5 +227,46 @@ mod tests {
             assert_eq!(read_message(write_message(&message)), Ok(message));
         }
         assert!(read_message(proto::ControlMessage::default()).is_err());
+    }
+
+    #[test]
+    fn settings_of_sampling_survive_the_wire_and_those_that_change_nothing_are_none() {
+        let plain = proto::Sampling { temperature: 0.5, top_p: 1.0, seed: 4, ..proto::Sampling::default() };
+        let request = |sampling| proto::GenerateRequest {
+            prompt: vec![1, 2],
+            answered: 1,
+            priority: -7,
+            sampling: Some(sampling),
+            ..proto::GenerateRequest::default()
+        };
+        let read = read_request(request(plain.clone())).unwrap();
+        assert_eq!((read.answered, read.priority, &read.sampling.shaping), (1, -7, &None));
+        // Without `min_tokens` no end is held back.
+        let without = proto::Sampling { end_tokens: vec![3], ..plain.clone() };
+        assert_eq!(read_request(request(without)).unwrap().sampling.shaping, None);
+        let full = proto::Sampling {
+            min_p: 0.25,
+            presence_penalty: 1.0,
+            frequency_penalty: -1.0,
+            repetition_penalty: 1.5,
+            min_tokens: 2,
+            end_tokens: vec![3],
+            logit_bias: vec![proto::TokenBias { token: 5, bias: -2.0 }],
+            allowed_tokens: vec![6],
+            bad_words: vec![proto::TokenSequence { tokens: vec![7, 8] }],
+            ..plain
+        };
+        let read = read_request(request(full)).unwrap().sampling;
+        let expected = Shaping {
+            presence_penalty: 1.0,
+            frequency_penalty: -1.0,
+            repetition_penalty: 1.5,
+            min_tokens: 2,
+            end_tokens: vec![3],
+            logit_bias: vec![(5, -2.0)],
+            allowed_tokens: vec![6],
+            bad_words: vec![vec![7, 8]],
+        };
+        assert_eq!((read.min_p, read.shaping.as_deref()), (0.25, Some(&expected)));
     }
 }

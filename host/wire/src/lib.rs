@@ -3,13 +3,14 @@
 //!
 //! [`proto`] is generated from `proto/control.proto`. [`convert`] and [`cache_news`] translate; [`pairs`] says which workers can work
 //! together, [`protocol`] which versions of the schema, and [`identity`] makes a number of what makes their KV differ. [`endpoint`]
-//! connects processes that can prove that they belong together.
+//! connects processes that can prove that they belong together, and [`exposition`] is the format in which they tell their counters.
 
 mod answer;
 pub mod cache_news;
 pub mod clock;
 pub mod convert;
 pub mod endpoint;
+pub mod exposition;
 pub mod identity;
 pub mod pairs;
 pub mod protocol;

@@ -8,8 +8,9 @@ use std::fmt;
 
 use crate::proto::{HandshakeReply, RegisterReply, WorkerInfo};
 
-/// The newest version that this build speaks. Version 2 has `Leave`, `Drain` and `Load.draining`.
-pub const NEWEST: u32 = 2;
+/// The newest version that this build speaks. Version 2 has `Leave`, `Drain` and `Load.draining`. Version 3 has `EndAnswer`, the
+/// settings of `Sampling` from `min_p` on, `GenerateRequest.answered` and `GenerateRequest.priority`.
+pub const NEWEST: u32 = 3;
 /// The oldest version that this build speaks.
 pub const OLDEST: u32 = 1;
 /// What this build speaks.
@@ -28,6 +29,19 @@ impl Version {
     #[must_use]
     pub fn knows_draining(self) -> bool {
         self >= Version(2)
+    }
+
+    /// Whether a worker of this version draws tokens by every setting that `Sampling` has. An older one would ignore those that it
+    /// does not know.
+    #[must_use]
+    pub fn knows_shaping(self) -> bool {
+        self >= Version(3)
+    }
+
+    /// Whether a worker of this version can be told that an answer is complete.
+    #[must_use]
+    pub fn knows_ended_answers(self) -> bool {
+        self >= Version(3)
     }
 }
 
@@ -175,8 +189,10 @@ mod tests {
         assert_eq!(of_peer(&reply(0), &worker(1, 1)), Ok(Version(1)), "a build from before answers told it");
         assert_eq!(of_peer(&reply(1), &worker(1, 1)), Ok(Version(1)));
         assert_eq!(of_peer(&reply(2), &worker(2, 3)), Ok(Version(2)));
-        let refused = of_peer(&reply(3), &worker(2, 3)).unwrap_err();
-        assert!(refused.contains("2 to 3") && refused.contains("1 to 2"), "{refused}");
+        let next = NEWEST + 1;
+        let refused = of_peer(&reply(next), &worker(2, next)).unwrap_err();
+        let (theirs, ours) = (format!("2 to {next}"), format!("{OLDEST} to {NEWEST}"));
+        assert!(refused.contains(&theirs) && refused.contains(&ours), "{refused}");
         assert!(of_peer(&reply(8), &worker(7, 9)).is_err());
     }
 

@@ -171,6 +171,11 @@ impl Handle {
         self.event(Event::Cancel(room)).await;
     }
 
+    /// Ends an answer that is complete; harmless if it has ended.
+    pub async fn end_answer(&self, room: Room) {
+        self.event(Event::EndAnswer(room)).await;
+    }
+
     /// Passes an event on, waiting while the scheduler's inbox is full.
     pub async fn event(&self, event: Event) {
         if self.inputs.send(Input::Event(event)).await.is_err() {

@@ -10,9 +10,10 @@ mod staging;
 use std::fmt::Error;
 use std::sync::Arc;
 
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::routing::get;
 use host_core::scheduler::Stats;
+use host_wire::exposition;
 use host_wire::proto::WorkerInfo;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -157,11 +158,13 @@ pub fn routes(worker: Handle, peers: Peers, info: &WorkerInfo, readiness: Readin
     registry.register_collector(Box::new(WorkerCollector(worker, peers)));
     let registry = Arc::new(registry);
     let health = serde_json::json!({ "status": "ok", "name": info.name, "role": info.role }).to_string();
-    let metrics = move || async move {
+    let metrics = move |headers: HeaderMap| async move {
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _written = prometheus_client::encoding::text::encode(&mut text, &registry);
-        ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+        let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+        let (kind, text) = exposition::in_format(accepted, text);
+        ([(header::CONTENT_TYPE, kind)], text)
     };
     let health = get(move || async move { ([(header::CONTENT_TYPE, "application/json")], health) });
     let ready = move || async move {

@@ -233,7 +233,7 @@ impl Registration {
     }
 
     async fn register(&mut self, logged: &mut String) -> Result<(), String> {
-        let request = RegisterRequest { worker: Some(self.info.clone()) };
+        let request = RegisterRequest { worker: Some(self.info.clone()), load: Some(load(&self.worker)) };
         let reply =
             timeout(CALL, self.client.register(request)).await.map_err(|elapsed| elapsed.to_string())?;
         let reply = reply.map_err(|status| reason(&status))?.into_inner();

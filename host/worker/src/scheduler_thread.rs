@@ -206,10 +206,11 @@ impl Turn {
                     feed.tell(events);
                 }
             }
-            Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages } => {
+            Action::PromptReady { room, tokens, pages, cached_tokens, offload_tokens, transferred_pages } => {
                 if self.start.config.role != Role::Prefill {
                     let transferred_bytes = u64::from(transferred_pages) * self.start.page_bytes;
-                    self.answer(room, Answer::Began { cached_tokens, transferred_bytes }, false);
+                    let began = Answer::Began { cached_tokens, offload_tokens, transferred_bytes };
+                    self.answer(room, began, false);
                 }
                 if tracing::enabled!(target: "host::pages", tracing::Level::DEBUG) {
                     self.start.to_ranks.log_digests(room, tokens as usize, pages);

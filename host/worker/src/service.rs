@@ -11,8 +11,9 @@ use tonic::{Request, Response, Status};
 
 use host_wire::proto::worker_server::Worker;
 use host_wire::proto::{
-    DeliverReply, DeliverRequest, DrainReply, DrainRequest, FlushCacheReply, FlushCacheRequest,
-    FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest, WorkerInfo,
+    DeliverReply, DeliverRequest, DrainReply, DrainRequest, EndAnswerReply, EndAnswerRequest,
+    FlushCacheReply, FlushCacheRequest, FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply,
+    HandshakeRequest, WorkerInfo,
 };
 use host_wire::{Answer, convert};
 
@@ -195,5 +196,19 @@ impl Worker for WorkerService {
         }
         self.drain.send_replace(true);
         Ok(Response::new(DrainReply {}))
+    }
+
+    async fn end_answer(
+        &self,
+        request: Request<EndAnswerRequest>,
+    ) -> Result<Response<EndAnswerReply>, Status> {
+        let EndAnswerRequest { instance, room } = request.into_inner();
+        if instance != self.info.instance {
+            let message =
+                format!("this is instance {} and not {}", self.worker.instance(), Instance(instance));
+            return Err(Status::failed_precondition(message));
+        }
+        self.worker.end_answer(Room(room)).await;
+        Ok(Response::new(EndAnswerReply {}))
     }
 }

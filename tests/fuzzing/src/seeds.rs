@@ -206,7 +206,17 @@ fn control_messages() -> Vec<Vec<u8>> {
     ];
     let mut seeds: Vec<Vec<u8>> =
         messages.iter().map(|message| write_message(message).encode_to_vec()).collect();
-    let sampling = proto::Sampling { temperature: 1.0, top_p: 0.5, top_k: 3, seed: 7, logprobs: Some(2) };
+    let sampling = proto::Sampling {
+        temperature: 1.0,
+        top_p: 0.5,
+        top_k: 3,
+        seed: 7,
+        logprobs: Some(2),
+        presence_penalty: 0.5,
+        logit_bias: vec![proto::TokenBias { token: 2, bias: -1.0 }],
+        bad_words: vec![proto::TokenSequence { tokens: vec![1, 2] }],
+        ..proto::Sampling::default()
+    };
     let request = proto::GenerateRequest {
         room: 5,
         prompt: vec![1, 2, 3],

@@ -3,6 +3,7 @@
 use super::{Cache, Holding, Prefix, Tokens};
 use crate::batch::Sequence;
 use crate::ids::{Room, Time};
+use crate::sampling::Draw;
 
 /// Pages of both [components](crate::pool::Component).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -148,7 +149,7 @@ impl Cache {
             pages: kv.table[..self.pages_for(end)].to_vec(),
             window: self.window_of(kv, end),
             recompute: position(kv.recompute.start)..position(kv.recompute.end),
-            sample: (end == tokens.known()).then_some(tokens.request.sampling),
+            sample: (end == tokens.known()).then(|| Draw::next(tokens.request, tokens.output)),
         }
     }
 }

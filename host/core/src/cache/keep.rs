@@ -72,7 +72,9 @@ impl Cache {
         }
         let (Some(lock), Some(held)) = (kv.lock.take(), kv.held.take()) else { return };
         let computed = tokens.range(0..kv.computed);
-        let inserted = tree.insert(&mut self.pool, lock, &computed, held, 0, &mut self.changes);
+        // There the larger number stays longer.
+        let priority = tokens.request.priority.saturating_neg();
+        let inserted = tree.insert(&mut self.pool, lock, &computed, held, priority, &mut self.changes);
         let mut table = Vec::with_capacity(kv.table.len());
         tree.pages(&inserted.lock, &mut table);
         table.extend_from_slice(&kv.table[table.len()..]);

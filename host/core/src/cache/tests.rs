@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{Cache, Holding, Pages, Tokens, Touches};
-use crate::batch::Sampling;
 use crate::config::{Config, Role};
 use crate::hierarchy::TierTag;
 use crate::ids::{Instance, Room, Time};
@@ -12,6 +11,7 @@ use crate::layer_groups::LayerGroups;
 use crate::pool::{PoolCounts, PoolLimits};
 use crate::radix::{NamespaceKey, PageHash, Policy};
 use crate::request::Request;
+use crate::sampling::Sampling;
 use crate::transfer::Tag;
 
 const PAGE: usize = 4;
@@ -51,10 +51,12 @@ fn request(room: u64, tokens: u32) -> Request {
     Request {
         room: Room(room),
         prompt: (0..tokens).collect(),
+        answered: 0,
         max_new_tokens: 1,
         stop_tokens: Vec::new(),
         ignore_stop: false,
-        sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
+        sampling: Sampling::GREEDY,
+        priority: 0,
         prefill: None,
         namespace: NamespaceKey::default(),
         no_cache: false,

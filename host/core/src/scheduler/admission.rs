@@ -49,6 +49,7 @@ impl Scheduler {
                 self.config.page_tokens,
             ));
         }
+        self.has_priorities |= job.request.priority != 0;
         self.deadlines.set(room, self.job_deadline(&job));
         self.jobs.insert(room, job);
         self.queue.push_back(room);
@@ -84,6 +85,10 @@ impl Scheduler {
                 format!("extra_key or cache_salt is longer than {most} bytes"),
             );
         }
+        if !request.sampling.shaping.as_ref().is_none_or(|shaping| shaping.is_sound()) {
+            let message = "a penalty or a bias of the request is no number that can be computed with";
+            return fail(FailureCode::Invalid, message.into());
+        }
         if request.max_new_tokens == 0 {
             return fail(FailureCode::Invalid, "max_new_tokens is 0: ask for at least one token".into());
         }
@@ -114,7 +119,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Admits in order of arrival, preempted requests first. A request whose other leg is not there yet is passed over,
+    /// Admits in order of [urgency](super::urgency) and of arrival, preempted requests first. A request whose other leg is not there yet is passed over,
     /// and so is one that waits for the pages of another ([`sharing`](super::sharing)). One that lacks pages may be
     /// skipped for later ones that fit, but only [`MOST_SKIPS`] times: then the queue waits behind it, so that it gets
     /// the next pages that come free.
@@ -122,6 +127,7 @@ impl Scheduler {
     /// A request fits when there are pages for what is known of it, and headroom for it and for all that run. The first
     /// one needs no headroom: nothing runs that could take it.
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
+        self.order_queue(now);
         let mut at = 0;
         let mut lacking: Vec<Room> = Vec::new();
         let mut admitted: Vec<(Room, Need, Option<Prefix>)> = Vec::new();

@@ -12,7 +12,7 @@ use crate::request::{Failure, FailureCode, FinishReason, Usage};
 
 impl Scheduler {
     /// Builds the next batch if none is being computed: every sequence that decodes, then prompt chunks in order of
-    /// arrival while tokens are left. Requests give up their pages where the batch would lack some.
+    /// urgency and arrival while tokens are left. Requests give up their pages where the batch would lack some.
     pub(super) fn build_batch(&mut self, now: Time, actions: &mut Vec<Action>) {
         if self.computing {
             return;
@@ -70,8 +70,11 @@ impl Scheduler {
     /// The rooms that are computed next, each up to a position: of prompts at most so many tokens.
     fn plan_batch(&self, most: usize) -> Vec<(Room, usize)> {
         let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.uncomputed() == 1);
-        let order =
-            self.running.iter().filter(decodes).chain(self.running.iter().filter(|room| !decodes(room)));
+        let mut prompts: Vec<&Room> = self.running.iter().filter(|room| !decodes(room)).collect();
+        if self.has_priorities {
+            prompts.sort_by_key(|room| self.jobs.get(room).map_or(0, |job| job.request.priority));
+        }
+        let order = self.running.iter().filter(decodes).chain(prompts);
         let mut plan = Vec::new();
         let mut chunk_left = most;
         let mut beside = Load::default();
@@ -196,13 +199,19 @@ impl Scheduler {
         let pages = job.kv.pages(0..covered).to_vec();
         let tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
         let (cached_tokens, transferred_pages) = (job.origin.cached, job.origin.transferred_pages);
-        actions.push(Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages });
+        let offload_tokens = job.origin.offloaded();
+        let told =
+            Action::PromptReady { room, tokens, pages, cached_tokens, offload_tokens, transferred_pages };
+        actions.push(told);
         self.count_origin(room);
     }
 
     /// Takes over a drawn token: answers the client, and ends the request if it was the last.
     pub(super) fn drawn(&mut self, now: Time, room: Room, sampled: &Sampled, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
+        if job.answer.complete {
+            return self.finish(now, room, FinishReason::Stop, actions);
+        }
         if let Some(last) = job.answer.last_drawn.replace(now) {
             self.stats.between_tokens.add(now.since(last));
         }
@@ -226,6 +235,18 @@ impl Scheduler {
         }
     }
 
+    /// The answer has all that its client wants of it. Before its first token there is no such answer. The batch that computes
+    /// the next token of it is waited for: the token is dropped.
+    pub(super) fn end_answer(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
+        let sends = self.config.role.sends_kv();
+        let begun = |job: &&mut Job| !sends && !job.answer.tokens.is_empty();
+        let Some(job) = self.jobs.get_mut(&room).filter(begun) else { return };
+        match job.stage.in_batch() {
+            Some(_) => job.answer.complete = true,
+            None => self.finish(now, room, FinishReason::Stop, actions),
+        }
+    }
+
     pub(super) fn finish(&mut self, now: Time, room: Room, reason: FinishReason, actions: &mut Vec<Action>) {
         self.keep(room);
         let Some(job) = self.jobs.remove(&room) else { return };
@@ -233,6 +254,7 @@ impl Scheduler {
             prompt_tokens: u32::try_from(job.request.prompt.len()).unwrap_or(u32::MAX),
             output_tokens: u32::try_from(job.answer.tokens.len()).unwrap_or(u32::MAX),
             cached_tokens: job.origin.cached,
+            offload_tokens: job.origin.offloaded(),
             transferred_pages: job.origin.transferred_pages,
         };
         self.stats.finished += 1;

@@ -21,6 +21,8 @@ pub enum Event {
     Submit(Request),
     /// The router no longer wants the answer.
     Cancel(Room),
+    /// The answer of a request is complete, although its last token does not say so.
+    EndAnswer(Room),
     /// A peer said something.
     Message {
         /// The peer.
@@ -215,6 +217,8 @@ pub enum Action {
         pages: Vec<PageId>,
         /// Tokens of it whose KV was not computed for this request.
         cached_tokens: u32,
+        /// Of these, the ones that came from the worker's offload tiers.
+        offload_tokens: u32,
         /// Pages of it that came in through a transfer backend.
         transferred_pages: u32,
     },

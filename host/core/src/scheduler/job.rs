@@ -33,6 +33,8 @@ pub(super) struct Answer {
     pub tokens: Vec<u32>,
     /// The first token as it was drawn: for the aux row, or kept back while ready.
     pub first: Option<Sampled>,
+    /// Its client wants no more tokens.
+    pub complete: bool,
     /// When the last token was drawn.
     pub last_drawn: Option<Time>,
 }
@@ -48,6 +50,13 @@ pub(super) struct Origin {
     pub in_l1: u32,
     /// Pages that a transfer brought.
     pub transferred_pages: u32,
+}
+
+impl Origin {
+    /// Tokens that came from the offload tiers.
+    pub(super) fn offloaded(&self) -> u32 {
+        self.promised - self.promised.min(self.in_l1)
+    }
 }
 
 impl Job {

@@ -53,7 +53,7 @@ impl Scheduler {
         let origin = job.origin;
         let in_l1 = origin.promised.min(origin.in_l1);
         self.stats.delivered_tokens += u64::from(in_l1);
-        self.stats.delivered_offload_tokens += u64::from(origin.promised - in_l1);
+        self.stats.delivered_offload_tokens += u64::from(origin.offloaded());
         if self.config.role.receives_kv() {
             let window = u32::try_from(self.cache.tail_pages(&job.tokens())).unwrap_or(u32::MAX);
             self.stats.pages_saved += u64::from(origin.promised / self.config.page_tokens);

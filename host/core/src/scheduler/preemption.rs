@@ -26,7 +26,7 @@ use crate::ids::{Room, Time};
 impl Scheduler {
     /// Preempts one request; false when only one is left that runs.
     ///
-    /// The one with the shortest answer goes: least of what its user waits for is delayed, and those that are nearly
+    /// Of those that are least urgent, the one with the shortest answer goes: least of what its user waits for is delayed, and those that are nearly
     /// done end and free their pages. A request that was preempted keeps its answer, so the same one is not chosen
     /// again and again while younger ones run. Among equals it is the one with the longest prompt, whose pages help
     /// most.
@@ -39,7 +39,8 @@ impl Scheduler {
         let able = rooms.enumerate().filter(|(_, room)| self.may_be_preempted(**room));
         let victim = able.min_by_key(|(age, room)| {
             let job = &self.jobs[room];
-            (job.answer.tokens.len(), Reverse(job.request.prompt.len()), Reverse(*age))
+            let size = (job.answer.tokens.len(), Reverse(job.request.prompt.len()));
+            (Reverse(job.request.priority), size, Reverse(*age))
         });
         let Some(room) = victim.map(|(_, room)| *room) else { return false };
         self.preempt(room);

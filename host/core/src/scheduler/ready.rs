@@ -26,11 +26,12 @@ impl Scheduler {
         self.running.len() + others < self.pace.limit().unwrap_or(batch)
     }
 
-    /// Activates requests that have arrived, oldest first. They join when no step is being computed: their first token
+    /// Activates requests that have arrived, the most urgent and of these the oldest first. They join when no step is being computed: their first token
     /// is out when their first step begins.
     pub(super) fn activate(&mut self, now: Time, actions: &mut Vec<Action>) {
         while !(self.pace.is_set() && self.computing) && self.may_join(0) {
-            let Some(room) = self.ready.pop_front() else { return };
+            let next = if self.has_priorities { self.most_urgent(self.ready.iter()) } else { Some(0) };
+            let Some(room) = next.and_then(|next| self.ready.remove(next)) else { return };
             self.join(now, room, actions);
         }
     }

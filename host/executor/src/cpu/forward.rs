@@ -282,7 +282,7 @@ impl Model {
         a.normed.clear();
         for sequence in sequences {
             end += sequence.tokens.len();
-            let first = match (wanted, sequence.sample) {
+            let first = match (wanted, &sequence.sample) {
                 (Wanted::All, _) => end - sequence.tokens.len(),
                 (Wanted::Samples, Some(_)) => end - 1,
                 (Wanted::Samples, None) => end,

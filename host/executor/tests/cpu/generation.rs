@@ -4,12 +4,12 @@ use std::path::Path;
 
 use host_core::layout::KvOrder;
 use host_core::window::WindowPages;
-use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
+use host_core::{Batch, Draw, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
 use host_executor::cpu::{CpuExecutor, CpuOptions, read_shape};
 use host_executor::{Executor, KvMemory};
 use host_tests::model::{tiny_gemma3, tiny_qwen3};
 
-const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
+const GREEDY: Sampling = Sampling::GREEDY;
 
 fn setup(seed: u64) -> (CpuExecutor, KvMemory) {
     load(tiny_qwen3, seed)
@@ -36,7 +36,7 @@ fn load(write: Write, seed: u64) -> (CpuExecutor, KvMemory) {
     (executor, KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap())
 }
 
-fn sequence(tokens: Vec<u32>, start: u32, sample: Option<Sampling>) -> Sequence {
+fn sequence(tokens: Vec<u32>, start: u32, sample: Option<Draw>) -> Sequence {
     let pages = (0..40).map(PageId).collect();
     // Of a model with sliding layers the first ten pages are the full part, and the others the window's, three per page.
     let window = WindowPages { first: 0, pages: (10..40).map(PageId).collect() };
@@ -53,7 +53,7 @@ fn generate(
     let mut tokens = prompt.to_vec();
     let mut done = 0;
     for id in 0..steps as u64 {
-        let next = sequence(tokens[done..].to_vec(), done as u32, Some(sampling));
+        let next = sequence(tokens[done..].to_vec(), done as u32, Some(sampling.clone().into()));
         done = tokens.len();
         let outputs = executor.forward(kv, &Batch { id, sequences: vec![next], layer_group: 0 }).unwrap();
         tokens.push(outputs[0].sampled.as_ref().unwrap().token);
@@ -83,7 +83,8 @@ fn sampled_text_is_fixed_by_its_seed() {
     let (mut executor, mut kv) = setup(3);
     let prompt = [5, 6, 7];
     let mut text = |seed| {
-        let sampling = Sampling { temperature: 1.0, top_p: 0.9, top_k: 50, seed, logprobs: Some(5) };
+        let sampling =
+            Sampling { temperature: 1.0, top_p: 0.9, top_k: 50, seed, logprobs: Some(5), ..GREEDY };
         generate(&mut executor, &mut kv, &prompt, sampling, 40)
     };
     let (a, b, c) = (text(1), text(1), text(2));
@@ -101,7 +102,7 @@ fn only_sequences_that_ask_get_a_sample_and_it_is_their_own() {
     let sequences = prompts.iter().zip(0u32..).map(|(prompt, i)| Sequence {
         room: Room(u64::from(i)),
         pages: vec![PageId(i * 2), PageId(i * 2 + 1)],
-        sample: (i != 1).then_some(Sampling { logprobs: Some(2), ..GREEDY }),
+        sample: (i != 1).then_some(Draw::from(Sampling { logprobs: Some(2), ..GREEDY })),
         ..sequence(prompt.clone(), 0, None)
     });
     let outputs =

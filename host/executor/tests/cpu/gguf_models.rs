@@ -54,8 +54,8 @@ fn compute(model: &Path, dtype: Dtype) -> Computed {
     let (prompt, last) = tokens.split_at(60);
     let logits = executor.forward_logits(&mut kv, &batch(0, sequence(prompt, 0, None))).unwrap();
     let logits = logits.iter().map(|logit| logit.to_bits()).collect();
-    let greedy = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
-    let outputs = executor.forward(&mut kv, &batch(1, sequence(last, 60, Some(greedy)))).unwrap();
+    let greedy = Sampling::GREEDY;
+    let outputs = executor.forward(&mut kv, &batch(1, sequence(last, 60, Some(greedy.into())))).unwrap();
     let sampled = outputs[0].sampled.as_ref().map(|sampled| sampled.token);
     Computed { logits, kv: kv_bytes(&kv), sampled }
 }

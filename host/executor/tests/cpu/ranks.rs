@@ -13,7 +13,7 @@ use host_executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use host_executor::{Executor, KvMemory};
 use host_tests::model::{Family, Stored, TinyModel};
 
-const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
+const GREEDY: Sampling = Sampling::GREEDY;
 const PAGE_TOKENS: usize = 8;
 /// Pages of each sequence.
 const PAGES: u32 = 12;
@@ -85,7 +85,7 @@ fn batches(chunks: &[usize]) -> Vec<Batch> {
                         .collect(),
                     window: host_core::window::WindowPages::default(),
                     recompute: 0..0,
-                    sample: (end >= prefill).then_some(GREEDY),
+                    sample: (end >= prefill).then_some(GREEDY.into()),
                 });
             }
             *done = end;

@@ -12,7 +12,7 @@ use host_executor::group::{Seat, seats};
 use host_executor::synthetic::Synthetic;
 use host_executor::{Executor, KvMemory};
 
-pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
+pub const GREEDY: Sampling = Sampling::GREEDY;
 
 /// What an executor makes of a batch, as numbers.
 pub trait Computes: Executor {
@@ -178,7 +178,7 @@ impl<E: Computes> World<E> {
             pages: table.pages.clone(),
             window: table.window.clone(),
             recompute: if table.done < table.recompute.end as usize { table.recompute.clone() } else { 0..0 },
-            sample: Some(GREEDY),
+            sample: Some(GREEDY.into()),
         }
     }
 

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use host_wire::clock::{self, Instant};
 use host_wire::proto::{Began, Finished, Token};
+use tokio::sync::watch;
 
 use super::ask::Ask;
-use crate::metrics::{Metrics, RequestLabels};
+use crate::metrics::Metrics;
 use crate::router::{Event, Failure, Generation, ServedBy};
 use crate::text::{StopMatcher, TextStream, Tokenizer};
 
@@ -17,8 +18,10 @@ use crate::text::{StopMatcher, TextStream, Tokenizer};
 pub(super) struct Shown {
     /// The token with its log probabilities.
     pub token: Token,
-    /// Where its text begins in the answer's text, in bytes.
+    /// Where its text begins in the answer's text, in characters.
     pub offset: usize,
+    /// The same in bytes.
+    begins: usize,
 }
 
 /// What one step of a generation adds to the answer.
@@ -37,6 +40,12 @@ pub(super) struct Piece {
 pub(super) struct End {
     /// "stop" or "length".
     pub reason: &'static str,
+    /// The stop string or the token that ended it.
+    pub matched: Option<Matched>,
+    /// That token is one of the request's, and not one of the model's.
+    pub is_own_stop: bool,
+    /// The sum of the log probabilities of its tokens, if they were requested.
+    pub logprobs: f64,
     pub prompt_tokens: u32,
     pub output_tokens: u32,
     /// What the decode worker reported; when a stop string ended the answer here, what it had reported by then.
@@ -44,6 +53,21 @@ pub(super) struct End {
     pub served_by: Option<ServedBy>,
     pub first_token: Duration,
     pub elapsed: Duration,
+}
+
+/// What ended an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Matched {
+    Text(String),
+    Token(u32),
+}
+
+/// vLLM's `stop_reason`: the stop string, or the request's own token, that ended an answer.
+pub(super) fn stop_reason(end: &End) -> Option<serde_json::Value> {
+    match end.matched.as_ref()? {
+        Matched::Text(text) => Some(text.as_str().into()),
+        Matched::Token(token) => end.is_own_stop.then(|| (*token).into()),
+    }
 }
 
 /// The next part of an answer.
@@ -57,48 +81,34 @@ pub(super) enum Next {
 
 /// An answer under way. Dropping it cancels the request.
 pub(super) struct Answer {
-    generation: Generation,
+    /// Absent once the client has all that it wants.
+    generation: Option<Generation>,
+    metrics: Arc<Metrics>,
     tokenizer: Arc<dyn Tokenizer>,
     ask: Ask,
+    /// Becomes true when the pages of the prompt are there: answers to the same prompt wait for it.
+    leads: watch::Sender<bool>,
+    follows: Option<watch::Receiver<bool>>,
     text: Box<dyn TextStream>,
     stops: StopMatcher,
     /// Bytes of text decoded, and of these shown.
     decoded: usize,
     shown: usize,
+    /// Characters of text decoded.
+    characters: usize,
     waiting: VecDeque<Shown>,
     prompt_tokens: u32,
     output_tokens: u32,
     /// The worker's report on the prompt's KV, as far as it came.
     began: Option<Began>,
+    /// The token that ended the answer, if one did.
+    ended_by: Option<u32>,
     end: Option<End>,
     arrived: Instant,
     first: Option<Instant>,
     last: Instant,
-    count: Count,
-}
-
-/// Counts the request's outcome exactly once, also when its client goes away.
-pub(super) struct Count {
-    metrics: Arc<Metrics>,
-    endpoint: &'static str,
-    outcome: &'static str,
-}
-
-impl Count {
-    pub fn new(metrics: Arc<Metrics>, endpoint: &'static str) -> Self {
-        Self { metrics, endpoint, outcome: "cancelled" }
-    }
-
-    pub fn set(&mut self, outcome: &'static str) {
-        self.outcome = outcome;
-    }
-}
-
-impl Drop for Count {
-    fn drop(&mut self) {
-        let labels = RequestLabels { endpoint: self.endpoint, outcome: self.outcome };
-        self.metrics.requests.get_or_create(&labels).inc();
-    }
+    /// The sum of the log probabilities of its tokens, as far as they were requested.
+    logprobs: f64,
 }
 
 impl Answer {
@@ -108,60 +118,87 @@ impl Answer {
         ask: Ask,
         prompt_tokens: usize,
         arrived: Instant,
-        count: Count,
+        metrics: Arc<Metrics>,
     ) -> Self {
         let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
-        count.metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
+        metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
         Self {
-            generation,
-            text: Arc::clone(&tokenizer).stream(),
+            generation: Some(generation),
+            metrics,
+            leads: watch::Sender::new(false),
+            follows: None,
+            text: Arc::clone(&tokenizer).stream(ask.specials),
             tokenizer,
-            stops: StopMatcher::new(ask.stop.clone()),
+            stops: StopMatcher::new(ask.stop.clone()).showing(ask.shows_stop),
             ask,
             decoded: 0,
             shown: 0,
+            characters: 0,
             waiting: VecDeque::new(),
             prompt_tokens,
             output_tokens: 0,
             began: None,
+            ended_by: None,
             end: None,
             arrived,
             first: None,
             last: arrived,
-            count,
+            logprobs: 0.0,
         }
     }
 
-    /// For logprob texts.
-    pub fn tokenizer(&self) -> &dyn Tokenizer {
-        &*self.tokenizer
+    /// Begins when the pages of another answer's prompt, which is the same, are there.
+    pub fn after(self, leader: &Answer) -> Self {
+        Self { follows: Some(leader.leads.subscribe()), ..self }
     }
 
-    /// The outcome's name in `host_requests_total`.
-    pub fn set_outcome(&mut self, outcome: &'static str) {
-        self.count.set(outcome);
+    /// Returns when workers were chosen and called. One that follows another is not waited for.
+    pub async fn admitted(&mut self) -> Result<(), Failure> {
+        if self.follows.is_some() {
+            return Ok(());
+        }
+        match self.next_event().await? {
+            Event::Dispatched => Ok(()),
+            event => Err(Failure::Internal(format!("a request began with {event:?}"))),
+        }
+    }
+
+    /// Tokens of its prompt.
+    pub fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    async fn next_event(&mut self) -> Result<Event, Failure> {
+        if let Some(mut leader) = self.follows.take() {
+            // One that has failed, or has ended, is waited for no more.
+            drop(leader.wait_for(|began| *began).await);
+        }
+        match &mut self.generation {
+            Some(generation) => generation.next().await,
+            None => Err(Failure::Internal("an answer was asked for more than it has".to_owned())),
+        }
     }
 
     /// The next piece, or the end. Not to be called after the end or an error.
     pub async fn next(&mut self) -> Result<Next, Failure> {
         if let Some(end) = self.end.take() {
-            self.count.set("ok");
             return Ok(Next::End(Box::new(end)));
         }
         let event = loop {
-            match self.generation.next().await? {
+            match self.next_event().await? {
+                Event::Dispatched => {}
                 Event::Began(began) => self.began(began),
                 event => break event,
             }
         };
         match event {
-            Event::Began(_) => unreachable!("taken in the loop above"),
+            Event::Dispatched | Event::Began(_) => unreachable!("taken in the loop above"),
             Event::Token(token) => Ok(Next::Piece(self.token(token))),
             Event::Restarted => {
-                self.text = Arc::clone(&self.tokenizer).stream();
-                self.stops = StopMatcher::new(self.ask.stop.clone());
-                (self.decoded, self.shown, self.output_tokens) = (0, 0, 0);
-                self.began = None;
+                self.text = Arc::clone(&self.tokenizer).stream(self.ask.specials);
+                self.stops = StopMatcher::new(self.ask.stop.clone()).showing(self.ask.shows_stop);
+                (self.decoded, self.characters, self.shown, self.output_tokens) = (0, 0, 0, 0);
+                (self.began, self.ended_by, self.logprobs) = (None, None, 0.0);
                 self.waiting.clear();
                 Ok(Next::Restarted)
             }
@@ -177,6 +214,7 @@ impl Answer {
                         transferred_bytes: finished.transferred_bytes,
                         transfer_plugin: finished.transfer_plugin.clone(),
                         cached_tokens: finished.cached_tokens,
+                        offload_tokens: finished.offload_tokens,
                     });
                 }
                 let reason = if by_length { "length" } else { "stop" };
@@ -189,9 +227,9 @@ impl Answer {
 
     /// Counted now, not at the end: an answer that is cancelled or ends in a stop string had its KV moved, too.
     fn began(&mut self, began: Began) {
-        let metrics = &self.count.metrics;
-        metrics.cached_tokens.inc_by(u64::from(began.cached_tokens));
-        metrics.transferred_bytes.inc_by(began.transferred_bytes);
+        self.metrics.cached_tokens.inc_by(u64::from(began.cached_tokens));
+        self.metrics.transferred_bytes.inc_by(began.transferred_bytes);
+        self.leads.send_replace(true);
         self.began = Some(began);
     }
 
@@ -200,25 +238,33 @@ impl Answer {
         match self.first {
             None => {
                 self.first = Some(now);
-                self.count.metrics.first_token.observe((now - self.arrived).as_secs_f64());
+                self.metrics.first_token.observe((now - self.arrived).as_secs_f64());
             }
-            Some(_) => self.count.metrics.inter_token.observe((now - self.last).as_secs_f64()),
+            Some(_) => self.metrics.inter_token.observe((now - self.last).as_secs_f64()),
         }
         self.last = now;
         self.output_tokens += 1;
         // Now, not at the end: an answer that is cancelled or begins again was work too.
-        self.count.metrics.output_tokens.inc();
+        self.metrics.output_tokens.inc();
         let id = token.token;
-        let ends = !self.ask.ignore_stop && self.ask.stop_tokens.contains(&id);
-        if ends {
+        self.logprobs += f64::from(token.logprob.unwrap_or(0.0));
+        if self.ask.ends_at(id) {
             // The worker's end follows; an end token is no part of the text.
+            self.ended_by = Some(id);
+            if self.ask.shows_stop && self.ask.stop_tokens.contains(&id) {
+                let new = self.text.push(id);
+                self.decoded += new.len();
+                let text = self.stops.push(&new);
+                return self.piece(text, vec![id], false);
+            }
             return Piece { tokens: vec![id], ..Piece::default() };
         }
         let new = self.text.push(id);
         if self.ask.sampling.logprobs.is_some() {
-            self.waiting.push_back(Shown { token, offset: self.decoded });
+            self.waiting.push_back(Shown { token, offset: self.characters, begins: self.decoded });
         }
         self.decoded += new.len();
+        self.characters += new.chars().count();
         let text = self.stops.push(&new);
         if self.stops.stopped() {
             // The worker's own end will not be heard.
@@ -229,8 +275,12 @@ impl Answer {
                 transferred_bytes: began.transferred_bytes,
                 transfer_plugin: began.transfer_plugin,
                 cached_tokens: began.cached_tokens,
+                offload_tokens: began.offload_tokens,
             });
             self.end = Some(self.ended("stop", finished));
+            if let Some(generation) = self.generation.take() {
+                generation.enough();
+            }
         }
         self.piece(text, vec![id], false)
     }
@@ -240,7 +290,7 @@ impl Answer {
         self.shown += text.len();
         let all = last && !self.stops.stopped();
         let mut shown = Vec::new();
-        while let Some(token) = self.waiting.pop_front_if(|token| all || token.offset < self.shown) {
+        while let Some(token) = self.waiting.pop_front_if(|token| all || token.begins < self.shown) {
             shown.push(token);
         }
         Piece { text, shown, tokens }
@@ -249,10 +299,16 @@ impl Answer {
     fn ended(&self, reason: &'static str, finished: Option<Finished>) -> End {
         End {
             reason,
+            matched: match self.stops.matched() {
+                Some(stop) => Some(Matched::Text(stop.to_owned())),
+                None => self.ended_by.map(Matched::Token),
+            },
+            is_own_stop: self.ended_by.is_some_and(|token| self.ask.stop_tokens.contains(&token)),
+            logprobs: self.logprobs,
             prompt_tokens: self.prompt_tokens,
             output_tokens: self.output_tokens,
             finished,
-            served_by: self.generation.served_by().cloned(),
+            served_by: self.generation.as_ref().and_then(|generation| generation.served_by().cloned()),
             first_token: self.first.map_or(Duration::ZERO, |first| first - self.arrived),
             elapsed: clock::now() - self.arrived,
         }
@@ -260,14 +316,20 @@ impl Answer {
 }
 
 impl End {
-    /// OpenAI's `usage`.
-    pub fn usage(&self) -> serde_json::Value {
-        let cached = self.finished.as_ref().map_or(0, |finished| finished.cached_tokens);
-        serde_json::json!({
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.output_tokens,
-            "total_tokens": u64::from(self.prompt_tokens) + u64::from(self.output_tokens),
-            "prompt_tokens_details": {"cached_tokens": cached},
-        })
+    /// Where those tokens were, as SGLang tells it: on the worker, or in its offload tiers.
+    pub fn cache_details(&self) -> serde_json::Value {
+        let offload = self.finished.as_ref().map_or(0, |finished| finished.offload_tokens);
+        let device = self.cached_tokens().saturating_sub(offload);
+        serde_json::json!({"cached_tokens_details": {"device": device, "host": offload}})
+    }
+
+    /// The mean log probability of its tokens, if they were requested.
+    pub fn mean_logprob(&self) -> f64 {
+        self.logprobs / f64::from(self.output_tokens.max(1))
+    }
+
+    /// Tokens of the prompt that were not computed for it.
+    pub fn cached_tokens(&self) -> u32 {
+        self.finished.as_ref().map_or(0, |finished| finished.cached_tokens)
     }
 }

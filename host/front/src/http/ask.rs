@@ -2,17 +2,20 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::HeaderMap;
 use host_core::radix::NamespaceKey;
+use host_wire::clock::Instant;
 use host_wire::proto::Sampling;
-use host_wire::random::random_u64;
 use serde_json::Value;
 
-use super::App;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
-use crate::router::Job;
+use super::respond::MOST_ANSWERS;
+use super::{App, sampling};
+use crate::router::{Deadline, Job};
+use crate::text::Specials;
 
 /// Everything but the prompt.
 #[derive(Clone, Debug)]
@@ -23,77 +26,151 @@ pub(super) struct Ask {
     pub default_max_tokens: u32,
     pub sampling: Sampling,
     pub stop: Vec<String>,
+    /// The model's end tokens, unless they are ignored.
+    pub end_tokens: Vec<u32>,
+    /// The request's own.
     pub stop_tokens: Vec<u32>,
-    pub ignore_stop: bool,
+    /// What ended the answer is part of its text.
+    pub shows_stop: bool,
+    pub specials: Specials,
+    /// Answers, and the candidates that they are chosen from.
+    pub n: u32,
+    pub best_of: u32,
     pub stream: bool,
     pub include_usage: bool,
+    /// Every event has the usage so far.
+    pub usage_in_all: bool,
+    /// Where cached tokens were is told.
+    pub cache_details: bool,
     pub namespace: NamespaceKey,
     pub no_cache: bool,
     /// A hash of the session's name, see [`session`].
     pub session: Option<u64>,
+    /// Smaller numbers go first. Absent: the key's, or 0.
+    pub priority: Option<i32>,
+    /// What the client gives it, from its arrival to the end of its answer.
+    pub timeout: Option<Duration>,
 }
 
 const MAX_SESSION: usize = 256;
 /// The usual one, and Dynamo's.
 const SESSION_HEADERS: [&str; 2] = ["x-session-id", "x-dynamo-session-id"];
-const MAX_STOPS: usize = 4;
+const TIMEOUT_HEADER: &str = "x-request-timeout";
+/// Longest time that a client may name: a day. `--request-timeout` ends requests before.
+const MOST_SECONDS: f64 = 86_400.0;
+const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
-const MAX_STOP_TOKENS: usize = 64;
+const MAX_STOP_TOKENS: usize = 128;
 
 impl Ask {
     /// Takes the fields that all endpoints share. `seed` is the name of the seed's field.
     pub fn take(app: &App, fields: &mut Fields, seed: &str) -> Result<Self, ApiError> {
-        let temperature = fields.number("temperature", 0.0, 2.0, true)?.unwrap_or(1.0);
-        let top_p = fields.number("top_p", 0.0, 1.0, false)?.unwrap_or(1.0);
-        let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.unwrap_or(0);
-        let seed = match fields.integer(seed, i64::MIN..=i64::MAX)? {
-            Some(seed) => seed.cast_unsigned(),
-            None => random_u64()
-                .map_err(|error| ApiError::internal(format!("no randomness for a seed: {error}")))?,
-        };
         let vocabulary = app.text.tokenizer.vocabulary();
-        let mut stop_tokens = app.text.end.clone();
-        match fields.take("stop_token_ids") {
-            None => {}
-            Some(Value::Array(ids)) if ids.len() <= MAX_STOP_TOKENS => {
-                stop_tokens.extend(fields.token_ids("stop_token_ids", &ids, vocabulary)?);
-            }
-            Some(other) => {
-                let expected = format!("a list of up to {MAX_STOP_TOKENS} token ids");
-                return Err(fields.wrong("stop_token_ids", expected, &other));
-            }
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "f32 is what sampling computes in")]
-        let sampling = Sampling {
-            temperature: temperature as f32,
-            // A tiny positive number must stay in (0, 1].
-            top_p: (top_p as f32).max(f32::MIN_POSITIVE),
-            // In other servers -1 stands for "all".
-            top_k: u32::try_from(top_k).unwrap_or(0),
-            seed,
-            logprobs: None,
-        };
+        let stop_tokens = fields.token_list("stop_token_ids", MAX_STOP_TOKENS, vocabulary)?;
+        let ignores_end = fields.boolean("ignore_eos")?.unwrap_or(false);
+        let ends = [&app.text.end[..], &stop_tokens].concat();
+        let sampling = sampling::take(app, fields, seed, ends)?;
+        let shows_stop = fields.boolean("include_stop_str_in_output")?;
+        let shows_stop = shows_stop.or(fields.boolean("no_stop_trim")?).unwrap_or(false);
+        let hides = fields.boolean("skip_special_tokens")?.unwrap_or(true);
+        let most = i64::try_from(MOST_ANSWERS).unwrap_or(i64::MAX);
+        let n = fields.integer("n", 1..=most)?.and_then(|n| u32::try_from(n).ok()).unwrap_or(1);
         Ok(Self {
             max_new_tokens: None,
             answer_field: "max_tokens",
             default_max_tokens: app.default_max_tokens,
             sampling,
             stop: stops(fields)?,
+            end_tokens: if ignores_end { Vec::new() } else { app.text.end.clone() },
             stop_tokens,
-            ignore_stop: fields.boolean("ignore_eos")?.unwrap_or(false),
+            shows_stop,
+            specials: if hides { Specials::Hidden } else { Specials::Shown },
+            n,
+            best_of: n,
             stream: false,
             include_usage: false,
+            usage_in_all: false,
+            cache_details: false,
             namespace: NamespaceKey { model: app.model.clone(), ..NamespaceKey::default() },
             no_cache: false,
             session: None,
+            priority: None,
+            timeout: None,
         })
     }
 
-    /// Takes the fields about the use of cached KV: SGLang's `extra_key`, vLLM's `cache_salt`, and `no_cache`.
-    pub fn take_caching(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+    /// Is served as another one: with its caches, its session, its priority and its timeout.
+    pub fn serve_as(&mut self, other: &Self) {
+        let Self { namespace, no_cache, cache_details, session, priority, timeout, .. } = other;
+        self.namespace.clone_from(namespace);
+        (self.no_cache, self.cache_details, self.session) = (*no_cache, *cache_details, *session);
+        (self.priority, self.timeout) = (*priority, *timeout);
+    }
+
+    /// Takes `best_of`, the candidates of which the likeliest answers are returned.
+    pub fn take_best_of(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        let most = i64::try_from(MOST_ANSWERS).unwrap_or(i64::MAX);
+        let Some(best_of) = fields.integer("best_of", 1..=most)? else { return Ok(()) };
+        self.best_of = u32::try_from(best_of).unwrap_or(1);
+        if self.best_of < self.n {
+            let message = format!("best_of is {best_of}, and n is {}: it must be n or more", self.n);
+            return Err(ApiError::field("best_of", message));
+        }
+        if self.best_of > self.n && self.stream {
+            let message =
+                "best_of is more than n, so answers are chosen when all are there: leave stream out";
+            return Err(ApiError::field("best_of", message));
+        }
+        Ok(())
+    }
+
+    /// Says how many tokens the answer may have.
+    pub fn limit(&mut self, max_new_tokens: Option<u32>) -> Result<(), ApiError> {
+        self.max_new_tokens = max_new_tokens;
+        let least = self.sampling.min_tokens;
+        match max_new_tokens {
+            Some(most) if least > most => {
+                let message = format!(
+                    "min_tokens is {least}, and {} is {most}: it must not be less",
+                    self.answer_field
+                );
+                Err(ApiError::field("min_tokens", message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the token ends the answer.
+    pub fn ends_at(&self, token: u32) -> bool {
+        self.end_tokens.contains(&token) || self.stop_tokens.contains(&token)
+    }
+
+    /// Answers that are computed.
+    pub fn candidates(&self) -> usize {
+        self.best_of as usize
+    }
+
+    /// What is asked of one of the candidates: the seed is the request's, and one more for each.
+    pub fn candidate(&self, number: usize) -> Self {
+        let mut ask = self.clone();
+        ask.sampling.seed = ask.sampling.seed.wrapping_add(number as u64);
+        if self.best_of > self.n {
+            // They are compared by it.
+            ask.sampling.logprobs.get_or_insert(0);
+        }
+        ask
+    }
+
+    /// Takes the fields about the use of cached KV (SGLang's `extra_key`, vLLM's `cache_salt`, and `no_cache`), and about when the
+    /// request is served.
+    pub fn take_serving(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         self.namespace.extra_key = fields.short_string("extra_key", NamespaceKey::MAX_PART)?;
         self.namespace.salt = fields.short_string("cache_salt", NamespaceKey::MAX_PART)?;
         self.no_cache = fields.boolean("no_cache")?.unwrap_or(false);
+        self.cache_details = fields.boolean("return_cached_tokens_details")?.unwrap_or(false);
+        let priority = fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?;
+        self.priority = priority.and_then(|priority| i32::try_from(priority).ok());
+        self.timeout = fields.number("timeout", 0.0, MOST_SECONDS, false)?.map(Duration::from_secs_f64);
         let session = fields.short_string("session_id", MAX_SESSION)?;
         // OpenAI's name for requests that begin alike. It is no session, but it has the same effect.
         let prompt_cache_key = fields.take("prompt_cache_key");
@@ -107,59 +184,48 @@ impl Ask {
         let given = fields.take("stream_options");
         match given {
             None => {}
-            Some(Value::Object(options)) if self.stream => {
-                self.include_usage = options.get("include_usage").and_then(Value::as_bool).unwrap_or(false);
-            }
-            Some(other) if self.stream => return Err(fields.wrong("stream_options", "an object", &other)),
-            Some(_) => {
+            Some(_) if !self.stream => {
                 return Err(ApiError::field(
                     "stream_options",
                     "stream_options is only for requests with stream",
                 ));
             }
+            Some(Value::Object(options)) => {
+                let mut options = Fields::within("stream_options.", options);
+                self.include_usage = options.boolean("include_usage")?.unwrap_or(false);
+                self.usage_in_all = options.boolean("continuous_usage_stats")?.unwrap_or(false);
+                // Events are not padded.
+                options.boolean("include_obfuscation")?;
+                options.refuse_rest(|_| None)?;
+            }
+            Some(other) => return Err(fields.wrong("stream_options", "an object", &other)),
         }
         Ok(())
     }
 
     /// Refuses what OpenAI's endpoints have and this server has not, where a value would change the answer.
     pub fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-        let number = |wanted: f64| move |value: &Value| value.as_f64() == Some(wanted);
-        let one_of = |values: &'static [&'static str]| {
-            move |value: &Value| value.as_str().is_some_and(|text| values.contains(&text))
-        };
-        if let Some(n) = fields.integer("n", 1..=i64::from(u32::MAX))?
-            && n != 1
-        {
-            return Err(ApiError::unsupported(
-                "n",
-                format!("n must be 1, got {n}: send {n} requests instead"),
-            ));
+        // Tools that may not be called change nothing.
+        let choice = fields.take("tool_choice");
+        match choice.as_ref().and_then(Value::as_str) {
+            Some("none") => drop(fields.take("tools")),
+            Some("auto") => {}
+            _ => {
+                if let Some(choice) = choice {
+                    return Err(fields.unsupported("tool_choice", &choice));
+                }
+            }
         }
+        fields.refuse_unless("length_penalty", |value| matches!(value.as_f64(), Some(0.0 | 1.0)))?;
         for name in [
-            "presence_penalty",
-            "frequency_penalty",
-            "min_p",
-            "min_tokens",
-            "min_new_tokens",
-            "length_penalty",
-        ] {
-            fields.refuse_unless(name, number(0.0))?;
-        }
-        for name in ["best_of", "repetition_penalty"] {
-            fields.refuse_unless(name, number(1.0))?;
-        }
-        for name in [
-            "logit_bias",
             "tools",
             "functions",
             "function_call",
-            "echo",
             "suffix",
             "audio",
             "prediction",
             "web_search_options",
             "use_beam_search",
-            "prompt_logprobs",
             "guided_json",
             "guided_regex",
             "guided_choice",
@@ -169,20 +235,17 @@ impl Ask {
             "ebnf",
             "json_schema",
             "stop_regex",
-            "allowed_token_ids",
-            "bad_words",
             "logits_processors",
             "custom_logit_processor",
             "continue_final_message",
-            "include_stop_str_in_output",
-            "no_stop_trim",
         ] {
             fields.refuse_unless(name, empty)?;
         }
-        for name in ["skip_special_tokens", "spaces_between_special_tokens", "detokenize"] {
+        // Here 0 asks for something.
+        fields.refuse_unless("prompt_logprobs", |value| value == &Value::Bool(false))?;
+        for name in ["spaces_between_special_tokens", "detokenize"] {
             fields.refuse_unless(name, |value| value == &Value::Bool(true))?;
         }
-        fields.refuse_unless("tool_choice", one_of(&["none", "auto"]))?;
         fields.refuse_unless("response_format", |value| {
             value.get("type").and_then(Value::as_str) == Some("text")
         })?;
@@ -191,27 +254,30 @@ impl Ask {
         })
     }
 
-    /// The request in tokens.
-    pub fn job(&self, request_id: String, prompt: Vec<u32>) -> Job {
+    /// The request in tokens, which came at this time.
+    pub fn job(&self, request_id: String, prompt: Arc<Vec<u32>>, arrived: Instant) -> Job {
+        let ends = [&self.end_tokens[..], &self.stop_tokens].concat();
         Job {
             request_id,
-            prompt: Arc::new(prompt),
+            prompt,
             max_new_tokens: self.max_new_tokens,
             answer_field: self.answer_field,
             default_max_tokens: self.default_max_tokens,
-            stop_tokens: self.stop_tokens.clone(),
-            ignore_stop: self.ignore_stop,
-            sampling: self.sampling,
+            ignore_stop: ends.is_empty(),
+            stop_tokens: ends,
+            sampling: self.sampling.clone(),
             restartable: !self.stream,
             namespace: self.namespace.clone(),
             no_cache: self.no_cache,
             session: self.session,
+            priority: self.priority.unwrap_or(0),
+            deadline: self.timeout.map(|given| Deadline { at: arrived + given, given }),
         }
     }
 }
 
 /// Names the session for the router, if there is a name.
-fn session_hash(name: &str) -> Option<u64> {
+pub(super) fn session_hash(name: &str) -> Option<u64> {
     static KEYS: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);
     (!name.is_empty() && name.len() <= MAX_SESSION).then(|| KEYS.hash_one(name))
 }
@@ -219,6 +285,22 @@ fn session_hash(name: &str) -> Option<u64> {
 /// The session that headers name.
 pub(super) fn session(headers: &HeaderMap) -> Option<u64> {
     SESSION_HEADERS.iter().find_map(|name| session_hash(headers.get(*name)?.to_str().ok()?))
+}
+
+/// The time that a header gives the request.
+pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
+    let Some(given) = headers.get(TIMEOUT_HEADER) else { return Ok(None) };
+    let seconds = given.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
+    match seconds {
+        Some(seconds) if seconds > 0.0 && seconds <= MOST_SECONDS => {
+            Ok(Some(Duration::from_secs_f64(seconds)))
+        }
+        _ => {
+            let message =
+                format!("the header {TIMEOUT_HEADER} must be seconds, above 0 and up to {MOST_SECONDS}");
+            Err(ApiError::field(TIMEOUT_HEADER, message))
+        }
+    }
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {

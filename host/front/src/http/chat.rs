@@ -5,11 +5,12 @@ use axum::response::Response;
 use host_wire::clock;
 use serde_json::{Map, Value, json};
 
-use super::answer::{End, Piece};
+use super::answer::{End, Piece, stop_reason};
 use super::ask::{Ask, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::respond::{Prepared, Shape, serve};
+use super::record::Usage;
+use super::respond::{Item, Prepared, Shape, serve};
 use super::{App, RequestId, Shared, logprobs, prompt};
 use crate::text::Tokenizer;
 
@@ -32,13 +33,13 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;
     ask.take_stream(&mut fields)?;
-    ask.take_caching(&mut fields)?;
+    ask.take_serving(&mut fields)?;
     let old = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?;
     let new = fields.integer("max_completion_tokens", 1..=i64::from(u32::MAX))?;
     if new.is_some() {
         ask.answer_field = "max_completion_tokens";
     }
-    ask.max_new_tokens = new.or(old).and_then(|max| u32::try_from(max).ok());
+    ask.limit(new.or(old).and_then(|max| u32::try_from(max).ok()))?;
     let logprobs = fields.boolean("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", 0..=20)?.and_then(|count| u32::try_from(count).ok());
     ask.sampling.logprobs = match (logprobs, top) {
@@ -48,24 +49,30 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
             return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true"));
         }
     };
-    let messages = messages(&mut fields)?;
-    let mut extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
-    if let Some(add) = fields.boolean("add_generation_prompt")? {
-        extra.insert("add_generation_prompt".into(), Value::Bool(add));
-    }
     // The template writes the special tokens.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
+    let prompt = tokens(app, &mut fields, false)?;
     fields.refuse_rest(|_| None)?;
-    let prompt = not_empty("messages", rendered(app, &messages, &extra)?)?;
     let shape = Chat {
         id: format!("chatcmpl-{}", id.0),
         created: clock::unix_seconds(),
         model: app.model.clone(),
         logprobs,
         include_usage: ask.include_usage,
-        begun: false,
+        cache_details: ask.cache_details,
+        begun: vec![false; ask.n as usize],
     };
-    Ok(Prepared { prompt, ask, shape })
+    Ok(Prepared { items: vec![Item { prompt, ask }], shape })
+}
+
+/// The tokens of a conversation. `special`: with those that a plain prompt is given, too.
+pub(super) fn tokens(app: &App, fields: &mut Fields, special: bool) -> Result<Vec<u32>, ApiError> {
+    let messages = messages(fields)?;
+    let mut extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
+    if let Some(add) = fields.boolean("add_generation_prompt")? {
+        extra.insert("add_generation_prompt".into(), Value::Bool(add));
+    }
+    not_empty("messages", rendered(app, &messages, &extra, special)?)
 }
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -119,7 +126,12 @@ fn text_of(parts: &[Value], name: &str, fields: &Fields) -> Result<String, ApiEr
 }
 
 /// The tokens of what the template makes of messages.
-fn rendered(app: &App, messages: &Value, extra: &Map<String, Value>) -> Result<Vec<u32>, ApiError> {
+fn rendered(
+    app: &App,
+    messages: &Value,
+    extra: &Map<String, Value>,
+    special: bool,
+) -> Result<Vec<u32>, ApiError> {
     let Some(template) = &app.text.template else {
         let message = format!(
             "model {:?} has no chat template: use /v1/completions, or add chat_template.jinja to the model's folder",
@@ -128,8 +140,7 @@ fn rendered(app: &App, messages: &Value, extra: &Map<String, Value>) -> Result<V
         return Err(ApiError::invalid(message));
     };
     let text = template.render(messages, extra, clock::unix_seconds())?;
-    // The template has written the special tokens itself.
-    prompt::encode(app, &text, false)
+    prompt::encode(app, &text, special)
 }
 
 struct Chat {
@@ -138,8 +149,9 @@ struct Chat {
     model: String,
     logprobs: bool,
     include_usage: bool,
-    /// The event with the role was sent.
-    begun: bool,
+    cache_details: bool,
+    /// Of each answer, whether the event with the role was sent.
+    begun: Vec<bool>,
 }
 
 impl Chat {
@@ -153,56 +165,77 @@ impl Chat {
         })
     }
 
-    fn event(&self, delta: Value, logprobs: Option<Value>, reason: Option<&str>) -> Value {
-        let choices = json!([{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]);
-        let mut event = self.object("chat.completion.chunk", choices);
+    fn event(&self, choice: Value) -> Value {
+        let mut event = self.object("chat.completion.chunk", json!([choice]));
         if self.include_usage {
             event["usage"] = Value::Null;
         }
         event
     }
 
-    fn begin(&mut self) -> Vec<Value> {
-        if std::mem::replace(&mut self.begun, true) {
+    fn delta(&self, number: usize, delta: Value, logprobs: Option<Value>) -> Value {
+        self.event(json!({"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": null}))
+    }
+
+    fn begin(&mut self, number: usize) -> Vec<Value> {
+        if self.begun.get_mut(number).is_none_or(|begun| std::mem::replace(begun, true)) {
             return Vec::new();
         }
-        vec![self.event(json!({"role": "assistant", "content": ""}), None, None)]
+        vec![self.delta(number, json!({"role": "assistant", "content": ""}), None)]
     }
 }
 
 impl Shape for Chat {
-    fn piece(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
-        let mut events = self.begin();
+    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
+        let mut events = self.begin(number);
         if !piece.text.is_empty() || !piece.shown.is_empty() {
             let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &piece.shown));
-            events.push(self.event(json!({"content": piece.text}), logprobs, None));
+            events.push(self.delta(number, json!({"content": piece.text}), logprobs));
         }
         events
     }
 
-    fn end(&mut self, _tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
-        let mut events = self.begin();
-        events.push(self.event(json!({}), None, Some(end.reason)));
-        if self.include_usage {
-            let mut usage = self.object("chat.completion.chunk", json!([]));
-            usage["usage"] = end.usage();
-            events.push(usage);
+    fn end(&mut self, number: usize, _tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
+        let mut events = self.begin(number);
+        let mut last = self.event(json!({
+            "index": number,
+            "delta": {},
+            "logprobs": null,
+            "finish_reason": end.reason,
+            "stop_reason": stop_reason(end),
+        }));
+        if self.cache_details {
+            last["sglext"] = end.cache_details();
         }
+        events.push(last);
         events
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Piece, end: &End) -> Value {
-        let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &all.shown));
-        let mut answer = self.object(
-            "chat.completion",
-            json!([{
-                "index": 0,
-                "message": {"role": "assistant", "content": all.text, "refusal": null},
+    fn close(&mut self, usage: &Usage) -> Vec<Value> {
+        if !self.include_usage {
+            return Vec::new();
+        }
+        let mut last = self.object("chat.completion.chunk", json!([]));
+        last["usage"] = usage.json();
+        vec![last]
+    }
+
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Piece, End)>, usage: &Usage) -> Value {
+        let choice = |(number, (piece, end)): (usize, &(Piece, End))| {
+            let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &piece.shown));
+            json!({
+                "index": number,
+                "message": {"role": "assistant", "content": piece.text, "refusal": null},
                 "logprobs": logprobs,
                 "finish_reason": end.reason,
-            }]),
-        );
-        answer["usage"] = end.usage();
+                "stop_reason": stop_reason(end),
+            })
+        };
+        let mut answer = self.object("chat.completion", all.iter().enumerate().map(choice).collect());
+        answer["usage"] = usage.json();
+        if let Some((_, end)) = all.first().filter(|_| self.cache_details) {
+            answer["sglext"] = end.cache_details();
+        }
         answer
     }
 }

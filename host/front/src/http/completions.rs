@@ -5,11 +5,12 @@ use axum::response::Response;
 use host_wire::clock;
 use serde_json::{Value, json};
 
-use super::answer::{End, Piece};
+use super::answer::{End, Piece, stop_reason};
 use super::ask::{Ask, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::respond::{Prepared, Shape, serve};
+use super::record::Usage;
+use super::respond::{Item, MOST_ANSWERS, Prepared, Shape, serve};
 use super::{App, RequestId, Shared, logprobs, prompt};
 use crate::text::Tokenizer;
 
@@ -35,45 +36,82 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;
     ask.take_stream(&mut fields)?;
-    ask.take_caching(&mut fields)?;
+    ask.take_serving(&mut fields)?;
+    ask.take_best_of(&mut fields)?;
     let max = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
-    ask.max_new_tokens = u32::try_from(max).ok();
+    ask.limit(u32::try_from(max).ok())?;
     ask.sampling.logprobs = fields.integer("logprobs", 0..=5)?.and_then(|count| u32::try_from(count).ok());
+    let echo = fields.boolean("echo")?.unwrap_or(false);
+    if echo && ask.sampling.logprobs.is_some() {
+        let message = "echo with logprobs asks for log probabilities of the prompt, which are not computed here: leave one of them out";
+        return Err(ApiError::unsupported("echo", message));
+    }
     // Texts are always given the special tokens that the model begins with.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(true))?;
     let prompt = fields.take("prompt");
     fields.refuse_rest(|_| None)?;
-    let prompt = not_empty("prompt", read_prompt(app, prompt)?)?;
+    let prompts = read_prompts(app, prompt)?;
+    let echoed = prompts.iter().map(|prompt| if echo { prompt.text(app, &ask) } else { String::new() });
     let shape = Completion {
         id: format!("cmpl-{}", id.0),
         created: clock::unix_seconds(),
         model: app.model.clone(),
         logprobs: ask.sampling.logprobs.is_some(),
         include_usage: ask.include_usage,
+        cache_details: ask.cache_details,
+        n: ask.n as usize,
+        echoes: echoed.collect(),
+        begun: vec![!echo; prompts.len() * ask.n as usize],
     };
-    Ok(Prepared { prompt, ask, shape })
+    let items = prompts.into_iter().map(|prompt| Item { prompt: prompt.tokens, ask: ask.clone() }).collect();
+    Ok(Prepared { items, shape })
 }
 
-/// A string, a list of token ids, or a list of one of either.
-fn read_prompt(app: &App, given: Option<Value>) -> Result<Vec<u32>, ApiError> {
-    let fields = Fields::default();
-    let Some(mut given) = given else {
-        return Err(ApiError::field("prompt", "prompt is missing"));
-    };
-    if let Value::Array(items) = &mut given
-        && matches!(items.first(), Some(Value::String(_) | Value::Array(_)))
-    {
-        if items.len() > 1 {
-            let message = format!("prompt has {} entries; send one request for each", items.len());
-            return Err(ApiError::unsupported("prompt", message));
-        }
-        given = items.swap_remove(0);
+/// One prompt.
+struct Prompt {
+    /// As it was given, if it was given as text.
+    given: Option<String>,
+    /// At least one.
+    tokens: Vec<u32>,
+}
+
+impl Prompt {
+    fn text(&self, app: &App, ask: &Ask) -> String {
+        self.given.clone().unwrap_or_else(|| prompt::decode(app, &self.tokens, ask.specials))
     }
+}
+
+/// A string, a list of token ids, or a list of either.
+fn read_prompts(app: &App, given: Option<Value>) -> Result<Vec<Prompt>, ApiError> {
     match given {
-        Value::String(text) => prompt::encode(app, &text, true),
-        Value::Array(items) => fields.token_ids("prompt", &items, app.text.tokenizer.vocabulary()),
-        other => Err(fields.wrong("prompt", "a string or a list of token ids", &other)),
+        None => Err(ApiError::field("prompt", "prompt is missing")),
+        Some(Value::Array(items)) if matches!(items.first(), Some(Value::String(_) | Value::Array(_))) => {
+            if items.len() > MOST_ANSWERS {
+                let message = format!(
+                    "prompt has {} entries, and {MOST_ANSWERS} is the limit; send several requests",
+                    items.len()
+                );
+                return Err(ApiError::field("prompt", message));
+            }
+            items.into_iter().map(|item| read_prompt(app, item)).collect()
+        }
+        Some(one) => Ok(vec![read_prompt(app, one)?]),
     }
+}
+
+fn read_prompt(app: &App, given: Value) -> Result<Prompt, ApiError> {
+    let fields = Fields::default();
+    let (given, tokens) = match given {
+        Value::String(text) => {
+            let tokens = prompt::encode(app, &text, true)?;
+            (Some(text), tokens)
+        }
+        Value::Array(items) => (None, fields.token_ids("prompt", &items, app.text.tokenizer.vocabulary())?),
+        other => {
+            return Err(fields.wrong("prompt", "a string, a list of token ids, or a list of either", &other));
+        }
+    };
+    Ok(Prompt { given, tokens: not_empty("prompt", tokens)? })
 }
 
 struct Completion {
@@ -82,6 +120,13 @@ struct Completion {
     model: String,
     logprobs: bool,
     include_usage: bool,
+    cache_details: bool,
+    /// Answers to each prompt.
+    n: usize,
+    /// What each prompt's answers begin with.
+    echoes: Vec<String>,
+    /// Of each answer, whether it has begun.
+    begun: Vec<bool>,
 }
 
 impl Completion {
@@ -95,13 +140,28 @@ impl Completion {
         })
     }
 
-    fn choice(&self, tokenizer: &dyn Tokenizer, piece: &Piece, reason: Option<&str>) -> Value {
+    /// One answer, or a piece of it. The first one has the prompt in front, if that is echoed.
+    fn choice(
+        &mut self,
+        number: usize,
+        tokenizer: &dyn Tokenizer,
+        piece: &Piece,
+        end: Option<&End>,
+    ) -> Value {
         let logprobs = self.logprobs.then(|| logprobs::of_completion(tokenizer, &piece.shown));
-        json!([{"index": 0, "text": piece.text, "logprobs": logprobs, "finish_reason": reason}])
+        let begun = self.begun.get_mut(number).is_none_or(|begun| std::mem::replace(begun, true));
+        let echo = if begun { "" } else { self.echoes.get(number / self.n).map_or("", String::as_str) };
+        json!({
+            "index": number,
+            "text": format!("{echo}{}", piece.text),
+            "logprobs": logprobs,
+            "finish_reason": end.map(|end| end.reason),
+            "stop_reason": end.and_then(stop_reason),
+        })
     }
 
-    fn event(&self, choices: Value) -> Value {
-        let mut event = self.object(choices);
+    fn event(&self, choice: Value) -> Value {
+        let mut event = self.object(json!([choice]));
         if self.include_usage {
             event["usage"] = Value::Null;
         }
@@ -110,26 +170,41 @@ impl Completion {
 }
 
 impl Shape for Completion {
-    fn piece(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
+    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
         if piece.text.is_empty() && piece.shown.is_empty() {
             return Vec::new();
         }
-        vec![self.event(self.choice(tokenizer, &piece, None))]
+        let choice = self.choice(number, tokenizer, &piece, None);
+        vec![self.event(choice)]
     }
 
-    fn end(&mut self, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
-        let mut events = vec![self.event(self.choice(tokenizer, &Piece::default(), Some(end.reason)))];
-        if self.include_usage {
-            let mut usage = self.object(json!([]));
-            usage["usage"] = end.usage();
-            events.push(usage);
+    fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
+        let choice = self.choice(number, tokenizer, &Piece::default(), Some(end));
+        let mut event = self.event(choice);
+        if self.cache_details {
+            event["sglext"] = end.cache_details();
         }
-        events
+        vec![event]
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Piece, end: &End) -> Value {
-        let mut answer = self.object(self.choice(tokenizer, &all, Some(end.reason)));
-        answer["usage"] = end.usage();
+    fn close(&mut self, usage: &Usage) -> Vec<Value> {
+        if !self.include_usage {
+            return Vec::new();
+        }
+        let mut last = self.object(json!([]));
+        last["usage"] = usage.json();
+        vec![last]
+    }
+
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Piece, End)>, usage: &Usage) -> Value {
+        let choices = all.iter().enumerate();
+        let choices: Vec<Value> =
+            choices.map(|(number, (piece, end))| self.choice(number, tokenizer, piece, Some(end))).collect();
+        let mut answer = self.object(Value::Array(choices));
+        answer["usage"] = usage.json();
+        if let Some((_, end)) = all.first().filter(|_| self.cache_details) {
+            answer["sglext"] = end.cache_details();
+        }
         answer
     }
 }

@@ -10,6 +10,8 @@ use crate::audit::Refusal;
 use crate::router::Failure;
 use crate::text::TextError;
 
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
 /// An error, as a client sees it.
 #[derive(Clone, Debug)]
 pub(super) struct ApiError {
@@ -20,6 +22,8 @@ pub(super) struct ApiError {
     code: Option<&'static str>,
     /// Seconds after which another try makes sense.
     retry_after: Option<u32>,
+    /// Clients that repeat requests by themselves should not repeat this one.
+    is_final: bool,
     /// The client should make a new connection, perhaps to another server.
     hangs_up: bool,
     /// What the audit log says of it.
@@ -35,6 +39,7 @@ impl ApiError {
             param: None,
             code: None,
             retry_after: None,
+            is_final: false,
             hangs_up: false,
             refusal: None,
         }
@@ -186,9 +191,20 @@ impl ApiError {
             (StatusCode::TOO_MANY_REQUESTS, _) => "over_share",
             (StatusCode::SERVICE_UNAVAILABLE, _) => "unavailable",
             (_, Some("answer_broken")) => "broken",
+            (_, Some("timeout")) => "late",
             (status, _) if status.is_client_error() => "invalid",
             _ => "failed",
         }
+    }
+
+    /// The sentence that clients read.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What programs act on.
+    pub fn code(&self) -> Option<&'static str> {
+        self.code
     }
 
     /// The error as JSON, for a body or an event.
@@ -210,6 +226,11 @@ impl From<Failure> for ApiError {
             Failure::Unavailable(_) => {
                 Self { code: Some("unavailable"), retry_after: Some(5), ..Self::busy(message) }
             }
+            Failure::Late(_) => Self {
+                code: Some("timeout"),
+                is_final: true,
+                ..Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
+            },
             Failure::Broken(_) => Self { code: Some("answer_broken"), ..Self::internal(message) },
             Failure::Internal(_) => Self::internal(message),
         }
@@ -233,6 +254,10 @@ impl IntoResponse for ApiError {
         }
         if let Some(refusal) = self.refusal {
             response.extensions_mut().insert(refusal);
+        }
+        if self.is_final {
+            // OpenAI's clients repeat what is answered 408, unless this says otherwise.
+            response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -18,7 +18,7 @@ pub(super) struct Fields {
 
 /// Fields of other servers that this one ignores, because no answer depends on them. They say how a request is filed, billed,
 /// scheduled, cached or logged.
-const HARMLESS: [&str; 12] = [
+const HARMLESS: [&str; 11] = [
     "user",
     "metadata",
     "store",
@@ -26,9 +26,8 @@ const HARMLESS: [&str; 12] = [
     "safety_identifier",
     "prompt_cache_retention",
     "parallel_tool_calls",
-    "priority",
+    "no_logs",
     "request_id",
-    "rid",
     "log_metrics",
     "return_text_in_logprobs",
 ];
@@ -48,6 +47,11 @@ impl Fields {
         }
     }
 
+    /// The fields of an object within the body, whose names have this prefix in messages.
+    pub fn within(prefix: &'static str, fields: Map<String, Value>) -> Self {
+        Self { fields, prefix }
+    }
+
     /// An object within the body; empty when absent.
     pub fn object(&mut self, name: &str, prefix: &'static str) -> Result<Self, ApiError> {
         match self.take(name) {
@@ -62,7 +66,14 @@ impl Fields {
     }
 
     pub fn take(&mut self, name: &str) -> Option<Value> {
+        #[cfg(test)]
+        asked::note(self.prefix, name);
         self.fields.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// A field that stays.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.fields.get(name)
     }
 
     /// The error for a field that should have been something else.
@@ -98,7 +109,7 @@ impl Fields {
 
     pub fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
-        match value.as_i64() {
+        match whole(&value) {
             Some(number) if range.contains(&number) => Ok(Some(number)),
             _ => {
                 let expected = match (*range.start(), *range.end()) {
@@ -132,7 +143,7 @@ impl Fields {
     pub fn token_ids(&self, name: &str, items: &[Value], vocabulary: u32) -> Result<Vec<u32>, ApiError> {
         items
             .iter()
-            .map(|item| match item.as_u64().and_then(|id| u32::try_from(id).ok()) {
+            .map(|item| match whole(item).and_then(|id| u32::try_from(id).ok()) {
                 Some(id) if id < vocabulary => Ok(id),
                 _ => Err(self.wrong(
                     name,
@@ -143,9 +154,24 @@ impl Fields {
             .collect()
     }
 
+    /// A list of at most `most` token ids; empty when absent.
+    pub fn token_list(&mut self, name: &str, most: usize, vocabulary: u32) -> Result<Vec<u32>, ApiError> {
+        match self.take(name) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(ids)) if ids.len() <= most => self.token_ids(name, &ids, vocabulary),
+            Some(other) => Err(self.wrong(name, format!("a list of up to {most} token ids"), &other)),
+        }
+    }
+
     /// Refuses what was not taken: a misspelt field, or one that this server does not have. `hint` may say what to do.
+    ///
+    /// Clients of other servers send fields that are switched off. What is `false`, 0 or empty asks for nothing, unless there is a
+    /// hint for it: a temperature of 0 in the wrong place is meant.
     pub fn refuse_rest(mut self, hint: impl Fn(&str) -> Option<String>) -> Result<(), ApiError> {
-        self.fields.retain(|name, value| !value.is_null() && !HARMLESS.contains(&name.as_str()));
+        self.fields.retain(|name, value| {
+            let asks = !value.is_null() && (!empty(value) || hint(name).is_some());
+            asks && !HARMLESS.contains(&name.as_str())
+        });
         let Some((name, value)) = self.fields.iter().next() else { return Ok(()) };
         let full = format!("{}{}", self.prefix, shorten(name));
         let hint = hint(name).unwrap_or_else(|| "leave it out".to_owned());
@@ -157,14 +183,23 @@ impl Fields {
     /// Refuses a field that this server does not have, unless its value changes nothing.
     pub fn refuse_unless(&mut self, name: &str, harmless: impl Fn(&Value) -> bool) -> Result<(), ApiError> {
         match self.take(name) {
-            Some(value) if !harmless(&value) => {
-                let full = format!("{}{name}", self.prefix);
-                let message = format!("{full} is not supported here, got {}; leave it out", echo(&value));
-                Err(ApiError::unsupported(&full, message))
-            }
+            Some(value) if !harmless(&value) => Err(self.unsupported(name, &value)),
             _ => Ok(()),
         }
     }
+
+    /// The error for a field that this server does not have.
+    pub fn unsupported(&self, name: &str, got: &Value) -> ApiError {
+        let full = format!("{}{name}", self.prefix);
+        let message = format!("{full} is not supported here, got {}; leave it out", echo(got));
+        ApiError::unsupported(&full, message)
+    }
+}
+
+/// Fields of other servers that are taken and not read.
+#[cfg(test)]
+pub(super) const fn harmless() -> &'static [&'static str] {
+    &HARMLESS
 }
 
 /// Whether a value changes nothing.
@@ -175,8 +210,17 @@ pub(super) fn empty(value: &Value) -> bool {
         Value::String(text) => text.is_empty(),
         Value::Bool(on) => !on,
         Value::Null => true,
-        Value::Number(_) => false,
+        Value::Number(number) => number.as_f64() == Some(0.0),
     }
+}
+
+/// An integer, or a float that is one: `4.0` is what languages with one kind of number write.
+fn whole(value: &Value) -> Option<i64> {
+    /// Beyond it not every integer is a float.
+    const EXACT: f64 = (1_u64 << 53) as f64;
+    #[expect(clippy::cast_possible_truncation, reason = "it has no fraction, and its size is checked")]
+    let of_float = |number: f64| (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64);
+    value.as_i64().or_else(|| of_float(value.as_f64()?))
 }
 
 /// A field's name, as far as a message repeats it.
@@ -197,5 +241,25 @@ fn echo(value: &Value) -> String {
         Value::String(string) => format!("a string of {} bytes", string.len()),
         Value::Array(items) => format!("a list of {} items", items.len()),
         _ => format!("a value of {} bytes", text.len()),
+    }
+}
+
+/// Which fields are looked at, for the test of the page that lists them.
+#[cfg(test)]
+pub(super) mod asked {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static ASKED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    pub fn note(prefix: &str, name: &str) {
+        ASKED.with_borrow_mut(|asked| asked.insert(format!("{prefix}{name}")));
+    }
+
+    /// The names that this thread has looked at since the last call.
+    pub fn take() -> BTreeSet<String> {
+        ASKED.take()
     }
 }

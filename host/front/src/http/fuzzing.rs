@@ -9,7 +9,7 @@ use host_wire::endpoint::Credentials;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{App, RequestId, TextWork, Uploads, chat, completions, generate};
+use super::{App, RequestId, TextWork, Uploads, chat, completions, generate, tokens};
 use crate::audit::Audit;
 use crate::metrics::Metrics;
 use crate::registry::{Policy, Registry, Terms};
@@ -44,12 +44,15 @@ fn app() -> &'static App {
         let stopping = closing.clone();
         App {
             model: "model".into(),
+            about: super::About::default(),
             text,
             router: Router::new(registry, Retry::default(), 16, metrics.clone(), closing),
             metrics,
             max_body: MAX_BODY,
             body_timeout: Duration::from_secs(1),
             default_max_tokens: 16,
+            log_requests: false,
+            stream_keep_alive: None,
             stall: Duration::from_secs(1),
             connections: Shares::new(1),
             audit: Audit::default(),
@@ -65,10 +68,11 @@ fn app() -> &'static App {
 pub fn body(bytes: &[u8]) -> bool {
     let Some((endpoint, body)) = bytes.split_first() else { return false };
     let id = RequestId("fuzzing".to_owned());
-    match endpoint % 3 {
+    match endpoint % 4 {
         0 => completions::is_accepted(app(), &id, body),
         1 => chat::is_accepted(app(), &id, body),
-        _ => generate::is_accepted(app(), &id, body),
+        2 => generate::is_accepted(app(), &id, body),
+        _ => tokens::is_accepted(app(), body),
     }
 }
 

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use super::error::ApiError;
-use super::{Audience, Entrance};
+use super::{Audience, Entrance, cors};
 use crate::audit::Refusal;
 use crate::connections::Peer;
 use crate::identity::{Caller, Hosts, Identities, Unknown};
@@ -31,10 +31,17 @@ pub(super) async fn guard(
     let address = known.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let headers = request.headers();
     let (hosts, host) = (&identities.hosts, addressed(request.uri(), headers));
-    let checked = is_addressed(hosts, host)
-        .and_then(|()| is_own_page(hosts, headers, host))
-        .and_then(|()| is_json(request.method(), headers));
     let path = request.uri().path();
+    // What operators do is for no page of another origin.
+    let page = (!is_of_operators(path)).then(|| cors::page(&identities.origins, headers)).flatten();
+    if page.is_some() && cors::is_question(request.method(), headers) && is_addressed(hosts, host).is_ok() {
+        return cors::permit(cors::answer(), page);
+    }
+    let is_page = match page {
+        Some(_) => Ok(()),
+        None => is_own_page(hosts, headers, host),
+    };
+    let checked = is_addressed(hosts, host).and(is_page).and_then(|()| is_json(request.method(), headers));
     // Where operators have a listener of their own, there is nothing to permit on the other.
     let operates = is_of_operators(path) && *audience != Audience::Clients;
     let is_of_all = OF_ALL.contains(&path);
@@ -70,7 +77,7 @@ pub(super) async fn guard(
         let client = logged.as_ref().map(Caller::logged);
         app.audit.request(*refusal, client.as_deref(), address);
     }
-    answer
+    cors::permit(answer, page)
 }
 
 /// Without keys only those that come without a gateway are operators.

@@ -1,16 +1,16 @@
-//! Endpoints for operators: `/health`, `/metrics`, `/v1/models`.
+//! Endpoints for operators: `/health` and `/metrics`.
 
 use std::collections::BTreeSet;
 
-use axum::extract::{Extension, Path, State};
-use axum::http::StatusCode;
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use host_wire::clock;
+use host_wire::exposition;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::guard::is_operator;
-use super::{App, Shared, json as json_response, typed};
+use super::{Shared, json as json_response, typed};
 use crate::identity::Caller;
 use crate::registry::{Following, WorkerState};
 
@@ -105,36 +105,14 @@ pub(super) async fn ready(State(app): Shared) -> Response {
     (status, json_response(&json!({"status": text}))).into_response()
 }
 
-/// `/metrics`, as Prometheus reads it.
-pub(super) async fn metrics(State(app): Shared) -> Result<Response, ApiError> {
+/// `/metrics`, in the format that the request accepts.
+pub(super) async fn metrics(State(app): Shared, headers: HeaderMap) -> Result<Response, ApiError> {
     let workers = app.router.registry().snapshot();
     let text = app
         .metrics
         .text(&workers, app.held())
         .map_err(|error| ApiError::internal(format!("metrics could not be written: {error}")))?;
-    Ok(typed("application/openmetrics-text; version=1.0.0; charset=utf-8", text))
-}
-
-fn model_object(app: &App) -> Value {
-    json!({
-        "id": app.model,
-        "object": "model",
-        "created": clock::unix_seconds(),
-        "owned_by": "host",
-        "max_model_len": app.router.registry().snapshot().max_tokens,
-    })
-}
-
-/// The list of models, which has one.
-pub(super) async fn models(State(app): Shared) -> Response {
-    json_response(&json!({"object": "list", "data": [model_object(&app)]}))
-}
-
-/// One model by name.
-pub(super) async fn model(State(app): Shared, Path(name): Path<String>) -> Result<Response, ApiError> {
-    if name == app.model {
-        Ok(json_response(&model_object(&app)))
-    } else {
-        Err(ApiError::unknown_model(&name, &app.model))
-    }
+    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let (kind, text) = exposition::in_format(accepted, text);
+    Ok(typed(kind, text))
 }

@@ -1,20 +1,31 @@
-//! From a prompt's text to its tokens.
+//! From a prompt's text to its tokens, and back.
+
+use std::sync::Arc;
 
 use super::App;
 use super::error::ApiError;
 use crate::router::Failure;
+use crate::text::Specials;
 
 /// The tokens of a text. One of more bytes than any prompt can have is refused before the tokenizer sees it: its work would
 /// grow with the text.
 pub(super) fn encode(app: &App, text: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
-    if let (Some(longest), Some(limit)) =
-        (app.text.tokenizer.longest_token(), app.router.registry().max_tokens())
+    if let (Some(least), Some(limit)) =
+        (app.text.tokenizer.least_tokens(text), app.router.registry().max_tokens())
     {
-        let least = text.len().div_ceil(longest.max(1)) as u64;
+        let least = least as u64;
         // An answer has a token.
         if least >= u64::from(limit) {
             return Err(Failure::TooLongText { limit, least }.into());
         }
     }
     Ok(app.text.tokenizer.encode(text, add_special)?)
+}
+
+/// The text of tokens.
+pub(super) fn decode(app: &App, tokens: &[u32], specials: Specials) -> String {
+    let mut stream = Arc::clone(&app.text.tokenizer).stream(specials);
+    let mut text: String = tokens.iter().map(|token| stream.push(*token)).collect();
+    text.push_str(&stream.finish());
+    text
 }

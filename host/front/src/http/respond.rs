@@ -1,44 +1,55 @@
-//! Sends an answer, whole or as events, in the shape of its endpoint.
+//! Sends the answers to a request, whole or as events, in the shape of its endpoint.
 
-use std::collections::VecDeque;
+mod events;
+
 use std::sync::Arc;
-use std::time::Duration;
 
-use axum::body::Bytes;
 use axum::extract::Request;
-use axum::http::{HeaderValue, header};
 use axum::response::Response;
-use host_wire::clock;
+use futures_util::future::try_join_all;
 use serde_json::Value;
-use tracing::{Instrument, Span};
 
-use super::answer::{Answer, Count, End, Next, Piece};
+use super::answer::{Answer, End, Next, Piece};
 use super::ask::{self, Ask};
 use super::error::ApiError;
-use super::outflow::{NoOutflow, Outflow, outflow};
+use super::record::{Record, Usage};
 use super::{App, RequestId};
 use crate::identity::Caller;
 use crate::router::Job;
 use crate::text::Tokenizer;
 
-/// How an endpoint writes answers.
+/// How an endpoint writes answers. They are numbered from 0, those to the first prompt first.
 pub(super) trait Shape: Send + 'static {
-    /// Events for one piece; none if it shows nothing.
-    fn piece(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value>;
+    /// Events for one piece of an answer; none if it shows nothing.
+    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value>;
 
-    /// The last events.
-    fn end(&mut self, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value>;
+    /// The last events of one answer.
+    fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value>;
 
-    /// The whole answer at once.
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Piece, end: &End) -> Value;
+    /// The events behind those of all answers.
+    fn close(&mut self, _usage: &Usage) -> Vec<Value> {
+        Vec::new()
+    }
+
+    /// All answers at once.
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Piece, End)>, usage: &Usage) -> Value;
 }
 
-/// A request that was read and admitted.
-pub(super) struct Prepared<S> {
+/// A prompt, and what is asked of it.
+pub(super) struct Item {
     pub prompt: Vec<u32>,
     pub ask: Ask,
+}
+
+/// A request that was read.
+pub(super) struct Prepared<S> {
+    /// At least one.
+    pub items: Vec<Item>,
     pub shape: S,
 }
+
+/// Most answers to one request.
+pub(super) const MOST_ANSWERS: usize = 128;
 
 /// Reads the body, runs a handler's reading part on it, and answers; counts the outcome whichever way it ends.
 pub(super) async fn serve<S: Shape>(
@@ -48,144 +59,137 @@ pub(super) async fn serve<S: Shape>(
     request: Request,
     prepare: impl FnOnce(&App, &RequestId, &[u8]) -> Result<Prepared<S>, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let arrived = clock::now();
-    let mut count = Count::new(Arc::clone(&app.metrics), endpoint);
+    let mut record = Record::new(Arc::clone(&app.metrics), endpoint, app.log_requests);
     let session = ask::session(request.headers());
     let Some(caller) = request.extensions().get::<Caller>().cloned() else {
         return Err(ApiError::internal("a request without a caller".to_owned()));
     };
     let started = async {
+        let timeout = ask::timeout(request.headers())?;
         // Before it takes its place: a client that sends slowly keeps no other request out.
         let (body, sent) = app.body(&caller.client, request).await?;
         let place = app.router.admit(&caller)?;
         let text = app.text_work.take(&caller.client, body.len())?;
         drop(sent);
         let (of_work, id) = (Arc::clone(app), id.clone());
-        let prepared = app.text_work.run(text, move || prepare(&of_work, &id, &body));
-        Ok::<_, ApiError>((place, prepared.await?))
+        let prepared = app.text_work.run(text, move || prepare(&of_work, &id, &body)).await?;
+        let answers = prepared.items.iter().map(|item| item.ask.candidates()).sum::<usize>();
+        if answers > MOST_ANSWERS {
+            let message = format!(
+                "the request asks for {answers} answers, and {MOST_ANSWERS} is the limit; send several requests"
+            );
+            return Err(ApiError::invalid(message));
+        }
+        // Each answer takes a place.
+        let mut places = vec![place];
+        for _ in 1..answers {
+            places.push(app.router.admit(&caller)?);
+        }
+        Ok::<_, ApiError>((places, prepared, timeout))
     };
-    let (place, Prepared { prompt, mut ask, shape }) = match started.await {
+    let (mut places, prepared, timeout) = match started.await {
         Ok(started) => started,
         Err(error) => {
-            count.set(error.outcome());
+            record.failed(&error);
             return Err(error);
         }
     };
-    ask.namespace.salt = caller.salt(ask.namespace.salt);
-    let session = ask.session.or(session).map(|session| caller.session(session));
-    let job = Job { session, ..ask.job(id.0, prompt) };
-    let prompt_tokens = job.prompt.len();
-    let generation = app.router.generate(place, job);
-    let streamed = ask.stream;
+    let Prepared { items, shape } = prepared;
+    let many = places.len() > 1;
+    let mut answers: Vec<Answer> = Vec::with_capacity(places.len());
+    let mut lanes = Vec::with_capacity(places.len());
+    let first = items.first().map(|item| item.ask.clone());
+    for (index, Item { prompt, mut ask }) in items.into_iter().enumerate() {
+        ask.namespace.salt = caller.salt(ask.namespace.salt);
+        // Answers to one prompt stay together: they share its pages.
+        let own = || many.then(|| ask::session_hash(&format!("{} {index}", id.0))).flatten();
+        let session = ask.session.or(session).or_else(own).map(|session| caller.session(session));
+        ask.timeout = ask.timeout.or(timeout);
+        ask.priority = caller.priority(ask.priority);
+        let leader = answers.len();
+        let prompt = Arc::new(prompt);
+        for candidate in 0..ask.candidates() {
+            let Some(place) = places.pop() else { break };
+            let ask = ask.candidate(candidate);
+            let number = answers.len();
+            let request_id = if number == 0 { id.0.clone() } else { format!("{}-{number}", id.0) };
+            let job = Job { session, ..ask.job(request_id, Arc::clone(&prompt), record.arrived()) };
+            let generation = app.router.generate(place, job);
+            let tokenizer = Arc::clone(&app.text.tokenizer);
+            let metrics = Arc::clone(&app.metrics);
+            let no_cache = ask.no_cache;
+            let mut answer = Answer::new(generation, tokenizer, ask, prompt.len(), record.arrived(), metrics);
+            if candidate > 0 && !no_cache {
+                answer = answer.after(&answers[leader]);
+            }
+            answers.push(answer);
+            lanes.push(candidate == 0);
+        }
+    }
+    let Some(ask) = first else { return Err(ApiError::invalid("there is no prompt")) };
     let tokenizer = Arc::clone(&app.text.tokenizer);
-    let answer = Answer::new(generation, tokenizer, ask, prompt_tokens, arrived, count);
-    if streamed { as_events(answer, shape, app.stall).await } else { at_once(answer, shape).await }
+    match ask.stream {
+        true => {
+            let streamed = events::Streamed { answers, leads: lanes, shape, record, tokenizer, ask };
+            events::as_events(streamed, app.stall, app.stream_keep_alive).await
+        }
+        false => at_once(answers, &lanes, shape, record, &*tokenizer, &ask).await,
+    }
 }
 
-async fn at_once(mut answer: Answer, mut shape: impl Shape) -> Result<Response, ApiError> {
+/// One answer, whole.
+async fn collect(answer: &mut Answer) -> Result<(Piece, End), ApiError> {
     let mut all = Piece::default();
     loop {
-        match answer.next().await {
-            Ok(Next::Piece(piece)) => {
+        match answer.next().await? {
+            Next::Piece(piece) => {
                 all.text.push_str(&piece.text);
                 all.shown.extend(piece.shown);
                 all.tokens.extend(piece.tokens);
             }
-            Ok(Next::Restarted) => all = Piece::default(),
-            Ok(Next::End(end)) => return Ok(super::json(&shape.whole(answer.tokenizer(), all, &end))),
-            Err(failure) => return Err(failed(&mut answer, failure.into())),
+            Next::Restarted => all = Piece::default(),
+            Next::End(end) => return Ok((all, *end)),
         }
     }
 }
 
-fn failed(answer: &mut Answer, error: ApiError) -> ApiError {
-    answer.set_outcome(error.outcome());
-    tracing::warn!(error = %error.json(), "request failed");
-    error
-}
-
-/// A stream of events under way.
-struct Events<S> {
-    answer: Answer,
-    shape: S,
-    ready: VecDeque<Bytes>,
-    done: bool,
-}
-
-impl<S: Shape> Events<S> {
-    /// Waits for something to send. False at the end.
-    async fn fill(&mut self) -> bool {
-        while self.ready.is_empty() && !self.done {
-            let next = self.answer.next().await;
-            self.take(next.map_err(ApiError::from));
+async fn at_once(
+    mut answers: Vec<Answer>,
+    leads: &[bool],
+    mut shape: impl Shape,
+    mut record: Record,
+    tokenizer: &dyn Tokenizer,
+    ask: &Ask,
+) -> Result<Response, ApiError> {
+    let all = match try_join_all(answers.iter_mut().map(collect)).await {
+        Ok(all) => all,
+        Err(error) => {
+            record.failed(&error);
+            return Err(error);
         }
-        !self.ready.is_empty()
-    }
-
-    /// Sends all of the answer. When the client hangs up or reads nothing any more, the answer is dropped, and with it the
-    /// request on every worker.
-    async fn flow(mut self, outflow: Outflow) {
-        loop {
-            let more = tokio::select! {
-                more = self.fill() => more,
-                () = outflow.gone() => false,
-            };
-            if !more {
-                return;
-            }
-            let ready: Vec<u8> = self.ready.drain(..).flatten().collect();
-            match outflow.send(Bytes::from(ready)).await {
-                Ok(()) => {}
-                Err(NoOutflow::Gone) => return,
-                Err(NoOutflow::Stalled) => {
-                    tracing::warn!("the client does not read its answer; the request is cancelled");
-                    return;
-                }
-            }
-        }
-    }
-
-    fn take(&mut self, next: Result<Next, ApiError>) {
-        let tokenizer = self.answer.tokenizer();
-        let events = match next {
-            Ok(Next::Piece(piece)) => self.shape.piece(tokenizer, piece),
-            Ok(Next::End(end)) => {
-                self.done = true;
-                let events = self.shape.end(tokenizer, &end);
-                self.ready.extend(events.iter().map(event));
-                self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
-                return;
-            }
-            Ok(Next::Restarted) => {
-                let error = ApiError::internal("a streamed answer began again".into());
-                return self.take(Err(error));
-            }
-            Err(error) => {
-                // Without [DONE]: the answer is not complete.
-                self.done = true;
-                vec![failed(&mut self.answer, error).json()]
-            }
-        };
-        self.ready.extend(events.iter().map(event));
-    }
-}
-
-fn event(value: &Value) -> Bytes {
-    Bytes::from(format!("data: {value}\n\n"))
-}
-
-/// Waits for the first token before it sends the head, so that what fails before is a proper status. The rest of the answer
-/// has a task of its own, which ends with the answer, read or not.
-async fn as_events<S: Shape>(mut answer: Answer, shape: S, stall: Duration) -> Result<Response, ApiError> {
-    let first = match answer.next().await {
-        Ok(first) => first,
-        Err(failure) => return Err(failed(&mut answer, failure.into())),
     };
-    let mut events = Events { answer, shape, ready: VecDeque::new(), done: false };
-    events.take(Ok(first));
-    let (outflow, body) = outflow(stall);
-    tokio::spawn(events.flow(outflow).instrument(Span::current()));
-    let mut response = super::typed("text/event-stream", body);
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    Ok(response)
+    let mut usage = Usage::default();
+    for ((_, end), leads) in all.iter().zip(leads) {
+        record.answered(end, *leads);
+        usage.add(end, *leads);
+    }
+    record.ok();
+    Ok(super::json(&shape.whole(tokenizer, best(all, ask), &usage)))
+}
+
+/// Of the answers to each prompt those with the highest log probability per token, as many as were requested, best first.
+fn best(all: Vec<(Piece, End)>, ask: &Ask) -> Vec<(Piece, End)> {
+    let candidates = ask.candidates();
+    if candidates == ask.n as usize {
+        return all;
+    }
+    let mut chosen = Vec::new();
+    let mut all = all.into_iter().peekable();
+    while all.peek().is_some() {
+        let mut of_prompt: Vec<_> = all.by_ref().take(candidates).collect();
+        of_prompt.sort_by(|(_, a), (_, b)| b.mean_logprob().total_cmp(&a.mean_logprob()));
+        of_prompt.truncate(ask.n as usize);
+        chosen.extend(of_prompt);
+    }
+    chosen
 }

@@ -5,6 +5,7 @@
 //! name = "team-a"        # the tenant
 //! sha256 = "9f86d081…"   # of the key
 //! max_requests = 64      # at once; optional
+//! priority = 5           # the smallest number that its requests may have; optional
 //! admin = false          # may use /flush_cache, /metrics and all of /health; optional
 //! gateway = false        # may name other tenants in the tenant header, and operates nothing; optional
 //! ```
@@ -33,6 +34,8 @@ pub struct Key {
     pub name: Arc<str>,
     /// Requests at once.
     pub places: Option<Shares>,
+    /// The smallest priority that its requests may have, and the one that they have by default.
+    pub priority: Option<i32>,
     /// See the [module](self).
     pub admin: bool,
     /// See the [module](self).
@@ -84,6 +87,7 @@ struct Entry {
     name: String,
     sha256: String,
     max_requests: Option<usize>,
+    priority: Option<i32>,
     #[serde(default)]
     admin: bool,
     #[serde(default)]
@@ -165,7 +169,7 @@ fn parse(text: &str, before: &HashMap<[u8; 32], Arc<Key>>) -> Result<HashMap<[u8
     }
     let mut keys = HashMap::new();
     for entry in file.key {
-        let Entry { name, sha256, max_requests, admin, gateway } = entry;
+        let Entry { name, sha256, max_requests, priority, admin, gateway } = entry;
         if !is_tenant(&name) {
             return Err(wrong(format!("name {name:?} is not 1 to {MAX_TENANT} visible ASCII characters")));
         }
@@ -182,7 +186,7 @@ fn parse(text: &str, before: &HashMap<[u8; 32], Arc<Key>>) -> Result<HashMap<[u8
             let kept = before.get(&hash).and_then(|key| key.places.clone());
             kept.filter(|places| places.total() == most).unwrap_or_else(|| Shares::new(most))
         });
-        let key = Key { name: Arc::from(name.as_str()), places, admin, gateway };
+        let key = Key { name: Arc::from(name.as_str()), places, priority, admin, gateway };
         if keys.insert(hash, Arc::new(key)).is_some() {
             return Err(wrong(format!("the key of {name:?} is there twice")));
         }

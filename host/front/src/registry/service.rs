@@ -12,7 +12,8 @@ impl proto::registry_server::Registry for Registry {
         &self,
         request: Request<proto::RegisterRequest>,
     ) -> Result<Response<proto::RegisterReply>, Status> {
-        let Some(worker) = request.into_inner().worker else {
+        let proto::RegisterRequest { worker, load } = request.into_inner();
+        let Some(worker) = worker else {
             return Err(Status::invalid_argument("the registration names no worker"));
         };
         let (name, role, instance) = (worker.name.clone(), worker.role.clone(), Instance(worker.instance));
@@ -23,6 +24,9 @@ impl proto::registry_server::Registry for Registry {
         };
         let reply = match Registry::register(self, worker).await {
             Ok(accepted) => {
+                if let Some(load) = load {
+                    self.heartbeat(instance, load);
+                }
                 tracing::info!(name, role, %instance, protocol = %accepted.protocol, "worker registered");
                 let message = accepted.refused_pairs;
                 if !message.is_empty() {

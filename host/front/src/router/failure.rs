@@ -39,6 +39,9 @@ pub enum Failure {
     /// No worker could serve it in time. Another time may do.
     #[error("{0}")]
     Unavailable(String),
+    /// It took longer than its client wants to wait.
+    #[error("the request took longer than {} s, which its timeout allows", .0.as_secs_f64())]
+    Late(std::time::Duration),
     /// A worker failed after the first token.
     #[error("the answer broke off: {0}")]
     Broken(String),
@@ -81,7 +84,14 @@ impl Failure {
     /// The failure of a call, and whether the worker should be suspected for it.
     pub(super) fn of_call(worker: &str, status: &tonic::Status) -> (Self, bool) {
         use tonic::Code;
-        let text = format!("call to worker {worker:?} failed: {} ({})", status.message(), status.code());
+        let text = match status.code() {
+            // The transport's own words, which say nothing to a client.
+            Code::Unknown | Code::Internal | Code::Cancelled => {
+                tracing::debug!(worker, %status, "a call to a worker broke");
+                format!("the connection to worker {worker:?} broke")
+            }
+            code => format!("call to worker {worker:?} failed: {} ({code})", status.message()),
+        };
         match status.code() {
             Code::InvalidArgument | Code::OutOfRange => (Failure::Refused(text), false),
             Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated | Code::DataLoss => {

@@ -110,6 +110,7 @@ impl Progress {
             transferred_bytes: began.transferred_bytes,
             transfer_plugin: began.transfer_plugin,
             cached_tokens: began.cached_tokens,
+            offload_tokens: began.offload_tokens,
         }
     }
 }

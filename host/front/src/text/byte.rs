@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::decode::{TextStream, Utf8Stream};
-use super::{TextError, Tokenizer};
+use super::{Specials, TextError, Tokenizer};
 
 /// Ids 0 to 255 are bytes; then come [`BOS`](Self::BOS), [`EOS`](Self::EOS), [`PAD`](Self::PAD), and up to the vocabulary's
 /// end ids without text, which decode to U+FFFD.
@@ -54,7 +54,7 @@ impl Tokenizer for ByteTokenizer {
         self.vocabulary
     }
 
-    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
-        Box::new(Utf8Stream::new(self))
+    fn stream(self: Arc<Self>, specials: Specials) -> Box<dyn TextStream> {
+        Box::new(Utf8Stream::new(self, specials))
     }
 }

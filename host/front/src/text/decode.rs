@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::Tokenizer;
+use super::{Specials, Tokenizer};
 
 /// One answer's decoder.
 pub trait TextStream: Send {
@@ -20,20 +20,21 @@ pub trait TextStream: Send {
 /// For byte-level tokenizers: the tokens' bytes in a row are the text's bytes.
 pub struct Utf8Stream<T: ?Sized> {
     tokenizer: Arc<T>,
+    specials: Specials,
     /// At most three bytes: the start of a character.
     held: Vec<u8>,
 }
 
 impl<T: Tokenizer + ?Sized> Utf8Stream<T> {
     /// At the start of an answer.
-    pub fn new(tokenizer: Arc<T>) -> Self {
-        Self { tokenizer, held: Vec::new() }
+    pub fn new(tokenizer: Arc<T>, specials: Specials) -> Self {
+        Self { tokenizer, specials, held: Vec::new() }
     }
 }
 
 impl<T: Tokenizer + ?Sized> TextStream for Utf8Stream<T> {
     fn push(&mut self, token: u32) -> String {
-        if self.tokenizer.is_special(token) {
+        if self.specials == Specials::Hidden && self.tokenizer.is_special(token) {
             return String::new();
         }
         self.held.extend(self.tokenizer.token_bytes(token));
@@ -123,7 +124,11 @@ mod tests {
     use super::*;
 
     fn streamed(tokens: &[u32]) -> (Vec<String>, String) {
-        let mut stream = Arc::new(ByteTokenizer::new(300)).stream();
+        streamed_with(Specials::Hidden, tokens)
+    }
+
+    fn streamed_with(specials: Specials, tokens: &[u32]) -> (Vec<String>, String) {
+        let mut stream = Arc::new(ByteTokenizer::new(300)).stream(specials);
         let mut pieces: Vec<String> = tokens.iter().map(|&token| stream.push(token)).collect();
         pieces.push(stream.finish());
         let whole = pieces.concat();
@@ -155,8 +160,10 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_do_not_show() {
+    fn special_tokens_show_as_their_names_when_they_are_asked_for() {
         assert_eq!(streamed(&[65, ByteTokenizer::EOS, 66]).1, "AB");
+        let shown = streamed_with(Specials::Shown, &[65, ByteTokenizer::EOS, 66]).1;
+        assert!(shown.starts_with('A') && shown.ends_with('B') && shown.len() > 2, "{shown}");
     }
 
     #[test]

@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(model.end, [1]);
         assert_eq!(model.tokenizer.vocabulary(), 264, "ids without a use count");
         assert!(model.tokenizer.token_bytes(263).is_empty());
-        let mut stream = Arc::clone(&model.tokenizer).stream();
+        let mut stream = Arc::clone(&model.tokenizer).stream(crate::text::Specials::default());
         let text: String = tokens.iter().map(|&token| stream.push(token)).collect();
         assert_eq!(text, "he he12<think>🦀", "what the model steers itself with does not show");
         let template = model.template.unwrap();

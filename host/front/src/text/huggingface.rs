@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokenizers::DecoderWrapper;
 
 use super::decode::{TextStream, Utf8Stream, WindowStream};
-use super::{TextError, Tokenizer};
+use super::{Specials, TextError, Tokenizer};
 
 /// A `tokenizer.json`, loaded.
 pub struct HuggingFaceTokenizer {
@@ -18,7 +18,7 @@ pub struct HuggingFaceTokenizer {
     vocabulary: u32,
     /// True when tokens are pieces of the text's bytes, in the alphabet that GPT-2 began.
     byte_level: bool,
-    longest: Option<usize>,
+    longest: Option<longest::Longest>,
 }
 
 impl HuggingFaceTokenizer {
@@ -113,15 +113,17 @@ impl Tokenizer for HuggingFaceTokenizer {
         self.vocabulary
     }
 
-    fn longest_token(&self) -> Option<usize> {
-        self.longest
+    fn least_tokens(&self, text: &str) -> Option<usize> {
+        Some(self.longest.as_ref()?.least_tokens(text))
     }
 
-    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
+    fn stream(self: Arc<Self>, specials: Specials) -> Box<dyn TextStream> {
         if self.byte_level {
-            return Box::new(Utf8Stream::new(self));
+            return Box::new(Utf8Stream::new(self, specials));
         }
-        Box::new(WindowStream::new(move |tokens: &[u32]| self.inner.decode(tokens, true).unwrap_or_default()))
+        Box::new(WindowStream::new(move |tokens: &[u32]| {
+            self.inner.decode(tokens, specials == Specials::Hidden).unwrap_or_default()
+        }))
     }
 }
 
@@ -165,7 +167,7 @@ mod tests {
         let tokens = tokenizer.encode(text, true).unwrap();
         assert!(tokens.len() > 3, "the file's truncation is not applied");
         assert!(tokens.contains(&258) && tokens.contains(&260), "{tokens:?}");
-        let mut stream = Arc::clone(&tokenizer).stream();
+        let mut stream = Arc::clone(&tokenizer).stream(Specials::default());
         let mut back: String = tokens.iter().map(|&token| stream.push(token)).collect();
         back.push_str(&stream.finish());
         assert_eq!(back, text);
@@ -179,7 +181,7 @@ mod tests {
             let tokens: Vec<u32> = (0..10)
                 .map(|_| [104, 256, 257, 258, 259, 260, 0xa6, 0x80, 0xe2, 0xff][random.usize(..10)])
                 .collect();
-            let mut stream = Arc::clone(&tokenizer).stream();
+            let mut stream = Arc::clone(&tokenizer).stream(Specials::default());
             let mut text: String = tokens.iter().map(|&token| stream.push(token)).collect();
             text.push_str(&stream.finish());
             assert_eq!(text, tokenizer.inner.decode(&tokens, true).unwrap(), "{tokens:?}");

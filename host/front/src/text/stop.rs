@@ -5,7 +5,10 @@
 pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
-    stopped: bool,
+    /// Which of them was seen.
+    matched: Option<usize>,
+    /// It is part of what is shown.
+    shows: bool,
 }
 
 impl StopMatcher {
@@ -15,26 +18,42 @@ impl StopMatcher {
         Self {
             stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(),
             held: String::new(),
-            stopped: false,
+            matched: None,
+            shows: false,
         }
+    }
+
+    /// Shows the stop string at which the answer ends.
+    #[must_use]
+    pub fn showing(self, shows: bool) -> Self {
+        Self { shows, ..self }
     }
 
     /// True once a stop string was seen. The text after it is dropped.
     #[must_use]
     pub fn stopped(&self) -> bool {
-        self.stopped
+        self.matched.is_some()
+    }
+
+    /// The stop string that was seen.
+    #[must_use]
+    pub fn matched(&self) -> Option<&str> {
+        Some(self.stops.get(self.matched?)?.as_str())
     }
 
     /// Takes more text and returns what is safe to show.
     pub fn push(&mut self, text: &str) -> String {
-        if self.stopped {
+        if self.stopped() {
             return String::new();
         }
         self.held.push_str(text);
-        if let Some(cut) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
-            self.stopped = true;
+        // The first one in the text; of those that begin together, the first in the request.
+        let places = self.stops.iter().enumerate();
+        let found = places.filter_map(|(index, stop)| Some((self.held.find(stop.as_str())?, index))).min();
+        if let Some((cut, index)) = found {
+            self.matched = Some(index);
             let mut shown = std::mem::take(&mut self.held);
-            shown.truncate(cut);
+            shown.truncate(if self.shows { cut + self.stops[index].len() } else { cut });
             return shown;
         }
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);

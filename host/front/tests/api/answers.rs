@@ -52,7 +52,7 @@ async fn a_completion_comes_whole_with_usage_and_reason() {
     assert_eq!(to_prefill.room, to_decode.room);
     assert!(to_decode.room < 1 << 63);
     assert_eq!((to_prefill.prefill, to_decode.prefill.unwrap().instance), (None, prefill.info.instance));
-    assert_eq!(to_decode.sampling.unwrap().seed, 5);
+    assert_eq!(to_decode.sampling.as_ref().unwrap().seed, 5);
     assert_eq!(to_prefill.sampling, to_decode.sampling);
 }
 
@@ -110,7 +110,7 @@ async fn usage_comes_last_when_requested() {
 }
 
 #[tokio::test]
-async fn stop_strings_end_the_answer_across_tokens_and_cancel_the_rest() {
+async fn stop_strings_end_the_answer_across_tokens_and_the_worker_is_told_that_it_is_complete() {
     let text: Vec<Step> =
         "one TWO three".bytes().map(|byte| Step::Token(byte.into())).chain([Step::Hang]).collect();
     for stream in [false, true] {
@@ -133,7 +133,9 @@ async fn stop_strings_end_the_answer_across_tokens_and_cancel_the_rest() {
             assert_eq!(answer["choices"][0]["finish_reason"], "stop");
             assert_eq!(answer["choices"][0]["logprobs"]["tokens"], json!(["o", "n", "e", " ", "T"]));
         }
-        decode.watch.cancelled(1).await;
+        decode.watch.ended(1).await;
+        front.until_metrics_say("host_requests_running 0\n").await;
+        assert_eq!(decode.watch.cancelled_by_now(), 0, "it is no cancelled request there");
     }
 }
 
@@ -163,7 +165,15 @@ async fn end_tokens_stop_and_do_not_show_unless_ignored() {
         (&json!("a"), &json!("stop"))
     );
     assert_eq!(answer["usage"]["completion_tokens"], 2);
+    assert_eq!(answer["choices"][0]["stop_reason"], 98);
+    body["include_stop_str_in_output"] = json!(true);
+    let answer = front.post(PATH, &body).await.json().await;
+    assert_eq!(answer["choices"][0]["text"], "ab");
+    // The model's own end tokens are ignored, and those of the request are not.
     body["ignore_eos"] = json!(true);
+    let answer = front.post(PATH, &body).await.json().await;
+    assert_eq!(answer["choices"][0]["text"], "ab");
+    body["stop_token_ids"] = json!([]);
     let answer = front.post(PATH, &body).await.json().await;
     assert_eq!(answer["choices"][0]["text"], "abcab");
 }

@@ -246,7 +246,7 @@ fn a_failing_worker_makes_no_line_of_a_prompt() {
             }
         }
     });
-    log.check(&["request failed"]);
+    log.check(&["request status=500 outcome=\"failed\""]);
 }
 
 #[test]

@@ -72,17 +72,45 @@ async fn wrong_requests_are_refused_by_name() {
         (path, with("prompt", json!("")), 400, json!("prompt"), "prompt is empty"),
         (path, with("prompt", json!([])), 400, json!("prompt"), "prompt is empty"),
         (path, with("prompt", json!([1, 300])), 400, json!("prompt"), "token ids from 0 to 299, got 300"),
-        (path, with("prompt", json!(["a", "b"])), 400, json!("prompt"), "prompt has 2 entries"),
+        (path, with("prompt", json!(["a", ""])), 400, json!("prompt"), "prompt is empty"),
+        (
+            path,
+            with("prompt", json!(["a", 5])),
+            400,
+            json!("prompt"),
+            "a list of token ids, or a list of either",
+        ),
+        (
+            path,
+            with("prompt", json!(vec!["a"; 129])),
+            400,
+            json!("prompt"),
+            "129 entries, and 128 is the limit",
+        ),
         (
             path,
             with("prompt", json!({"a": 1})),
             400,
             json!("prompt"),
-            "must be a string or a list of token ids",
+            "must be a string, a list of token ids, or a list of either",
         ),
         (path, with("prompt", Value::Null), 400, json!("prompt"), "prompt is missing"),
-        (path, with("n", json!(2)), 400, json!("n"), "n must be 1, got 2"),
-        (path, with("best_of", json!(3)), 400, json!("best_of"), "best_of is not supported"),
+        (path, with("n", json!(129)), 400, json!("n"), "from 1 to 128, got 129"),
+        (
+            path,
+            json!({"prompt": ["a", "b", "c"], "n": 60}),
+            400,
+            Value::Null,
+            "180 answers, and 128 is the limit",
+        ),
+        (path, json!({"prompt": "a", "n": 3, "best_of": 2}), 400, json!("best_of"), "it must be n or more"),
+        (
+            path,
+            json!({"prompt": "a", "best_of": 2, "stream": true}),
+            400,
+            json!("best_of"),
+            "leave stream out",
+        ),
         (
             path,
             with("temperature", json!(2.1)),
@@ -94,7 +122,7 @@ async fn wrong_requests_are_refused_by_name() {
         (path, with("top_p", json!(0)), 400, json!("top_p"), "above 0 and up to 1"),
         (path, with("top_k", json!(-2)), 400, json!("top_k"), "got -2"),
         (path, with("logprobs", json!(6)), 400, json!("logprobs"), "from 0 to 5"),
-        (path, with("stop", json!(["1", "2", "3", "4", "5"])), 400, json!("stop"), "up to 4 strings"),
+        (path, with("stop", json!(vec!["1"; 17])), 400, json!("stop"), "up to 16 strings"),
         (path, with("stop", json!([""])), 400, json!("stop"), "1 to 1024 bytes"),
         (path, with("stream", json!("yes")), 400, json!("stream"), "true or false"),
         (
@@ -104,9 +132,28 @@ async fn wrong_requests_are_refused_by_name() {
             json!("stream_options"),
             "only for requests with stream",
         ),
-        (path, with("echo", json!(true)), 400, json!("echo"), "echo is not supported"),
-        (path, with("presence_penalty", json!(0.5)), 400, json!("presence_penalty"), "not supported"),
-        (path, with("logit_bias", json!({"5": 1})), 400, json!("logit_bias"), "not supported"),
+        (
+            path,
+            json!({"prompt": "a", "echo": true, "logprobs": 1}),
+            400,
+            json!("echo"),
+            "log probabilities of the prompt, which are not computed",
+        ),
+        (path, with("presence_penalty", json!(2.5)), 400, json!("presence_penalty"), "from -2 to 2"),
+        (path, with("frequency_penalty", json!(-3)), 400, json!("frequency_penalty"), "from -2 to 2"),
+        (path, with("repetition_penalty", json!(0)), 400, json!("repetition_penalty"), "above 0"),
+        (path, with("min_p", json!(1.5)), 400, json!("min_p"), "from 0 to 1"),
+        (
+            path,
+            with("min_tokens", json!(17)),
+            400,
+            json!("min_tokens"),
+            "min_tokens is 17, and max_tokens is 16",
+        ),
+        (path, with("logit_bias", json!({"300": 1})), 400, json!("logit_bias"), "token ids from 0 to 299"),
+        (path, with("logit_bias", json!({"5": "x"})), 400, json!("logit_bias"), "an object with numbers"),
+        (path, with("priority", json!(3_000_000_000_u64)), 400, json!("priority"), "from -2147483648"),
+        (path, with("timeout", json!(0)), 400, json!("timeout"), "above 0"),
         (path, json!([1]), 400, Value::Null, "must be a JSON object, got [1]"),
         (chat_path, json!({"messages": []}), 400, json!("messages"), "at least one message"),
         (
@@ -145,8 +192,8 @@ async fn wrong_requests_are_refused_by_name() {
             json!("max_tokens"),
             "from 1 to 4294967295, got",
         ),
-        (path, with("allowed_token_ids", json!([1])), 400, json!("allowed_token_ids"), "not supported"),
-        (path, with("bad_words", json!(["x"])), 400, json!("bad_words"), "not supported"),
+        (path, with("allowed_token_ids", json!([300])), 400, json!("allowed_token_ids"), "token ids from 0"),
+        (path, with("bad_words", json!([" "])), 400, json!("bad_words"), "strings of 1 to 256 bytes"),
         (path, with("logits_processors", json!(["x"])), 400, json!("logits_processors"), "not supported"),
         (path, with("add_special_tokens", json!(false)), 400, json!("add_special_tokens"), "not supported"),
         (
@@ -156,7 +203,28 @@ async fn wrong_requests_are_refused_by_name() {
             json!("truncate_prompt_tokens"),
             "not known here, got 5",
         ),
-        (path, with("temprature", json!(0)), 400, json!("temprature"), "temprature is not known here, got 0"),
+        (
+            path,
+            with("temprature", json!(0.5)),
+            400,
+            json!("temprature"),
+            "temprature is not known here, got 0.5",
+        ),
+        (path, with("tool_choice", json!("required")), 400, json!("tool_choice"), "not supported"),
+        (
+            path,
+            json!({"prompt": "a", "stream": true, "stream_options": {"include_usage": "yes"}}),
+            400,
+            json!("stream_options.include_usage"),
+            "true or false",
+        ),
+        (
+            path,
+            json!({"prompt": "a", "stream": true, "stream_options": {"usages": true}}),
+            400,
+            json!("stream_options.usages"),
+            "not known here",
+        ),
         (
             chat_path,
             json!({"messages": [{"role": "user", "content": "x"}], "continue_final_message": true}),
@@ -180,14 +248,14 @@ async fn wrong_requests_are_refused_by_name() {
         ),
         (
             "/generate",
-            json!({"text": "a", "sampling_parms": {}}),
+            json!({"text": "a", "sampling_parms": {"n": 1}}),
             400,
             json!("sampling_parms"),
             "not known here",
         ),
         (
             "/generate",
-            json!({"text": "a", "sampling_params": {"temprature": 0}}),
+            json!({"text": "a", "sampling_params": {"temprature": 1}}),
             400,
             json!("sampling_params.temprature"),
             "not known here",
@@ -195,10 +263,10 @@ async fn wrong_requests_are_refused_by_name() {
         ("/generate", json!({"text": "a", "input_ids": [1]}), 400, json!("text"), "either text or input_ids"),
         (
             "/generate",
-            json!({"text": "a", "sampling_params": {"min_new_tokens": 2}}),
+            json!({"text": ["a", "b"], "sampling_params": [{}]}),
             400,
-            json!("sampling_params.min_new_tokens"),
-            "not supported",
+            json!("sampling_params"),
+            "a JSON object, or one for each prompt",
         ),
         ("/generate", json!({"text": "a", "lora_path": "x"}), 400, json!("lora_path"), "not supported"),
         ("/generate", json!({}), 400, json!("text"), "prompt is missing"),
@@ -231,8 +299,16 @@ async fn fields_that_ask_for_nothing_are_accepted() {
     let body = json!({"prompt": ["abc"], "n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0,
         "logit_bias": {}, "echo": false, "suffix": null, "top_k": -1, "tools": [], "tool_choice": "auto",
         "response_format": {"type": "text"}, "stream_options": null, "made_up": null, "allowed_token_ids": [], "add_special_tokens": true,
-        "continue_final_message": false, "user": "me", "metadata": {"x": [1]}, "store": true, "max_tokens": 509});
+        "continue_final_message": false, "user": "me", "metadata": {"x": [1]}, "store": true, "max_tokens": 509.0,
+        "made_up_0": 0, "made_up_1": false, "made_up_2": "", "made_up_3": [], "made_up_4": {}});
     assert_eq!(front.post("/v1/completions", &body).await.status, 200);
+    let tools = json!({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}], "tool_choice": "none"});
+    assert_eq!(front.post("/v1/chat/completions", &tools).await.status, 200);
+    // As SGLang's benchmark sends it.
+    let body = json!({"text": "a", "sampling_params": {"temperature": 0.0, "max_new_tokens": 2, "ignore_eos": true},
+        "stream": true, "lora_path": null, "return_logprob": false, "return_routed_experts": false,
+        "logprob_start_len": -1});
+    assert_eq!(front.post("/generate", &body).await.events().await.len(), 4);
     let body = json!({"text": "a", "lora_path": "", "image_data": [], "return_logprob": false,
         "sampling_params": {"max_new_tokens": 1, "skip_special_tokens": true, "n": 1}});
     assert_eq!(front.post("/generate", &body).await.status, 200);

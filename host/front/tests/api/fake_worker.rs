@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use host_wire::proto::generate_event::Event;
 use host_wire::proto::worker_server::{Worker, WorkerServer};
 use host_wire::proto::{
-    CacheNews, DeliverReply, DeliverRequest, DrainReply, DrainRequest, Failed, Finished, FlushCacheReply,
-    FlushCacheRequest, FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest,
-    KvIdentity, Token, TopToken, TransferEndpoint, WorkerInfo,
+    CacheNews, DeliverReply, DeliverRequest, DrainReply, DrainRequest, EndAnswerReply, EndAnswerRequest,
+    Failed, Finished, FlushCacheReply, FlushCacheRequest, FollowCacheRequest, GenerateEvent, GenerateRequest,
+    HandshakeReply, HandshakeRequest, KvIdentity, Token, TopToken, TransferEndpoint, WorkerInfo,
 };
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::StreamExt as _;
@@ -77,9 +77,21 @@ pub struct Watch {
     calls: Arc<Mutex<Vec<GenerateRequest>>>,
     /// (calls begun, calls cancelled by the router)
     counts: watch::Receiver<(usize, usize)>,
+    /// Rooms whose answers were said to be complete.
+    ended: watch::Receiver<Vec<u64>>,
 }
 
 impl Watch {
+    /// Waits until so many answers were said to be complete.
+    pub async fn ended(&self, answers: usize) {
+        self.ended.clone().wait_for(|ended| ended.len() >= answers).await.unwrap();
+    }
+
+    /// Calls that the router has cancelled so far.
+    pub fn cancelled_by_now(&self) -> usize {
+        self.counts.borrow().1
+    }
+
     /// All calls so far.
     pub fn calls(&self) -> Vec<GenerateRequest> {
         self.calls.lock().unwrap().clone()
@@ -110,8 +122,9 @@ impl FakeWorker {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let (count, counts) = watch::channel((0, 0));
+        let ended = watch::Sender::new(Vec::new());
         let calls = Arc::new(Mutex::new(Vec::new()));
-        let service = Service { script, calls: Arc::clone(&calls), count };
+        let service = Service { script, calls: Arc::clone(&calls), count, ended: ended.clone() };
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.spawn(async move {
@@ -126,7 +139,7 @@ impl FakeWorker {
                 .unwrap();
         });
         let info = info(name, role, instance, address);
-        Self { info, watch: Watch { calls, counts }, runtime: Some(runtime) }
+        Self { info, watch: Watch { calls, counts, ended: ended.subscribe() }, runtime: Some(runtime) }
     }
 
     /// Breaks all its connections and stops listening.
@@ -178,6 +191,7 @@ struct Service {
     script: Script,
     calls: Arc<Mutex<Vec<GenerateRequest>>>,
     count: watch::Sender<(usize, usize)>,
+    ended: watch::Sender<Vec<u64>>,
 }
 
 #[tonic::async_trait]
@@ -198,9 +212,12 @@ impl Worker for Service {
         // One event at a time, so that a hang-up is noticed.
         let (sender, receiver) = mpsc::channel(1);
         let count = self.count.clone();
+        let mut ended = self.ended.subscribe();
         tokio::spawn(async move {
             let mut sent = 0;
+            let room = request.room;
             for step in steps {
+                let step = if ended.borrow().contains(&room) { Step::Finish("stop") } else { step };
                 let event = match step {
                     Step::Token(token) => {
                         sent += 1;
@@ -213,6 +230,7 @@ impl Worker for Service {
                         transferred_bytes: 4096,
                         transfer_plugin: "shm".into(),
                         cached_tokens: 3,
+                        offload_tokens: 1,
                     })),
                     Step::Fail { code, retryable } => {
                         Ok(Event::Failed(Failed { code: code.into(), message: "scripted".into(), retryable }))
@@ -224,9 +242,13 @@ impl Worker for Service {
                         continue;
                     }
                     Step::Hang => {
-                        sender.closed().await;
-                        count.send_modify(|counts| counts.1 += 1);
-                        return;
+                        tokio::select! {
+                            () = sender.closed() => {
+                                count.send_modify(|counts| counts.1 += 1);
+                                return;
+                            }
+                            _ = ended.wait_for(|ended| ended.contains(&room)) => Ok(Event::Finished(Finished::default())),
+                        }
                     }
                 };
                 let event = event.map(|event| GenerateEvent { event: Some(event) });
@@ -255,6 +277,14 @@ impl Worker for Service {
         Ok(Response::new(DrainReply {}))
     }
 
+    async fn end_answer(
+        &self,
+        request: Request<EndAnswerRequest>,
+    ) -> Result<Response<EndAnswerReply>, Status> {
+        self.ended.send_modify(|ended| ended.push(request.into_inner().room));
+        Ok(Response::new(EndAnswerReply {}))
+    }
+
     type FollowCacheStream = ReceiverStream<Result<CacheNews, Status>>;
 
     async fn follow_cache(
@@ -267,7 +297,7 @@ impl Worker for Service {
 
 /// Log probabilities that a test can foresee: the sampled token has -0.5, its k likeliest are the ids after it.
 fn scored(token: u32, request: &GenerateRequest) -> Token {
-    let count = request.sampling.and_then(|sampling| sampling.logprobs);
+    let count = request.sampling.as_ref().and_then(|sampling| sampling.logprobs);
     let top = (0..count.unwrap_or(0))
         .map(|rank| TopToken { token: (token + rank) % 256, logprob: -0.5 - rank as f32 })
         .collect();

@@ -87,7 +87,7 @@ impl Front {
     }
 
     pub async fn register(&mut self, info: WorkerInfo) -> RegisterReply {
-        self.registry.register(RegisterRequest { worker: Some(info) }).await.unwrap().into_inner()
+        self.registry.register(RegisterRequest { worker: Some(info), load: None }).await.unwrap().into_inner()
     }
 
     pub async fn heartbeat(&mut self, instance: u64) -> bool {

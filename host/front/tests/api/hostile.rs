@@ -160,8 +160,8 @@ impl Tokenizer for Gated {
         self.bytes.vocabulary()
     }
 
-    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
-        Arc::clone(&self.bytes).stream()
+    fn stream(self: Arc<Self>, specials: host_front::text::Specials) -> Box<dyn TextStream> {
+        Arc::clone(&self.bytes).stream(specials)
     }
 }
 
@@ -270,12 +270,12 @@ impl Tokenizer for Counting {
         self.bytes.vocabulary()
     }
 
-    fn longest_token(&self) -> Option<usize> {
-        Some(4)
+    fn least_tokens(&self, text: &str) -> Option<usize> {
+        Some(text.len().div_ceil(4))
     }
 
-    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
-        Arc::clone(&self.bytes).stream()
+    fn stream(self: Arc<Self>, specials: host_front::text::Specials) -> Box<dyn TextStream> {
+        Arc::clone(&self.bytes).stream(specials)
     }
 }
 

@@ -206,3 +206,23 @@ async fn a_server_with_a_name_answers_to_it() {
         assert_eq!(reply.status, if status == 200 { 200 } else { 403 }, "{host}");
     }
 }
+
+#[tokio::test]
+async fn a_key_bounds_the_priority_of_its_requests() {
+    let text = entry("late", "sk-late", false) + "priority = 5\n" + &entry("free", "sk-free", false);
+    let mut front = with_keys(&text).await;
+    let worker = front.worker("all", "aggregated", echoes()).await;
+    for (key, asked, given) in [
+        ("sk-late", None, 5),
+        ("sk-late", Some(-1), 5),
+        ("sk-late", Some(9), 9),
+        ("sk-free", Some(-1), -1),
+        ("sk-free", None, 0),
+    ] {
+        let body = json!({"prompt": "a", "max_tokens": 1, "priority": asked}).to_string();
+        let bearer = format!("Bearer {key}");
+        let reply = send(front.http, "POST", PATH, &[("authorization", &bearer)], body.as_bytes()).await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(worker.watch.calls().pop().unwrap().priority, given, "{key} asks for {asked:?}");
+    }
+}

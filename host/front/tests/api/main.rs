@@ -13,5 +13,7 @@ mod fake_worker;
 mod fixture;
 mod hostile;
 mod identity;
+mod many;
 mod operators;
+mod serving;
 mod workers;

@@ -163,14 +163,14 @@ async fn a_worker_with_another_model_is_refused_with_both_names() {
 #[tokio::test]
 async fn workers_of_adjacent_versions_work_together_and_one_of_version_1_is_not_told_to_drain() {
     let mut front = Front::start(config()).await;
-    for (instance, oldest, newest, agreed) in [(1, 1, 1, 1), (2, 2, 3, 2), (3, 0, 0, 1), (4, 1, 2, 2)] {
+    for (instance, oldest, newest, agreed) in [(1, 1, 1, 1), (2, 2, 4, 3), (3, 0, 0, 1), (4, 1, 2, 2)] {
         let name = format!("w{instance}");
         let mut worker = FakeWorker::start(&name, "aggregated", instance, echoes());
         (worker.info.protocol_oldest, worker.info.protocol) = (oldest, newest);
         let reply = front.register(worker.info.clone()).await;
         assert!(reply.accepted, "{}", reply.message);
         assert_eq!(reply.protocol, agreed, "{oldest} to {newest}");
-        assert_eq!((reply.protocol_oldest, reply.protocol_newest), (1, 2));
+        assert_eq!((reply.protocol_oldest, reply.protocol_newest), (1, 3));
         let health = front.get("/health").await.json().await;
         assert_eq!(health["workers"][0]["protocol"], agreed, "{health}");
         let line = format!("host_worker_protocol{{worker=\"{name}\",role=\"aggregated\"}} {agreed}\n");
@@ -191,8 +191,8 @@ async fn workers_of_adjacent_versions_work_together_and_one_of_version_1_is_not_
     (far.info.protocol_oldest, far.info.protocol) = (7, 9);
     let reply = front.register(far.info.clone()).await;
     assert!(!reply.accepted);
-    assert!(reply.message.contains("7 to 9") && reply.message.contains("1 to 2"), "{}", reply.message);
-    assert_eq!((reply.protocol, reply.protocol_oldest, reply.protocol_newest), (0, 1, 2));
+    assert!(reply.message.contains("7 to 9") && reply.message.contains("1 to 3"), "{}", reply.message);
+    assert_eq!((reply.protocol, reply.protocol_oldest, reply.protocol_newest), (0, 1, 3));
 }
 
 #[tokio::test]

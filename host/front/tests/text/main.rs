@@ -45,7 +45,7 @@ fn assert_streams_back(model: &TextModel, texts: &[String]) {
         if text.contains('▁') || tokens.iter().any(|&token| model.tokenizer.is_special(token)) {
             continue;
         }
-        let mut stream = model.tokenizer.clone().stream();
+        let mut stream = model.tokenizer.clone().stream(host_front::text::Specials::default());
         let mut back: String = tokens.iter().map(|&token| stream.push(token)).collect();
         back.push_str(&stream.finish());
         assert_eq!(&back, text, "{tokens:?}");
@@ -151,7 +151,7 @@ fn llama2_cuts_text_as_its_own_tokenizer_does() {
     for text in varied() {
         let tokens = ids(&model, &text);
         let streamed = |model: &TextModel| {
-            let mut stream = model.tokenizer.clone().stream();
+            let mut stream = model.tokenizer.clone().stream(host_front::text::Specials::default());
             tokens.iter().map(|&token| stream.push(token)).collect::<String>() + &stream.finish()
         };
         assert_eq!(streamed(&model), streamed(&own), "{text:?}");

@@ -45,6 +45,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
         ("--body-timeout", settings.body_timeout, MOST_SECONDS_OF_CLIENTS),
         ("--idle-timeout", settings.idle_timeout, MOST_SECONDS_OF_CLIENTS),
         ("--request-timeout", settings.request_timeout, MOST_SECONDS),
+        ("--stream-keep-alive", settings.stream_keep_alive, MOST_SECONDS_OF_CLIENTS),
         ("--transfer-timeout", settings.transfer_timeout, MOST_SECONDS),
         ("--retry-timeout", settings.retry_timeout, MOST_SECONDS),
         ("--default-max-tokens", settings.default_max_tokens, u32::MAX),

@@ -96,7 +96,7 @@ choices! {
         Lfu,
         /// What was matched less than twice
         Slru,
-        /// What has the lowest priority; requests carry none yet, so that it is lru
+        /// What the least urgent requests have left: those with the largest `priority`
         Priority,
     }
 }

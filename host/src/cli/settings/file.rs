@@ -53,6 +53,7 @@ impl Settings {
                 model tokenizer served_model_name executor role plugins transfer plugins_dir plugin_publishers plugin_call_timeout host port
                 api_keys tenant_header tls_cert tls_key admin allowed_hosts max_requests
                 max_connections max_body_bytes max_uploads max_upload_bytes max_text_bytes body_timeout idle_timeout
+                stream_keep_alive cors_origins
                 request_timeout transfer_timeout retry_timeout drain_timeout control router cluster_secret cluster_certs metrics router_policy name
                 page_size pool_pages kv_memory kv_dtype kv_layout chunk_tokens layer_groups staging staging_bytes
                 staging_knee hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy allocator
@@ -61,7 +62,7 @@ impl Settings {
                 start_companion decode_radix_cache prefill_radix_cache hierarchical_cache
             ],
             on_in_either: [
-                insecure_control insecure_api insecure_plugin_permissions plugins_may_abort no_page_integrity no_resume no_warm_up
+                insecure_control insecure_api insecure_plugin_permissions plugins_may_abort no_page_integrity no_request_log no_resume no_warm_up
             ],
             of_the_file: [plugin companion],
             of_the_flags: [

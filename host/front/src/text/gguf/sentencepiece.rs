@@ -11,7 +11,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 
 use super::vocabulary::{Kind, Vocabulary, same_length};
 use crate::text::decode::{TextStream, Utf8Stream};
-use crate::text::{TextError, Tokenizer};
+use crate::text::{Specials, TextError, Tokenizer};
 
 /// What SentencePiece writes for a space.
 const SPACE: char = '▁';
@@ -290,13 +290,13 @@ impl Tokenizer for SentencePiece {
         self.vocabulary.len()
     }
 
-    fn longest_token(&self) -> Option<usize> {
-        self.longest_token
+    fn least_tokens(&self, text: &str) -> Option<usize> {
+        Some(text.len().div_ceil(self.longest_token?))
     }
 
-    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
+    fn stream(self: Arc<Self>, specials: Specials) -> Box<dyn TextStream> {
         let adds_space = self.adds_space;
-        let bytes = Utf8Stream::new(self);
+        let bytes = Utf8Stream::new(self, specials);
         if adds_space { Box::new(WithoutFirstSpace { bytes, begun: false }) } else { Box::new(bytes) }
     }
 }
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(cut(&model(&tokens, false).unwrap(), "a a"), ["a", "▁a"]);
         let adding = model(&tokens, true).unwrap();
         assert_eq!(cut(&adding, "a  b<s>a"), ["▁a", "▁▁", "b", "<s>", "▁a"]);
-        let mut stream = Arc::new(adding).stream();
+        let mut stream = Arc::new(adding).stream(Specials::default());
         let text: String = [5, 0, 3, 5].map(|token| stream.push(token)).concat() + &stream.finish();
         assert_eq!(text, "ab a", "and it is taken back once");
     }
@@ -406,26 +406,26 @@ mod tests {
         let with_bytes = model(&tokens, false).unwrap();
         assert_eq!(cut(&with_bytes, "aé"), ["a", "<0xC3>", "<0xA9>"]);
         assert_eq!(with_bytes.token_bytes(5), [0xa9]);
-        let mut stream = Arc::new(with_bytes).stream();
+        let mut stream = Arc::new(with_bytes).stream(Specials::default());
         let shown = [4, 5, 6, 1].map(|token| stream.push(token));
         assert_eq!(shown, ["", "é", "", "\u{fffd}a"], "a character comes out whole");
     }
 
     #[test]
     fn a_token_has_a_longest_text_where_nothing_is_unknown() {
-        assert_eq!(model(&with(&[]), false).unwrap().longest_token(), None);
+        assert_eq!(model(&with(&[]), false).unwrap().longest_token, None);
         let names: Vec<String> = (0..=u8::MAX).map(|byte| format!("<0x{byte:02X}>")).collect();
         let mut tokens = with(&[("▁a", 1, -1.0), ("<tool>", 4, 0.0)]);
         tokens.remove(1);
         let mut all: Vec<(&str, i64, f64)> = tokens.clone();
         all.extend(names.iter().map(|name| (name.as_str(), 6, 0.0)));
         let model = model(&all, true).unwrap();
-        assert_eq!(model.longest_token(), Some("<tool>".len()));
+        assert_eq!(model.longest_token, Some("<tool>".len()));
         for text in ["a a a", "<tool><tool>", "漢🦀é", "\0"] {
             assert!(model.encode(text, false).unwrap().len() * 6 >= text.len(), "{text}");
         }
         all.pop();
-        assert_eq!(self::model(&all, true).unwrap().longest_token(), None);
+        assert_eq!(self::model(&all, true).unwrap().longest_token, None);
     }
 
     #[test]

@@ -15,13 +15,35 @@ use super::letter_byte;
 /// in later versions.
 const NFC: usize = 4;
 
+/// What one token can stand for at most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Longest {
+    /// Bytes of a text, without those that no token knows.
+    pub bytes: usize,
+    /// Bytes that no token knows: any number of them may be dropped, or become one token. In order.
+    pub unknown: Vec<u8>,
+}
+
+impl Longest {
+    /// The tokens that a text has at least.
+    pub fn least_tokens(&self, text: &str) -> usize {
+        let known = match self.unknown.as_slice() {
+            [] => text.len(),
+            unknown => text.bytes().filter(|byte| unknown.binary_search(byte).is_err()).count(),
+        };
+        known.div_ceil(self.bytes)
+    }
+}
+
 /// The most bytes of a text that one token can stand for, if there is a limit.
-pub(super) fn longest_token(tokenizer: &Tokenizer) -> Option<usize> {
+pub(super) fn longest_token(tokenizer: &Tokenizer) -> Option<Longest> {
     let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
     let json = |part: Option<serde_json::Result<Value>>| part.transpose().ok().map(Option::unwrap_or_default);
     let growth = growth(&json(tokenizer.get_normalizer().map(serde_json::to_value))?)?;
     let cut = json(tokenizer.get_pre_tokenizer().map(serde_json::to_value))?;
-    if !keeps_all(&cut) || !knows_all(model, has(&cut, "ByteLevel")) {
+    let unknown = unknown(model, has(&cut, "ByteLevel"))?;
+    // What a normalizer makes of known bytes might be unknown.
+    if !keeps_all(&cut) || (growth > 1 && !unknown.is_empty()) {
         return None;
     }
     let added = tokenizer.get_added_tokens_decoder();
@@ -35,7 +57,7 @@ pub(super) fn longest_token(tokenizer: &Tokenizer) -> Option<usize> {
     // They are looked for in the text, or in what the normalizer has made of it.
     let normalized = |id: &u32| tokenizer.id_to_token(*id).map_or(0, |token| token.len());
     let of_added = added.iter().map(|(id, token)| token.content.len().max(normalized(id))).max();
-    Some(of_model.max(of_added)?.max(1) * growth)
+    Some(Longest { bytes: of_model.max(of_added)?.max(1) * growth, unknown })
 }
 
 /// How many bytes of a text become one byte at most.
@@ -72,18 +94,24 @@ fn has(cut: &Value, kind: &str) -> bool {
     cut["type"] == kind || in_sequence()
 }
 
-/// Whether there is a token for each letter that stands for a byte, or for each byte.
-fn knows_all(model: &BPE, byte_level: bool) -> bool {
+/// The bytes for which there is no token: no letter that stands for them, or no token for each byte. Of a published tokenizer that
+/// was made from text these are a few control characters, and bytes that begin no character.
+fn unknown(model: &BPE, byte_level: bool) -> Option<Vec<u8>> {
     if model.continuing_subword_prefix.is_some() || model.end_of_word_suffix.is_some() {
-        return false;
+        return None;
     }
     let vocabulary: HashMap<String, u32> = model.get_vocab();
     if byte_level {
-        let mut letters =
-            (0..0x200).filter_map(char::from_u32).filter(|letter| letter_byte(*letter).is_some());
-        return letters.all(|letter| vocabulary.contains_key(letter.encode_utf8(&mut [0; 4]) as &str));
+        let letters =
+            (0..0x200).filter_map(|code| Some((char::from_u32(code)?, letter_byte(char::from_u32(code)?)?)));
+        let missing =
+            letters.filter(|(letter, _)| !vocabulary.contains_key(letter.encode_utf8(&mut [0; 4]) as &str));
+        let mut missing: Vec<u8> = missing.map(|(_, byte)| byte).collect();
+        missing.sort_unstable();
+        return Some(missing);
     }
-    model.byte_fallback && (0..=u8::MAX).all(|byte| vocabulary.contains_key(&format!("<0x{byte:02X}>")))
+    let knows = |byte: u8| vocabulary.contains_key(&format!("<0x{byte:02X}>"));
+    (model.byte_fallback && (0..=u8::MAX).all(knows)).then(Vec::new)
 }
 
 #[cfg(test)]
@@ -142,7 +170,7 @@ mod tests {
         let pieces =
             ["he", " he", "<|end|>", "🦀", "\u{1fbe}\u{344}", "\u{212a}", "e\u{301}", "  ", "\n", "漢", "\0"];
         for (tokenizer, longest) in [(byte_level(|_| ()), 7), (nfc, 28), (fallback(|_| ()), 6)] {
-            assert_eq!(longest_token(&tokenizer), Some(longest));
+            assert_eq!(longest_token(&tokenizer), Some(Longest { bytes: longest, unknown: vec![] }));
             for _ in 0..200 {
                 let text: String =
                     (0..random.usize(1..60)).map(|_| pieces[random.usize(..pieces.len())]).collect();
@@ -153,6 +181,29 @@ mod tests {
             let tokens = tokenizer.encode_fast(text.as_str(), false).unwrap().len();
             assert!(tokens * longest >= text.len(), "{tokens}");
         }
+    }
+
+    #[test]
+    fn bytes_that_no_token_knows_do_not_count() {
+        // As SmolLM2's: some control characters, and the first bytes of characters that nothing has.
+        let tokenizer = byte_level(|file| {
+            let vocabulary = file["model"]["vocab"].as_object_mut().unwrap();
+            for letter in ["Ā", "Ą", "ñ", "ÿ"] {
+                vocabulary.remove(letter);
+            }
+        });
+        let limit = longest_token(&tokenizer).unwrap();
+        assert_eq!(limit, Longest { bytes: 7, unknown: vec![0, 4, 0xf1, 0xff] });
+        let mut random = fastrand::Rng::with_seed(12);
+        let pieces = ["he", "\0", "\u{4}", "\u{50000}", "🦀", " he", "\0\0\0", "<|end|>"];
+        for _ in 0..300 {
+            let text: String =
+                (0..random.usize(1..60)).map(|_| pieces[random.usize(..pieces.len())]).collect();
+            let tokens = tokenizer.encode_fast(text.as_str(), false).unwrap().len();
+            assert!(tokens >= limit.least_tokens(&text), "{tokens} tokens, {text:?}");
+        }
+        assert_eq!(limit.least_tokens(&" ".repeat(700)), 100);
+        assert_eq!(limit.least_tokens(&"\0".repeat(700)), 0);
     }
 
     #[test]
@@ -169,9 +220,6 @@ mod tests {
             byte_level(|file| file["pre_tokenizer"]["pretokenizers"][0]["behavior"] = json!("Removed")),
             byte_level(|file| file["pre_tokenizer"] = json!({"type": "WhitespaceSplit"})),
             byte_level(|file| file["added_tokens"][0]["rstrip"] = json!(true)),
-            byte_level(|file| {
-                file["model"]["vocab"].as_object_mut().unwrap().remove("Ā");
-            }),
             fallback(|file| file["model"]["byte_fallback"] = json!(false)),
             fallback(|file| {
                 file["model"]["vocab"].as_object_mut().unwrap().remove("<0x7F>");

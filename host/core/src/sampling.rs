@@ -1,0 +1,120 @@
+//! How the next token of a request is drawn.
+//!
+//! Nothing of it is state. What depends on the tokens so far is a function of the prompt and of the answer so far, and both are
+//! known wherever a request goes on: after a hand-over, a preemption, or the death of a worker. So its tokens are the same.
+
+use std::sync::Arc;
+
+use crate::request::Request;
+
+/// A request's sampling settings. A draw depends on them, on the logits, on the tokens so far, and on its position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the likeliest token (the lowest id among equals).
+    pub temperature: f32,
+    /// Smallest set of likeliest tokens whose probabilities sum to this; in (0, 1].
+    pub top_p: f32,
+    /// This many likeliest tokens; 0 is all.
+    pub top_k: u32,
+    /// Tokens whose probability is at least this share of the likeliest one's; 0 is all.
+    pub min_p: f32,
+    /// Randomness of the request.
+    pub seed: u64,
+    /// `Some(n)`: report the sampled token's log probability and those of the n likeliest.
+    pub logprobs: Option<u8>,
+    /// What changes the logits before the draw; absent when nothing does.
+    pub shaping: Option<Arc<Shaping>>,
+}
+
+impl Sampling {
+    /// Always the likeliest token.
+    pub const GREEDY: Self =
+        Self { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 0, logprobs: None, shaping: None };
+}
+
+/// What changes the logits of a request before a token is drawn from them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shaping {
+    /// Taken off the logits of tokens that the answer has.
+    pub presence_penalty: f32,
+    /// Taken off the logits of tokens that the answer has, once for each time.
+    pub frequency_penalty: f32,
+    /// Divides positive logits of tokens that the prompt or the answer has, and multiplies negative ones; 1 changes nothing.
+    pub repetition_penalty: f32,
+    /// Tokens of the answer before which no token of `end_tokens` is drawn.
+    pub min_tokens: u32,
+    /// Tokens that end the answer. Empty unless `min_tokens` is more than 0.
+    pub end_tokens: Vec<u32>,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The only tokens that are drawn; empty is all.
+    pub allowed_tokens: Vec<u32>,
+    /// Sequences of which the last token is not drawn behind the others.
+    pub bad_words: Vec<Vec<u32>>,
+}
+
+impl Default for Shaping {
+    /// Changes nothing.
+    fn default() -> Self {
+        Self {
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            min_tokens: 0,
+            end_tokens: Vec::new(),
+            logit_bias: Vec::new(),
+            allowed_tokens: Vec::new(),
+            bad_words: Vec::new(),
+        }
+    }
+}
+
+impl Shaping {
+    /// Whether it depends on the tokens of the prompt.
+    #[must_use]
+    pub fn reads_prompt(&self) -> bool {
+        self.repetition_penalty != 1.0
+    }
+
+    /// Whether every number can be computed with.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let finite = [self.presence_penalty, self.frequency_penalty, self.repetition_penalty];
+        let mut numbers = finite.into_iter().chain(self.logit_bias.iter().map(|(_, bias)| *bias));
+        numbers.all(f32::is_finite) && self.repetition_penalty > 0.0
+    }
+}
+
+/// One draw: the settings, and the tokens that they depend on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Draw {
+    /// The settings.
+    pub sampling: Sampling,
+    /// Tokens of the prompt, if the settings depend on them.
+    pub prompt: Vec<u32>,
+    /// Tokens of the answer so far, if the settings change logits.
+    pub output: Vec<u32>,
+}
+
+impl From<Sampling> for Draw {
+    /// The first draw behind an empty prompt, or one that depends on no token.
+    fn from(sampling: Sampling) -> Self {
+        Self { sampling, prompt: Vec::new(), output: Vec::new() }
+    }
+}
+
+impl Draw {
+    /// The next draw of a request that has drawn `output` here.
+    #[must_use]
+    pub fn next(request: &Request, output: &[u32]) -> Self {
+        let mut draw = Self::from(request.sampling.clone());
+        let Some(shaping) = &request.sampling.shaping else { return draw };
+        let answered = (request.answered as usize).min(request.prompt.len());
+        let (prompt, earlier) = request.prompt.split_at(request.prompt.len() - answered);
+        draw.output = [earlier, output].concat();
+        if shaping.reads_prompt() {
+            draw.prompt = prompt.to_vec();
+        }
+        draw
+    }
+}

@@ -1,0 +1,100 @@
+//! What clients and gateways ask of a server before they send requests: `/v1/models`, `/server_info`, `/model_info`, `/version`.
+
+use axum::extract::{Extension, Path, State};
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::guard::is_operator;
+use super::{App, Shared, json as json_response};
+use crate::identity::Caller;
+
+/// This program's version.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn model_object(app: &App) -> Value {
+    json!({
+        "id": app.model,
+        "object": "model",
+        "created": app.about.created,
+        "owned_by": "host",
+        "root": app.model,
+        "parent": null,
+        "max_model_len": app.router.registry().max_tokens(),
+    })
+}
+
+/// The list of models, which has one.
+pub(super) async fn models(State(app): Shared) -> Response {
+    json_response(&json!({"object": "list", "data": [model_object(&app)]}))
+}
+
+/// One model by name.
+pub(super) async fn model(State(app): Shared, Path(name): Path<String>) -> Result<Response, ApiError> {
+    if name == app.model {
+        Ok(json_response(&model_object(&app)))
+    } else {
+        Err(ApiError::unknown_model(&name, &app.model))
+    }
+}
+
+/// `/version`, as vLLM answers it.
+pub(super) async fn version() -> Response {
+    json_response(&json!({"version": VERSION}))
+}
+
+/// Paths of files are told to operators alone; others get the served name in their place.
+fn paths(app: &App, caller: Option<&Caller>) -> (String, String) {
+    let shown = |path: Option<&String>| match path {
+        Some(path) if is_operator(caller) => path.clone(),
+        _ => app.model.clone(),
+    };
+    let model = shown(app.about.model_path.as_ref());
+    let tokenizer = app.about.tokenizer_path.as_ref();
+    let tokenizer = tokenizer.map_or_else(|| model.clone(), |path| shown(Some(path)));
+    (model, tokenizer)
+}
+
+/// `/model_info` and `/get_model_info`, as SGLang answers them. Its benchmark loads the tokenizer that this names.
+pub(super) async fn model_info(State(app): Shared, caller: Option<Extension<Caller>>) -> Response {
+    let (model_path, tokenizer_path) = paths(&app, caller.as_deref());
+    json_response(&json!({
+        "model_path": model_path,
+        "tokenizer_path": tokenizer_path,
+        "served_model_name": app.model,
+        "is_generation": true,
+        "preferred_sampling_params": null,
+        "weight_version": "default",
+        "has_image_understanding": false,
+        "has_audio_understanding": false,
+    }))
+}
+
+/// `/server_info` and `/get_server_info`, as far as gateways and benchmarks read SGLang's. The whole cluster answers as one server.
+pub(super) async fn server_info(State(app): Shared, caller: Option<Extension<Caller>>) -> Response {
+    let (model_path, tokenizer_path) = paths(&app, caller.as_deref());
+    let now = app.router.registry().snapshot();
+    let longest = now.max_tokens;
+    json_response(&json!({
+        "model_path": model_path,
+        "tokenizer_path": tokenizer_path,
+        "served_model_name": app.model,
+        "version": VERSION,
+        "context_length": longest,
+        "max_total_num_tokens": longest,
+        "max_req_input_len": longest.map(|tokens| tokens.saturating_sub(1)),
+        "tp_size": 1,
+        "dp_size": 1,
+        "pp_size": 1,
+        "is_embedding": false,
+        "disaggregation_mode": "null",
+        "internal_states": [{}],
+    }))
+}
+
+/// Endpoints of other servers that this one has not.
+pub(super) async fn no_embeddings() -> ApiError {
+    ApiError::not_found(
+        "this server generates text and computes no embeddings: use a server with an embedding model".into(),
+    )
+}

@@ -1,0 +1,297 @@
+//! Answers as events, in the order in which their parts come.
+
+use std::collections::VecDeque;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures_util::future::try_join_all;
+use futures_util::stream::{self, SelectAll, Stream, StreamExt};
+use host_wire::clock;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tracing::{Instrument, Span};
+
+use super::super::answer::{Answer, Next};
+use super::super::ask::Ask;
+use super::super::error::ApiError;
+use super::super::outflow::{NoOutflow, Outflow, outflow};
+use super::super::record::{Record, Usage};
+use super::Shape;
+use crate::text::Tokenizer;
+
+/// The head of a stream waits so long for the first token, from the moment at which workers were called. What fails before is a
+/// status, which clients and proxies act on. Later it is an event.
+const HEAD: Duration = Duration::from_secs(1);
+
+/// A request whose answers are sent as events.
+pub(super) struct Streamed<S> {
+    pub answers: Vec<Answer>,
+    /// Of each answer, whether it is the first to its prompt.
+    pub leads: Vec<bool>,
+    pub shape: S,
+    pub record: Record,
+    pub tokenizer: Arc<dyn Tokenizer>,
+    /// Of the first prompt.
+    pub ask: Ask,
+}
+
+/// What is known of a stream that has no head yet.
+enum Beginning {
+    /// Workers were called.
+    Admitted,
+    /// There is something to send.
+    First,
+    /// There will be nothing.
+    Failed(Box<ApiError>),
+}
+
+type Nexts = Pin<Box<dyn Stream<Item = (usize, Result<Next, ApiError>)> + Send>>;
+
+/// A stream of events under way.
+struct Events<S> {
+    nexts: SelectAll<Nexts>,
+    leads: Vec<bool>,
+    shape: S,
+    record: Record,
+    tokenizer: Arc<dyn Tokenizer>,
+    ask: Ask,
+    usage: Usage,
+    ready: VecDeque<Bytes>,
+    /// Events of answers whose turn to appear has not come. Clients count answers in the order in which they appear.
+    held: Vec<Vec<Bytes>>,
+    /// Answers that have appeared.
+    appeared: usize,
+    /// Answers that have not ended.
+    open: usize,
+    done: bool,
+}
+
+/// Sends the head when there is something to send, or [`HEAD`] after workers were called. The rest has a task of its own, which
+/// ends with the answers, read or not. A client that waits gets a comment every `keep_alive`, if that is set.
+pub(super) async fn as_events<S: Shape>(
+    streamed: Streamed<S>,
+    stall: Duration,
+    keep_alive: Option<Duration>,
+) -> Result<Response, ApiError> {
+    let (outflow, body) = outflow(stall);
+    let (told, mut beginning) = mpsc::channel(2);
+    tokio::spawn(flow(streamed, outflow, told, keep_alive).instrument(Span::current()));
+    let head = async {
+        match beginning.recv().await {
+            Some(Beginning::Admitted) => {
+                clock::timeout(HEAD, beginning.recv()).await.unwrap_or(Some(Beginning::Admitted))
+            }
+            known => known,
+        }
+    };
+    let known = head.await;
+    // What fails from here on is found in the body, and what failed since the look at the clock lies here.
+    beginning.close();
+    match (known, beginning.try_recv()) {
+        (Some(Beginning::Failed(error)), _) | (_, Ok(Beginning::Failed(error))) => return Err(*error),
+        (Some(Beginning::Admitted | Beginning::First), _) => {}
+        (None, _) => return Err(ApiError::internal("the answer ended before it began".to_owned())),
+    }
+    let mut response = super::super::typed("text/event-stream", body);
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    Ok(response)
+}
+
+/// Sends all of the answers. When the client hangs up or reads nothing any more, they are dropped, and with them the requests on
+/// every worker.
+async fn flow<S: Shape>(
+    mut streamed: Streamed<S>,
+    outflow: Outflow,
+    told: mpsc::Sender<Beginning>,
+    keep_alive: Option<Duration>,
+) {
+    let admitted = tokio::select! {
+        admitted = try_join_all(streamed.answers.iter_mut().map(Answer::admitted)) => admitted,
+        () = outflow.gone() => return,
+    };
+    if let Err(failure) = admitted {
+        let error = ApiError::from(failure);
+        streamed.record.failed(&error);
+        // A client that has hung up does not need it.
+        drop(told.send(Beginning::Failed(Box::new(error))).await);
+        return;
+    }
+    // Full or closed: the head does not wait for it.
+    drop(told.try_send(Beginning::Admitted));
+    let mut events = Events::new(streamed);
+    let mut told = Some(told);
+    loop {
+        let failed = {
+            let mut fill = pin!(events.fill());
+            loop {
+                let comment_due = async {
+                    match keep_alive {
+                        Some(every) => clock::sleep(every).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    failed = &mut fill => break failed,
+                    () = outflow.gone() => return,
+                    () = comment_due => {
+                        if outflow.send(Bytes::from_static(b": waiting\n\n")).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            }
+        };
+        if let Some(error) = failed {
+            events.record.failed(&error);
+            let status = match told.take() {
+                None => Err(error),
+                Some(told) => {
+                    told.send(Beginning::Failed(Box::new(error))).await.map_err(|unsent| match unsent.0 {
+                        Beginning::Failed(error) => *error,
+                        Beginning::Admitted | Beginning::First => {
+                            ApiError::internal("the head was lost".to_owned())
+                        }
+                    })
+                }
+            };
+            match status {
+                Ok(()) => return,
+                // Without [DONE]: the answer is not complete.
+                Err(error) => events.ready.push_back(event(&error.json())),
+            }
+            events.done = true;
+        }
+        if events.ready.is_empty() {
+            return;
+        }
+        if let Some(told) = told.take() {
+            // Closed: the head is out.
+            drop(told.try_send(Beginning::First));
+        }
+        let ready: Vec<u8> = events.ready.drain(..).flatten().collect();
+        match outflow.send(Bytes::from(ready)).await {
+            Ok(()) if events.done => return,
+            Ok(()) => {}
+            Err(NoOutflow::Gone) => return,
+            Err(NoOutflow::Stalled) => {
+                tracing::warn!("the client does not read its answer; the request is cancelled");
+                return;
+            }
+        }
+    }
+}
+
+impl<S: Shape> Events<S> {
+    fn new(streamed: Streamed<S>) -> Self {
+        let Streamed { answers, leads, shape, record, tokenizer, ask } = streamed;
+        let open = answers.len();
+        let usage = Usage { prompt_tokens: prompt_tokens(&answers, &leads), ..Usage::default() };
+        let nexts = answers.into_iter().enumerate().map(|(number, answer)| {
+            let steps = stream::unfold(Some(answer), move |answer| async move {
+                let mut answer = answer?;
+                let next = answer.next().await.map_err(ApiError::from);
+                let goes_on = matches!(next, Ok(Next::Piece(_) | Next::Restarted));
+                Some(((number, next), goes_on.then_some(answer)))
+            });
+            steps.boxed()
+        });
+        let nexts = nexts.collect();
+        let held = (0..open).map(|_| Vec::new()).collect();
+        Self {
+            nexts,
+            leads,
+            shape,
+            record,
+            tokenizer,
+            ask,
+            usage,
+            ready: VecDeque::new(),
+            held,
+            appeared: 0,
+            open,
+            done: false,
+        }
+    }
+
+    /// Waits for something to send. Returns the error that ends the stream.
+    async fn fill(&mut self) -> Option<ApiError> {
+        while self.ready.is_empty() && !self.done {
+            let Some((number, next)) = self.nexts.next().await else {
+                return Some(ApiError::internal("an answer has no end".to_owned()));
+            };
+            if let Err(error) = self.take(number, next) {
+                return Some(error);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, number: usize, next: Result<Next, ApiError>) -> Result<(), ApiError> {
+        match next? {
+            Next::Piece(piece) => {
+                self.usage.output_tokens += piece.tokens.len() as u64;
+                let events = self.shape.piece(number, &*self.tokenizer, piece);
+                self.send(number, events);
+            }
+            Next::Restarted => return Err(ApiError::internal("a streamed answer began again".to_owned())),
+            Next::End(end) => {
+                let leads = self.leads.get(number).copied().unwrap_or(false);
+                self.record.answered(&end, leads);
+                self.usage.cached_tokens += if leads { u64::from(end.cached_tokens()) } else { 0 };
+                let events = self.shape.end(number, &*self.tokenizer, &end);
+                self.send(number, events);
+                self.open -= 1;
+                if self.open == 0 {
+                    self.close();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        self.done = true;
+        self.record.ok();
+        // One that showed nothing before its end kept the others waiting; none is left now.
+        for held in std::mem::take(&mut self.held) {
+            self.ready.extend(held);
+        }
+        let last = self.shape.close(&self.usage);
+        self.ready.extend(last.iter().map(event));
+        self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+    }
+
+    /// Sends events of an answer, or keeps them until those before it have appeared.
+    fn send(&mut self, number: usize, mut events: Vec<Value>) {
+        if self.ask.usage_in_all {
+            events.iter_mut().for_each(|event| event["usage"] = self.usage.json());
+        }
+        let events = events.iter().map(event);
+        if number < self.appeared {
+            self.ready.extend(events);
+            return;
+        }
+        self.held[number].extend(events);
+        while let Some(held) = self.held.get_mut(self.appeared).filter(|held| !held.is_empty()) {
+            self.ready.extend(held.drain(..));
+            self.appeared += 1;
+        }
+    }
+}
+
+fn prompt_tokens(answers: &[Answer], leads: &[bool]) -> u64 {
+    answers
+        .iter()
+        .zip(leads)
+        .filter(|(_, leads)| **leads)
+        .map(|(answer, _)| u64::from(answer.prompt_tokens()))
+        .sum()
+}
+
+fn event(value: &Value) -> Bytes {
+    Bytes::from(format!("data: {value}\n\n"))
+}
