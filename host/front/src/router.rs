@@ -390,7 +390,7 @@ impl Generation {
             self.progress.forget();
         } else if self.progress.answer.brought() > 0 {
             self.router.metrics.resumed.inc();
-            self.progress.answer.keep();
+            self.progress.answer.keep(Arc::make_mut);
             // It has more pages now.
             self.chains = None;
         }

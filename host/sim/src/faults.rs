@@ -43,6 +43,8 @@ pub struct Faults {
     pub clock: f64,
     /// Per write: it fails, and what it carries does not arrive, or all of it does.
     pub write: f64,
+    /// Per part that arrives: the plugin says so again, up to five seconds later.
+    pub notice: f64,
     /// Per point in time: the router loses its connection to the legs of one request.
     pub stream: f64,
     /// Per point in time: storage loses everything.

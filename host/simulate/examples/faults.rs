@@ -9,6 +9,8 @@ use host_simulate::faults::{Case, search, traced};
 const MOST: usize = 5;
 
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
+    // What fails is told at the end.
+    std::panic::set_hook(Box::new(|_| {}));
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let fails = match &arguments[..] {
         [first, seeds] => {

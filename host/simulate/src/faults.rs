@@ -11,7 +11,9 @@
 //! - a request ends neither answered nor refused with a reason, or ends after its deadline,
 //! - a request that comes long after the last mishap is refused.
 //!
-//! What fails is [shrunk](shrink): requests and mishaps are left out for as long as it still fails in the same place.
+//! What fails is [shrunk](shrink): requests and mishaps are left out for as long as the same check fails.
+//!
+//! A check that fails is a panic, which is caught; a caller that does not want to see it sets a hook of its own.
 
 mod case;
 mod caught;
@@ -38,7 +40,7 @@ pub struct Run {
     pub tally: Tally,
     /// The mishaps that struck, where they were asked for.
     pub mishaps: Vec<Mishap>,
-    /// What was found broken, and where in the code.
+    /// What was found broken.
     pub broken: Option<Broken>,
 }
 
@@ -47,8 +49,6 @@ pub struct Run {
 pub struct Broken {
     /// What, as the check says it.
     pub what: String,
-    /// The check: file and line.
-    pub at: String,
 }
 
 /// A case that fails, as short as it could be made.
@@ -66,7 +66,7 @@ pub struct Found {
 
 impl Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "seed {} fails at {}: {}", self.seed, self.broken.at, self.broken.what)?;
+        writeln!(f, "seed {} fails: {}", self.seed, self.broken.what)?;
         for mishap in &self.mishaps {
             writeln!(f, "  {:.3} s, mishap {}: {}", mishap.at.0.as_secs_f64(), mishap.number, mishap.what)?;
         }

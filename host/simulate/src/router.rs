@@ -3,17 +3,17 @@
 //! Costs, accounts and the rule over them are the core's ([`Accounts`], [`choose`]), fed by each worker's cache events at once.
 //! What is left here is which workers there are.
 
+pub(crate) mod names;
+
 use host_core::radix::{CacheEvent, PageHash};
 use host_core::routing::{
-    Accounts, BlockKey, Chain, Choice, EventLog, Place, Preference, Replay, Reported, Sight, WorkerSlot,
-    choose,
+    Accounts, BlockKey, Chain, Choice, Place, Preference, Reported, Sight, WorkerSlot, choose,
 };
 use host_core::{Instance, Room, Time};
 
 use crate::cluster::{Policy, Role};
+use names::Names;
 
-/// Changes of about so many pages are remembered until they are applied, which happens at once.
-const REMEMBERED: usize = 1 << 16;
 /// All workers of a simulation have one KV identity.
 const IDENTITY: PageHash = PageHash([0; 32]);
 
@@ -22,7 +22,9 @@ struct Worker {
     role: host_core::Role,
     pages: u32,
     /// Names its pages; none of a worker without a cache.
-    log: Option<EventLog>,
+    names: Option<Names>,
+    /// Changes of its cache that it has told of.
+    told: u64,
     /// Requests in its queue, as it has last said.
     queued: u32,
     /// When it was last chosen.
@@ -69,7 +71,8 @@ impl Router {
             slot: self.accounts.add_worker(pages),
             role,
             pages,
-            log: (cached && self.looks()).then(|| EventLog::new(pages, self.page_tokens, REMEMBERED)),
+            names: (cached && self.looks()).then(|| Names::new(pages, self.page_tokens)),
+            told: 0,
             queued: 0,
             last_pick: 0,
         });
@@ -80,8 +83,9 @@ impl Router {
         let worker = &mut self.workers[place];
         self.accounts.remove_worker(worker.slot);
         worker.slot = self.accounts.add_worker(worker.pages);
-        if let Some(log) = &mut worker.log {
-            *log = EventLog::new(worker.pages, self.page_tokens, REMEMBERED);
+        worker.told = 0;
+        if let Some(names) = &mut worker.names {
+            *names = Names::new(worker.pages, self.page_tokens);
         }
     }
 
@@ -98,21 +102,10 @@ impl Router {
     /// A worker's cache has changed.
     pub(crate) fn cache_changed(&mut self, place: usize, changes: &[CacheEvent]) {
         let worker = &mut self.workers[place];
-        let Some(log) = &mut worker.log else { return };
-        let mut followed = log.last();
-        changes.iter().for_each(|change| log.record(change));
-        while followed < log.last() {
-            match log.after(followed) {
-                Replay::Events(events) => {
-                    self.accounts.hear(worker.slot, followed + 1, &events);
-                    followed += events.len() as u64;
-                }
-                Replay::Forgotten => {
-                    let snapshot = log.snapshot();
-                    snapshot.parts().iter().for_each(|part| _ = self.accounts.hear_part(worker.slot, part));
-                    followed = snapshot.number;
-                }
-            }
+        let Some(names) = &mut worker.names else { return };
+        for event in changes.iter().filter_map(|change| names.told(change)) {
+            worker.told += 1;
+            self.accounts.hear(worker.slot, worker.told, std::slice::from_ref(&event));
         }
     }
 
@@ -156,7 +149,7 @@ impl Router {
         Place {
             slot: worker.slot,
             role: worker.role,
-            cache: worker.log.is_some().then_some(IDENTITY),
+            cache: worker.names.is_some().then_some(IDENTITY),
             elsewhere: 0,
             queued: worker.queued,
             page_tokens: self.page_tokens,
@@ -176,6 +169,6 @@ impl Router {
 }
 
 /// Where the chain of a worker's page names starts: all requests of a simulation are of one namespace.
-pub(crate) fn chain_seed() -> PageHash {
-    IDENTITY.namespace(&host_core::radix::NamespaceKey::default())
+pub(crate) fn chain_seed() -> u64 {
+    names::seed(&IDENTITY.namespace(&host_core::radix::NamespaceKey::default()))
 }

@@ -8,6 +8,7 @@ use host_sim::{Faults, Kv, World};
 
 use crate::cluster::{Cluster, VOCABULARY};
 use crate::hardware::Hardware;
+use crate::recording::{Occupancy, Recording};
 use crate::report::{Report, Samples};
 use crate::router::Router;
 use crate::traffic::{Traffic, Workload};
@@ -47,6 +48,31 @@ pub fn simulate(
     options: &Options,
     watch: &mut dyn FnMut(Progress),
 ) -> Report {
+    play(workload, cluster, options, watch, &mut None).0
+}
+
+/// The same, with what happened second by second and request by request.
+///
+/// # Panics
+/// See [`simulate`].
+pub fn record(
+    workload: &Workload,
+    cluster: &Cluster,
+    options: &Options,
+    watch: &mut dyn FnMut(Progress),
+) -> (Report, Recording) {
+    let mut occupancy = Some(Occupancy::new(cluster));
+    let (report, traffic) = play(workload, cluster, options, watch, &mut occupancy);
+    (report, occupancy.unwrap_or_default().recording(&traffic))
+}
+
+fn play(
+    workload: &Workload,
+    cluster: &Cluster,
+    options: &Options,
+    watch: &mut dyn FnMut(Progress),
+    occupancy: &mut Option<Occupancy>,
+) -> (Report, Traffic) {
     let mut router = Router::new(cluster.router, cluster.page_tokens);
     for workers in &cluster.workers {
         for _ in 0..workers.count {
@@ -80,10 +106,12 @@ pub fn simulate(
             None if world.clients.in_flight == 0 && world.clients.has_sent_all() => break,
             _ => {
                 world.run_until(beat);
+                occupancy.iter_mut().for_each(Occupancy::begin);
                 for place in &places {
                     let stats = world.scheduler(*place).stats();
                     world.clients.router.hear(*place, stats.queued);
                     samples.take(*place, &stats);
+                    occupancy.iter_mut().for_each(|occupancy| occupancy.take(*place, &stats));
                 }
                 let (sent, in_flight) = (world.clients.records.len(), world.clients.in_flight);
                 watch(Progress { now: beat.0, ended: sent - in_flight, in_flight, all: workload.requests() });
@@ -95,5 +123,5 @@ pub fn simulate(
         .iter()
         .map(|place| (world.scheduler(*place).stats(), world.scheduler(*place).tier_stats()))
         .collect();
-    Report::new(cluster, &world.clients, &samples, &last)
+    (Report::new(cluster, &world.clients, &samples, &last), world.clients)
 }

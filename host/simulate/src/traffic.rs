@@ -72,6 +72,9 @@ pub(crate) struct Record {
     pub complete: bool,
     pub prompt: u32,
     pub received: u32,
+    /// The places of its workers.
+    pub prefill: Option<usize>,
+    pub answers: usize,
 }
 
 /// Sends the requests of a workload by way of the router, and notes what comes back.
@@ -90,6 +93,8 @@ pub(crate) struct Traffic {
     warm_up: usize,
     /// Seconds between two tokens of one answer, over all that are measured.
     pub gaps: Vec<f64>,
+    /// Tokens that came in each second of the simulation in which there were some.
+    pub tokens_by_second: Vec<(u64, u64)>,
 }
 
 impl Traffic {
@@ -113,6 +118,7 @@ impl Traffic {
             records: Vec::with_capacity(workload.requests()),
             warm_up,
             gaps: Vec::new(),
+            tokens_by_second: Vec::new(),
         }
     }
 
@@ -161,6 +167,8 @@ impl Traffic {
         turns: VecDeque<Ask>,
     ) -> host_sim::Ask {
         let number = self.records.len() as u64;
+        let tokens = prompt.len() as u64;
+        let route = self.router.route(now, Wanted { room: Room(number), keys, tokens, avoid: Vec::new() });
         self.records.push(Record {
             sent: now,
             tokens: None,
@@ -168,14 +176,13 @@ impl Traffic {
             complete: false,
             prompt: u32::try_from(prompt.len()).unwrap_or(u32::MAX),
             received: 0,
+            prefill: route.prefill,
+            answers: route.answers,
         });
         if !turns.is_empty() {
             self.following.insert(number, turns);
         }
         self.in_flight += 1;
-        let route = self
-            .router
-            .route(now, Wanted { room: Room(number), keys, tokens: prompt.len() as u64, avoid: Vec::new() });
         let request = Request {
             // A client's number for it; the world draws the room.
             sampling: Sampling { seed: number, ..GREEDY },
@@ -207,6 +214,10 @@ impl Clients for Traffic {
     }
 
     fn token(&mut self, now: Time, open: &OpenRequest) -> bool {
+        match self.tokens_by_second.last_mut().filter(|(second, _)| *second == now.0.as_secs()) {
+            Some((_, tokens)) => *tokens += 1,
+            None => self.tokens_by_second.push((now.0.as_secs(), 1)),
+        }
         let Some(record) = self.record(open) else { return true };
         record.received += 1;
         match &mut record.tokens {

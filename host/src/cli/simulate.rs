@@ -1,6 +1,7 @@
 //! `host simulate`: what a trace of requests gets from a cluster, without the cluster.
 
 mod faults;
+mod plan;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 use host_simulate::goodput::{self, Limits, Search};
-use host_simulate::{Cluster, Options, Progress, Report, Trace, simulate};
+use host_simulate::{Cluster, Options, Progress, Report, Trace, record};
 use host_wire::clock;
 
 use super::Refused;
@@ -38,6 +39,23 @@ pub struct Simulate {
     #[arg(long, value_names = ["TTFT_MS", "ITL_MS"], num_args = 2, conflicts_with = "speed")]
     goodput: Option<Vec<f64>>,
 
+    /// Searches the fewest devices on which 99 % of the times to the first token and of the times between tokens stay under these.
+    /// Workers are like those of --cluster, in other numbers and with other --tp and --host-memory-gib
+    #[arg(long, value_names = ["TTFT_MS", "ITL_MS"], num_args = 2, conflicts_with_all = ["goodput", "html"])]
+    plan: Option<Vec<f64>>,
+
+    /// Devices that a worker of a plan may have
+    #[arg(long, value_name = "DEVICES", value_delimiter = ',', default_values_t = [1, 2, 4])]
+    tp: Vec<usize>,
+
+    /// Host memory that each worker of a plan may have
+    #[arg(long, value_name = "GIB", value_delimiter = ',', default_values_t = [0.0])]
+    host_memory_gib: Vec<f64>,
+
+    /// Devices of a plan in all, at most
+    #[arg(long, value_name = "DEVICES", default_value_t = 16)]
+    most_devices: usize,
+
     /// Requests at the beginning, while caches are empty, that count in no latency and no throughput
     #[arg(long, value_name = "REQUESTS", default_value_t = 0)]
     warm_up: usize,
@@ -45,6 +63,10 @@ pub struct Simulate {
     /// Writes the report to this file too, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    /// Writes a page with curves, and a line of time for each request, to this file: opened by any browser, without a network
+    #[arg(long, value_name = "FILE", conflicts_with = "goodput")]
+    html: Option<PathBuf>,
 
     /// Equal seeds give equal reports
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
@@ -74,19 +96,24 @@ impl Simulate {
         if let Some(case) = &self.replay {
             return faults::replay(case);
         }
-        let (Some(trace), Some(cluster)) = (&self.trace, &self.cluster) else {
+        let (Some(trace_file), Some(cluster_file)) = (&self.trace, &self.cluster) else {
             return faults::seeds(self.seed, self.seeds);
         };
         if !(self.speed.is_finite() && self.speed > 0.0) {
             return Err(Refused(format!("--speed {}: give a factor above 0", self.speed)).into());
         }
         let refused = |wrong: host_simulate::Wrong| Refused(wrong.to_string());
-        let cluster = Cluster::parse(&name(cluster), &read(cluster, "--cluster")?).map_err(refused)?;
-        let text = read(trace, "--trace")?;
-        let trace = Trace::parse(&name(trace), &text, self.requests).map_err(refused)?;
+        let cluster =
+            Cluster::parse(&name(cluster_file), &read(cluster_file, "--cluster")?).map_err(refused)?;
+        let text = read(trace_file, "--trace")?;
+        let trace = Trace::parse(&name(trace_file), &text, self.requests).map_err(refused)?;
         if let Some([ttft_p99_ms, itl_p99_ms]) = self.goodput.as_deref() {
             let limits = Limits { ttft_p99_ms: *ttft_p99_ms, itl_p99_ms: *itl_p99_ms };
             return self.search(trace, &cluster, limits);
+        }
+        if let Some([ttft_p99_ms, itl_p99_ms]) = self.plan.as_deref() {
+            let limits = Limits { ttft_p99_ms: *ttft_p99_ms, itl_p99_ms: *itl_p99_ms };
+            return self.plan(&trace.into_workload(self.speed), &cluster, limits);
         }
         let begun = clock::now();
         let mut virtual_time = 0.0;
@@ -98,7 +125,7 @@ impl Simulate {
             }
         };
         let workload = trace.into_workload(self.speed);
-        let report = simulate(&workload, &cluster, &self.options(), &mut watch);
+        let (report, recording) = record(&workload, &cluster, &self.options(), &mut watch);
         let took = begun.elapsed().as_secs_f64();
         if shown {
             // What it overwrites is longer.
@@ -107,6 +134,11 @@ impl Simulate {
         lines(&report)?;
         say!("");
         say!("simulated in {took:.1} s, {:.0} times as fast as the clock", virtual_time / took.max(1e-9));
+        if let Some(path) = &self.html {
+            let title = format!("{} on {}", name(trace_file), name(cluster_file));
+            std::fs::write(path, host_simulate::html::page(&title, &report, &recording))
+                .with_context(|| format!("the page cannot be written to {} (--html)", path.display()))?;
+        }
         self.write(&report)
     }
 

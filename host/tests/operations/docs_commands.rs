@@ -1,4 +1,4 @@
-//! Every command in `docs/plugins` runs, in the order in which it stands there, against the program that was just built.
+//! Every command in `docs/plugins` and of `docs/capacity-planning.md` runs, in the order in which it stands there, against the program that was just built.
 //!
 //! Commands are the lines of blocks marked `sh`. A page is one script in a directory of its own. A block marked
 //! `sh server` runs in the background until the page ends. `! command` must fail.
@@ -123,6 +123,11 @@ fn every_command_of_the_plugin_pages_works_as_written() {
     for page in pages {
         run(&page);
     }
+}
+
+#[test]
+fn every_command_of_capacity_planning_works_as_written() {
+    run(&Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs/capacity-planning.md"));
 }
 
 /// All Rust of a folder.

@@ -3,13 +3,14 @@
 //! A draw depends on the seed and on the token's place in the sequence. So a try whose prompt is the client's and the answer so
 //! far brings the tokens that the broken one would have brought.
 
-use std::sync::Arc;
+use std::borrow::Borrow;
 
-/// The sequence that the next try begins with, and what the try under way has brought.
+/// The sequence that the next try begins with, and what the try under way has brought. `P` holds the tokens of a prompt, which
+/// others may share.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct Answer<P> {
     /// The client's prompt, and after it what earlier tries brought of the answer.
-    prompt: Arc<Vec<u32>>,
+    prompt: P,
     /// Tokens of the client's prompt.
     given: usize,
     /// What the try under way has brought.
@@ -18,17 +19,17 @@ pub struct Answer {
     most: Option<u32>,
 }
 
-impl Answer {
+impl<P: Borrow<Vec<u32>>> Answer<P> {
     /// An answer to the client's prompt that has no token yet.
     #[must_use]
-    pub fn new(prompt: Arc<Vec<u32>>) -> Self {
-        let given = prompt.len();
+    pub fn new(prompt: P) -> Self {
+        let given = prompt.borrow().len();
         Self { prompt, given, tokens: Vec::new(), most: None }
     }
 
     /// The prompt of the next try.
     #[must_use]
-    pub fn prompt(&self) -> &Arc<Vec<u32>> {
+    pub fn prompt(&self) -> &P {
         &self.prompt
     }
 
@@ -60,7 +61,7 @@ impl Answer {
     /// Tokens of the answer.
     #[must_use]
     pub fn answered(&self) -> u32 {
-        u32::try_from(self.prompt.len() - self.given + self.tokens.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.prompt.borrow().len() - self.given + self.tokens.len()).unwrap_or(u32::MAX)
     }
 
     /// Notes one more token. False when there were enough.
@@ -76,12 +77,12 @@ impl Answer {
     #[must_use]
     pub fn last(&self) -> Option<u32> {
         let answered = self.answered() > 0;
-        if answered { self.tokens.last().or(self.prompt.last()).copied() } else { None }
+        if answered { self.tokens.last().or(self.prompt.borrow().last()).copied() } else { None }
     }
 
-    /// Ends a try: what it brought is part of the next one's prompt.
-    pub fn keep(&mut self) {
-        Arc::make_mut(&mut self.prompt).append(&mut self.tokens);
+    /// Ends a try: what it brought is part of the next one's prompt. `own` gives the prompt to be changed.
+    pub fn keep(&mut self, own: impl FnOnce(&mut P) -> &mut Vec<u32>) {
+        own(&mut self.prompt).append(&mut self.tokens);
     }
 
     /// Ends a try: what it brought is void.
@@ -96,15 +97,15 @@ mod tests {
 
     #[test]
     fn tokens_of_a_broken_try_are_part_of_the_next_prompt_and_of_the_answer() {
-        let mut answer = Answer::new(Arc::new(vec![1, 2, 3]));
+        let mut answer = Answer::new(vec![1, 2, 3]);
         answer.limit(3);
         assert_eq!(answer.last(), None);
         assert!(answer.push(7));
-        answer.keep();
+        answer.keep(|prompt| prompt);
         answer.limit(100);
         assert!(answer.push(8));
         assert_eq!((answer.answered(), answer.left(), answer.last()), (2, 1, Some(8)));
-        answer.keep();
+        answer.keep(|prompt| prompt);
         assert_eq!((answer.prompt().as_slice(), answer.given()), (&[1, 2, 3, 7, 8][..], 3));
         assert_eq!(answer.last(), Some(8));
         assert!(answer.push(9));

@@ -1,18 +1,20 @@
 //! What the client is told of its request, over all tries.
 
+use std::sync::Arc;
+
 use host_core::routing::Answer;
 use host_wire::proto::{Began, Finished};
 
 /// How far the answer has come, and what the client was told.
 #[derive(Clone, Debug)]
 pub(super) struct Progress {
-    pub answer: Answer,
+    pub answer: Answer<Arc<Vec<u32>>>,
     /// What the client was told of its prompt's KV.
     began: Option<Began>,
 }
 
 impl Progress {
-    pub fn new(answer: Answer) -> Self {
+    pub fn new(answer: Answer<Arc<Vec<u32>>>) -> Self {
         Self { answer, began: None }
     }
 
@@ -58,8 +60,6 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     fn progress() -> Progress {
@@ -73,7 +73,7 @@ mod tests {
         let mut progress = progress();
         for token in [7, 8] {
             assert!(progress.answer.push(token));
-            progress.answer.keep();
+            progress.answer.keep(Arc::make_mut);
         }
         assert!(progress.answer.push(9));
         let last =
@@ -88,7 +88,7 @@ mod tests {
         let began = |cached_tokens| Began { cached_tokens, ..Began::default() };
         assert_eq!(progress.begin(began(1)), Some(began(1)));
         progress.answer.push(7);
-        progress.answer.keep();
+        progress.answer.keep(Arc::make_mut);
         assert_eq!(progress.begin(began(4)), None);
         assert_eq!(progress.finish(Finished { cached_tokens: 4, ..Finished::default() }).cached_tokens, 1);
         assert_eq!(progress.finished("stop").cached_tokens, 1);

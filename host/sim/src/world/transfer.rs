@@ -1,5 +1,7 @@
 //! Pages on their way from one memory to another.
 
+use std::time::Duration;
+
 use host_core::integrity::{Found, LaneSum};
 use host_core::scheduler::PageWrite;
 use host_core::{Event, Instance, PageId, Room};
@@ -8,6 +10,9 @@ use super::rooms::Arrival;
 use super::{Clients, Pending, World};
 use crate::kv::Memory;
 use crate::times::Work;
+
+/// A part is told of again this late at most.
+const TOLD_AGAIN: Duration = Duration::from_secs(5);
 
 /// The words that a write carries, page by page.
 fn carried(memory: &Memory, write: &PageWrite) -> Vec<Vec<u64>> {
@@ -109,6 +114,12 @@ impl<C: Clients> World<C> {
             worker.aux[*slot as usize] = row.encode();
         }
         self.tell(at, Event::Arrived(notice));
+        if self.faults.notice > 0.0
+            && self.strikes(self.faults.notice, || format!("{at:?} is told again of a part"))
+        {
+            let wait = self.soon(TOLD_AGAIN);
+            self.agenda.after(wait, Pending::Tell { at, event: Event::Arrived(notice) });
+        }
     }
 
     /// Digests what lies in a worker's memory.

@@ -2,18 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
-use std::sync::Arc;
 use std::time::Duration;
 
 use host_core::radix::CacheEvent;
 use host_core::request::FailureCode;
-use host_core::routing::{Answer, BlockKey, Choice, Retry, Tries};
+use host_core::routing::{Answer, Choice, Retry, Tries};
 use host_core::{Role, Room, Time};
 use host_sim::{Ask, Clients, Ending, Kv, OpenRequest, Random};
 
 use super::scene::{Arrival, Scene, turn};
 use crate::cluster::{Policy, Role as Kind};
-use crate::router::{Router, Wanted, chain_seed};
+use crate::router::{Router, Wanted, chain_seed, names};
 
 /// From the router to a worker, at most.
 const HOP: Duration = Duration::from_millis(300);
@@ -44,7 +43,7 @@ impl AddAssign for Tally {
 
 /// One request, over all its tries.
 struct Job {
-    answer: Answer,
+    answer: Answer<Vec<u32>>,
     /// The right answer.
     expected: Vec<u32>,
     tries: Tries<Time>,
@@ -101,7 +100,7 @@ impl Jobs {
 
     fn job(&self, now: Time, prompt: Vec<u32>, count: u32) -> Job {
         let expected = self.kv.answer_to(&prompt, count as usize);
-        let mut answer = Answer::new(Arc::new(prompt));
+        let mut answer = Answer::new(prompt);
         answer.limit(count);
         Job {
             answer,
@@ -121,8 +120,8 @@ impl Jobs {
         self.tally.tries += 1;
         let number = self.tally.tries;
         job.tries.begin(now.after(wait));
-        let prompt = job.answer.prompt().to_vec();
-        let keys = BlockKey::chain(&chain_seed(), &prompt, self.kv.page_tokens);
+        let prompt = job.answer.prompt().clone();
+        let keys = names::chain(chain_seed(), &prompt, self.kv.page_tokens);
         let wanted =
             Wanted { room: Room(number), tokens: prompt.len() as u64, keys, avoid: job.failed.clone() };
         let Choice { prefill, answers } = self.router.route(now, wanted);
@@ -168,7 +167,7 @@ impl Jobs {
         };
         match wait.filter(|wait| now.after(*wait) < job.deadline) {
             Some(wait) => {
-                job.answer.keep();
+                job.answer.keep(|prompt| prompt);
                 Some(self.try_it(now, wait, job))
             }
             None => {

@@ -62,7 +62,9 @@ impl Scene {
         let kv = Kv { page_tokens: PAGE, layers: LAYERS, vocabulary: VOCABULARY, sliding, words: true };
         let workers = workers(&kv, random);
         let until = Time(ARRIVE + random.up_to(Duration::from_secs(60)));
-        let faults = faults(random, until);
+        let mut own = Random::new(mix(seed, 2));
+        let notice = if own.chance(0.2) { 0.2 * own.unit() } else { 0.0 };
+        let faults = Faults { notice, ..faults(random, until) };
         let mut arrivals: Vec<Arrival> = (0..4 + random.below(12)).map(|_| arrival(random)).collect();
         arrivals.sort_by_key(|arrival| arrival.at);
         // One for each worker, so that each is needed by one of them at least.
@@ -203,6 +205,7 @@ fn faults(random: &mut Random, until: Time) -> Faults {
         stream: rate(0.01),
         wipe: rate(0.004),
         decode_executor: rate(0.03),
+        notice: 0.0,
         staged: random.unit(),
         read_early: random.unit(),
         more_deaths: random.below(3) as u32,

@@ -7,7 +7,7 @@ use super::{Broken, Case, Found, run};
 /// Runs that shrinking one case takes at most.
 const RUNS: usize = 1500;
 
-/// Leaves requests and mishaps out of a case for as long as it fails in the same place (Zeller's ddmin, with one chunk left out at a
+/// Leaves requests and mishaps out of a case for as long as the same check fails (Zeller's ddmin, with one chunk left out at a
 /// time).
 #[must_use]
 pub fn shrink(case: &Case, broken: &Broken) -> Found {
@@ -18,7 +18,7 @@ pub fn shrink(case: &Case, broken: &Broken) -> Found {
         let ended = run(case, true);
         (left > 0)
             .then_some(ended)
-            .filter(|run| run.broken.as_ref().is_some_and(|other| other.at == broken.at))
+            .filter(|run| run.broken.as_ref().is_some_and(|other| other.is_like(broken)))
     };
     // Twice, because a case of fewer mishaps may need fewer requests.
     for _ in 0..2 {

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use host_core::radix::PageHash;
 use host_core::routing::BlockKey;
 
-use crate::router::chain_seed;
+use crate::router::{chain_seed, names};
 
 /// A prompt. Equal blocks at equal places, with equal ones before them, are equal text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +37,7 @@ impl Prompt {
 pub(super) struct Namer {
     page_tokens: u32,
     looks: bool,
-    seen: BTreeMap<u64, (PageHash, Vec<BlockKey>)>,
+    seen: BTreeMap<u64, (u64, Vec<BlockKey>)>,
 }
 
 impl Namer {
@@ -49,7 +48,7 @@ impl Namer {
     /// The keys of the whole pages of a text; none where nothing asks for them.
     pub(super) fn keys_of(&self, text: &[u32]) -> Vec<BlockKey> {
         match self.looks {
-            true => BlockKey::chain(&chain_seed(), text, self.page_tokens as usize),
+            true => names::chain(chain_seed(), text, self.page_tokens as usize),
             false => Vec::new(),
         }
     }
@@ -72,15 +71,15 @@ impl Namer {
             };
             if place >= whole {
                 let rest = text(prompt.tokens % prompt.block_tokens);
-                keys.extend(BlockKey::chain(&name, &rest, self.page_tokens as usize));
+                keys.extend(names::chain(name, &rest, self.page_tokens as usize));
                 break;
             }
             let (last, named) = self.seen.entry(*block).or_insert_with(|| {
                 let mut last = name;
                 let pages = text(prompt.block_tokens);
                 let named = pages.chunks_exact(self.page_tokens as usize).map(|page| {
-                    last = last.next(page);
-                    BlockKey::of(&last)
+                    last = names::next(last, page);
+                    BlockKey(last)
                 });
                 let named = named.collect();
                 (last, named)
@@ -106,7 +105,7 @@ mod tests {
             let mut namer = Namer::new(page_tokens, true);
             for (blocks, tokens) in [(&[1, 2, 3][..], 1536), (&[1, 2, 9], 1100), (&[1, 2, 3, 4], 2000)] {
                 let prompt = prompt(blocks, block_tokens, tokens);
-                let hashed = BlockKey::chain(&chain_seed(), &prompt.text(), page_tokens as usize);
+                let hashed = names::chain(chain_seed(), &prompt.text(), page_tokens as usize);
                 assert_eq!(namer.keys(&prompt), hashed, "{prompt:?} in pages of {page_tokens}");
             }
         }

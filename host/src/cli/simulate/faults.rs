@@ -14,6 +14,8 @@ const MOST: usize = 5;
 
 /// Runs seeds, and tells which fail.
 pub(super) fn seeds(first: u64, seeds: u64) -> anyhow::Result<()> {
+    // What fails is told at the end.
+    std::panic::set_hook(Box::new(|_| {}));
     let shown = std::io::stderr().is_terminal();
     let begun = clock::now();
     let mut watch = |seed: u64| {
@@ -41,6 +43,7 @@ pub(super) fn seeds(first: u64, seeds: u64) -> anyhow::Result<()> {
 /// Runs one case, and tells what goes wrong in it.
 pub(super) fn replay(text: &str) -> anyhow::Result<()> {
     let case: Case = text.parse().map_err(|wrong| Refused(format!("--replay: {wrong}")))?;
+    std::panic::set_hook(Box::new(|_| {}));
     let run = run(&case, true);
     for mishap in &run.mishaps {
         say!("{:.3} s, mishap {}: {}", mishap.at.0.as_secs_f64(), mishap.number, mishap.what);
@@ -49,6 +52,6 @@ pub(super) fn replay(text: &str) -> anyhow::Result<()> {
     say!("{} requests answered in {} tries, {} refused", tally.answered, tally.tries, tally.refused);
     match run.broken {
         None => Ok(()),
-        Some(broken) => Err(anyhow::anyhow!("it fails at {}: {}", broken.at, broken.what)),
+        Some(broken) => Err(anyhow::anyhow!("it fails: {}", broken.what)),
     }
 }

@@ -1,0 +1,171 @@
+//! A run second by second and request by request: what a picture of it is drawn from.
+
+use host_core::Time;
+use host_core::scheduler::Stats;
+use serde::Serialize;
+
+use crate::cluster::{Cluster, Role};
+use crate::traffic::Traffic;
+
+/// Points of a curve of shares.
+const POINTS: usize = 400;
+
+/// One second of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Second {
+    /// Tokens of answers.
+    pub tokens: u64,
+    /// Requests that were answered.
+    pub answered: u64,
+    /// The share of the pools' pages that requests held, of each role in [`Recording::roles`].
+    pub used: Vec<f64>,
+    /// Requests in the queues of each role.
+    pub queued: Vec<usize>,
+}
+
+/// One request. Times are in seconds since the first request was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Request {
+    /// Sent.
+    pub sent: f64,
+    /// Its first token; absent when it had none.
+    pub first: Option<f64>,
+    /// Its end.
+    pub ended: f64,
+    /// Tokens of its prompt.
+    pub prompt: u32,
+    /// Tokens of its answer.
+    pub answer: u32,
+    /// The place of the worker that computed its prompt, unless the next one did.
+    pub prefill: Option<usize>,
+    /// The place of the worker that answered.
+    pub answers: usize,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Recording {
+    /// The roles of workers that there are.
+    pub roles: Vec<Role>,
+    /// From the first request that was sent on.
+    pub seconds: Vec<Second>,
+    /// Those that are measured.
+    pub requests: Vec<Request>,
+    /// Times to the first token in milliseconds, at even shares of the requests from the least to the largest.
+    pub ttft_ms: Vec<f64>,
+    /// The same of times between two tokens.
+    pub itl_ms: Vec<f64>,
+}
+
+/// What the workers hold, second by second.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Occupancy {
+    roles: Vec<Role>,
+    /// The role of each worker, and the pages of its pool.
+    workers: Vec<(usize, u32)>,
+    pages: Vec<f64>,
+    seconds: Vec<Second>,
+}
+
+impl Occupancy {
+    pub(crate) fn new(cluster: &Cluster) -> Self {
+        let mut new = Self::default();
+        for workers in &cluster.workers {
+            let known = new.roles.iter().position(|role| *role == workers.role);
+            let role = known.unwrap_or_else(|| {
+                new.roles.push(workers.role);
+                new.pages.push(0.0);
+                new.roles.len() - 1
+            });
+            let pages = cluster.pool_pages(workers);
+            new.pages[role] += f64::from(pages) * workers.count as f64;
+            new.workers.extend(std::iter::repeat_n((role, pages), workers.count));
+        }
+        new
+    }
+
+    /// A second begins.
+    pub(crate) fn begin(&mut self) {
+        let roles = self.roles.len();
+        self.seconds.push(Second { used: vec![0.0; roles], queued: vec![0; roles], ..Second::default() });
+    }
+
+    /// What a worker says at its end.
+    pub(crate) fn take(&mut self, place: usize, stats: &Stats) {
+        let ((role, _), Some(second)) = (self.workers[place], self.seconds.last_mut()) else { return };
+        let used = (stats.pool.held + stats.locked_pages + stats.pool.quarantined) as f64;
+        second.used[role] += used / self.pages[role];
+        second.queued[role] += stats.queued;
+    }
+
+    /// Adds what the clients saw.
+    pub(crate) fn recording(mut self, traffic: &Traffic) -> Recording {
+        let measured = traffic.measured();
+        let begun = traffic.records.first().map_or(Time::default(), |record| record.sent);
+        let skipped = usize::try_from(begun.0.as_secs()).unwrap_or_default().min(self.seconds.len());
+        self.seconds.drain(..skipped);
+        let since = |time: Time| (time.since(begun).as_secs_f64() * 1e4).round() / 1e4;
+        let second =
+            |time: Time| usize::try_from(time.0.as_secs()).unwrap_or_default().saturating_sub(skipped);
+        let most = self.seconds.len().saturating_sub(1);
+        for (at, tokens) in &traffic.tokens_by_second {
+            let place = usize::try_from(*at).unwrap_or_default().saturating_sub(skipped);
+            if let Some(second) = self.seconds.get_mut(place.min(most)) {
+                second.tokens += tokens;
+            }
+        }
+        let mut requests = Vec::new();
+        let mut first_tokens = Vec::new();
+        for record in measured {
+            let Some(ended) = record.ended else { continue };
+            let first = record.tokens.map(|(first, _)| first);
+            if record.complete {
+                first_tokens.extend(first.map(|first| first.since(record.sent).as_secs_f64() * 1e3));
+                if let Some(second) = self.seconds.get_mut(second(ended).min(most)) {
+                    second.answered += 1;
+                }
+            }
+            requests.push(Request {
+                sent: since(record.sent),
+                first: first.map(since),
+                ended: since(ended),
+                prompt: record.prompt,
+                answer: record.received,
+                prefill: record.prefill,
+                answers: record.answers,
+            });
+        }
+        for share in self.seconds.iter_mut().flat_map(|second| &mut second.used) {
+            *share = (*share * 1e4).round() / 1e4;
+        }
+        Recording {
+            roles: self.roles,
+            seconds: self.seconds,
+            requests,
+            ttft_ms: curve(first_tokens),
+            itl_ms: curve(traffic.gaps.iter().map(|gap| gap * 1e3).collect()),
+        }
+    }
+}
+
+/// Values at even shares of all, at most [`POINTS`].
+fn curve(mut values: Vec<f64>) -> Vec<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let points = values.len().min(POINTS);
+    let place = |point: usize| if points > 1 { point * (values.len() - 1) / (points - 1) } else { 0 };
+    (0..points).map(|point| (values[place(point)] * 1e3).round() / 1e3).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_goes_from_the_least_to_the_largest() {
+        assert_eq!(curve(vec![3.0, 1.0, 2.0]), [1.0, 2.0, 3.0]);
+        let long = curve((0..100_000).rev().map(f64::from).collect());
+        assert!(long.len() == POINTS && long.is_sorted(), "{long:?}");
+        assert_eq!((long[0], long[POINTS - 1]), (0.0, 99_999.0));
+        assert!(curve(Vec::new()).is_empty());
+    }
+}

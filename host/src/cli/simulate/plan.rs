@@ -1,0 +1,42 @@
+//! `host simulate --plan`: the fewest devices for a trace.
+
+use std::io::{IsTerminal as _, Write as _};
+
+use anyhow::Context as _;
+use host_simulate::goodput::Limits;
+use host_simulate::plan::{Wish, plan};
+use host_simulate::{Cluster, Workload};
+
+use super::super::Refused;
+use super::{Simulate, lines};
+
+impl Simulate {
+    /// Searches, and prints a row for each arrangement.
+    pub(super) fn plan(&self, workload: &Workload, cluster: &Cluster, limits: Limits) -> anyhow::Result<()> {
+        let wish = Wish {
+            limits,
+            tp: self.tp.clone(),
+            host_memory_gib: self.host_memory_gib.clone(),
+            most_devices: self.most_devices,
+        };
+        if wish.tp.contains(&0) || wish.host_memory_gib.iter().any(|gib| !gib.is_finite() || *gib < 0.0) {
+            return Err(
+                Refused("--tp takes numbers above 0, and --host-memory-gib sizes from 0".to_owned()).into()
+            );
+        }
+        let shown = std::io::stderr().is_terminal();
+        let mut watch = |what: &str| {
+            if shown {
+                // Progress that cannot be shown is none that anything waits for.
+                let _unread = write!(std::io::stderr(), "\r{what:60}");
+            }
+        };
+        let plan = plan(workload, cluster, &wish, &self.options(), &mut watch);
+        watch("");
+        lines(&plan)?;
+        let Some(path) = &self.json else { return Ok(()) };
+        let text = serde_json::to_string_pretty(&plan)? + "\n";
+        std::fs::write(path, text)
+            .with_context(|| format!("the plan cannot be written to {} (--json)", path.display()))
+    }
+}
