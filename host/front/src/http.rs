@@ -17,6 +17,7 @@ mod logprobs;
 mod outflow;
 mod prompt;
 mod respond;
+mod structured;
 mod text_work;
 mod upload;
 mod values;

@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use llguidance::api::{ParserLimits, TopLevelGrammar};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::{Logger, Matcher, ParserFactory};
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::Value;
+use toktrie::InferenceCapabilities;
 
 use crate::cache::Cache;
-use crate::source::{Kind, Source};
+use crate::source::{Kind, Source, with_white_space};
 use crate::state::{State, first_line};
 use crate::{GrammarError, Vocabulary};
 
@@ -36,6 +37,10 @@ pub struct Limits {
     pub mask_fuel: u64,
     /// Items of the parser for one mask; 20,000 take a millisecond.
     pub mask_items: usize,
+    /// Items of the parser at one place of an answer: several for each property that may come next.
+    pub items: usize,
+    /// The same under rules, which can be ambiguous: the work at a place grows with the square of its items.
+    pub items_of_rules: usize,
 }
 
 impl Default for Limits {
@@ -51,6 +56,8 @@ impl Default for Limits {
             // The lexer of a request that goes on elsewhere is cold, so it needs more than that of one that ran through.
             mask_fuel: 500_000,
             mask_items: 100_000,
+            items: 2000,
+            items_of_rules: 500,
         }
     }
 }
@@ -192,10 +199,18 @@ fn compile(shared: &Shared, source: &Source) -> Result<Compiled, GrammarError> {
         Kind::JsonSchema => {
             let schema: Value =
                 serde_json::from_str(&source.text).map_err(|error| failed(error.to_string()))?;
-            TopLevelGrammar::from_json_schema(with_options(schema, source.compact))
+            TopLevelGrammar::from_json_schema(with_white_space(&schema, source.compact))
         }
     };
-    let mut matcher = Matcher::new(shared.factory.create_parser(grammar));
+    let items = if source.kind == Kind::Lark { shared.limits.items_of_rules } else { shared.limits.items };
+    let limits = ParserLimits { max_items_in_row: items, ..shared.factory.limits().clone() };
+    let parser = shared.factory.create_parser_from_init_ext(
+        GrammarInit::Serialized(grammar),
+        Logger::new(0, 0),
+        InferenceCapabilities::default(),
+        limits,
+    );
+    let mut matcher = Matcher::new(parser);
     match matcher.get_error() {
         Some(error) => Err(failed(first_line(&error))),
         None => match matcher.is_accepting() {
@@ -203,17 +218,4 @@ fn compile(shared: &Shared, source: &Source) -> Result<Compiled, GrammarError> {
             Err(error) => Err(failed(first_line(&error.to_string()))),
         },
     }
-}
-
-/// Without white space the engine is told in the schema itself.
-fn with_options(mut schema: Value, compact: bool) -> Value {
-    if compact {
-        if schema == Value::Bool(true) {
-            schema = json!({});
-        }
-        if let Value::Object(fields) = &mut schema {
-            fields.insert("x-guidance".into(), json!({"whitespace_flexible": false}));
-        }
-    }
-    schema
 }

@@ -21,7 +21,7 @@ mod state;
 mod vocabulary;
 
 pub use compiler::{Compiled, Compiler, Limits};
-pub use source::{Kind, MAX_DEPTH, MAX_TEXT, Source};
+pub use source::{Kind, MAX_DEPTH, MAX_TEXT, Source, json_rule, quoted as lark_text};
 pub use state::{Mask, State};
 pub use vocabulary::Vocabulary;
 

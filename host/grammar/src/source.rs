@@ -8,6 +8,8 @@ use crate::GrammarError;
 pub const MAX_TEXT: usize = 256 << 10;
 /// Deepest nesting of lists, objects, groups or brackets.
 pub const MAX_DEPTH: usize = 64;
+/// Deepest nesting of brackets when those in quotes count too.
+const MAX_BRACKETS: usize = 1000;
 /// Most alternatives of a choice.
 const MAX_CHOICES: usize = 4096;
 /// Most bounded repetitions that a regular expression may nest into each other, multiplied.
@@ -104,6 +106,23 @@ impl Source {
         Ok(Self::lark(format!("start: {}", quoted.join(" | "))))
     }
 
+    /// The same, behind thoughts that end with `</think>`: these are `open` when the prompt has begun them. Otherwise an answer may
+    /// have some or none.
+    #[must_use]
+    pub fn after_thoughts(&self, open: bool) -> Self {
+        let begin = if open { "think space" } else { "(\"<think>\" think space)?" };
+        let body = match self.kind {
+            Kind::JsonSchema => {
+                let schema = serde_json::from_str(&self.text).unwrap_or_else(|_wrong| json!({}));
+                format!("answer: {}", json_rule(&schema, self.compact))
+            }
+            Kind::Regex => format!("answer: /{}/", self.text.replace('/', "\\/")),
+            Kind::Lark => renamed(&self.text),
+        };
+        let rules = "think[suffix=\"</think>\"]: /(?s:.*)/\nspace: /[ \\n]*/";
+        Self::lark(format!("start: {begin} answer\n{rules}\n{body}"))
+    }
+
     /// Refuses what is too large or too deep for the engine, and what only an operator may say.
     ///
     /// # Errors
@@ -120,9 +139,13 @@ impl Source {
         if self.text.contains('\0') {
             return refuse(format!("the {noun} has a NUL character"));
         }
-        let depth = deepest(&self.text);
-        if depth > MAX_DEPTH {
-            return refuse(format!("the {noun} is nested {depth} deep; at most {MAX_DEPTH} are taken"));
+        // In an expression any quote is a letter, and in rules one may be: brackets within quotes count, to a higher limit.
+        let within = if self.kind == Kind::Regex { 0 } else { deepest(&self.text, true) };
+        let all = if self.kind == Kind::JsonSchema { 0 } else { deepest(&self.text, false) };
+        for (depth, most) in [(within, MAX_DEPTH), (all, MAX_BRACKETS)] {
+            if depth > most {
+                return refuse(format!("the {noun} is nested {depth} deep; at most {most} are taken"));
+            }
         }
         match self.kind {
             Kind::JsonSchema => self.check_schema(),
@@ -153,14 +176,48 @@ impl Source {
     }
 }
 
+/// White space between parts of JSON: a line's end and an indentation, as programs write it. A model that would go on with white space
+/// for ever goes on with JSON instead.
+const WHITE_SPACE: &str = r"\r?\n[ \t]{0,40}|[ \t]{1,40}";
+
+/// A schema as the engine is given it.
+pub(crate) fn with_white_space(schema: &Value, compact: bool) -> Value {
+    let mut fields = match schema {
+        Value::Object(fields) => fields.clone(),
+        _ => serde_json::Map::new(),
+    };
+    let options = match compact {
+        true => json!({"whitespace_flexible": false}),
+        false => json!({"whitespace_pattern": WHITE_SPACE}),
+    };
+    fields.insert("x-guidance".into(), options);
+    Value::Object(fields)
+}
+
+/// What a rule of Lark has where JSON of a schema is to stand.
+#[must_use]
+pub fn json_rule(schema: &Value, compact: bool) -> String {
+    format!("%json {}", with_white_space(schema, compact))
+}
+
+/// Rules whose first is `answer` and not `start`.
+fn renamed(rules: &str) -> String {
+    let line = |line: &str| match line.trim_start().strip_prefix("start") {
+        Some(rest) if rest.trim_start().starts_with(':') => format!("answer{rest}"),
+        _ => line.to_owned(),
+    };
+    rules.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
 /// A text as Lark writes it.
-pub(crate) fn quoted(text: &str) -> String {
+#[must_use]
+pub fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// How deep brackets nest, outside of quoted texts and character classes, as all three notations have them. What cannot be
-/// read is counted as far as it is; the engine refuses it.
-fn deepest(text: &str) -> usize {
+/// How deep brackets nest, outside of quoted texts if quotes are `read`. What is no grammar is counted as far as it is; the engine
+/// refuses it.
+fn deepest(text: &str, read: bool) -> usize {
     let (mut depth, mut most) = (0_usize, 0);
     let mut escaped = false;
     let mut quoted = false;
@@ -170,7 +227,7 @@ fn deepest(text: &str) -> usize {
         }
         match byte {
             b'\\' => escaped = true,
-            b'"' => quoted = !quoted,
+            b'"' => quoted = read && !quoted,
             b'(' | b'[' | b'{' if !quoted => {
                 depth += 1;
                 most = most.max(depth);
@@ -247,7 +304,9 @@ mod tests {
             (Source::regex("a".repeat(MAX_TEXT + 1)), "at most 262144"),
             (Source::regex("a\0"), "NUL"),
             (Source { text: deep, ..Source::json_object() }, "nested 70 deep"),
-            (Source::regex(format!("{}a{}", "(".repeat(65), ")".repeat(65))), "nested 65 deep"),
+            (Source::regex(format!("{}a{}", "(".repeat(1001), ")".repeat(1001))), "nested 1001 deep"),
+            (Source::lark(format!("start: /\"/ {}", "(".repeat(1001))), "nested 1001 deep"),
+            (Source::lark(format!("start: {}", "(".repeat(65))), "nested 65 deep"),
             (Source::json_schema(&json!({"x-guidance": {"lenient": true}})), "x-guidance"),
             (Source::json_schema(&json!([])), "must be an object"),
             (Source { text: "{".into(), ..Source::json_object() }, "not JSON"),

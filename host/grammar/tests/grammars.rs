@@ -75,6 +75,39 @@ fn each_kind_takes_what_follows_it_and_nothing_else() {
 }
 
 #[test]
+fn white_space_between_parts_of_json_has_an_end() {
+    let compiler = compiler();
+    let schema = Source::json_schema(
+        &json!({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}),
+    );
+    assert!(takes(&compiler, &schema, &format!("{{\n{}\"a\" : null\r\n}}", " ".repeat(40))));
+    for endless in ["{\n\n\"a\":null}", "{\n \n\"a\":null}", &format!("{{{}\"a\":null}}", " ".repeat(41))] {
+        assert!(!takes(&compiler, &schema, endless), "{endless:?}");
+    }
+}
+
+#[test]
+fn thoughts_may_or_must_come_before_an_answer() {
+    let compiler = compiler();
+    let lark = Source::lark("start: digit+\ndigit: /[0-9]/");
+    let object = Source::json_schema(
+        &json!({"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": false}),
+    );
+    let compact = Source { compact: true, ..object.clone() };
+    for (source, answer) in
+        [(&lark, "12"), (&Source::regex("a/b"), "a/b"), (&object, "{}"), (&compact, "{\"a\":null}")]
+    {
+        let free = source.after_thoughts(false);
+        for text in [answer.to_owned(), format!("<think>\nso </b>\n</think>\n\n{answer}")] {
+            assert!(takes(&compiler, &free, &text), "{free:?}: {text:?}");
+        }
+        assert!(!takes(&compiler, &free, "<think>") && !takes(&compiler, &free, "x"));
+        let open = source.after_thoughts(true);
+        assert!(takes(&compiler, &open, &format!("so</think>{answer}")) && !takes(&compiler, &open, answer));
+    }
+}
+
+#[test]
 fn what_cannot_be_carried_out_is_refused_with_a_reason() {
     let compiler = compiler();
     for (source, words) in [

@@ -4,4 +4,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
 mod chat_command;
+mod grammars;
 mod namespaces;

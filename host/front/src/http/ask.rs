@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::http::HeaderMap;
 use host_core::radix::NamespaceKey;
+use host_grammar::Source;
 use host_wire::proto::Sampling;
 use host_wire::random::random_u64;
 use serde_json::Value;
@@ -12,6 +13,7 @@ use serde_json::Value;
 use super::App;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
+use super::structured;
 use crate::router::Job;
 
 /// Everything but the prompt.
@@ -22,6 +24,7 @@ pub(super) struct Ask {
     pub answer_field: &'static str,
     pub default_max_tokens: u32,
     pub sampling: Sampling,
+    pub grammar: Option<Source>,
     pub stop: Vec<String>,
     pub stop_tokens: Vec<u32>,
     pub ignore_stop: bool,
@@ -78,6 +81,7 @@ impl Ask {
             answer_field: "max_tokens",
             default_max_tokens: app.default_max_tokens,
             sampling,
+            grammar: structured::take(fields)?,
             stop: stops(fields)?,
             stop_tokens,
             ignore_stop: fields.boolean("ignore_eos")?.unwrap_or(false),
@@ -160,14 +164,6 @@ impl Ask {
             "web_search_options",
             "use_beam_search",
             "prompt_logprobs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "structured_outputs",
-            "regex",
-            "ebnf",
-            "json_schema",
             "stop_regex",
             "allowed_token_ids",
             "bad_words",
@@ -183,9 +179,6 @@ impl Ask {
             fields.refuse_unless(name, |value| value == &Value::Bool(true))?;
         }
         fields.refuse_unless("tool_choice", one_of(&["none", "auto"]))?;
-        fields.refuse_unless("response_format", |value| {
-            value.get("type").and_then(Value::as_str) == Some("text")
-        })?;
         fields.refuse_unless("modalities", |value| {
             value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text"))
         })
@@ -202,6 +195,7 @@ impl Ask {
             stop_tokens: self.stop_tokens.clone(),
             ignore_stop: self.ignore_stop,
             sampling: self.sampling,
+            grammar: self.grammar.clone(),
             restartable: !self.stream,
             namespace: self.namespace.clone(),
             no_cache: self.no_cache,

@@ -55,6 +55,11 @@ impl Progress {
         u32::try_from(self.prompt.len() - self.given + self.tokens.len()).unwrap_or(u32::MAX)
     }
 
+    /// Tokens at the end of the prompt of the next try that belong to the answer.
+    pub fn kept(&self) -> u32 {
+        u32::try_from(self.prompt.len() - self.given).unwrap_or(u32::MAX)
+    }
+
     /// Notes one more token. False when there were enough.
     pub fn push(&mut self, token: u32) -> bool {
         let wanted = self.left() > 0;
@@ -134,7 +139,7 @@ mod tests {
         assert!(progress.push(8));
         assert_eq!((progress.answered(), progress.left(), progress.last()), (2, 1, Some(8)));
         progress.keep();
-        assert_eq!(progress.prompt().as_slice(), [1, 2, 3, 7, 8]);
+        assert_eq!((progress.prompt().as_slice(), progress.kept()), (&[1, 2, 3, 7, 8][..], 2));
         assert_eq!(progress.last(), Some(8));
         assert!(progress.push(9));
         assert!(!progress.push(10), "one more than was asked for");

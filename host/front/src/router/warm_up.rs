@@ -99,6 +99,7 @@ async fn serve(registry: &Registry, route: Route) -> Result<(), String> {
         prefill: None,
         namespace: Some(write_namespace(&NamespaceKey::default())),
         no_cache: true,
+        grammar: None,
     };
     let mut attempt = Attempt::start(registry, route, request);
     let served = clock::timeout(PATIENCE, async {
