@@ -17,8 +17,10 @@ mod logprobs;
 mod outflow;
 mod prompt;
 mod respond;
+mod spoken;
 mod structured;
 mod text_work;
+mod tools;
 mod upload;
 mod values;
 

@@ -5,13 +5,16 @@ use axum::response::Response;
 use host_wire::clock;
 use serde_json::{Map, Value, json};
 
-use super::answer::{End, Piece};
+use super::answer::{End, Piece, Shown};
 use super::ask::{Ask, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::respond::{Prepared, Shape, serve};
+use super::spoken::Spoken;
+use super::tools::{self, Choice, Tools};
 use super::{App, RequestId, Shared, logprobs, prompt};
 use crate::text::Tokenizer;
+use crate::text::reasoning::{Thoughts, closes_thoughts, opens_thoughts};
 
 pub(super) async fn handle(
     State(app): Shared,
@@ -29,6 +32,7 @@ pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
 fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
+    let tools = Tools::take(app, &mut fields)?;
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;
     ask.take_stream(&mut fields)?;
@@ -48,7 +52,8 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
             return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true"));
         }
     };
-    let messages = messages(&mut fields)?;
+    let mut messages = messages(&mut fields)?;
+    let has_calls = tools::prepare(&mut messages)?;
     let mut extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
     if let Some(add) = fields.boolean("add_generation_prompt")? {
         extra.insert("add_generation_prompt".into(), Value::Bool(add));
@@ -56,7 +61,29 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
     // The template writes the special tokens.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
     fields.refuse_rest(|_| None)?;
-    let prompt = not_empty("messages", rendered(app, &messages, &extra)?)?;
+    if let Some(tools) = &tools {
+        extra.insert("tools".into(), tools.given.clone());
+    }
+    let text = rendered(app, &messages, &extra, has_calls)?;
+    // The template has written the special tokens itself.
+    let prompt = not_empty("messages", prompt::encode(app, &text, false)?)?;
+    let thoughts = app.text.dialect.thinks.then(|| Thoughts::after(&text));
+    let reads = tools.as_ref().filter(|tools| tools.choice != Choice::None).zip(app.text.calls());
+    if let Some((tools, format)) = reads
+        && let Some(grammar) = tools.grammar(format)?
+    {
+        if ask.grammar.is_some() {
+            let message =
+                "response_format and a tool_choice that demands a call exclude each other: give one";
+            return Err(ApiError::field("tool_choice", message));
+        }
+        ask.grammar = Some(grammar);
+    }
+    if let Some(grammar) = ask.grammar.as_ref().filter(|_| thoughts.is_some() && !closes_thoughts(&text)) {
+        ask.grammar = Some(grammar.after_thoughts(opens_thoughts(&text)));
+    }
+    let most = if tools.as_ref().is_some_and(|tools| tools.parallel) { usize::MAX } else { 1 };
+    let reader = reads.map(|(tools, format)| format.reader(&tools.names()));
     let shape = Chat {
         id: format!("chatcmpl-{}", id.0),
         created: clock::unix_seconds(),
@@ -64,6 +91,11 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
         logprobs,
         include_usage: ask.include_usage,
         begun: false,
+        thinks: thoughts.is_some(),
+        // A call of a named tool ends as text does, with OpenAI too.
+        named: reads.is_some_and(|(tools, _)| matches!(tools.choice, Choice::Named(_))),
+        spoken: Spoken::new(thoughts, reader, most),
+        waiting: Vec::new(),
     };
     Ok(Prepared { prompt, ask, shape })
 }
@@ -118,8 +150,13 @@ fn text_of(parts: &[Value], name: &str, fields: &Fields) -> Result<String, ApiEr
     Ok(texts?.join("\n"))
 }
 
-/// The tokens of what the template makes of messages.
-fn rendered(app: &App, messages: &Value, extra: &Map<String, Value>) -> Result<Vec<u32>, ApiError> {
+/// What the template makes of messages.
+fn rendered(
+    app: &App,
+    messages: &Value,
+    extra: &Map<String, Value>,
+    has_calls: bool,
+) -> Result<String, ApiError> {
     let Some(template) = &app.text.template else {
         let message = format!(
             "model {:?} has no chat template: use /v1/completions, or add chat_template.jinja to the model's folder",
@@ -127,9 +164,14 @@ fn rendered(app: &App, messages: &Value, extra: &Map<String, Value>) -> Result<V
         );
         return Err(ApiError::invalid(message));
     };
-    let text = template.render(messages, extra, clock::unix_seconds())?;
-    // The template has written the special tokens itself.
-    prompt::encode(app, &text, false)
+    if has_calls && !template.takes_calls() {
+        let message = format!(
+            "model {:?} cannot be told of calls of tools and their results: its chat template has no place for them",
+            app.model
+        );
+        return Err(ApiError::field("messages", message));
+    }
+    Ok(template.render(messages, extra, clock::unix_seconds())?)
 }
 
 struct Chat {
@@ -140,6 +182,12 @@ struct Chat {
     include_usage: bool,
     /// The event with the role was sent.
     begun: bool,
+    thinks: bool,
+    /// The request named the tool to call.
+    named: bool,
+    spoken: Spoken,
+    /// Tokens whose log probabilities wait for an event.
+    waiting: Vec<Shown>,
 }
 
 impl Chat {
@@ -168,21 +216,36 @@ impl Chat {
         }
         vec![self.event(json!({"role": "assistant", "content": ""}), None, None)]
     }
+
+    /// One event for each delta; the first has the log probabilities of all tokens that wait.
+    fn deltas(&mut self, tokenizer: &dyn Tokenizer, mut deltas: Vec<Value>, last: bool) -> Vec<Value> {
+        if deltas.is_empty() && !self.waiting.is_empty() && (last || self.spoken.is_plain()) {
+            deltas.push(json!({"content": ""}));
+        }
+        let shown = if deltas.is_empty() { Vec::new() } else { std::mem::take(&mut self.waiting) };
+        let mut logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &shown));
+        deltas.into_iter().map(|delta| self.event(delta, logprobs.take(), None)).collect()
+    }
+
+    fn reason(&self, end: &End) -> &'static str {
+        if end.reason == "stop" && self.spoken.calls() > 0 && !self.named { "tool_calls" } else { end.reason }
+    }
 }
 
 impl Shape for Chat {
     fn piece(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
         let mut events = self.begin();
-        if !piece.text.is_empty() || !piece.shown.is_empty() {
-            let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &piece.shown));
-            events.push(self.event(json!({"content": piece.text}), logprobs, None));
-        }
+        self.waiting.extend(piece.shown);
+        let deltas = self.spoken.push(&piece.text);
+        events.extend(self.deltas(tokenizer, deltas, false));
         events
     }
 
-    fn end(&mut self, _tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
+    fn end(&mut self, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
         let mut events = self.begin();
-        events.push(self.event(json!({}), None, Some(end.reason)));
+        let rest = self.spoken.finish();
+        events.extend(self.deltas(tokenizer, rest, true));
+        events.push(self.event(json!({}), None, Some(self.reason(end))));
         if self.include_usage {
             let mut usage = self.object("chat.completion.chunk", json!([]));
             usage["usage"] = end.usage();
@@ -193,13 +256,14 @@ impl Shape for Chat {
 
     fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Piece, end: &End) -> Value {
         let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &all.shown));
+        let message = self.spoken.whole(&all.text).message(self.thinks);
         let mut answer = self.object(
             "chat.completion",
             json!([{
                 "index": 0,
-                "message": {"role": "assistant", "content": all.text, "refusal": null},
+                "message": message,
                 "logprobs": logprobs,
-                "finish_reason": end.reason,
+                "finish_reason": self.reason(end),
             }]),
         );
         answer["usage"] = end.usage();

@@ -14,4 +14,5 @@ mod fixture;
 mod hostile;
 mod identity;
 mod operators;
+mod tools;
 mod workers;
