@@ -8,9 +8,11 @@ one sentence per check what differed. It assumes nothing about the model but tha
 
 import argparse
 import concurrent.futures
+import enum
 import sys
 
 import openai
+import pydantic
 
 CHECKS = []
 
@@ -253,6 +255,73 @@ def salts_travel_in_extra_body(run):
             same(chat(run, extra_body=fields).choices[0].message.content, said, f"the chat with {fields}")
     too_long = {"cache_salt": "x" * 257}
     refused(lambda: complete(run, extra_body=too_long), openai.BadRequestError, "256 bytes")
+
+
+class Unit(enum.Enum):
+    """Of a temperature."""
+
+    CELSIUS = "celsius"
+    FAHRENHEIT = "fahrenheit"
+
+
+class Weather(pydantic.BaseModel):
+    """The weather of a place."""
+
+    place: str = pydantic.Field(max_length=6)
+    days: int = pydantic.Field(ge=1, le=14)
+    unit: Unit
+
+
+# Enough for any answer under these schemas.
+LONG = {"max_completion_tokens": 400}
+
+
+@check
+def chat_parses_a_json_schema(run):
+    """an answer under a schema is an object of its class, whole and streamed"""
+    request = {"model": run.model, "messages": [{"role": "user", "content": run.prompt}], "temperature": 0} | LONG
+    answer = run.client.chat.completions.parse(response_format=Weather, **request)
+    parsed = answer.choices[0].message.parsed
+    need(isinstance(parsed, Weather), f"the parsed answer is {parsed!r}")
+    with run.client.chat.completions.stream(response_format=Weather, **request) as stream:
+        for _ in stream:
+            pass
+        same(stream.get_final_completion().choices[0].message.parsed, parsed, "the streamed answer")
+
+
+@check
+def chat_calls_the_tools_that_it_must(run):
+    """required and named calls parse, whole and streamed, and go back into the conversation"""
+    tools = [openai.pydantic_function_tool(Weather)]
+    messages = [{"role": "user", "content": run.prompt}]
+    request = {"model": run.model, "messages": messages, "tools": tools, "temperature": 0} | LONG
+    required = request | {"tool_choice": "required", "parallel_tool_calls": False}
+    choice = run.client.chat.completions.parse(**required).choices[0]
+    same(choice.finish_reason, "tool_calls", "the reason of a required call")
+    call = choice.message.tool_calls[0]
+    need(isinstance(call.function.parsed_arguments, Weather), f"the arguments are {call.function.arguments!r}")
+    with run.client.chat.completions.stream(**required) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion().choices[0]
+    same(streamed.finish_reason, "tool_calls", "the reason of a streamed call")
+    same(streamed.message.tool_calls[0].function.arguments, call.function.arguments, "the streamed arguments")
+    named = {"type": "function", "function": {"name": "Weather"}}
+    choice = run.client.chat.completions.create(**(request | {"tool_choice": named})).choices[0]
+    same([call.function.name for call in choice.message.tool_calls], ["Weather"], "the names of named calls")
+    turn = {"role": "assistant", "tool_calls": [call.model_dump(exclude={"function": {"parsed_arguments"}})]}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "5 degrees"}
+    after = run.client.chat.completions.create(**(request | {"messages": [*messages, turn, result], "max_completion_tokens": 8}))
+    need(after.usage.completion_tokens > 0, "nothing follows a tool's result")
+
+
+@check
+def chat_takes_tools_that_it_need_not_call(run):
+    """tool_choice auto and none are served"""
+    tools = [openai.pydantic_function_tool(Weather)]
+    for choice in ("auto", "none"):
+        answer = chat(run, tools=tools, tool_choice=choice)
+        need(answer.choices[0].finish_reason in ("stop", "length", "tool_calls"), f"{choice}: {answer.choices[0]}")
 
 
 def main():

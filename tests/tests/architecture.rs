@@ -204,13 +204,14 @@ fn plugins_depend_on_the_plugin_api_the_kernels_and_the_kits_and_nothing_else_of
 const ALSO_OF_PLUGINS: [&str; 3] = ["host-kernels", "host-tier-kit", "host-transfer-kit"];
 
 /// The crates of the host, each above those it may depend on.
-const CRATES: [(&str, &[&str]); 12] = [
+const CRATES: [(&str, &[&str]); 13] = [
     ("host/core", &[]),
     ("host/sim", &["host-core"]),
     ("host/simulate", &["host-core", "host-sim"]),
     ("host/memory", &[]),
     ("host/plugins", &["host-ownership", "host-plugin-api"]),
     ("host/conformance", &["host-memory", "host-plugin-api", "host-plugins"]),
+    ("host/grammar", &[]),
     ("host/executor", &["host-core", "host-gguf", "host-kernels", "host-memory"]),
     ("host/plugin-test", &["host-conformance"]),
     ("host/wire", &["host-core", "host-ownership"]),
@@ -219,6 +220,7 @@ const CRATES: [(&str, &[&str]); 12] = [
         &[
             "host-core",
             "host-executor",
+            "host-grammar",
             "host-kernels",
             "host-memory",
             "host-plugin-api",
@@ -226,7 +228,7 @@ const CRATES: [(&str, &[&str]); 12] = [
             "host-wire",
         ],
     ),
-    ("host/front", &["host-core", "host-gguf", "host-wire"]),
+    ("host/front", &["host-core", "host-gguf", "host-grammar", "host-wire"]),
     (
         "host",
         &[
@@ -235,6 +237,7 @@ const CRATES: [(&str, &[&str]); 12] = [
             "host-executor",
             "host-front",
             "host-gguf",
+            "host-grammar",
             "host-kernels",
             "host-memory",
             "host-ownership",

@@ -46,7 +46,9 @@ pub fn check(workspace: &Workspace, python: &Path) -> anyhow::Result<bool> {
     let model = workspace.tiny_model(false)?;
     let built = workspace.built(Profile::Dev);
     let flag = |path: &Path| path.display().to_string();
-    let flags = ["--model", &flag(&model), "--plugins-dir", &flag(&built)].map(str::to_owned);
+    let template = flag(&workspace.root.join("tests/python/tools.jinja"));
+    let flags = ["--model", &flag(&model), "--plugins-dir", &flag(&built), "--chat-template", &template];
+    let flags = flags.map(str::to_owned);
     let server = Server::start(&built.join("host"), &flags, &workspace.target.join("demo"), "openai")?;
     let status = Command::new(python)
         .arg(workspace.root.join("tests/python/openai_client.py"))

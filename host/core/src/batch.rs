@@ -79,4 +79,6 @@ pub struct SequenceOutput {
     pub room: Room,
     /// Present when the batch asked for a sample.
     pub sampled: Option<Sampled>,
+    /// Why the request can have no further token, on any worker. There is no sample then.
+    pub refused: Option<String>,
 }

@@ -25,6 +25,7 @@ mod shard;
 mod weights;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use host_core::{Batch, SequenceOutput};
 use host_kernels::math::Math;
@@ -37,10 +38,11 @@ use self::forward::{Activations, Model, Wanted};
 use self::rotation::Rotation;
 use self::shard::Shards;
 use self::weights::Loader;
+use super::constraint::limited;
 use super::group::Seat;
 use super::sampling::sample;
 use super::window::LayerPlace;
-use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
+use super::{Constraint, Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
 /// Name and version of this math. To be raised whenever a change alters any bit of KV or logits.
 pub const MATH: &str = "cpu-1";
@@ -110,6 +112,7 @@ pub struct CpuExecutor {
     model: Model,
     activations: Activations,
     seat: Seat,
+    constraint: Option<Arc<dyn Constraint>>,
 }
 
 /// The query heads of a model: as many ranks can share it at most.
@@ -157,7 +160,7 @@ impl CpuExecutor {
         let slides = config.sliding.as_ref().map(|sliding| sliding.slides.clone());
         let places = LayerPlace::of(&slides.unwrap_or_else(|| vec![false; config.layers]));
         let model = Model { config, window: shape.window(), shards, weights, rotation, places, math };
-        Ok(Self { shape, model, activations: Activations::default(), seat })
+        Ok(Self { shape, model, activations: Activations::default(), seat, constraint: None })
     }
 
     /// Computes a batch and returns the logits of all its tokens, `[token][vocabulary]`, instead of sampling; nothing on
@@ -191,6 +194,10 @@ impl Executor for CpuExecutor {
         &self.shape
     }
 
+    fn constrain(&mut self, constraint: Arc<dyn Constraint>) {
+        self.constraint = Some(constraint);
+    }
+
     fn forward_by_layer(
         &mut self,
         kv: &mut KvMemory,
@@ -199,6 +206,10 @@ impl Executor for CpuExecutor {
     ) -> Result<Vec<SequenceOutput>, ExecutorError> {
         // First of all: the other ranks learn of what fails from here on, and only of that.
         let mut turn = self.seat.turn()?;
+        let constraint = self.constraint.as_deref().filter(|_| turn.rank() == 0);
+        if let Some(constraint) = constraint {
+            constraint.begins(batch);
+        }
         let activations = &mut self.activations;
         let logits = self.model.forward(&mut turn, kv, batch, Wanted::Samples, layers_done, activations)?;
         turn.finish();
@@ -208,8 +219,15 @@ impl Executor for CpuExecutor {
         let mut rows = logits.chunks_exact(self.shape.vocabulary);
         let output = |sequence: &host_core::Sequence| {
             let row = sequence.sample.as_ref().and_then(|draw| rows.next().map(|row| (draw, row)));
-            let sampled = row.map(|(draw, row)| sample(row, draw, sequence.end() as u64));
-            SequenceOutput { room: sequence.room, sampled }
+            let sampled = row.map(|(draw, row)| {
+                let row = limited(constraint, sequence, row)?;
+                Ok(sample(&row, draw, sequence.end() as u64))
+            });
+            let (sampled, refused) = match sampled.transpose() {
+                Ok(sampled) => (sampled, None),
+                Err(reason) => (None, Some(reason)),
+            };
+            SequenceOutput { room: sequence.room, sampled, refused }
         };
         Ok(batch.sequences.iter().map(output).collect())
     }

@@ -1,5 +1,6 @@
 //! Executors: what computes the scheduler's batches with a model.
 
+pub mod constraint;
 pub mod cpu;
 pub mod digest;
 pub mod group;
@@ -9,10 +10,13 @@ mod sync;
 pub mod synthetic;
 pub mod window;
 
+use std::sync::Arc;
+
 use host_core::pool::{LayerGroup, Retained};
 use host_core::window::WindowShape;
 use host_core::{Batch, Dtype, SequenceOutput};
 
+pub use constraint::Constraint;
 pub use memory::KvMemory;
 
 /// What the host must know of a model before it can size pools and compare workers.
@@ -126,6 +130,12 @@ pub enum ExecutorError {
 pub trait Executor: Send {
     /// The model.
     fn shape(&self) -> &ModelShape;
+
+    /// Says what limits the tokens that it draws; before the first batch, and to rank 0 alone. An executor that draws from no
+    /// logits has nothing to limit.
+    fn constrain(&mut self, constraint: Arc<dyn Constraint>) {
+        drop(constraint);
+    }
 
     /// Computes one batch: writes the new positions' K and V into `kv`, reads all earlier ones from it, and samples
     /// where asked. One output per sequence, in order, from rank 0; none from the others.

@@ -336,7 +336,7 @@ impl Executor for Synthetic {
         let states = Self::states(kv_heads, batch.sequences.len(), &found);
         let outputs = batch.sequences.iter().zip(states).map(|(sequence, state)| {
             let sampled = sequence.sample.as_ref().map(|draw| self.draw(state, draw));
-            SequenceOutput { room: sequence.room, sampled }
+            SequenceOutput { room: sequence.room, sampled, refused: None }
         });
         let outputs = if self.seat.rank() == 0 { outputs.collect() } else { Vec::new() };
         until(whole);

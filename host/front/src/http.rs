@@ -24,8 +24,11 @@ mod record;
 mod reference;
 mod respond;
 mod sampling;
+mod spoken;
+mod structured;
 mod text_work;
 mod tokens;
+mod tools;
 mod upload;
 mod values;
 

@@ -41,6 +41,8 @@ pub struct Chosen {
     pub page_tokens: u32,
     /// The version of the control protocol that was agreed with it.
     pub protocol: Version,
+    /// It takes requests with a grammar.
+    pub grammars: bool,
     /// Its connection.
     pub channel: Channel,
 }
@@ -78,6 +80,16 @@ impl Route {
     #[must_use]
     pub fn page_tokens(&self) -> u32 {
         self.decode.page_tokens
+    }
+
+    /// A worker that takes no requests with a grammar, if there is one.
+    #[must_use]
+    pub fn without_grammars(&self) -> Option<&str> {
+        self.prefill
+            .iter()
+            .chain([&self.decode])
+            .find(|worker| !worker.grammars)
+            .map(|worker| worker.name.as_str())
     }
 
     /// The room of the try.

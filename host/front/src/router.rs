@@ -15,6 +15,7 @@ use host_core::radix::NamespaceKey;
 pub use host_core::routing::Retry;
 use host_core::routing::{Answer, Tries};
 use host_core::{Instance, Room};
+use host_grammar::Source;
 use host_wire::clock::{self, Instant};
 use host_wire::convert::write_namespace;
 use host_wire::proto;
@@ -50,6 +51,8 @@ pub struct Job {
     pub ignore_stop: bool,
     /// How tokens are drawn, with the client's seed.
     pub sampling: proto::Sampling,
+    /// What limits the tokens of the answer.
+    pub grammar: Option<Source>,
     /// The client sees nothing before the end, so that an answer that broke off can begin again.
     pub restartable: bool,
     /// The namespace within which it shares cached pages.
@@ -415,6 +418,12 @@ impl Generation {
                 worker.name
             )));
         }
+        if let Some(worker) = route.without_grammars().filter(|_| self.job.grammar.is_some()) {
+            return Err(Failure::Refused(format!(
+                "worker {worker:?} takes no requests with a grammar or a schema: it computes no model with a vocabulary, or is of an \
+                 older release"
+            )));
+        }
         self.tries.begin(clock::now());
         let prompt = Arc::clone(self.progress.answer.prompt());
         let room_left = route.max_tokens().saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
@@ -434,6 +443,11 @@ impl Generation {
             prefill: None,
             namespace: Some(write_namespace(&self.job.namespace)),
             no_cache: self.job.no_cache,
+            grammar: self.job.grammar.as_ref().map(|source| proto::Grammar {
+                kind: source.kind.as_str().to_owned(),
+                text: source.text.clone(),
+                compact: source.compact,
+            }),
         };
         tracing::debug!(
             request = self.job.request_id,

@@ -1,10 +1,12 @@
 //! Text to token ids and back: tokenizers, chat templates, incremental decoding, stop strings.
 
 pub mod byte;
+pub mod calls;
 pub mod decode;
 pub mod gguf;
 pub mod huggingface;
 pub mod model;
+pub mod reasoning;
 pub mod stop;
 pub mod strftime;
 pub mod template;
@@ -12,8 +14,9 @@ pub mod template;
 use std::sync::Arc;
 
 pub use byte::ByteTokenizer;
+pub use calls::CallFormat;
 pub use decode::TextStream;
-pub use model::TextModel;
+pub use model::{Dialect, TextModel};
 pub use stop::StopMatcher;
 pub use template::ChatTemplate;
 

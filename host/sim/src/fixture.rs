@@ -106,6 +106,7 @@ pub fn outputs(batch: &Batch, mut draw: impl FnMut(&Sequence) -> u32) -> Vec<Seq
     let output = |sequence: &Sequence| SequenceOutput {
         room: sequence.room,
         sampled: sequence.sample.is_some().then(|| sampled(draw(sequence))),
+        refused: None,
     };
     batch.sequences.iter().map(output).collect()
 }

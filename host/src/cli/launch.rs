@@ -1,5 +1,6 @@
 //! From settings to the parts of a worker: everything is checked here, before anything starts.
 
+mod grammars;
 mod model;
 mod model_path;
 mod needs;

@@ -25,7 +25,8 @@ use serde::Deserialize;
 use super::companion::CompanionSettings;
 pub use bytes::Bytes;
 pub use choices::{
-    EvictionPolicyName, KvDtypeName, KvLayoutName, PrefetchPolicyName, RouterPolicyName, WritePolicyName,
+    EvictionPolicyName, KvDtypeName, KvLayoutName, PrefetchPolicyName, ReasoningParserName, RouterPolicyName,
+    ToolParserName, WritePolicyName,
 };
 use file::{address, one_or_several, word_or_number};
 pub use hicache::{CostSettings, HicacheSettings};
@@ -95,6 +96,18 @@ pub struct Settings {
     /// Hugging Face directory whose tokenizer and chat template are used instead of the model's own
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
+
+    /// Jinja file with the chat template that is used instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+
+    /// How the model writes calls of tools [default: as its chat template says]
+    #[arg(long, value_name = "FORMAT")]
+    pub tool_parser: Option<ToolParserName>,
+
+    /// How the model writes its thoughts, which answers have in reasoning_content [default: they are part of the text]
+    #[arg(long, value_name = "FORMAT")]
+    pub reasoning_parser: Option<ReasoningParserName>,
 
     /// Name under which the model is served [default: the directory's name, or the file's without .gguf]
     #[arg(long, value_name = "NAME")]

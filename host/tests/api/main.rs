@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
 mod chat_command;
+mod grammars;
 mod namespaces;
 mod settings;

@@ -1,11 +1,15 @@
 //! What goes through the scheduler thread's channels: in, to the control plane, and to callers.
 
+use std::sync::Arc;
+
 use host_core::rank_barrier::Report;
 use host_core::request::Request;
 use host_core::scheduler::Flushed;
 use host_core::{Event, Instance};
 use host_wire::Answer;
 use tokio::sync::{mpsc, oneshot};
+
+use super::grammars::Followed;
 
 /// What the scheduler thread is told.
 #[derive(Debug)]
@@ -14,8 +18,8 @@ pub(crate) enum Input {
     Event(Event),
     /// Something happened on one rank.
     Transfer(Report),
-    /// A request, and where its answer goes.
-    Submit(Request, mpsc::UnboundedSender<Answer>),
+    /// A request, where its answer goes, and its place in its grammar.
+    Submit(Request, mpsc::UnboundedSender<Answer>, Option<Arc<Followed>>),
     /// The radix cache is to be emptied.
     FlushCache(oneshot::Sender<Option<Flushed>>),
 }

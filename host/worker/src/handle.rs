@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use host_core::hierarchy::TierStats;
 use host_core::radix::PageHash;
-use host_core::request::Request;
+use host_core::request::{Failure, FailureCode, Request};
 use host_core::scheduler::{Flushed, Stats};
 use host_core::{Event, Instance, Room};
+use host_grammar::GrammarError;
 use host_wire::Answer;
 use host_wire::proto::WorkerInfo;
 use parking_lot::Mutex;
@@ -14,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::cache_thread::CacheLog;
 use super::channels::Input;
+use super::grammars::{Followed, Grammars, Under};
 use super::link::Links;
 use super::tier_thread::Traffic;
 
@@ -49,6 +51,7 @@ pub struct Handle {
     pub(super) page_bytes: u64,
     /// Names prompts' pages for the offload tiers, if the worker has any.
     pub(super) naming: Option<Naming>,
+    pub(super) grammars: Option<Arc<Grammars>>,
 }
 
 /// What pages' names follow from, beside the prompt.
@@ -131,15 +134,53 @@ impl Handle {
     /// Hands a request in. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]; a channel that just closes
     /// means that the worker stopped.
     pub async fn submit(&self, request: Request) -> mpsc::UnboundedReceiver<Answer> {
+        self.submit_under(request, None).await
+    }
+
+    /// As [`submit`](Self::submit), of a request whose answer follows a grammar.
+    pub async fn submit_under(
+        &self,
+        request: Request,
+        under: Option<Under>,
+    ) -> mpsc::UnboundedReceiver<Answer> {
         let (answers, receive) = mpsc::unbounded_channel();
+        let (request, followed) = match self.followed(request, under).await {
+            Some(Ok(followed)) => followed,
+            Some(Err(failure)) => {
+                // The caller has the other end.
+                let _gone = answers.send(Answer::Failed(failure)).is_err();
+                return receive;
+            }
+            None => return receive,
+        };
         let Some(request) = self.named(request).await else {
             tracing::debug!("a request came while the process was ending");
             return receive;
         };
-        if self.inputs.send(Input::Submit(request, answers)).await.is_err() {
+        if self.inputs.send(Input::Submit(request, answers, followed)).await.is_err() {
             tracing::debug!("a request came after the scheduler had stopped");
         }
         receive
+    }
+
+    /// The request, and its place in its grammar if it has one: both on a thread that may block. `None` when the runtime is being
+    /// shut down.
+    async fn followed(
+        &self,
+        request: Request,
+        under: Option<Under>,
+    ) -> Option<Result<(Request, Option<Arc<Followed>>), Failure>> {
+        let Some(under) = under else { return Some(Ok((request, None))) };
+        let Some(grammars) = self.grammars.clone() else {
+            let reason = "this worker takes no grammars: it computes without a model's vocabulary";
+            return Some(Err(Failure::new(FailureCode::Invalid, reason)));
+        };
+        let work = move || match grammars.follow(&request, &under) {
+            Ok(followed) => Ok((request, Some(followed))),
+            Err(error @ GrammarError::Busy(_)) => Err(Failure::new(FailureCode::Busy, error.to_string())),
+            Err(error) => Err(Failure::new(FailureCode::Invalid, error.to_string())),
+        };
+        tokio::task::spawn_blocking(work).await.ok()
     }
 
     /// The request with the names of its pages, if the scheduler will ask for them: all requests wait for the

@@ -18,6 +18,7 @@ mod channels;
 pub mod clock;
 mod complaints;
 pub mod fit;
+mod grammars;
 mod handle;
 pub mod lane_counters;
 mod lane_sums;
@@ -52,6 +53,7 @@ pub use cannot_work::CannotWork;
 use channels::Input;
 pub use channels::Outgoing;
 use clock::Clock;
+pub use grammars::{Grammars, ReadVocabulary, Under};
 pub use handle::{Handle, Unwritten};
 use handle::{Naming, Tiers};
 use host_executor::KvMemory;
@@ -93,7 +95,7 @@ impl Worker {
         let links = Arc::new(open_links(&parts)?);
         let info = Arc::new(info_of(&parts, &links)?);
         let kv_heads = parts.identity.kv_heads as usize;
-        let Parts { config, pages, ranks, instance, offload, page_integrity, staging, .. } = parts;
+        let Parts { config, pages, ranks, instance, offload, page_integrity, grammars, staging, .. } = parts;
         // SAFETY: the copies thread reads and writes pages that the core's page accounting keeps from batches and transfers.
         let pools: Vec<KvMemory> = ranks.iter().map(|rank| unsafe { rank.kv.share() }).collect();
         // A page lies on all ranks, with the heads of each.
@@ -106,7 +108,10 @@ impl Worker {
         let stopping = Arc::new(AtomicBool::new(false));
         let (died, receive_died) = watch::channel(None);
         let alive = |thread| Alive { thread, stopping: stopping.clone(), died: died.clone() };
-        let ranks = ranks.into_iter().map(|rank| (rank.executor, rank.kv)).collect();
+        let mut ranks: Vec<_> = ranks.into_iter().map(|rank| (rank.executor, rank.kv)).collect();
+        if let (Some(grammars), Some((executor, _kv))) = (&grammars, ranks.first_mut()) {
+            executor.constrain(grammars.clone());
+        }
         let (to_ranks, rank_threads) = rank_thread::start(ranks, &inputs, || alive("rank"))?;
         threads.extend(rank_threads);
         let settles = config.settles;
@@ -159,11 +164,13 @@ impl Worker {
             tiers: tiers.clone(),
             links: links.clone(),
             cache_feed,
+            grammars: grammars.clone(),
             stats: stats.clone(),
             alive: alive("scheduler"),
         })?;
         threads.push(scheduler);
-        let handle = Handle { inputs, stats, tiers, links, cache, info, instance, page_bytes, naming };
+        let handle =
+            Handle { inputs, stats, tiers, links, cache, info, instance, page_bytes, naming, grammars };
         let worker = Worker { handle, threads, tiers: running_tiers, stop, stopping, died: receive_died };
         Ok((worker, receive_outgoing))
     }
@@ -226,6 +233,7 @@ fn info_of(parts: &Parts, links: &Links) -> anyhow::Result<WorkerInfo> {
         protocol: protocol::NEWEST,
         protocol_oldest: protocol::OLDEST,
         metrics: String::new(),
+        grammars: parts.grammars.is_some(),
     })
 }
 

@@ -7,7 +7,7 @@ use host_executor::{Executor, KvMemory};
 use host_plugin_api::transfer::TransferBackend;
 use host_wire::proto::KvIdentity;
 
-use super::{OffloadTiers, Pages, Staging};
+use super::{Grammars, OffloadTiers, Pages, Staging};
 
 /// Everything a worker is made of.
 pub struct Parts {
@@ -29,6 +29,8 @@ pub struct Parts {
     pub offload: Option<OffloadTiers>,
     /// Whether pages are digested on both ends of a transfer.
     pub page_integrity: bool,
+    /// Grammars of requests; none where no model's vocabulary is drawn from.
+    pub grammars: Option<Arc<Grammars>>,
     /// When pages go through staging memory, and how much there is.
     pub staging: Staging,
 }

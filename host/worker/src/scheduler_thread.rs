@@ -16,6 +16,7 @@ use super::alive::Alive;
 use super::cache_thread::CacheFeed;
 use super::channels::{Input, Outgoing};
 use super::clock::Clock;
+use super::grammars::Grammars;
 use super::handle::Tiers;
 use super::link::Links;
 use super::rank_thread::Ranks;
@@ -46,6 +47,7 @@ pub(super) struct Start {
     pub tiers: Arc<Tiers>,
     pub links: Arc<Links>,
     pub cache_feed: Option<CacheFeed>,
+    pub grammars: Option<Arc<Grammars>>,
     pub stats: Arc<Mutex<Stats>>,
 }
 
@@ -163,7 +165,7 @@ impl Turn {
 
     fn take(&mut self, input: Input, actions: &mut Vec<Action>) {
         let event = match input {
-            Input::Submit(request, answers) => {
+            Input::Submit(request, answers, followed) => {
                 if self.clients.contains_key(&request.room) {
                     let message = format!("room {} is in use", request.room);
                     let failure =
@@ -173,6 +175,9 @@ impl Turn {
                     return;
                 }
                 self.clients.insert(request.room, answers);
+                if let (Some(grammars), Some(followed)) = (&self.start.grammars, followed) {
+                    grammars.begin(request.room, followed);
+                }
                 Event::Submit(request)
             }
             Input::Event(event) => event,
@@ -277,6 +282,9 @@ impl Turn {
 
     fn answer(&mut self, room: Room, answer: Answer, last: bool) {
         let client = if last { self.clients.remove(&room) } else { self.clients.get(&room).cloned() };
+        if let Some(grammars) = self.start.grammars.as_ref().filter(|_| last) {
+            grammars.end(room);
+        }
         // The request of a client that is gone is cancelled where that was noticed.
         let gone = client.is_none_or(|client| client.send(answer).is_err());
         if gone {

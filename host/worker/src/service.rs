@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use host_core::{Event, Instance, Role, Room};
+use host_grammar::{Kind, Source};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
@@ -15,10 +16,11 @@ use host_wire::proto::{
     FlushCacheReply, FlushCacheRequest, FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply,
     HandshakeRequest, WorkerInfo,
 };
-use host_wire::{Answer, convert};
+use host_wire::{Answer, convert, proto};
 
 use super::Handle;
 use super::cache_news;
+use super::grammars::Under;
 use super::peers::{Peers, connect, fits};
 
 /// Serves one worker.
@@ -43,6 +45,15 @@ impl WorkerService {
     pub fn new(worker: Handle, info: WorkerInfo, peers: Peers, drain: watch::Sender<bool>) -> Self {
         Self { worker, info, peers, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)), drain }
     }
+}
+
+/// The grammar of a request, of whose prompt so many tokens at the end belong to the answer.
+fn under(grammar: proto::Grammar, answered: u32) -> Result<Under, Status> {
+    let kind = Kind::parse(&grammar.kind).ok_or_else(|| {
+        Status::invalid_argument(format!("grammars of kind {:?} are not known", grammar.kind))
+    })?;
+    let source = Source { kind, text: grammar.text, compact: grammar.compact };
+    Ok(Under { source, answered: answered as usize })
 }
 
 /// The answer to one request. Dropped before its end, it cancels the request.
@@ -90,18 +101,20 @@ impl Worker for WorkerService {
     type GenerateStream = AnswerStream;
 
     async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<AnswerStream>, Status> {
-        let request = request.into_inner();
+        let mut request = request.into_inner();
         tracing::debug!(
             room = %Room(request.room),
             request = %request.request_id,
             prompt_tokens = request.prompt.len(),
             "request"
         );
+        let answered = request.answered;
+        let under = request.grammar.take().map(|grammar| under(grammar, answered)).transpose()?;
         let request = convert::read_request(request).map_err(|malformed| {
             Status::invalid_argument(format!("the request cannot be read: {malformed}"))
         })?;
         let room = request.room;
-        let answers = self.worker.submit(request).await;
+        let answers = self.worker.submit_under(request, under).await;
         Ok(Response::new(AnswerStream { room, worker: self.worker.clone(), answers, ended: false }))
     }
 

@@ -185,7 +185,11 @@ impl Scheduler {
             Some(sampled) => self.drawn(now, room, sampled, actions),
             None if end == known => {
                 let text = "the executor drew no token where one was asked for";
-                return self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
+                let failure = match &output.refused {
+                    Some(reason) => Failure::new(FailureCode::Invalid, reason.clone()),
+                    None => Failure::new(FailureCode::Executor, text),
+                };
+                return self.fail(now, room, failure, actions);
             }
             None => {}
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::http::HeaderMap;
 use host_core::radix::NamespaceKey;
+use host_grammar::Source;
 use host_wire::clock::Instant;
 use host_wire::proto::Sampling;
 use serde_json::Value;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::respond::MOST_ANSWERS;
-use super::{App, sampling};
+use super::{App, sampling, structured};
 use crate::router::{Deadline, Job};
 use crate::text::Specials;
 
@@ -25,6 +26,7 @@ pub(super) struct Ask {
     pub answer_field: &'static str,
     pub default_max_tokens: u32,
     pub sampling: Sampling,
+    pub grammar: Option<Source>,
     pub stop: Vec<String>,
     /// The model's end tokens, unless they are ignored.
     pub end_tokens: Vec<u32>,
@@ -80,6 +82,7 @@ impl Ask {
             answer_field: "max_tokens",
             default_max_tokens: app.default_max_tokens,
             sampling,
+            grammar: structured::take(fields)?,
             stop: stops(fields)?,
             end_tokens: if ignores_end { Vec::new() } else { app.text.end.clone() },
             stop_tokens,
@@ -226,14 +229,6 @@ impl Ask {
             "prediction",
             "web_search_options",
             "use_beam_search",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "structured_outputs",
-            "regex",
-            "ebnf",
-            "json_schema",
             "stop_regex",
             "logits_processors",
             "custom_logit_processor",
@@ -246,9 +241,6 @@ impl Ask {
         for name in ["spaces_between_special_tokens", "detokenize"] {
             fields.refuse_unless(name, |value| value == &Value::Bool(true))?;
         }
-        fields.refuse_unless("response_format", |value| {
-            value.get("type").and_then(Value::as_str) == Some("text")
-        })?;
         fields.refuse_unless("modalities", |value| {
             value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text"))
         })
@@ -266,6 +258,7 @@ impl Ask {
             ignore_stop: ends.is_empty(),
             stop_tokens: ends,
             sampling: self.sampling.clone(),
+            grammar: self.grammar.clone(),
             restartable: !self.stream,
             namespace: self.namespace.clone(),
             no_cache: self.no_cache,

@@ -5,14 +5,17 @@ use axum::response::Response;
 use host_wire::clock;
 use serde_json::{Map, Value, json};
 
-use super::answer::{End, Piece, stop_reason};
+use super::answer::{End, Piece, Shown, stop_reason};
 use super::ask::{Ask, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::record::Usage;
 use super::respond::{Item, Prepared, Shape, serve};
+use super::spoken::Spoken;
+use super::tools::{self, Choice, Tools};
 use super::{App, RequestId, Shared, logprobs, prompt};
 use crate::text::Tokenizer;
+use crate::text::reasoning::{Thoughts, closes_thoughts, opens_thoughts};
 
 pub(super) async fn handle(
     State(app): Shared,
@@ -30,6 +33,7 @@ pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
 fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
+    let tools = Tools::take(app, &mut fields)?;
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;
     ask.take_stream(&mut fields)?;
@@ -49,10 +53,40 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
             return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true"));
         }
     };
+    let mut messages = messages(&mut fields)?;
+    let has_calls = tools::prepare(&mut messages)?;
+    let mut extra = for_template(&mut fields)?;
     // The template writes the special tokens.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
-    let prompt = tokens(app, &mut fields, false)?;
     fields.refuse_rest(|_| None)?;
+    if let Some(tools) = &tools {
+        extra.insert("tools".into(), tools.given.clone());
+    }
+    let text = rendered(app, &messages, &extra, has_calls)?;
+    // The template has written the special tokens itself.
+    let prompt = not_empty("messages", prompt::encode(app, &text, false)?)?;
+    let thoughts = || app.text.dialect.thinks.then(|| Thoughts::after(&text));
+    let thinks = app.text.dialect.thinks;
+    let reads = tools.as_ref().filter(|tools| tools.choice != Choice::None).zip(app.text.calls());
+    if let Some((tools, format)) = reads
+        && let Some(grammar) = tools.grammar(format)?
+    {
+        if ask.grammar.is_some() {
+            let message =
+                "response_format and a tool_choice that demands a call exclude each other: give one";
+            return Err(ApiError::field("tool_choice", message));
+        }
+        ask.grammar = Some(grammar);
+    }
+    if let Some(grammar) = ask.grammar.as_ref().filter(|_| thinks && !closes_thoughts(&text)) {
+        ask.grammar = Some(grammar.after_thoughts(opens_thoughts(&text)));
+    }
+    let most = if tools.as_ref().is_some_and(|tools| tools.parallel) { usize::MAX } else { 1 };
+    let answer = || Answer {
+        begun: false,
+        spoken: Spoken::new(thoughts(), reads.map(|(tools, format)| format.reader(&tools.names())), most),
+        waiting: Vec::new(),
+    };
     let shape = Chat {
         id: format!("chatcmpl-{}", id.0),
         created: clock::unix_seconds(),
@@ -60,19 +94,30 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
         logprobs,
         include_usage: ask.include_usage,
         cache_details: ask.cache_details,
-        begun: vec![false; ask.n as usize],
+        thinks,
+        // A call of a named tool ends as text does, with OpenAI too.
+        named: reads.is_some_and(|(tools, _)| matches!(tools.choice, Choice::Named(_))),
+        answers: (0..ask.n).map(|_| answer()).collect(),
     };
     Ok(Prepared { items: vec![Item { prompt, ask }], shape })
 }
 
 /// The tokens of a conversation. `special`: with those that a plain prompt is given, too.
 pub(super) fn tokens(app: &App, fields: &mut Fields, special: bool) -> Result<Vec<u32>, ApiError> {
-    let messages = messages(fields)?;
+    let mut messages = messages(fields)?;
+    let has_calls = tools::prepare(&mut messages)?;
+    let extra = for_template(fields)?;
+    let text = rendered(app, &messages, &extra, has_calls)?;
+    not_empty("messages", prompt::encode(app, &text, special)?)
+}
+
+/// What a request adds to what its template sees.
+fn for_template(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     let mut extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
     if let Some(add) = fields.boolean("add_generation_prompt")? {
         extra.insert("add_generation_prompt".into(), Value::Bool(add));
     }
-    not_empty("messages", rendered(app, &messages, &extra, special)?)
+    Ok(extra)
 }
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -125,13 +170,13 @@ fn text_of(parts: &[Value], name: &str, fields: &Fields) -> Result<String, ApiEr
     Ok(texts?.join("\n"))
 }
 
-/// The tokens of what the template makes of messages.
+/// What the template makes of messages.
 fn rendered(
     app: &App,
     messages: &Value,
     extra: &Map<String, Value>,
-    special: bool,
-) -> Result<Vec<u32>, ApiError> {
+    has_calls: bool,
+) -> Result<String, ApiError> {
     let Some(template) = &app.text.template else {
         let message = format!(
             "model {:?} has no chat template: use /v1/completions, or add chat_template.jinja to the model's folder",
@@ -139,8 +184,14 @@ fn rendered(
         );
         return Err(ApiError::invalid(message));
     };
-    let text = template.render(messages, extra, clock::unix_seconds())?;
-    prompt::encode(app, &text, special)
+    if has_calls && !template.takes_calls() {
+        let message = format!(
+            "model {:?} cannot be told of calls of tools and their results: its chat template has no place for them",
+            app.model
+        );
+        return Err(ApiError::field("messages", message));
+    }
+    Ok(template.render(messages, extra, clock::unix_seconds())?)
 }
 
 struct Chat {
@@ -150,8 +201,20 @@ struct Chat {
     logprobs: bool,
     include_usage: bool,
     cache_details: bool,
-    /// Of each answer, whether the event with the role was sent.
-    begun: Vec<bool>,
+    thinks: bool,
+    /// The request named the tool to call.
+    named: bool,
+    /// As many as the request wants.
+    answers: Vec<Answer>,
+}
+
+/// One of the answers to a request.
+struct Answer {
+    /// The event with the role was sent.
+    begun: bool,
+    spoken: Spoken,
+    /// Tokens whose log probabilities wait for an event.
+    waiting: Vec<Shown>,
 }
 
 impl Chat {
@@ -178,30 +241,56 @@ impl Chat {
     }
 
     fn begin(&mut self, number: usize) -> Vec<Value> {
-        if self.begun.get_mut(number).is_none_or(|begun| std::mem::replace(begun, true)) {
+        let Some(answer) = self.answers.get_mut(number) else { return Vec::new() };
+        if std::mem::replace(&mut answer.begun, true) {
             return Vec::new();
         }
         vec![self.delta(number, json!({"role": "assistant", "content": ""}), None)]
+    }
+
+    /// One event for each delta; the first has the log probabilities of all tokens that wait.
+    fn deltas(
+        &mut self,
+        number: usize,
+        tokenizer: &dyn Tokenizer,
+        mut deltas: Vec<Value>,
+        last: bool,
+    ) -> Vec<Value> {
+        let Some(answer) = self.answers.get_mut(number) else { return Vec::new() };
+        if deltas.is_empty() && !answer.waiting.is_empty() && (last || answer.spoken.is_plain()) {
+            deltas.push(json!({"content": ""}));
+        }
+        let shown = if deltas.is_empty() { Vec::new() } else { std::mem::take(&mut answer.waiting) };
+        let mut logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &shown));
+        deltas.into_iter().map(|delta| self.delta(number, delta, logprobs.take())).collect()
+    }
+
+    fn reason(&self, number: usize, end: &End) -> &'static str {
+        let calls = self.answers.get(number).is_some_and(|answer| answer.spoken.calls() > 0);
+        if end.reason == "stop" && calls && !self.named { "tool_calls" } else { end.reason }
     }
 }
 
 impl Shape for Chat {
     fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
         let mut events = self.begin(number);
-        if !piece.text.is_empty() || !piece.shown.is_empty() {
-            let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &piece.shown));
-            events.push(self.delta(number, json!({"content": piece.text}), logprobs));
-        }
+        let Some(answer) = self.answers.get_mut(number) else { return events };
+        answer.waiting.extend(piece.shown);
+        let deltas = answer.spoken.push(&piece.text);
+        events.extend(self.deltas(number, tokenizer, deltas, false));
         events
     }
 
-    fn end(&mut self, number: usize, _tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
+    fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
         let mut events = self.begin(number);
+        let Some(answer) = self.answers.get_mut(number) else { return events };
+        let rest = answer.spoken.finish();
+        events.extend(self.deltas(number, tokenizer, rest, true));
         let mut last = self.event(json!({
             "index": number,
             "delta": {},
             "logprobs": null,
-            "finish_reason": end.reason,
+            "finish_reason": self.reason(number, end),
             "stop_reason": stop_reason(end),
         }));
         if self.cache_details {
@@ -221,17 +310,20 @@ impl Shape for Chat {
     }
 
     fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Piece, End)>, usage: &Usage) -> Value {
-        let choice = |(number, (piece, end)): (usize, &(Piece, End))| {
+        let mut choices = Vec::new();
+        for (number, (piece, end)) in all.iter().enumerate() {
+            let Some(answer) = self.answers.get_mut(number) else { break };
+            let message = answer.spoken.whole(&piece.text).message(self.thinks);
             let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &piece.shown));
-            json!({
+            choices.push(json!({
                 "index": number,
-                "message": {"role": "assistant", "content": piece.text, "refusal": null},
+                "message": message,
                 "logprobs": logprobs,
-                "finish_reason": end.reason,
+                "finish_reason": self.reason(number, end),
                 "stop_reason": stop_reason(end),
-            })
-        };
-        let mut answer = self.object("chat.completion", all.iter().enumerate().map(choice).collect());
+            }));
+        }
+        let mut answer = self.object("chat.completion", Value::Array(choices));
         answer["usage"] = usage.json();
         if let Some((_, end)) = all.first().filter(|_| self.cache_details) {
             answer["sglext"] = end.cache_details();

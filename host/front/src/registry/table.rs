@@ -335,6 +335,7 @@ impl WorkerTable {
             max_tokens: info.max_tokens,
             page_tokens: info.identity.as_ref().map_or(1, |identity| identity.page_tokens),
             protocol,
+            grammars: info.grammars,
             channel: channel(&info.address, &self.terms.credentials)?,
         };
         let refused = self.refusals(Some((&info, role)));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use host_gguf::{Gguf, Metadata};
 
-use super::{ChatTemplate, TextError, TextModel, Tokenizer};
+use super::{ChatTemplate, Dialect, TextError, TextModel, Tokenizer};
 use pretokenizers::PreTokenizer;
 use sentencepiece::SentencePiece;
 use vocabulary::{Fields, Vocabulary};
@@ -69,7 +69,7 @@ fn text_model(metadata: &Metadata) -> Result<TextModel, String> {
             ));
         }
     };
-    Ok(TextModel { tokenizer, template, end })
+    Ok(TextModel { tokenizer, template, end, dialect: Dialect::default() })
 }
 
 fn shown(error: host_gguf::Error) -> String {

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use super::gguf;
 use super::huggingface::HuggingFaceTokenizer;
-use super::{ByteTokenizer, ChatTemplate, TextError, Tokenizer};
+use super::{ByteTokenizer, CallFormat, ChatTemplate, TextError, Tokenizer};
 
 /// Everything a router needs to know of a model.
 #[derive(Clone)]
@@ -18,16 +18,38 @@ pub struct TextModel {
     pub template: Option<Arc<ChatTemplate>>,
     /// Tokens that end an answer.
     pub end: Vec<u32>,
+    /// How its answers are read.
+    pub dialect: Dialect,
+}
+
+/// What a model writes beside text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dialect {
+    /// How it calls tools; absent: as its chat template says.
+    pub calls: Option<CallFormat>,
+    /// Its thoughts stand between `<think>` and `</think>`, and are told apart.
+    pub thinks: bool,
 }
 
 /// Largest JSON file of a model folder other than the tokenizer.
 const MAX_FILE: u64 = 16 << 20;
 
 impl TextModel {
+    /// How the model calls tools.
+    #[must_use]
+    pub fn calls(&self) -> Option<CallFormat> {
+        self.dialect.calls.or_else(|| self.template.as_ref()?.calls())
+    }
+
     /// For the synthetic executor: bytes as tokens, ids up to `vocabulary`, no chat template, no end token.
     #[must_use]
     pub fn bytes(vocabulary: u32) -> Self {
-        Self { tokenizer: Arc::new(ByteTokenizer::new(vocabulary)), template: None, end: Vec::new() }
+        Self {
+            tokenizer: Arc::new(ByteTokenizer::new(vocabulary)),
+            template: None,
+            end: Vec::new(),
+            dialect: Dialect::default(),
+        }
     }
 
     /// Reads what a model says about text (blocking): a GGUF file's metadata, or a Hugging Face folder.
@@ -36,6 +58,23 @@ impl TextModel {
     /// When something is there and cannot be used, or there is no tokenizer; the file is named.
     pub fn load(model: &Path) -> Result<Self, TextError> {
         if gguf::is_gguf(model) { gguf::load(model) } else { Self::load_folder(model) }
+    }
+
+    /// The same with the chat template of a file (blocking).
+    ///
+    /// # Errors
+    /// When the file cannot be read or is no template; it is named.
+    pub fn with_template(mut self, file: &Path) -> Result<Self, TextError> {
+        let failed = |problem: String| TextError::File { file: file.display().to_string(), problem };
+        let folder = file.parent().unwrap_or(Path::new(""));
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let source = text(folder, &name)?.ok_or_else(|| failed("there is no such file".to_owned()))?;
+        let template = match &self.template {
+            Some(own) => own.instead(source),
+            None => ChatTemplate::new(source, String::new(), String::new()),
+        };
+        self.template = Some(Arc::new(template.map_err(|error| failed(error.to_string()))?));
+        Ok(self)
     }
 
     /// Reads a Hugging Face folder's tokenizer and template, which stand in for those of `model` (blocking).
@@ -88,7 +127,12 @@ impl TextModel {
                 end.push(*id);
             }
         }
-        Ok(Self { tokenizer: Arc::new(tokenizer), template: template.map(Arc::new), end })
+        Ok(Self {
+            tokenizer: Arc::new(tokenizer),
+            template: template.map(Arc::new),
+            end,
+            dialect: Dialect::default(),
+        })
     }
 }
 

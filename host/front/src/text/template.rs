@@ -1,10 +1,13 @@
 //! Chat templates: Jinja, as Hugging Face's `apply_chat_template` renders it.
 
+use std::sync::Arc;
+
 use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value, syntax::SyntaxConfig};
 use serde_json::Value as Json;
 
 use super::TextError;
+use super::calls::CallFormat;
 use super::strftime::strftime;
 
 /// A compiled chat template. Rendering is CPU work of the caller's thread.
@@ -12,6 +15,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     bos: String,
     eos: String,
+    source: Arc<str>,
 }
 
 const NAME: &str = "chat_template";
@@ -43,6 +47,7 @@ impl ChatTemplate {
             .map_err(|error| TextError::Template(error.to_string()))?;
         environment.set_syntax(syntax);
         environment.set_fuel(Some(fuel));
+        let kept = Arc::from(source.as_str());
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
@@ -51,7 +56,34 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, source)
             .map_err(|error| TextError::Template(format!("not a template: {error}")))?;
-        Ok(Self { environment, bos, eos })
+        Ok(Self { environment, bos, eos, source: kept })
+    }
+
+    /// Another template for the same model.
+    ///
+    /// # Errors
+    /// When the source is not a template.
+    pub fn instead(&self, source: String) -> Result<Self, TextError> {
+        Self::new(source, self.bos.clone(), self.eos.clone())
+    }
+
+    /// Whether it writes the tools of a request into the prompt.
+    #[must_use]
+    pub fn takes_tools(&self) -> bool {
+        let template = self.environment.get_template(NAME);
+        template.is_ok_and(|template| template.undeclared_variables(false).contains("tools"))
+    }
+
+    /// Whether it has a place for calls of tools and what they gave.
+    #[must_use]
+    pub fn takes_calls(&self) -> bool {
+        self.source.contains("tool")
+    }
+
+    /// How its model writes calls, as far as it says.
+    #[must_use]
+    pub fn calls(&self) -> Option<CallFormat> {
+        CallFormat::of_template(&self.source)
     }
 
     /// The prompt for these messages (a JSON list of objects with `role` and `content`), ready for the assistant's turn
@@ -66,8 +98,11 @@ impl ChatTemplate {
         extra: &serde_json::Map<String, Json>,
         now: u64,
     ) -> Result<String, TextError> {
-        let mut variables: Vec<(String, Value)> =
+        // As Python has it: a template that asks whether `tools` is none must be told so.
+        let mut variables: Vec<(String, Value)> = vec![("tools".into(), Value::from(()))];
+        let given: Vec<(String, Value)> =
             extra.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value)))).collect();
+        variables.extend(given);
         variables.extend([
             ("messages".into(), Value::from(Serde(messages))),
             (

@@ -183,7 +183,7 @@ async fn wrong_requests_are_refused_by_name() {
             json!({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}),
             400,
             json!("tools"),
-            "not supported",
+            "cannot be offered tools",
         ),
         (
             path,

@@ -181,6 +181,7 @@ pub fn info(name: &str, role: &str, instance: u64, address: SocketAddr) -> Worke
         pages: 64,
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
         cache_events: false,
+        grammars: true,
         protocol: host_wire::protocol::NEWEST,
         protocol_oldest: host_wire::protocol::OLDEST,
         metrics: String::new(),

@@ -168,7 +168,8 @@ impl Tokenizer for Gated {
 async fn with_gate() -> (Front, super::fake_worker::FakeWorker, Arc<Gated>) {
     let gate = Gated::new();
     let mut config = config();
-    config.text = TextModel { tokenizer: gate.clone(), template: None, end: Vec::new() };
+    config.text =
+        TextModel { tokenizer: gate.clone(), template: None, end: Vec::new(), dialect: Default::default() };
     let mut front = Front::start(config).await;
     let worker = front.worker("all", "aggregated", echoes()).await;
     (front, worker, gate)
@@ -217,7 +218,8 @@ async fn requests_that_are_abandoned_while_their_text_waits_are_never_tokenized(
 async fn a_client_with_its_share_of_text_that_waits_gets_429_and_another_is_served() {
     let gate = Gated::new();
     let mut config = config();
-    config.text = TextModel { tokenizer: gate.clone(), template: None, end: Vec::new() };
+    config.text =
+        TextModel { tokenizer: gate.clone(), template: None, end: Vec::new(), dialect: Default::default() };
     config.max_text_bytes = 1_000_000;
     let mut front = Front::start(config).await;
     let _worker = front.worker("all", "aggregated", echoes()).await;

@@ -16,4 +16,5 @@ mod identity;
 mod many;
 mod operators;
 mod serving;
+mod tools;
 mod workers;

@@ -93,11 +93,23 @@ pub fn beside(settings: &Settings) -> Option<Retained> {
     groups.iter().map(|of| of.needs).find(|needs| *needs != Retained::All)
 }
 
-/// The model's text side, for a router.
+/// The model's text side, for a router and for grammars.
 ///
 /// # Errors
-/// When the tokenizer cannot be used.
+/// When the tokenizer or the chat template cannot be used.
 pub fn text_model(settings: &Settings) -> Result<TextModel, Refused> {
+    let mut text = own_text_model(settings)?;
+    if let Some(file) = settings.chat_template.as_deref() {
+        text = text
+            .with_template(file)
+            .map_err(|error| refused(format!("--chat-template cannot be used: {error}")))?;
+    }
+    text.dialect.calls = settings.tool_parser.map(Into::into);
+    text.dialect.thinks = settings.reasoning_parser.is_some();
+    Ok(text)
+}
+
+fn own_text_model(settings: &Settings) -> Result<TextModel, Refused> {
     let model = settings.model.as_deref();
     if let Some(folder) = settings.tokenizer.as_deref() {
         return TextModel::load_instead(folder, model)

@@ -13,7 +13,7 @@ use host_wire::proto::KvIdentity;
 use host_wire::random::random_u64;
 use host_worker::{OffloadTiers, Parts, RankParts};
 
-use super::{Plan, plan, radix_cache, ranks, worker};
+use super::{Plan, grammars, plan, radix_cache, ranks, worker};
 use crate::cli::settings::{RoleName, Settings};
 use crate::cli::{allocator, offload, plugins, staging};
 
@@ -61,6 +61,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         instance,
         offload: tiers,
         page_integrity: !settings.no_page_integrity,
+        grammars: grammars::grammars(settings, &plan.shape)?,
         staging: staging::staging(settings)?,
     })
 }

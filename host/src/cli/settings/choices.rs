@@ -5,6 +5,7 @@ use host_core::hierarchy::{PrefetchPolicy, WritePolicy};
 use host_core::layout::{Dtype, KvOrder};
 use host_core::radix::Policy as EvictionPolicy;
 use host_front::registry::Policy as RouterPolicy;
+use host_front::text::CallFormat;
 use serde::Deserialize;
 
 /// An enum whose variants are the values of a flag and of a key, each with its value of another crate.
@@ -39,6 +40,33 @@ choices! {
         /// By lot
         Random,
     }
+}
+
+choices! {
+    /// How a model writes calls of tools.
+    ToolParserName for CallFormat, "kebab-case" {
+        /// JSON objects between <tool_call> and </tool_call>
+        #[value(alias = "qwen25", alias = "qwen3")]
+        #[serde(alias = "qwen25", alias = "qwen3")]
+        Hermes,
+        /// A JSON object with parameters, as the whole answer
+        #[value(alias = "llama3", alias = "llama3_json", alias = "llama3-json")]
+        #[serde(alias = "llama3", alias = "llama3_json", alias = "llama3-json")]
+        Llama,
+        /// A list of calls in Python's notation, as the whole answer
+        Pythonic,
+    }
+}
+
+/// How a model writes its thoughts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[value(rename_all = "kebab-case")]
+pub enum ReasoningParserName {
+    /// Between <think> and </think>
+    #[value(alias = "qwen3", alias = "deepseek-r1", alias = "deepseek_r1")]
+    #[serde(alias = "qwen3", alias = "deepseek-r1", alias = "deepseek_r1")]
+    Think,
 }
 
 choices! {

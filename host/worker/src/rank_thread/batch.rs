@@ -73,7 +73,8 @@ mod tests {
     use host_core::Room;
 
     fn done(rooms: &[u64]) -> Outcome {
-        Outcome::Done(rooms.iter().map(|room| SequenceOutput { room: Room(*room), sampled: None }).collect())
+        let output = |room: &u64| SequenceOutput { room: Room(*room), sampled: None, refused: None };
+        Outcome::Done(rooms.iter().map(output).collect())
     }
 
     #[test]

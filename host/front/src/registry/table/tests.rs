@@ -40,6 +40,7 @@ fn worker(instance: u64, name: &str, role: &str) -> WorkerInfo {
         pages: 10,
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
         cache_events: false,
+        grammars: false,
         protocol: 0,
         protocol_oldest: 0,
         metrics: String::new(),

@@ -1,0 +1,37 @@
+//! What limits the tokens that some sequences may draw.
+
+use std::borrow::Cow;
+
+use host_core::{Batch, Sequence};
+
+/// Says which tokens may come next. One for all sequences of a worker; the executor of rank 0 asks it.
+pub trait Constraint: Send + Sync {
+    /// A batch is about to be computed. What its sequences may draw follows from the tokens that are in it, so it can be
+    /// worked out beside the forward pass. Does not wait.
+    fn begins(&self, batch: &Batch);
+
+    /// Whether a sequence is limited.
+    fn limits(&self, sequence: &Sequence) -> bool;
+
+    /// Makes the logits of tokens impossible that may not follow a sequence of the batch. Waits until they are known.
+    ///
+    /// # Errors
+    /// Why no token can follow, on any worker.
+    fn apply(&self, sequence: &Sequence, logits: &mut [f32]) -> Result<(), String>;
+}
+
+/// A sequence's logits within its limits. To come before all that looks at logits.
+pub(crate) fn limited<'a>(
+    constraint: Option<&dyn Constraint>,
+    sequence: &Sequence,
+    logits: &'a [f32],
+) -> Result<Cow<'a, [f32]>, String> {
+    match constraint.filter(|constraint| constraint.limits(sequence)) {
+        None => Ok(Cow::Borrowed(logits)),
+        Some(constraint) => {
+            let mut logits = logits.to_vec();
+            constraint.apply(sequence, &mut logits)?;
+            Ok(Cow::Owned(logits))
+        }
+    }
+}

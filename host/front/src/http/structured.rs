@@ -1,0 +1,226 @@
+//! Fields that limit an answer to a schema, an expression or rules: OpenAI's, vLLM's and SGLang's, old spellings too.
+
+use std::sync::LazyLock;
+
+use host_grammar::{Compiler, GrammarError, Kind, Limits, Source, Vocabulary, ebnf};
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+use super::fields::{Fields, empty};
+
+/// Compiled over bytes before a worker is asked: a grammar that cannot be carried out is refused with the name of its field.
+static OVER_BYTES: LazyLock<Result<Compiler, GrammarError>> =
+    LazyLock::new(|| Compiler::new(&Vocabulary::bytes(), Limits::default()));
+
+/// A field of vLLM and its spelling before `structured_outputs`.
+const GUIDED: [(&str, &str); 5] = [
+    ("guided_json", "json"),
+    ("guided_regex", "regex"),
+    ("guided_choice", "choice"),
+    ("guided_grammar", "grammar"),
+    ("guided_json_object", "json_object"),
+];
+
+/// Takes all of these fields. At most one may limit the answer.
+///
+/// # Errors
+/// When a field is wrong, its grammar cannot be carried out, or a second one has a value.
+pub(super) fn take(fields: &mut Fields) -> Result<Option<Source>, ApiError> {
+    let mut found: Option<(String, Source)> = None;
+    let mut add = |name: &str, source: Option<Source>| {
+        let Some(source) = source else { return Ok(()) };
+        if let Some((first, _)) = &found {
+            return Err(ApiError::field(name, format!("{name} and {first} both limit the answer: give one")));
+        }
+        found = Some((name.to_owned(), source));
+        Ok(())
+    };
+    let given = fields.take("response_format");
+    add("response_format", response_format(fields, given)?)?;
+    let given = fields.take("structured_outputs");
+    add("structured_outputs", structured_outputs(fields, given)?)?;
+    for (name, kind) in GUIDED {
+        let given = fields.take(name).filter(|value| !empty(value));
+        add(name, given.map(|value| of_kind(name, kind, &value)).transpose()?)?;
+    }
+    for (name, kind) in [("json_schema", "json"), ("regex", "regex"), ("ebnf", "grammar")] {
+        let given = fields.take(name).filter(|value| !empty(value));
+        add(name, given.map(|value| of_kind(name, kind, &value)).transpose()?)?;
+    }
+    for name in ["guided_whitespace_pattern", "structural_tag"] {
+        fields.refuse_unless(name, empty)?;
+    }
+    // Which library another server would use. The grammar means the same.
+    fields.take("guided_decoding_backend");
+    let Some((name, source)) = found else { return Ok(None) };
+    compiles(&name, &source)?;
+    Ok(Some(source))
+}
+
+/// Refuses what cannot be carried out.
+pub(super) fn compiles(name: &str, source: &Source) -> Result<(), ApiError> {
+    let wrong = |error: &GrammarError| match error {
+        GrammarError::Busy(_) => ApiError::busy(error.to_string()),
+        _ => ApiError::field(name, format!("{name}: {error}")),
+    };
+    match (source.kind, OVER_BYTES.as_ref()) {
+        // Rules may name special tokens, which the model alone has.
+        (Kind::Lark, _) => source.check().map_err(|error| wrong(&error)),
+        (_, Err(error)) => Err(ApiError::internal(error.to_string())),
+        (_, Ok(compiler)) => compiler.compile(source).map(drop).map_err(|error| wrong(&error)),
+    }
+}
+
+/// OpenAI's field: `{"type": "json_schema", "json_schema": {"name", "schema", "strict"}}`. Strict or not, the schema is kept.
+fn response_format(fields: &Fields, given: Option<Value>) -> Result<Option<Source>, ApiError> {
+    let Some(given) = given.filter(|value| !empty(value)) else { return Ok(None) };
+    let expected = "{\"type\": \"text\"}, {\"type\": \"json_object\"} or {\"type\": \"json_schema\", \"json_schema\": {\"schema\": …}}";
+    match given.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Source::json_object())),
+        Some("json_schema") => {
+            let format = given.get("json_schema").unwrap_or(&given);
+            let schema = format.get("schema").filter(|schema| !schema.is_null());
+            let schema = schema.ok_or_else(|| fields.wrong("response_format", expected, &given))?;
+            Ok(Some(Source::json_schema(schema)))
+        }
+        _ => Err(fields.wrong("response_format", expected, &given)),
+    }
+}
+
+/// vLLM's field: exactly one of its kinds, and options.
+fn structured_outputs(fields: &Fields, given: Option<Value>) -> Result<Option<Source>, ApiError> {
+    let name = "structured_outputs";
+    let mut given = match given {
+        None => return Ok(None),
+        Some(Value::Object(given)) if given.is_empty() => return Ok(None),
+        Some(Value::Object(given)) => given,
+        Some(other) => return Err(fields.wrong(name, "a JSON object", &other)),
+    };
+    given.retain(|_, value| !value.is_null());
+    let compact = option(&mut given, "disable_any_whitespace")?;
+    for field in ["disable_additional_properties", "disable_fallback"] {
+        // Nothing here falls back.
+        if option(&mut given, field)? && field == "disable_additional_properties" {
+            let message =
+                format!("{name}.{field} is not supported here; write additionalProperties into the schema");
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    let mut kinds = given.into_iter();
+    let (Some((kind, value)), None) = (kinds.next(), kinds.next()) else {
+        let message = format!("{name} must have exactly one of json, regex, choice, grammar and json_object");
+        return Err(ApiError::field(name, message));
+    };
+    let source = of_kind(&format!("{name}.{kind}"), &kind, &value)?;
+    Ok(Some(Source { compact, ..source }))
+}
+
+fn option(given: &mut Map<String, Value>, name: &str) -> Result<bool, ApiError> {
+    match given.remove(name) {
+        None => Ok(false),
+        Some(Value::Bool(on)) => Ok(on),
+        Some(_) => Err(ApiError::field(name, format!("structured_outputs.{name} must be true or false"))),
+    }
+}
+
+/// A grammar of one of vLLM's kinds.
+fn of_kind(name: &str, kind: &str, value: &Value) -> Result<Source, ApiError> {
+    let wrong = |expected: &str| ApiError::field(name, format!("{name} must be {expected}"));
+    let text = |expected: &str| value.as_str().ok_or_else(|| wrong(expected));
+    match kind {
+        "json" => match value {
+            Value::Object(_) | Value::Bool(true) => Ok(Source::json_schema(value)),
+            Value::String(schema) => Ok(Source { text: schema.clone(), ..Source::json_object() }),
+            _ => Err(wrong("a JSON schema, or one as text")),
+        },
+        "regex" => Ok(Source::regex(text("a regular expression as text")?)),
+        "choice" => {
+            let texts = value.as_array().and_then(|texts| {
+                texts.iter().map(|text| text.as_str().map(str::to_owned)).collect::<Option<Vec<String>>>()
+            });
+            let texts = texts.ok_or_else(|| wrong("a list of texts"))?;
+            Source::choice(&texts).map_err(|error| ApiError::field(name, format!("{name}: {error}")))
+        }
+        "grammar" => {
+            let rules = text("rules as text, in the notation of GBNF or of Lark")?;
+            if ebnf::is_ebnf(rules) {
+                ebnf::source(rules).map_err(|error| ApiError::field(name, format!("{name}: {error}")))
+            } else {
+                Ok(Source::lark(rules))
+            }
+        }
+        "json_object" if *value == Value::Bool(true) => Ok(Source::json_object()),
+        "json_object" => Err(wrong("true, or left out")),
+        _ => Err(ApiError::unsupported(
+            name,
+            format!("{name} is not known here: give json, regex, choice, grammar or json_object"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(body: &str) -> Result<Option<Source>, String> {
+        take(&mut Fields::parse(body.as_bytes()).unwrap())
+            .map_err(|error| error.json()["error"]["message"].to_string())
+    }
+
+    #[test]
+    fn each_spelling_gives_its_grammar() {
+        let schema = r#"{"type":"integer"}"#;
+        let json = || Source::json_schema(&serde_json::from_str(schema).unwrap());
+        for (body, source) in [
+            ("{}".to_owned(), None),
+            (r#"{"response_format":{"type":"text"},"regex":"","guided_json":null}"#.into(), None),
+            (r#"{"response_format":{"type":"json_object"}}"#.into(), Some(Source::json_object())),
+            (
+                format!(
+                    r#"{{"response_format":{{"type":"json_schema","json_schema":{{"name":"x","strict":true,"schema":{schema}}}}}}}"#
+                ),
+                Some(json()),
+            ),
+            (format!(r#"{{"structured_outputs":{{"json":{schema},"regex":null}}}}"#), Some(json())),
+            (
+                format!(r#"{{"structured_outputs":{{"json":{schema},"disable_any_whitespace":true}}}}"#),
+                Some(Source { compact: true, ..json() }),
+            ),
+            (format!(r#"{{"guided_json":{schema},"guided_decoding_backend":"xgrammar"}}"#), Some(json())),
+            (r#"{"json_schema":"{\"type\":\"integer\"}"}"#.into(), Some(json())),
+            (r#"{"guided_choice":["a","b"]}"#.into(), Some(Source::lark("start: \"a\" | \"b\""))),
+            (r#"{"regex":"a+"}"#.into(), Some(Source::regex("a+"))),
+            (r#"{"ebnf":"root ::= \"a\""}"#.into(), Some(Source::lark("start: r_root\nr_root: \"a\""))),
+            (r#"{"guided_grammar":"start: \"a\""}"#.into(), Some(Source::lark("start: \"a\""))),
+        ] {
+            assert_eq!(taken(&body), Ok(source), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_field() {
+        for (body, words) in [
+            (r#"{"regex":"a","response_format":{"type":"json_object"}}"#, "both limit the answer"),
+            (r#"{"response_format":{"type":"json"}}"#, "response_format must be"),
+            (
+                r#"{"response_format":{"type":"json_schema","json_schema":{"name":"x"}}}"#,
+                "response_format must be",
+            ),
+            (r#"{"structured_outputs":{"json":{},"regex":"a"}}"#, "exactly one of"),
+            (r#"{"structured_outputs":{"json_object":false}}"#, "must be true"),
+            (r#"{"structured_outputs":{"structural_tag":"x"}}"#, "not known here"),
+            (
+                r#"{"structured_outputs":{"regex":"(a"}}"#,
+                "structured_outputs: the regular expression cannot be used",
+            ),
+            (r#"{"guided_choice":["a",1]}"#, "a list of texts"),
+            (r#"{"json_schema":"{"}"#, "not JSON"),
+            (r#"{"guided_whitespace_pattern":" "}"#, "guided_whitespace_pattern is not supported"),
+            (r#"{"json_schema":{"type":"object","x-guidance":{}}}"#, "x-guidance"),
+        ] {
+            let error = taken(body).unwrap_err();
+            assert!(error.contains(words), "{body}: {error}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Tools of a chat request: what is offered, which call is wanted, and calls in its messages.
+
+use host_grammar::Source;
+use serde_json::{Map, Value, json};
+
+use super::App;
+use super::error::ApiError;
+use super::fields::{Fields, empty};
+use super::structured;
+use crate::text::CallFormat;
+use crate::text::calls::{CallRule, Function, calls};
+
+/// Most tools of a request: OpenAI's limit.
+const MAX_TOOLS: usize = 128;
+/// Longest name of a tool: OpenAI's limit.
+const MAX_NAME: usize = 64;
+
+/// Which calls an answer may, or must, have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// None: the text is not read for calls.
+    None,
+    /// As the model decides.
+    Auto,
+    /// At least one.
+    Required,
+    /// One of this tool.
+    Named(String),
+}
+
+/// The tools of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Tools {
+    /// As the template is given them.
+    pub given: Value,
+    pub functions: Vec<Function>,
+    pub choice: Choice,
+    /// An answer may have several calls.
+    pub parallel: bool,
+}
+
+impl Tools {
+    /// Takes `tools`, `tool_choice` and `parallel_tool_calls`; `None` without tools.
+    ///
+    /// # Errors
+    /// When one of them is wrong, or the model takes no tools.
+    pub fn take(app: &App, fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+        let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+        let given = fields.take("tools").filter(|value| !empty(value));
+        let choice = fields.take("tool_choice").filter(|value| !empty(value));
+        let Some(given) = given else {
+            return match choice.as_ref().map(|choice| choice.as_str().unwrap_or("")) {
+                // With an empty list "required" asks for nothing: vLLM takes it so.
+                None | Some("none" | "auto" | "required") => Ok(None),
+                Some(_) => {
+                    Err(ApiError::field("tool_choice", "tool_choice names a tool, and there are no tools"))
+                }
+            };
+        };
+        let none = choice.as_ref().is_some_and(|choice| choice == "none");
+        match takes_tools(app) {
+            // Neither called nor shown.
+            Err(_) if none => return Ok(None),
+            able => able?,
+        }
+        let functions = functions(fields, &given)?;
+        let choice = choice_of(fields, choice, &functions)?;
+        Ok(Some(Self { given, functions, choice, parallel }))
+    }
+
+    /// The grammar of an answer that must call a tool.
+    ///
+    /// # Errors
+    /// When a tool's parameters cannot be carried out.
+    pub fn grammar(&self, format: CallFormat) -> Result<Option<Source>, ApiError> {
+        let named: Vec<Function> = match &self.choice {
+            Choice::None | Choice::Auto => return Ok(None),
+            Choice::Required => self.functions.clone(),
+            Choice::Named(name) => self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(),
+        };
+        for (index, tool) in self.functions.iter().enumerate().filter(|(_, tool)| named.contains(tool)) {
+            let name = format!("tools[{index}].function.parameters");
+            structured::compiles(&name, &Source::json_schema(&tool.parameters))?;
+        }
+        let several = self.parallel && self.choice == Choice::Required;
+        let rule = if several { CallRule::Several } else { CallRule::One };
+        let source = calls(format, &named, rule);
+        source.map(Some).map_err(|error| ApiError::field("tools", format!("tools: {error}")))
+    }
+
+    /// The tools' names.
+    pub fn names(&self) -> Vec<String> {
+        self.functions.iter().map(|tool| tool.name.clone()).collect()
+    }
+}
+
+/// Refuses where the model has no way to be told of tools, or to call them.
+fn takes_tools(app: &App) -> Result<(), ApiError> {
+    let refuse = |reason: String| Err(ApiError::unsupported("tools", reason));
+    match &app.text.template {
+        Some(template) if template.takes_tools() => {}
+        _ => {
+            return refuse(format!(
+                "model {:?} cannot be offered tools: its chat template has no place for them",
+                app.model
+            ));
+        }
+    }
+    match app.text.calls() {
+        Some(_) => Ok(()),
+        None => refuse(format!(
+            "how model {:?} writes calls of tools does not show in its chat template: start the server with --tool-parser",
+            app.model
+        )),
+    }
+}
+
+fn functions(fields: &Fields, given: &Value) -> Result<Vec<Function>, ApiError> {
+    let tools = given.as_array().filter(|tools| tools.len() <= MAX_TOOLS);
+    let tools =
+        tools.ok_or_else(|| fields.wrong("tools", format!("a list of up to {MAX_TOOLS} tools"), given))?;
+    let mut functions: Vec<Function> = Vec::new();
+    for (index, tool) in tools.iter().enumerate() {
+        let at = |field: &str| format!("tools[{index}]{field}");
+        let function = tool.get("function").filter(|_| tool.get("type") == Some(&json!("function")));
+        let function = function
+            .ok_or_else(|| fields.wrong(&at(""), "{\"type\": \"function\", \"function\": {…}}", tool))?;
+        let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
+        let usual = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
+        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(usual) {
+            let expected = format!("up to {MAX_NAME} letters, digits, _, - and .");
+            return Err(fields.wrong(
+                &at(".function.name"),
+                expected,
+                function.get("name").unwrap_or(&Value::Null),
+            ));
+        }
+        if functions.iter().any(|known| known.name == name) {
+            return Err(ApiError::field(&at(".function.name"), format!("two tools are called {name:?}")));
+        }
+        let parameters = match function.get("parameters") {
+            None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
+            Some(parameters @ Value::Object(schema)) => {
+                let mut parameters = parameters.clone();
+                if let Some(fields) = parameters.as_object_mut().filter(|_| !schema.contains_key("type")) {
+                    // Arguments are an object, said or not.
+                    fields.insert("type".into(), json!("object"));
+                }
+                parameters
+            }
+            Some(other) => return Err(fields.wrong(&at(".function.parameters"), "a JSON schema", other)),
+        };
+        functions.push(Function { name: name.to_owned(), parameters });
+    }
+    Ok(functions)
+}
+
+fn choice_of(fields: &Fields, given: Option<Value>, functions: &[Function]) -> Result<Choice, ApiError> {
+    let Some(given) = given else { return Ok(Choice::Auto) };
+    match given.as_str() {
+        Some("none") => return Ok(Choice::None),
+        Some("auto") => return Ok(Choice::Auto),
+        // "any" is what some clients call it.
+        Some("required" | "any") => return Ok(Choice::Required),
+        _ => {}
+    }
+    let name = given.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);
+    match name {
+        Some(name) if functions.iter().any(|tool| tool.name == name) => Ok(Choice::Named(name.to_owned())),
+        Some(name) => Err(ApiError::field(
+            "tool_choice",
+            format!("tool_choice names {name:?}, which is not among the tools"),
+        )),
+        None => {
+            let expected =
+                "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
+            Err(fields.wrong("tool_choice", expected, &given))
+        }
+    }
+}
+
+/// Makes calls in messages what templates expect: arguments as objects, text where there is none. Whether there are calls, or what
+/// tools gave.
+///
+/// # Errors
+/// When arguments are no JSON object.
+pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
+    let mut found = false;
+    for (index, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
+        let Value::Object(message) = message else { continue };
+        found |= message.get("role") == Some(&json!("tool"));
+        if message.get("tool_calls").is_some_and(empty) {
+            message.remove("tool_calls");
+        }
+        let Some(calls) = message.get_mut("tool_calls") else { continue };
+        found = true;
+        for call in calls.as_array_mut().into_iter().flatten() {
+            let Some(Value::Object(function)) = call.get_mut("function") else { continue };
+            let arguments = object(function).ok_or_else(|| {
+                let name = format!("messages[{index}].tool_calls");
+                ApiError::field(&name, format!("{name}: a call's arguments must be a JSON object, as text"))
+            })?;
+            function.insert("arguments".into(), arguments);
+        }
+        // Templates add to it.
+        if message.get("content").is_none_or(Value::is_null) {
+            message.insert("content".into(), Value::from(""));
+        }
+    }
+    Ok(found)
+}
+
+fn object(function: &Map<String, Value>) -> Option<Value> {
+    match function.get("arguments") {
+        None | Some(Value::Null) => Some(json!({})),
+        Some(object @ Value::Object(_)) => Some(object.clone()),
+        Some(Value::String(text)) if text.trim().is_empty() => Some(json!({})),
+        Some(Value::String(text)) => serde_json::from_str::<Value>(text).ok().filter(Value::is_object),
+        Some(_) => None,
+    }
+}

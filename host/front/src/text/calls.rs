@@ -1,0 +1,99 @@
+//! Calls of tools in an answer's text, as families of models write them.
+//!
+//! ```text
+//! Hermes, Qwen    text <tool_call> {"name": "f", "arguments": {…}} </tool_call> <tool_call> …
+//! Llama 3         {"name": "f", "parameters": {…}} ; {…}
+//! pythonic        [f(a=1, b='x'), g()]
+//! ```
+//!
+//! A reader is fed the text in pieces, cut anywhere, and gives the same parts however they were cut. Arguments are the model's own
+//! bytes wherever these are JSON already, so that the next turn's prompt begins with what the model wrote. What looks like a call
+//! and is none is given back as text.
+
+mod grammar;
+mod hermes;
+mod llama;
+mod object;
+mod pythonic;
+
+pub use grammar::{CallRule, Function, calls};
+
+/// How a family of models writes calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallFormat {
+    /// JSON objects between `<tool_call>` and `</tool_call>`.
+    Hermes,
+    /// A JSON object with `parameters`, as the whole answer.
+    Llama,
+    /// A list of calls in Python's notation, as the whole answer.
+    Pythonic,
+}
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Text that belongs to no call.
+    Text(String),
+    /// A call begins.
+    Call(String),
+    /// More of the last call's arguments, which are a JSON object in all.
+    Arguments(String),
+}
+
+/// Reads one answer.
+pub trait CallReader: Send {
+    /// The parts that became certain with this text.
+    fn push(&mut self, text: &str) -> Vec<Part>;
+
+    /// What was held back. Call once, at the end. An unfinished call stays unfinished.
+    fn finish(&mut self) -> Vec<Part>;
+}
+
+impl CallFormat {
+    /// The format of this name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        match name.replace('_', "-").as_str() {
+            "hermes" | "qwen" | "qwen25" | "qwen3" => Some(Self::Hermes),
+            "llama3" | "llama3-json" | "llama4-json" => Some(Self::Llama),
+            "pythonic" | "llama4-pythonic" => Some(Self::Pythonic),
+            _ => None,
+        }
+    }
+
+    /// The format that a chat template asks its model for, as far as that shows.
+    #[must_use]
+    pub fn of_template(source: &str) -> Option<Self> {
+        let has = |text: &str| source.contains(text);
+        if has("<function=") {
+            // An XML of its own.
+            None
+        } else if has("<tool_call>") {
+            Some(Self::Hermes)
+        } else if has("[func_name1(") || has("<|python_start|>") {
+            Some(Self::Pythonic)
+        } else if has("<|python_tag|>") || has("\"parameters\": dictionary") {
+            Some(Self::Llama)
+        } else {
+            None
+        }
+    }
+
+    /// A reader for an answer to a request that offers tools of these names.
+    #[must_use]
+    pub fn reader(self, names: &[String]) -> Box<dyn CallReader> {
+        match self {
+            Self::Hermes => Box::new(hermes::Hermes::default()),
+            Self::Llama => Box::new(llama::Llama::new(names.to_vec())),
+            Self::Pythonic => Box::new(pythonic::Pythonic::new(names.to_vec())),
+        }
+    }
+}
+
+/// Length of the longest end of `text` that is a beginning of `marker`, and shorter than it. Markers are ASCII.
+fn overlap(text: &str, marker: &str) -> usize {
+    (1..marker.len()).rev().find(|length| text.ends_with(&marker[..*length])).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;

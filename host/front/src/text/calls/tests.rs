@@ -1,0 +1,232 @@
+//! Every sample gives the same parts however its text is cut.
+
+use host_grammar::{Compiler, Limits, Vocabulary};
+use serde_json::{Value, json};
+
+use super::*;
+
+/// What an answer is in all: text, and calls with their arguments.
+type All = (String, Vec<(String, String)>);
+
+fn join(parts: Vec<Part>) -> All {
+    let (mut text, mut calls) = (String::new(), Vec::<(String, String)>::new());
+    for part in parts {
+        match part {
+            Part::Text(more) => text.push_str(&more),
+            Part::Call(name) => calls.push((name, String::new())),
+            Part::Arguments(more) => calls.last_mut().expect("a call has begun").1.push_str(&more),
+        }
+    }
+    (text, calls)
+}
+
+fn read(format: CallFormat, pieces: &[&str]) -> All {
+    let mut reader = format.reader(&["f".into(), "get_weather".into()]);
+    let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
+    parts.extend(reader.finish());
+    join(parts)
+}
+
+#[test]
+fn calls_are_read_wherever_the_text_is_cut() {
+    use CallFormat::{Hermes, Llama, Pythonic};
+    let samples: [(CallFormat, &str, &str, &[(&str, &str)]); 24] = [
+        (Hermes, "Hello <b>world</b>.\n", "Hello <b>world</b>.\n", &[]),
+        (
+            Hermes,
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>",
+            "",
+            &[("f", "{\"a\": [1, \"}\\\"\"]}")],
+        ),
+        (
+            Hermes,
+            "Sure.\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>\n{\"name\": \"other\", \"arguments\": {\"é\": null}}\n</tool_call>\n",
+            "Sure.",
+            &[("f", "{}"), ("other", "{\"é\": null}")],
+        ),
+        (
+            Hermes,
+            "<tool_call>{\"arguments\": {\"b\": 1}, \"name\": \"f\"}</tool_call> done",
+            " done",
+            &[("f", "{\"b\":1}")],
+        ),
+        (Hermes, "<tool_call>{\"name\": \"f\"}</tool_call>", "", &[("f", "{}")]),
+        (
+            Hermes,
+            "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>",
+            "",
+            &[("f", "{\"a\": 1}")],
+        ),
+        (Hermes, "the marker <tool_call> is text", "the marker <tool_call> is text", &[]),
+        (Hermes, "<tool_call>{\"no\": 1}</tool_call>", "<tool_call>{\"no\": 1}</tool_call>", &[]),
+        (
+            Hermes,
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"cut o",
+            "",
+            &[("f", "{\"a\": \"cut o")],
+        ),
+        (Hermes, "<tool_call>{\"name\": \"f", "<tool_call>{\"name\": \"f", &[]),
+        (Hermes, "a < b <tool", "a < b <tool", &[]),
+        (Llama, "{\"name\": \"f\", \"parameters\": {\"a\": 1}}", "", &[("f", "{\"a\": 1}")]),
+        (
+            Llama,
+            "<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"get_weather\", \"arguments\": {\"x\": \"y\"}}",
+            "",
+            &[("f", "{}"), ("get_weather", "{\"x\": \"y\"}")],
+        ),
+        (
+            Llama,
+            "{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"a\": 1}}",
+            "",
+            &[("f", "{\"a\":1}")],
+        ),
+        (
+            Llama,
+            "{\"name\": \"Ada\", \"parameters\": {\"age\": 36}}",
+            "{\"name\": \"Ada\", \"parameters\": {\"age\": 36}}",
+            &[],
+        ),
+        (Llama, "{\"answer\": 42} and more", "{\"answer\": 42} and more", &[]),
+        (Llama, "Just text {\"name\": \"f\"}", "Just text {\"name\": \"f\"}", &[]),
+        (Llama, "{cut", "{cut", &[]),
+        (
+            Pythonic,
+            "[f(a=1, b='it\\'s', c=[True, None, -1.5], d={\"k\": (1, 2)}), get_weather()]",
+            "",
+            &[
+                ("f", "{\"a\":1,\"b\":\"it's\",\"c\":[true,null,-1.5],\"d\":{\"k\":[1,2]}}"),
+                ("get_weather", "{}"),
+            ],
+        ),
+        (Pythonic, "<|python_start|>[f(a=\")\")]<|python_end|>", "", &[("f", "{\"a\":\")\"}")]),
+        (Pythonic, "[1, 2, 3]", "[1, 2, 3]", &[]),
+        (Pythonic, "[unknown(a=1)]", "[unknown(a=1)]", &[]),
+        (Pythonic, "text [f()]", "text [f()]", &[]),
+        (Pythonic, "[f(a=1", "[f(a=1", &[]),
+    ];
+    for (format, answer, text, calls) in samples {
+        let calls = calls.iter().map(|(name, arguments)| ((*name).to_owned(), (*arguments).to_owned()));
+        let expected: All = (text.to_owned(), calls.collect());
+        assert_eq!(read(format, &[answer]), expected, "{format:?} {answer}");
+        for cut in (0..=answer.len()).filter(|cut| answer.is_char_boundary(*cut)) {
+            let (first, second) = answer.split_at(cut);
+            assert_eq!(read(format, &[first, second]), expected, "{format:?} {answer} cut at {cut}");
+        }
+        let letters: Vec<&str> = answer.split("").collect();
+        assert_eq!(read(format, &letters), expected, "{format:?} {answer} letter by letter");
+    }
+}
+
+#[test]
+fn a_name_comes_whole_and_arguments_as_they_are_written() {
+    let mut reader = CallFormat::Hermes.reader(&[]);
+    let mut parts = Vec::new();
+    for piece in [
+        "<tool_call>\n{\"na",
+        "me\": \"get_",
+        "weather\", \"arguments\": ",
+        "{\"a\"",
+        ": 1",
+        "}}\n</tool",
+        "_call>",
+    ] {
+        parts.push(reader.push(piece));
+    }
+    let arguments = |text: &str| Part::Arguments(text.to_owned());
+    assert_eq!(
+        parts,
+        [
+            vec![],
+            vec![],
+            vec![],
+            vec![Part::Call("get_weather".into()), arguments("{\"a\"")],
+            vec![arguments(": 1")],
+            vec![arguments("}")],
+            vec![]
+        ]
+    );
+}
+
+#[test]
+fn a_template_names_its_format() {
+    for (source, format) in [
+        ("… <tool_call>\n{\"name\": …", Some(CallFormat::Hermes)),
+        ("<tool_call><function=x>", None),
+        (
+            "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name",
+            Some(CallFormat::Llama),
+        ),
+        ("[func_name1(params_name1=params_value1", Some(CallFormat::Pythonic)),
+        ("{{ message.content }}", None),
+    ] {
+        assert_eq!(CallFormat::of_template(source), format, "{source}");
+    }
+}
+
+/// The byte that ends an answer.
+const END: u32 = 0;
+
+/// An answer drawn byte by byte from what a grammar allows.
+fn drawn(compiler: &Compiler, source: &host_grammar::Source, random: &mut fastrand::Rng) -> String {
+    let mut state =
+        compiler.compile(source).unwrap_or_else(|error| panic!("{error}: {source:?}")).begin(vec![END]);
+    let mut answer = Vec::new();
+    while answer.len() < 2000 {
+        let allowed = state.mask().unwrap().tokens();
+        let token =
+            if allowed.contains(&END) && random.bool() { END } else { *random.choice(&allowed).unwrap() };
+        if token == END {
+            return String::from_utf8(answer).unwrap();
+        }
+        state.consume(token).unwrap();
+        answer.push(u8::try_from(token).unwrap());
+    }
+    panic!("it does not end: {}", String::from_utf8_lossy(&answer));
+}
+
+#[test]
+fn what_a_grammar_of_calls_allows_is_read_as_calls() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let compiler = Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap();
+    let parameters = json!({
+        "type": "object", "additionalProperties": false, "required": ["place"],
+        "properties": {"place": {"type": "string", "maxLength": 5}, "days": {"$ref": "#/$defs/days"}, "exact": {"type": "boolean"}},
+        "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 14}},
+    });
+    let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let optional = json!({"type": "object", "additionalProperties": false, "properties": {"a": {"type": "null"}, "b": {"enum": [true, "x"]}}});
+    let functions = [("get_weather", parameters), ("f", nothing), ("g", optional)];
+    let functions: Vec<Function> =
+        functions.map(|(name, parameters)| Function { name: name.into(), parameters }).to_vec();
+    let names: Vec<String> = functions.iter().map(|function| function.name.clone()).collect();
+    for format in [CallFormat::Hermes, CallFormat::Llama, CallFormat::Pythonic] {
+        for rule in [CallRule::One, CallRule::Several] {
+            let source = super::calls(format, &functions, rule).unwrap();
+            let mut most = 0;
+            for _ in 0..30 {
+                let answer = drawn(&compiler, &source, &mut random);
+                let mut reader = format.reader(&names);
+                let mut parts = reader.push(&answer);
+                parts.extend(reader.finish());
+                let (text, calls) = join(parts);
+                assert!(text.is_empty() && !calls.is_empty(), "{format:?} {answer:?}: {text:?} {calls:?}");
+                most = most.max(calls.len());
+                for (name, arguments) in calls {
+                    let arguments: Value =
+                        serde_json::from_str(&arguments).unwrap_or_else(|error| panic!("{error}: {answer}"));
+                    assert!(names.contains(&name) && arguments.is_object(), "{answer}");
+                    if name == "get_weather" {
+                        assert!(arguments["place"].is_string(), "{answer}");
+                    }
+                }
+            }
+            let several = rule == CallRule::Several && format != CallFormat::Llama;
+            assert_eq!(most > 1, several, "{format:?} {rule:?}");
+        }
+    }
+    let odd = Function { name: "f".into(), parameters: json!({"properties": {"a b": {}}}) };
+    let error = super::calls(CallFormat::Pythonic, &[odd], CallRule::One).unwrap_err().to_string();
+    assert!(error.contains("\"a b\""), "{error}");
+}

@@ -1,0 +1,238 @@
+//! Tools in chat requests: how they reach the prompt, and how calls in an answer reach the client.
+
+use std::sync::Arc;
+
+use host_front::text::ChatTemplate;
+use serde_json::{Value, json};
+
+use super::fake_worker::{FakeWorker, Step, prefills, says, steps};
+use super::fixture::{Front, config};
+
+const CHAT: &str = "/v1/chat/completions";
+/// As Qwen's, in short.
+const TEMPLATE: &str = "{% if tools is not none %}{% for tool in tools %}[{{ tool.function | tojson }}]{% endfor %}{% endif %}\
+{% for message in messages %}<{{ message.role }}>{{ message.content + '' }}{% for call in message.tool_calls %}<tool_call>\
+{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}{% endfor %}<assistant>";
+
+async fn front(template: &str, thinks: bool, answer: &str) -> (Front, FakeWorker, FakeWorker) {
+    let mut config = config();
+    config.text.template =
+        Some(Arc::new(ChatTemplate::new(template.into(), String::new(), String::new()).unwrap()));
+    config.text.dialect.thinks = thinks;
+    let mut front = Front::start(config).await;
+    let prefill = front.worker("prefill-0", "prefill", prefills()).await;
+    let decode = front.worker("decode-0", "decode", says(answer)).await;
+    (front, prefill, decode)
+}
+
+fn weather() -> Value {
+    json!([{"type": "function", "function": {"name": "weather", "description": "of a place", "parameters": {
+        "type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}}}])
+}
+
+fn asking(more: &Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": weather()});
+    for (name, value) in more.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// The prompt that a worker was given, and its grammar.
+fn given(worker: &FakeWorker) -> (String, Option<String>) {
+    let call = worker.watch.calls().pop().unwrap();
+    let bytes = call.prompt.iter().map(|token| u8::try_from(*token).unwrap()).collect();
+    (String::from_utf8(bytes).unwrap(), call.grammar.map(|grammar| grammar.text))
+}
+
+/// What clients make of a stream: they join what has the same index, as the `openai` package does.
+fn joined(events: &[Value]) -> (String, String, Vec<Value>, Value) {
+    let (mut text, mut thoughts, mut calls, mut reason) =
+        (String::new(), String::new(), Vec::<Value>::new(), Value::Null);
+    for choice in events.iter().map(|event| &event["choices"][0]) {
+        let delta = &choice["delta"];
+        text += delta["content"].as_str().unwrap_or_default();
+        thoughts += delta["reasoning_content"].as_str().unwrap_or_default();
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = usize::try_from(call["index"].as_u64().unwrap()).unwrap();
+            if index == calls.len() {
+                assert_eq!(
+                    (&call["type"], &call["function"]["arguments"]),
+                    (&json!("function"), &json!("")),
+                    "{call}"
+                );
+                calls.push(call.clone());
+                continue;
+            }
+            assert!(
+                call.get("id").is_none() && call["function"].get("name").is_none(),
+                "clients would join it: {call}"
+            );
+            let all = calls[index]["function"]["arguments"].as_str().unwrap().to_owned();
+            calls[index]["function"]["arguments"] =
+                json!(all + call["function"]["arguments"].as_str().unwrap());
+        }
+        if !choice["finish_reason"].is_null() {
+            assert!(reason.is_null(), "one end");
+            reason = choice["finish_reason"].clone();
+        }
+    }
+    (text, thoughts, calls, reason)
+}
+
+const TWO_CALLS: &str = "<think>\nfirst\n</think>\n\nSure.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"place\":  \"Oslo\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
+
+#[tokio::test]
+async fn calls_and_thoughts_come_apart_from_the_text_whole_and_streamed() {
+    let (front, _prefill, decode) = front(TEMPLATE, true, TWO_CALLS).await;
+    let answer = front.post(CHAT, &asking(&json!({}))).await.json().await;
+    let choice = &answer["choices"][0];
+    let message = &choice["message"];
+    assert_eq!(
+        (&message["content"], &message["reasoning_content"]),
+        (&json!("Sure."), &json!("\nfirst")),
+        "{answer}"
+    );
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    let calls = message["tool_calls"].as_array().unwrap();
+    let arguments: Vec<&Value> = calls.iter().map(|call| &call["function"]["arguments"]).collect();
+    assert_eq!(arguments, [&json!("{\"place\":  \"Oslo\"}"), &json!("{}")], "as the model wrote them");
+    assert_ne!(calls[0]["id"], calls[1]["id"]);
+    assert!(
+        calls.iter().all(|call| call["id"].as_str().unwrap().len() == 29 && call.get("index").is_none()),
+        "{calls:?}"
+    );
+    let (prompt, grammar) = given(&decode);
+    assert!(prompt.starts_with("[{\"name\": \"weather\", \"description\": \"of a place\""), "{prompt}");
+    assert_eq!(grammar, None, "the model decides");
+
+    let events = front.post(CHAT, &asking(&json!({"stream": true}))).await.events().await;
+    let (text, thoughts, streamed, reason) = joined(&events);
+    assert_eq!((text.as_str(), thoughts.as_str(), reason), ("Sure.", "\nfirst", json!("tool_calls")));
+    let streamed: Vec<&Value> = streamed.iter().map(|call| &call["function"]["arguments"]).collect();
+    assert_eq!(streamed, arguments);
+
+    let one = asking(&json!({"parallel_tool_calls": false}));
+    let answer = front.post(CHAT, &one).await.json().await;
+    assert_eq!(answer["choices"][0]["message"]["tool_calls"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test]
+async fn a_choice_of_none_shows_the_tools_and_reads_no_call() {
+    let (front, _prefill, decode) = front(TEMPLATE, false, TWO_CALLS).await;
+    let answer = front.post(CHAT, &asking(&json!({"tool_choice": "none"}))).await.json().await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!((&message["content"], message.get("tool_calls")), (&json!(TWO_CALLS), None));
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert!(
+        given(&decode).0.contains("weather"),
+        "the prompt is that of other turns, so that its pages are found"
+    );
+}
+
+#[tokio::test]
+async fn a_call_that_is_demanded_is_held_to_a_grammar() {
+    let (front, _prefill, decode) = front(
+        TEMPLATE,
+        false,
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"place\": \"x\"}}\n</tool_call>",
+    )
+    .await;
+    let named = json!({"type": "function", "function": {"name": "weather"}});
+    for (choice, reason, several) in [(json!("required"), "tool_calls", true), (named, "stop", false)] {
+        let answer = front.post(CHAT, &asking(&json!({"tool_choice": choice}))).await.json().await;
+        let found = &answer["choices"][0];
+        assert_eq!(
+            (&found["finish_reason"], &found["message"]["content"]),
+            (&json!(reason), &Value::Null),
+            "{answer}"
+        );
+        assert_eq!(found["message"]["tool_calls"][0]["function"]["name"], "weather");
+        let grammar = given(&decode).1.unwrap();
+        assert!(grammar.contains("call_0: \"<tool_call>\\n") && grammar.contains("\"place\""), "{grammar}");
+        assert_eq!(grammar.contains(")*"), several, "{grammar}");
+    }
+}
+
+#[tokio::test]
+async fn calls_and_results_of_earlier_turns_reach_the_template() {
+    let (front, _prefill, decode) = front(TEMPLATE, false, "fine").await;
+    let messages = json!([
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "call_1", "type": "function",
+            "function": {"name": "weather", "arguments": "{\"z\": 1, \"a\": 2}"}}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "cold"}]},
+        {"role": "assistant", "content": "It is cold.", "tool_calls": []},
+        {"role": "user", "content": "thanks"},
+    ]);
+    let reply = front.post(CHAT, &asking(&json!({"messages": messages}))).await;
+    assert_eq!(reply.status, 200);
+    let prompt = given(&decode).0;
+    let end = "<user>hi<assistant><tool_call>{\"name\": \"weather\", \"arguments\": {\"z\": 1, \"a\": 2}}</tool_call><tool>cold<assistant>It is cold.<user>thanks<assistant>";
+    assert!(prompt.ends_with(end), "{prompt}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_is_said_in_a_sentence() {
+    let (plain, _prefill, _decode) = front(super::fixture::TEMPLATE, false, "x").await;
+    let (unknown, _prefill, _decode) = front("{{ tools }}{{ messages }}", false, "x").await;
+    let (able, _prefill, _decode) = front(TEMPLATE, false, "x").await;
+    let call = |arguments: &str| json!({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]});
+    let bad_schema = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "strange"}}}}}]);
+    for (front, more, words) in [
+        (&plain, json!({}), "has no place for them"),
+        (
+            &plain,
+            json!({"tools": [], "messages": [{"role": "tool", "content": "x"}]}),
+            "calls of tools and their results",
+        ),
+        (&unknown, json!({}), "--tool-parser"),
+        (&able, json!({"tool_choice": "other"}), "tool_choice must be"),
+        (
+            &able,
+            json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+            "not among the tools",
+        ),
+        (
+            &able,
+            json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}),
+            "tools[0].function.name",
+        ),
+        (&able, json!({"tools": [{"type": "web_search"}]}), "tools[0] must be"),
+        (
+            &able,
+            json!({"tools": bad_schema, "tool_choice": "required"}),
+            "tools[0].function.parameters: the JSON schema",
+        ),
+        (
+            &able,
+            json!({"tool_choice": "required", "response_format": {"type": "json_object"}}),
+            "exclude each other",
+        ),
+        (&able, call("[1]"), "must be a JSON object"),
+    ] {
+        let reply = front.post(CHAT, &asking(&more)).await;
+        let (status, text) = (reply.status, reply.text().await);
+        assert!(status == 400 && text.contains(words), "{more}: {status} {text}");
+    }
+    // Nothing that the model could not do was asked for.
+    for more in [json!({"tool_choice": "none"}), json!({"tools": [], "tool_choice": "auto"})] {
+        assert_eq!(plain.post(CHAT, &asking(&more)).await.status, 200, "{more}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_cut_by_its_length_leaves_its_call_as_it_is() {
+    let mut config = config();
+    config.text.template =
+        Some(Arc::new(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).unwrap()));
+    let mut front = Front::start(config).await;
+    let _prefill = front.worker("prefill-0", "prefill", prefills()).await;
+    let cut = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"place\": \"Os";
+    let said = cut.bytes().map(|byte| Step::Token(byte.into())).chain([Step::Finish("length")]).collect();
+    let _decode = front.worker("decode-0", "decode", steps(said)).await;
+    let answer = front.post(CHAT, &asking(&json!({}))).await.json().await;
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "length");
+    assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"place\": \"Os");
+}

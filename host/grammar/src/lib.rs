@@ -1,0 +1,56 @@
+//! Grammars that limit an answer: a JSON schema, a regular expression, a choice, or rules.
+//!
+//! ```text
+//! what a client writes ─► Source ─► Compiler ─► Compiled ─► State ─► Mask ─► logits
+//!                         text      vocabulary   shared      one request's, moved on by each token
+//! ```
+//!
+//! A [`Source`] is text and travels with its request. Every worker compiles it over the bytes of its own model's
+//! [`Vocabulary`], and keeps what it compiled. A [`State`] follows from the tokens of the answer so far and from nothing else:
+//! the same tokens, fed to a fresh state on another worker, allow the same next tokens.
+//!
+//! The engine is llguidance. No name of it is part of this crate's interface.
+
+#![forbid(unsafe_code)]
+
+mod cache;
+mod compiler;
+pub mod ebnf;
+mod source;
+mod state;
+mod vocabulary;
+
+pub use compiler::{Compiled, Compiler, Limits};
+pub use source::{Kind, MAX_DEPTH, MAX_TEXT, Source, json_rule, quoted as lark_text};
+pub use state::{Mask, State};
+pub use vocabulary::Vocabulary;
+
+/// Why a grammar cannot be used, or an answer under it cannot go on. A sentence for the client.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// The text is too large or too deep, or says what clients may not say.
+    #[error("{0}")]
+    Refused(String),
+    /// The text is no grammar, or one that cannot be carried out.
+    #[error("the {kind} cannot be used: {reason}")]
+    Compile {
+        /// What the text should be.
+        kind: &'static str,
+        /// What the engine says.
+        reason: String,
+    },
+    /// It would take more time than a request may.
+    #[error("the {kind} takes longer to compile than {seconds} s; make it smaller")]
+    Slow {
+        /// What the text is.
+        kind: &'static str,
+        /// The limit.
+        seconds: u64,
+    },
+    /// Other grammars are being compiled.
+    #[error("{0} grammars are being compiled, which is the limit; try again soon")]
+    Busy(usize),
+    /// The answer cannot go on under its grammar.
+    #[error("the answer cannot go on under its grammar: {0}")]
+    Stuck(String),
+}

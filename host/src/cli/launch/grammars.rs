@@ -1,0 +1,27 @@
+//! The vocabulary over which a worker compiles the grammars of requests.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use host_executor::ModelShape;
+use host_grammar::Vocabulary;
+use host_worker::Grammars;
+
+use super::text_model;
+use crate::cli::settings::{ExecutorName, Settings};
+
+/// Grammars over the model's vocabulary, which is read when the first one comes; none for an executor that draws from no logits.
+pub(super) fn grammars(settings: &Settings, shape: &ModelShape) -> anyhow::Result<Option<Arc<Grammars>>> {
+    if settings.executor() == ExecutorName::Synthetic {
+        return Ok(None);
+    }
+    let settings = settings.clone();
+    let width = u32::try_from(shape.vocabulary).unwrap_or(u32::MAX);
+    let read = move || {
+        let text = text_model(&settings).map_err(|error| error.to_string())?;
+        let tokenizer = text.tokenizer;
+        Ok(Vocabulary::new(width, |id| (tokenizer.token_bytes(id), tokenizer.is_special(id))))
+    };
+    let grammars = Grammars::new(Box::new(read)).context("no threads for the grammars of requests")?;
+    Ok(Some(Arc::new(grammars)))
+}

@@ -1,0 +1,280 @@
+//! Grammars of requests: compiled where requests come in, followed beside the steps.
+//!
+//! ```text
+//! request ─► compile, replay ─► room ─► batch begins ─► threads: consume, mask ┐
+//!            (blocking task)            │                                      ├─► logits ─► draw
+//!                                       └────────────► forward pass ───────────┘
+//! ```
+//!
+//! A room's place in its grammar follows from its tokens: those of the answer that came with the request, and those that the
+//! executor is given in batches. A token that was computed before, and is computed again after a preemption, moves nothing.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use host_core::request::Request;
+use host_core::{Batch, Room, Sequence};
+use host_executor::Constraint;
+use host_grammar::{Compiler, GrammarError, Limits, Mask, Source, State, Vocabulary};
+use parking_lot::{Condvar, Mutex};
+
+/// Most threads that work masks out.
+const THREADS: usize = 4;
+
+/// Where a model's vocabulary comes from; read when the first grammar comes.
+pub type ReadVocabulary = Box<dyn Fn() -> Result<Vocabulary, String> + Send + Sync>;
+
+/// The grammars of one worker's requests.
+pub struct Grammars {
+    read: ReadVocabulary,
+    compiler: OnceLock<Result<Compiler, String>>,
+    rooms: Mutex<HashMap<Room, Arc<Followed>>>,
+    threads: rayon::ThreadPool,
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").field("rooms", &self.rooms.lock().len()).finish_non_exhaustive()
+    }
+}
+
+/// A request's grammar, and how much of its prompt belongs to the answer already.
+#[derive(Clone, Debug)]
+pub struct Under {
+    /// The grammar.
+    pub source: Source,
+    /// Tokens at the end of the prompt that an earlier try drew.
+    pub answered: usize,
+}
+
+/// One request's place in its grammar.
+#[derive(Debug)]
+pub struct Followed {
+    place: Mutex<Place>,
+    known: Condvar,
+}
+
+#[derive(Debug)]
+struct Place {
+    state: State,
+    /// The position of the next token that is not consumed.
+    next: usize,
+    /// What may follow the last sequence, once it is known.
+    mask: Option<Result<Mask, GrammarError>>,
+    working: bool,
+}
+
+impl Grammars {
+    /// None yet.
+    ///
+    /// # Errors
+    /// When threads cannot be started.
+    pub fn new(read: ReadVocabulary) -> Result<Self, rayon::ThreadPoolBuildError> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = rayon::ThreadPoolBuilder::new()
+            .num_threads(THREADS.min(cores))
+            .thread_name(|index| format!("grammar-{index}"))
+            .build()?;
+        Ok(Self { read, compiler: OnceLock::new(), rooms: Mutex::default(), threads })
+    }
+
+    /// Compiles a request's grammar and takes it to where its answer is. Blocks.
+    ///
+    /// # Errors
+    /// When the grammar is refused, or the answer so far does not follow it.
+    pub(crate) fn follow(&self, request: &Request, under: &Under) -> Result<Arc<Followed>, GrammarError> {
+        let compiler = self.compiler.get_or_init(|| {
+            let vocabulary = (self.read)()?;
+            Compiler::new(&vocabulary, Limits::default()).map_err(|error| error.to_string())
+        });
+        let compiler = compiler.as_ref().map_err(|reason| {
+            GrammarError::Refused(format!("this server's workers take no grammars: {reason}"))
+        })?;
+        if request.stop_tokens.is_empty() {
+            let reason = "an answer under a grammar needs a token that ends it, and the model names none: give stop_token_ids";
+            return Err(GrammarError::Refused(reason.to_owned()));
+        }
+        let mut state = compiler.compile(&under.source)?.begin(request.stop_tokens.clone());
+        let answer = request.prompt.len().saturating_sub(under.answered);
+        for token in &request.prompt[answer..] {
+            state.consume(*token)?;
+        }
+        let place = Place { state, next: request.prompt.len(), mask: None, working: false };
+        Ok(Arc::new(Followed { place: Mutex::new(place), known: Condvar::new() }))
+    }
+
+    /// The room's request has come in.
+    pub(crate) fn begin(&self, room: Room, followed: Arc<Followed>) {
+        self.rooms.lock().insert(room, followed);
+    }
+
+    /// The room's request has ended.
+    pub(crate) fn end(&self, room: Room) {
+        self.rooms.lock().remove(&room);
+    }
+
+    fn room(&self, room: Room) -> Option<Arc<Followed>> {
+        self.rooms.lock().get(&room).cloned()
+    }
+}
+
+impl Constraint for Grammars {
+    fn begins(&self, batch: &Batch) {
+        for sequence in &batch.sequences {
+            let Some(followed) = self.room(sequence.room) else { continue };
+            let (start, tokens, draws) =
+                (sequence.start as usize, sequence.tokens.clone(), sequence.sample.is_some());
+            followed.place.lock().working = true;
+            self.threads.spawn(move || {
+                // Says so even when the work panics.
+                let _done = Done(&followed);
+                followed.place.lock().go_on(start, &tokens, draws);
+            });
+        }
+    }
+
+    fn limits(&self, sequence: &Sequence) -> bool {
+        self.rooms.lock().contains_key(&sequence.room)
+    }
+
+    fn apply(&self, sequence: &Sequence, logits: &mut [f32]) -> Result<(), String> {
+        // A request that ended meanwhile needs no token.
+        let Some(followed) = self.room(sequence.room) else { return Ok(()) };
+        let mut place = followed.place.lock();
+        while place.working {
+            followed.known.wait(&mut place);
+        }
+        match place.mask.take() {
+            Some(Ok(mask)) => {
+                mask.apply(logits);
+                Ok(())
+            }
+            Some(Err(error)) => Err(error.to_string()),
+            None => Err("the grammar's next tokens could not be worked out".to_owned()),
+        }
+    }
+}
+
+/// Ends the work on a room's mask.
+struct Done<'a>(&'a Followed);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.place.lock().working = false;
+        self.0.known.notify_all();
+    }
+}
+
+impl Place {
+    /// These tokens are computed, from this position on; what may follow them is wanted if the sequence `draws`.
+    fn go_on(&mut self, start: usize, tokens: &[u32], draws: bool) {
+        self.mask = None;
+        let end = start + tokens.len();
+        let consumed = match self.next.checked_sub(start) {
+            // Computed before, all or in part.
+            Some(before) => tokens.iter().skip(before).try_for_each(|token| self.state.consume(*token)),
+            None => Err(GrammarError::Stuck(format!("tokens {} to {start} of it are missing", self.next))),
+        };
+        self.next = self.next.max(end);
+        match consumed {
+            Err(error) => self.mask = Some(Err(error)),
+            Ok(()) if draws => self.mask = Some(self.state.mask()),
+            Ok(()) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const END: u32 = 0;
+
+    fn request(prompt: &[u8], stop_tokens: Vec<u32>) -> Request {
+        Request { prompt: prompt.iter().copied().map(u32::from).collect(), stop_tokens, ..host_sim_request() }
+    }
+
+    /// A request of which only the prompt and the stop tokens matter.
+    fn host_sim_request() -> Request {
+        Request {
+            room: Room(1),
+            prompt: Vec::new(),
+            max_new_tokens: 1,
+            stop_tokens: Vec::new(),
+            ignore_stop: false,
+            sampling: host_core::Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
+            prefill: None,
+            namespace: host_core::radix::NamespaceKey::default(),
+            no_cache: false,
+            names: Vec::new(),
+        }
+    }
+
+    fn grammars() -> Grammars {
+        Grammars::new(Box::new(|| Ok(Vocabulary::bytes()))).unwrap()
+    }
+
+    fn batch(start: usize, tokens: &str, draws: bool) -> Batch {
+        let sampling = host_sim_request().sampling;
+        let sequence = Sequence {
+            room: Room(1),
+            tokens: tokens.bytes().map(u32::from).collect(),
+            start: u32::try_from(start).unwrap(),
+            pages: Vec::new(),
+            window: host_core::window::WindowPages::default(),
+            recompute: 0..0,
+            sample: draws.then_some(sampling),
+        };
+        Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
+    }
+
+    /// The letters that may follow a batch.
+    fn after(grammars: &Grammars, batch: &Batch) -> Result<String, String> {
+        grammars.begins(batch);
+        let mut logits = vec![0.0; 256];
+        grammars.apply(&batch.sequences[0], &mut logits)?;
+        let allowed = (0..=u8::MAX).filter(|letter| logits[usize::from(*letter)] == 0.0);
+        Ok(allowed.map(char::from).collect())
+    }
+
+    #[test]
+    fn a_place_follows_from_the_tokens_however_they_come() {
+        let grammars = grammars();
+        let under = |answered| Under { source: Source::regex("ab(cd|e)f"), answered };
+        let begin = |prompt: &[u8], answered| {
+            let followed = grammars.follow(&request(prompt, vec![END]), &under(answered));
+            grammars.begin(Room(1), followed.unwrap());
+        };
+        begin(b"xyz", 0);
+        assert_eq!(after(&grammars, &batch(0, "xyz", true)).unwrap(), "a", "the prompt is no part of it");
+        assert_eq!(after(&grammars, &batch(3, "a", true)).unwrap(), "b");
+        assert_eq!(after(&grammars, &batch(4, "b", true)).unwrap(), "ce");
+        // Preempted: all is computed again, in two pieces, and the token that had not been computed with it.
+        grammars.begins(&batch(0, "xyza", false));
+        assert_eq!(after(&grammars, &batch(4, "bc", true)).unwrap(), "d");
+        // Another try, with the answer so far in its prompt, of which the first tokens are cached.
+        begin(b"xyzab", 2);
+        assert_eq!(after(&grammars, &batch(4, "b", true)).unwrap(), "ce");
+        assert_eq!(after(&grammars, &batch(5, "e", true)).unwrap(), "f");
+        assert_eq!(after(&grammars, &batch(6, "f", true)).unwrap(), "\0", "the end");
+        grammars.end(Room(1));
+        assert!(!grammars.limits(&batch(0, "x", true).sequences[0]));
+    }
+
+    #[test]
+    fn what_does_not_follow_the_grammar_ends_its_request_alone() {
+        let grammars = grammars();
+        let under = |text: &str, answered| Under { source: Source::regex(text), answered };
+        let error = grammars.follow(&request(b"a", vec![]), &under("a", 0)).unwrap_err().to_string();
+        assert!(error.contains("stop_token_ids"), "{error}");
+        let error = grammars.follow(&request(b"b", vec![END]), &under("a", 1)).unwrap_err().to_string();
+        assert!(error.contains("cannot go on under its grammar"), "{error}");
+        let followed = grammars.follow(&request(b"x", vec![END]), &under("ab", 0)).unwrap();
+        grammars.begin(Room(1), followed);
+        let error = after(&grammars, &batch(4, "b", true)).unwrap_err();
+        assert!(error.contains("tokens 1 to 4 of it are missing"), "{error}");
+        let none = Grammars::new(Box::new(|| Err("no tokenizer".into()))).unwrap();
+        let error = none.follow(&request(b"x", vec![END]), &under("a", 0)).unwrap_err().to_string();
+        assert!(error.ends_with("take no grammars: no tokenizer"), "{error}");
+    }
+}
