@@ -20,6 +20,9 @@ fn join(parts: Vec<Part>) -> All {
     (text, calls)
 }
 
+/// A format, an answer, its text, its calls.
+type Sample = (CallFormat, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+
 fn read(format: CallFormat, pieces: &[&str]) -> All {
     let mut reader = format.reader(&["f".into(), "get_weather".into()]);
     let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
@@ -30,7 +33,7 @@ fn read(format: CallFormat, pieces: &[&str]) -> All {
 #[test]
 fn calls_are_read_wherever_the_text_is_cut() {
     use CallFormat::{Hermes, Llama, Pythonic};
-    let samples: [(CallFormat, &str, &str, &[(&str, &str)]); 24] = [
+    let samples: [Sample; 24] = [
         (Hermes, "Hello <b>world</b>.\n", "Hello <b>world</b>.\n", &[]),
         (
             Hermes,
