@@ -11,7 +11,8 @@ pub const ARRIVAL_NOTIFICATION: &str = "arrival_notification";
 
 /// Of a transfer backend or a tier: `settled` ([here](crate::TransferBackend::settled) and
 /// [here](crate::StorageTier::settled)) is exact: once it says 1, nothing of the tag is in flight, also after
-/// failure and cancellation, so that pages may outlive the request that moved them.
+/// failure and cancellation, so that pages may outlive the request that moved them. Without it a host never asks, and takes what
+/// did not end well as in flight until the peer is disconnected.
 pub const SETTLED: &str = "settled";
 
 /// Registers device memory ([`MemoryKind::VRAM`](crate::MemoryKind::VRAM)).

@@ -74,6 +74,10 @@ pub struct Config {
     pub target_itl: Option<Duration>,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
+    /// Whether the transfer backend proves when nothing of a write that failed or was cancelled is in flight any more. Without
+    /// that proof only the fence around a peer ends what was sent to it: a transfer that ends early has its peer fenced. A decode
+    /// worker then preempts no request, so that each is admitted with headroom for its whole answer, and no radix cache may be.
+    pub settles: bool,
     /// What the window parts of a model with sliding layers take; `None` for other models.
     pub window: Option<WindowShape>,
     /// In how many groups of layers pages are sent; the model's layers.

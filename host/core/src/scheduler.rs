@@ -134,6 +134,10 @@ impl Scheduler {
             "offload tiers need a radix cache"
         );
         assert!(
+            config.settles || config.radix_cache.is_none(),
+            "cached pages outlive a transfer only where the backend proves that it has settled"
+        );
+        assert!(
             config.window.is_none_or(|window| window.tokens > 0 && window.parts > 0),
             "a window has tokens and takes pages: {config:?}"
         );

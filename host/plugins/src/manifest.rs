@@ -208,6 +208,12 @@ impl Manifest {
         self.roles.iter().find(|role| role.kind == kind)
     }
 
+    /// Whether the role of this kind declares a capability; what other roles of the plugin can do does not count.
+    #[must_use]
+    pub fn declares(&self, kind: &str, capability: &str) -> bool {
+        self.role(kind).is_some_and(|role| role.capabilities.iter().any(|declared| declared == capability))
+    }
+
     /// Checks a configuration table against the declared keys, without asking the plugin.
     ///
     /// # Errors

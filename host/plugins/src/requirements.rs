@@ -20,16 +20,14 @@ pub enum Feature {
     PdTransfer,
     /// Prefill and decode in one worker, without a transfer.
     Aggregated,
-    /// Pages stay in a cache after their request.
-    PagesOutliveRequests,
     /// Decode workers keep prefixes and receive only what they lack.
     DecodeRadixCache,
     /// Prefill or aggregated workers keep prefixes and compute only what they lack.
     PrefillRadixCache,
+    /// Prefill workers send pages of prefixes that they keep.
+    CachedPagesSent,
     /// A policy was named by which a radix cache evicts.
     EvictionPolicy,
-    /// Running requests give their pages up for others and continue later.
-    Preemption,
     /// Pages move on to host memory.
     HierarchicalCache,
     /// Pages move on to a storage tier.
@@ -163,7 +161,8 @@ impl fmt::Display for Violation {
                 "; no installed plugin has it: put one that does into a directory of --plugins-dir",
             ),
             (true, true) => f.write_str("; no installed plugin has it"),
-        }
+        }?;
+        advice::off(self.feature).map_or(Ok(()), |off| write!(f, "; or {off}"))
     }
 }
 
@@ -201,7 +200,7 @@ pub fn check(features: &[Feature], loaded: &[&Manifest], installed: &Catalog) ->
             Need::Capability { role, name } => {
                 let of_role: Vec<&Manifest> =
                     loaded.iter().copied().filter(|m| m.role(role).is_some()).collect();
-                let lacking = of_role.iter().copied().filter(|m| !has(m, role, name));
+                let lacking = of_role.iter().copied().filter(|m| !m.declares(role, name));
                 let lacking: Vec<Option<&Manifest>> =
                     if of_role.is_empty() { vec![None] } else { lacking.map(Some).collect() };
                 for plugin in lacking {
@@ -229,7 +228,7 @@ fn alternatives(
 ) -> (Vec<String>, Vec<String>) {
     let all = |manifest: &&Manifest| {
         needed.iter().all(|rule| match rule.need {
-            Need::Capability { role, name } if role == wanted => has(manifest, role, name),
+            Need::Capability { role, name } if role == wanted => manifest.declares(role, name),
             _ => true,
         })
     };
@@ -237,13 +236,8 @@ fn alternatives(
     let name = |m: &Manifest| m.plugin.name.clone();
     let of_role = |m: &&Manifest| m.role(wanted).is_some();
     let would_do = candidates().filter(of_role).filter(all).map(name).collect();
-    let have_it = candidates().filter(|m| has(m, wanted, capability)).map(name).collect();
+    let have_it = candidates().filter(|m| m.declares(wanted, capability)).map(name).collect();
     (would_do, have_it)
-}
-
-/// Whether the plugin's role declares it; what its other roles can do does not help this one.
-fn has(manifest: &Manifest, role: &str, capability: &str) -> bool {
-    manifest.role(role).is_some_and(|role| role.capabilities.iter().any(|c| c == capability))
 }
 
 fn capabilities(manifest: &Manifest, role: &str) -> Vec<String> {

@@ -34,6 +34,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         reserved_decode_tokens: 1_000,
         target_itl: None,
         seed: 3,
+        settles: true,
         window: None,
         layer_groups: LayerGroups::off(1),
         max_batch: 64,

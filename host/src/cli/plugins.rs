@@ -17,7 +17,7 @@ mod trial;
 
 pub use check::{ask, check, check_all};
 pub use command::{Command, Directories};
-pub use open::{open_allocator, open_tier, open_transfer};
+pub use open::{OpenedTransfer, open_allocator, open_tier, open_transfer};
 pub use requested::Requested;
 pub use resolve::{Resolved, resolve};
 pub use trial::try_out;

@@ -23,7 +23,6 @@ fn a_start_is_refused_with_all_that_is_wrong_and_the_plugins_that_have_what_is_m
         "no plugin is named \"nosuch\": searched ",
         "PdTransfer needs page_writes, because prefill writes pages into the decode worker's pool: plugin \"null\" \
          declares nothing; ",
-        "PdTransfer needs settled, because pages of a write",
         "PdTransfer needs only one transfer plugin, because a worker has one way to its peers, and two workers must \
          use the same: null, shm are named: choose one with --transfer NAME",
         "RemoteWorkers needs multi_host, because a worker's address is on another machine: plugin \"shm\" declares \

@@ -8,4 +8,5 @@ mod layer_groups;
 mod resume;
 mod shared_transfers;
 mod tensor_parallel;
+mod unsettled;
 mod walk;

@@ -109,7 +109,8 @@ impl Worker {
         let ranks = ranks.into_iter().map(|rank| (rank.executor, rank.kv)).collect();
         let (to_ranks, rank_threads) = rank_thread::start(ranks, &inputs, || alive("rank"))?;
         threads.extend(rank_threads);
-        let transfer = TransferThreads { links: &links, inputs: &inputs, page_integrity, staging };
+        let settles = config.settles;
+        let transfer = TransferThreads { links: &links, inputs: &inputs, page_integrity, settles, staging };
         let (to_transfer, transfer_threads) = transfer.start(&alive)?;
         threads.extend(transfer_threads);
         let mut to_tiers = None;
@@ -233,6 +234,7 @@ struct TransferThreads<'a> {
     links: &'a Arc<Links>,
     inputs: &'a mpsc::Sender<Input>,
     page_integrity: bool,
+    settles: bool,
     staging: Staging,
 }
 
@@ -250,6 +252,7 @@ impl TransferThreads<'_> {
                 links: self.links.clone(),
                 inputs: self.inputs.clone(),
                 page_integrity: self.page_integrity,
+                settles: self.settles,
                 policy: self.staging.policy(&own.backend.limits()),
                 copier: copier.clone(),
                 alive: alive("transfer"),

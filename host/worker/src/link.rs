@@ -99,6 +99,17 @@ pub(super) fn not_cut_off(plugin: &str, peer: Instance, error: &host_plugin_api:
     )
 }
 
+/// Stops what runs, all at the same time.
+///
+/// # Errors
+/// What did not stop in time, and why.
+pub(super) fn stop(running: Running) -> anyhow::Result<()> {
+    running.stop_together(SHUTDOWN).map_err(|failed| {
+        let said: Vec<_> = failed.iter().map(|(name, error)| format!("plugin {name:?}: {error}")).collect();
+        anyhow::anyhow!("not everything stopped: {}", said.join("; "))
+    })
+}
+
 fn panicked() -> host_plugin_api::Error {
     host_plugin_api::Error::new(ErrorCode::PANICKED, "its disconnect panicked")
 }
@@ -212,6 +223,13 @@ impl Links {
     #[must_use]
     pub fn get(&self, peer: Instance) -> Option<Arc<Link>> {
         self.peers.get(peer)
+    }
+
+    /// Whether a connection that the plugin gave this handle is proven to be cut off: it is part of no link any more.
+    #[must_use]
+    pub(super) fn is_cut_off(&self, (peer, session): (Instance, u64), handle: PeerId) -> bool {
+        let link = self.get(peer).filter(|link| link.session == session);
+        link.is_none_or(|link| !link.connections.values().any(|other| *other == handle))
     }
 
     /// Fences what is left of an earlier link to a peer and makes a new one; returns the new session. Blocks: not for the
@@ -329,10 +347,6 @@ impl Links {
                 stopped
             });
         }
-        running.stop_together(SHUTDOWN).map_err(|failed| {
-            let said: Vec<_> =
-                failed.iter().map(|(name, error)| format!("plugin {name:?}: {error}")).collect();
-            anyhow::anyhow!("not everything stopped: {}", said.join("; "))
-        })
+        stop(running)
     }
 }

@@ -228,6 +228,10 @@ async fn speak(
                 failures = FAILURES;
                 "another worker answers at its address".to_owned()
             }
+            Ok(Ok(reply)) if reply.get_ref().not_connected => {
+                failures = FAILURES;
+                "it has cut this worker off".to_owned()
+            }
             Ok(Ok(_)) => {
                 failures = 0;
                 continue;

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use host_core::{Event, Instance, Room};
+use host_core::{Event, Instance, Role, Room};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
@@ -135,7 +135,12 @@ impl Worker for WorkerService {
     async fn deliver(&self, request: Request<DeliverRequest>) -> Result<Response<DeliverReply>, Status> {
         let DeliverRequest { from, to, floor, messages } = request.into_inner();
         if to != self.info.instance {
-            return Ok(Response::new(DeliverReply { wrong_instance: true }));
+            return Ok(Response::new(DeliverReply { wrong_instance: true, not_connected: false }));
+        }
+        // A decode worker connects after its peer does, and so has no connection yet when the first call comes.
+        let connects_first = self.info.role == Role::Prefill.as_str();
+        if connects_first && self.worker.links().get(Instance(from)).is_none() {
+            return Ok(Response::new(DeliverReply { wrong_instance: false, not_connected: true }));
         }
         for message in messages {
             match convert::read_message(message) {
@@ -150,7 +155,7 @@ impl Worker for WorkerService {
                 }
             }
         }
-        Ok(Response::new(DeliverReply { wrong_instance: false }))
+        Ok(Response::new(DeliverReply { wrong_instance: false, not_connected: false }))
     }
 
     async fn flush_cache(&self, _: Request<FlushCacheRequest>) -> Result<Response<FlushCacheReply>, Status> {

@@ -102,6 +102,8 @@ pub(super) struct Start {
     pub links: Arc<Links>,
     pub inputs: mpsc::Sender<Input>,
     pub page_integrity: bool,
+    /// Whether the plugin says exactly what has settled.
+    pub settles: bool,
     /// When pages go through staging memory.
     pub policy: StagingPolicy,
     /// Copies between pool and staging memory; one for all ranks.
@@ -119,7 +121,7 @@ pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
     let state = inbox.clone();
     let clock = Clock::start();
     let thread = std::thread::Builder::new().name(format!("transfer-{rank}")).spawn(move || {
-        let sending = Sending::new(start.links.clone(), rank);
+        let sending = Sending::new(start.links.clone(), rank, start.settles);
         let staging = Staging::new(&start.links.ranks()[rank], clock, start.copier.clone());
         Thread { start, backend, sending, staging }.run(&state);
     })?;
@@ -165,6 +167,7 @@ impl Thread {
             match (self.sending.poll(), notifications) {
                 (Ok((completed, settled)), Ok(notifications)) => {
                     self.settled(settled);
+                    self.cut_off();
                     busy |= submitted || completed || !notifications.is_empty();
                     notifications.iter().for_each(|notification| self.notified(notification));
                 }
@@ -191,6 +194,14 @@ impl Thread {
         let (submitted, settled) = self.sending.submit();
         self.settled(settled);
         submitted
+    }
+
+    /// Has the peers cut off to which something is in flight that nothing else ends.
+    fn cut_off(&mut self) {
+        for (peer, session) in self.sending.take_untold() {
+            self.staging_lost(peer, session);
+            self.tell(Input::Event(Event::PeerLost { peer, session, fenced: false }));
+        }
     }
 
     fn own(&self) -> &Rank {

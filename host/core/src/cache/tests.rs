@@ -32,6 +32,7 @@ fn cache(pages: u32) -> Cache {
         reserved_decode_tokens: 1,
         target_itl: None,
         seed: 1,
+        settles: true,
         window: None,
         layer_groups: LayerGroups::off(1),
         max_batch: 8,

@@ -98,6 +98,11 @@ impl Outgoing {
         }
     }
 
+    /// Whether anything was sent, in any attempt.
+    pub(crate) fn has_sent(&self) -> bool {
+        self.attempt > 1 || self.sequence > 0 || !self.tags.is_empty()
+    }
+
     /// The first page of the prompt that decode asked for.
     fn start(&self) -> usize {
         self.reserve.decode_prefix_len as usize / self.page_tokens

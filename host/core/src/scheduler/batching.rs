@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::ending::Ending;
 use super::job::Job;
 use super::pace::Load;
 use super::stage::Stage;
@@ -237,6 +238,6 @@ impl Scheduler {
         };
         self.stats.finished += 1;
         actions.push(Action::Finish { room, reason, usage });
-        self.retire(now, room, job, Vec::new(), actions);
+        self.retire(now, room, job, Ending::Complete, actions);
     }
 }

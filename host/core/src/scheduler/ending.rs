@@ -21,6 +21,15 @@ pub(super) struct Leftovers {
     pub answer: Vec<(Instance, u64, u32)>,
 }
 
+/// How a request ends.
+#[derive(Debug)]
+pub(super) enum Ending {
+    /// With its last token, or with decode's word that all has arrived.
+    Complete,
+    /// Before that. These aborts are answered once nothing is in flight.
+    Early(Vec<(Instance, u64, u32)>),
+}
+
 impl Scheduler {
     pub(super) fn job_deadline(&self, job: &Job) -> Time {
         let whole = job.submitted.after(self.config.request_timeout);
@@ -74,7 +83,7 @@ impl Scheduler {
         self.tell_other_leg(now, &job, &failure, actions);
         self.stats.failed += 1;
         actions.push(Action::Fail { room, failure });
-        self.retire(now, room, job, Vec::new(), actions);
+        self.retire(now, room, job, Ending::Early(Vec::new()), actions);
     }
 
     fn tell_other_leg(&mut self, now: Time, job: &Job, failure: &Failure, actions: &mut Vec<Action>) {
@@ -101,13 +110,14 @@ impl Scheduler {
 
     /// The one way out: frees what a job holds, or sets it aside for as long as something might touch it.
     ///
-    /// `answer` are aborts to answer once nothing is in flight.
+    /// Where the transfer backend does not prove that writes have settled, the peer of a transfer that ends early is fenced:
+    /// until then everything that was sent counts as in flight.
     pub(super) fn retire(
         &mut self,
         now: Time,
         room: Room,
         job: Job,
-        answer: Vec<(Instance, u64, u32)>,
+        ending: Ending,
         actions: &mut Vec<Action>,
     ) {
         self.queue.retain(|other| *other != room);
@@ -117,6 +127,7 @@ impl Scheduler {
         self.deadlines.remove(room);
         self.patience.remove(room);
         let loads = self.cache.forget(room);
+        let unproven = self.unproven(&job, &ending);
         let to = job.outgoing.as_ref().map(|outgoing| (outgoing.peer, outgoing.session));
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
         let writes = to.filter(|_| !tags.is_empty());
@@ -128,14 +139,19 @@ impl Scheduler {
             }
             // It is being closed, and its pages were asked back.
             Stage::Reclaiming(reclaiming) => (true, reclaiming.writer, reclaiming.receiver),
-            _ => (false, None, false),
+            _ => (false, unproven.map(|(peer, _)| peer), false),
         };
         let batch = job.stage.in_batch().is_some();
         let verification = matches!(*job.stage, Stage::Verifying(_));
         let touches = Touches { writer, batch, verification, receiver, tags, loads };
-        for tag in &touches.tags {
-            actions.push(Action::CancelWrite(*tag));
-        }
+        let answer = match ending {
+            // They have all arrived.
+            Ending::Complete => Vec::new(),
+            Ending::Early(answer) => {
+                actions.extend(touches.tags.iter().map(|tag| Action::CancelWrite(*tag)));
+                answer
+            }
+        };
         if writes.is_some() {
             self.settling.set(room, now.after(self.config.transfer_patience));
         }
@@ -144,5 +160,24 @@ impl Scheduler {
         if self.cache.release(room, job.kv, touches) {
             self.finish_clearing([room], actions);
         }
+        if let Some((peer, session)) = unproven
+            && self.peers.is_current(peer, session)
+        {
+            let why = format!(
+                "the connection to worker {peer} was cut: a transfer over it ended early, and the transfer plugin does not \
+                 declare \"settled\""
+            );
+            self.cut_off(now, peer, &why, actions);
+        }
+    }
+
+    /// The peer, and over which connection, to which something was sent of a transfer that ends early and of which no answer of
+    /// the backend says that it does not land any more.
+    fn unproven(&self, job: &Job, ending: &Ending) -> Option<(Instance, u64)> {
+        let outgoing = job.outgoing.as_ref()?;
+        let sent = matches!(ending, Ending::Early(_)) && outgoing.has_sent() && !self.config.settles;
+        // An earlier connection was fenced when the next one began.
+        let open = self.peers.may_write(outgoing.peer, outgoing.session);
+        (sent && open).then_some((outgoing.peer, outgoing.session))
     }
 }

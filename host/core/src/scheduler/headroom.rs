@@ -3,7 +3,8 @@
 //! A request is admitted with pages for what is known of it: its prompt, and after a preemption its answer so far. The
 //! answer's pages come one by one as it grows. So that running requests seldom run into each other, admission leaves
 //! [`Config::reserved_decode_tokens`](super::Config::reserved_decode_tokens) of *headroom* for each of them, counted from
-//! where it is now and not beyond what it may generate. Headroom is a promise of admission and no allocation: until it
+//! where it is now and not beyond what it may generate; for all that it may generate where no request is
+//! [preempted](Scheduler::preempts). Headroom is a promise of admission and no allocation: until it
 //! is used the pages are free, or hold cached prefixes.
 
 use super::Scheduler;
@@ -32,8 +33,9 @@ impl Scheduler {
 
     /// Pages that the job will have when it has used its headroom.
     fn ahead(&self, job: &Job) -> usize {
+        let most = self.most_positions(&job.request);
         let reserved = self.config.reserved_decode_tokens as usize;
-        self.cache.pages_for(self.most_positions(&job.request).min(job.known() + reserved))
+        self.cache.pages_for(if self.preempts() { most.min(job.known() + reserved) } else { most })
     }
 
     /// Pages that admitted requests may ask for soon.

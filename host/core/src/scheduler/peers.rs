@@ -181,6 +181,11 @@ impl Peers {
     }
 }
 
+/// The reason for the clients of a peer that is gone.
+fn gone(peer: Instance) -> String {
+    format!("worker {peer} is gone")
+}
+
 impl Scheduler {
     pub(super) fn message(
         &mut self,
@@ -230,7 +235,7 @@ impl Scheduler {
         }
         // A second handshake is a new session: whatever the old one was about, the peer has forgotten.
         if self.peers.state(peer) == Some(&PeerState::Ready) {
-            self.lose(now, peer, actions);
+            self.lose(now, peer, &gone(peer), actions);
         }
         self.peers.set(peer, PeerState::Ready);
         self.peers.begin_session(peer, floor, session);
@@ -251,7 +256,7 @@ impl Scheduler {
             self.fail(now, room, Failure::new(FailureCode::PeerRefused, message), actions);
         }
         if self.peers.state(peer) == Some(&PeerState::Connecting) {
-            self.cut_off(peer, actions);
+            self.fence(peer, actions);
         }
     }
 
@@ -279,23 +284,28 @@ impl Scheduler {
             Some(PeerState::Unfenced | PeerState::Fenced) if !fenced => return,
             _ => {}
         }
-        self.lose(now, peer, actions);
-        if fenced {
-            self.peers.set(peer, PeerState::Fenced);
-            self.writer_gone(peer, actions);
-        } else {
-            self.cut_off(peer, actions);
+        if !fenced {
+            return self.cut_off(now, peer, &gone(peer), actions);
         }
+        self.lose(now, peer, &gone(peer), actions);
+        self.peers.set(peer, PeerState::Fenced);
+        self.writer_gone(peer, actions);
+    }
+
+    /// Ends everything that depends on a peer, with the reason for their clients, and fences it.
+    pub(super) fn cut_off(&mut self, now: Time, peer: Instance, why: &str, actions: &mut Vec<Action>) {
+        self.lose(now, peer, why, actions);
+        self.fence(peer, actions);
     }
 
     /// From here on the peer counts as a possible writer until its fence is proven.
-    fn cut_off(&mut self, peer: Instance, actions: &mut Vec<Action>) {
+    fn fence(&mut self, peer: Instance, actions: &mut Vec<Action>) {
         self.peers.set(peer, PeerState::Unfenced);
         actions.push(Action::Fence { peer, session: self.peers.session(peer) });
     }
 
     /// Ends everything that depends on a peer.
-    fn lose(&mut self, now: Time, peer: Instance, actions: &mut Vec<Action>) {
+    fn lose(&mut self, now: Time, peer: Instance, why: &str, actions: &mut Vec<Action>) {
         self.outbox.forget_peer(peer);
         if let Some(known) = self.peers.by_instance.get_mut(&peer) {
             known.fence_again = None;
@@ -310,7 +320,7 @@ impl Scheduler {
         // What has arrived whole needs the peer no longer.
         let waiting = |stage: &Stage| !matches!(stage, Stage::Verifying(_));
         for room in self.rooms_with(peer, waiting) {
-            let failure = Failure::new(FailureCode::PeerLost, format!("worker {peer} is gone"));
+            let failure = Failure::new(FailureCode::PeerLost, why);
             self.fail(now, room, failure, actions);
         }
     }

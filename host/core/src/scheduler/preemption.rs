@@ -24,6 +24,12 @@ use super::stage::{Stage, Waiting};
 use crate::ids::{Room, Time};
 
 impl Scheduler {
+    /// Whether requests are preempted here. A decode worker gives no page to others that a transfer has brought, unless the
+    /// transfer backend proves that it has settled; admission then leaves room for whole answers.
+    pub(super) fn preempts(&self) -> bool {
+        self.config.settles || !self.config.role.receives_kv()
+    }
+
     /// Preempts one request; false when only one is left that runs.
     ///
     /// The one with the shortest answer goes: least of what its user waits for is delayed, and those that are nearly
@@ -33,7 +39,7 @@ impl Scheduler {
     pub(super) fn preempt_one(&mut self) -> bool {
         // Those that are ready have answered nothing yet.
         let rooms = self.running.iter().chain(&self.ready);
-        if self.running.len() + self.ready.len() < 2 {
+        if !self.preempts() || self.running.len() + self.ready.len() < 2 {
             return false;
         }
         let able = rooms.enumerate().filter(|(_, room)| self.may_be_preempted(**room));

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::ending::Ending;
 use super::job::Job;
 use super::stage::Stage;
 use super::{Action, PageWrite, Scheduler};
@@ -249,7 +250,7 @@ impl Scheduler {
                 self.stats.failed += 1;
                 let failure = Failure::new(FailureCode::PeerFailed, "the decode worker gave the request up");
                 actions.push(Action::Fail { room, failure });
-                self.retire(now, room, job, vec![answer], actions);
+                self.retire(now, room, job, Ending::Early(vec![answer]), actions);
             }
             None => self.answer_aborts(room, vec![answer], actions),
         }

@@ -52,3 +52,23 @@ fn an_aggregated_worker_preempts_without_changing_an_answer() {
         assert!(total.retractions > SEEDS, "pages seldom ran short");
     }
 }
+
+#[test]
+fn where_nothing_proves_that_writes_have_settled_no_request_is_preempted_and_no_answer_changes() {
+    for (window, paced) in [(false, false), (false, true), (true, false)] {
+        let scene = Scene { unproven: true, pressure: true, layers: true, window, paced, ..Scene::default() };
+        let total = run("unproven", scene);
+        assert_eq!((total.failed, total.retractions), (0, 0));
+        assert!(total.finished > SEEDS);
+    }
+}
+
+#[test]
+fn without_that_proof_aborts_loss_flips_deaths_and_disconnects_leave_no_page_behind() {
+    for window in [false, true] {
+        let faults = Scene { unproven: true, pressure: true, layers: true, window, ..Scene::of_every_kind() };
+        let total = run("unproven and faults", faults);
+        assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+        assert!(total.quarantined > 0 && total.fences_failed > 0 && total.integrity_failures > 0);
+    }
+}

@@ -43,6 +43,8 @@ pub struct Scene {
     pub cache: bool,
     /// Clients that are answered say something more, two times in three.
     pub talk: bool,
+    /// The transfer backend does not prove that writes have settled.
+    pub unproven: bool,
     /// Both workers have offload tiers.
     pub offload: bool,
     /// When pages go there.
@@ -127,6 +129,7 @@ impl Scene {
             cache_events: true,
             reserved_decode_tokens: if self.pressure { 2 } else { 1_000 },
             target_itl: self.paced.then_some(Duration::from_millis(12)),
+            settles: !self.unproven,
             window: kv.window(),
             layer_groups,
             max_batch: 3,

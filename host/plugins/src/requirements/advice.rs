@@ -13,22 +13,25 @@ const fn settings(feature: Feature) -> Settings {
     let (on, off) = match feature {
         F::Aggregated => (Some("give --role aggregated"), Some("leave --role aggregated out")),
         F::DecodeRadixCache => (Some("give --decode-radix-cache"), Some("give --no-decode-radix-cache")),
-        F::PrefillRadixCache => (Some("give --prefill-radix-cache"), Some("give --no-prefill-radix-cache")),
+        F::PrefillRadixCache | F::CachedPagesSent => {
+            (Some("give --prefill-radix-cache"), Some("give --no-prefill-radix-cache"))
+        }
         F::EvictionPolicy => (Some("give --radix-eviction"), Some("leave --radix-eviction out")),
         F::HierarchicalCache => (Some("give --hierarchical-cache"), Some("give --no-hierarchical-cache")),
         F::StorageCache => (Some("give --hicache-storage"), Some("leave --hicache-storage out")),
         F::WindowRatio => (Some("give --swa-full-tokens-ratio"), Some("leave --swa-full-tokens-ratio out")),
         F::NoPrefixCache => (None, Some("give --decode-radix-cache or --prefill-radix-cache")),
         // They follow from the model, the machine or what else is set.
-        F::PdTransfer
-        | F::PagesOutliveRequests
-        | F::Preemption
-        | F::SlidingWindow
-        | F::LayerState
-        | F::RemoteWorkers
-        | F::SupervisedRestart => (None, None),
+        F::PdTransfer | F::SlidingWindow | F::LayerState | F::RemoteWorkers | F::SupervisedRestart => {
+            (None, None)
+        }
     };
     Settings { on, off }
+}
+
+/// What keeps a feature off, if a setting does.
+pub(super) fn off(feature: Feature) -> Option<&'static str> {
+    settings(feature).off
 }
 
 /// What to set where a feature's need of others is not met.

@@ -10,13 +10,13 @@ fn all_violations_are_listed_with_what_has_the_capability() {
     let installed = Catalog::scan([directory.path()]);
     let manifest = |name: &str| &installed.find(name).unwrap().manifest;
     let (shm, null) = (manifest("shm"), manifest("null"));
-    let common = [Feature::PdTransfer, Feature::PagesOutliveRequests, Feature::SupervisedRestart];
+    let common = [Feature::PdTransfer, Feature::CachedPagesSent, Feature::SupervisedRestart];
     assert_eq!(check(&common, &[shm], &installed), Ok(()));
     assert_eq!(check(&[], &[null], &installed), Ok(()));
 
     let violations = check(&common, &[null], &installed).unwrap_err();
     let lacking: Vec<_> = violations.iter().map(|v| v.need.to_string()).collect();
-    assert_eq!(lacking, ["page_writes", "arrival_notification", "settled", "settled", "peer_restart"]);
+    assert_eq!(lacking, ["page_writes", "arrival_notification", "settled", "peer_restart"]);
     assert_eq!(
         violations[0].to_string(),
         "PdTransfer needs page_writes, because prefill writes pages into the decode worker's pool: \
@@ -30,7 +30,7 @@ fn all_violations_are_listed_with_what_has_the_capability() {
     assert!(violations[0].to_string().ends_with("; no installed plugin has it"));
 
     let violations = check(&[Feature::PdTransfer], &[], &installed).unwrap_err();
-    assert_eq!(violations.len(), 3);
+    assert_eq!(violations.len(), 2);
     assert!(violations[0].to_string().contains("no transfer plugin is loaded"));
 }
 
@@ -44,20 +44,20 @@ fn needs_of_other_roles_and_features_against_each_other_are_checked_in_the_same_
     assert_eq!(check(&[Feature::SlidingWindow], &[manifest("plain")], &installed), Ok(()));
 
     let wrong =
-        [Feature::DecodeRadixCache, Feature::NoPrefixCache, Feature::StorageCache, Feature::SlidingWindow];
+        [Feature::Aggregated, Feature::DecodeRadixCache, Feature::StorageCache, Feature::SlidingWindow];
     let violations = check(&wrong, &[manifest("shm")], &installed).unwrap_err();
     let said: Vec<_> = violations.iter().map(ToString::to_string).collect();
     assert_eq!(
         said,
         [
-            "DecodeRadixCache needs the absence of NoPrefixCache, because the tree is the prefix cache that is \
-             switched off: give --decode-radix-cache or --prefill-radix-cache, or give --no-decode-radix-cache",
             "StorageCache needs HierarchicalCache, because pages reach storage through host memory: give \
              --hierarchical-cache, or leave --hicache-storage out",
             "StorageCache needs settled, because a failed restore's pages are reused only when the tier touches them no \
-             more: no tier plugin is loaded; use instead: memory",
+             more: no tier plugin is loaded; use instead: memory; or leave --hicache-storage out",
             "SlidingWindow needs window, because layers with a window have pages of their own, given back behind it: no \
              allocator plugin is loaded; use instead: --allocator plain",
+            "Aggregated needs the absence of DecodeRadixCache, because there is no decode worker; --prefill-radix-cache is \
+             the cache of an aggregated one: give --no-decode-radix-cache, or leave --role aggregated out",
         ]
     );
 }

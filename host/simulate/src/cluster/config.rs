@@ -88,6 +88,7 @@ impl Cluster {
             reserved_decode_tokens: workers.reserved_decode_tokens,
             target_itl: workers.target_itl_ms.map(|target| Duration::from_secs_f64(target / 1e3)),
             seed,
+            settles: true,
             window: None,
             layer_groups: self.layer_groups(pages),
             max_batch: workers.max_batch,

@@ -35,7 +35,9 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         RoleName::Aggregated => None,
         _ => Some(plugins::open_transfer(settings, instance, ranks)?),
     };
-    let (transfer, backends) = opened.unzip();
+    // Without a transfer nothing is in flight.
+    let settles = opened.as_ref().is_none_or(|opened| opened.settles);
+    let (transfer, backends) = opened.map(|opened| (opened.name, opened.backends)).unzip();
     let tiers = offload::open(settings, instance, radix_cache(settings, core_role).is_some())?;
     if let Some(tiers) = &tiers {
         // Before weights are loaded, which takes long.
@@ -48,7 +50,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     // An allocator may leave a sequence less of the pool than there is.
     let positions = pages.plan.most_positions(config.page_tokens);
     let max_tokens = worker::max_tokens(settings, &plan.shape, config.pages, positions)?;
-    let config = Config { window: pages.plan.window, max_tokens, ..config };
+    let config = Config { settles, window: pages.plan.window, max_tokens, ..config };
     Ok(Parts {
         name: worker_name(settings, role),
         config,
@@ -111,6 +113,8 @@ fn config(
         reserved_decode_tokens: settings.reserved_decode_tokens(),
         target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
+        // What is opened says both.
+        settles: true,
         window: shape.window(),
         layer_groups: *layer_groups,
         max_batch: settings.max_batch(),

@@ -18,17 +18,13 @@ const TURNED_ON: &[(Feature, On)] = &[
     (Feature::Aggregated, |settings| settings.role == Some(RoleName::Aggregated)),
     (Feature::DecodeRadixCache, |settings| computes(settings) && settings.decode_radix_cache()),
     (Feature::PrefillRadixCache, |settings| computes(settings) && settings.prefill_radix_cache()),
-    (Feature::PagesOutliveRequests, |settings| {
-        divided(settings) && (settings.decode_radix_cache() || settings.prefill_radix_cache())
-    }),
+    (Feature::CachedPagesSent, |settings| divided(settings) && settings.prefill_radix_cache()),
     (Feature::EvictionPolicy, |settings| computes(settings) && settings.radix_eviction.is_some()),
     (Feature::HierarchicalCache, |settings| computes(settings) && settings.hierarchical_cache()),
     (Feature::NoPrefixCache, |settings| {
         computes(settings) && !settings.decode_radix_cache() && !settings.prefill_radix_cache()
     }),
     (Feature::StorageCache, |settings| computes(settings) && !settings.stores().is_empty()),
-    // A decode worker without free pages preempts requests, whatever is set.
-    (Feature::Preemption, divided),
     (Feature::SupervisedRestart, |settings| settings.role.is_none()),
     (Feature::RemoteWorkers, |settings| {
         divided(settings) && settings.control.as_ref().is_some_and(ListenAt::is_reachable_from_elsewhere)
@@ -59,8 +55,13 @@ fn divided(settings: &Settings) -> bool {
 
 /// The features that the configuration turns on.
 pub fn of(settings: &Settings) -> Vec<Feature> {
-    let turned_on = TURNED_ON.iter().filter(|(_, on)| on(settings)).map(|(feature, _)| *feature);
     let beside = if computes(settings) { launch::beside(settings) } else { None };
+    of_model(settings, beside)
+}
+
+/// The features of a model whose layers keep this beside those that see every token.
+fn of_model(settings: &Settings, beside: Option<Retained>) -> Vec<Feature> {
+    let turned_on = TURNED_ON.iter().filter(|(_, on)| on(settings)).map(|(feature, _)| *feature);
     let of_the_model = OF_THE_MODEL.iter().filter(|(_, on)| on(settings, beside));
     turned_on.chain(of_the_model.map(|(feature, _)| *feature)).collect()
 }
@@ -68,14 +69,77 @@ pub fn of(settings: &Settings) -> Vec<Feature> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host_plugins::requirements::RULES;
+    use crate::cli::settings::EvictionPolicyName;
+    use host_plugins::requirements::{RULES, check};
+    use host_plugins::{Catalog, Manifest};
+
+    fn plugin(role: &str, capabilities: &[&str]) -> Manifest {
+        let text = format!(
+            "manifest_version = 1\n[plugin]\nid = \"x.{role}\"\nname = \"{role}\"\nversion = \"1.0.0\"\n\
+             [api]\nversion = \"1.0.0\"\n[[role]]\nkind = \"{role}\"\ncapabilities = {capabilities:?}\n\
+             [build]\npanic = \"unwind\"\ntarget = \"t\"\nrustc = \"r\"\nsymbol = \"s\"\n"
+        );
+        Manifest::parse(&text).unwrap()
+    }
+
+    /// A configuration that one rule alone refuses, for each rule: the settings, what the model's layers keep beside, and the
+    /// plugins.
+    fn refused_by(rule: &str) -> (Settings, Option<Retained>, Vec<Manifest>) {
+        let role = |role| Settings { role: Some(role), ..Settings::default() };
+        let (decode, prefill) = (role(RoleName::Decode), role(RoleName::Prefill));
+        let aggregated = role(RoleName::Aggregated);
+        let cached = Settings { prefill_radix_cache: Some(true), ..aggregated.clone() };
+        let tier = |hierarchical_cache| Settings {
+            hicache_storage: Some(vec!["tier".to_owned()]),
+            hierarchical_cache: Some(hierarchical_cache),
+            ..cached.clone()
+        };
+        let carries = || vec![plugin("transfer", &["page_writes", "arrival_notification"])];
+        match rule {
+            "pd-page-writes" => (prefill, None, vec![plugin("transfer", &["arrival_notification"])]),
+            "pd-arrival" => (decode, None, vec![plugin("transfer", &["page_writes"])]),
+            "pd-one-transfer" => (decode, None, [carries(), carries()].concat()),
+            "decode-radix-settled" => {
+                (Settings { decode_radix_cache: Some(true), ..decode }, None, carries())
+            }
+            "prefill-radix-settled" => {
+                (Settings { prefill_radix_cache: Some(true), ..prefill }, None, carries())
+            }
+            "remote-workers" => {
+                (Settings { control: Some("192.0.2.7:0".parse().unwrap()), ..decode }, None, carries())
+            }
+            "restart-reachable" => (Settings::default(), None, carries()),
+            "tiers-need-cache" => {
+                (Settings { hierarchical_cache: Some(true), ..aggregated }, None, Vec::new())
+            }
+            "storage-through-host" => (tier(false), None, vec![plugin("tier", &["settled"])]),
+            "storage-settled" => (tier(true), None, vec![plugin("tier", &[])]),
+            "window-allocator" => {
+                (aggregated, Some(Retained::Newest(8)), vec![plugin("allocator", &["state"])])
+            }
+            "state-allocator" => (aggregated, Some(Retained::State), vec![plugin("allocator", &["window"])]),
+            "ratio-needs-window" => {
+                (Settings { swa_full_tokens_ratio: Some(0.5), ..aggregated }, None, Vec::new())
+            }
+            "aggregated-no-decode-radix" => {
+                (Settings { decode_radix_cache: Some(true), ..cached }, None, Vec::new())
+            }
+            "eviction-needs-cache" => {
+                (Settings { radix_eviction: Some(EvictionPolicyName::Lfu), ..aggregated }, None, Vec::new())
+            }
+            _ => panic!("no configuration is known that the rule {rule} alone refuses"),
+        }
+    }
 
     #[test]
-    fn some_setting_turns_each_feature_of_the_compatibility_table_on() {
+    fn each_rule_of_the_compatibility_table_alone_refuses_some_configuration() {
         for rule in RULES {
-            let set = TURNED_ON.iter().any(|(feature, _)| *feature == rule.feature);
-            let of_the_model = OF_THE_MODEL.iter().any(|(feature, _)| *feature == rule.feature);
-            assert!(set || of_the_model, "nothing ever asks the rule {}", rule.name);
+            let (settings, beside, plugins) = refused_by(rule.name);
+            let features = of_model(&settings, beside);
+            let violations =
+                check(&features, &plugins.iter().collect::<Vec<_>>(), &Catalog::default()).unwrap_err();
+            let refuse: Vec<_> = violations.iter().map(|violation| violation.rule).collect();
+            assert_eq!(refuse, [rule.name], "{features:?}");
         }
     }
 }

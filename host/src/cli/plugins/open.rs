@@ -4,13 +4,23 @@ use std::sync::Arc;
 
 use host_core::Instance;
 use host_plugin_api::transfer::{Opening, TransferBackend};
-use host_plugin_api::{PoolAllocator, PoolOpening, StorageTier};
+use host_plugin_api::{PoolAllocator, PoolOpening, StorageTier, capability};
 use host_plugins::Catalog;
 use host_worker::link::rank_name;
 
 use super::{config_of, host_defaults};
 use crate::cli::Refused;
 use crate::cli::settings::Settings;
+
+/// The transfer plugin of a worker.
+pub struct OpenedTransfer {
+    /// Its name.
+    pub name: String,
+    /// Whether it declares that it says exactly what has settled.
+    pub settles: bool,
+    /// An instance for each rank.
+    pub backends: Vec<Arc<dyn TransferBackend>>,
+}
 
 /// Loads the transfer plugin and opens an instance for each rank of this worker.
 ///
@@ -20,7 +30,7 @@ pub fn open_transfer(
     settings: &Settings,
     instance: Instance,
     ranks: usize,
-) -> anyhow::Result<(String, Vec<Arc<dyn TransferBackend>>)> {
+) -> anyhow::Result<OpenedTransfer> {
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     let named: Result<Vec<_>, _> = settings.plugins().iter().map(|name| catalog.find(name)).collect();
     let named = named.map_err(|error| Refused(error.to_string()))?;
@@ -36,7 +46,8 @@ pub fn open_transfer(
         host_plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))
     };
     let backends: Result<Vec<_>, Refused> = (0..ranks).map(open).collect();
-    Ok((name, backends?))
+    let settles = entry.manifest.declares("transfer", capability::SETTLED);
+    Ok(OpenedTransfer { name, settles, backends: backends? })
 }
 
 /// Loads a storage tier and opens an instance for this worker.

@@ -36,7 +36,7 @@ pub fn resolve(mut settings: Settings) -> Result<Resolved, Refused> {
     let manifests = named.iter().filter_map(|name| Some(catalog.find(name).ok()?.manifest.clone()));
     roles::put_to_work(&mut settings, &manifests.collect::<Vec<_>>(), &mut notes);
     // A router has none of them, and checks the same settings as its workers.
-    caches::turn_on(&mut settings, &mut notes);
+    caches::turn_on(&mut settings, &catalog, &mut notes);
     let supplied = match settings.role {
         Some(RoleName::Router) => Vec::new(),
         _ => host_defaults::fill(&mut settings, &catalog, &mut notes),

@@ -10,7 +10,7 @@ use host_wire::random::random_u64;
 use host_worker::{OffloadTiers, fit};
 use toml::{Table, Value};
 
-use super::{open_tier, open_transfer};
+use super::{OpenedTransfer, open_tier, open_transfer};
 use crate::cli::settings::{RoleName, Settings};
 use crate::cli::tier::READ_ONLY;
 use crate::cli::{Refused, launch};
@@ -62,7 +62,7 @@ fn waits_for_a_companion(settings: &Settings, entry: &Entry) -> bool {
 }
 
 fn transfer(settings: &Settings, instance: Instance) -> anyhow::Result<()> {
-    let (name, backends) = open_transfer(settings, instance, 1)?;
+    let OpenedTransfer { name, backends, .. } = open_transfer(settings, instance, 1)?;
     for backend in backends {
         let tried = fit::try_out_transfer(&name, &*backend);
         if TransferBackend::shutdown(&*backend, SHUTDOWN_MS).is_err() {

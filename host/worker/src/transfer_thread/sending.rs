@@ -1,6 +1,6 @@
 //! A rank's shares of page writes on their way through its instance of the plugin.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use host_core::Instance;
@@ -42,9 +42,15 @@ enum Purpose {
 struct Submitted {
     purpose: Purpose,
     peer: PeerId,
+    /// The peer and the connection; none of a message.
+    over: Option<Connection>,
+    cancelled: bool,
     writes: usize,
     bytes: u64,
 }
+
+/// A connection to a peer, by the session that its writes name.
+pub(super) type Connection = (Instance, u64);
 
 /// Messages that may wait for a plugin that is full. More are dropped: their senders repeat them.
 const MESSAGES: usize = 4096;
@@ -53,6 +59,8 @@ const MESSAGES: usize = 4096;
 pub(super) struct Sending {
     links: Arc<Links>,
     backend: Arc<dyn TransferBackend>,
+    /// Whether the plugin says exactly what has settled. Else what did not end well is in flight until its peer is cut off.
+    settles: bool,
     max_writes: usize,
     /// Submissions that the plugin has no room for yet.
     waiting: VecDeque<(Purpose, Submission, Vec<Write>)>,
@@ -63,6 +71,10 @@ pub(super) struct Sending {
     pieces: Vec<(u64, Option<String>)>,
     /// Submissions that ended in an error and may still be in flight.
     unsettled: Vec<(api::Tag, String)>,
+    /// Connections that have to be cut off, because nothing else ends what is in flight over them.
+    cuts: HashSet<Connection>,
+    /// Those of them that the scheduler was not told of.
+    untold: Vec<Connection>,
     /// Nothing is known of what is in flight, so it never ends.
     failed: Option<Failed>,
     /// Workers by the plugin's handle, for messages.
@@ -74,12 +86,13 @@ pub(super) struct Sending {
 const PEERS: usize = 1024;
 
 impl Sending {
-    pub(super) fn new(links: Arc<Links>, rank: usize) -> Self {
+    pub(super) fn new(links: Arc<Links>, rank: usize, settles: bool) -> Self {
         let backend = links.ranks()[rank].backend.clone();
         let max_writes = backend.limits().max_writes.max(1) as usize;
         Self {
             links,
             backend,
+            settles,
             max_writes,
             waiting: VecDeque::new(),
             parts: HashMap::new(),
@@ -87,6 +100,8 @@ impl Sending {
             by_submission: HashMap::new(),
             pieces: Vec::new(),
             unsettled: Vec::new(),
+            cuts: HashSet::new(),
+            untold: Vec::new(),
             failed: None,
             peers: HashMap::new(),
             complaints: Complaints::default(),
@@ -117,7 +132,8 @@ impl Sending {
             for (index, writes) in share.direct(self.max_writes).enumerate() {
                 let fragment = u32::try_from(first + index).unwrap_or(u32::MAX);
                 let notice = LaneNotice { fragment, ..notice };
-                self.queue(Purpose::Part(write.tag), share.peer, notice.encode(), writes.to_vec());
+                let over = Some((write.to, write.session));
+                self.queue(Purpose::Part(write.tag), share.peer, over, notice.encode(), writes.to_vec());
                 left += 1;
             }
             left += usize::from(!share.staged.is_empty());
@@ -129,6 +145,7 @@ impl Sending {
         &mut self,
         purpose: Purpose,
         peer: PeerId,
+        over: Option<Connection>,
         notification: [u8; MESSAGE_BYTES],
         writes: Vec<Write>,
     ) {
@@ -137,7 +154,8 @@ impl Sending {
         let submission =
             Submission { peer, notification_length: NOTIFICATION_BYTES as u32, tag, notification };
         let bytes = writes.iter().map(|write| u64::from(write.length)).sum();
-        self.by_submission.insert(tag, Submitted { purpose, peer, writes: writes.len(), bytes });
+        let submitted = Submitted { purpose, peer, over, cancelled: false, writes: writes.len(), bytes };
+        self.by_submission.insert(tag, submitted);
         match purpose {
             // A peer waits for it, and it is small.
             Purpose::Message => self.waiting.push_front((purpose, submission, writes)),
@@ -148,13 +166,20 @@ impl Sending {
     /// Sends a message without data, unless too many wait already.
     pub(super) fn say(&mut self, peer: PeerId, message: [u8; MESSAGE_BYTES]) {
         if self.waiting.len() < MESSAGES {
-            self.queue(Purpose::Message, peer, message, Vec::new());
+            self.queue(Purpose::Message, peer, None, message, Vec::new());
         }
     }
 
     /// Queues the write of a staged piece; [`settled_pieces`](Self::settled_pieces) says when it has settled.
-    pub(super) fn piece(&mut self, id: u64, peer: PeerId, notice: [u8; MESSAGE_BYTES], write: Write) {
-        self.queue(Purpose::Piece(id), peer, notice, vec![write]);
+    pub(super) fn piece(
+        &mut self,
+        id: u64,
+        peer: PeerId,
+        over: Connection,
+        notice: [u8; MESSAGE_BYTES],
+        write: Write,
+    ) {
+        self.queue(Purpose::Piece(id), peer, Some(over), notice, vec![write]);
     }
 
     /// A piece that could not be queued.
@@ -237,8 +262,9 @@ impl Sending {
         for (_, submission, _) in dropped {
             settled.extend(self.ended(submission.tag, Some("cancelled".into())));
         }
-        for (submission, other) in &self.by_submission {
+        for (submission, other) in &mut self.by_submission {
             if other.purpose == purpose {
+                other.cancelled = true;
                 // A submission that has just completed cannot be cancelled any more, which is as good.
                 let late = self.backend.cancel(*submission);
                 if late == ErrorCode::PANICKED.0 {
@@ -274,9 +300,9 @@ impl Sending {
         for completion in &completions[..count] {
             settled.extend(self.completed(completion));
         }
-        // A failed submission counts as ended only when the plugin says that nothing of it is in flight.
+        // A failed submission counts as ended only when the plugin says that nothing of it is in flight, or its peer is cut off.
         for (submission, error) in std::mem::take(&mut self.unsettled) {
-            match self.backend.settled(submission) {
+            match self.has_settled(submission) {
                 1 => settled.extend(self.ended(submission, Some(error))),
                 code if code == ErrorCode::PANICKED.0 => self.fail("settled", code),
                 answer => {
@@ -294,6 +320,29 @@ impl Sending {
         Ok((count > 0, settled))
     }
 
+    /// What the plugin answers, if it can: 1 where nothing of a submission is in flight any more.
+    fn has_settled(&mut self, submission: api::Tag) -> i32 {
+        if self.settles {
+            return self.backend.settled(submission);
+        }
+        let Some(of) = self.by_submission.get(&submission) else { return 1 };
+        // What fails of a message changes no memory.
+        let Some(over) = of.over else { return 1 };
+        if self.links.is_cut_off(over, of.peer) {
+            self.cuts.remove(&over);
+            return 1;
+        }
+        if self.cuts.insert(over) {
+            self.untold.push(over);
+        }
+        0
+    }
+
+    /// Connections that have to be cut off, each once.
+    pub(super) fn take_untold(&mut self) -> Vec<Connection> {
+        std::mem::take(&mut self.untold)
+    }
+
     /// One submission has ended, as the plugin says.
     fn completed(&mut self, completion: &Completion) -> Option<(Tag, Option<String>)> {
         let (tag, plugin) = (completion.tag, self.links.plugin_name());
@@ -306,7 +355,10 @@ impl Sending {
             });
             return None;
         };
-        if completion.status != 0 {
+        if completion.status == 0 && of.cancelled && !self.settles {
+            // Its room ended early: what was sent of it counts as in flight until the peer is cut off.
+            self.unsettled.push((tag, "cancelled".to_owned()));
+        } else if completion.status != 0 {
             self.unsettled.push((tag, ErrorCode(completion.status).name().to_owned()));
         } else if completion.bytes != of.bytes {
             let (peer, told) = (self.name_of(of.peer), completion.bytes);

@@ -162,7 +162,8 @@ impl Thread {
                 },
                 SenderAction::Write(written) => match self.piece(&written) {
                     Some((peer, notice, write)) => {
-                        self.sending.piece(written.id, peer, notice.encode(), write);
+                        let over = (written.target.peer, written.target.session);
+                        self.sending.piece(written.id, peer, over, notice.encode(), write);
                     }
                     None => self.sending.piece_failed(written.id, "the connection is gone".into()),
                 },

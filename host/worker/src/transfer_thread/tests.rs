@@ -2,6 +2,7 @@ mod lost;
 mod panicked;
 mod staged;
 mod told;
+mod unproven;
 mod wire;
 
 use host_core::Event;
@@ -87,7 +88,10 @@ impl Side {
             let alive = Alive { thread: "transfer", stopping: Arc::default(), died: died.clone() };
             let (links, inputs) = (links.clone(), sender.clone());
             let copier = Arc::new(Copier::new(1).unwrap());
-            start(Start { alive, rank, links, inputs, page_integrity: true, policy, copier }).unwrap().0
+            let settles = wire.settles;
+            start(Start { alive, rank, links, inputs, page_integrity: true, settles, policy, copier })
+                .unwrap()
+                .0
         };
         let inboxes = (0..ranks).map(inbox).collect();
         let barrier = RankBarrier::new(ranks);
@@ -192,7 +196,10 @@ fn row() -> AuxRow {
 
 /// A prefill and a decode worker that are connected, and what carries their bytes.
 fn pair(from: (usize, KvOrder), to: (usize, KvOrder)) -> (Side, Side, Arc<Wire>) {
-    let wire = Wire::new();
+    pair_over(Wire::new(), from, to)
+}
+
+fn pair_over(wire: Arc<Wire>, from: (usize, KvOrder), to: (usize, KvOrder)) -> (Side, Side, Arc<Wire>) {
     let mut prefill = Side::new(&wire, "prefill", from.0, from.1, 7);
     let decode = Side::new(&wire, "decode", to.0, to.1, 9);
     prefill.fill();

@@ -1,5 +1,8 @@
 //! Caches that are on by default.
 
+use host_plugin_api::capability;
+use host_plugins::Catalog;
+
 use crate::cli::settings::{RoleName, Settings};
 
 /// A cache of one role, and how it is turned off.
@@ -39,9 +42,14 @@ pub fn all_off(settings: &Settings) -> bool {
 
 /// Turns on the caches that the operator did not set: prefix caches, and the hierarchical cache if there is a storage tier.
 ///
-/// The compatibility table needs no more of a transfer plugin for the prefix caches than for the transfer itself, so every
-/// plugin that carries pages can have them.
-pub fn turn_on(settings: &mut Settings, notes: &mut Vec<String>) {
+/// With a transfer plugin that carries pages and does not declare `settled`, prefix caches are off by default. A storage tier that
+/// the operator named needs them all the same, and the compatibility table then refuses that plugin.
+pub fn turn_on(settings: &mut Settings, catalog: &Catalog, notes: &mut Vec<String>) {
+    if settings.stores().is_empty()
+        && let Some(plugin) = carries_unsettled(settings, catalog)
+    {
+        return turn_off(settings, &plugin, notes);
+    }
     let mut on = Vec::new();
     for switch in PREFIX_CACHES {
         let is_of = (switch.is_of)(settings.role);
@@ -67,14 +75,50 @@ pub fn turn_on(settings: &mut Settings, notes: &mut Vec<String>) {
     }
 }
 
+/// The plugin that carries pages, if it does not say what has settled.
+fn carries_unsettled(settings: &Settings, catalog: &Catalog) -> Option<String> {
+    let unsettled = |name: &String| {
+        let manifest = catalog.find(name).ok().map(|entry| &entry.manifest);
+        manifest.is_some_and(|manifest| {
+            manifest.declares("transfer", capability::PAGE_WRITES)
+                && !manifest.declares("transfer", capability::SETTLED)
+        })
+    };
+    let carries = settings.role != Some(RoleName::Aggregated);
+    carries.then(|| settings.movers().into_iter().find(unsettled)).flatten()
+}
+
+/// Turns the prefix caches off that the operator did not turn on.
+fn turn_off(settings: &mut Settings, plugin: &str, notes: &mut Vec<String>) {
+    let mut off = Vec::new();
+    for switch in PREFIX_CACHES {
+        let is_of = (switch.is_of)(settings.role);
+        let place = (switch.place)(settings);
+        if place.is_none() && is_of {
+            *place = Some(false);
+            off.push(switch.what);
+        }
+    }
+    if !off.is_empty() {
+        let what = off.join(" and ");
+        notes.push(format!(
+            "prefix caching is off in {what}: {plugin} does not declare \"settled\", which cached pages need"
+        ));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn turned(mut settings: Settings, stores: &[&str]) -> (Settings, Vec<String>) {
+    fn turned(settings: Settings, stores: &[&str]) -> (Settings, Vec<String>) {
+        with(&Catalog::default(), settings, stores)
+    }
+
+    fn with(catalog: &Catalog, mut settings: Settings, stores: &[&str]) -> (Settings, Vec<String>) {
         settings.hicache_storage = Some(stores.iter().map(|name| (*name).to_owned()).collect());
         let mut notes = Vec::new();
-        turn_on(&mut settings, &mut notes);
+        turn_on(&mut settings, catalog, &mut notes);
         (settings, notes)
     }
 
@@ -102,24 +146,23 @@ mod tests {
     }
 
     #[test]
-    fn prefix_caches_need_no_more_than_the_transfer() {
-        use host_plugins::requirements::{Feature, Need, RULES};
-        let needed = |feature: Feature| {
-            let of = RULES.iter().filter(move |rule| rule.feature == feature);
-            of.filter_map(|rule| match rule.need {
-                Need::Capability { role: "transfer", name } => Some(name),
-                _ => None,
-            })
-        };
-        let carries: Vec<&str> = needed(Feature::PdTransfer).collect();
-        for feature in [Feature::DecodeRadixCache, Feature::PrefillRadixCache, Feature::PagesOutliveRequests]
-        {
-            for capability in needed(feature) {
-                assert!(
-                    carries.contains(&capability),
-                    "{feature:?} needs {capability}: it cannot be on by default"
-                );
-            }
-        }
+    fn prefix_caches_are_off_by_default_where_the_transfer_plugin_does_not_say_what_has_settled() {
+        let plugins = host_tests::plugin_files::directory(&["unsettled", "wire"]);
+        let catalog = Catalog::scan([plugins.path()]);
+        let over = |plugin: &str| Settings { plugins: Some(vec![plugin.to_owned()]), ..Settings::default() };
+        let (settings, notes) = with(&catalog, over("unsettled"), &[]);
+        assert_eq!((settings.prefill_radix_cache, settings.decode_radix_cache), (Some(false), Some(false)));
+        assert!(notes[0].contains("off in prefill and decode: unsettled does not declare"), "{notes:?}");
+        let (settings, _) = with(&catalog, over("wire"), &[]);
+        assert_eq!((settings.prefill_radix_cache, settings.decode_radix_cache), (Some(true), Some(true)));
+        // What the operator asks for is refused by a rule, with the reason, and not left out.
+        let asked = Settings { decode_radix_cache: Some(true), ..over("unsettled") };
+        let (settings, _) = with(&catalog, asked, &[]);
+        assert_eq!((settings.prefill_radix_cache, settings.decode_radix_cache), (Some(false), Some(true)));
+        let (settings, _) = with(&catalog, over("unsettled"), &["disk"]);
+        assert_eq!((settings.prefill_radix_cache, settings.decode_radix_cache), (Some(true), Some(true)));
+        let aggregated = Settings { role: Some(RoleName::Aggregated), ..over("unsettled") };
+        let (settings, _) = with(&catalog, aggregated, &[]);
+        assert!(settings.prefill_radix_cache(), "nothing is transferred");
     }
 }

@@ -22,6 +22,8 @@ pub struct Wire {
     meet: Barrier,
     /// With one, its instances are called as loaded plugins are, and do what it says.
     pub script: Option<Arc<Script>>,
+    /// Whether it says what has settled. Else asking is a mistake.
+    pub settles: bool,
 }
 
 /// A barrier with an end to its patience.
@@ -56,6 +58,7 @@ pub struct Node {
     completions: Mutex<VecDeque<Completion>>,
     notifications: Mutex<VecDeque<Notification>>,
     fails: AtomicBool,
+    writes_fail: AtomicBool,
     panics: AtomicBool,
     fences_fail: AtomicU32,
     /// What happens once, when it was told that a peer is gone and before its host does anything about that.
@@ -72,8 +75,17 @@ impl Wire {
     }
 
     pub fn scripted(script: Option<Arc<Script>>) -> Arc<Self> {
+        Self::made(script, true)
+    }
+
+    /// One that does not say what has settled.
+    pub fn unproven() -> Arc<Self> {
+        Self::made(None, false)
+    }
+
+    fn made(script: Option<Arc<Script>>, settles: bool) -> Arc<Self> {
         let hold = AtomicBool::new(false);
-        Arc::new(Self { nodes: Mutex::default(), hold, meet: Barrier::default(), script })
+        Arc::new(Self { nodes: Mutex::default(), hold, meet: Barrier::default(), script, settles })
     }
 
     /// An instance as its host has it.
@@ -96,6 +108,7 @@ impl Wire {
             completions: Mutex::default(),
             notifications: Mutex::default(),
             fails: AtomicBool::new(false),
+            writes_fail: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             fences_fail: AtomicU32::new(0),
             meanwhile: Mutex::default(),
@@ -117,6 +130,11 @@ impl Wire {
     /// Everything that this instance submits from now on fails.
     pub fn fail(&self, name: &str) {
         self.find(name).fails.store(true, Ordering::SeqCst);
+    }
+
+    /// Everything that this instance submits from now on fails, if it writes anything.
+    pub fn fail_writes(&self, name: &str) {
+        self.find(name).writes_fail.store(true, Ordering::SeqCst);
     }
 
     /// The next submission of this instance panics, with which everything ends there.
@@ -249,7 +267,9 @@ impl TransferBackend for Node {
         let name = self.peers.lock().unwrap().get(&submission.peer.0).cloned();
         let Some(name) = name else { return ErrorCode::INVALID_ARGUMENT.0 };
         let peer = wire.find(&name);
-        let cut = !peer.open_to.lock().unwrap().contains(&self.name) || self.fails.load(Ordering::SeqCst);
+        let fails = self.fails.load(Ordering::SeqCst)
+            || !writes.is_empty() && self.writes_fail.load(Ordering::SeqCst);
+        let cut = !peer.open_to.lock().unwrap().contains(&self.name) || fails;
         let status = if cut { ErrorCode::PEER_LOST.0 } else { 0 };
         if !cut {
             // One lock after the other: the peer may be submitting to us.
@@ -300,7 +320,8 @@ impl TransferBackend for Node {
     }
 
     fn settled(&self, _: Tag) -> i32 {
-        1
+        let asked = self.wire.upgrade().is_some_and(|wire| wire.settles);
+        if asked { 1 } else { ErrorCode::PANICKED.0 }
     }
 
     fn event_fd(&self) -> i32 {
