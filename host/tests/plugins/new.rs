@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-fn repository() -> &'static Path {
+pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
@@ -12,17 +12,17 @@ fn host(at: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_host")).current_dir(at).args(arguments).output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+pub fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 /// Where generated crates are built: kept between runs, because most of it is `abi_stable`.
-fn target() -> PathBuf {
+pub fn target() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(3).expect("tests lie in <target>/<profile>/deps").join("generated-plugins")
 }
 
-fn cargo(at: &Path, arguments: &[&str]) {
+pub fn cargo(at: &Path, arguments: &[&str]) {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(at).args(arguments).arg("--offline").env("CARGO_TARGET_DIR", target());
     let output = cargo.output().unwrap();

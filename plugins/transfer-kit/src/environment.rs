@@ -56,11 +56,10 @@ pub unsafe fn add<'a>(variables: &[(&'a str, &OsStr)]) -> Vec<&'a str> {
         let start = [name.as_bytes(), b"="].concat();
         // SAFETY: each is a terminated string, which is not freed while the array has it.
         let is_set = |entry: &*mut c_char| unsafe { CStr::from_ptr(*entry) }.to_bytes().starts_with(&start);
-        let named = !name.is_empty() && !name.contains('=');
-        if named
-            && !array.iter().any(is_set)
-            && let Ok(entry) = CString::new([&start[..], value.as_bytes()].concat())
-        {
+        if name.is_empty() || name.contains('=') || array.iter().any(is_set) {
+            continue;
+        }
+        if let Ok(entry) = CString::new([&start[..], value.as_bytes()].concat()) {
             array.push(entry.into_raw());
             added.push(*name);
         }

@@ -17,7 +17,7 @@
 //!
 //! # What a backend brings, and what the kit brings
 //!
-//! There are two ways to use it.
+//! There are three ways to use it.
 //!
 //! **The hot half alone.** A [`Backend`] says how memory is registered, how peers are met, and what starts a submission;
 //! [`Frontend`] makes a `TransferBackend` of it. The kit brings the [`Queue`], the [`Notifications`], all codes
@@ -31,6 +31,10 @@
 //! decides. The host's threads ask through a [`LinkedInstance`], and [`wire`] has the bytes. `nixl` and `mooncake` are
 //! written so: `plugins/nixl/src/agents.rs` is a transport whose calls return at once, `plugins/mooncake/src/transfer/engines.rs`
 //! one with threads.
+//!
+//! **A thread for each peer.** Where the network's calls wait, as those of sockets do, the module [`threaded`] has all but the bytes
+//! on the network: memory that is copied without `unsafe`, peers, threads and fences. A backend brings a
+//! [`Network`](threaded::Network) and a [`Line`](threaded::Line). `examples/tcp-transfer` is one, in 300 lines.
 //!
 //! # Threads
 //!
@@ -229,6 +233,7 @@
 mod backend;
 pub mod connections;
 pub mod environment;
+mod guarded;
 mod instance;
 mod linked;
 mod locked;
@@ -238,10 +243,12 @@ mod queue;
 mod regions;
 mod sync;
 mod system;
+pub mod threaded;
 pub mod wire;
 
 pub use backend::{Backend, Frontend, unknown_peer, unproven};
 pub use connections::Connections;
+pub use guarded::{GuardedMemory, Writer};
 pub use instance::Instance;
 pub use linked::{LinkedInstance, Reply, Request, answer};
 pub use locked::{locked, reading, writing};

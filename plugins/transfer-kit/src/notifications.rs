@@ -1,7 +1,8 @@
 //! What peers did to this instance, on its way to the host.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use host_plugin_api::{NOTIFICATION_BYTES, Notification, NotificationKind};
 
@@ -25,18 +26,28 @@ pub fn notification(kind: NotificationKind, peer: &str, message: &[u8]) -> Notif
 pub struct Notifications {
     waiting: Mutex<VecDeque<Notification>>,
     most: usize,
+    /// The host has fetched some.
+    fetched: Condvar,
 }
 
 impl Notifications {
     /// Room for `most`, and for as many again that come before the backend looks whether it is full.
     pub fn new(most: usize) -> Self {
-        Self { waiting: Mutex::new(VecDeque::with_capacity(2 * most)), most }
+        Self { waiting: Mutex::new(VecDeque::with_capacity(2 * most)), most, fetched: Condvar::new() }
     }
 
     /// Whether as many wait as there should be: the backend takes nothing more from its peers until the host has fetched
     /// some.
     pub fn is_full(&self) -> bool {
         locked(&self.waiting).len() >= self.most
+    }
+
+    /// Waits until fewer wait than there should be at most, but no longer than this; whether it is so.
+    pub fn wait_for_room(&self, most: Duration) -> bool {
+        let waiting = locked(&self.waiting);
+        let full = |waiting: &mut VecDeque<Notification>| waiting.len() >= self.most;
+        let waited = self.fetched.wait_timeout_while(waiting, most, full);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Whether none waits.
@@ -66,6 +77,10 @@ impl Notifications {
         let count = to.len().min(from.len());
         for (place, notification) in to.iter_mut().zip(from.drain(..count)) {
             *place = notification;
+        }
+        drop(from);
+        if count > 0 {
+            self.fetched.notify_all();
         }
         count
     }

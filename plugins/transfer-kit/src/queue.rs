@@ -182,9 +182,8 @@ impl<P: Peer, X: Default> Queue<P, X> {
     pub fn take(&self, completions: &mut [Completion]) -> usize {
         let mut state = locked(&self.state);
         let mut taken = 0;
-        while taken < completions.len()
-            && let Some((index, completion)) = state.done.pop_front()
-        {
+        while taken < completions.len() {
+            let Some((index, completion)) = state.done.pop_front() else { break };
             completions[taken] = completion;
             state.free.push(index);
             taken += 1;

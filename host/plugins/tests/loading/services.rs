@@ -75,10 +75,10 @@ fn a_plugin_without_a_descriptor_wakes_the_host_through_one_of_the_hosts() {
     backend.shutdown(1000).unwrap();
 }
 
-/// The plugin that `host plugins new --role transfer` starts from. Its receiver stops reading when 1024 notifications wait,
-/// which holds every later submission up.
+/// A backend that wakes its host has to do so for a cancelled submission, too. Its receiver stops reading when 1024 notifications
+/// wait, which holds every later submission up.
 #[test]
-fn a_cancelled_submission_of_the_transfer_template_wakes_the_host() {
+fn a_cancelled_submission_wakes_the_host() {
     const INBOX: u64 = 1024;
     let directory = plugin_files::directory(&["wire"]);
     let worker = |name| peer::Worker::open(directory.path(), "wire", name, 4096, "");

@@ -1,7 +1,9 @@
 //! `host plugins new`: a crate, or a project in C or C++, that builds, and passes `host plugins test`, as it is written.
 //!
-//! The sources in Rust are those of the plugins in `tests/plugins/{wire,memory,plain}`, which this workspace compiles, lints and
-//! tests, under another name. Those in C and C++ lie in `new/c`, and the tests of this command compile them.
+//! The sources in Rust are those of `examples/tcp-transfer` and of the plugins in `tests/plugins/{map,plain}`, under another name.
+//! Those in C and C++ lie in `new/c`. The tests of this command compile them all.
+//!
+//! A tier and a transfer backend are built on a kit. The crate gets it from where it gets the API: from the checkout, or as a folder.
 
 mod api;
 mod carried;
@@ -19,6 +21,7 @@ use clap::{Args, ValueEnum};
 use crate::cli::Refused;
 use crate::cli::output::say;
 use api::Api;
+use carried::Carried;
 use native::Dialect;
 
 /// What to make.
@@ -69,15 +72,20 @@ struct Template {
     role: &'static str,
     /// Its own name, which the new one takes the place of.
     name: &'static str,
+    /// Its crate's name in its tests.
+    krate: &'static str,
+    id: &'static str,
     manifest: &'static str,
     sources: &'static [Source],
+    /// What it is built on beside the API.
+    kit: Option<&'static Carried>,
     /// How it is used once it is built.
     usage: &'static str,
 }
 
-macro_rules! fixture {
+macro_rules! repository {
     ($file:literal) => {
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/plugins/", $file))
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../", $file))
     };
 }
 
@@ -96,16 +104,18 @@ const CONFIG: &str = r#"
 
 const TRANSFER: Template = Template {
     role: "transfer",
-    name: "wire",
-    manifest: fixture!("wire/plugin.toml"),
+    name: "tcp",
+    krate: "host_tcp_transfer",
+    id: "com.example.tcp",
+    manifest: repository!("examples/tcp-transfer/plugin.toml"),
     sources: &[
-        ("src/lib.rs", fixture!("wire/src/lib.rs")),
-        ("src/inbound.rs", fixture!("wire/src/inbound.rs")),
-        ("src/outbound.rs", fixture!("wire/src/outbound.rs")),
-        ("src/queues.rs", fixture!("wire/src/queues.rs")),
-        ("src/regions.rs", fixture!("wire/src/regions.rs")),
-        ("tests/moves_bytes.rs", fixture!("wire/tests/moves_bytes.rs")),
+        ("src/lib.rs", repository!("examples/tcp-transfer/src/lib.rs")),
+        ("src/endpoint.rs", repository!("examples/tcp-transfer/src/endpoint.rs")),
+        ("src/receiver.rs", repository!("examples/tcp-transfer/src/receiver.rs")),
+        ("src/sender.rs", repository!("examples/tcp-transfer/src/sender.rs")),
+        ("tests/moves_bytes.rs", repository!("examples/tcp-transfer/tests/moves_bytes.rs")),
     ],
+    kit: Some(&carried::TRANSFER_KIT),
     usage: "
 To serve with it, put it into a directory and name it:
 
@@ -116,23 +126,29 @@ To serve with it, put it into a directory and name it:
 
 const TIER: Template = Template {
     role: "tier",
-    name: "memory",
-    manifest: fixture!("memory/plugin.toml"),
+    name: "map",
+    krate: "host_plugin_map",
+    id: "host.test.map",
+    manifest: repository!("tests/plugins/map/plugin.toml"),
     sources: &[
-        ("src/lib.rs", fixture!("memory/src/lib.rs")),
-        ("tests/keeps_values.rs", fixture!("memory/tests/keeps_values.rs")),
+        ("src/lib.rs", repository!("tests/plugins/map/src/lib.rs")),
+        ("tests/keeps_values.rs", repository!("tests/plugins/map/tests/keeps_values.rs")),
     ],
+    kit: Some(&carried::TIER_KIT),
     usage: "",
 };
 
 const ALLOCATOR: Template = Template {
     role: "allocator",
     name: "plain",
-    manifest: fixture!("plain/plugin.toml"),
+    krate: "host_plugin_plain",
+    id: "host.test.plain",
+    manifest: repository!("tests/plugins/plain/plugin.toml"),
     sources: &[
-        ("src/lib.rs", fixture!("plain/src/lib.rs")),
-        ("tests/takes_and_gives_back.rs", fixture!("plain/tests/takes_and_gives_back.rs")),
+        ("src/lib.rs", repository!("tests/plugins/plain/src/lib.rs")),
+        ("tests/takes_and_gives_back.rs", repository!("tests/plugins/plain/tests/takes_and_gives_back.rs")),
     ],
+    kit: None,
     usage: "",
 };
 
@@ -158,15 +174,17 @@ fn rust(name: &str, role: Role, directory: &Path, api: Option<&str>) -> anyhow::
         Role::Tier => TIER,
         Role::Allocator => ALLOCATOR,
     };
-    let rust = carried::rust_version().context("the API's own manifest")?;
+    // A kit needs no older compiler than the API.
+    let rust = template.kit.unwrap_or(&carried::API).rust_version().context("a carried manifest")?;
     free(directory)?;
     for (file, text) in template.files(name, &api, &rust) {
         write(&directory.join(file), &text)?;
     }
-    if let Api::Carried = api {
-        let folder = directory.join(carried::FOLDER);
-        for (file, text) in carried::files().context("the API's own manifest")? {
-            write(&folder.join(file), &text)?;
+    let of_kit = api.dependency_of_kit();
+    for carried in template.carried(&api) {
+        let api = (carried.name != carried::API.name).then_some(&of_kit);
+        for (file, text) in carried.files(api).context("a carried manifest")? {
+            write(&directory.join(carried.folder).join(file), &text)?;
         }
     }
     let program = program();
@@ -233,20 +251,38 @@ fn program() -> String {
 }
 
 impl Template {
+    /// The crates that are written beside the new one.
+    fn carried(&self, api: &Api) -> Vec<&'static Carried> {
+        let own = matches!(api, Api::Carried).then_some(&carried::API);
+        own.into_iter().chain(self.kit.filter(|kit| api.kit(kit).is_none())).collect()
+    }
+
+    /// The kit's line in `Cargo.toml`.
+    fn kit_dependency(&self, api: &Api) -> String {
+        let line = |kit: &Carried| {
+            let folder = api.kit(kit).map(|folder| folder.display().to_string());
+            let folder = folder.unwrap_or_else(|| kit.folder.to_owned());
+            format!("# No part of the ABI: take what you need of it.\n{} = {}\n", kit.name, api::at(&folder))
+        };
+        self.kit.map(line).unwrap_or_default()
+    }
+
     fn files(&self, name: &str, api: &Api, rust: &str) -> Vec<(&'static str, String)> {
         let krate = name.replace('-', "_");
-        // The API in its folder is a crate of its own, which `cargo test` and `cargo clippy` here leave alone.
-        let alone = if let Api::Carried = api { "exclude = [\"plugin-api\"]\n" } else { "" };
+        // They are crates of their own, which `cargo test` and `cargo clippy` here leave alone.
+        let folders: Vec<_> = self.carried(api).iter().map(|carried| carried.folder).collect();
+        let alone = if folders.is_empty() { String::new() } else { format!("exclude = {folders:?}\n") };
         let filled = |text: &str| {
             text.replace("@USE@", self.usage)
                 .replace("@NAME@", name)
                 .replace("@CRATE@", &krate)
                 .replace("@ROLE@", self.role)
                 .replace("@RUST@", rust)
-                .replace("@ALONE@", alone)
-                .replace("@API@", &api.dependency())
+                .replace("@ALONE@", &alone)
+                .replace("@KIT@", &self.kit_dependency(api))
+                .replace("@API@", &api.dependency().to_string())
         };
-        let id = format!("id = \"host.test.{}\"", self.name);
+        let id = format!("id = {:?}", self.id);
         let own =
             format!("id = \"com.example.{name}\"    # yours: a domain that you own, backwards, and the name");
         let manifest = self.manifest.replace(&id, &own);
@@ -259,8 +295,7 @@ impl Template {
             (".gitignore", "/target\n".to_owned()),
             ("rustfmt.toml", FORMAT.to_owned()),
         ];
-        let fixture = format!("host_plugin_{}", self.name);
-        files.extend(self.sources.iter().map(|(file, text)| (*file, text.replace(&fixture, &krate))));
+        files.extend(self.sources.iter().map(|(file, text)| (*file, text.replace(self.krate, &krate))));
         files
     }
 }

@@ -184,9 +184,19 @@ impl<T: Transport> Connections<T> {
         self.shared.instance.peers.remove(PeerId(id));
     }
 
+    /// Takes out the calls that are chosen.
+    pub(super) fn take_connecting(
+        &mut self,
+        chosen: impl Fn(&Connecting<T::Mailbox>) -> bool,
+    ) -> Vec<Connecting<T::Mailbox>> {
+        let (taken, kept) = std::mem::take(&mut self.connecting).into_iter().partition(chosen);
+        self.connecting = kept;
+        taken
+    }
+
     /// Ends the calls that no peer answered.
     pub(super) fn end_waiting(&mut self, now: Instant) {
-        for connecting in self.connecting.extract_if(.., |c| now >= c.deadline).collect::<Vec<_>>() {
+        for connecting in self.take_connecting(|connecting| now >= connecting.deadline) {
             let text = format!("no peer answers for {}", connecting.name());
             let (instance, number) = (connecting.instance, connecting.id.into());
             connecting.fail(Error::new(ErrorCode::PEER_LOST, text));

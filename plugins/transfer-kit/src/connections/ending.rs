@@ -25,7 +25,8 @@ impl<T: Transport> Connections<T> {
         let first = link.stage == Stage::Open;
         link.peer.set_gone();
         self.advance(id, event);
-        if first && let Some(unsettled) = self.transport.end_link(id) {
+        let ended = if first { self.transport.end_link(id) } else { None };
+        if let Some(unsettled) = ended {
             self.link_ended(id, unsettled);
         }
     }
@@ -133,8 +134,7 @@ impl<T: Transport> Connections<T> {
         if !self.transport.forget(instance) {
             return;
         }
-        let lost = self.connecting.extract_if(.., |connecting| connecting.instance == instance);
-        for connecting in lost.collect::<Vec<_>>() {
+        for connecting in self.take_connecting(|connecting| connecting.instance == instance) {
             let text = format!("no peer answers for {}: {why}", connecting.name());
             connecting.fail(Error::new(ErrorCode::PEER_LOST, text));
         }

@@ -3,8 +3,8 @@
 //! A submission waits in a queue until the thread of its peer ([`outbound`]) sends it. A thread of the receiving instance
 //! ([`inbound`]) lands the bytes in registered memory ([`regions`]) and answers, which is what completes the submission.
 //!
-//! To make it yours: the protocol lives in `outbound` and `inbound`, and that is where your network goes. What is here,
-//! queues of fixed size that the host's calls only look at, can stay.
+//! It uses nothing of the transfer kit, and wakes its host in place of having a descriptor. `examples/tcp-transfer` does the same on
+//! the kit.
 
 mod inbound;
 mod outbound;

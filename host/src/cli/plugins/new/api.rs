@@ -1,11 +1,13 @@
-//! Where a new crate gets `host-plugin-api` from.
+//! Where a new crate gets `host-plugin-api` and a kit from.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use semver::{Version, VersionReq};
 
-use super::carried;
+use toml::Value;
+
+use super::carried::{self, Carried};
 
 /// The crate `host-plugin-api`.
 pub enum Api {
@@ -53,13 +55,28 @@ impl Api {
     }
 
     /// As `Cargo.toml` writes it.
-    pub fn dependency(&self) -> String {
-        let quoted = |text: String| toml::Value::String(text).to_string();
+    pub fn dependency(&self) -> Value {
         match self {
-            Self::Path(path) => format!("{{ path = {} }}", quoted(path.display().to_string())),
-            Self::Version(version) => quoted(version.to_string().trim_start_matches('^').to_owned()),
-            Self::Carried => format!("{{ path = {} }}", quoted(carried::FOLDER.to_owned())),
+            Self::Path(path) => at(&path.display().to_string()),
+            Self::Version(version) => Value::String(version.to_string().trim_start_matches('^').to_owned()),
+            Self::Carried => at(carried::API.folder),
         }
+    }
+
+    /// The same in the `Cargo.toml` of a kit that lies in a folder of the new crate.
+    pub fn dependency_of_kit(&self) -> Value {
+        match self {
+            Self::Carried => at(&format!("../{}", carried::API.folder)),
+            Self::Path(_) | Self::Version(_) => self.dependency(),
+        }
+    }
+
+    /// The folder of a kit in the checkout that the API lies in; nothing where the kit is written into the new crate, as it is no
+    /// part of the ABI and in no registry.
+    pub fn kit(&self, kit: &Carried) -> Option<PathBuf> {
+        let Self::Path(api) = self else { return None };
+        let folder = api.join(kit.beside_api);
+        is_crate(&folder, kit.name).then(|| absolute(&folder))
     }
 }
 
@@ -68,14 +85,23 @@ impl fmt::Display for Api {
         match self {
             Self::Path(path) => write!(f, "the API in {}", path.display()),
             Self::Version(version) => write!(f, "version {version} of the API"),
-            Self::Carried => write!(f, "the API in its folder {}", carried::FOLDER),
+            Self::Carried => write!(f, "the API in its folder {}", carried::API.folder),
         }
     }
 }
 
+/// A dependency on the crate in a folder.
+pub fn at(folder: &str) -> Value {
+    Value::Table([("path".to_owned(), Value::String(folder.to_owned()))].into_iter().collect())
+}
+
 fn is_api(path: &Path) -> bool {
+    is_crate(path, carried::API.name)
+}
+
+fn is_crate(path: &Path, name: &str) -> bool {
     let manifest = std::fs::read_to_string(path.join("Cargo.toml"));
-    manifest.is_ok_and(|text| text.lines().any(|line| line.trim() == "name = \"host-plugin-api\""))
+    manifest.is_ok_and(|text| text.lines().any(|line| line.trim() == format!("name = \"{name}\"")))
 }
 
 fn absolute(path: &Path) -> PathBuf {

@@ -1,40 +1,81 @@
-//! The source of `host-plugin-api` as this program was built with it, for where there is no checkout.
+//! The sources of `host-plugin-api` and of the kits as this program was built with them, for where there is no checkout.
 
 use toml::{Table, Value};
 
-/// The folder of it in a new crate.
-pub const FOLDER: &str = "plugin-api";
+/// A crate that is written beside a new one.
+pub struct Carried {
+    /// Its name.
+    pub name: &'static str,
+    /// Its folder in a new crate.
+    pub folder: &'static str,
+    /// Its folder in the checkout, from that of the API on.
+    pub beside_api: &'static str,
+    manifest: &'static str,
+    /// Its files other than Cargo.toml: path and text.
+    sources: &'static [(&'static str, &'static str)],
+}
 
-/// Its files other than Cargo.toml: path and text.
-const SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/plugin_api.rs"));
+macro_rules! carried {
+    ($name:literal, $folder:literal, $at:literal, $beside:literal, $list:literal) => {
+        Carried {
+            name: $name,
+            folder: $folder,
+            beside_api: $beside,
+            manifest: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../", $at, "/Cargo.toml")),
+            sources: include!(concat!(env!("OUT_DIR"), "/", $list)),
+        }
+    };
+}
 
-const MANIFEST: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../plugin-api/Cargo.toml"));
+/// The API, on which every plugin depends.
+pub const API: Carried = carried!("host-plugin-api", "plugin-api", "plugin-api", "", "plugin_api.rs");
+/// What tiers are built on.
+pub const TIER_KIT: Carried =
+    carried!("host-tier-kit", "tier-kit", "plugins/tier-kit", "../plugins/tier-kit", "tier_kit.rs");
+/// What transfer backends are built on.
+pub const TRANSFER_KIT: Carried = carried!(
+    "host-transfer-kit",
+    "transfer-kit",
+    "plugins/transfer-kit",
+    "../plugins/transfer-kit",
+    "transfer_kit.rs"
+);
+
 const WORKSPACE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"));
 
-const HEAD: &str = "# The crate host-plugin-api, as the host that wrote it was built with it. Written by `host plugins new`.\n\n";
+impl Carried {
+    /// Paths and texts of all its files, Cargo.toml first. `api` is its dependency on the API, if it has one.
+    ///
+    /// # Errors
+    /// When the program was built from manifests that cannot be read.
+    pub fn files(&self, api: Option<&Value>) -> Result<Vec<(&'static str, String)>, toml::de::Error> {
+        let mut manifest = self.alone()?;
+        let dependencies = manifest.get_mut("dependencies").and_then(Value::as_table_mut);
+        if let (Some(api), Some(dependencies)) = (api, dependencies) {
+            dependencies.insert(API.name.to_owned(), api.clone());
+        }
+        let head = format!(
+            "# The crate {}, as the host that wrote it was built with it. Written by `host plugins new`.\n\n",
+            self.name
+        );
+        let manifest = ("Cargo.toml", format!("{head}{manifest}"));
+        let sources = self.sources.iter().map(|(path, text)| (*path, (*text).to_owned()));
+        Ok([manifest].into_iter().chain(sources).collect())
+    }
 
-/// Paths and texts of all its files, Cargo.toml first.
-///
-/// # Errors
-/// When the program was built from manifests that cannot be read.
-pub fn files() -> Result<Vec<(&'static str, String)>, toml::de::Error> {
-    let manifest = ("Cargo.toml", format!("{HEAD}{}", manifest()?));
-    let sources = SOURCES.iter().map(|(path, text)| (*path, (*text).to_owned()));
-    Ok([manifest].into_iter().chain(sources).collect())
-}
+    /// The oldest compiler that builds it, as Cargo writes versions.
+    ///
+    /// # Errors
+    /// As [`files`](Self::files).
+    pub fn rust_version(&self) -> Result<String, toml::de::Error> {
+        let manifest = self.alone()?;
+        let version = manifest.get("package").and_then(|package| package.get("rust-version")?.as_str());
+        Ok(version.unwrap_or(env!("CARGO_PKG_RUST_VERSION")).to_owned())
+    }
 
-/// The oldest compiler that builds it, as Cargo writes versions.
-///
-/// # Errors
-/// As [`files`].
-pub fn rust_version() -> Result<String, toml::de::Error> {
-    let manifest = manifest()?;
-    let version = manifest.get("package").and_then(|package| package.get("rust-version")?.as_str());
-    Ok(version.unwrap_or(env!("CARGO_PKG_RUST_VERSION")).to_owned())
-}
-
-fn manifest() -> Result<Table, toml::de::Error> {
-    Ok(alone(MANIFEST.parse()?, &WORKSPACE.parse()?))
+    fn alone(&self) -> Result<Table, toml::de::Error> {
+        Ok(alone(self.manifest.parse()?, &WORKSPACE.parse()?))
+    }
 }
 
 /// A manifest without its workspace: what it inherits is written out; tests, benchmarks and lints, which need the workspace, and
@@ -98,20 +139,26 @@ mod tests {
 
     #[test]
     fn what_is_carried_is_the_whole_crate() {
-        let files = files().unwrap();
-        let names: Vec<_> = files.iter().map(|(path, _)| *path).collect();
-        for name in [
-            "Cargo.toml",
-            "README.md",
-            "LICENSE-MIT",
-            "build.rs",
-            "doc/wire.rs",
-            "src/lib.rs",
-            "src/abi/root.rs",
-        ] {
-            assert!(names.contains(&name), "{name} of {names:?}");
+        let api = Value::String("0.2".to_owned());
+        let carried = [
+            (API, &["README.md", "build.rs", "doc/wire.rs", "src/abi/root.rs"][..], host_plugin_api::VERSION),
+            (TIER_KIT, &["src/queue.rs"], "0.1.0"),
+            (TRANSFER_KIT, &["src/threaded.rs", "src/wire/message.rs"], "0.1.0"),
+        ];
+        for (carried, some, version) in carried {
+            let files = carried.files(Some(&api).filter(|_| carried.name != API.name)).unwrap();
+            let names: Vec<_> = files.iter().map(|(path, _)| *path).collect();
+            for name in ["Cargo.toml", "LICENSE-MIT", "LICENSE-APACHE", "src/lib.rs"].iter().chain(some) {
+                assert!(names.contains(name), "{name} of {names:?}");
+            }
+            let manifest = &files[0].1;
+            assert!(!manifest.contains("workspace") && !manifest.contains("plugins/"), "{manifest}");
+            assert!(manifest.contains(&format!("version = {version:?}")), "{manifest}");
+            assert_eq!(
+                manifest.contains("host-plugin-api = \"0.2\""),
+                carried.name != API.name,
+                "{manifest}"
+            );
         }
-        assert!(!files[0].1.contains("workspace"), "{}", files[0].1);
-        assert!(files[0].1.contains(&format!("version = {:?}", host_plugin_api::VERSION)), "{}", files[0].1);
     }
 }

@@ -1,0 +1,33 @@
+//! What a peer needs to connect, and what the two ends of a connection say first.
+
+use std::net::SocketAddr;
+
+use host_transfer_kit::Random;
+
+/// Starts an endpoint; another version of the protocol gets another one.
+const MAGIC: &[u8; 8] = b"WIRE0003";
+/// First byte of a submission.
+pub const DATA: u8 = 1;
+/// An end on purpose.
+pub const GOODBYE: u8 = 2;
+/// The answer to a peer that may write.
+pub const WELCOME: u8 = 3;
+/// Bytes copied at once.
+pub const BUFFER: usize = 64 << 10;
+
+/// How to reach an instance. The token keeps other programs out of its memory.
+pub struct Endpoint {
+    pub token: Random,
+    pub address: SocketAddr,
+}
+
+impl Endpoint {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        [&MAGIC[..], &self.token, self.address.to_string().as_bytes()].concat()
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (token, address) = bytes.strip_prefix(MAGIC)?.split_first_chunk()?;
+        Some(Self { token: *token, address: std::str::from_utf8(address).ok()?.parse().ok()? })
+    }
+}
