@@ -20,6 +20,7 @@ pub mod fuzzing;
 mod glibc;
 mod libraries;
 mod library;
+pub mod limits;
 mod load;
 mod loaded_allocator;
 mod loaded_tier;

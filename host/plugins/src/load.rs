@@ -9,6 +9,7 @@ use super::calls::{Call, Called, Note};
 use super::catalog::Entry;
 use super::error::PluginError;
 use super::library::load_root;
+use super::limits;
 use super::loaded_allocator::LoadedAllocator;
 use super::loaded_tier::LoadedTier;
 use super::loaded_transfer::LoadedTransfer;
@@ -29,10 +30,7 @@ pub fn open_transfer(entry: &Entry, opening: &Opening) -> Result<Arc<dyn Transfe
     event_fd(entry, opened.event_fd())?;
     let loaded = LoadedTransfer::new(&entry.manifest.plugin.name, opened, &*services(entry)?);
     let loaded = loaded.map_err(|error| no_services(entry, error.to_string()))?;
-    let limits = loaded.limits();
-    if limits.max_writes == 0 || limits.max_submissions == 0 {
-        return Err(not_ready(entry, format!("it can carry nothing: {limits:?}")));
-    }
+    limits::of_transfer(&loaded).map_err(|problem| not_ready(entry, problem))?;
     Ok(Arc::new(loaded))
 }
 
@@ -47,10 +45,7 @@ pub fn open_tier(entry: &Entry, opening: &Opening) -> Result<Arc<dyn StorageTier
     event_fd(entry, opened.event_fd())?;
     let loaded = LoadedTier::new(&entry.manifest.plugin.name, opened, &*services(entry)?);
     let loaded = loaded.map_err(|error| no_services(entry, error.to_string()))?;
-    let limits = loaded.limits();
-    if limits.max_pages == 0 || limits.max_batches == 0 || limits.max_value == 0 || limits.alignment == 0 {
-        return Err(not_ready(entry, format!("it can store nothing: {limits:?}")));
-    }
+    limits::of_tier(&loaded).map_err(|problem| not_ready(entry, problem))?;
     Ok(Arc::new(loaded))
 }
 

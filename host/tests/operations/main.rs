@@ -15,6 +15,7 @@ mod lost_arrivals;
 mod metrics;
 mod one_user;
 mod pace;
+mod panicking_roles;
 mod plugin_hangs;
 mod routing;
 mod start_refused;

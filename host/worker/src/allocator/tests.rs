@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use host_core::pool::{PagePool, PoolLimits};
+use host_plugin_api::abi::{RSlice, open_guarded_allocator};
+use host_plugins::LoadedAllocator;
 
 use super::*;
 
@@ -138,39 +140,48 @@ fn without_an_allocator_all_groups_share_the_pool() {
     assert_eq!((own.plan.limits.window, own.plan.window.map(|of| of.parts)), (28, Some(4)));
 }
 
-/// Answers codes.
-struct Answering {
-    components: i32,
-    alloc: i32,
-    free: i32,
+/// Panics in one of its methods.
+struct Panicking(&'static str);
+
+impl Panicking {
+    fn at(&self, method: &str) {
+        assert!(self.0 != method, "told to panic in {method}");
+    }
 }
 
-impl PoolAllocator for Answering {
+impl PoolAllocator for Panicking {
     fn components(&self, components: &mut [api::Component]) -> i32 {
+        self.at("components");
         components[0] = api::Component { pages: 8, ..api::Component::default() };
-        self.components
+        1
     }
     fn alloc(&self, _component: ComponentId, pages: &mut [PoolPage]) -> i32 {
+        self.at("alloc");
         (0..).zip(pages).for_each(|(name, page)| *page = PoolPage(name));
-        self.alloc
+        0
     }
     fn free(&self, _component: ComponentId, _pages: &[PoolPage]) -> i32 {
-        self.free
+        self.at("free");
+        0
     }
+}
+
+/// Behind the net that keeps panics in, as a loaded plugin is.
+fn guarded(method: &'static str) -> Arc<dyn PoolAllocator> {
+    let factory = |_: &api::PoolOpening| Ok(Panicking(method));
+    let none = RSlice::from_slice(&[]);
+    let object = open_guarded_allocator(factory, "acme".into(), "".into(), 8, 16, none).into_result();
+    Arc::new(LoadedAllocator::new("acme", object.unwrap_or_else(|_| panic!("the factory cannot fail"))))
 }
 
 #[test]
 fn what_an_allocator_does_wrong_is_told_as_the_page_says() {
-    let open = |components, alloc, free| {
-        let allocator = Arc::new(Answering { components, alloc, free });
-        AllocatorPages::open("acme", allocator, 8, 16, &GROUPS[..1])
-    };
-    let panicked = ErrorCode::PANICKED.0;
-    let mut said = vec![open(panicked, 0, 0).unwrap_err()];
+    let open = |method| AllocatorPages::open("acme", guarded(method), 8, 16, &GROUPS[..1]);
+    let mut said = vec![open("components").unwrap_err()];
     let short = Lowest::new(vec![declared()[1]], None);
     said.push(AllocatorPages::open("acme", short, PAGES, 16, &GROUPS).unwrap_err());
-    for (alloc, free) in [(panicked, 0), (0, panicked)] {
-        let (source, plan) = open(1, alloc, free).unwrap();
+    for method in ["alloc", "free"] {
+        let (source, plan) = open(method).unwrap();
         let mut pool = PagePool::open(plan.limits, Some(Box::new(source)));
         let pages = pool.allocate(3).unwrap();
         pool.release(pages);

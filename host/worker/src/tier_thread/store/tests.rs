@@ -103,17 +103,12 @@ fn store() -> (Store, Arc<Fake>, HostMemory) {
     (Store::open("fake", fake.clone(), &memory).unwrap(), fake, memory)
 }
 
+fn shape() -> KvShape {
+    KvShape { pages: 2, heads: 2, layers: 1, page_tokens: 2, head_dim: 4, value_dim: 4, dtype: Dtype::Bf16 }
+}
+
 fn memory() -> HostMemory {
-    let shape = KvShape {
-        pages: 2,
-        heads: 2,
-        layers: 1,
-        page_tokens: 2,
-        head_dim: 4,
-        value_dim: 4,
-        dtype: Dtype::Bf16,
-    };
-    let pool = KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
+    let pool = KvMemory::new(KvLayout::new(shape(), KvOrder::PageHeadLayerKvTokenDim)).unwrap();
     HostMemory::new(&[pool], 8, 2, Some(1)).unwrap()
 }
 

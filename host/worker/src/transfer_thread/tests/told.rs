@@ -8,9 +8,10 @@ use host_plugin_api::transfer::{
     Completion, Memory, Notification, PeerId, RegionId, Submission, TransferLimits, Write,
 };
 use host_plugin_api::{Result, Tag as Submitted};
-use host_plugins::{LoadedTransfer, Running, Services};
+use host_plugins::{LoadedTransfer, PluginError, Running, Services};
 
 use super::*;
+use crate::fit::try_out_transfer;
 use crate::link::not_cut_off;
 use crate::told;
 use crate::watchdog::Watchdog;
@@ -214,6 +215,20 @@ fn what_a_transfer_plugin_does_wrong_is_told_as_the_page_says() {
     // SAFETY: nothing touches the pool.
     let kv = unsafe { prefill.pools[0].share() };
     said.push(Links::open(Some("acme".into()), vec![(kv, backend)], HEADS, 4, 0).err().unwrap().to_string());
+    // Each of them as the host first calls it.
+    for method in ["limits", "deregister"] {
+        let script = Arc::new(Script::default());
+        script.set(method, Act::Panic);
+        let backend = script.guard(Wire::scripted(Some(script.clone())).node("other"));
+        said.push(match method {
+            "limits" => {
+                let problem = host_plugins::limits::of_transfer(&*backend).unwrap_err();
+                PluginError::NotReady { plugin: "acme".into(), problem }.to_string()
+            }
+            _ => try_out_transfer("acme", &*backend).unwrap_err().to_string(),
+        });
+        assert!(said.last().unwrap().contains(&format!("told to panic in {method}")), "{said:?}");
+    }
     let (info, peer) = (prefill.info(), decode.info());
     let with = |method, call: &dyn Fn(&Side) -> String| {
         let (prefill, decode, _wire, script) = scripted();

@@ -2,10 +2,11 @@
 
 use host_plugin_api::Tag;
 use host_plugin_api::abi::open_guarded_tier;
-use host_plugins::{LoadedTier, Services};
+use host_plugins::{LoadedTier, PluginError, Running, Services};
 
 use super::*;
-use crate::told;
+use crate::tier_thread::OffloadTiers;
+use crate::{link, told};
 
 /// What the plugin does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +136,25 @@ fn what_a_storage_tier_does_wrong_is_told_as_the_page_says() {
     let act = Arc::new(Mutex::new(Some(Act::Panic("register"))));
     let refused = Store::open("acme-disk", guarded(&fake, &act), &memory).err().unwrap();
     let mut said = vec![refused.to_string()];
+    for method in ["limits", "deregister", "shutdown"] {
+        let tier = guarded(&Arc::new(Fake::default()), &Arc::new(Mutex::new(Some(Act::Panic(method)))));
+        said.push(match method {
+            "limits" => {
+                let problem = host_plugins::limits::of_tier(&*tier).unwrap_err();
+                PluginError::NotReady { plugin: "acme-disk".into(), problem }.to_string()
+            }
+            "deregister" => {
+                let tiers = OffloadTiers { tiers: vec![("acme-disk".into(), tier)] };
+                tiers.try_out(&shape()).unwrap_err().to_string()
+            }
+            _ => {
+                let mut running = Running::default();
+                running.opened("acme-disk", move |deadline| tier.shutdown(deadline));
+                link::stop(running).unwrap_err().to_string()
+            }
+        });
+        assert!(said.last().unwrap().contains(&format!("told to panic in {method}")), "{said:?}");
+    }
     said.extend(told::lines("acme-disk"));
     told::compare("### A storage tier", &said);
 }
