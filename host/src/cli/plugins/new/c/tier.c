@@ -19,7 +19,8 @@
 
 HOST_PLUGIN_MANIFEST(MANIFEST)
 
-enum { MAX_PAGES = 256, MAX_BATCHES = 64, MAX_VALUE = 64 << 10, MAX_REGIONS = 1024 };
+// One head of a page of a large model has less than 1 MiB. Memory for a value is taken when it is first stored.
+enum { MAX_PAGES = 256, MAX_BATCHES = 64, MAX_VALUE = 2 << 20, MAX_REGIONS = 1024 };
 
 typedef struct {
     bool is_used;

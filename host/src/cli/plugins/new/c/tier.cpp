@@ -18,7 +18,8 @@ HOST_PLUGIN_MANIFEST(MANIFEST)
 
 namespace {
 
-constexpr uint64_t MAX_VALUE = 64 << 10;
+// One head of a page of a large model has less than 1 MiB.
+constexpr uint64_t MAX_VALUE = 2 << 20;
 
 // Values that fit; throws for settings that open() would not take.
 size_t slots(const host::Opening &opening) {
