@@ -5,14 +5,18 @@ use std::path::{Path, PathBuf};
 /// Names the folder of a build in which everything that tests load and start was built with them, so that no test builds.
 pub const BUILT: &str = "BUILT_PLUGINS";
 
-/// The folder of the profile that this program was built with: it lies in `TARGET/PROFILE/deps` or `TARGET/PROFILE/examples`.
+/// The folder of the profile that this program was built with: it lies in `TARGET/PROFILE/deps` or `TARGET/PROFILE/examples`, or in
+/// the folder itself, as `cargo xtask` does.
 ///
 /// # Panics
 /// When this program lies nowhere.
 #[must_use]
 pub fn profile() -> PathBuf {
     let program = std::env::current_exe().expect("the path of this program");
-    program.ancestors().nth(2).expect("tests lie in <target>/<profile>/deps").to_owned()
+    let folder = program.parent().expect("a program lies in a folder");
+    let is_below = folder.ends_with("deps") || folder.ends_with("examples");
+    let profile = if is_below { folder.parent() } else { Some(folder) };
+    profile.expect("tests lie in <target>/<profile>/deps").to_owned()
 }
 
 /// The folder of all profiles.

@@ -1,6 +1,7 @@
 //! `cargo xtask nightly`: checks that take too long, or need too much, to be made of every change.
 
 mod fuzz;
+mod kit;
 mod memory;
 mod models;
 
@@ -72,6 +73,11 @@ const CHECKS: &[Check] = &[
         name: "miri",
         about: "the net around plugins and the page copies under Miri (a nightly compiler with miri)",
         run: memory::miri,
+    },
+    Check {
+        name: "kit",
+        about: "plugins that keep their contract pass the conformance kit 50 times of 50, or KIT_TIMES, or only KIT_PLUGINS",
+        run: kit::check,
     },
     Check {
         name: "chaos",

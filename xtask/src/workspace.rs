@@ -26,7 +26,7 @@ pub enum Profile {
 }
 
 impl Profile {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Profile::Dev => "dev",
             Profile::Demo => "demo",
