@@ -202,7 +202,9 @@ mod tests {
             max_new_tokens: 1,
             stop_tokens: Vec::new(),
             ignore_stop: false,
-            sampling: host_core::Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
+            answered: 0,
+            priority: 0,
+            sampling: host_core::Sampling::GREEDY,
             prefill: None,
             namespace: host_core::radix::NamespaceKey::default(),
             no_cache: false,
@@ -223,7 +225,7 @@ mod tests {
             pages: Vec::new(),
             window: host_core::window::WindowPages::default(),
             recompute: 0..0,
-            sample: draws.then_some(sampling),
+            sample: draws.then(|| sampling.into()),
         };
         Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
     }

@@ -86,6 +86,8 @@ fn pages_that_prefill_may_still_write_stay_until_it_says_drained_and_no_time_fre
         // Longer than any timeout, as long as prefill answers whatever else it is told.
         for _ in 0..300 {
             leg.wait(Duration::from_secs(4));
+            // An answer to nothing that is asked any more.
+            leg.message(99, 0, Body::Committed);
             assert_eq!(leg.stats().pool.quarantined, held);
         }
         leg.drained(1);

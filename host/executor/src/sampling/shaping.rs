@@ -3,6 +3,7 @@
 //! The order and the formulas are those of vLLM (`vllm/v1/sample/sampler.py` and `vllm/model_executor/layers/utils.py`): allowed
 //! tokens, bad words, `min_tokens`, bias, and then the penalties of repetition, frequency and presence. A bias therefore decides
 //! by which rule a repeated token is penalised. A mask of a grammar comes before all of it, and before log probabilities are taken.
+//! Settings that leave no token of those that a grammar allows do not hold for this draw: the answer keeps to its grammar.
 //!
 //! | Setting | What becomes of a logit x |
 //! | --- | --- |
@@ -18,6 +19,24 @@ use host_core::{Draw, Shaping};
 
 /// Applies the settings of a draw to a row of logits. Token ids beyond the row are ignored.
 pub fn shape(logits: &mut [f32], shaping: &Shaping, draw: &Draw) {
+    let is_short = draw.output.len() < shaping.min_tokens as usize;
+    let bans = is_short || !(shaping.allowed_tokens.is_empty() && shaping.bad_words.is_empty());
+    let before = bans.then(|| logits.to_vec());
+    ban_and_allow(logits, shaping, draw);
+    if let Some(before) = before
+        && logits.iter().all(|logit| *logit == f32::NEG_INFINITY)
+    {
+        logits.copy_from_slice(&before);
+    }
+    for (token, bias) in &shaping.logit_bias {
+        if let Some(logit) = logits.get_mut(*token as usize) {
+            *logit += bias;
+        }
+    }
+    penalize(logits, shaping, draw);
+}
+
+fn ban_and_allow(logits: &mut [f32], shaping: &Shaping, draw: &Draw) {
     if !shaping.allowed_tokens.is_empty() {
         allow(logits, &shaping.allowed_tokens);
     }
@@ -30,12 +49,6 @@ pub fn shape(logits: &mut [f32], shaping: &Shaping, draw: &Draw) {
     if draw.output.len() < shaping.min_tokens as usize {
         shaping.end_tokens.iter().for_each(|token| ban(logits, *token));
     }
-    for (token, bias) in &shaping.logit_bias {
-        if let Some(logit) = logits.get_mut(*token as usize) {
-            *logit += bias;
-        }
-    }
-    penalize(logits, shaping, draw);
 }
 
 fn ban(logits: &mut [f32], token: u32) {
@@ -167,6 +180,20 @@ mod tests {
             ),
         ] {
             assert_eq!(shaped(&row, &shaping, prompt, output), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn settings_that_leave_no_token_of_a_grammar_do_not_hold() {
+        let none = Shaping::default;
+        // The grammar has come to its end.
+        let row = [NONE, NONE, 4.0, NONE];
+        for shaping in [
+            Shaping { min_tokens: 9, end_tokens: vec![2], ..none() },
+            Shaping { allowed_tokens: vec![0, 1], ..none() },
+            Shaping { bad_words: vec![vec![2]], ..none() },
+        ] {
+            assert_eq!(shaped(&row, &shaping, &[], &[1]), row, "{shaping:?}");
         }
     }
 
