@@ -3,10 +3,6 @@
 //! Nothing of it is state. What depends on the tokens so far is a function of the prompt and of the answer so far, and both are
 //! known wherever a request goes on: after a hand-over, a preemption, or the death of a worker. So its tokens are the same.
 
-use std::sync::Arc;
-
-use crate::request::Request;
-
 /// A request's sampling settings. A draw depends on them, on the logits, on the tokens so far, and on its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
@@ -23,7 +19,7 @@ pub struct Sampling {
     /// `Some(n)`: report the sampled token's log probability and those of the n likeliest.
     pub logprobs: Option<u8>,
     /// What changes the logits before the draw; absent when nothing does.
-    pub shaping: Option<Arc<Shaping>>,
+    pub shaping: Option<Box<Shaping>>,
 }
 
 impl Sampling {
@@ -104,13 +100,13 @@ impl From<Sampling> for Draw {
 }
 
 impl Draw {
-    /// The next draw of a request that has drawn `output` here.
+    /// The next draw of a request that has drawn `output` here. The last `answered` tokens of its prompt are part of the answer.
     #[must_use]
-    pub fn next(request: &Request, output: &[u32]) -> Self {
-        let mut draw = Self::from(request.sampling.clone());
-        let Some(shaping) = &request.sampling.shaping else { return draw };
-        let answered = (request.answered as usize).min(request.prompt.len());
-        let (prompt, earlier) = request.prompt.split_at(request.prompt.len() - answered);
+    pub fn next(sampling: &Sampling, prompt: &[u32], answered: u32, output: &[u32]) -> Self {
+        let mut draw = Self::from(sampling.clone());
+        let Some(shaping) = &sampling.shaping else { return draw };
+        let answered = (answered as usize).min(prompt.len());
+        let (prompt, earlier) = prompt.split_at(prompt.len() - answered);
         draw.output = [earlier, output].concat();
         if shaping.reads_prompt() {
             draw.prompt = prompt.to_vec();

@@ -1,7 +1,6 @@
 //! What a draw depends on: the same tokens before it give the same draw, wherever a request has been meanwhile.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use host_core::request::Request;
 use host_core::{Config, Draw, Event, Role, Room, Sampling, Shaping};
@@ -9,7 +8,7 @@ use host_sim::Leg;
 
 fn shaped() -> Sampling {
     let shaping = Shaping { repetition_penalty: 1.5, ..Shaping::default() };
-    Sampling { shaping: Some(Arc::new(shaping)), seed: 3, ..Sampling::GREEDY }
+    Sampling { shaping: Some(Box::new(shaping)), seed: 3, ..Sampling::GREEDY }
 }
 
 fn worker(pages: u32) -> Leg {
@@ -73,10 +72,10 @@ fn a_try_that_goes_on_with_an_answer_draws_by_the_same_tokens() {
 
 #[test]
 fn tokens_are_given_only_to_settings_that_depend_on_them() {
-    let request = |sampling| Request { sampling, ..host_sim::request(1, &[7; 8], 4) };
-    assert_eq!(Draw::next(&request(Sampling::GREEDY), &[5]), Draw::from(Sampling::GREEDY));
+    let next = |sampling: &Sampling| Draw::next(sampling, &[7; 8], 0, &[5]);
+    assert_eq!(next(&Sampling::GREEDY), Draw::from(Sampling::GREEDY));
     let presence = Shaping { presence_penalty: 1.0, ..Shaping::default() };
-    let presence = Sampling { shaping: Some(Arc::new(presence)), ..Sampling::GREEDY };
-    let draw = Draw::next(&request(presence), &[5]);
+    let presence = Sampling { shaping: Some(Box::new(presence)), ..Sampling::GREEDY };
+    let draw = next(&presence);
     assert_eq!((draw.prompt, draw.output), (vec![], vec![5]));
 }

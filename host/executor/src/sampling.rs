@@ -271,7 +271,7 @@ mod tests {
     fn shaped_logits_decide_the_draw_and_not_its_log_probability() {
         let logits: Vec<f32> = [0.1f32, 0.4, 0.2, 0.3].iter().map(|p| p.ln()).collect();
         let shaping = host_core::Shaping { logit_bias: vec![(0, 9.0)], ..host_core::Shaping::default() };
-        let shaping = Some(std::sync::Arc::new(shaping));
+        let shaping = Some(Box::new(shaping));
         for temperature in [0.0, 0.01] {
             let sampling = Sampling { temperature, logprobs: Some(1), shaping: shaping.clone(), ..GREEDY };
             let sampled = sample(&logits, &sampling, 5);

@@ -1,7 +1,5 @@
 //! Between the core's types and the schema's.
 
-use std::sync::Arc;
-
 use host_core::ids::{PageId, Room};
 use host_core::message::{Body, Message, Reserve};
 use host_core::radix::NamespaceKey;
@@ -111,7 +109,7 @@ fn read_sampling(sampling: proto::Sampling) -> Sampling {
         logprobs: sampling
             .logprobs
             .map(|top| u8::try_from(top).unwrap_or(u8::MAX).min(host_core::batch::MAX_TOP_LOGPROBS)),
-        shaping: (shaping != Shaping::default()).then(|| Arc::new(shaping)),
+        shaping: (shaping != Shaping::default()).then(|| Box::new(shaping)),
     }
 }
 

@@ -3,7 +3,6 @@
 use super::{Cache, Holding, Prefix, Tokens};
 use crate::batch::Sequence;
 use crate::ids::{Room, Time};
-use crate::sampling::Draw;
 
 /// Pages of both [components](crate::pool::Component).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -149,7 +148,7 @@ impl Cache {
             pages: kv.table[..self.pages_for(end)].to_vec(),
             window: self.window_of(kv, end),
             recompute: position(kv.recompute.start)..position(kv.recompute.end),
-            sample: (end == tokens.known()).then(|| Draw::next(tokens.request, tokens.output)),
+            sample: (end == tokens.known()).then(|| tokens.draw()),
         }
     }
 }

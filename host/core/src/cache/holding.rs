@@ -8,6 +8,7 @@ use crate::ids::{PageId, Room};
 use crate::pool::HeldPages;
 use crate::radix::{NamespaceKey, PageHash, PrefixLock};
 use crate::request::Request;
+use crate::sampling::Draw;
 
 /// The tokens whose KV a request holds or wants.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,11 @@ impl<'a> Tokens<'a> {
 
     pub(crate) fn prompt(&self) -> &'a [u32] {
         &self.request.prompt
+    }
+
+    /// The next draw.
+    pub(super) fn draw(&self) -> Draw {
+        Draw::next(&self.request.sampling, &self.request.prompt, self.request.answered, self.output)
     }
 
     /// Tokens known so far.

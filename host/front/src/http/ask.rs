@@ -12,7 +12,6 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::fields::{Fields, empty};
-use super::respond::MOST_ANSWERS;
 use super::{App, sampling};
 use crate::router::{Deadline, Job};
 use crate::text::Specials;
@@ -51,6 +50,9 @@ pub(super) struct Ask {
     /// What the client gives it, from its arrival to the end of its answer.
     pub timeout: Option<Duration>,
 }
+
+/// Most answers to one request.
+pub(super) const MOST_ANSWERS: usize = 128;
 
 const MAX_SESSION: usize = 256;
 /// The usual one, and Dynamo's.

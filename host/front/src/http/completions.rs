@@ -6,11 +6,11 @@ use host_wire::clock;
 use serde_json::{Value, json};
 
 use super::answer::{End, Piece, stop_reason};
-use super::ask::{Ask, check_model, not_empty};
+use super::ask::{Ask, MOST_ANSWERS, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::record::Usage;
-use super::respond::{Item, MOST_ANSWERS, Prepared, Shape, serve};
+use super::respond::{Item, Prepared, Shape, serve};
 use super::{App, RequestId, Shared, logprobs, prompt};
 use crate::text::Tokenizer;
 

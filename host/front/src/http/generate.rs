@@ -5,11 +5,11 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::answer::{End, Matched, Piece, Shown};
-use super::ask::{Ask, not_empty};
+use super::ask::{Ask, MOST_ANSWERS, not_empty};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::record::Usage;
-use super::respond::{Item, MOST_ANSWERS, Prepared, Shape, serve};
+use super::respond::{Item, Prepared, Shape, serve};
 use super::{App, RequestId, Shared, prompt};
 use crate::text::Tokenizer;
 

@@ -10,7 +10,7 @@ use futures_util::future::try_join_all;
 use serde_json::Value;
 
 use super::answer::{Answer, End, Next, Piece};
-use super::ask::{self, Ask};
+use super::ask::{self, Ask, MOST_ANSWERS};
 use super::error::ApiError;
 use super::record::{Record, Usage};
 use super::{App, RequestId};
@@ -47,9 +47,6 @@ pub(super) struct Prepared<S> {
     pub items: Vec<Item>,
     pub shape: S,
 }
-
-/// Most answers to one request.
-pub(super) const MOST_ANSWERS: usize = 128;
 
 /// Reads the body, runs a handler's reading part on it, and answers; counts the outcome whichever way it ends.
 pub(super) async fn serve<S: Shape>(

@@ -6,10 +6,9 @@ use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::ask::check_model;
+use super::ask::{MOST_ANSWERS, check_model};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
-use super::respond::MOST_ANSWERS;
 use super::{App, Shared, chat, json as json_response, prompt};
 use crate::identity::Caller;
 use crate::text::Specials;
