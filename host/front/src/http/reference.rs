@@ -76,6 +76,7 @@ fn every_field_of_generate_is_listed_and_no_other() {
     within.remove("seed");
     within.extend(of_text);
     within.extend(set(&["sampling_seed", "max_new_tokens"]));
+    within.extend(listed("### Structure"));
     within.extend(listed("### Taken only where they change nothing"));
     assert_eq!(inner, within);
 }
