@@ -323,7 +323,7 @@ fn wrong_input_is_answered_with_a_sentence_and_loses_nothing() {
         ("/v1/completions", json!({"model": "synthetic", "prompt": ""}).to_string(), 400, "prompt"),
         ("/v1/completions", json!({"model": "synthetic", "prompt": long}).to_string(), 400, "501"),
         ("/v1/completions", json!({"model": "synthetic", "prompt": [1, 2, 99999]}).to_string(), 400, "99999"),
-        ("/v1/completions", json!({"model": "synthetic", "prompt": "x", "n": 2}).to_string(), 400, "n"),
+        ("/v1/completions", json!({"model": "synthetic", "prompt": "x", "n": 0}).to_string(), 400, "n"),
         (
             "/v1/completions",
             json!({"model": "synthetic", "prompt": "x", "temperature": -1}).to_string(),

@@ -9,7 +9,7 @@
 //! A room's place in its grammar follows from its tokens: those of the answer that came with the request, and those that the
 //! executor is given in batches. A token that was computed before, and is computed again after a preemption, moves nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use host_core::request::Request;
@@ -61,7 +61,20 @@ struct Place {
     next: usize,
     /// What may follow the last sequence, once it is known.
     mask: Option<Result<Mask, GrammarError>>,
+    /// Batches that are not worked on yet, in their order.
+    waiting: VecDeque<Part>,
+    /// A thread works on them, or will.
     working: bool,
+}
+
+/// A sequence's part of a batch.
+#[derive(Debug)]
+struct Part {
+    /// The position of its first token.
+    start: usize,
+    tokens: Vec<u32>,
+    /// A token is drawn behind it.
+    draws: bool,
 }
 
 impl Grammars {
@@ -99,7 +112,8 @@ impl Grammars {
         for token in &request.prompt[answer..] {
             state.consume(*token)?;
         }
-        let place = Place { state, next: request.prompt.len(), mask: None, working: false };
+        let place =
+            Place { state, next: request.prompt.len(), mask: None, waiting: VecDeque::new(), working: false };
         Ok(Arc::new(Followed { place: Mutex::new(place), known: Condvar::new() }))
     }
 
@@ -122,14 +136,20 @@ impl Constraint for Grammars {
     fn begins(&self, batch: &Batch) {
         for sequence in &batch.sequences {
             let Some(followed) = self.room(sequence.room) else { continue };
-            let (start, tokens, draws) =
-                (sequence.start as usize, sequence.tokens.clone(), sequence.sample.is_some());
-            followed.place.lock().working = true;
-            self.threads.spawn(move || {
-                // Says so even when the work panics.
-                let _done = Done(&followed);
-                followed.place.lock().go_on(start, &tokens, draws);
-            });
+            let part = Part {
+                start: sequence.start as usize,
+                tokens: sequence.tokens.clone(),
+                draws: sequence.sample.is_some(),
+            };
+            let worked_on = {
+                let mut place = followed.place.lock();
+                place.waiting.push_back(part);
+                std::mem::replace(&mut place.working, true)
+            };
+            // One thread for a room: batches are told in their order.
+            if !worked_on {
+                self.threads.spawn(move || followed.work());
+            }
         }
     }
 
@@ -155,19 +175,42 @@ impl Constraint for Grammars {
     }
 }
 
-/// Ends the work on a room's mask.
-struct Done<'a>(&'a Followed);
+impl Followed {
+    /// Takes in what waits.
+    fn work(&self) {
+        let _panicked = Panicked(self);
+        loop {
+            let mut place = self.place.lock();
+            match place.waiting.pop_front() {
+                Some(part) => place.go_on(&part),
+                None => {
+                    place.working = false;
+                    self.known.notify_all();
+                    return;
+                }
+            }
+        }
+    }
+}
 
-impl Drop for Done<'_> {
+/// Ends the work on a room's mask when it panics.
+struct Panicked<'a>(&'a Followed);
+
+impl Drop for Panicked<'_> {
     fn drop(&mut self) {
-        self.0.place.lock().working = false;
-        self.0.known.notify_all();
+        if std::thread::panicking() {
+            let mut place = self.0.place.lock();
+            (place.working, place.mask) = (false, None);
+            place.waiting.clear();
+            self.0.known.notify_all();
+        }
     }
 }
 
 impl Place {
-    /// These tokens are computed, from this position on; what may follow them is wanted if the sequence `draws`.
-    fn go_on(&mut self, start: usize, tokens: &[u32], draws: bool) {
+    /// These tokens are computed; what may follow them is wanted if one is drawn.
+    fn go_on(&mut self, part: &Part) {
+        let Part { start, ref tokens, draws } = *part;
         self.mask = None;
         let end = start + tokens.len();
         let consumed = match self.next.checked_sub(start) {
