@@ -16,5 +16,6 @@ mod identity;
 mod many;
 mod operators;
 mod serving;
+mod stopping;
 mod tools;
 mod workers;
