@@ -4,6 +4,7 @@ mod answer;
 mod ask;
 mod chat;
 mod completions;
+mod conversation;
 mod cors;
 mod drain;
 mod error;
@@ -23,6 +24,7 @@ mod record;
 #[cfg(test)]
 mod reference;
 mod respond;
+mod responses;
 mod sampling;
 mod spoken;
 mod structured;

@@ -35,6 +35,17 @@ pub(super) struct Piece {
     pub tokens: Vec<u32>,
 }
 
+/// Pieces as one.
+pub(super) fn joined(pieces: &[Piece]) -> Piece {
+    let mut all = Piece::default();
+    for piece in pieces {
+        all.text.push_str(&piece.text);
+        all.shown.extend_from_slice(&piece.shown);
+        all.tokens.extend_from_slice(&piece.tokens);
+    }
+    all
+}
+
 /// How an answer ended.
 #[derive(Clone, Debug)]
 pub(super) struct End {

@@ -3,19 +3,19 @@
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use host_wire::clock;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::answer::{End, Piece, Shown, stop_reason};
-use super::ask::{Ask, check_model, not_empty};
+use super::answer::{End, Piece, Shown, joined, stop_reason};
+use super::ask::{Ask, check_model};
+use super::conversation::{Conversation, Turn};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::record::Usage;
 use super::respond::{Item, Prepared, Shape, serve};
-use super::spoken::Spoken;
-use super::tools::{self, Choice, Tools};
-use super::{App, RequestId, Shared, logprobs, prompt};
+use super::spoken::{Said, Spoken};
+use super::tools::{Choice, Spelling, Tools};
+use super::{App, RequestId, Shared, logprobs};
 use crate::text::Tokenizer;
-use crate::text::reasoning::{Thoughts, closes_thoughts, opens_thoughts};
 
 pub(super) async fn handle(
     State(app): Shared,
@@ -33,7 +33,7 @@ pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
 fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
-    let tools = Tools::take(app, &mut fields)?;
+    let tools = Tools::take(app, &mut fields, Spelling::Nested)?;
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;
     ask.take_stream(&mut fields)?;
@@ -53,40 +53,12 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
             return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true"));
         }
     };
-    let mut messages = messages(&mut fields)?;
-    let has_calls = tools::prepare(&mut messages)?;
-    let mut extra = for_template(&mut fields)?;
+    let conversation = Conversation::take(&mut fields)?;
     // The template writes the special tokens.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
     fields.refuse_rest(|_| None)?;
-    if let Some(tools) = &tools {
-        extra.insert("tools".into(), tools.given.clone());
-    }
-    let text = rendered(app, &messages, &extra, has_calls)?;
-    // The template has written the special tokens itself.
-    let prompt = not_empty("messages", prompt::encode(app, &text, false)?)?;
-    let thoughts = || app.text.dialect.thinks.then(|| Thoughts::after(&text));
-    let thinks = app.text.dialect.thinks;
-    let reads = tools.as_ref().filter(|tools| tools.choice != Choice::None).zip(app.text.calls());
-    if let Some((tools, format)) = reads
-        && let Some(grammar) = tools.grammar(format)?
-    {
-        if ask.grammar.is_some() {
-            let message =
-                "response_format and a tool_choice that demands a call exclude each other: give one";
-            return Err(ApiError::field("tool_choice", message));
-        }
-        ask.grammar = Some(grammar);
-    }
-    if let Some(grammar) = ask.grammar.as_ref().filter(|_| thinks && !closes_thoughts(&text)) {
-        ask.grammar = Some(grammar.after_thoughts(opens_thoughts(&text)));
-    }
-    let most = if tools.as_ref().is_some_and(|tools| tools.parallel) { usize::MAX } else { 1 };
-    let answer = || Answer {
-        begun: false,
-        spoken: Spoken::new(thoughts(), reads.map(|(tools, format)| format.reader(&tools.names())), most),
-        waiting: Vec::new(),
-    };
+    let turn = Turn::new(app, conversation, tools.as_ref(), &mut ask)?;
+    let answer = || Answer { begun: false, spoken: turn.spoken(), waiting: Vec::new() };
     let shape = Chat {
         id: format!("chatcmpl-{}", id.0),
         created: clock::unix_seconds(),
@@ -94,104 +66,12 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
         logprobs,
         include_usage: ask.include_usage,
         cache_details: ask.cache_details,
-        thinks,
+        thinks: app.text.dialect.thinks,
         // A call of a named tool ends as text does, with OpenAI too.
-        named: reads.is_some_and(|(tools, _)| matches!(tools.choice, Choice::Named(_))),
+        named: tools.is_some_and(|tools| matches!(tools.choice, Choice::Named(_))),
         answers: (0..ask.n).map(|_| answer()).collect(),
     };
-    Ok(Prepared { items: vec![Item { prompt, ask }], shape })
-}
-
-/// The tokens of a conversation. `special`: with those that a plain prompt is given, too.
-pub(super) fn tokens(app: &App, fields: &mut Fields, special: bool) -> Result<Vec<u32>, ApiError> {
-    let mut messages = messages(fields)?;
-    let has_calls = tools::prepare(&mut messages)?;
-    let extra = for_template(fields)?;
-    let text = rendered(app, &messages, &extra, has_calls)?;
-    not_empty("messages", prompt::encode(app, &text, special)?)
-}
-
-/// What a request adds to what its template sees.
-fn for_template(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
-    let mut extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
-    if let Some(add) = fields.boolean("add_generation_prompt")? {
-        extra.insert("add_generation_prompt".into(), Value::Bool(add));
-    }
-    Ok(extra)
-}
-
-const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
-
-/// The messages as templates expect them: content as one string.
-fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
-    let mut messages = match fields.take("messages") {
-        Some(Value::Array(messages)) if !messages.is_empty() => messages,
-        Some(other) => return Err(fields.wrong("messages", "a list of at least one message", &other)),
-        None => return Err(ApiError::field("messages", "messages is missing")),
-    };
-    for (index, message) in messages.iter_mut().enumerate() {
-        let at = |field: &str| format!("messages[{index}]{field}");
-        let Value::Object(message) = message else {
-            return Err(fields.wrong(&at(""), "an object", message));
-        };
-        match message.get("role") {
-            Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
-            other => {
-                let expected = format!("one of {}", ROLES.join(", "));
-                return Err(fields.wrong(&at(".role"), expected, other.unwrap_or(&Value::Null)));
-            }
-        }
-        let content = match message.get("content") {
-            None | Some(Value::Null) if message.get("role") == Some(&json!("assistant")) => continue,
-            Some(Value::String(_)) => continue,
-            Some(Value::Array(parts)) => text_of(parts, &at(".content"), fields)?,
-            other => {
-                let got = other.unwrap_or(&Value::Null);
-                return Err(fields.wrong(&at(".content"), "a string or a list of text parts", got));
-            }
-        };
-        message.insert("content".into(), Value::String(content));
-    }
-    Ok(Value::Array(messages))
-}
-
-fn text_of(parts: &[Value], name: &str, fields: &Fields) -> Result<String, ApiError> {
-    let texts: Result<Vec<&str>, ApiError> = parts
-        .iter()
-        .map(|part| {
-            match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-                (Some("text"), Some(text)) => Ok(text),
-                _ => {
-                    Err(fields.wrong(name, "parts of type text (this server takes no images or sound)", part))
-                }
-            }
-        })
-        .collect();
-    Ok(texts?.join("\n"))
-}
-
-/// What the template makes of messages.
-fn rendered(
-    app: &App,
-    messages: &Value,
-    extra: &Map<String, Value>,
-    has_calls: bool,
-) -> Result<String, ApiError> {
-    let Some(template) = &app.text.template else {
-        let message = format!(
-            "model {:?} has no chat template: use /v1/completions, or add chat_template.jinja to the model's folder",
-            app.model
-        );
-        return Err(ApiError::invalid(message));
-    };
-    if has_calls && !template.takes_calls() {
-        let message = format!(
-            "model {:?} cannot be told of calls of tools and their results: its chat template has no place for them",
-            app.model
-        );
-        return Err(ApiError::field("messages", message));
-    }
-    Ok(template.render(messages, extra, clock::unix_seconds())?)
+    Ok(Prepared { items: vec![Item { prompt: turn.prompt, ask }], shape })
 }
 
 struct Chat {
@@ -249,14 +129,9 @@ impl Chat {
     }
 
     /// One event for each delta; the first has the log probabilities of all tokens that wait.
-    fn deltas(
-        &mut self,
-        number: usize,
-        tokenizer: &dyn Tokenizer,
-        mut deltas: Vec<Value>,
-        last: bool,
-    ) -> Vec<Value> {
+    fn deltas(&mut self, number: usize, tokenizer: &dyn Tokenizer, said: &[Said], last: bool) -> Vec<Value> {
         let Some(answer) = self.answers.get_mut(number) else { return Vec::new() };
+        let mut deltas: Vec<Value> = said.iter().map(Said::delta).collect();
         if deltas.is_empty() && !answer.waiting.is_empty() && (last || answer.spoken.is_plain()) {
             deltas.push(json!({"content": ""}));
         }
@@ -276,8 +151,8 @@ impl Shape for Chat {
         let mut events = self.begin(number);
         let Some(answer) = self.answers.get_mut(number) else { return events };
         answer.waiting.extend(piece.shown);
-        let deltas = answer.spoken.push(&piece.text);
-        events.extend(self.deltas(number, tokenizer, deltas, false));
+        let said = answer.spoken.push(&piece.text);
+        events.extend(self.deltas(number, tokenizer, &said, false));
         events
     }
 
@@ -285,7 +160,7 @@ impl Shape for Chat {
         let mut events = self.begin(number);
         let Some(answer) = self.answers.get_mut(number) else { return events };
         let rest = answer.spoken.finish();
-        events.extend(self.deltas(number, tokenizer, rest, true));
+        events.extend(self.deltas(number, tokenizer, &rest, true));
         let mut last = self.event(json!({
             "index": number,
             "delta": {},
@@ -309,10 +184,11 @@ impl Shape for Chat {
         vec![last]
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Piece, End)>, usage: &Usage) -> Value {
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> Value {
         let mut choices = Vec::new();
-        for (number, (piece, end)) in all.iter().enumerate() {
+        for (number, (pieces, end)) in all.iter().enumerate() {
             let Some(answer) = self.answers.get_mut(number) else { break };
+            let piece = joined(pieces);
             let message = answer.spoken.whole(&piece.text).message(self.thinks);
             let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &piece.shown));
             choices.push(json!({

@@ -5,7 +5,7 @@ use axum::response::Response;
 use host_wire::clock;
 use serde_json::{Value, json};
 
-use super::answer::{End, Piece, stop_reason};
+use super::answer::{End, Piece, joined, stop_reason};
 use super::ask::{Ask, MOST_ANSWERS, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
@@ -196,10 +196,11 @@ impl Shape for Completion {
         vec![last]
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Piece, End)>, usage: &Usage) -> Value {
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> Value {
         let choices = all.iter().enumerate();
-        let choices: Vec<Value> =
-            choices.map(|(number, (piece, end))| self.choice(number, tokenizer, piece, Some(end))).collect();
+        let choices: Vec<Value> = choices
+            .map(|(number, (pieces, end))| self.choice(number, tokenizer, &joined(pieces), Some(end)))
+            .collect();
         let mut answer = self.object(Value::Array(choices));
         answer["usage"] = usage.json();
         if let Some((_, end)) = all.first().filter(|_| self.cache_details) {

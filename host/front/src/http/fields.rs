@@ -232,7 +232,8 @@ fn shorten(name: &str) -> String {
     }
 }
 
-fn echo(value: &Value) -> String {
+/// A value, as far as a message repeats it.
+pub(super) fn echo(value: &Value) -> String {
     let text = value.to_string();
     if text.len() <= LONGEST_ECHO {
         return text;

@@ -9,7 +9,7 @@ use host_wire::endpoint::Credentials;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{App, RequestId, TextWork, Uploads, chat, completions, generate, tokens};
+use super::{App, RequestId, TextWork, Uploads, chat, completions, generate, responses, tokens};
 use crate::audit::Audit;
 use crate::metrics::Metrics;
 use crate::registry::{Policy, Registry, Terms};
@@ -68,11 +68,12 @@ fn app() -> &'static App {
 pub fn body(bytes: &[u8]) -> bool {
     let Some((endpoint, body)) = bytes.split_first() else { return false };
     let id = RequestId("fuzzing".to_owned());
-    match endpoint % 4 {
+    match endpoint % 5 {
         0 => completions::is_accepted(app(), &id, body),
         1 => chat::is_accepted(app(), &id, body),
         2 => generate::is_accepted(app(), &id, body),
-        _ => tokens::is_accepted(app(), body),
+        3 => tokens::is_accepted(app(), body),
+        _ => responses::is_accepted(app(), &id, body),
     }
 }
 

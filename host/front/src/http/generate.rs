@@ -269,11 +269,13 @@ impl Shape for Generate {
         self.told.get(number).map(|told| self.object(number, told, Some(end))).into_iter().collect()
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Piece, End)>, _usage: &Usage) -> Value {
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, _usage: &Usage) -> Value {
         let mut objects = Vec::with_capacity(all.len());
-        for (number, (piece, end)) in all.into_iter().enumerate() {
+        for (number, (pieces, end)) in all.into_iter().enumerate() {
             let mut told = self.told.get(number).cloned().unwrap_or_default();
-            told.add(tokenizer, piece);
+            for piece in pieces {
+                told.add(tokenizer, piece);
+            }
             objects.push(self.object(number, &told, Some(&end)));
         }
         if self.is_list { Value::Array(objects) } else { objects.pop().unwrap_or(Value::Null) }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::routing::{MethodRouter, get, post};
 
-use super::{App, chat, completions, drain, flush, generate, health, info, tokens};
+use super::{App, chat, completions, drain, flush, generate, health, info, responses, tokens};
 
 /// A path and what takes its requests.
 type Served = (&'static str, MethodRouter<Arc<App>>);
@@ -23,6 +23,7 @@ pub(super) fn of_clients() -> Vec<Served> {
     vec![
         ("/v1/chat/completions", post(chat::handle)),
         ("/v1/completions", post(completions::handle)),
+        ("/v1/responses", post(responses::handle)),
         ("/generate", post(generate::handle)),
         ("/v1/models", get(info::models)),
         ("/v1/models/{*model}", get(info::model)),

@@ -26,7 +26,8 @@ fn read(endpoint: u8, body: &str) -> BTreeSet<String> {
     asked::take();
     assert!(fuzzing::body(&[&[endpoint], body.as_bytes()].concat()), "{body} is refused");
     // Of objects within the body the fields are listed with these.
-    asked::take().into_iter().filter(|name| !name.starts_with("stream_options.")).collect()
+    let within = ["stream_options.", "text.", "reasoning."];
+    asked::take().into_iter().filter(|name| !within.iter().any(|prefix| name.starts_with(prefix))).collect()
 }
 
 fn set(names: &[&str]) -> BTreeSet<String> {
@@ -79,6 +80,27 @@ fn every_field_of_generate_is_listed_and_no_other() {
     within.extend(listed("### Structure"));
     within.extend(listed("### Taken only where they change nothing"));
     assert_eq!(inner, within);
+}
+
+#[test]
+fn every_field_of_responses_is_listed_and_no_other() {
+    let mut listed_here = listed("## Responses");
+    for heading in ["### Sampling", "### Serving", "### Structure"] {
+        listed_here.extend(listed(heading));
+    }
+    listed_here.extend(set(&["structural_tag", "guided_whitespace_pattern", "return_cached_tokens_details"]));
+    let read = read(4, r#"{"input": "a"}"#);
+    assert_eq!(
+        listed_here.difference(&read).collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "listed and not read"
+    );
+    listed_here.extend(set(fields::harmless()));
+    assert_eq!(
+        read.difference(&listed_here).collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "read and not listed"
+    );
 }
 
 #[test]

@@ -20,6 +20,9 @@ use crate::text::Tokenizer;
 
 /// How an endpoint writes answers. They are numbered from 0, those to the first prompt first.
 pub(super) trait Shape: Send + 'static {
+    /// Events are named by their `type`, and the last of them ends the stream. Else they have no names, and `[DONE]` ends it.
+    const NAMED: bool = false;
+
     /// Events for one piece of an answer; none if it shows nothing.
     fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value>;
 
@@ -31,8 +34,13 @@ pub(super) trait Shape: Send + 'static {
         Vec::new()
     }
 
-    /// All answers at once.
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Piece, End)>, usage: &Usage) -> Value;
+    /// The last events of a stream that fails.
+    fn failed(&mut self, error: &ApiError) -> Vec<Value> {
+        vec![error.json()]
+    }
+
+    /// All answers at once, each with its pieces.
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> Value;
 }
 
 /// A prompt, and what is asked of it.
@@ -134,17 +142,13 @@ pub(super) async fn serve<S: Shape>(
     }
 }
 
-/// One answer, whole.
-async fn collect(answer: &mut Answer) -> Result<(Piece, End), ApiError> {
-    let mut all = Piece::default();
+/// All pieces of one answer.
+async fn collect(answer: &mut Answer) -> Result<(Vec<Piece>, End), ApiError> {
+    let mut all = Vec::new();
     loop {
         match answer.next().await? {
-            Next::Piece(piece) => {
-                all.text.push_str(&piece.text);
-                all.shown.extend(piece.shown);
-                all.tokens.extend(piece.tokens);
-            }
-            Next::Restarted => all = Piece::default(),
+            Next::Piece(piece) => all.push(piece),
+            Next::Restarted => all.clear(),
             Next::End(end) => return Ok((all, *end)),
         }
     }
@@ -175,7 +179,7 @@ async fn at_once(
 }
 
 /// Of the answers to each prompt those with the highest log probability per token, as many as were requested, best first.
-fn best(all: Vec<(Piece, End)>, ask: &Ask) -> Vec<(Piece, End)> {
+fn best(all: Vec<(Vec<Piece>, End)>, ask: &Ask) -> Vec<(Vec<Piece>, End)> {
     let candidates = ask.candidates();
     if candidates == ask.n as usize {
         return all;

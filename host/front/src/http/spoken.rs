@@ -16,13 +16,33 @@ pub(super) struct Spoken {
     count: usize,
 }
 
+/// A piece of what an answer says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// More of the thoughts.
+    Thoughts(String),
+    /// More of the text.
+    Text(String),
+    /// A call begins. Its name is whole. Calls are counted from 0.
+    Call { index: usize, id: String, name: String },
+    /// More of the arguments of the last call.
+    Arguments { index: usize, text: String },
+}
+
 /// A whole answer.
 #[derive(Debug, Default)]
 pub(super) struct Whole {
-    pub thoughts: String,
-    pub text: String,
-    /// With their names, ids and arguments.
-    pub calls: Vec<Value>,
+    thoughts: String,
+    text: String,
+    calls: Vec<Call>,
+}
+
+#[derive(Debug)]
+struct Call {
+    id: String,
+    name: String,
+    /// A JSON object as text.
+    arguments: String,
 }
 
 impl Spoken {
@@ -36,30 +56,35 @@ impl Spoken {
         self.thoughts.is_none() && self.calls.is_none()
     }
 
+    /// What comes next may belong to the thoughts.
+    pub fn is_thinking(&self) -> bool {
+        self.thoughts.as_ref().is_some_and(|thoughts| !thoughts.are_over())
+    }
+
     /// Calls that were passed on.
     pub fn calls(&self) -> usize {
         self.count.min(self.most)
     }
 
-    /// What OpenAI calls the deltas of a piece of text.
-    pub fn push(&mut self, text: &str) -> Vec<Value> {
+    /// What a piece of text says, as far as it is certain.
+    pub fn push(&mut self, text: &str) -> Vec<Said> {
         let split = match &mut self.thoughts {
             Some(thoughts) => thoughts.push(text),
             None => Split { thoughts: String::new(), text: text.to_owned() },
         };
-        self.deltas(split, false)
+        self.said(split, false)
     }
 
-    /// The deltas of what was held back.
-    pub fn finish(&mut self) -> Vec<Value> {
+    /// What was held back.
+    pub fn finish(&mut self) -> Vec<Said> {
         let split = self.thoughts.as_mut().map(Thoughts::finish).unwrap_or_default();
-        self.deltas(split, true)
+        self.said(split, true)
     }
 
-    fn deltas(&mut self, split: Split, last: bool) -> Vec<Value> {
-        let mut deltas = Vec::new();
+    fn said(&mut self, split: Split, last: bool) -> Vec<Said> {
+        let mut said = Vec::new();
         if !split.thoughts.is_empty() {
-            deltas.push(json!({"reasoning_content": split.thoughts}));
+            said.push(Said::Thoughts(split.thoughts));
         }
         let mut parts = match &mut self.calls {
             Some(reader) => reader.push(&split.text),
@@ -71,55 +96,62 @@ impl Spoken {
         }
         for part in parts {
             match part {
-                Part::Text(text) => deltas.push(json!({"content": text})),
+                Part::Text(text) => said.push(Said::Text(text)),
                 Part::Call(name) => {
                     self.count += 1;
                     if self.count <= self.most {
-                        // All of the name at once, and an id that no later piece repeats: clients join pieces.
-                        let function = json!({"name": name, "arguments": ""});
-                        deltas.push(json!({"tool_calls": [{
-                            "index": self.count - 1, "id": id(), "type": "function", "function": function,
-                        }]}));
+                        said.push(Said::Call { index: self.count - 1, id: id(), name });
                     }
                 }
                 Part::Arguments(text) if self.count <= self.most => {
-                    deltas.push(json!({"tool_calls": [{
-                        "index": self.count - 1, "function": {"arguments": text},
-                    }]}));
+                    said.push(Said::Arguments { index: self.count - 1, text });
                 }
                 Part::Arguments(_) => {}
             }
         }
-        deltas
+        said
     }
 
     /// All of an answer.
     pub fn whole(&mut self, text: &str) -> Whole {
         let mut whole = Whole::default();
-        let mut deltas = self.push(text);
-        deltas.extend(self.finish());
-        for delta in deltas {
-            whole.add(&delta);
+        let mut said = self.push(text);
+        said.extend(self.finish());
+        for said in said {
+            whole.add(said);
         }
         whole
     }
 }
 
+impl Said {
+    /// OpenAI's delta of a chat.
+    pub fn delta(&self) -> Value {
+        match self {
+            Self::Thoughts(text) => json!({"reasoning_content": text}),
+            Self::Text(text) => json!({"content": text}),
+            Self::Call { index, id, name } => {
+                // Clients join pieces, so no later piece repeats the id or the name.
+                let function = json!({"name": name, "arguments": ""});
+                json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]})
+            }
+            Self::Arguments { index, text } => {
+                json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+            }
+        }
+    }
+}
+
 impl Whole {
-    fn add(&mut self, delta: &Value) {
-        let text = |name: &str| delta.get(name).and_then(Value::as_str).unwrap_or_default();
-        self.thoughts.push_str(text("reasoning_content"));
-        self.text.push_str(text("content"));
-        for call in delta.get("tool_calls").and_then(Value::as_array).into_iter().flatten() {
-            let more = call["function"]["arguments"].as_str().unwrap_or_default();
-            match self.calls.last_mut().filter(|_| call.get("id").is_none()) {
-                Some(last) => {
-                    let all = last["function"]["arguments"].as_str().unwrap_or_default().to_owned() + more;
-                    last["function"]["arguments"] = Value::from(all);
+    fn add(&mut self, said: Said) {
+        match said {
+            Said::Thoughts(text) => self.thoughts.push_str(&text),
+            Said::Text(text) => self.text.push_str(&text),
+            Said::Call { id, name, .. } => self.calls.push(Call { id, name, arguments: String::new() }),
+            Said::Arguments { text, .. } => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(&text);
                 }
-                None => self.calls.push(json!({
-                    "id": call["id"], "type": "function", "function": call["function"],
-                })),
             }
         }
     }
@@ -137,7 +169,10 @@ impl Whole {
             message.insert("reasoning_content".into(), thoughts);
         }
         if !self.calls.is_empty() {
-            message.insert("tool_calls".into(), Value::from(self.calls));
+            let calls = self.calls.into_iter().map(|Call { id, name, arguments }| {
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+            });
+            message.insert("tool_calls".into(), calls.collect());
         }
         Value::Object(message)
     }

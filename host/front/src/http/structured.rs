@@ -6,7 +6,7 @@ use host_grammar::{Compiler, GrammarError, Kind, Limits, Source, Vocabulary, ebn
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use super::fields::{Fields, empty};
+use super::fields::{Fields, echo, empty};
 
 /// Compiled over bytes before a worker is asked: a grammar that cannot be carried out is refused with the name of its field.
 static OVER_BYTES: LazyLock<Result<Compiler, GrammarError>> =
@@ -36,7 +36,7 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<Source>, ApiError> {
         Ok(())
     };
     let given = fields.take("response_format");
-    add("response_format", response_format(fields, given)?)?;
+    add("response_format", response_format("response_format", given)?)?;
     let given = fields.take("structured_outputs");
     add("structured_outputs", structured_outputs(fields, given)?)?;
     for (name, kind) in GUIDED {
@@ -71,20 +71,40 @@ pub(super) fn compiles(name: &str, source: &Source) -> Result<(), ApiError> {
     }
 }
 
-/// OpenAI's field: `{"type": "json_schema", "json_schema": {"name", "schema", "strict"}}`. Strict or not, the schema is kept.
-fn response_format(fields: &Fields, given: Option<Value>) -> Result<Option<Source>, ApiError> {
+/// The format of an answer in the field of another endpoint, which is compiled, too.
+///
+/// # Errors
+/// When it is wrong, or cannot be carried out.
+pub(super) fn format(name: &str, given: Option<Value>) -> Result<Option<Source>, ApiError> {
+    let Some(source) = response_format(name, given)? else { return Ok(None) };
+    compiles(name, &source)?;
+    Ok(Some(source))
+}
+
+/// OpenAI's format: `{"type": "json_schema", "json_schema": {"name", "schema", "strict"}}`, or without the inner object. Strict or
+/// not, the schema is kept.
+fn response_format(name: &str, given: Option<Value>) -> Result<Option<Source>, ApiError> {
     let Some(given) = given.filter(|value| !empty(value)) else { return Ok(None) };
-    let expected = "{\"type\": \"text\"}, {\"type\": \"json_object\"} or {\"type\": \"json_schema\", \"json_schema\": {\"schema\": …}}";
+    let wrong = || {
+        let schema = match name {
+            "response_format" => "{\"type\": \"json_schema\", \"json_schema\": {\"schema\": …}}",
+            _ => "{\"type\": \"json_schema\", \"name\": …, \"schema\": …}",
+        };
+        let message = format!(
+            "{name} must be {{\"type\": \"text\"}}, {{\"type\": \"json_object\"}} or {schema}, got {}",
+            echo(&given)
+        );
+        ApiError::field(name, message)
+    };
     match given.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(Source::json_object())),
         Some("json_schema") => {
             let format = given.get("json_schema").unwrap_or(&given);
             let schema = format.get("schema").filter(|schema| !schema.is_null());
-            let schema = schema.ok_or_else(|| fields.wrong("response_format", expected, &given))?;
-            Ok(Some(Source::json_schema(schema)))
+            Ok(Some(Source::json_schema(schema.ok_or_else(wrong)?)))
         }
-        _ => Err(fields.wrong("response_format", expected, &given)),
+        _ => Err(wrong()),
     }
 }
 

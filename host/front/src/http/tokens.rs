@@ -7,9 +7,10 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::ask::{MOST_ANSWERS, check_model};
+use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
-use super::{App, Shared, chat, json as json_response, prompt};
+use super::{App, Shared, json as json_response, prompt};
 use crate::identity::Caller;
 use crate::text::Specials;
 
@@ -69,7 +70,7 @@ fn tokens_of(app: &App, body: &[u8]) -> Result<Value, ApiError> {
     match fields.take("prompt") {
         None => {
             // The template writes the special tokens.
-            let tokens = chat::tokens(app, &mut fields, special.unwrap_or(false))?;
+            let tokens = Conversation::take(&mut fields)?.tokens(app, special.unwrap_or(false))?;
             fields.refuse_rest(|_| None)?;
             Ok(one(tokens))
         }

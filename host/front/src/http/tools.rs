@@ -28,6 +28,15 @@ pub(super) enum Choice {
     Named(String),
 }
 
+/// How an endpoint writes tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// As chats do: `{"type": "function", "function": {"name", …}}`.
+    Nested,
+    /// As `/v1/responses` does: `{"type": "function", "name", …}`.
+    Flat,
+}
+
 /// The tools of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Tools {
@@ -37,6 +46,7 @@ pub(super) struct Tools {
     pub choice: Choice,
     /// An answer may have several calls.
     pub parallel: bool,
+    spelling: Spelling,
 }
 
 impl Tools {
@@ -44,7 +54,7 @@ impl Tools {
     ///
     /// # Errors
     /// When one of them is wrong, or the model takes no tools.
-    pub fn take(app: &App, fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+    pub fn take(app: &App, fields: &mut Fields, spelling: Spelling) -> Result<Option<Self>, ApiError> {
         let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
         let given = fields.take("tools").filter(|value| !empty(value));
         let choice = fields.take("tool_choice").filter(|value| !empty(value));
@@ -63,9 +73,9 @@ impl Tools {
             Err(_) if none => return Ok(None),
             able => able?,
         }
-        let functions = functions(fields, &given)?;
-        let choice = choice_of(fields, choice, &functions)?;
-        Ok(Some(Self { given, functions, choice, parallel }))
+        let functions = functions(fields, &given, spelling)?;
+        let choice = choice_of(fields, choice, &functions, spelling)?;
+        Ok(Some(Self { given: spelling.nested(given), functions, choice, parallel, spelling }))
     }
 
     /// The grammar of an answer that must call a tool.
@@ -79,7 +89,7 @@ impl Tools {
             Choice::Named(name) => self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(),
         };
         for (index, tool) in self.functions.iter().enumerate().filter(|(_, tool)| named.contains(tool)) {
-            let name = format!("tools[{index}].function.parameters");
+            let name = format!("tools[{index}]{}.parameters", self.spelling.function());
             structured::compiles(&name, &Source::json_schema(&tool.parameters))?;
         }
         let several = self.parallel && self.choice == Choice::Required;
@@ -91,6 +101,40 @@ impl Tools {
     /// The tools' names.
     pub fn names(&self) -> Vec<String> {
         self.functions.iter().map(|tool| tool.name.clone()).collect()
+    }
+}
+
+impl Spelling {
+    /// Where the name of a tool stands, seen from the tool.
+    fn function(self) -> &'static str {
+        match self {
+            Self::Nested => ".function",
+            Self::Flat => "",
+        }
+    }
+
+    /// The function of a tool, or of a choice.
+    fn of(self, tool: &Value) -> Option<&Value> {
+        match self {
+            Self::Nested => tool.get("function"),
+            Self::Flat => Some(tool),
+        }
+    }
+
+    /// Tools as templates expect them. Each is an object.
+    fn nested(self, tools: Value) -> Value {
+        match (self, tools) {
+            (Self::Flat, Value::Array(tools)) => tools
+                .into_iter()
+                .map(|mut tool| {
+                    if let Some(fields) = tool.as_object_mut() {
+                        fields.shift_remove("type");
+                    }
+                    json!({"type": "function", "function": tool})
+                })
+                .collect(),
+            (_, tools) => tools,
+        }
     }
 }
 
@@ -115,28 +159,32 @@ fn takes_tools(app: &App) -> Result<(), ApiError> {
     }
 }
 
-fn functions(fields: &Fields, given: &Value) -> Result<Vec<Function>, ApiError> {
+fn functions(fields: &Fields, given: &Value, spelling: Spelling) -> Result<Vec<Function>, ApiError> {
     let tools = given.as_array().filter(|tools| tools.len() <= MAX_TOOLS);
     let tools =
         tools.ok_or_else(|| fields.wrong("tools", format!("a list of up to {MAX_TOOLS} tools"), given))?;
     let mut functions: Vec<Function> = Vec::new();
     for (index, tool) in tools.iter().enumerate() {
         let at = |field: &str| format!("tools[{index}]{field}");
-        let function = tool.get("function").filter(|_| tool.get("type") == Some(&json!("function")));
-        let function = function
-            .ok_or_else(|| fields.wrong(&at(""), "{\"type\": \"function\", \"function\": {…}}", tool))?;
+        let is_function = tool.get("type") == Some(&json!("function"));
+        let Some(function) = spelling.of(tool).filter(|_| is_function) else {
+            let expected = match spelling {
+                Spelling::Nested => "{\"type\": \"function\", \"function\": {…}}",
+                Spelling::Flat => {
+                    "{\"type\": \"function\", \"name\": …}, since this server has no tools of its own"
+                }
+            };
+            return Err(fields.wrong(&at(""), expected, tool));
+        };
+        let at = |field: &str| format!("tools[{index}]{}{field}", spelling.function());
         let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
         let usual = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
         if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(usual) {
             let expected = format!("up to {MAX_NAME} letters, digits, _, - and .");
-            return Err(fields.wrong(
-                &at(".function.name"),
-                expected,
-                function.get("name").unwrap_or(&Value::Null),
-            ));
+            return Err(fields.wrong(&at(".name"), expected, function.get("name").unwrap_or(&Value::Null)));
         }
         if functions.iter().any(|known| known.name == name) {
-            return Err(ApiError::field(&at(".function.name"), format!("two tools are called {name:?}")));
+            return Err(ApiError::field(&at(".name"), format!("two tools are called {name:?}")));
         }
         let parameters = match function.get("parameters") {
             None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
@@ -148,14 +196,19 @@ fn functions(fields: &Fields, given: &Value) -> Result<Vec<Function>, ApiError> 
                 }
                 parameters
             }
-            Some(other) => return Err(fields.wrong(&at(".function.parameters"), "a JSON schema", other)),
+            Some(other) => return Err(fields.wrong(&at(".parameters"), "a JSON schema", other)),
         };
         functions.push(Function { name: name.to_owned(), parameters });
     }
     Ok(functions)
 }
 
-fn choice_of(fields: &Fields, given: Option<Value>, functions: &[Function]) -> Result<Choice, ApiError> {
+fn choice_of(
+    fields: &Fields,
+    given: Option<Value>,
+    functions: &[Function],
+    spelling: Spelling,
+) -> Result<Choice, ApiError> {
     let Some(given) = given else { return Ok(Choice::Auto) };
     match given.as_str() {
         Some("none") => return Ok(Choice::None),
@@ -164,7 +217,9 @@ fn choice_of(fields: &Fields, given: Option<Value>, functions: &[Function]) -> R
         Some("required" | "any") => return Ok(Choice::Required),
         _ => {}
     }
-    let name = given.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);
+    let is_function = given.get("type").is_none_or(|kind| kind == "function");
+    let function = spelling.of(&given).filter(|_| is_function);
+    let name = function.and_then(|function| function.get("name")).and_then(Value::as_str);
     match name {
         Some(name) if functions.iter().any(|tool| tool.name == name) => Ok(Choice::Named(name.to_owned())),
         Some(name) => Err(ApiError::field(
@@ -172,8 +227,12 @@ fn choice_of(fields: &Fields, given: Option<Value>, functions: &[Function]) -> R
             format!("tool_choice names {name:?}, which is not among the tools"),
         )),
         None => {
-            let expected =
-                "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
+            let expected = match spelling {
+                Spelling::Nested => {
+                    "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}"
+                }
+                Spelling::Flat => "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"name\": …}",
+            };
             Err(fields.wrong("tool_choice", expected, &given))
         }
     }
@@ -210,8 +269,9 @@ pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
     Ok(found)
 }
 
-fn object(function: &Map<String, Value>) -> Option<Value> {
-    match function.get("arguments") {
+/// The arguments of a call as an object, however they are written.
+pub(super) fn object(call: &Map<String, Value>) -> Option<Value> {
+    match call.get("arguments") {
         None | Some(Value::Null) => Some(json!({})),
         Some(object @ Value::Object(_)) => Some(object.clone()),
         Some(Value::String(text)) if text.trim().is_empty() => Some(json!({})),

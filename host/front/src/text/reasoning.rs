@@ -3,7 +3,7 @@
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Thoughts may begin.
     Start,
@@ -14,7 +14,7 @@ enum Stage {
 }
 
 /// Splits an answer's text into thoughts and the rest. The pieces may be cut anywhere.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Thoughts {
     stage: Stage,
     held: String,
@@ -51,6 +51,12 @@ impl Thoughts {
             _ => Stage::Start,
         };
         Self { stage, held: String::new() }
+    }
+
+    /// Whether the answer, or the white space before it, has begun.
+    #[must_use]
+    pub fn are_over(&self) -> bool {
+        matches!(self.stage, Stage::Behind | Stage::Answer)
     }
 
     /// Takes more text.

@@ -80,6 +80,12 @@ impl ChatTemplate {
         self.source.contains("tool")
     }
 
+    /// Whether it speaks of a role of this name.
+    #[must_use]
+    pub fn knows(&self, role: &str) -> bool {
+        self.source.contains(role)
+    }
+
     /// How its model writes calls, as far as it says.
     #[must_use]
     pub fn calls(&self) -> Option<CallFormat> {

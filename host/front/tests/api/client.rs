@@ -142,7 +142,14 @@ impl Reply {
     }
 }
 
+/// The data of an event. If it has a name, that is its data's type.
 fn parse_event(event: &str) -> Value {
-    let data = event.strip_prefix("data: ").unwrap_or_else(|| panic!("not an event: {event:?}"));
-    serde_json::from_str(data).unwrap_or_else(|_| Value::from(data))
+    let (name, data) = match event.strip_prefix("event: ").and_then(|event| event.split_once('\n')) {
+        Some((name, data)) => (Some(name), data),
+        None => (None, event),
+    };
+    let data = data.strip_prefix("data: ").unwrap_or_else(|| panic!("not an event: {event:?}"));
+    let data = serde_json::from_str(data).unwrap_or_else(|_| Value::from(data));
+    assert!(name.is_none_or(|name| data["type"] == name), "{event:?}");
+    data
 }

@@ -15,6 +15,7 @@ mod hostile;
 mod identity;
 mod many;
 mod operators;
+mod responses;
 mod serving;
 mod stopping;
 mod tools;

@@ -160,8 +160,11 @@ async fn flow<S: Shape>(
             };
             match status {
                 Ok(()) => return,
-                // Without [DONE]: the answer is not complete.
-                Err(error) => events.ready.push_back(event(&error.json())),
+                // Without what ends a stream: the answer is not complete.
+                Err(error) => {
+                    let last = events.shape.failed(&error);
+                    events.ready.extend(last.iter().map(event::<S>));
+                }
             }
             events.done = true;
         }
@@ -261,8 +264,10 @@ impl<S: Shape> Events<S> {
             self.ready.extend(held);
         }
         let last = self.shape.close(&self.usage);
-        self.ready.extend(last.iter().map(event));
-        self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+        self.ready.extend(last.iter().map(event::<S>));
+        if !S::NAMED {
+            self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+        }
     }
 
     /// Sends events of an answer, or keeps them until those before it have appeared.
@@ -270,7 +275,7 @@ impl<S: Shape> Events<S> {
         if self.ask.usage_in_all {
             events.iter_mut().for_each(|event| event["usage"] = self.usage.json());
         }
-        let events = events.iter().map(event);
+        let events = events.iter().map(event::<S>);
         if number < self.appeared {
             self.ready.extend(events);
             return;
@@ -292,6 +297,9 @@ fn prompt_tokens(answers: &[Answer], leads: &[bool]) -> u64 {
         .sum()
 }
 
-fn event(value: &Value) -> Bytes {
-    Bytes::from(format!("data: {value}\n\n"))
+fn event<S: Shape>(value: &Value) -> Bytes {
+    match value.get("type").and_then(Value::as_str).filter(|_| S::NAMED) {
+        Some(name) => Bytes::from(format!("event: {name}\ndata: {value}\n\n")),
+        None => Bytes::from(format!("data: {value}\n\n")),
+    }
 }

@@ -1,0 +1,182 @@
+//! A conversation on its way into the prompt, and how the answer to it is read.
+
+use host_wire::clock;
+use serde_json::{Map, Value, json};
+
+use super::ask::{Ask, not_empty};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::spoken::Spoken;
+use super::tools::{self, Choice, Tools};
+use super::{App, prompt};
+use crate::text::CallFormat;
+use crate::text::reasoning::{Thoughts, closes_thoughts, opens_thoughts};
+
+/// What a chat template is given.
+pub(super) struct Conversation {
+    /// The field that it came in.
+    pub field: &'static str,
+    /// A list of objects with `role` and `content`.
+    pub messages: Value,
+    /// There are calls of tools among them, or what tools gave.
+    pub has_calls: bool,
+    /// What the request adds to what the template sees.
+    pub extra: Map<String, Value>,
+}
+
+/// A conversation as the model is given it, and how its answer is read.
+pub(super) struct Turn {
+    pub prompt: Vec<u32>,
+    thoughts: Option<Thoughts>,
+    /// How calls are written, and the names of the tools.
+    calls: Option<(CallFormat, Vec<String>)>,
+    /// Most calls that are passed on.
+    most_calls: usize,
+}
+
+impl Conversation {
+    /// Takes what chats call it.
+    ///
+    /// # Errors
+    /// When a field is wrong.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let mut messages = messages(fields)?;
+        let has_calls = tools::prepare(&mut messages)?;
+        let mut extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
+        if let Some(add) = fields.boolean("add_generation_prompt")? {
+            extra.insert("add_generation_prompt".into(), Value::Bool(add));
+        }
+        Ok(Self { field: "messages", messages, has_calls, extra })
+    }
+
+    /// Its tokens. `special`: with those that a plain prompt is given, too.
+    ///
+    /// # Errors
+    /// When the model has no template, or its template refuses the messages.
+    pub fn tokens(mut self, app: &App, special: bool) -> Result<Vec<u32>, ApiError> {
+        not_empty(self.field, prompt::encode(app, &self.rendered(app)?, special)?)
+    }
+
+    /// What the template makes of it.
+    fn rendered(&mut self, app: &App) -> Result<String, ApiError> {
+        let Some(template) = &app.text.template else {
+            let message = format!(
+                "model {:?} has no chat template: use /v1/completions, or add chat_template.jinja to the model's folder",
+                app.model
+            );
+            return Err(ApiError::invalid(message));
+        };
+        if self.has_calls && !template.takes_calls() {
+            let message = format!(
+                "model {:?} cannot be told of calls of tools and their results: its chat template has no place for them",
+                app.model
+            );
+            return Err(ApiError::field(self.field, message));
+        }
+        if !template.knows("developer") {
+            // OpenAI's newer name of the same role. A template that does not know it would leave the message out.
+            for message in self.messages.as_array_mut().into_iter().flatten() {
+                if message["role"] == "developer" {
+                    message["role"] = json!("system");
+                }
+            }
+        }
+        Ok(template.render(&self.messages, &self.extra, clock::unix_seconds())?)
+    }
+}
+
+impl Turn {
+    /// Offers the tools, and gives the request the grammar of the calls that it demands.
+    ///
+    /// # Errors
+    /// When the template refuses the conversation, a call cannot be demanded, or the request has a grammar of its own, too.
+    pub fn new(
+        app: &App,
+        mut conversation: Conversation,
+        tools: Option<&Tools>,
+        ask: &mut Ask,
+    ) -> Result<Self, ApiError> {
+        if let Some(tools) = tools {
+            conversation.extra.insert("tools".into(), tools.given.clone());
+        }
+        let text = conversation.rendered(app)?;
+        // The template has written the special tokens itself.
+        let prompt = not_empty(conversation.field, prompt::encode(app, &text, false)?)?;
+        let thinks = app.text.dialect.thinks;
+        let reads = tools.filter(|tools| tools.choice != Choice::None).zip(app.text.calls());
+        if let Some((tools, format)) = reads
+            && let Some(grammar) = tools.grammar(format)?
+        {
+            if ask.grammar.is_some() {
+                let message = "a tool_choice that demands a call, and a structure for the answer, exclude each other: give one";
+                return Err(ApiError::field("tool_choice", message));
+            }
+            ask.grammar = Some(grammar);
+        }
+        if let Some(grammar) = ask.grammar.as_ref().filter(|_| thinks && !closes_thoughts(&text)) {
+            ask.grammar = Some(grammar.after_thoughts(opens_thoughts(&text)));
+        }
+        Ok(Self {
+            prompt,
+            thoughts: thinks.then(|| Thoughts::after(&text)),
+            calls: reads.map(|(tools, format)| (format, tools.names())),
+            most_calls: if tools.is_some_and(|tools| tools.parallel) { usize::MAX } else { 1 },
+        })
+    }
+
+    /// Takes one answer apart.
+    pub fn spoken(&self) -> Spoken {
+        let calls = self.calls.as_ref().map(|(format, names)| format.reader(names));
+        Spoken::new(self.thoughts.clone(), calls, self.most_calls)
+    }
+}
+
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// The messages as templates expect them: content as one string.
+fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
+    let mut messages = match fields.take("messages") {
+        Some(Value::Array(messages)) if !messages.is_empty() => messages,
+        Some(other) => return Err(fields.wrong("messages", "a list of at least one message", &other)),
+        None => return Err(ApiError::field("messages", "messages is missing")),
+    };
+    for (index, message) in messages.iter_mut().enumerate() {
+        let at = |field: &str| format!("messages[{index}]{field}");
+        let Value::Object(message) = message else {
+            return Err(fields.wrong(&at(""), "an object", message));
+        };
+        match message.get("role") {
+            Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
+            other => {
+                let expected = format!("one of {}", ROLES.join(", "));
+                return Err(fields.wrong(&at(".role"), expected, other.unwrap_or(&Value::Null)));
+            }
+        }
+        let content = match message.get("content") {
+            None | Some(Value::Null) if message.get("role") == Some(&json!("assistant")) => continue,
+            Some(Value::String(_)) => continue,
+            Some(Value::Array(parts)) => text_of(parts, &at(".content"), fields)?,
+            other => {
+                let got = other.unwrap_or(&Value::Null);
+                return Err(fields.wrong(&at(".content"), "a string or a list of text parts", got));
+            }
+        };
+        message.insert("content".into(), Value::String(content));
+    }
+    Ok(Value::Array(messages))
+}
+
+fn text_of(parts: &[Value], name: &str, fields: &Fields) -> Result<String, ApiError> {
+    let texts: Result<Vec<&str>, ApiError> = parts
+        .iter()
+        .map(|part| {
+            match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
+                (Some("text"), Some(text)) => Ok(text),
+                _ => {
+                    Err(fields.wrong(name, "parts of type text (this server takes no images or sound)", part))
+                }
+            }
+        })
+        .collect();
+    Ok(texts?.join("\n"))
+}

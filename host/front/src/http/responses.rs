@@ -1,0 +1,309 @@
+//! `POST /v1/responses`: OpenAI's endpoint for agents. Nothing is stored: a request has the whole conversation in its `input`.
+
+mod input;
+mod output;
+
+use axum::extract::{Extension, Request, State};
+use axum::response::Response;
+use host_wire::clock;
+use serde_json::{Map, Value, json};
+
+use self::output::Output;
+use super::answer::{End, Piece};
+use super::ask::{Ask, check_model};
+use super::conversation::Turn;
+use super::error::ApiError;
+use super::fields::{Fields, empty};
+use super::record::Usage;
+use super::respond::{Item, Prepared, Shape, serve};
+use super::spoken::Spoken;
+use super::tools::{Spelling, Tools};
+use super::{App, RequestId, Shared, logprobs, structured};
+use crate::text::Tokenizer;
+
+pub(super) async fn handle(
+    State(app): Shared,
+    Extension(id): Extension<RequestId>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    serve(&app, "/v1/responses", id, request, prepare).await
+}
+
+/// Whether a request with this body would be carried out.
+pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
+    prepare(app, id, body).is_ok()
+}
+
+fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    check_model(app, &mut fields)?;
+    let told = told(&fields);
+    let tools = Tools::take(app, &mut fields, Spelling::Flat)?;
+    refuse_stored(&mut fields)?;
+    // What an answer is limited to here is in text.format, or in vLLM's fields.
+    fields.refuse_unless("response_format", empty)?;
+    fields.refuse_unless("n", |n| n.as_f64() == Some(1.0))?;
+    let format = text_format(&mut fields)?;
+    let mut ask = Ask::take(app, &mut fields, "seed")?;
+    if let Some(format) = format {
+        if ask.grammar.is_some() {
+            let message = "text.format and another field both limit the answer: give one";
+            return Err(ApiError::field("text.format", message));
+        }
+        ask.grammar = Some(format);
+    }
+    ask.take_stream(&mut fields)?;
+    // Usage is in the last event, and nowhere else.
+    (ask.include_usage, ask.usage_in_all) = (false, false);
+    ask.take_serving(&mut fields)?;
+    ask.answer_field = "max_output_tokens";
+    let most = fields.integer("max_output_tokens", 1..=i64::from(u32::MAX))?;
+    ask.limit(most.and_then(|most| u32::try_from(most).ok()))?;
+    let wants_logprobs = included(&mut fields)?;
+    let top = fields.integer("top_logprobs", 0..=20)?.and_then(|top| u32::try_from(top).ok());
+    let top = top.filter(|top| wants_logprobs || *top > 0);
+    ask.sampling.logprobs = top.or(wants_logprobs.then_some(0));
+    let mut conversation = input::take(&mut fields)?;
+    conversation.extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
+    effort(&mut fields, &mut conversation.extra)?;
+    fields.refuse_rest(|_| None)?;
+    let turn = Turn::new(app, conversation, tools.as_ref(), &mut ask)?;
+    let shape = Responses {
+        told: Told {
+            id: format!("resp_{}", id.0),
+            created: clock::unix_seconds(),
+            model: app.model.clone(),
+            told,
+        },
+        begun: false,
+        spoken: turn.spoken(),
+        output: Output::new(id.0.clone(), ask.sampling.logprobs.is_some()),
+        reason: "stop",
+    };
+    Ok(Prepared { items: vec![Item { prompt: turn.prompt, ask }], shape })
+}
+
+/// Fields that come back in the answer as they were given, and what they are when absent.
+fn told(fields: &Fields) -> Map<String, Value> {
+    let defaults = [
+        ("instructions", Value::Null),
+        ("max_output_tokens", Value::Null),
+        ("metadata", json!({})),
+        ("parallel_tool_calls", json!(true)),
+        ("reasoning", json!({"effort": null, "summary": null})),
+        ("temperature", json!(1.0)),
+        ("text", json!({"format": {"type": "text"}})),
+        ("tool_choice", json!("auto")),
+        ("tools", json!([])),
+        ("top_logprobs", json!(0)),
+        ("top_p", json!(1.0)),
+        ("truncation", json!("disabled")),
+        ("user", Value::Null),
+    ];
+    let given = |name: &str| fields.get(name).filter(|value| !value.is_null()).cloned();
+    defaults.into_iter().map(|(name, default)| (name.to_owned(), given(name).unwrap_or(default))).collect()
+}
+
+/// Refuses what needs answers or prompts that a server keeps.
+fn refuse_stored(fields: &mut Fields) -> Result<(), ApiError> {
+    let whole = "this server keeps no responses: send the whole conversation as input";
+    let kept = [
+        ("previous_response_id", whole),
+        ("conversation", whole),
+        ("background", "this server keeps no responses: wait for the answer, or stream it"),
+        ("prompt", "this server keeps no prompts: send the text as instructions and input"),
+    ];
+    for (name, reason) in kept {
+        if fields.take(name).is_some_and(|value| !empty(&value)) {
+            return Err(ApiError::unsupported(name, format!("{name} is not supported here: {reason}")));
+        }
+    }
+    // It bounds calls of tools that a server runs itself.
+    fields.integer("max_tool_calls", 0..=i64::MAX)?;
+    fields.refuse_unless("truncation", |value| value == "disabled")
+}
+
+/// Takes `text`: the format of the answer. How wordy it is to be is up to the prompt.
+fn text_format(fields: &mut Fields) -> Result<Option<host_grammar::Source>, ApiError> {
+    let mut text = fields.object("text", "text.")?;
+    let format = text.take("format");
+    text.string("verbosity")?;
+    text.refuse_rest(|_| None)?;
+    structured::format("text.format", format)
+}
+
+/// Takes `include`. Whether it wants log probabilities.
+fn included(fields: &mut Fields) -> Result<bool, ApiError> {
+    const LOGPROBS: &str = "message.output_text.logprobs";
+    // There is nothing to encrypt: clients send thoughts back as they came.
+    const ENCRYPTED: &str = "reasoning.encrypted_content";
+    let mut wants = false;
+    match fields.take("include") {
+        None => {}
+        Some(Value::Array(names)) => {
+            for name in &names {
+                match name.as_str() {
+                    Some(LOGPROBS) => wants = true,
+                    Some(ENCRYPTED) => {}
+                    _ => {
+                        return Err(fields.wrong(
+                            "include",
+                            format!("a list of {LOGPROBS:?} and {ENCRYPTED:?}"),
+                            name,
+                        ));
+                    }
+                }
+            }
+        }
+        Some(other) => return Err(fields.wrong("include", "a list of names", &other)),
+    }
+    Ok(wants)
+}
+
+/// Takes `reasoning`. Templates call its effort `reasoning_effort`, and switch thoughts off with `enable_thinking`.
+fn effort(fields: &mut Fields, extra: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let mut reasoning = fields.object("reasoning", "reasoning.")?;
+    let effort = reasoning.string("effort")?;
+    // Thoughts are shown as they are.
+    reasoning.string("summary")?;
+    reasoning.string("generate_summary")?;
+    reasoning.refuse_rest(|_| None)?;
+    if let Some(effort) = effort {
+        if effort == "none" {
+            extra.entry("enable_thinking").or_insert(json!(false));
+        }
+        extra.entry("reasoning_effort").or_insert(json!(effort));
+    }
+    Ok(())
+}
+
+/// What a response says beside its output.
+struct Told {
+    id: String,
+    created: u64,
+    model: String,
+    /// Fields of the request.
+    told: Map<String, Value>,
+}
+
+struct Responses {
+    told: Told,
+    /// The first events were sent.
+    begun: bool,
+    spoken: Spoken,
+    output: Output,
+    /// How the answer ended.
+    reason: &'static str,
+}
+
+impl Told {
+    fn response(&self, status: &str, output: &[Value]) -> Value {
+        let mut response = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": false,
+            "error": null,
+            "incomplete_details": null,
+            "model": self.model,
+            "output": output,
+            "previous_response_id": null,
+            "store": false,
+            "usage": null,
+        });
+        if let Some(fields) = response.as_object_mut() {
+            fields.extend(self.told.clone());
+        }
+        response
+    }
+}
+
+impl Responses {
+    fn begin(&mut self) -> Vec<Value> {
+        if std::mem::replace(&mut self.begun, true) {
+            return Vec::new();
+        }
+        let response = self.told.response("in_progress", &[]);
+        ["response.created", "response.in_progress"]
+            .map(|kind| self.output.event(kind, json!({"response": response})))
+            .into()
+    }
+
+    fn take(&mut self, tokenizer: &dyn Tokenizer, piece: &Piece) -> Vec<Value> {
+        let thinks = self.spoken.is_thinking();
+        let said = self.spoken.push(&piece.text);
+        let shown = match logprobs::of_chat(tokenizer, &piece.shown)["content"].take() {
+            Value::Array(shown) => shown,
+            _ => Vec::new(),
+        };
+        self.output.push(said, shown, if thinks { piece.tokens.len() } else { 0 })
+    }
+
+    fn finish(&mut self, end: &End) -> Vec<Value> {
+        self.reason = end.reason;
+        let said = self.spoken.finish();
+        let mut events = self.output.push(said, Vec::new(), 0);
+        events.extend(self.output.finish(end.reason == "length"));
+        events
+    }
+
+    /// The whole response, when the answer has ended.
+    fn ended(&self, usage: &Usage) -> Value {
+        let cut = self.reason == "length";
+        let mut response =
+            self.told.response(if cut { "incomplete" } else { "completed" }, self.output.items());
+        if cut {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        response["usage"] = json!({
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.output.reasoning_tokens()},
+            "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        });
+        response
+    }
+}
+
+impl Shape for Responses {
+    const NAMED: bool = true;
+
+    fn piece(&mut self, _number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
+        let mut events = self.begin();
+        events.extend(self.take(tokenizer, &piece));
+        events
+    }
+
+    fn end(&mut self, _number: usize, _tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
+        let mut events = self.begin();
+        events.extend(self.finish(end));
+        events
+    }
+
+    fn close(&mut self, usage: &Usage) -> Vec<Value> {
+        let response = self.ended(usage);
+        let kind = if self.reason == "length" { "response.incomplete" } else { "response.completed" };
+        vec![self.output.event(kind, json!({"response": response}))]
+    }
+
+    fn failed(&mut self, error: &ApiError) -> Vec<Value> {
+        let mut events = self.begin();
+        let mut response = self.told.response("failed", self.output.items());
+        response["error"] =
+            json!({"code": error.code().unwrap_or("server_error"), "message": error.message()});
+        events.push(self.output.event("response.failed", json!({"response": response})));
+        events
+    }
+
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> Value {
+        for (pieces, end) in &all {
+            for piece in pieces {
+                self.take(tokenizer, piece);
+            }
+            self.finish(end);
+        }
+        self.ended(usage)
+    }
+}
