@@ -1,8 +1,9 @@
 //! Which rank holds which KV heads, and which rank sends which of them to which.
 //!
-//! Tensor-parallel ranks share a model's KV heads. With at most as many ranks as heads each rank holds a range of its own, and
-//! these ranges are as even as can be. With more ranks, those that follow each other hold the same head. Any number of ranks of one
-//! worker can meet any number of another: the map is made of head intervals, so neither number need divide the other.
+//! Tensor-parallel ranks share a model's KV heads. With at most as many ranks as heads each rank holds a range of its
+//! own, and these ranges are as even as can be. With more ranks, those that follow each other hold the same head. Any
+//! number of ranks of one worker can meet any number of another: the map is made of head intervals, so neither number
+//! need divide the other.
 
 use std::ops::Range;
 

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! lock    the longest cached prefix, as a receipt ([`PrefixLock`]) that keeps it from being evicted
-//! insert  what was received or computed, as often as wanted; the receipt then names the longer prefix
+//! insert  what was received or computed, as often as wanted (the receipt then names the longer prefix)
 //! unlock  once, at the end, however it ends
 //! ```
 //!

@@ -9,7 +9,7 @@
 //! ```text
 //!   Sender                                            Ring
 //!   add(lane) ── Ask(key, span) ──────────────────►  checked against what was opened
-//!             ◄── Wait ───────────────────────────   no gap yet; remembered
+//!             ◄── Wait ───────────────────────────   no gap yet: remembered
 //!             ◄── Grant(offset, generation) ──────   a slot, as soon as there is one
 //!   Gather into an own slot, Write ══ data, notice ═►  arrived: Scatter into pages, slot free
 //!   settled: own slot free

@@ -2,8 +2,8 @@
 //! does not come.
 //!
 //! ```text
-//! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored; of a model with
-//!                                               a window Preempted, if all was not
+//! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored, or,
+//!                                               of a model with a window, Preempted, if all was not
 //!
 //! both that decode   Preempted ─► Loading ─► Running, likewise ([`preemption`](super::preemption))
 //!
