@@ -167,7 +167,7 @@ impl RankBarrier {
         self.writes.insert(tag, Settling { waiting, error: None });
     }
 
-    /// Parts of a room may arrive, over these lanes. Without a connection there are none.
+    /// Parts of a room may arrive, over these lanes. Without a connection there are no lanes.
     pub fn open(&mut self, opening: &RoomOpening, lanes: Vec<HeadLane>) {
         let room = OpenRoom {
             attempt: opening.attempt,

@@ -102,7 +102,7 @@ counters! {
     flushed_in_use,
     /// Batches of reads or writes that hung.
     hung,
-    /// Like the next ones, of all workers (see [`Stats`](host_core::scheduler::Stats)).
+    /// Of all workers, like the next ones (see [`Stats`](host_core::scheduler::Stats)).
     integrity_failures,
     /// Messages repeated.
     messages_repeated,

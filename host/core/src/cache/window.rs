@@ -8,9 +8,9 @@
 //! A request that is sent its KV has the parts that its first step sees from admission on ([`WindowShape::tail`]). With a radix
 //! tree to leave them in, it also has those with which it could continue if it lost its pages ([`WindowShape::kept_tail`]).
 //! These parts arrive with the last part of the transfer. A request that computes gets parts for each piece just before the
-//! piece is computed ([`Cache::extend`]). Before its first piece it gets those that it restores from the [offload
-//! tiers](crate::hierarchy). When a batch is done, the parts that no later position sees are given back: the request's own to
-//! the pool, cached ones to the tree. So what a prompt takes here depends on the window and not on its length.
+//! piece is computed ([`Cache::extend`]). Before its first piece it gets those that it restores from the
+//! [offload tiers](crate::hierarchy). When a batch is done, the parts that no later position sees are given back: the request's
+//! own to the pool, cached ones to the tree. So what a prompt takes here depends on the window and not on its length.
 //!
 //! Where the full parts of a prefix are cached and the window at its end is not, the request may recompute that from
 //! the full parts ([`WindowShape::reach`]): it begins before the end of its prefix, at `Holding::recompute`, with no

@@ -12,8 +12,8 @@ pub(crate) enum Progress {
     Pending,
     /// All pages are in the pool.
     Done,
-    /// These pages of the prompt have to come from elsewhere. Where window parts are restored too, this is so many
-    /// pieces in all. Nothing of the restore is under way.
+    /// These pages of the prompt have to come from elsewhere. Where window parts are restored too, the range
+    /// says how many pieces these are in all. Nothing of the restore is under way.
     Failed(Range<usize>),
 }
 

@@ -21,8 +21,8 @@
 //! computed or cached the whole prompt and keeps it until `Commit`, which decode says only when everything is there. As
 //! long as nothing has arrived, the new attempt takes the place of the first and asks for all. Otherwise it asks for
 //! the missing span alone, when the first is verified. A request is renegotiated once at most. When prefill has gone
-//! meanwhile, or goes while it sends the span, decode computes from the first missing page on. Pages of a span that was
-//! asked for it takes back first, like those of a request that has ended.
+//! meanwhile, or goes while it sends the span, decode computes from the first missing page on. Before that, decode takes
+//! the pages of a span that was asked for back, like those of a request that has ended.
 
 use std::ops::Range;
 

@@ -3,8 +3,8 @@
 //!
 //! A request that has been admitted and whose prompt is not complete *leads*. One in the queue that it would bring
 //! pages for *follows* it. Leaders wait for no follower, so there are no chains: each wait ends when its leader's
-//! prompt is complete or the leader ends, whichever way. For models with a window it ends when the leader has passed
-//! the page in question. A request that is free again may follow another, but none follows for longer than half of the
+//! prompt is complete or the leader ends, whichever way. For models with a window a wait ends when the leader has
+//! passed the page in question. A request that is free again may follow another, but none follows for longer than half of the
 //! bootstrap timeout, for its other leg waits too.
 
 use std::collections::{BTreeMap, BTreeSet};

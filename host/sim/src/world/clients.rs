@@ -64,8 +64,8 @@ pub trait Clients {
     /// A worker begins a step.
     fn begun(&mut self, _now: Time, _place: usize, _batch: &Batch) {}
 
-    /// A worker's radix cache has changed so, in this order. This is told only of workers whose configuration [tells of
-    /// it](host_core::Config::cache_events).
+    /// A worker's radix cache has changed so, in this order. This is told only of workers whose configuration
+    /// [tells of it](host_core::Config::cache_events).
     fn cache_changed(&mut self, _place: usize, _changes: &[CacheEvent]) {}
 
     /// A token has come. Returns whether the client still wants the rest.

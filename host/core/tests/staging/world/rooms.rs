@@ -21,7 +21,7 @@ pub enum Stage {
     /// Not begun.
     Planned,
     Open,
-    /// Decode has given up. The rings that have not closed it yet, and whether prefill has drained, or is fenced.
+    /// Decode has given up. `rings` have not closed the room yet. `drained` says that prefill has drained, or is fenced.
     Closing {
         rings: u32,
         drained: bool,
