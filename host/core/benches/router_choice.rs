@@ -2,9 +2,9 @@
 //!
 //! `cargo bench -p host-core --bench router_choice -- [WORKERS] [PAGES PER WORKER] [PROMPT TOKENS]`
 //!
-//! Every worker holds its own conversations of 64 pages, all of them behind one shared prefix. Prompts are conversations
-//! of one worker with a new end. Median and 99th percentile of 20,000 choices; hashing is measured apart, because the
-//! router does it without its lock.
+//! Every worker holds its own conversations of 64 pages, all of them behind one shared prefix. Prompts are
+//! conversations of one worker with a new end. The figures are the median and the 99th percentile of 20,000 choices.
+//! Hashing is measured apart, because the router does it without its lock.
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock itself")]
 #![allow(clippy::expect_used, reason = "a benchmark stops at arguments that it cannot read")]

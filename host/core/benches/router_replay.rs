@@ -41,7 +41,7 @@ fn read(path: &str, speedup: f64) -> Vec<Request> {
         .collect()
 }
 
-/// Whole blocks of a prompt; the last one of a prompt is partial unless the length says otherwise.
+/// Whole blocks of a prompt. The last block of a prompt is partial unless the prompt's length says otherwise.
 fn whole(request: &Request) -> &[BlockKey] {
     &request.blocks[..request.blocks.len().min((request.tokens / BLOCK) as usize)]
 }

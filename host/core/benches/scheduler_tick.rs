@@ -27,7 +27,7 @@ fn main() {
 }
 
 fn measure(running: u32, queued: u32, cache: bool) -> (f64, f64) {
-    // Those that run need 1000 + 3000 tokens each; one page is left over.
+    // Requests that run need 1000 + 3000 tokens each. One page is left over.
     let pages = running * (PROMPT + 3_000).div_ceil(16) + 1;
     let long = Duration::from_secs(1_000_000);
     let mut scheduler = Scheduler::new(Config {

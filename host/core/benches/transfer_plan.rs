@@ -2,9 +2,9 @@
 //!
 //! `cargo bench -p host-core --bench transfer_plan`
 //!
-//! 512 pages of 16 tokens of a model of 64 layers and 8 KV heads of 128 (bf16), one lane of each case: pages that follow
-//! each other on neither side. Planned means all pieces are handed out; sized, that they are counted, which is what the
-//! choice between direct and staged needs. Best of 20, in microseconds, and nanoseconds a piece.
+//! 512 pages of 16 tokens of a model of 64 layers and 8 KV heads of 128 (bf16), one lane of each case. The pages follow each
+//! other on neither side. "Planned" means that all pieces are handed out. "Sized" means that they are counted, which is what
+//! the choice between direct and staged needs. Times are the best of 20, in microseconds, and in nanoseconds a piece.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 

@@ -1,8 +1,8 @@
 //! The aux row: what prefill writes beside the pages, once, with the last of them.
 //!
 //! A fixed number of bytes per room in a region of its own. It carries what decode needs to go on (the first token) and
-//! what the pages are of (room, attempt, size); what they hold is vouched for by the sums that travel with the parts
-//! ([`crate::notice`]). The row guards itself with a checksum, so that a stale, torn or foreign row is recognised
+//! what the pages are of (room, attempt, size). What the pages hold is vouched for by the sums that travel with the
+//! parts ([`crate::notice`]). The row guards itself with a checksum, so that a stale, torn or foreign row is recognised
 //! before anything in it is used.
 
 use crate::batch::{MAX_TOP_LOGPROBS, Sampled};

@@ -13,7 +13,7 @@ pub struct Batch {
     pub id: u64,
     /// The sequences, each at most once.
     pub sequences: Vec<Sequence>,
-    /// News is wanted whenever the KV of so many more layers is in the pool; 0 wants none.
+    /// News is wanted whenever the KV of so many more layers is in the pool. With 0 none is wanted.
     pub layer_group: u32,
 }
 
@@ -32,15 +32,15 @@ pub struct Sequence {
     pub room: Room,
     /// Tokens to compute now, at least one.
     pub tokens: Vec<u32>,
-    /// Position of `tokens[0]` in the sequence; KV for everything before it is in `pages`, of sliding layers for what it
-    /// sees in `window`.
+    /// Position of `tokens[0]` in the sequence. `pages` hold the KV of everything before this position. `window` holds
+    /// the KV of sliding layers for what this position sees.
     pub start: u32,
-    /// Pages that hold positions `0 .. start + tokens.len()`, in order; the executor writes the new positions' KV, but for
-    /// those in `recompute`.
+    /// Pages that hold positions `0 .. start + tokens.len()`, in order. The executor writes the KV of the new
+    /// positions, but for those in `recompute`.
     pub pages: Vec<PageId>,
     /// Where the sliding layers' KV lies, which is not in `pages`: the window parts of the token pages from
-    /// [`first_live`](crate::window::first_live)`(start)` to the page of the last new position; perhaps some before, and none
-    /// before the first position of `recompute`.
+    /// [`first_live`](crate::window::first_live)`(start)` to the page of the last new position. Parts of earlier pages
+    /// may be here too, but none before the first position of `recompute`.
     pub window: WindowPages,
     /// The recompute range: positions that are computed, now or before, for the KV of sliding layers alone. None of these
     /// layers sees a position before them. No other layer's KV is written for them, since `pages` hold it already. Empty

@@ -1,7 +1,7 @@
 //! Where every page of a worker is: one interface over pool, radix tree, offload tiers, windows and quarantine.
 //!
-//! The [scheduler](crate::scheduler) knows requests; this part knows pages. A request has a [`Holding`], whose pages only
-//! this part changes, and shows its [`Tokens`].
+//! The [scheduler](crate::scheduler) knows requests, and this part knows pages. A request has a [`Holding`], whose
+//! pages only this part changes, and shows its [`Tokens`].
 //!
 //! ```text
 //!             fetch            probe            admit
@@ -15,14 +15,16 @@
 //! | Operation | What it does |
 //! | --- | --- |
 //! | [`fetch`](Cache::fetch) | asks the offload tiers for what the pool lacks of a waiting request's tokens |
-//! | [`probe`](Cache::probe) | finds and locks what a waiting request may use; [`forgo`](Cache::forgo) lets go of it |
+//! | [`probe`](Cache::probe) | finds and locks what a waiting request may use |
+//! | [`forgo`](Cache::forgo) | lets go of what `probe` locked |
 //! | [`need`](Cache::need), [`can_have`](Cache::can_have), [`make_free`](Cache::make_free) | count pages, and evict for them |
 //! | [`admit`](Cache::admit) | gives a request its pages and begins to restore what the offload tiers have |
 //! | [`restored`](Cache::restored) | takes note of how a request's restore is doing, and says whether it has ended |
 //! | [`continue_at`](Cache::continue_at) | lets a request continue behind what it has |
 //! | [`extend`](Cache::extend) | adds pages to a running request |
 //! | [`keep`](Cache::keep), [`keep_computed`](Cache::keep_computed) | give computed pages to the radix tree, and to the offload tiers by their policy |
-//! | [`write_back`](Cache::write_back), [`give_up_saves`](Cache::give_up_saves) | save ahead of eviction; take pages back from copies that have not begun |
+//! | [`write_back`](Cache::write_back) | saves ahead of eviction |
+//! | [`give_up_saves`](Cache::give_up_saves) | takes pages back from copies that have not begun |
 //! | [`give_back`](Cache::give_back) | takes all pages of a preempted request |
 //! | [`release`](Cache::release) | takes all pages of an ended request, into quarantine where something may touch them |
 //!
@@ -82,7 +84,7 @@ pub(crate) struct Cache {
 pub struct Flushed {
     /// Pages that are free now.
     pub freed: usize,
-    /// Pages that requests use; they are free when these end.
+    /// Pages that requests use. They are free when these requests end.
     pub in_use: usize,
 }
 
@@ -128,12 +130,12 @@ impl Cache {
         self.pool.fault()
     }
 
-    /// What the radix tree holds; all zero without one.
+    /// What the radix tree holds. Without a tree all counts are zero.
     pub(crate) fn tree_counts(&self) -> TreeCounts {
         self.tree.as_ref().map(RadixTree::counts).unwrap_or_default()
     }
 
-    /// Counters of the offload tiers; all zero without any.
+    /// Counters of the offload tiers. Without any tiers all are zero.
     pub(crate) fn hierarchy_stats(&self) -> HierarchyStats {
         self.tiers.as_ref().map(Hierarchy::stats).unwrap_or_default()
     }
@@ -172,8 +174,8 @@ impl Cache {
         changes.take().unwrap_or_default()
     }
 
-    /// Empties the radix tree and the host memory tier; storage keeps its pages. Pages that requests use stay for them, are found
-    /// by no other request, and are free when the last of these ends. `None` without a radix tree.
+    /// Empties the radix tree and the host memory tier. Storage keeps its pages. Pages that requests use stay for them, and no
+    /// other request finds them. They are free when the last of these requests ends. `None` without a radix tree.
     pub(crate) fn flush(&mut self) -> Option<Flushed> {
         let tree = self.tree.as_mut()?;
         let pages = tree.clear(&mut self.changes);

@@ -59,34 +59,34 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
-    /// The offload tiers, if any; need a radix cache.
+    /// The offload tiers, if any. They need a radix cache.
     pub hierarchy: Option<HierarchyConfig>,
     /// Tell what enters and leaves the radix cache ([`Action::Cache`](crate::scheduler::Action::Cache)). Without a listener it is
     /// work for nothing.
     pub cache_events: bool,
-    /// Digest of everything beside namespace and tokens that makes KV differ; see
-    /// [`crate::radix::TreeConfig::identity`]. A router that knows this worker's pages by their prompts must know it.
+    /// Digest of everything beside namespace and tokens that makes KV differ (see
+    /// [`crate::radix::TreeConfig::identity`]). A router that knows this worker's pages by their prompts must know it.
     pub identity: PageHash,
     /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
     /// preemptions rare, fewer lets more requests run at once.
     pub reserved_decode_tokens: u32,
-    /// Mean time between two tokens of an answer that batches are to stay under; `None` lets as many run as fit.
+    /// Mean time between two tokens of an answer that batches are to stay under. With `None` as many requests run as fit.
     pub target_itl: Option<Duration>,
-    /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
+    /// A number that clients do not know (see [`crate::radix::TreeConfig::seed`]).
     pub seed: u64,
     /// Whether the transfer backend proves when nothing of a write that failed or was cancelled is in flight any more. Without
     /// that proof only the fence around a peer ends what was sent to it: a transfer that ends early has its peer fenced. A decode
     /// worker then preempts no request, so that each is admitted with headroom for its whole answer, and no radix cache may be.
     pub settles: bool,
-    /// What the window parts of a model with sliding layers take; `None` for other models.
+    /// What the window parts of a model with sliding layers take, or `None` for other models.
     pub window: Option<WindowShape>,
-    /// In how many groups of layers pages are sent; the model's layers.
+    /// The model's layers, and in how many groups of them pages are sent.
     pub layer_groups: LayerGroups,
     /// Sequences in one batch at most.
     pub max_batch: u32,
     /// Requests past the queue at most: computing, or with a transfer under way. Each has an aux row.
     pub max_running: u32,
-    /// Requests in the queue at most; more are refused as busy.
+    /// Requests in the queue at most. More are refused as busy.
     pub max_queued: u32,
     /// Transfers of one room at most, the first included.
     pub max_attempts: u32,

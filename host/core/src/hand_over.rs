@@ -7,7 +7,7 @@
 //!          Reclaiming (prefill sends no more)          Orphans (the request has not come yet)
 //! ```
 //!
-//! The types decide what a part is and when a transfer is complete; they know no pool and no other request. The
+//! The types decide what a part is and when a transfer is complete. They know no pool and no other request. The
 //! [scheduler](crate::scheduler) sends messages and moves requests. What the two sides say is in [`message`](crate::message).
 
 mod incoming;

@@ -1,8 +1,9 @@
 //! Which rank holds which KV heads, and which rank sends which of them to which.
 //!
 //! Tensor-parallel ranks share a model's KV heads. With at most as many ranks as heads each rank holds a range of its
-//! own, as even as can be; with more, ranks that follow each other hold the same head. Every rank number of one worker can
-//! meet every rank number of another: the map is made of head intervals, so neither need divide the other.
+//! own, and these ranges are as even as can be. With more ranks, those that follow each other hold the same head. Any
+//! number of ranks of one worker can meet any number of another: the map is made of head intervals, so neither number
+//! need divide the other.
 
 use std::ops::Range;
 
@@ -29,7 +30,7 @@ pub fn holders(kv_heads: usize, ranks: usize, head: usize) -> Range<usize> {
     first..first + count
 }
 
-/// The heads of which `rank` is the first holder, so that every head is counted once over all ranks; maybe none.
+/// The heads of which `rank` is the first holder, so that every head is counted once over all ranks. There may be none.
 ///
 /// # Panics
 /// When there are no heads, or no such rank.

@@ -14,11 +14,10 @@
 //!
 //! Window parts are pages of the pool under [names](PageHash::window_part) of their own (`windows.rs`).
 //!
-//! Like pages, slots exist on every rank under the same number, each rank's slot holding its KV heads. The core speaks
-//! of whole pages. The worker stores one object per page and KV head (key: SHA-256 of name and head), laid out layer,
-//! K/V, token, dimension. Workers of any number of ranks and any layout of their pools find each other's objects.
-//! Replicated heads are stored once. An object is large enough to pay for a call (Llama-70B, 16 tokens: 640 KiB;
-//! Qwen3-0.6B: 112 KiB).
+//! Like pages, slots exist on every rank under the same number, each rank's slot holding its KV heads. The core speaks of whole
+//! pages. The worker stores one object per page and KV head (key: SHA-256 of name and head), laid out layer, K/V, token,
+//! dimension. Workers of any number of ranks and any layout of their pools find each other's objects. Replicated heads are
+//! stored once. An object is large enough to pay for a call (with 16 tokens, 640 KiB for Llama-70B and 112 KiB for Qwen3-0.6B).
 //!
 //! # Ways
 //!
@@ -39,7 +38,7 @@
 //! | action | is to be answered by |
 //! | --- | --- |
 //! | [`Copy`](TierAction::Copy) | [`Ended`](TierEvent::Ended) for every page once, when no rank touches page or slot for it any more |
-//! | [`Query`](TierAction::Query) | [`Answered`](TierEvent::Answered); later than the core waits is harmless |
+//! | [`Query`](TierAction::Query) | [`Answered`](TierEvent::Answered), which does no harm when it comes later than the core waits |
 //! | [`Read`](TierAction::Read), [`Write`](TierAction::Write) | [`Ended`](TierEvent::Ended) for every page once, when the tier touches the slot no more |
 //! | [`Cancel`](TierAction::Cancel) | nothing: its pages still end |
 //!
@@ -102,11 +101,11 @@ pub(crate) enum Keep {
 #[derive(Debug)]
 struct Op {
     work: Work,
-    /// Slots by place in the batch; `None` once ended.
+    /// Slots by place in the batch. `None` once ended.
     slots: Vec<Option<HostSlot>>,
     left: usize,
     since: Time,
-    /// When it is given up; `None` for copies, and once that has happened.
+    /// When the work is given up. `None` for copies, and once it was given up.
     until: Option<Time>,
     /// What it and those before it had to carry, in bytes.
     carried: u64,
@@ -268,8 +267,8 @@ impl Hierarchy {
 
     fn ended(&mut self, now: Time, tag: TierTag, pages: &[(u32, PageEnd)]) -> Option<TierTag> {
         let Some(mut op) = self.ops.remove(&tag) else { unreachable!("{tag:?} ended, and never was") };
-        // A request that waits for several goes on with those that are there when one is not; and the front of a prefix
-        // is to be evicted last.
+        // A request that waits for several pages goes on with those that are there when one is not, so those come
+        // first. The front of a prefix is to be evicted last.
         let mut pages: Vec<&(u32, PageEnd)> = pages.iter().rev().collect();
         pages.sort_by_key(|(_, end)| *end != PageEnd::Done);
         for (place, end) in pages {
@@ -363,8 +362,7 @@ impl Hierarchy {
         self.transferring.learn(pages as f64, time.as_secs_f64());
     }
 
-    /// Forgets all pages in host memory; storage keeps its own. What is under way goes on for the requests that wait
-    /// for it.
+    /// Forgets all pages in host memory. Storage keeps its own. What is under way goes on for the requests that wait for it.
     pub(crate) fn clear(&mut self) {
         for slot in self.host.clear() {
             self.tell_waiters(slot, false);

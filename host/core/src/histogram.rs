@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Upper bounds of the buckets, in microseconds; one more bucket takes the rest.
+/// Upper bounds of the buckets, in microseconds. One more bucket takes the rest.
 pub const BOUNDS_US: [u64; 20] = [
     500, 1_000, 2_000, 3_000, 5_000, 7_500, 10_000, 15_000, 20_000, 30_000, 40_000, 50_000, 75_000, 100_000,
     150_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000,

@@ -40,7 +40,7 @@ impl fmt::Display for Instance {
     }
 }
 
-/// Time since the worker (or the simulation) started. The core never asks for it; it is told.
+/// Time since the worker (or the simulation) started. The core never asks for the time. The caller tells it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Time(pub Duration);
 
@@ -59,7 +59,7 @@ impl Time {
         Time(self.0.saturating_add(wait))
     }
 
-    /// How long ago `earlier` was; zero if it lies ahead.
+    /// How long ago `earlier` was, or zero if it lies ahead.
     #[must_use]
     pub fn since(self, earlier: Time) -> Duration {
         self.0.saturating_sub(earlier.0)

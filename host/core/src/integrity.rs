@@ -12,7 +12,7 @@ use crate::ids::Room;
 pub struct Found {
     /// The aux row's bytes.
     pub aux_row: [u8; AUX_ROW_BYTES],
-    /// What each of prefill's ranks sent to each of ours, and what lies there; `None` when integrity is switched off.
+    /// What each of prefill's ranks sent to each of ours, and what lies there. `None` when integrity is switched off.
     pub lanes: Option<Vec<LaneSum>>,
 }
 
@@ -87,7 +87,7 @@ pub enum Mismatch {
 /// Checks an arrived transfer.
 ///
 /// # Errors
-/// When row or pages are not what was expected; the pages must then be sent again.
+/// When row or pages are not what was expected. The pages must then be sent again.
 pub fn verify(expected: Expected, found: &Found) -> Result<Verified, Mismatch> {
     let row = AuxRow::decode(&found.aux_row).map_err(|_damaged| Mismatch::Row)?;
     let said =

@@ -102,7 +102,7 @@ impl LayerGroups {
         self.layers
     }
 
-    /// Layers in a group when `pages` pages are computed at once; `None`: they are sent whole.
+    /// Layers in a group when `pages` pages are computed at once, or `None` when they are sent whole.
     #[must_use]
     pub fn group(&self, pages: usize) -> Option<u32> {
         let fitting = (pages * self.page_bytes).checked_div(self.least_part).unwrap_or(usize::MAX);

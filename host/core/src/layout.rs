@@ -1,9 +1,9 @@
 //! Where each element of the KV cache lies.
 //!
 //! The cache is one array over (page, head, layer, K or V, token in page, dim). [`KvLayout`] gives the bytes between
-//! neighbours along each of these, for K and for V, whose rows may differ in size; so any order that an engine fixes is the
-//! same type. The default order is page-head-layer-kv-token-dim: a page is one contiguous piece of memory for all layers,
-//! and so is a head range of it.
+//! neighbours along each of these, for K and for V, whose rows may differ in size. So any order that an engine fixes is
+//! the same type. The default order is page-head-layer-kv-token-dim: a page is one contiguous piece of memory for all
+//! layers, and so is a head range of it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -62,7 +62,7 @@ pub struct KvShape {
     pub page_tokens: usize,
     /// Elements of one K row.
     pub head_dim: usize,
-    /// Elements of one V row; most models have as many as in a K row.
+    /// Elements of one V row. Most models have as many as in a K row.
     pub value_dim: usize,
     /// Element type.
     pub dtype: Dtype,
@@ -147,7 +147,7 @@ impl Strides {
     }
 }
 
-/// Orders in use, outermost dimension first; `dim` is always innermost and dense.
+/// Orders in use, outermost dimension first. `dim` is always innermost and dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvOrder {
     /// Ours: a page, and a head range of it, is one contiguous piece.
@@ -201,7 +201,7 @@ impl KvLayout {
         self.shape.page_bytes() * self.shape.pages
     }
 
-    /// Byte offset of one row; `kv` is 0 for K (`head_dim` elements) and 1 for V (`value_dim`).
+    /// Byte offset of one row. `kv` is 0 for K (`head_dim` elements) and 1 for V (`value_dim`).
     ///
     /// # Panics
     /// When an index lies outside the shape.

@@ -3,8 +3,8 @@
 //! | decode says | prefill answers | meaning |
 //! | --- | --- | --- |
 //! | [`Reserve`](Body::Reserve) | [`Reserved`](Body::Reserved) or [`Refused`](Body::Refused) | these pages are yours to write |
-//! | [`Commit`](Body::Commit) | [`Committed`](Body::Committed) | everything arrived and was verified; let go of the room |
-//! | [`Abort`](Body::Abort) | [`Drained`](Body::Drained) | stop; answered only when none of the room's writes is in flight |
+//! | [`Commit`](Body::Commit) | [`Committed`](Body::Committed) | everything arrived and was verified, so let go of the room |
+//! | [`Abort`](Body::Abort) | [`Drained`](Body::Drained) | stop, and answer only when none of the room's writes is in flight |
 //!
 //! Prefill says [`PrefillFailed`](Body::PrefillFailed), decode answers [`PrefillFailedSeen`](Body::PrefillFailedSeen).
 //!
@@ -43,7 +43,7 @@ pub enum Body {
         /// Whether another try may succeed.
         retryable: bool,
     },
-    /// Decode has verified all pages; prefill may let go of its own.
+    /// Decode has verified all pages. Prefill may let go of its own.
     Commit,
     /// Prefill has let go.
     Committed,
@@ -68,16 +68,16 @@ pub struct Reserve {
     /// Decode's pages for the prompt from `decode_prefix_len` on, in order: to its end at the first attempt, and of a later
     /// one perhaps fewer, when decode lacks a span of what it said it would hold.
     pub pages: Vec<PageId>,
-    /// Decode's pages for the window parts that its first step sees ([`WindowShape::tail`](crate::window::WindowShape::tail)),
-    /// which prefill sends with the last part; none of models without sliding layers, and none at a later attempt when an
-    /// earlier one has brought them.
+    /// Decode's pages for the window parts that its first step sees
+    /// ([`WindowShape::tail`](crate::window::WindowShape::tail)). Prefill sends these with the last part. There are
+    /// none for models without sliding layers, and none at a later attempt when an earlier one has brought them.
     pub window: Vec<PageId>,
     /// Prompt tokens before what is to be sent, which decode holds or restores itself: whole pages.
     pub decode_prefix_len: u32,
-    /// Tokens of the whole prompt; both sides must mean the same.
+    /// Tokens of the whole prompt. Both sides must mean the same.
     pub prompt_tokens: u32,
     /// Decode's aux row for this room.
     pub aux_slot: u32,
-    /// [Fingerprint](crate::radix::NamespaceKey::fingerprint) of the namespace; both sides must mean the same.
+    /// [Fingerprint](crate::radix::NamespaceKey::fingerprint) of the namespace. Both sides must mean the same.
     pub namespace: u64,
 }

@@ -53,7 +53,7 @@ pub struct LaneNotice {
     pub fragment: u32,
     /// How many there are, at least one.
     pub fragments: u32,
-    /// Sum over the lane's pages of the part; 0 when integrity is switched off.
+    /// Sum over the lane's pages of the part, or 0 when integrity is switched off.
     pub sum: u64,
     /// Whether the part has no pages, so that only rank 0 sends anything, the aux row, to rank 0.
     pub alone: bool,
@@ -109,7 +109,7 @@ impl LaneNotice {
         bytes
     }
 
-    /// Reads a message; `None` when it is none of this kind, or says what cannot be.
+    /// Reads a message. `None` when it is none of this kind, or says what cannot be.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; MESSAGE_BYTES] = bytes.try_into().ok()?;
@@ -139,7 +139,7 @@ impl PieceNotice {
         bytes
     }
 
-    /// Reads a message; `None` when it is none of this kind, or says what cannot be.
+    /// Reads a message. `None` when it is none of this kind, or says what cannot be.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut bytes: [u8; MESSAGE_BYTES] = bytes.try_into().ok()?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::ids::{Instance, Room, Time};
 use crate::message::{Body, Message};
 
-/// First wait before a message is repeated; doubles each time.
+/// First wait before a message is repeated. The wait doubles each time.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// Longest wait between repeats.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
@@ -54,7 +54,7 @@ impl Outbox {
         Message { id: self.next_id(), answers: Some(question), room, attempt, body }
     }
 
-    /// Takes note of an answer; false when no question waited for it (a repeat, or the room was given up).
+    /// Takes note of an answer. Returns `false` when no question waited for it (a repeat, or the room was given up).
     pub(crate) fn answered(&mut self, from: Instance, question: u64) -> bool {
         match self.unanswered.get(&question) {
             Some(entry) if entry.to == from => self.unanswered.remove(&question).is_some(),
@@ -85,7 +85,7 @@ impl Outbox {
         self.last_id + 1
     }
 
-    /// Messages whose repeat is due; each is due again later.
+    /// Messages whose repeat is due. Each is due again later.
     pub(crate) fn due(&mut self, now: Time) -> Vec<(Instance, Message)> {
         let mut repeats = Vec::new();
         for entry in self.unanswered.values_mut().filter(|entry| entry.due <= now) {

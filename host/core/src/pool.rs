@@ -3,8 +3,8 @@
 //! A page is *free*, *held* by one owner, *cached* in the [radix tree](crate::radix), or *quarantined*: not in use, but
 //! something may still touch it (a peer's write, our own transfer reading it, a batch being computed). Pages leave the
 //! pool and come back as values that can be neither copied nor dropped unnoticed, and a quarantined page becomes free
-//! only against [`Settled`] evidence. There is no timer. Which free page is taken next may be an allocator's choice
-//! ([`PageSource`]); where a page is never is.
+//! only against [`Settled`] evidence. There is no timer. An allocator may choose which free page is taken next
+//! ([`PageSource`]). It never chooses where a page is.
 //!
 //! ```text
 //! free ─allocate─► held ─cache─► cached ─release_cached─► free
@@ -143,7 +143,7 @@ pub struct PoolCounts {
 #[derive(Debug)]
 pub struct PagePool {
     states: Vec<PageState>,
-    /// What each page was taken for; of a free one, what it was taken for last.
+    /// What each page was taken for. For a free page, what it was taken for last.
     components: Vec<Component>,
     limits: PoolLimits,
     /// Pages of each component, wherever they are.
@@ -197,7 +197,7 @@ impl PagePool {
             && full + window <= self.counts.free
     }
 
-    /// What the source did for which it is disabled; the pool chooses pages itself since.
+    /// What the source did for which it is disabled. Since then the pool chooses pages itself.
     #[must_use]
     pub fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
@@ -221,7 +221,7 @@ impl PagePool {
     }
 
     /// Takes `count` pages for the layers with a window, or none if there are fewer. A page of the sequence is made of
-    /// several; `count` has them all.
+    /// several of them, and `count` has them all.
     pub fn allocate_window(&mut self, count: usize) -> Option<HeldPages> {
         self.fits(0, count).then(|| self.take(Component::Window, count))
     }
@@ -315,7 +315,7 @@ impl PagePool {
         );
     }
 
-    /// Counts every page anew; for tests and for a worker that is idle.
+    /// Counts every page anew, for tests and for a worker that is idle.
     ///
     /// # Panics
     /// When the counts kept along the way are wrong.

@@ -1,11 +1,11 @@
 //! The radix tree: which cached pages hold the KV of which tokens.
 //!
-//! A node owns a *range* of pages and the raw tokens of the edge that leads to it; matching compares tokens, so no
+//! A node owns a *range* of pages and the raw tokens of the edge that leads to it. Matching compares tokens, so no
 //! collision can serve another prompt's KV. Everything is in whole pages. The life of a request:
 //!
 //! ```text
 //! lock    the longest cached prefix, as a receipt ([`PrefixLock`]) that keeps it from being evicted
-//! insert  what was received or computed, as often as wanted; the receipt then names the longer prefix
+//! insert  what was received or computed, as often as wanted (the receipt then names the longer prefix)
 //! unlock  once, at the end, however it ends
 //! ```
 //!
@@ -71,7 +71,7 @@ pub struct TreeConfig {
 pub struct TreeCounts {
     /// Pages.
     pub pages: usize,
-    /// Pages that some receipt keeps; the others can be evicted.
+    /// Pages that some receipt keeps. The others can be evicted.
     pub locked: usize,
     /// Pages of the pool that the window parts of some of them take beside them.
     pub window_pages: usize,
@@ -127,8 +127,8 @@ impl RadixTree {
         }
     }
 
-    /// The namespace of this key; `None` when as many others as are allowed hold pages or receipts, so that the request
-    /// must run without the cache. It may be forgotten unless it is locked before the next one is asked for.
+    /// The namespace of this key. `None` when as many others as are allowed hold pages or receipts, so that the request
+    /// must run without the cache. A namespace may be forgotten unless it is locked before the next one is asked for.
     pub fn namespace(&mut self, key: &NamespaceKey) -> Option<Namespace> {
         self.namespaces.intern(key, &self.identity)
     }
@@ -175,9 +175,9 @@ impl RadixTree {
         }
     }
 
-    /// The names of a locked prefix's pages behind the first `known`, in order; none once its namespace is forgotten.
-    /// Every node remembers the name of its last page once it was asked for, so the names of what was just inserted
-    /// cost a hash for each page of it.
+    /// The names of a locked prefix's pages behind the first `known`, in order, or none once its namespace is
+    /// forgotten. Every node remembers the name of its last page once it was asked for, so the names of what was just
+    /// inserted cost a hash for each page of it.
     pub fn page_hashes(&mut self, lock: &PrefixLock, known: usize) -> Vec<PageHash> {
         match self.namespaces.contains(lock.namespace) {
             true => self.node_hashes(lock.node, known),
@@ -213,7 +213,7 @@ impl RadixTree {
         hashes
     }
 
-    /// Whether a locked prefix can still be found; not after the tree was [cleared](Self::clear).
+    /// Whether a locked prefix can still be found. It cannot after the tree was [cleared](Self::clear).
     pub(crate) fn is_found(&self, lock: &PrefixLock) -> bool {
         self.namespaces.contains(lock.namespace)
     }
@@ -242,7 +242,7 @@ impl RadixTree {
         sink.event(self.events, event);
     }
 
-    /// Counts everything anew; for tests and for a worker that is idle.
+    /// Counts everything anew, for tests and for a worker that is idle.
     ///
     /// # Panics
     /// When something counted along the way is wrong, or the order of eviction would not start with a leaf.

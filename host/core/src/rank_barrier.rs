@@ -22,7 +22,7 @@ use crate::notice::{LaneNotice, Notice};
 use crate::scheduler::{Event, RoomOpening};
 use crate::transfer::Tag;
 
-/// Most fragments of one lane in a part; a higher number is a contradiction.
+/// Most fragments of one lane in a part. A higher number is a contradiction.
 const FRAGMENTS: u32 = 1 << 16;
 
 /// What a rank's transfer thread reports.
@@ -68,7 +68,7 @@ pub enum Report {
     },
 }
 
-/// A sum for each of a peer's ranks; `None` when integrity is switched off.
+/// A sum for each of a peer's ranks, or `None` when integrity is switched off.
 pub type Sums = Option<Vec<(usize, u64)>>;
 
 /// A report that cannot be true together with those before it. Its event ends a request that waits for the transfer.
@@ -146,7 +146,7 @@ struct LaneArrival {
 struct Check {
     waiting: BTreeSet<usize>,
     aux_row: [u8; AUX_ROW_BYTES],
-    /// By the ranks of sender and receiver; `None` when a rank was told not to look.
+    /// By the ranks of sender and receiver. `None` when a rank was told not to look.
     found: Option<BTreeMap<(usize, usize), u64>>,
 }
 
@@ -167,7 +167,7 @@ impl RankBarrier {
         self.writes.insert(tag, Settling { waiting, error: None });
     }
 
-    /// Parts of a room may arrive, over these lanes; without a connection over none.
+    /// Parts of a room may arrive, over these lanes. Without a connection there are no lanes.
     pub fn open(&mut self, opening: &RoomOpening, lanes: Vec<HeadLane>) {
         let room = OpenRoom {
             attempt: opening.attempt,
@@ -207,7 +207,7 @@ impl RankBarrier {
     /// What follows from a report together with all before it.
     ///
     /// # Errors
-    /// For a report that contradicts earlier ones; the scheduler is to be told of it by [`Contradiction::event`].
+    /// For a report that contradicts earlier ones. The scheduler is to be told of it by [`Contradiction::event`].
     pub fn take(&mut self, report: Report) -> Result<Option<Event>, Contradiction> {
         Ok(match report {
             Report::Settled { rank, tag, error } => self.settled(rank, tag, error),

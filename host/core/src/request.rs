@@ -24,21 +24,21 @@ pub struct Request {
     pub answered: u32,
     /// Tokens to generate at most, at least one. A prefill leg generates one whatever this says.
     pub max_new_tokens: u32,
-    /// Tokens that end the answer; they are counted but not sent.
+    /// Tokens that end the answer. They are counted but not sent.
     pub stop_tokens: Vec<u32>,
     /// Go on to `max_new_tokens` whatever is drawn.
     pub ignore_stop: bool,
     /// How tokens are drawn.
     pub sampling: Sampling,
-    /// Smaller numbers go first; the same on both legs.
+    /// Smaller numbers go first. The number is the same on both legs.
     pub priority: i32,
-    /// Where the prompt's KV comes from; set on decode legs only.
+    /// Where the prompt's KV comes from. Set on decode legs only.
     pub prefill: Option<PeerRef>,
-    /// Whose requests it may share cached pages with; the same on both legs.
+    /// Whose requests it may share cached pages with. The namespace is the same on both legs.
     pub namespace: NamespaceKey,
     /// As if the worker kept no pages: it uses none that others left and leaves none.
     pub no_cache: bool,
-    /// Names of the first whole pages of the prompt, as far as [they have been named](Self::name); the scheduler names
+    /// Names of the first whole pages of the prompt, as far as [they have been named](Self::name). The scheduler names
     /// the others if it needs them.
     pub names: Vec<PageHash>,
 }

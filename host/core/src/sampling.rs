@@ -8,17 +8,17 @@
 pub struct Sampling {
     /// 0 takes the likeliest token (the lowest id among equals).
     pub temperature: f32,
-    /// Smallest set of likeliest tokens whose probabilities sum to this; in (0, 1].
+    /// Smallest set of likeliest tokens whose probabilities sum to this, which is in (0, 1].
     pub top_p: f32,
-    /// This many likeliest tokens; 0 is all.
+    /// This many likeliest tokens, or all with 0.
     pub top_k: u32,
-    /// Tokens whose probability is at least this share of the likeliest one's; 0 is all.
+    /// Tokens whose probability is at least this share of the likeliest one's, or all with 0.
     pub min_p: f32,
     /// Randomness of the request.
     pub seed: u64,
     /// `Some(n)`: report the sampled token's log probability and those of the n likeliest.
     pub logprobs: Option<u8>,
-    /// What changes the logits before the draw; absent when nothing does.
+    /// What changes the logits before the draw, or `None` when nothing does.
     pub shaping: Option<Box<Shaping>>,
 }
 
@@ -35,7 +35,7 @@ pub struct Shaping {
     pub presence_penalty: f32,
     /// Taken off the logits of tokens that the answer has, once for each time.
     pub frequency_penalty: f32,
-    /// Divides positive logits of tokens that the prompt or the answer has, and multiplies negative ones; 1 changes nothing.
+    /// Divides positive logits of tokens that the prompt or the answer has, and multiplies negative ones. 1 changes nothing.
     pub repetition_penalty: f32,
     /// Tokens of the answer before which no token of `end_tokens` is drawn.
     pub min_tokens: u32,
@@ -43,7 +43,7 @@ pub struct Shaping {
     pub end_tokens: Vec<u32>,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// The only tokens that are drawn; empty is all.
+    /// The only tokens that are drawn, or all tokens when this is empty.
     pub allowed_tokens: Vec<u32>,
     /// Sequences of which the last token is not drawn behind the others.
     pub bad_words: Vec<Vec<u32>>,

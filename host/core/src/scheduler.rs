@@ -1,7 +1,7 @@
 //! The one scheduler, live and in simulation.
 //!
 //! It takes [`Event`]s and the time, and returns [`Action`]s. This file routes events and says the order of a
-//! [tick](Scheduler::tick); the parts decide:
+//! [tick](Scheduler::tick). The parts decide:
 //!
 //! | Part | Holds | Files |
 //! | --- | --- | --- |
@@ -10,9 +10,9 @@
 //! | hand-over | prefill's side and decode's side of a transfer, peers, messages | [`hand_over`](crate::hand_over), `sending.rs`, `receiving.rs`, `restoring.rs`, `peers.rs` |
 //! | policy | which request is next: admission, batching, pace, preemption, sharing | `admission.rs`, `batching.rs`, `pace.rs`, `preemption.rs`, `sharing.rs`, `headroom.rs`, `ready.rs` |
 //!
-//! A request's way through the stages, per role, is drawn in `docs/internals/request.md`; the table that holds it is in
-//! `stage.rs`. A request leaves through one function (`retire`): its pages are free if nothing can touch them, and go into
-//! quarantine, with the list of what can, if something might.
+//! A request's way through the stages, per role, is drawn in `docs/internals/request.md`. The table that holds it is in
+//! `stage.rs`. A request leaves through one function (`retire`). Its pages are free if nothing can touch them. If
+//! something might, they go into quarantine, with the list of what can.
 
 mod admission;
 mod batching;
@@ -82,7 +82,7 @@ pub struct Scheduler {
     running: Vec<Room>,
     /// Whether a batch is being computed.
     computing: bool,
-    /// When each job ends unless something happens before; never later than that, sometimes earlier.
+    /// When each job ends unless something happens before. What is kept here is never later than that, and sometimes earlier.
     deadlines: Deadlines,
     /// When those that follow another stop doing so.
     patience: Deadlines,
@@ -317,8 +317,8 @@ impl Scheduler {
         self.cache.page_source_fault()
     }
 
-    /// Which pages each request holds, first those of all layers or the full-attention ones, then those of its window;
-    /// for tests and for finding faults.
+    /// Which pages each request holds: first those of all layers or the full-attention ones, then those of its window.
+    /// For tests and for finding faults.
     pub fn holdings(&self) -> impl Iterator<Item = (Room, &[PageId])> {
         self.jobs
             .iter()

@@ -1,15 +1,15 @@
 //! Transfers whose writes would be small, packed into few large ones.
 //!
 //! Between pools that order their heads differently, a head of a token is a write of its own: hundreds of bytes, by the
-//! million. Such a lane (what one source rank has for one target rank) is *staged* instead: the source gathers a piece
-//! of it into a buffer of its own, writes that into a slot of the target's *ring* in one go, and the target scatters it
-//! into its pages. The rules here say which side may use which bytes when. [`Sender`] runs once per source rank,
-//! [`Ring`] once per target rank; both are told what happens and copy nothing themselves.
+//! million. Such a lane (what one source rank has for one target rank) is *staged* instead. The source gathers a piece
+//! of it into a buffer of its own and writes that into a slot of the target's *ring* in one go. The target scatters the
+//! piece into its pages. The rules here say which side may use which bytes when. [`Sender`] runs once per source rank,
+//! [`Ring`] once per target rank. Both are told what happens and copy nothing themselves.
 //!
 //! ```text
 //!   Sender                                            Ring
 //!   add(lane) ── Ask(key, span) ──────────────────►  checked against what was opened
-//!             ◄── Wait ───────────────────────────   no gap yet; remembered
+//!             ◄── Wait ───────────────────────────   no gap yet: remembered
 //!             ◄── Grant(offset, generation) ──────   a slot, as soon as there is one
 //!   Gather into an own slot, Write ══ data, notice ═►  arrived: Scatter into pages, slot free
 //!   settled: own slot free
@@ -20,9 +20,9 @@
 //! | State | holds | leaves it on |
 //! | --- | --- | --- |
 //! | queued | nothing | its turn: asked |
-//! | asked | a credit; the question is repeated until answered | `Grant`: granted. `Done`: over. `Refused`: the lane fails |
+//! | asked | a credit (the question is repeated until answered) | `Grant`: granted. `Done`: over. `Refused`: the lane fails |
 //! | granted | a credit, the peer's slot | an own slot is free, and [`Sender::next_gather`] is called: gathering |
-//! | gathering | own and peer's slot | [`Sender::gathered`]: writing; when the lane has failed meanwhile, over |
+//! | gathering | own and peer's slot | [`Sender::gathered`]: writing, or over when the lane has failed meanwhile |
 //! | writing | own and peer's slot | [`Sender::settled`], however it ended: over |
 //!
 //! A lane ends once, when all its pieces are over. One that fails or is cancelled drops what no thread or backend has
@@ -34,7 +34,7 @@
 //! | --- | --- | --- |
 //! | unknown | nothing | a valid `Ask`: waiting |
 //! | waiting | a place in its room's queue | its turn, its room's share, a gap: granted |
-//! | granted | a slot; asked again, the same answer | the notice behind the data, with the slot's generation: arrived |
+//! | granted | a slot (asked again, the same answer) | the notice behind the data, with the slot's generation: arrived |
 //! | arrived | the slot | [`Ring::next_scatter`]: scattering |
 //! | scattering | the slot | [`Ring::scattered`]: done |
 //! | done | a word | the end of the room. Asked again, the answer is `Done` |
@@ -48,7 +48,7 @@
 //!
 //! A slot of the ring is granted only to a sender that has the data ready. Its sender needs an own slot, own slots wait
 //! only for the wire, and the wire ends: written, failed or fenced. Scattering waits for nothing. A room's share
-//! shrinks with what is left ([`Ring`]), so that one whose sender has stopped leaves bytes for others; a piece for
+//! shrinks with what is left ([`Ring`]), so that one whose sender has stopped leaves bytes for others. A piece for
 //! which no gap was large enough while others were served gets a window kept free for it.
 //!
 //! Asks and answers may be lost, repeated and reordered: an ask is repeated, the answer to it is looked up by its key.
@@ -107,7 +107,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Blocks (one head of one layer of one page, K and V) that the span covers; `None` when a range is empty.
+    /// Blocks (one head of one layer of one page, K and V) that the span covers, or `None` when a range is empty.
     #[must_use]
     pub fn blocks(&self) -> Option<u64> {
         let layers = self.layers.end.checked_sub(self.layers.start)?;
@@ -121,7 +121,7 @@ impl Span {
 /// Longest piece by default: on a fast link some hundred microseconds, so that gathering, wire and scattering overlap.
 pub const LONGEST_PIECE: u64 = 4 << 20;
 
-/// Most pieces that a ring takes of a room in one attempt, from all ranks of the peer; each costs memory until the room ends.
+/// Most pieces that a ring takes of a room in one attempt, from all ranks of the peer. Each costs memory until the room ends.
 pub const MOST_PIECES: usize = 1 << 18;
 
 /// Most bytes of a piece between a sender's and a target's staging memory: several of them fit into either.

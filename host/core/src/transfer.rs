@@ -41,9 +41,9 @@ pub fn plan(
 /// Plans the copy of some layers of `source_pages` into `target_pages`, pair by pair, between pools of the same heads and
 /// layers.
 ///
-/// What is contiguous on both sides becomes one piece: in the default layout all layers of a page are one run, and so are
-/// neighbouring pages; some of its layers are one run a head. In a layer-first layout a layer of neighbouring pages is
-/// one run for K and one for V.
+/// What is contiguous on both sides becomes one piece. In the default layout all layers of a page are one run, and so
+/// are neighbouring pages. Some of its layers are one run a head. In a layer-first layout a layer of neighbouring pages
+/// is one run for K and one for V.
 ///
 /// # Errors
 /// When the pools' pages differ in shape, the lists in length, or a page or layer lies outside its pool.
@@ -99,7 +99,8 @@ mod tests {
     fn each_layout_needs_the_fewest_pieces_for_some_layers_of_neighbouring_and_scattered_pages() {
         let neighbours: Vec<PageId> = (2..5).map(PageId).collect();
         let scattered = [PageId(7), PageId(1), PageId(4)];
-        // 2 heads, 3 layers. (order, pieces of all layers: neighbours, scattered; of two layers: the same)
+        // 2 heads, 3 layers: the order, the pieces of all layers (neighbours, scattered), and the pieces of two layers
+        // (the same).
         for (order, whole, some) in [
             (KvOrder::PageHeadLayerKvTokenDim, (1, 3), (3 * 2, 3 * 2)),
             (KvOrder::PageLayerHeadKvTokenDim, (1, 3), (3, 3)),

@@ -4,9 +4,9 @@
 //! the position's own included. A page of the pool holds F layers. The KV of a *token page*, the positions
 //! `page x page_tokens ..`, therefore has two parts:
 //!
-//! - the *full part*, exactly one page of the pool, for as long as the sequence lives;
-//! - the *window part*, `parts = ceil(S / F)` pages of the pool, only while some position to come still sees it. The j-th
-//!   sliding layer lies in the (j / F)-th of them, at layer j % F.
+//! - The *full part* is exactly one page of the pool, for as long as the sequence lives.
+//! - The *window part* is `parts = ceil(S / F)` pages of the pool, only while some position to come still sees it. The
+//!   j-th sliding layer lies in the (j / F)-th of them, at layer j % F.
 //!
 //! Both come from the same pool, so there is nothing to divide beforehand: a long prompt has many full parts and the
 //! window parts that its window needs. Everything that moves or keeps pages sees pages of the pool and does not care which
@@ -21,17 +21,17 @@ use crate::ids::PageId;
 /// What a window costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WindowShape {
-    /// Tokens that a sliding layer sees, the newest included; at least 1.
+    /// Tokens, at least 1, that a sliding layer sees, the newest included.
     pub tokens: u32,
-    /// Pages of the pool that the window part of one token page takes, `ceil(S / F)`; at least 1.
+    /// Pages of the pool that the window part of one token page takes: `ceil(S / F)`, at least 1.
     pub parts: u32,
-    /// Sliding layers, S; 0 where no window is to be recomputed.
+    /// Sliding layers, S, or 0 where no window is to be recomputed.
     pub layers: u32,
 }
 
 /// Where a worker that computes goes on with a sequence of which something is there, in token pages.
 ///
-/// Either `start == end`, and the window that is seen there is there as well; or `start < end`, and no window part is:
+/// Either `start == end`, and the window that is seen there is there as well. Or `start < end`, and no window part is there:
 /// full parts are there up to `end`, and the positions of `start..end` are recomputed for the window at `end` alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
@@ -159,7 +159,7 @@ pub const fn first_live(position: usize, window: usize, page_tokens: usize) -> u
     (position + 1).saturating_sub(window) / page_tokens
 }
 
-/// The window parts of a sequence; empty for a model without sliding layers.
+/// The window parts of a sequence, or nothing for a model without sliding layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WindowPages {
     /// The token page whose part comes first.
@@ -169,7 +169,7 @@ pub struct WindowPages {
 }
 
 impl WindowPages {
-    /// The `part`-th page of a token page's window part, of `parts`; `None` for a token page that is not among these.
+    /// The `part`-th page of a token page's window part, of `parts`. `None` for a token page that is not among these.
     #[must_use]
     pub fn page(&self, token_page: usize, part: usize, parts: usize) -> Option<PageId> {
         let place = token_page.checked_sub(self.first as usize)?;

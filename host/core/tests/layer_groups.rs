@@ -1,4 +1,4 @@
-//! A prefill worker sends layers of pages while later ones are computed; what exactly, and when.
+//! What exactly a prefill worker sends of pages while later layers are computed, and when.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
@@ -31,7 +31,7 @@ impl Worker {
         Self { leg }
     }
 
-    /// Handles an event and decides; returns what is to be done.
+    /// Handles an event and decides. Returns what is to be done.
     fn after(&mut self, event: Event) -> Vec<Action> {
         // Batches are taken out of the actions.
         self.leg.batch = None;

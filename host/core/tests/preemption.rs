@@ -46,14 +46,14 @@ impl Worker {
         self.enqueue(room, &vec![room as u32 % 100; prompt], answer);
     }
 
-    /// Decides; then computes what was decided, and returns which rooms were in the batch with how many tokens.
+    /// Decides, and then computes what was decided. Returns which rooms were in the batch with how many tokens.
     fn step(&mut self) -> Vec<(u64, usize)> {
         let batch = self.0.step();
         let sequences = batch.iter().flat_map(|batch| &batch.sequences);
         sequences.map(|sequence| (sequence.room.0, sequence.tokens.len())).collect()
     }
 
-    /// Steps until a request was preempted; returns the requests that were computed in the step that did it.
+    /// Steps until a request was preempted. Returns the requests that were computed in the step that did it.
     fn until_preemption(&mut self) -> Vec<u64> {
         let before = self.stats().retractions;
         for _ in 0..100 {
@@ -105,7 +105,7 @@ fn headroom_is_kept_for_those_that_run_and_only_as_much_as_they_can_use() {
     }
     worker.submit(9, 4, 1);
     worker.step();
-    // 2 pages of prompt and 4 of headroom each: three fit; the short one wants no headroom, and fits beside them.
+    // 2 pages of prompt and 4 of headroom each: three fit. The short one wants no headroom, and fits beside them.
     assert_eq!((worker.stats().active, worker.stats().queued), (4, 1));
 }
 

@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// A request that computes, or one that is sent what it lacks; some only look.
+    /// Begins a request that computes, or one that is sent what it lacks. Some only look.
     fn begin(&mut self) {
         let (namespace, tokens) = (self.below(NAMESPACES as usize), self.tokens());
         let id = self.namespaces[namespace];
@@ -407,7 +407,7 @@ fn a_look_at_a_place_does_not_make_its_window_more_useful() {
         for pages in [inserted.duplicates, inserted.rest, kept.duplicates, kept.rest] {
             pool.release(pages);
         }
-        // Its end is marked as useful; in the middle, a request comes by.
+        // Its end is marked as useful. In the middle, a request comes by.
         tree.mark_window(&lock, 6, window);
         tree.unlock(lock);
         let ends_at = |tree: &mut RadixTree, count: usize, goes_on: bool| {

@@ -13,7 +13,7 @@ fn decode_worker() -> Leg {
     leg
 }
 
-/// Handles an event and decides; returns what is to be done.
+/// Handles an event and decides. Returns what is to be done.
 fn after(leg: &mut Leg, millis: u64, event: Event) -> Vec<Action> {
     leg.now = Time(Duration::from_millis(millis));
     leg.after(event)

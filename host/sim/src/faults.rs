@@ -102,7 +102,7 @@ counters! {
     flushed_in_use,
     /// Batches of reads or writes that hung.
     hung,
-    /// Of all workers, see [`Stats`](host_core::scheduler::Stats); so are the next ones.
+    /// Of all workers, like the next ones (see [`Stats`](host_core::scheduler::Stats)).
     integrity_failures,
     /// Messages repeated.
     messages_repeated,
@@ -126,7 +126,7 @@ counters! {
     recomputed_tokens,
     /// Tokens computed again for a window.
     window_recomputed_tokens,
-    /// See [`HierarchyStats`](host_core::hierarchy::HierarchyStats); so are the next ones.
+    /// For this and the next ones see [`HierarchyStats`](host_core::hierarchy::HierarchyStats).
     promised_host,
     /// Pages promised by storage tiers.
     promised_storage,

@@ -130,7 +130,7 @@ impl Memory {
         })
     }
 
-    /// The words of some layers of a page; none where pages have no contents.
+    /// The words of some layers of a page, or none where pages have no contents.
     #[must_use]
     pub fn words(&self, page: PageId, layers: Range<u32>) -> &[u64] {
         match self.kv.words {

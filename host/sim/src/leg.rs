@@ -162,7 +162,7 @@ impl Leg {
         self.note(actions);
     }
 
-    /// One event and one decision; returns what is to be done.
+    /// Handles one event and makes one decision. Returns what is to be done.
     pub fn after(&mut self, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         self.take(event, &mut actions);
@@ -194,7 +194,7 @@ impl Leg {
         self.events([]);
     }
 
-    /// A millisecond passes, and one decision is made; then computes what was decided, without another decision.
+    /// A millisecond passes, and one decision is made. What was decided is then computed, without another decision.
     pub fn step(&mut self) -> Option<Batch> {
         self.wait(Duration::from_millis(1));
         let batch = self.batch.take()?;

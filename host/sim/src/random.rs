@@ -15,7 +15,7 @@ pub fn scramble(mut word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// One word that depends on two, in this order; a chain of them is a digest.
+/// One word that depends on two, in this order. A chain of them is a digest.
 #[must_use]
 pub fn mix(a: u64, b: u64) -> u64 {
     let word = a ^ b.rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -61,7 +61,7 @@ impl Random {
         self.unit() < probability
     }
 
-    /// A time from zero to, not including, this one, in whole microseconds; zero where there is none.
+    /// A time from zero to, not including, this one, in whole microseconds. Zero where there is none.
     pub fn up_to(&mut self, most: Duration) -> Duration {
         let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
         if most == 0 { Duration::ZERO } else { Duration::from_micros(self.below(most)) }

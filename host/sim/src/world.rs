@@ -39,7 +39,7 @@ const RESTLESS: u64 = 200_000;
 
 /// Workers and their clients under one clock and one seed. The same seed, configuration and calls give the same run.
 ///
-/// A worker is named by its place, in the order in which workers were [added](Self::add); when its process dies another
+/// A worker is named by its place, in the order in which workers were [added](Self::add). When its process dies another
 /// one takes its place.
 pub struct World<C> {
     /// What everything that varies is drawn from.

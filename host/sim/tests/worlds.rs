@@ -228,12 +228,12 @@ fn equal_seeds_give_equal_runs_and_other_seeds_give_others() {
 
 #[test]
 fn an_answer_takes_what_the_models_say() {
-    // Two chunks of the prompt, and four steps more; or with a transfer between the second and the third of them.
+    // Two chunks of the prompt and four steps more, or the same with a transfer between the second and the third of them.
     let prompt: Vec<u32> = (0..12).collect();
     for (prefill, expected) in [(0, 6 * 10), (1, 6 * 10 + 3 + 100 + 7)] {
         let times = |_now: Time, work: Work<'_>, _random: &mut Random| match work {
             Work::Step { .. } => 10 * MS,
-            // The reserve; what else is said lies beside the way of the answer.
+            // The reserve. Everything else that is said lies beside the way of the answer.
             Work::Message { .. } => 3 * MS,
             Work::Write { .. } => 100 * MS,
             Work::Verify { .. } => 7 * MS,

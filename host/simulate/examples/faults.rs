@@ -1,5 +1,6 @@
-//! Seeds in which everything goes wrong: `cargo run --release -p host-simulate --example faults -- FIRST SEEDS`; or a case to run
-//! again, with every event and every action of its workers: `... -- 'CASE'`.
+//! Seeds in which everything goes wrong: `cargo run --release -p host-simulate --example faults -- FIRST SEEDS`.
+//!
+//! A case is run again, with every event and every action of its workers, by `... -- 'CASE'`.
 
 use std::process::ExitCode;
 

@@ -102,7 +102,7 @@ pub struct Tier {
     pub gigabytes_per_second: f64,
     /// Of a question, a read or a write.
     pub latency_us: f64,
-    /// Whether all workers share its bandwidth; else each has it for itself. What it holds is shared in any case.
+    /// Whether all workers share its bandwidth. If not, each has it for itself. What it holds is shared in any case.
     #[serde(default)]
     pub shared: bool,
 }
@@ -165,7 +165,7 @@ pub struct Workers {
     /// Whether it keeps the KV of ended requests.
     #[serde(default = "yes")]
     pub radix_cache: bool,
-    /// Host memory for pages; needs the radix cache.
+    /// Host memory for pages. It needs the radix cache.
     #[serde(default)]
     pub host_memory_gib: f64,
     /// When pages go to host memory and storage.
@@ -177,7 +177,7 @@ pub struct Workers {
     /// Sequences in one step.
     #[serde(default = "default_max_batch")]
     pub max_batch: u32,
-    /// Requests in the queue; more are refused.
+    /// Requests in the queue. More are refused.
     #[serde(default = "default_max_queued")]
     pub max_queued: u32,
     /// Tokens of its answer that each request has room for when another one is admitted.
@@ -227,7 +227,7 @@ pub struct Cluster {
     /// The way from prefill to decode workers.
     #[serde(default = "default_link")]
     pub link: Named<Link>,
-    /// In how many groups of layers pages are sent while later layers are computed; 1 sends whole pages.
+    /// In how many groups of layers pages are sent while later layers are computed. 1 sends whole pages.
     #[serde(default = "default_layer_groups")]
     pub layer_groups: u32,
     /// The workers.

@@ -1,9 +1,9 @@
 //! Clusters in which everything goes wrong, seed by seed.
 //!
-//! A seed draws a small cluster, its clients, and what goes wrong between them ([`Scene`]): messages are lost, repeated, late; ways
-//! are cut one way; workers die, stand still, are slow, and their clocks jump; storage and plugins fail. Requests go by way of the
-//! router's own [choice](host_core::routing::choose) and [retries](host_core::routing::Tries). Pages have contents, so that a wrong one
-//! is a wrong answer.
+//! A seed draws a small cluster, its clients, and what goes wrong between them ([`Scene`]). Messages are lost, repeated
+//! or late. Ways are cut one way. Workers die, stand still or are slow, and their clocks jump. Storage and plugins
+//! fail. Requests go by way of the router's own [choice](host_core::routing::choose) and
+//! [retries](host_core::routing::Tries). Pages have contents, so that a wrong one is a wrong answer.
 //!
 //! A run fails when a [`World`](host_sim::World) finds something broken (its checks are listed there), or when
 //!
@@ -13,7 +13,7 @@
 //!
 //! What fails is [shrunk](shrink): requests and mishaps are left out for as long as the same check fails.
 //!
-//! A check that fails is a panic, which is caught; a caller that does not want to see it sets a hook of its own.
+//! A check that fails is a panic, which is caught. A caller that does not want to see it sets a hook of its own.
 
 mod case;
 mod caught;

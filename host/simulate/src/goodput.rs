@@ -34,7 +34,7 @@ impl Limits {
 pub struct Goodput {
     /// The limits.
     pub limits: Limits,
-    /// Requests per second; 0 when not even the slowest rate that was tried stays within the limits.
+    /// Requests per second, or 0 when not even the slowest rate that was tried stays within the limits.
     pub requests_per_s: f64,
     /// What came of that rate, or of the slowest one.
     pub report: Report,

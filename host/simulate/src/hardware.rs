@@ -1,7 +1,7 @@
 //! How long everything takes on given machines: the [`Times`] of a world.
 //!
-//! Executors follow [the roofline](step); links, copies and storage are queues that serve one request after the other at a fixed
-//! bandwidth. What two threads or two processes of a cluster say to each other takes fixed times.
+//! Executors follow [the roofline](step). Links, copies and storage are queues that serve one request after the other
+//! at a fixed bandwidth. What two threads or two processes of a cluster say to each other takes fixed times.
 
 mod queue;
 mod step;
@@ -88,7 +88,7 @@ impl Hardware {
         }
     }
 
-    /// A write occupies both cards until its last byte has left; its notice is there a latency later.
+    /// A write occupies both cards until its last byte has left. Its notice is there a latency later.
     fn write(&mut self, now: Time, from: usize, to: usize, write: &PageWrite) -> Duration {
         let pages = write.source.len();
         let layers = f64::from(write.layers.end - write.layers.start) / self.layers;

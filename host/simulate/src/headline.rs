@@ -23,7 +23,7 @@ pub use pull_19746::pull_19746;
 pub struct Cell {
     /// What it is.
     pub name: &'static str,
-    /// As published; `None` of an arm that was not.
+    /// As published, or `None` for an arm that was not.
     pub published: Option<f64>,
     /// As simulated.
     pub simulated: f64,

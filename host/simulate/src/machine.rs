@@ -1,7 +1,7 @@
 //! What machines can do.
 //!
-//! Peaks are the makers' data sheets (dense, without sparsity). Efficiencies are the shares of a peak that serving reaches;
-//! they are assumptions that a cluster file may replace by measurements.
+//! Peaks are the makers' data sheets (dense, without sparsity). Efficiencies are the shares of a peak that serving
+//! reaches. They are assumptions that a cluster file may replace by measurements.
 
 use serde::{Deserialize, Serialize};
 

@@ -43,7 +43,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Models by name. Shapes are those of the published configurations; Qwen3-32B has 31.2 billion weights beside its
+    /// Models by name. Shapes are those of the published configurations. Qwen3-32B has 31.2 billion weights beside its
     /// embedding, and a head of 151,936 × 5,120.
     pub const PRESETS: [(&'static str, Model); 3] = [
         ("qwen3-32b", Model { parameters: 32.0e9, layers: 64, heads: 64, kv_heads: 8, head_dim: 128 }),

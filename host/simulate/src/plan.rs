@@ -32,7 +32,7 @@ pub struct Wish {
 /// How work is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Arrangement {
-    /// Devices of each prefill worker; absent where workers are aggregated.
+    /// Devices of each prefill worker, or `None` where workers are aggregated.
     pub prefill_tp: Option<usize>,
     /// Devices of each decode or aggregated worker.
     pub answers_tp: usize,
@@ -43,7 +43,7 @@ pub struct Arrangement {
 /// The fewest workers of an arrangement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fewest {
-    /// Prefill workers; none where workers are aggregated.
+    /// Prefill workers, or none where workers are aggregated.
     pub prefill: usize,
     /// Decode or aggregated workers.
     pub answers: usize,
@@ -108,8 +108,8 @@ struct Search<'a> {
     runs: usize,
 }
 
-/// Searches the fewest devices. Workers are like those of `like`, but for their number, devices and host memory; where it has none of a
-/// role, those of another role stand in. `watch` is told what is simulated next.
+/// Searches the fewest devices. Workers are like those of `like`, but for their number, devices and host memory. Where
+/// `like` has none of a role, those of another role stand in. `watch` is told what is simulated next.
 pub fn plan(
     workload: &Workload,
     like: &Cluster,

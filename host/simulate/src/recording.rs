@@ -28,7 +28,7 @@ pub struct Second {
 pub struct Request {
     /// Sent.
     pub sent: f64,
-    /// Its first token; absent when it had none.
+    /// Its first token, or `None` when it had none.
     pub first: Option<f64>,
     /// Its end.
     pub ended: f64,

@@ -6,7 +6,7 @@
 //! | | Per | From, to |
 //! | --- | --- | --- |
 //! | TTFT | request | sent, first token |
-//! | ITL | token but the first | token before, token; over all tokens of all requests |
+//! | ITL | token but the first | token before, token (over all tokens of all requests) |
 //! | TPOT | request of two tokens or more | (E2E − TTFT) / (tokens − 1) |
 //! | E2E | request | sent, last token |
 //!

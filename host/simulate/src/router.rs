@@ -21,7 +21,7 @@ struct Worker {
     slot: WorkerSlot,
     role: host_core::Role,
     pages: u32,
-    /// Names its pages; none of a worker without a cache.
+    /// Names its pages. `None` for a worker without a cache.
     names: Option<Names>,
     /// Changes of its cache that it has told of.
     told: u64,

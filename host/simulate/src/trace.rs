@@ -1,7 +1,7 @@
 //! Traces of requests in Mooncake's format: one JSON object per line.
 //!
-//! `timestamp` is in milliseconds. `hash_ids` has one number for each 512 tokens of the prompt, the last of which may cover
-//! fewer; equal numbers mean equal prefixes (`FAST25-release/traces` of `kvcache-ai/Mooncake`).
+//! `timestamp` is in milliseconds. `hash_ids` has one number for each 512 tokens of the prompt, the last of which may
+//! cover fewer. Equal numbers mean equal prefixes (`FAST25-release/traces` of `kvcache-ai/Mooncake`).
 
 use std::time::Duration;
 
@@ -75,13 +75,13 @@ impl Trace {
         self.requests.len()
     }
 
-    /// Whether it has none; never, of one that was read.
+    /// Whether it has none. A trace that was read has some.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Requests per second from the first to the last; 0 when they arrive together.
+    /// Requests per second from the first to the last, or 0 when they arrive together.
     #[must_use]
     pub fn requests_per_s(&self) -> f64 {
         let [first, .., last] = &self.requests[..] else { return 0.0 };

@@ -21,7 +21,7 @@ const HOP: Duration = Duration::from_micros(200);
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// When it arrives; says nothing in a closed loop.
+    /// When it arrives. This says nothing in a closed loop.
     pub at: Duration,
     /// Its prompt.
     pub prompt: Prompt,
@@ -34,15 +34,15 @@ pub struct Ask {
 pub enum Workload {
     /// They arrive when they do, in order of their times.
     Open(Vec<Ask>),
-    /// So many are in flight at most; the next one is sent when one has ended.
+    /// So many are in flight at most. The next one is sent when one has ended.
     Closed {
         /// The requests, in order.
         asks: Vec<Ask>,
         /// In flight at most, at least one.
         concurrency: usize,
     },
-    /// Conversations, so many at a time. A turn is sent when the one before is answered; its prompt is all that was said before
-    /// and then its own, so the answer's KV may be found again.
+    /// Conversations, so many at a time. A turn is sent when the one before is answered. Its prompt is all that was
+    /// said before and then its own, so the answer's KV may be found again.
     Conversations {
         /// The turns of each.
         turns: Vec<Vec<Ask>>,
@@ -83,7 +83,7 @@ pub(crate) struct Traffic {
     waiting: VecDeque<VecDeque<Ask>>,
     /// The turns that follow a request, by its number.
     following: BTreeMap<u64, VecDeque<Ask>>,
-    /// In flight at most; `None` in an open loop.
+    /// In flight at most, or `None` in an open loop.
     concurrency: Option<usize>,
     pub in_flight: usize,
     pub router: Router,
@@ -184,7 +184,7 @@ impl Traffic {
         }
         self.in_flight += 1;
         let request = Request {
-            // A client's number for it; the world draws the room.
+            // A client's number for it. The world draws the room.
             sampling: Sampling { seed: number, ..GREEDY },
             prompt,
             ..host_sim::request(number, &[], answer)

@@ -2,7 +2,7 @@
 
 use host_simulate::faults::{Case, Tally, run, search};
 
-/// With each change; `cargo xtask nightly faults` runs 100,000.
+/// Seeds that run with each change. `cargo xtask nightly faults` runs 100,000.
 const SEEDS: u64 = 2_400;
 
 #[test]

@@ -58,9 +58,9 @@ impl<'a> Tokens<'a> {
         positions.map(|position| self.at(position)).collect()
     }
 
-    /// Tokens whose KV a waiting request may find in a cache. One that computes needs at least one token to compute; one that is
-    /// sent the rest may hold all of its prompt. One that was preempted looks for its answer, too: for all but the last token,
-    /// which was drawn and never computed, or must be computed for the first draw.
+    /// Tokens whose KV a waiting request may find in a cache. A request that computes needs at least one token to compute. A
+    /// request that is sent the rest may hold all of its prompt. A request that was preempted looks for its answer, too, but
+    /// not for the last token. That one was drawn and never computed, or must be computed for the first draw.
     pub(crate) fn usable(&self, is_sent: bool) -> Cow<'a, [u32]> {
         let prompt = self.prompt();
         match self.resumes {
@@ -76,7 +76,7 @@ impl<'a> Tokens<'a> {
 pub(crate) enum Restore {
     /// These are on their way.
     Pending(Range<usize>),
-    /// These did not come; nothing of the restore is under way any more.
+    /// These did not come. Nothing of the restore is under way any more.
     Missing(Range<usize>),
 }
 
@@ -98,8 +98,8 @@ pub(crate) struct Holding {
     pub(super) lock: Option<PrefixLock>,
     /// The token page behind a window that it restored, until the tree has that window.
     pub(super) restored_window: Option<usize>,
-    /// Positions, from the first computed one to the end of the cached prefix, that are computed for the window behind them
-    /// alone (the recompute range); empty without any, and once they are.
+    /// The recompute range: positions, from the first computed one to the end of the cached prefix, that are computed
+    /// for the window behind them alone. Empty when there are none, and once they are computed.
     pub(super) recompute: Range<usize>,
     /// Positions with KV.
     pub(super) computed: usize,
@@ -152,7 +152,7 @@ impl Holding {
         self.lock.is_some()
     }
 
-    /// How its restore from the offload tiers is doing; `None` without one, or once all is there.
+    /// How its restore from the offload tiers is doing. `None` when it has none, or once everything is there.
     pub(crate) fn restore(&self) -> Option<&Restore> {
         self.restore.as_ref()
     }
@@ -162,7 +162,7 @@ impl Holding {
         self.restore = None;
     }
 
-    /// Its own pages, first those of all layers or of the full-attention ones, then those of its window; `None` while it waits.
+    /// Its own pages: first those of all layers or of the full-attention ones, then those of its window. `None` while it waits.
     pub(crate) fn own_pages(&self) -> Option<[&[PageId]; 2]> {
         self.held.as_ref().map(|held| [held.ids(), self.window.own.ids()])
     }

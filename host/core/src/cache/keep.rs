@@ -56,7 +56,7 @@ impl Cache {
         released
     }
 
-    /// `windows`: with its window parts; `preempted`: it continues behind all of it.
+    /// `windows` says whether its window parts are kept too, and `preempted` whether it continues behind all of it.
     fn keep_parts(
         &mut self,
         tokens: &Tokens<'_>,
@@ -85,8 +85,8 @@ impl Cache {
             let own = std::mem::take(&mut kv.window.own);
             let kept = tree.keep_windows(&mut self.pool, &mut lock, kv.window.first, shape, own);
             duplicates.append(kept.duplicates);
-            // The next turn continues behind all of it; the same prompt, and one that differs in its end, from before its last
-            // token.
+            // The next turn continues behind all of it. The same prompt, and one that differs in its end, continue from
+            // before the prompt's last token.
             let (end, prompt) = (kv.computed, tokens.prompt().len());
             // This request continued from there.
             if let Some(at) = kv.restored_window.take() {

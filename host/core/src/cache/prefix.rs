@@ -44,7 +44,7 @@ impl Prefix {
 }
 
 impl Cache {
-    /// Whether what a waiting request does not find is sent to it; otherwise this worker computes that.
+    /// Whether a waiting request is sent what it does not find. Otherwise this worker computes that.
     pub(super) fn sends(&self, tokens: &Tokens<'_>) -> bool {
         self.is_sent && !tokens.resumes
     }
@@ -76,7 +76,7 @@ impl Cache {
         let namespace = tree.namespace(tokens.namespace())?;
         let usable = tokens.usable(false);
         let in_l1 = tree.window_parts(namespace, &usable);
-        // A request that cannot be admitted anyway is spared a look at the tiers; restored pages are as many as computed ones.
+        // A request that cannot be admitted anyway is spared a look at the tiers. Restored pages are as many as computed ones.
         let least = self.pages_for(tokens.known()).saturating_sub(in_l1.len());
         if !self.can_have(promised + Pages { full: least, window: 0 }) {
             return None;

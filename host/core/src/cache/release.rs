@@ -63,8 +63,8 @@ impl Cache {
         self.quarantine.room_of_write(tag)
     }
 
-    /// A peer writes nothing more here: into one room, or into any. Like all events below, it returns the rooms whose pages
-    /// nothing touches any more; these pages are free.
+    /// A peer writes nothing more here: into one room, or into any. Like all events below, this returns the rooms whose
+    /// pages nothing touches any more. These pages are free.
     pub(crate) fn writer_gone(&mut self, peer: Instance, room: Option<Room>) -> Vec<Room> {
         self.clear(|other, touches| {
             if room.is_none_or(|room| room == other) {

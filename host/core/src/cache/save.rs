@@ -1,8 +1,8 @@
 //! Which pages are copied to the offload tiers, and when.
 //!
-//! Of window parts only those of the windows from which other requests will continue, so a prompt costs its pages and one or
-//! two windows: those at the ends of prompts and answers, where a request was preempted, and those that a request continued
-//! from.
+//! Window parts are copied only of the windows from which other requests will continue, so a prompt costs its pages and
+//! one or two windows. These windows are at the ends of prompts and answers, where a request was preempted, and where a
+//! request continued.
 //!
 //! | Policy | Copies |
 //! | --- | --- |
@@ -10,10 +10,10 @@
 //! | selective | pages that enter or are used, and were matched often enough |
 //! | write-back | pages about to be evicted |
 //!
-//! With write-back, eviction goes ahead of need, so that a page's copy is under way while others are still free; the page is in
+//! With write-back, eviction goes ahead of need, so that a page's copy is under way while others are still free. The page is in
 //! quarantine until the copy has ended. A request that needs pages *now* takes what is free, and the rest is evicted at once,
-//! copied or not: nothing in a tick waits for a copy. What could keep a step from its pages are copies under way, of pages that
-//! stay until they have ended; copies that have not begun are given up then.
+//! copied or not: nothing in a tick waits for a copy. Only copies that are under way can keep a step from its pages, because
+//! their pages stay until they have ended. Copies that have not begun are given up when a step lacks pages.
 
 use std::ops::Range;
 

@@ -69,7 +69,7 @@ fn tokens(request: &Request) -> Tokens<'_> {
     Tokens { request, output: &[], resumes: false }
 }
 
-/// Admits it; returns what it holds, and how many of its pages were cached.
+/// Admits a request. Returns what it holds, and how many of its pages were cached.
 fn admitted(cache: &mut Cache, request: &Request) -> (Holding, usize) {
     let tokens = tokens(request);
     let found = cache.probe(NOW, &tokens, Pages::default());
@@ -138,7 +138,7 @@ fn a_preempted_request_gives_back_all_and_leaves_what_it_computed() {
     assert_eq!((counts.held, counts.cached), (0, 2));
 }
 
-/// A request that has ended, touched by `touches`; `event` ends the touch. The pages are free then and no earlier.
+/// A request that has ended, touched by `touches`. `event` ends the touch. The pages are free then and no earlier.
 fn leaves_quarantine_with(touches: Touches, event: impl FnOnce(&mut Cache) -> Vec<Room>) {
     let mut cache = cache(4);
     let first = request(1, 9);

@@ -5,12 +5,12 @@
 //! window parts    gone            cached, kept by its lock   own    none yet
 //! ```
 //!
-//! A request that is sent its KV has the parts that its first step sees from admission on ([`WindowShape::tail`]), and with a
-//! radix tree to leave them in those with which it could continue if it lost its pages ([`WindowShape::kept_tail`]); they
-//! arrive with the last part of the transfer. One that computes gets parts for each piece just before it is computed
-//! ([`Cache::extend`]), and before its first one those that it restores from the [offload tiers](crate::hierarchy). When a batch
-//! is done, the parts that no later position sees are given back: the request's own to the pool, cached ones to the tree. So
-//! what a prompt takes here depends on the window and not on its length.
+//! A request that is sent its KV has the parts that its first step sees from admission on ([`WindowShape::tail`]). With a radix
+//! tree to leave them in, it also has those with which it could continue if it lost its pages ([`WindowShape::kept_tail`]).
+//! These parts arrive with the last part of the transfer. A request that computes gets parts for each piece just before the
+//! piece is computed ([`Cache::extend`]). Before its first piece it gets those that it restores from the
+//! [offload tiers](crate::hierarchy). When a batch is done, the parts that no later position sees are given back: the request's
+//! own to the pool, cached ones to the tree. So what a prompt takes here depends on the window and not on its length.
 //!
 //! Where the full parts of a prefix are cached and the window at its end is not, the request may recompute that from
 //! the full parts ([`WindowShape::reach`]): it begins before the end of its prefix, at `Holding::recompute`, with no
@@ -28,7 +28,7 @@ use crate::pool::HeldPages;
 use crate::radix::PrefixLock;
 use crate::window::{WindowPages, WindowShape};
 
-/// The window parts of one request; nothing for models without sliding layers.
+/// The window parts of one request, or nothing for models without sliding layers.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     /// The token page of the first part.
@@ -232,8 +232,8 @@ impl Cache {
         Some(end / self.page_tokens)
     }
 
-    /// Recounts one request's window. `computes_to` is the position up to which a request that steps use has KV soon: the end
-    /// of its batch, or what it has; `None` for other requests.
+    /// Recounts one request's window. `computes_to` is the position up to which a request that steps use has KV soon:
+    /// the end of its batch, or what it has. It is `None` for other requests.
     ///
     /// # Panics
     /// When it has other parts than it must have, or its lock keeps others.

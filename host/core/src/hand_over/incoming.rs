@@ -79,8 +79,8 @@ impl Incoming {
         self.arrived.is_empty()
     }
 
-    /// A part has arrived. Returns whether all have; `None` for a part that this transfer cannot have, of which `most` is the
-    /// highest number of parts.
+    /// A part has arrived. Returns whether all have, or `None` for a part that this transfer cannot have. `most` is the
+    /// highest number of parts that a transfer has.
     pub(crate) fn take(&mut self, notice: &Notice, most: usize) -> Option<bool> {
         let beyond = notice.sequence as usize >= most
             || self

@@ -32,7 +32,7 @@ pub(crate) struct Outgoing {
     pub attempt: u32,
     pub reserve: Reserve,
     page_tokens: usize,
-    /// Pages of the prompt sent so far or held by decode already; never moves back within an attempt.
+    /// Pages of the prompt sent so far or held by decode already. The cursor never moves back within an attempt.
     cursor: usize,
     /// Pages behind the cursor of which some layers were sent while the others are still computed.
     begun: Option<Begun>,
@@ -113,15 +113,16 @@ impl Outgoing {
         self.start() + self.reserve.pages.len()
     }
 
-    /// Pages that a batch completes which computes whole pages up to `end`, if layers of them may be sent before it ends, and
-    /// the number of layers that were. Only a first attempt does that; later ones are for what is computed already.
+    /// Pages that a batch completes, and the number of their layers that were sent, if layers may be sent before the
+    /// batch ends. The batch computes whole pages up to `end`. Only a first attempt sends layers so, because later ones
+    /// are for what is computed already.
     pub(crate) fn completing(&self, end: usize) -> Option<(Range<usize>, u32)> {
         let begun = self.begun.map_or(0, |begun| begun.layers);
         (self.attempt == 1 && !self.complete && end > self.cursor).then_some((self.cursor..end, begun))
     }
 
-    /// What is to be sent now, if anything: pages, and the first of their layers that was not sent. `whole` pages are computed;
-    /// `computing` says that a batch computes more; `last` that there is nothing more to compute.
+    /// What is to be sent now, if anything: pages, and the first of their layers that was not sent. `whole` pages are
+    /// computed. `computing` says that a batch computes more. `last` says that there is nothing more to compute.
     pub(crate) fn next(
         &mut self,
         room: Room,
@@ -197,7 +198,7 @@ pub(crate) struct Wanted {
 impl Wanted {
     /// Why a reserve does not belong to this request, if it does not.
     ///
-    /// The first attempt brings everything behind what decode holds or restores; a later one may ask for a span of it.
+    /// The first attempt brings everything behind what decode holds or restores. A later one may ask for a span of it.
     pub(crate) fn misfit(&self, attempt: u32, reserve: &Reserve) -> Option<String> {
         let (prompt, page_tokens) = (self.prompt, self.page_tokens);
         let prefix = reserve.decode_prefix_len as usize;
@@ -243,8 +244,8 @@ pub(crate) struct Orphans {
 }
 
 impl Orphans {
-    /// Keeps a reserve, if there are fewer than `most`; of one room the latest attempt, whichever comes last. Returns how many
-    /// there are when there are too many.
+    /// Keeps a reserve, if there are fewer than `most`. Of one room the reserve of the latest attempt is kept,
+    /// whichever comes last. Returns how many there are when there are too many.
     pub(crate) fn keep(&mut self, room: Room, orphan: Orphan, most: usize) -> Result<(), usize> {
         match self.by_room.get(&room) {
             None if self.by_room.len() >= most => Err(self.by_room.len()),

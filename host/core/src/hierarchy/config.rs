@@ -10,7 +10,7 @@ pub enum WritePolicy {
     WriteThrough,
     /// When they enter or are used, once they were matched so many times ([`HierarchyConfig::write_after_hits`]).
     WriteThroughSelective,
-    /// When they are about to be evicted. Evicting ahead of need hides the copy; what must go at once is dropped.
+    /// When they are about to be evicted. Evicting ahead of need hides the copy. What must go at once is dropped.
     WriteBack,
 }
 
@@ -51,10 +51,10 @@ named!(PrefetchPolicy, BestEffort = "best_effort", WaitComplete = "wait_complete
 
 /// One storage tier.
 ///
-/// Its number is its place in [`HierarchyConfig::tiers`]; a page that several have is read from the first.
+/// Its number is its place in [`HierarchyConfig::tiers`]. A page that several tiers have is read from the first of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TierConfig {
-    /// Whether pages are written to it; one that is shared and filled by others may be read only.
+    /// Whether pages are written to it. A tier that is shared and filled by others may be read only.
     pub writes: bool,
     /// Time of the smallest read, until reads were measured.
     pub latency: Duration,
@@ -86,7 +86,7 @@ pub struct CostModel {
 pub struct HierarchyConfig {
     /// Pages that the host pool holds: L2, and what passes between the pool and storage.
     pub host_slots: u32,
-    /// Bytes of one page, over all ranks, heads and layers; what costs are computed from.
+    /// Bytes of one page, over all ranks, heads and layers. Costs are computed from this.
     pub page_bytes: u64,
     /// L3, in the order in which it is asked. None is a worker with host memory only.
     pub tiers: Vec<TierConfig>,
@@ -116,14 +116,14 @@ pub struct HierarchyConfig {
     pub copy_bytes: u64,
     /// Batches of questions that a tier may leave unanswered before it is asked no more.
     pub questions: u32,
-    /// Pages that may wait for their write to one tier; more are not written, and counted.
+    /// Pages that may wait for their write to one tier. More are not written, and are counted.
     pub queued_writes: u32,
-    /// What reads, copies, computing and transfers take; `None`: what they took so far.
+    /// What reads, copies, computing and transfers take. With `None` it is what they took so far.
     pub costs: Option<CostModel>,
 }
 
 impl HierarchyConfig {
-    /// A hierarchy with this much host memory and these tiers; everything else as by default.
+    /// A hierarchy with this much host memory and these tiers, and everything else as by default.
     #[must_use]
     pub fn new(host_slots: u32, page_bytes: u64, tiers: Vec<TierConfig>) -> Self {
         Self {

@@ -14,8 +14,8 @@ use super::{Hierarchy, PrefetchPolicy};
 use crate::ids::{Room, Time};
 use crate::radix::PageHash;
 
-/// What was too slow is tried again after so long; otherwise the model would keep slow times for ever. Once it was
-/// quick, the next is tried as well: so the model recovers request by request, as long as they stay quick.
+/// What was too slow is tried again after so long. Otherwise the model would keep slow times for ever. Once a trial was
+/// quick, the next request tries as well. So the model recovers request by request, as long as trials stay quick.
 const TRIED_AGAIN: Duration = Duration::from_secs(30);
 
 /// Requests wait at least so long: within less threads and timers decide what comes first, not storage.

@@ -68,7 +68,7 @@ pub enum TierAction {
 /// How one page of a batch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageEnd {
-    /// All of it was read, written or copied; what was read was verified.
+    /// All of it was read, written or copied. What was read was verified.
     Done,
     /// The tier does not have it, or not whole.
     Missing,

@@ -5,12 +5,12 @@
 //!              └── nothing to ask ─────────────────────────┘
 //! ```
 //!
-//! In the queue a request's pages are read into host memory; it holds pins on slots and nothing of the pool. It waits
-//! for that as long as doing without would take ([`cost_model`](super::cost_model)), counted from its arrival; what
-//! comes later is still used if something else kept the request in the queue. When it is admitted,
-//! [`restore`](Hierarchy::restore) says how many pages behind those in L1 will be restored: that is the promise. Every
-//! page of it has a pinned slot by then, filled or being filled. A restore has failed when one of them cannot be had in
-//! time and no copy into its pages is under way.
+//! In the queue a request's pages are read into host memory. The request holds pins on slots and nothing of the pool. It waits
+//! for the reads as long as doing without would take ([`cost_model`](super::cost_model)), counted from its arrival. What comes
+//! later is still used if something else kept the request in the queue. When the request is admitted,
+//! [`restore`](Hierarchy::restore) says how many pages behind those in L1 will be restored: that is the promise. Every page of
+//! it has a pinned slot by then, filled or being filled. A restore has failed when one of these pages cannot be had in time and
+//! no copy into the request's pages is under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

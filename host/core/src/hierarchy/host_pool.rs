@@ -1,8 +1,8 @@
 //! L2: pages in host memory, by name.
 //!
-//! A *slot* is a place for one page; like a page of the pool it exists on every rank and holds there the rank's heads.
+//! A *slot* is a place for one page. Like a page of the pool, it exists on every rank and holds there the rank's heads.
 //! A page is found by its name alone (32 bytes of SHA-256 over everything that leads to it), so what is here is
-//! independent of what the radix tree holds: a page may be in L1, in L2 or in both, and any page of a prefix may be in
+//! independent of what the radix tree holds. A page may be in L1, in L2 or in both, and any page of a prefix may be in
 //! L2 without the ones before it.
 //!
 //! ```text
@@ -140,7 +140,7 @@ impl HostPool {
         entry.state == State::Filling && entry.pins > 0
     }
 
-    /// The page that a slot holds or will hold; `None` when it is not found there.
+    /// The page that a slot holds or will hold, or `None` when it is not found there.
     #[must_use]
     pub fn name(&self, slot: HostSlot) -> Option<PageHash> {
         self.slots[slot.0 as usize].name
@@ -165,7 +165,7 @@ impl HostPool {
         Some(slot)
     }
 
-    /// No write to the slot is left; `good` when it holds its page. Returns whether the page is here now.
+    /// No write to the slot is left. `good` says that the slot holds its page. Returns whether the page is here now.
     pub fn ended(&mut self, slot: HostSlot, good: bool) -> bool {
         match self.slots[slot.0 as usize].state {
             State::Abandoned => {
@@ -190,7 +190,7 @@ impl HostPool {
         }
     }
 
-    /// No request waits for what is written to a slot any more; it is free once the writer is done.
+    /// No request waits for what is written to a slot any more. The slot is free once the writer is done.
     pub fn give_up(&mut self, slot: HostSlot) {
         if self.slots[slot.0 as usize].state == State::Filling {
             self.forget_name(slot);
@@ -300,7 +300,7 @@ impl HostPool {
         }
     }
 
-    /// Counts everything anew; for tests.
+    /// Counts everything anew, for tests.
     ///
     /// # Panics
     /// When something counted along the way is wrong.

@@ -74,7 +74,7 @@ impl LinearFit {
         self.given.is_none() && self.predict(units).is_some_and(|expected| 2.0 * seconds < expected)
     }
 
-    /// How long so many units will take; `None` before anything was learned.
+    /// How long so many units will take, or `None` before anything was learned.
     pub(crate) fn predict(&self, units: f64) -> Option<f64> {
         if let Some([fixed, per_unit]) = self.given {
             return Some(fixed + per_unit * units);
@@ -84,7 +84,7 @@ impl LinearFit {
         }
         let spread = self.count * self.units_squared - self.units * self.units;
         let (mean_units, mean_seconds) = (self.units / self.count, self.seconds / self.count);
-        // Sizes that are all alike say nothing of a slope; the line then goes through nothing and the mean.
+        // Sizes that are all alike say nothing of a slope. The line then goes through zero and the mean.
         if spread <= 1e-6 * self.count * self.units_squared {
             return Some(if mean_units > 0.0 { mean_seconds * units / mean_units } else { mean_seconds });
         }

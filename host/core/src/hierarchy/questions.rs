@@ -12,7 +12,7 @@ pub(super) struct Query {
     /// Whose pages, in the order of the batch.
     pages: Vec<(Room, usize)>,
     since: Time,
-    /// Until when requests wait for the answer; `None` once that is over.
+    /// Until when requests wait for the answer, or `None` once that is over.
     pub until: Option<Time>,
 }
 

@@ -12,8 +12,8 @@ pub(crate) enum Progress {
     Pending,
     /// All pages are in the pool.
     Done,
-    /// These pages of the prompt have to come from elsewhere; where window parts are restored too, so many pieces in all.
-    /// Nothing of it is under way.
+    /// These pages of the prompt have to come from elsewhere. Where window parts are restored too, the range
+    /// says how many pieces these are in all. Nothing of the restore is under way.
     Failed(Range<usize>),
 }
 
@@ -47,8 +47,8 @@ impl Hierarchy {
         end - in_l1
     }
 
-    /// Restores these pieces, which are all in host memory or on their way, and nothing else; forgets the request when
-    /// there are none, and returns whether there are some.
+    /// Restores these pieces, which are all in host memory or on their way, and nothing else. Forgets the request when
+    /// there are no pieces, and returns whether there are some.
     pub(super) fn restore_pieces(&mut self, room: Room, pieces: &[usize]) -> bool {
         let Some(fetch) = self.fetches.get(&room) else { return false };
         let outside: Vec<usize> =
@@ -96,7 +96,7 @@ impl Hierarchy {
         self.loadable.push_back(room);
     }
 
-    /// How a restore is doing; `None` for a request without one.
+    /// How a restore is doing, or `None` for a request without one.
     pub(crate) fn progress(&self, room: Room) -> Option<Progress> {
         let fetch = self.fetches.get(&room).filter(|fetch| fetch.phase == Phase::Restoring)?;
         let under_way = |piece: &FetchState| {

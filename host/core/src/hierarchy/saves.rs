@@ -84,7 +84,7 @@ impl Hierarchy {
         self.saves.extend(taken.into_iter().rev());
     }
 
-    /// Drops saves that were taken, for want of time; returns what they kept.
+    /// Drops saves that were taken, for want of time. Returns what they kept.
     pub(crate) fn give_up(&mut self, taken: Vec<Queued>) -> Vec<Keep> {
         for queued in taken {
             self.stats.dropped += queued.pages.len() as u64;

@@ -38,7 +38,7 @@ pub(super) struct Windows {
 pub(crate) struct End {
     /// Pages before its end that are not in L1 are restored.
     pub reach: Reach,
-    /// Token pages in front of it whose window parts are restored; those before them that are seen are in L1.
+    /// Token pages in front of it whose window parts are restored. Those before them that are seen have theirs in L1.
     pub windows: Range<usize>,
     /// Pages that are there and left alone, because computing them is quicker.
     pub skipped: usize,
@@ -132,7 +132,7 @@ impl Hierarchy {
         let alone = shape.reach(in_l1.len(), page, is_in_l1);
         let full =
             (in_l1.len()..pages).take_while(|page| has(*page)).last().map_or(in_l1.len(), |last| last + 1);
-        // From L1 in front, from the offload tiers behind; of one that is recomputed nothing.
+        // Parts in front come from L1, those behind from the offload tiers. Of a window that is recomputed none are taken.
         let divided = |reach: Reach| {
             let seen =
                 if reach.start < reach.end { reach.end..reach.end } else { shape.seen_at(reach.end, page) };

@@ -1,8 +1,8 @@
 //! What an allocator declares of a pool, and what the scheduler makes of it.
 //!
-//! The layers of a model come in groups. The allocator declares for each group what its component retains of a sequence, and its
-//! budget. Of that the scheduler computes how many pages a sequence takes, at admission and later
-//! ([`WindowShape`]); the allocator answers which ([`PageSource`](super::PageSource)). Nothing else knows of groups.
+//! The layers of a model come in groups. The allocator declares for each group what its component retains of a sequence, and
+//! its budget. Of that the scheduler computes how many pages a sequence takes, at admission and later ([`WindowShape`]). The
+//! allocator answers which pages these are ([`PageSource`](super::PageSource)). Nothing else knows of groups.
 //!
 //! The scheduler serves one group that retains every token, and at most one beside it.
 
@@ -27,7 +27,7 @@ pub struct LayerGroup {
     pub needs: Retained,
     /// How many layers.
     pub layers: u32,
-    /// Pages of the pool that hold what they keep of one page of tokens, or one state; at least 1.
+    /// Pages of the pool, at least 1, that hold what they keep of one page of tokens, or one state.
     pub parts: u32,
 }
 

@@ -1,8 +1,8 @@
 //! Sources of pages: they choose which free pages a request gets.
 //!
-//! The [pool](super::PagePool) knows where every page is, and how many each component may have; a source only chooses
-//! among those that are free. The pool looks at what it answers: a source that hands out a page that is not free, or
-//! does not hand out one that is, is disabled, and the pool falls back to its own list. It can cost its choice, never a
+//! The [pool](super::PagePool) knows where every page is, and how many each component may have. A source only chooses among
+//! those that are free. The pool looks at the source's answers: a source that hands out a page that is not free, or does not
+//! hand out one that is, is disabled, and the pool falls back to its own list. A faulty source can cost its choice, never a
 //! page.
 
 use std::fmt::Debug;
@@ -12,7 +12,7 @@ use crate::ids::PageId;
 /// Whose KV a page holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
-    /// That of the layers that read every earlier token; of all layers, where none has a window.
+    /// That of the layers that read every earlier token. These are all layers where none has a window.
     Full,
     /// That of the layers with a sliding window.
     Window,

@@ -17,8 +17,8 @@ pub enum After {
 
 /// A [`TreeEvent`] that owns what it says.
 ///
-/// Tokens travel instead of hashes, so that the thread that owns the tree hashes nothing;
-/// [`EventLog`](crate::routing::EventLog) does.
+/// Tokens travel instead of hashes, so that the thread that owns the tree hashes nothing.
+/// [`EventLog`](crate::routing::EventLog) hashes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheEvent {
     /// These pages are cached now, each behind the one before.

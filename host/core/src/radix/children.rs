@@ -1,7 +1,7 @@
 //! Which node is whose child: one open-addressed table for the whole tree.
 //!
 //! A map per node would cost every node of a wide tree an allocation. Here a child costs 8 bytes over the load factor,
-//! and a look-up touches one cache line before the node itself. The table knows hashes only; whether an entry is the
+//! and a look-up touches one cache line before the node itself. The table knows hashes only. Whether an entry is the
 //! child that is looked for, the caller decides by comparing tokens, so a collision costs time and never an answer.
 
 use super::node::{NO_NODE, NodeIndex, Owner};
@@ -15,7 +15,7 @@ struct Entry {
 
 const EMPTY: Entry = Entry { hash: 0, node: NO_NODE };
 
-/// Finds a node by the hash of its parent and its first page. Linear probing; removal shifts back, so there are no
+/// Finds a node by the hash of its parent and its first page. Probing is linear. Removal shifts back, so there are no
 /// tombstones and an old table is as fast as a new one.
 #[derive(Debug)]
 pub(super) struct Children {

@@ -6,8 +6,8 @@ use crate::ids::PageId;
 
 /// A change of a tree's contents.
 ///
-/// Pages are named by their numbers, which name them uniquely for as long as they are cached;
-/// the publisher turns them into [`PageHash`](super::PageHash)es, off the scheduler's path.
+/// Pages are named by their numbers, which name them uniquely for as long as they are cached. The publisher turns the
+/// numbers into [`PageHash`](super::PageHash)es, off the scheduler's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeEvent<'a> {
     /// Pages that were not there before.
@@ -34,7 +34,7 @@ pub enum TreeEvent<'a> {
 
 /// Takes events as they happen. Sequence numbers start at 1 and have no gaps.
 pub trait EventSink {
-    /// One event; must not wait.
+    /// Takes one event, and must not wait.
     fn event(&mut self, sequence: u64, event: TreeEvent<'_>);
 }
 

@@ -134,8 +134,8 @@ impl RadixTree {
         evicted
     }
 
-    /// Forgets everything. What no receipt keeps comes back at once; what is locked is not found any more, stays for
-    /// its users, and comes back through [`gone`](Self::gone) when its last receipt has. What is inserted with a
+    /// Forgets everything. What no receipt keeps comes back at once. What is locked is not found any more, stays for
+    /// its users, and comes back through [`gone`](Self::gone) when its last receipt has gone. What is inserted with a
     /// receipt from before stays the caller's. Listeners are told that all is gone.
     pub fn clear(&mut self, sink: &mut (impl EventSink + ?Sized)) -> CachedPages {
         let before = (self.events, self.counts.evicted);

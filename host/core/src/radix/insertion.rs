@@ -18,14 +18,13 @@ pub struct Inserted {
     /// Pages for which the tree had others already: the caller goes on with the tree's
     /// ([`RadixTree::pages`]) and releases these, once nothing that was started with them is under way.
     pub duplicates: HeldPages,
-    /// Pages behind the last whole page of tokens, or all when the receipt's namespace is forgotten; they stay the
-    /// caller's.
+    /// Pages behind the last whole page of tokens, or all when the receipt's namespace is forgotten. They stay the caller's.
     pub rest: HeldPages,
 }
 
 impl RadixTree {
     /// Gives the tree the KV of `tokens`, which start with the locked prefix. `owned` are the pages behind the locked
-    /// ones, in order; they must be complete up to the last whole page of `tokens`, and nothing may write them any
+    /// ones, in order. They must be complete up to the last whole page of `tokens`, and nothing may write them any
     /// more. There may be more of them.
     ///
     /// `priority` is for [`Policy::Priority`](super::Policy::Priority): higher stays longer, and what leads to it too.

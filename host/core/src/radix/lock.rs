@@ -41,7 +41,7 @@ impl PrefixLock {
         self.windows.len()
     }
 
-    /// Whether another receipt keeps the same pages; their window parts apart.
+    /// Whether another receipt keeps the same pages. Their window parts are not compared.
     pub(crate) fn is_like(&self, other: &PrefixLock) -> bool {
         (self.namespace, self.node, self.pages) == (other.namespace, other.node, other.pages)
     }
@@ -93,8 +93,8 @@ impl RadixTree {
         PrefixLock { namespace, node, pages: pages as u32, from: pages as u32, windows: Vec::new() }
     }
 
-    /// Counts a use of a locked prefix, for policies that count uses; the window that it keeps has been gone on from. What
-    /// orders a node must not change while it is in the order of eviction, and what is locked is not.
+    /// Counts a use of a locked prefix, for policies that count uses. A request has gone on from the window that the receipt
+    /// keeps. What orders a node must not change while it is in the order of eviction, and what is locked is not in it.
     pub fn count_use(&mut self, lock: &PrefixLock) {
         lock.windows.iter().for_each(|page| self.windows.mark(*page));
         let mut at = lock.node;
@@ -183,7 +183,7 @@ impl RadixTree {
     }
 
     /// Cuts a node after `at` pages and returns the new upper half. The lower half stays the node that it was, so what
-    /// names it (receipts, children) need not be told; it pins the upper half if anything pins it.
+    /// names it (receipts, children) need not be told. If anything pins the lower half, it pins the upper one.
     fn split(&mut self, lower: NodeIndex, at: usize) -> NodeIndex {
         let cut = at * self.page_tokens;
         let node = &mut self.nodes[lower];

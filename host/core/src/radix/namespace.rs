@@ -88,7 +88,7 @@ impl Namespaces {
         Some(namespace)
     }
 
-    /// Where the hash chain of a namespace starts; `None` once forgotten.
+    /// Where the hash chain of a namespace starts, or `None` once it is forgotten.
     pub(super) fn seed(&self, namespace: Namespace) -> Option<PageHash> {
         self.entries.get(&namespace).map(|entry| entry.seed)
     }
@@ -145,7 +145,7 @@ impl Namespaces {
         self.entries.values().map(|entry| entry.roots).sum()
     }
 
-    /// Receipts of all namespaces that are still known; for the audit.
+    /// Receipts of all namespaces that are still known, for the audit.
     pub(super) fn locks(&self) -> usize {
         self.entries.values().map(|entry| entry.locks as usize).sum()
     }

@@ -11,8 +11,8 @@ pub(super) const NO_NODE: NodeIndex = u32::MAX;
 
 /// What a node may keep for its tokens.
 ///
-/// Full attention's KV is there for every node; others (a sliding window's, a
-/// recurrent state's) may be missing from some, and come with the models that need them.
+/// Full attention's KV is there for every node. Others (a sliding window's, a recurrent state's) may be missing from
+/// some nodes, and come with the models that need them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
     /// KV of layers that attend to the whole sequence.
@@ -101,7 +101,7 @@ impl Node {
     }
 }
 
-/// All nodes; indices of removed nodes are used again.
+/// All nodes. Indices of removed nodes are used again.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     slots: Vec<Node>,
@@ -120,7 +120,7 @@ impl Nodes {
         index
     }
 
-    /// Takes a node out; what is left in its place holds nothing.
+    /// Takes a node out. What is left in its place holds nothing.
     pub(super) fn remove(&mut self, index: NodeIndex) -> Node {
         self.vacant.push(index);
         let empty = Node {

@@ -17,11 +17,11 @@ pub enum Policy {
     /// What was released longest ago.
     #[default]
     Lru,
-    /// What was matched least often; of those, what was released longest ago.
+    /// What was matched least often, and of that, what was released longest ago.
     Lfu,
-    /// What was matched less than twice, in LRU order; then the rest, in LRU order.
+    /// What was matched less than twice, in LRU order, and then the rest, in LRU order.
     Slru,
-    /// What has the lowest priority; of those, what was released longest ago.
+    /// What has the lowest priority, and of that, what was released longest ago.
     Priority,
 }
 
@@ -64,7 +64,7 @@ struct Queue {
     tail: NodeIndex,
 }
 
-/// The queues; the links between nodes lie in the nodes.
+/// The queues. The links between nodes lie in the nodes.
 #[derive(Debug)]
 pub(super) struct Order {
     policy: Policy,

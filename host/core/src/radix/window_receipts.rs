@@ -14,8 +14,8 @@ impl RadixTree {
         self.path(namespace, tokens).into_iter().map(|page| self.windows.contains(page)).collect()
     }
 
-    /// Locks what is cached of these tokens up to where a request goes on; of the window that is seen there the parts
-    /// that are here, up to the first that is not. As [`hold`](Self::hold), it counts as no use yet.
+    /// Locks what is cached of these tokens up to where a request goes on. Of the window that is seen there it locks
+    /// the parts that are here, up to the first that is not. As [`hold`](Self::hold), it counts as no use yet.
     pub(crate) fn hold_front(
         &mut self,
         namespace: Namespace,

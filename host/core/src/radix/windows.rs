@@ -1,15 +1,14 @@
 //! Window parts of cached pages, for models of which some layers slide ([`crate::window`]).
 //!
-//! A page in the tree may have its window part in the tree, or not (a *tombstone*): the pages of the pool that it takes
-//! are named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that
-//! computes goes on where the whole window is there, and its receipt keeps these parts too, for as long as its holder
-//! says; or behind all that is cached, if the window there is soon recomputed ([`RadixTree::hold_window`]).
+//! A page in the tree may have its window part in the tree, or not (a *tombstone*). The pages of the pool that the part takes
+//! are named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that computes goes
+//! on where the whole window is there, or behind all that is cached if the window there is soon recomputed
+//! ([`RadixTree::hold_window`]). Where the window is there, the receipt keeps its parts too, for as long as its holder says.
 //!
-//! Parts that no receipt keeps are given up alone. First go those where no request has gone on and none is likely to: a
-//! long prompt leaves its parts all along, so that others can go on anywhere, and what that takes is the first to be
-//! had. Then those that were used least recently, before pages that were used later. So of a long sequence the full
-//! part stays and the parts of its end, where the next turn of a conversation goes on, and those of places where others
-//! went on.
+//! Parts that no receipt keeps are given up alone. First go those where no request has gone on and none is likely to. A long
+//! prompt leaves its parts all along, so that others can go on anywhere, and what that takes is the first to be had. Then go
+//! those that were used least recently, before pages that were used later. So what stays of a long sequence is the full part,
+//! the parts of its end, where the next turn of a conversation goes on, and those of places where others went on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +29,7 @@ struct WindowPart {
     pins: u32,
     /// Whether a request went on from here, or is likely to.
     useful: bool,
-    /// When it was given up by the last of them; parts given up together have the same.
+    /// When the last receipt gave the part up. Parts given up together have the same.
     stamp: u64,
     /// The page's name, if the part is to be saved when it is evicted.
     name: Option<PageHash>,
@@ -87,7 +86,7 @@ impl Windows {
         self.order.first().copied()
     }
 
-    /// Pages of the pool that a cached page's part takes; 0 for a tombstone.
+    /// Pages of the pool that a cached page's part takes, or 0 for a tombstone.
     fn size(&self, page: PageId) -> usize {
         self.parts.get(&page).map_or(0, |part| part.pages.ids().len())
     }
@@ -96,12 +95,12 @@ impl Windows {
         self.parts.contains_key(&page)
     }
 
-    /// Receipts that keep the part; 0 for a tombstone.
+    /// Receipts that keep the part, or 0 for a tombstone.
     pub(super) fn pins(&self, page: PageId) -> u32 {
         self.parts.get(&page).map_or(0, |part| part.pins)
     }
 
-    /// Since when no receipt keeps the part; 0 for a tombstone.
+    /// Since when no receipt keeps the part, or 0 for a tombstone.
     fn stamp(&self, page: PageId) -> u64 {
         self.parts.get(&page).map_or(0, |part| part.stamp)
     }
@@ -188,10 +187,10 @@ impl Windows {
 }
 
 impl RadixTree {
-    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there;
-    /// or, if less is to be computed then ([`WindowShape::reach`]), all that is cached of them, to recompute the window
-    /// at its end ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet: the window counts for no
-    /// more than before until a request goes on there.
+    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there.
+    /// If less is to be computed then ([`WindowShape::reach`]), this locks all that is cached of them instead, to
+    /// recompute the window at its end ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet: the
+    /// window counts for no more than before until a request goes on there.
     pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;

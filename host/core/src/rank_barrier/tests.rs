@@ -27,7 +27,7 @@ fn notice(sequence: u32) -> Notice {
     Notice { room: ROOM, attempt: 1, sequence, pages: 2, last: false }
 }
 
-/// A fragment of a part; each lane's sum of a part is its own number.
+/// A fragment of a part. Each lane's sum of a part is its own number.
 fn landed((source, target): (usize, usize), sequence: u32, (fragment, fragments): (u32, u32)) -> Report {
     let notice = LaneNotice {
         notice: notice(sequence),

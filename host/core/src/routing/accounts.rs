@@ -52,7 +52,7 @@ pub struct Place {
     pub slot: WorkerSlot,
     /// What it does.
     pub role: Role,
-    /// The identity of its cache; absent when it has none that can be followed.
+    /// The identity of its cache, or `None` when it has none that can be followed.
     pub cache: Option<PageHash>,
     /// Requests that other routers have on it.
     pub elsewhere: u32,
@@ -173,7 +173,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
         account.cost(place.slot, &prompt, held, elsewhere, place.stays)
     }
 
-    /// Writes a request to a worker's account; returns the tokens of its prompt that the worker is expected to have.
+    /// Writes a request to a worker's account. Returns the tokens of its prompt that the worker is expected to have.
     pub fn give(&mut self, room: Room, place: &Place, sight: &Sight<'_>) -> u64 {
         let cost = self.cost(place, sight);
         let (prompt, _) = seen(place, sight);

@@ -10,7 +10,7 @@ pub struct Preference {
     pub avoided: u32,
     /// Requests on it, or by [`Policy::Prefix`] what it has to do, in tokens.
     pub load: u64,
-    /// When it was last chosen, so that equals take turns; by [`Policy::Random`] its lot.
+    /// When it was last chosen, so that equals take turns. By [`Policy::Random`] it is the worker's lot.
     pub turn: u64,
 }
 
@@ -44,7 +44,7 @@ impl Policy {
     pub fn load(self, cost: Option<f64>, reported: &Reported) -> u64 {
         match (self, cost) {
             (_, Some(tokens)) => tokens as u64,
-            // The heartbeat is up to a second old; what this router has sent since is not.
+            // The heartbeat is up to a second old. What this router has sent since is known at once.
             (Policy::LeastLoaded | Policy::Prefix, None) => reported.requests.max(reported.in_flight),
             (Policy::RoundRobin | Policy::Random, None) => 0,
         }
@@ -63,7 +63,7 @@ impl Policy {
 /// The workers of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice<W> {
-    /// The worker that computes the prompt; absent when the other one does.
+    /// The worker that computes the prompt, or `None` when the other one does.
     pub prefill: Option<W>,
     /// The worker that answers.
     pub answers: W,

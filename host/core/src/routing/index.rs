@@ -15,7 +15,7 @@ pub struct WorkerSlot(pub u16);
 /// What a worker says of its cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// These blocks are in the cache now; each follows the one before.
+    /// These blocks are in the cache now. Each follows the one before.
     Stored(Vec<BlockKey>),
     /// These are no longer.
     Removed(Vec<BlockKey>),
@@ -28,7 +28,7 @@ pub enum KvEvent {
 pub enum Applied {
     /// It is in the index.
     Yes,
-    /// It was there already; nothing changed.
+    /// It was there already, so nothing changed.
     Repeat,
     /// Something is missing before it: nothing changed. The worker is to be asked for what comes after
     /// [`PrefixIndex::resume`].
@@ -64,7 +64,7 @@ pub struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// Takes a worker in, with an empty cache; its first event has number 1. `limit` are the pages of its pool: more
+    /// Takes a worker in, with an empty cache. Its first event has number 1. `limit` are the pages of its pool: more
     /// blocks are not accepted.
     pub fn add_worker(&mut self, limit: u64) -> WorkerSlot {
         let fresh = Some(Source { standing: Standing::At { next: 1 }, blocks: 0, limit });
@@ -117,7 +117,7 @@ impl PrefixIndex {
         self.workers.get_mut(usize::from(slot.0))?.as_mut()
     }
 
-    /// The event after which a worker is to be followed from now on; 0 is the beginning of everything. A snapshot that
+    /// The event after which a worker is to be followed from now on. 0 is the beginning of everything. A snapshot that
     /// is not complete is forgotten. `None` when no worker is at the slot.
     pub fn resume(&mut self, slot: WorkerSlot) -> Option<u64> {
         match self.source(slot)?.standing {
@@ -155,7 +155,7 @@ impl PrefixIndex {
         Applied::Yes
     }
 
-    /// Takes a part of a snapshot. Its first part voids what was known of the worker; events count again after its last.
+    /// Takes a part of a snapshot. The first part voids what was known of the worker. Events count again after the last part.
     pub fn take(&mut self, slot: WorkerSlot, part: &SnapshotPart) -> Applied {
         let Some(source) = self.source(slot) else { return Applied::Unknown };
         match source.standing {
@@ -211,7 +211,7 @@ impl PrefixIndex {
         }
     }
 
-    /// How many blocks of a prompt each worker holds from its beginning on, by slot; `0` for slots not in use.
+    /// How many blocks of a prompt each worker holds from the prompt's beginning on, by slot. `0` for slots not in use.
     #[must_use]
     pub fn matches(&self, prompt: &[BlockKey]) -> Vec<u32> {
         let mut matched = vec![0; self.workers.len()];

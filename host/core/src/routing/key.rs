@@ -32,9 +32,9 @@ impl BlockKey {
     }
 }
 
-/// Mixes keys, which are hashes already, under two numbers of this process's own: workers choose the keys that they tell of, and
-/// could choose many that collide under a hash that they know. One multiplication, because routes are chosen under a lock; the
-/// standard library's hash takes three and a half times as long for a prompt (`benches/router_choice.rs`).
+/// Mixes keys, which are hashes already, under two numbers of this process's own. Workers choose the keys that they tell of,
+/// and could choose many that collide under a hash that they know. The mix is one multiplication, because routes are chosen
+/// under a lock. The standard library's hash takes three and a half times as long for a prompt (`benches/router_choice.rs`).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyState {
     mask: u64,

@@ -99,7 +99,7 @@ impl EventLog {
         }
     }
 
-    /// Number of the last event; 0 before the first.
+    /// Number of the last event, or 0 before the first.
     #[must_use]
     pub fn last(&self) -> u64 {
         self.first + self.events.len() as u64 - 1

@@ -10,8 +10,8 @@ use crate::ids::Room;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
     /// Tokens of waiting work that one missing token counts for. At 1 the choice is the worker that is expected to be
-    /// ready first; above, it keeps prefixes together at the price of some waiting, because bringing a prefix to one
-    /// more worker costs every later request.
+    /// ready first. Above 1 the choice keeps prefixes together at the price of some waiting, because bringing a prefix
+    /// to one more worker costs every later request.
     pub missing: f64,
     /// What each request counts for while it is on the account.
     pub request: u64,
@@ -25,14 +25,14 @@ impl Weights {
     pub const PROMPTS: Self = Self { missing: 4.0, request: 0, in_turn: true };
 
     /// For workers that receive KV and generate, all requests together. What a request costs the others is a share of
-    /// every step for as long as it runs, about as much as receiving some hundred tokens; this one is not measured.
+    /// every step for as long as it runs, about as much as receiving some hundred tokens. This number is not measured.
     pub const ANSWERS: Self = Self { missing: 1.0, request: 256, in_turn: false };
 }
 
 /// A prompt to be placed.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
-    /// The keys of its whole blocks; none when it is not to be found cached.
+    /// The keys of its whole blocks, or none when it is not to be found cached.
     pub blocks: &'a [BlockKey],
     /// Its tokens.
     pub tokens: u64,
@@ -43,7 +43,7 @@ pub struct Prompt<'a> {
 /// What a request would cost at one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// In tokens; the least is the best.
+    /// In tokens. The least is the best.
     pub tokens: f64,
     /// Blocks of the prompt that the worker holds, or will hold when it comes to this request.
     pub blocks: u32,
@@ -167,7 +167,7 @@ impl Placement {
         have + u32::try_from(more).unwrap_or(u32::MAX)
     }
 
-    /// The work is done; what it brought still counts as on its way, until [`end`](Self::end). Between the two the
+    /// The work is done. What it brought still counts as on its way, until [`end`](Self::end). Between the two the
     /// worker's events arrive.
     pub fn done(&mut self, room: Room) {
         if let Some(given) = self.given.get_mut(&room) {

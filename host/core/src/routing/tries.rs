@@ -17,7 +17,7 @@ pub struct Retry {
     pub total: Duration,
     /// Longest time of a request, from its arrival to the end of its answer.
     pub longest: Duration,
-    /// Wait before the second try; doubles with each.
+    /// Wait before the second try. The wait doubles with each try.
     pub backoff: Duration,
     /// An answer that breaks off goes on on another worker. If not, one that the client sees as it comes ends with an error.
     pub resume: bool,
@@ -93,7 +93,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Tries<T> {
         self.losses + self.apart
     }
 
-    /// The wait before the next try after one that failed with `brought` tokens; `None` if that was the last.
+    /// The wait before the next try after one that failed with `brought` tokens, or `None` if that was the last.
     ///
     /// A request may be what its workers break on, so a row of tries is short. When workers break that did not serve it
     /// (`others_break`), the cause is another, and the row may be longer.

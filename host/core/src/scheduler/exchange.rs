@@ -32,14 +32,15 @@ pub enum Event {
         /// The message.
         message: Message,
     },
-    /// The handshake with a peer succeeded; pages can be exchanged from now on. An earlier connection to the same
-    /// peer was fenced before.
+    /// The handshake with a peer succeeded. Pages can be exchanged from now on. An earlier connection to the same peer
+    /// was fenced before.
     PeerReady {
         /// The peer.
         peer: Instance,
         /// Messages of the peer below this id belong to an earlier connection ([`Action::Connect`] carries it over).
         floor: u64,
-        /// Names the connection, higher than any before; every write over it says so ([`PageWrite::session`]).
+        /// Names the connection, with a number higher than any before. Every write over it has this number
+        /// ([`PageWrite::session`]).
         session: u64,
     },
     /// The handshake failed.
@@ -67,7 +68,7 @@ pub enum Event {
         session: u64,
     },
     /// The KV of layers `0..layers` is in the pool for all positions of the batch that is being computed, and is not
-    /// written again. May be left out or come late; says nothing once the batch has ended.
+    /// written again. The event may be left out or come late. It says nothing once the batch has ended.
     LayersDone {
         /// [`Batch::id`].
         batch: u64,
@@ -110,7 +111,7 @@ pub enum Event {
 /// An action of the scheduler, to be carried out by its caller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Compute this; answer with [`Event::BatchDone`] or [`Event::BatchFailed`].
+    /// Compute this, and answer with [`Event::BatchDone`] or [`Event::BatchFailed`].
     Run(Batch),
     /// Send this message to a peer. It may get lost.
     Send {
@@ -121,7 +122,7 @@ pub enum Action {
         /// The message.
         message: Message,
     },
-    /// Fence what is left of an earlier connection and shake hands with a peer; answer with [`Event::PeerReady`] or
+    /// Fence what is left of an earlier connection and shake hands with a peer. Answer with [`Event::PeerReady`] or
     /// [`Event::PeerRefused`].
     Connect {
         /// The peer.
@@ -129,23 +130,23 @@ pub enum Action {
         /// For the peer's [`Event::PeerReady`].
         floor: u64,
     },
-    /// Cut one connection to a peer off in both directions; answer with [`Event::PeerLost`] (fenced) or
-    /// [`Event::FenceFailed`]. Proven already when that connection is not the one in use any more.
+    /// Cut one connection to a peer off in both directions. Answer with [`Event::PeerLost`] (fenced) or
+    /// [`Event::FenceFailed`]. The fence is proven already when that connection is not the one in use any more.
     Fence {
         /// The peer.
         peer: Instance,
         /// Which connection.
         session: u64,
     },
-    /// Write pages into a peer's memory; answer with [`Event::Written`] once settled.
+    /// Write pages into a peer's memory, and answer with [`Event::Written`] once the write has settled.
     Write(PageWrite),
-    /// Ask that what has not started of a write never starts; it still settles.
+    /// Ask that what has not started of a write never starts. The write still settles.
     CancelWrite(Tag),
     /// Parts of a room's pages are about to come in, by writes of the peer's or as copies of ours: said before the peer is
     /// asked for them. Opening again with a later attempt replaces the earlier one, some of whose parts may not have
     /// arrived: once this was taken, nothing of the earlier one is copied into pages.
     OpenRoom(RoomOpening),
-    /// Copy nothing more into an open room's pages; answer with [`Event::RoomClosed`] when no copy is under way. What
+    /// Copy nothing more into an open room's pages. Answer with [`Event::RoomClosed`] when no copy is under way. What
     /// the peer writes may still land.
     CloseRoom {
         /// The room.
@@ -164,12 +165,12 @@ pub enum Action {
         room: Room,
         /// Where the pages were to go.
         peer: Instance,
-        /// Writes that have not settled; 0 if all have and decode has not heard of one.
+        /// Writes that have not settled, or 0 if all have and decode has not heard of one.
         writes: usize,
         /// How long nothing has happened.
         waited: Duration,
     },
-    /// Read the aux row and digest the pages; answer with [`Event::Verified`].
+    /// Read the aux row and digest the pages, and answer with [`Event::Verified`].
     Verify {
         /// The room.
         room: Room,
@@ -205,9 +206,9 @@ pub enum Action {
         /// The failure.
         failure: Failure,
     },
-    /// The contents of the radix cache changed so, in this order; for listeners.
+    /// For listeners: the contents of the radix cache changed so, in this order.
     Cache(Vec<CacheEvent>),
-    /// A prompt's KV is complete in these pages; for digests and events.
+    /// For digests and events: a prompt's KV is complete in these pages.
     PromptReady {
         /// The request.
         room: Room,

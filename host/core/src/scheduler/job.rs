@@ -22,7 +22,7 @@ pub(super) struct Job {
     /// Prefill: where the pages go, once decode has said so.
     pub outgoing: Option<Outgoing>,
     pub origin: Origin,
-    /// Positions that had KV before the job was preempted; computing them is done for the second time.
+    /// Positions that had KV before the job was preempted. They are computed for the second time.
     pub computed_before: usize,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Answer {
     pub last_drawn: Option<Time>,
 }
 
-/// Where the KV of a prompt came from, in tokens; for usage and counters.
+/// Where the KV of a prompt came from, in tokens, for usage and counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Origin {
     /// Tokens whose KV was not computed for this request.

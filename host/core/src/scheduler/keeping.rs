@@ -38,7 +38,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives back what jobs hold although they continue with the cache's pages; false when that frees nothing.
+    /// Gives back what jobs hold although they continue with the cache's pages. Returns `false` when that frees nothing.
     pub(super) fn release_spares(&mut self) -> bool {
         let mut released = false;
         for job in self.jobs.values_mut().filter(|job| !job.is_read()) {
@@ -66,9 +66,9 @@ impl Scheduler {
         }
     }
 
-    /// Empties the radix cache and what is in host memory; storage keeps its pages. What requests use stays for them, is found
-    /// by no other request, and goes with the last of them; what they compute or receive from here on with what they found
-    /// before enters no cache.
+    /// Empties the radix cache and what is in host memory. Storage keeps its pages. What requests use stays for them,
+    /// is found by no other request, and goes with the last of them. What they compute or receive from here on, behind
+    /// what they found before, enters no cache.
     ///
     /// `None` when the worker keeps no cache.
     pub fn flush_cache(&mut self) -> Option<Flushed> {

@@ -29,7 +29,7 @@ const STEPS_TO_JUDGE: u64 = 32;
 /// What is known of the pace, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PaceStats {
-    /// Requests that may decode at once; 0 without a target.
+    /// Requests that may decode at once, or 0 without a target.
     pub limit: u32,
     /// Whether not even one sequence at a time stays under the target.
     pub out_of_reach: bool,
@@ -105,13 +105,13 @@ impl Pace {
         self.step = Some((self.waiting_since.take().unwrap_or(now), load));
     }
 
-    /// A step could not be computed, or nothing can be; what lies between is no step's time.
+    /// A step could not be computed, or nothing can be. What lies between is no step's time.
     pub(super) fn interrupted(&mut self) {
         self.step = None;
         self.waiting_since = None;
     }
 
-    /// A step has ended; whether a request that decodes waits for the next one.
+    /// A step has ended. `request_waits` says whether a request that decodes waits for the next one.
     pub(super) fn ended(&mut self, now: Time, request_waits: bool) {
         let Some((since, load)) = self.step.take() else { return };
         self.steps.add(now.since(since));
@@ -130,7 +130,7 @@ impl Pace {
         let [fixed, sequence, token, context] = self.model.cost();
         let fixed = fixed + token * tokens as f64;
         let each = sequence + context * context_each as f64;
-        // Infinite when sequences cost nothing; casts take that, and less than nothing, to the ends of the range.
+        // Infinite when sequences cost nothing. Casts take that, and less than nothing, to the ends of the range.
         let within = |target: f64| ((target - fixed) / each) as usize;
         let (most, comfortable) = (within(target), within(MARGIN * target));
         if most < self.limit {

@@ -96,7 +96,7 @@ impl Peers {
         matches!(self.state(peer), None | Some(PeerState::Fenced | PeerState::Unfenced))
     }
 
-    /// Applies the sender's floor; false when the message was given up by its sender.
+    /// Applies the sender's floor. Returns `false` when the sender has given the message up.
     fn current(&mut self, from: Instance, floor: u64, message: &Message) -> bool {
         let Some(peer) = self.by_instance.get_mut(&from) else { return false };
         peer.floor = peer.floor.max(floor);
@@ -176,7 +176,7 @@ impl Peers {
         }
     }
 
-    /// Peers cut off without proof so far; their rooms' pages stay in quarantine.
+    /// Peers cut off without proof so far. Their rooms' pages stay in quarantine.
     pub(super) fn unfenced(&self) -> usize {
         self.by_instance.values().filter(|peer| peer.state == PeerState::Unfenced).count()
     }
@@ -296,7 +296,7 @@ impl Scheduler {
                 }
                 return;
             }
-            // Every rank of ours that the peer was connected to says so; one fence is enough.
+            // Every rank of ours that the peer was connected to says so. One fence is enough.
             Some(PeerState::Unfenced | PeerState::Fenced) if !fenced => return,
             _ => {}
         }

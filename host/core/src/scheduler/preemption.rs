@@ -1,11 +1,11 @@
 //! Taking pages back from a running request, and continuing it later.
 //!
 //! When the next step's pages cannot be had, not even by eviction, one request after the other is preempted until they
-//! can. What it has computed enters the radix cache, so continuing costs only what was evicted meanwhile; without a
-//! cache all of it is recomputed. What was evicted may be in the offload tiers, where it is looked for like a new
-//! request's prompt: when there are pages for it again, for by then it is known what is gone. Storage is asked once,
-//! and waited for as long as for a new request, in the queue; what was found is copied into its pages before it runs,
-//! and what fails to come is computed.
+//! can. What it has computed enters the radix cache, so continuing costs only what was evicted meanwhile. Without a
+//! cache all of it is recomputed. What was evicted may be in the offload tiers. It is looked for there like a new
+//! request's prompt, when there are pages for the request again, for by then it is known what is gone. Storage is asked
+//! once, and waited for as long as for a new request, in the queue. What was found is copied into the request's pages
+//! before it runs, and what fails to come is computed.
 //!
 //! ```text
 //! Running ─(preempt)─► Preempted ─(pages)─► admitted ─► Running
@@ -24,18 +24,19 @@ use super::stage::{Stage, Waiting};
 use crate::ids::{Room, Time};
 
 impl Scheduler {
-    /// Whether requests are preempted here. A decode worker gives no page to others that a transfer has brought, unless the
-    /// transfer backend proves that it has settled; admission then leaves room for whole answers.
+    /// Whether requests are preempted here. A decode worker gives no page to others that a transfer has brought, unless
+    /// the transfer backend proves that the transfer has settled. Where no request is preempted, admission leaves room
+    /// for whole answers.
     pub(super) fn preempts(&self) -> bool {
         self.config.settles || !self.config.role.receives_kv()
     }
 
-    /// Preempts one request; false when only one is left that runs.
+    /// Preempts one request. Returns `false` when only one is left that runs.
     ///
-    /// Of those that are least urgent, the one with the shortest answer goes: least of what its user waits for is delayed, and those that are nearly
-    /// done end and free their pages. A request that was preempted keeps its answer, so the same one is not chosen
-    /// again and again while younger ones run. Among equals it is the one with the longest prompt, whose pages help
-    /// most.
+    /// Of those that are least urgent, the one with the shortest answer goes. So least of what its user waits for is
+    /// delayed, and those that are nearly done end and free their pages. A request that was preempted keeps its answer,
+    /// so the same one is not chosen again and again while younger ones run. Among equals it is the one with the
+    /// longest prompt, whose pages help most.
     pub(super) fn preempt_one(&mut self) -> bool {
         // Those that are ready have answered nothing yet.
         let rooms = self.running.iter().chain(&self.ready);
@@ -75,8 +76,8 @@ impl Scheduler {
         self.jobs.values().filter(loads).count()
     }
 
-    /// There are pages for a waiting request. If it was preempted, asks the offload tiers for what it had, once; returns whether
-    /// it did, so that what the request finds, and whether it waits, is to be seen anew.
+    /// There are pages for a waiting request. If it was preempted, this asks the offload tiers for what it had, once.
+    /// Returns whether it asked. If so, what the request finds, and whether it waits, is to be seen anew.
     pub(super) fn fetch_preempted(&mut self, now: Time, room: Room) -> bool {
         let Some(job) = self.jobs.get_mut(&room) else { return false };
         if !self.cache.has_tiers() || !job.stage.is_preempted() {

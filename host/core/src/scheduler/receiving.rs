@@ -89,7 +89,7 @@ impl Scheduler {
         }
         let incoming = incoming.clone();
         let peer = incoming.peer;
-        // Nothing reads the pages any more; what ends the job from here on must not wait for a verification.
+        // Nothing reads the pages any more. What ends the job from here on must not wait for a verification.
         job.stage.enter(Stage::Transfer(incoming.clone()));
         let prompt = job.request.prompt.len();
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);

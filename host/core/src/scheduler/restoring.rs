@@ -2,8 +2,8 @@
 //! does not come.
 //!
 //! ```text
-//! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored; of a model with
-//!                                               a window Preempted, if all was not
+//! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored, or,
+//!                                               of a model with a window, Preempted, if all was not
 //!
 //! both that decode   Preempted ─► Loading ─► Running, likewise ([`preemption`](super::preemption))
 //!
@@ -16,13 +16,13 @@
 //!                           └──────────────────────────────► Reclaiming ─(no more writes)──┘
 //! ```
 //!
-//! On a decode worker a restore runs beside the transfer of what lies behind it. What was promised and cannot be restored
-//! is asked of prefill by another attempt: a [`Reserve`](crate::message::Reserve) that covers it. Prefill has computed or
-//! cached the whole prompt and keeps it until `Commit`, which decode says only when everything is there. As long as
-//! nothing has arrived the new attempt takes the place of the first and asks for all; else it asks for the missing span
-//! alone, when the first is verified. A request is renegotiated once at most. When prefill has gone meanwhile, or goes while
-//! it sends the span, decode computes from the first missing page on; pages of a span that was asked for it takes back first,
-//! like those of a request that has ended.
+//! On a decode worker a restore runs beside the transfer of what lies behind it. What was promised and cannot be
+//! restored is asked of prefill by another attempt: a [`Reserve`](crate::message::Reserve) that covers it. Prefill has
+//! computed or cached the whole prompt and keeps it until `Commit`, which decode says only when everything is there. As
+//! long as nothing has arrived, the new attempt takes the place of the first and asks for all. Otherwise it asks for
+//! the missing span alone, when the first is verified. A request is renegotiated once at most. When prefill has gone
+//! meanwhile, or goes while it sends the span, decode computes from the first missing page on. Before that, decode takes
+//! the pages of a span that was asked for back, like those of a request that has ended.
 
 use std::ops::Range;
 

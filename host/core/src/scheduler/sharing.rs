@@ -1,11 +1,11 @@
 //! Prompts that begin alike and are under way at the same time: the later ones wait until the first one's pages are in
 //! the cache, and then need what is behind them only.
 //!
-//! A request that has been admitted and whose prompt is not complete *leads*; one in the queue that it would bring pages
-//! for *follows* it. Leaders wait for no follower, so there are no chains: each wait ends when its leader's prompt
-//! is complete or the leader ends, whichever way; for models with a window when the leader has passed the page in question.
-//! A request that is free again may follow another, but none follows for longer than half of the bootstrap timeout, for its
-//! other leg waits too.
+//! A request that has been admitted and whose prompt is not complete *leads*. One in the queue that it would bring
+//! pages for *follows* it. Leaders wait for no follower, so there are no chains: each wait ends when its leader's
+//! prompt is complete or the leader ends, whichever way. For models with a window a wait ends when the leader has
+//! passed the page in question. A request that is free again may follow another, but none follows for longer than half of the
+//! bootstrap timeout, for its other leg waits too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -91,7 +91,7 @@ impl Leaders {
         self.pages.range((hash, Room(0))..=(hash, Room(u64::MAX))).map(|(_, room)| *room).take(COMPARED)
     }
 
-    /// Every room that leads; for the audit.
+    /// Every room that leads, for the audit.
     pub(super) fn rooms(&self) -> impl Iterator<Item = Room> {
         self.hashes.keys().copied()
     }
@@ -127,7 +127,7 @@ impl Scheduler {
         job.submitted.after(self.config.bootstrap_timeout / 2)
     }
 
-    /// Whether a request of which so much is cached is to wait for another; takes note of which.
+    /// Whether a request of which so much is cached is to wait for another. Takes note of which.
     pub(super) fn follow(&mut self, now: Time, room: Room, prefix: &Prefix) -> bool {
         let Some(job) = self.jobs.get(&room).filter(|job| job.stage.is_queued()) else { return false };
         let leader = if now < self.follows_until(job) { self.leader_of(job, prefix) } else { None };

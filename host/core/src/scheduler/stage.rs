@@ -1,7 +1,7 @@
 //! Where a request is on its way through a worker, and the one function that moves it.
 //!
-//! [`FOLLOWS`] is the whole state machine; `docs/internals/request.md` draws it, and a test compares the two. A request that ends
-//! leaves from any stage, through `Scheduler::retire`.
+//! [`FOLLOWS`] is the whole state machine. `docs/internals/request.md` draws it, and a test compares the two. A request
+//! that ends leaves from any stage, through `Scheduler::retire`.
 
 use std::ops::{Deref, Range};
 
@@ -15,23 +15,23 @@ pub(super) enum Stage {
     Queued(Waiting),
     /// Decode: prefill was told where to write.
     Transfer(Incoming),
-    /// Decode: everything arrived; digests are being computed.
+    /// Decode: everything arrived, and digests are being computed.
     Verifying(Incoming),
-    /// Decode: what was sent is verified; waits for what it restores itself.
+    /// Decode: what was sent is verified, and the request waits for what it restores itself.
     Restoring(Incoming),
     /// Decode: prefill will not send the last pages that are missing, which are computed here as soon as no peer can
     /// write them.
     Reclaiming(Reclaiming),
-    /// Decode: verified; waits until the pace activates it.
+    /// Decode: verified, and waits until the pace activates it.
     Ready,
     /// These pages are being copied from host memory: of the prompt, on workers that compute it, or of what a preempted request
     /// had.
     Loading(Range<usize>),
     /// Takes part in batches: the position up to which the batch being computed computes it, if that batch has it.
     Running(Option<usize>),
-    /// Gave its pages up for others and waits for pages; what is gone of its KV is recomputed.
+    /// Gave its pages up for others and waits for pages. What is gone of its KV is recomputed.
     Preempted(Waiting),
-    /// Prefill: computed; pages are on their way, or wait for decode's commit.
+    /// Prefill: computed. Its pages are on their way, or wait for decode's commit.
     Inflight,
 }
 
@@ -74,18 +74,18 @@ use Name as N;
 const FOLLOWS: [(Name, &[Name]); 10] = [
     // Its pages are there, or come from host memory, or (decode) from prefill.
     (N::Queued, &[N::Running, N::Loading, N::Transfer]),
-    // Copied; of a model with a window not all of it, so that pages for more are needed.
+    // Copied. Of a model with a window not all of it may have been, and pages for more are then needed.
     (N::Loading, &[N::Running, N::Preempted]),
     // Decode asks again, checks what came, or stops waiting for prefill. What was verified passes through here: nothing reads
     // its pages any more.
     (N::Transfer, &[N::Transfer, N::Verifying, N::Restoring, N::Reclaiming, N::Running, N::Preempted]),
     (N::Verifying, &[N::Transfer]),
-    // A restore failed: prefill sends what is missing, or it is computed here; of a model with a window behind the last whole
-    // one, for which it needs pages.
+    // A restore failed: prefill sends what is missing, or it is computed here. A model with a window computes it behind
+    // the last whole window, and needs pages for that.
     (N::Restoring, &[N::Transfer, N::Ready, N::Running, N::Preempted]),
     (N::Reclaiming, &[N::Running, N::Preempted]),
     (N::Ready, &[N::Running, N::Preempted]),
-    // Prefill is done; pages ran short.
+    // Prefill is done, or pages ran short.
     (N::Running, &[N::Inflight, N::Preempted]),
     (N::Preempted, &[N::Running, N::Loading]),
     (N::Inflight, &[]),
@@ -147,8 +147,8 @@ impl Stage {
     }
 }
 
-/// A job's stage. It is read as a [`Stage`] and changes through [`enter`](Self::enter) alone; the other functions change what
-/// belongs to a stage.
+/// A job's stage. It is read as a [`Stage`] and changes through [`enter`](Self::enter) alone. The other functions
+/// change what belongs to a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CurrentStage(Stage);
 
@@ -237,7 +237,7 @@ mod tests {
             .flat_map(|(from, next)| next.iter().map(move |to| (format!("{from:?}"), format!("{to:?}"))))
             // Every arrow out of Verifying but one is drawn from there.
             .collect();
-        // Both ways into Verifying and back are drawn; the table's own arrow from Transfer to itself is, too.
+        // Both ways into Verifying and back are drawn. So is the table's own arrow from Transfer to itself.
         assert_eq!(table, drawn());
     }
 

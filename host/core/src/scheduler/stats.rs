@@ -28,7 +28,7 @@ pub struct Stats {
     pub cached_tokens: u64,
     /// Prompt tokens behind those that were to be restored from the offload tiers.
     pub offload_tokens: u64,
-    /// The offload tiers; all zero without.
+    /// The offload tiers. All counts are zero without any.
     pub hierarchy: HierarchyStats,
     /// How long steps take, and what follows from it.
     pub pace: PaceStats,

@@ -9,7 +9,7 @@ pub const KIND_ASK: u8 = 3;
 /// Kind of an [`Answer`].
 pub const KIND_ANSWER: u8 = 4;
 
-/// "I have this piece; where may I write it?"
+/// "I have this piece. Where may I write it?"
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     /// The piece.
@@ -41,7 +41,7 @@ pub enum Verdict {
         /// Goes into the notice behind the data.
         generation: u32,
     },
-    /// There is no gap for it yet. A grant follows by itself; ask again now and then, in case it is lost.
+    /// There is no gap for it yet. A grant follows by itself. Ask again now and then, in case the grant is lost.
     Wait,
     /// It is here already, or its attempt was replaced by another: it need not be sent.
     Done,
@@ -147,7 +147,7 @@ impl Message {
         bytes.0
     }
 
-    /// Reads a message; `None` when the bytes are not one.
+    /// Reads a message. `None` when the bytes are not one.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = Bytes(bytes.try_into().ok()?);

@@ -1,9 +1,9 @@
 //! A target rank's staging memory: which peer may write which bytes of it, and what is to be copied into pages.
 //!
-//! **Shares.** A room may hold as many bytes as are left (so one alone gets half of the ring, and one that has stopped
-//! leaves half of what it found), all rooms of one peer together twice as many as are left. A room that holds nothing
-//! needs no share of its own, only its peer's, then of four times what is left; a peer that holds nothing needs only a
-//! gap. Rooms take turns.
+//! **Shares.** A room may hold as many bytes as are left. So one alone gets half of the ring, and one that has stopped
+//! leaves half of what it found. All rooms of one peer together may hold twice as many as are left. A room that holds
+//! nothing needs no share of its own, only its peer's, and then of four times what is left. A peer that holds nothing
+//! needs only a gap. Rooms take turns.
 
 mod granting;
 mod room;
@@ -140,7 +140,7 @@ impl<N> Ring<N> {
         }
     }
 
-    /// From now on pieces of this room are taken. A repeat changes nothing; a later attempt voids what came before it:
+    /// From now on pieces of this room are taken. A repeat changes nothing. A later attempt voids what came before it:
     /// a sender that waits for an answer within an earlier one is told that it is over, for the next begins only then.
     pub fn open(&mut self, opening: Opening, actions: &mut Vec<Action>) {
         let room = opening.room;

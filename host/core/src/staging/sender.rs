@@ -1,7 +1,7 @@
 //! A source rank's staging memory: what is asked for, gathered and written when.
 //!
-//! Each target rank is asked for few pieces ahead ([`asking`]). Granted pieces are gathered in the order of their grants, as far
-//! as own slots go; a target whose wire is slow holds at most twice as many bytes as are left to others.
+//! Each target rank is asked for few pieces ahead ([`asking`]). Granted pieces are gathered in the order of their
+//! grants, as far as own slots go. A target whose wire is slow holds at most twice as many bytes as are left to others.
 
 mod action;
 mod asking;
@@ -68,10 +68,10 @@ impl Sender {
         }
     }
 
-    /// Takes a lane on; it ends in exactly one [`Action::Ended`]. A lane without pieces ends at once.
+    /// Takes a lane on, which ends in exactly one [`Action::Ended`]. A lane without pieces ends at once.
     ///
     /// # Errors
-    /// When it cannot be staged; then nothing was begun.
+    /// When it cannot be staged. Nothing was begun then.
     pub fn add(&mut self, now: Time, lane: Lane, actions: &mut Vec<Action>) -> Result<(), LaneError> {
         let most = self.slots.capacity() / 4;
         if lane.pieces.len() >= usize::from(u16::MAX) {
@@ -140,7 +140,7 @@ impl Sender {
                 self.finish(id, actions);
             }
             (State::Asked { .. }, Verdict::Refused(refusal)) => {
-                // Its deadline is gone already; failing the lane finds it without one.
+                // Its deadline is gone already, and failing the lane finds it without one.
                 self.fail(now, id, Fault::Refused(refusal), actions);
             }
             // Answers to repeats, late ones.

@@ -45,7 +45,7 @@ impl Slots {
         length.max(1).next_multiple_of(ALIGNMENT)
     }
 
-    /// A slot outside of what is claimed; `None` when no gap is large enough.
+    /// A slot outside of what is claimed, or `None` when no gap is large enough.
     pub(super) fn take(&mut self, length: u64) -> Option<u64> {
         let length = Self::size_of(length);
         let claim = self.claim.clone().unwrap_or(0..0);
@@ -173,7 +173,7 @@ mod tests {
     fn a_claimed_window_avoids_the_old_slots_and_is_given_to_no_other() {
         let mut slots = Slots::new(1024);
         let held: Vec<u64> = (0..8).map_while(|_| slots.take(128)).collect();
-        // The sender in the first slot has stopped; everything else comes and goes.
+        // The sender in the first slot has stopped. Everything else comes and goes.
         slots.claim(512);
         for offset in &held[1..] {
             slots.give_back(*offset);

@@ -15,8 +15,8 @@ use super::copy::PlanSize;
 /// ones, pieces of 4 KiB 40 %.
 pub const KNEE: usize = 16 << 10;
 
-/// Fewest pieces that are gathered: a staged piece costs a question and an answer, two times two threads woken, about
-/// as long as a network adapter takes for some tens of small writes (1.4 us each; LMCache issue 4161).
+/// Fewest pieces that are gathered. A staged piece costs a question and an answer, two times two threads woken. That is
+/// about as long as a network adapter takes for some tens of small writes (1.4 us each, see LMCache issue 4161).
 pub const LEAST_PIECES: usize = 32;
 
 /// When the operator wants staging.

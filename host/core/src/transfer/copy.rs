@@ -40,8 +40,8 @@ pub struct PageBlock {
     pub source_page: usize,
     /// Bytes from one page to the next where it is written.
     pub target_page: usize,
-    /// What lies around a run within a page, in the source's memory order, outermost first; the outer ones have extent 1
-    /// where fewer are needed.
+    /// What lies around a run within a page, in the source's memory order, outermost first. The outer ones have extent
+    /// 1 where fewer are needed.
     pub dims: [Dimension; 3],
 }
 
@@ -80,8 +80,8 @@ impl PagesCopy {
         &self.pages
     }
 
-    /// What is copied of each page: one block where K and V follow each other on both sides, else one for each; none
-    /// where there is nothing to copy.
+    /// What is copied of each page: one block where K and V follow each other on both sides, one for each where they do
+    /// not, and none where there is nothing to copy.
     #[must_use]
     pub fn blocks(&self) -> &[PageBlock] {
         &self.blocks
@@ -142,7 +142,7 @@ struct Nest {
     run: usize,
     source: usize,
     target: usize,
-    /// From one page to the next; its extent does not count.
+    /// From one page to the next. Its extent does not count.
     page: Dimension,
     dims: Vec<Dimension>,
 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::lane::KvSlice;
 use crate::layout::KvShape;
 
-/// How the pages of one part are cut for one lane: by pages; where one page is too much for a piece, by layers; and where one
-/// layer of a page is, by heads. Both sides that know the part, the lane and the size of a piece cut alike.
+/// How the pages of one part are cut for one lane. They are cut by pages, by layers where one page is too much for a piece, and
+/// by heads where one layer of a page is too much. Both sides that know the part, the lane and the size of a piece cut alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     pages: usize,
@@ -56,7 +56,7 @@ impl Cut {
         [self.pages.div_ceil(pages), self.layers.len().div_ceil(layers), self.heads.len().div_ceil(heads)]
     }
 
-    /// How many pieces there are; none where there is nothing to send.
+    /// How many pieces there are, or none where there is nothing to send.
     #[must_use]
     pub fn pieces(&self) -> usize {
         self.counts().iter().product()

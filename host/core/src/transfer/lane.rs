@@ -56,7 +56,7 @@ pub struct Lane {
     pub source: KvSlice,
     /// Where they are written.
     pub target: KvSlice,
-    /// The heads, counted over the whole model; both slices hold them.
+    /// The heads, counted over the whole model. Both slices hold them.
     pub heads: Range<usize>,
 }
 
@@ -189,7 +189,7 @@ impl Lane {
                 + (layers.start - slice.first_layer) * side.layer
         };
         let page = |slice: &KvSlice, side: &Strides| match slice.layout.shape.pages {
-            // It has no next page; K and V that differ only in where that would be can be one block.
+            // It has no next page. K and V that differ only in where that would be can be one block.
             1 => 0,
             _ => side.page,
         };

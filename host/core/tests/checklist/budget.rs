@@ -17,7 +17,7 @@ fn pages_that_a_request_is_about_to_lock_are_not_counted_as_free_for_it() {
     leg.deliver(0);
     leg.submit(1, &tokens(100..108), 2);
     assert_eq!((leg.stats().pool.free, leg.stats().pool.cached), (2, 4));
-    // It needs three beside the four it finds; free are two.
+    // It needs three beside the four it finds, and two are free.
     leg.submit(2, &tokens(0..28), 1);
     assert!(!leg.reserves.contains_key(&Room(2)));
     assert_eq!(leg.stats().pool.cached, 4, "nothing was evicted for what cannot be");
@@ -108,7 +108,7 @@ fn a_target_between_tokens_leaves_a_prefill_worker_alone() {
         leg.submit(*room, prompt, 1);
         leg.reserve(*room, prompt, 0);
     }
-    // The first has a step of its own, since it was alone; the others share the next.
+    // The first has a step of its own, since it was alone. The others share the next.
     leg.compute();
     assert_eq!(leg.batch.as_ref().map_or(0, |batch| batch.sequences.len()), 7);
 }

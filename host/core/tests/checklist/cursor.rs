@@ -6,7 +6,7 @@ use host_sim::{Leg, PAGE};
 
 use super::leg::{config, tokens};
 
-/// Pages of the prompt, from decode's prefix on, in the order in which they were sent; part by part.
+/// Pages of the prompt, from decode's prefix on, part by part in the order in which they were sent.
 fn parts(leg: &Leg, room: u64) -> Vec<(Vec<PageId>, bool)> {
     let of_room = leg.writes.iter().filter(|write| write.notice.room == Room(room));
     of_room.map(|write| (write.target.clone(), write.notice.last)).collect()

@@ -28,7 +28,7 @@ fn pages_in_use_stay_for_their_requests_are_found_by_no_other_and_go_with_the_la
     let prompt = tokens(0..16);
     leg.submit(1, &prompt, 1);
     leg.deliver(1);
-    // Two requests hold the same four pages; one of them adds two of its own.
+    // Two requests hold the same four pages. One of them adds two of its own.
     leg.submit(2, &prompt, 8);
     leg.deliver(2);
     leg.submit(3, &[prompt.clone(), tokens(100..108)].concat(), 1);

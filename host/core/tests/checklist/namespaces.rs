@@ -12,7 +12,7 @@ fn salted(salt: &str) -> NamespaceKey {
     NamespaceKey { salt: salt.into(), ..NamespaceKey::default() }
 }
 
-/// Runs a request to its end on a worker without a transfer; prompt tokens that were cached.
+/// Runs a request to its end on a worker without a transfer. Returns the prompt tokens that were cached.
 fn ask(leg: &mut Leg, room: u64, prompt: &[u32], change: impl FnOnce(&mut Request)) -> u64 {
     let before = leg.stats().cached_tokens;
     let mut request = leg.request(room, prompt, 1);

@@ -123,7 +123,7 @@ fn what_a_request_finds_in_host_memory_stays_while_storage_is_asked_for_the_rest
         leg.serve(&mut stored);
     }
     assert_eq!(leg.stats().hierarchy.host.ready, 24, "host memory is full");
-    // Of the first only the end is not in host memory, where it was used longest ago; the other needs nine slots.
+    // Of the first only the end is not in host memory, where it was used longest ago. The other needs nine slots.
     let (first, other) = (tokens(0..41), tokens(900..937));
     stored.extend([names(&first), names(&other)].concat());
     leg.events([leg.request(5, &other, 1), leg.request(9, &first, 1)].map(Event::Submit));

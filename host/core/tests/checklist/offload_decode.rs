@@ -128,7 +128,7 @@ fn when_the_rest_is_there_only_the_missing_span_is_asked_for() {
     assert_eq!(attempt, 2);
     assert_eq!((reserve.decode_prefix_len as usize, reserve.pages.len()), (5 * PAGE, 1));
     assert_eq!(commits(&leg), 0);
-    // It arrives damaged, and is asked for again; that is no renegotiation.
+    // It arrives damaged, and is asked for again. That is no renegotiation.
     leg.arrive(1);
     leg.verified(1, false);
     assert_eq!(leg.reserves[&Room(1)].0, 3);
@@ -186,7 +186,7 @@ fn when_prefill_has_gone_decode_computes_what_is_missing() {
     finish(leg);
 }
 
-/// A decode worker that has asked for a span of 6 pages which storage did not bring; all else is there.
+/// A decode worker that has asked for a span of 6 pages which storage did not bring. Everything else is there.
 fn supplemented() -> Leg {
     let (mut leg, read) = promised(hierarchy(32, 1));
     leg.deliver(1);

@@ -42,7 +42,7 @@ fn end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.scheduler.flush_cache();
 }
 
-/// Whether a request that storage has everything for reads it; a read ends after so many seconds, computing after 10.
+/// Whether a request that storage has everything for reads it. A read ends after so many seconds, computing after 10.
 fn reads(leg: &mut Leg, stored: &mut BTreeSet<PageHash>, room: u64, seconds: u64) -> bool {
     leg.submit(room, &tokens(0..40), 1);
     leg.answer_query(|_| true);
@@ -69,7 +69,7 @@ fn what_is_slow_is_left_alone_after_a_while_and_tried_again_until_it_is_quick() 
     });
     let first = slow.expect("many are");
     assert!(first > 5, "request {first} did without");
-    // It was left alone the last time; a trial is due every 30 s, and one that succeeds makes the next due.
+    // It was left alone the last time. A trial is due every 30 s, and one that succeeds makes the next due.
     leg.wait(Duration::from_secs(61));
     assert!(reads(&mut leg, &mut stored, 1000, 15), "a trial");
     assert!(!reads(&mut leg, &mut stored, 1001, 0), "the next one is not due");

@@ -24,7 +24,7 @@ pub fn is_load(action: &TierAction) -> bool {
     matches!(action, TierAction::Copy { direction: Direction::Load, .. })
 }
 
-/// Two requests that do not fit beside each other have begun; every tier action is done at once.
+/// Two requests that do not fit beside each other have begun. Every tier action is done at once.
 pub fn two(config: Config) -> (Leg, BTreeSet<PageHash>) {
     let decodes = config.role == Role::Decode;
     let mut leg = Leg::with(config);

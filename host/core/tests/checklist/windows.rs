@@ -8,7 +8,7 @@ use host_sim::{Leg, PAGE};
 
 use super::leg::{config, tokens};
 
-/// Two pages of tokens, in two pages of the pool each; nothing is recomputed.
+/// Two pages of tokens, in two pages of the pool each. Nothing is recomputed.
 const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
 /// Pages of the pool that the window takes at most while token by token is computed.
 const STEADY: usize = 6;

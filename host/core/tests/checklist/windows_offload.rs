@@ -17,7 +17,7 @@ use host_sim::{Leg, names};
 use super::leg::tokens;
 use super::storage::{hierarchy, with_offload};
 
-/// Two pages of tokens, in two pages of the pool each; none is computed again.
+/// Two pages of tokens, in two pages of the pool each. None is computed again.
 pub const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
 
 pub fn sliding(role: Role, pages: u32, offload: HierarchyConfig) -> Config {

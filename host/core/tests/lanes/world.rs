@@ -58,7 +58,7 @@ pub fn case() -> impl Strategy<Value = Case> {
     let ranks = (1..=12_usize, 1..=8_usize, 1..=8_usize);
     let orders = (select(&KvOrder::ALL), select(&KvOrder::ALL));
     let sizes = (1..=3_usize, 1..=3_usize, 1..=3_usize, 0..=3_usize, any::<bool>());
-    // How the target pages are paired with the source pages: as they are, or in any order; and a prefix that is there.
+    // How the target pages are paired with the source pages (as they are, or in any order), and a prefix that is there.
     let lists = (0..7_usize).prop_flat_map(move |count| (vec(gap(), count), vec(gap(), count)));
     let pairing = (any::<bool>(), any::<u64>(), 0..4_usize);
     (ranks, orders, sizes, lists, pairing, any::<[u8; 3]>()).prop_map(

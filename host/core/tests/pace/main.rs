@@ -52,7 +52,7 @@ fn it_begins_with_few_and_never_hurts_while_learning() {
 
 #[test]
 fn a_cost_that_is_no_straight_line_is_felt_out() {
-    // So cheap at first that any number seems to fit; each sequence beyond 64 costs ten times as much.
+    // So cheap at first that any number seems to fit. Each sequence beyond 64 costs ten times as much.
     let cost = |step: Step| 1e-4 + 1e-4 * step.sequences + 9e-4 * (step.sequences - 64.0).max(0.0);
     let mut world = Pace::noisy(config(Role::Decode, Some(20)), 0.2, cost);
     world.run(60.0, 250);

@@ -150,7 +150,7 @@ impl Pace {
         Self { world }
     }
 
-    /// Runs until this many seconds with so many clients; each asks again when it was answered.
+    /// Runs until this many seconds with so many clients. Each asks again when it was answered.
     pub fn run(&mut self, until: f64, clients: usize) {
         while self.world.clients.waiting < clients {
             let ask = self.world.clients.ask(&mut self.world.random);

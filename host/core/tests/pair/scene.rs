@@ -96,8 +96,8 @@ impl Scene {
         }
     }
 
-    /// The model's KV: with windows shorter than a page, of some pages, and longer than most prompts; or, where many requests
-    /// fork, of a page or two in as few layers.
+    /// The model's KV, with windows shorter than a page, of some pages, and longer than most prompts. Where many
+    /// requests fork, windows are of a page or two in as few layers.
     pub fn kv(self, seed: u64) -> Kv {
         let some = || {
             let windows = [1, 2, 4, 5, 9, 12, 30];

@@ -74,7 +74,7 @@ impl Model {
         }
     }
 
-    /// `owned` are pages behind the lock's; returns the duplicates and the new lock.
+    /// `owned` are pages behind the lock's. Returns the duplicates and the new lock.
     pub fn insert(
         &mut self,
         lock: &Lock,
@@ -100,7 +100,7 @@ impl Model {
         (duplicates, longer)
     }
 
-    /// Takes away what is not locked of a prefix; returns its pages.
+    /// Takes away what is not locked of a prefix. Returns its pages.
     pub fn forget(&mut self, prefix: &[u32]) -> Vec<PageId> {
         let unlocked: Vec<Prefix> =
             prefixes(prefix).filter(|part| self.pages[*part].locks == 0).map(<[u32]>::to_vec).collect();

@@ -84,7 +84,7 @@ impl Sliding {
         }
     }
 
-    /// `own` are the parts behind those of the receipt, of pages from `first` on; returns those that were there already.
+    /// `own` are the parts behind those of the receipt, of pages from `first` on. Returns those that were there already.
     pub fn keep(&mut self, receipt: &mut Receipt, first: usize, own: &[Vec<PageId>]) -> Vec<PageId> {
         let mut duplicates = Vec::new();
         let kept = first + receipt.windows.len();
@@ -121,7 +121,7 @@ impl Sliding {
         self.full.unlock(&receipt.lock);
     }
 
-    /// Takes away what is not locked of a prefix; returns its pages.
+    /// Takes away what is not locked of a prefix. Returns its pages.
     pub fn forget(&mut self, prefix: &[u32]) -> Vec<PageId> {
         let mut gone = self.full.forget(prefix);
         gone.extend(self.parts_without_a_page());

@@ -53,7 +53,7 @@ impl Cache {
         inserted
     }
 
-    /// Computes what is not cached and inserts it; the lock stays.
+    /// Computes what is not cached and inserts it. The lock stays.
     pub fn fill(&mut self, tokens: &[u32]) -> PrefixLock {
         let lock = self.lock(tokens);
         let owned = self.pool.allocate(tokens.len() / PAGE - lock.pages()).unwrap();

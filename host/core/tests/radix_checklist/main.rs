@@ -1,5 +1,5 @@
-//! What a cache of this kind must not get wrong, one test per sentence. Several stand for faults that other trees had;
-//! the sentence says which.
+//! What a cache of this kind must not get wrong, one test per sentence. Several stand for faults that other trees had,
+//! and the sentence says which.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
 

@@ -186,7 +186,7 @@ fn a_grant_that_waited_for_a_slot_says_nothing_of_the_round_trip() {
         let answer = Answer { key: key(1, 0, 0), repeat: 0, verdict };
         sender.heard(at(time), from, &answer, &mut actions);
     }
-    // Asked for when the first is gathered; due again after the shortest time there is.
+    // Asked for when the first is gathered, and due again after the shortest time there is.
     sender.next_gather(at(19), &mut actions).unwrap();
     let mut repeats = 0;
     for time in 19..30 {

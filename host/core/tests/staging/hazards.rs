@@ -200,7 +200,7 @@ fn grants(answers: Vec<(PeerRank, Answer)>) -> impl Iterator<Item = (PeerRank, K
     })
 }
 
-/// Small pieces come and go, at random places; returns how many until room 9 has a slot.
+/// Small pieces come and go, at random places. Returns how many until room 9 has a slot.
 fn turn_over(seed: u64, ring: &mut Ring<Key>, live: &mut Vec<(PeerRank, Key, u32)>) -> u32 {
     let mut random = Random::new(seed);
     for turn in 0..1000 {
@@ -379,7 +379,7 @@ fn h11_and_h12_a_peer_whose_layers_or_blocks_differ_is_refused_before_a_byte_is_
 
 #[test]
 fn h13_nothing_is_asked_for_or_gathered_that_was_not_said_to_be_complete() {
-    // A lane is complete when it is added; there is no other way to name data.
+    // A lane is complete when it is added. There is no other way to name data.
     let mut sender = Sender::new(BYTES);
     let said = add(&mut sender, lane(1, 1, 0, target(0), 2));
     assert_eq!(said.asks.len(), 2);

@@ -1,5 +1,6 @@
-//! Staged transfers between many workers whose messages get lost, repeated and reordered, whose writes land late, and
-//! that die; and each way in which such a protocol has gone wrong elsewhere.
+//! Staged transfers between many workers whose messages get lost, repeated and reordered, whose writes land late, and that die.
+//!
+//! Beside them, each way in which such a protocol has gone wrong elsewhere.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
@@ -14,7 +15,7 @@ fn run(seed: u64, faults: Faults) -> Outcome {
     World::new(seed, faults).run()
 }
 
-/// Seeds for each kind of trouble; `HOST_STAGING_SEEDS` for more.
+/// Seeds for each kind of trouble. `HOST_STAGING_SEEDS` sets more.
 fn seeds() -> u64 {
     std::env::var("HOST_STAGING_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(400)
 }

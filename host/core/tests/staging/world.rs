@@ -1,7 +1,7 @@
 //! Prefill and decode workers of several ranks around real senders and rings, under a virtual clock and one seed.
 //!
-//! A block (one head of one layer of one page) is eight bytes that say which. Rooms go through what schedulers do with
-//! them: opened, sent in parts, verified, committed; or aborted, drained, forgotten; or cut off by a fence.
+//! A block (one head of one layer of one page) is eight bytes that say which. Rooms go through what schedulers do with them. A
+//! room is opened, sent in parts, verified and committed, or it is aborted, drained and forgotten, or a fence cuts it off.
 
 mod deaths;
 mod rooms;

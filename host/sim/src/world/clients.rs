@@ -13,7 +13,7 @@ use crate::random::Random;
 /// A request that is about to be sent.
 #[derive(Clone, Debug)]
 pub struct Ask {
-    /// The request; the world draws its room, and names its prefill worker.
+    /// The request. The world draws its room, and names its prefill worker.
     pub request: Request,
     /// The place of the worker that answers, and after how long the request is there.
     pub answers: (usize, Duration),
@@ -32,7 +32,7 @@ pub struct OpenRequest {
     pub since: Time,
     /// Tokens of the answer, as far as they have come.
     pub tokens: Vec<u32>,
-    /// How it ended; `None` while it has not.
+    /// How it ended, or `None` while it has not.
     pub ending: Option<Ending>,
     pub(super) answers: Instance,
     pub(super) prefill: Option<Instance>,
@@ -64,7 +64,7 @@ pub trait Clients {
     /// A worker begins a step.
     fn begun(&mut self, _now: Time, _place: usize, _batch: &Batch) {}
 
-    /// A worker's radix cache has changed so, in this order; only of workers whose configuration
+    /// A worker's radix cache has changed so, in this order. This is told only of workers whose configuration
     /// [tells of it](host_core::Config::cache_events).
     fn cache_changed(&mut self, _place: usize, _changes: &[CacheEvent]) {}
 
@@ -78,7 +78,7 @@ pub trait Clients {
         Vec::new()
     }
 
-    /// A worker has died; its requests end soon. Returns the requests that follow.
+    /// A worker has died, and its requests end soon. Returns the requests that follow.
     fn died(&mut self, _now: Time, _place: usize, _random: &mut Random) -> Vec<Ask> {
         Vec::new()
     }

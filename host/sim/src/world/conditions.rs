@@ -124,7 +124,7 @@ impl<C: Clients> World<C> {
         (!wait.is_zero()).then_some(wait)
     }
 
-    /// Whether a handshake is lost on its way; the one that waits for its answer is told after a while.
+    /// Whether a handshake is lost on its way. The side that waits for its answer is told after a while.
     pub(super) fn handshake_is_lost(
         &mut self,
         from: usize,

@@ -63,7 +63,7 @@ impl<C: Clients> World<C> {
         deadline.map(|deadline| self.deadlines.remove(&(deadline, place)));
         self.awake.remove(&place);
         self.places.insert(instance, place);
-        // A dead process writes no more; the backends of its peers tell them so.
+        // A dead process writes no more. The backends of its peers tell them so.
         let ends: Vec<(Instance, Instance)> = self.links.keys().copied().collect();
         for (at, peer) in ends {
             if at == dead {

@@ -96,7 +96,7 @@ impl<C: Clients> World<C> {
             }
             Event::PeerLost { peer, session, fenced: true }
         };
-        // The news takes its time; a new connection may be there first.
+        // The news takes its time, so a new connection may be there first.
         self.later(Work::Loss { at: self.place(at) }, Pending::Tell { at, event });
     }
 
@@ -115,7 +115,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// One side sees a connection break; late writes may still land until the fence is proven.
+    /// One side sees a connection break. Late writes may still land until the fence is proven.
     pub(super) fn disconnect(&mut self) {
         if self.links.is_empty() {
             return;

@@ -96,7 +96,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// Each page takes its time; a batch that hangs does so until it is cancelled, and longer.
+    /// Each page takes its time. A batch that hangs does so until it is cancelled, and longer.
     fn begin_pages(
         &mut self,
         at: Instance,
@@ -176,7 +176,7 @@ impl<C: Clients> World<C> {
             worker.host.put(slot, 0, &words);
             return PageEnd::Done;
         }
-        // Cut off, with what was there before behind it; or something else altogether.
+        // Cut off, with what was there before behind it, or something else altogether.
         worker.host.put(slot, 0, &words[..words.len() / 2]);
         worker.host.flip(slot, 0, 5);
         if forgets { PageEnd::Missing } else { PageEnd::Failed }

@@ -9,9 +9,9 @@ use std::str::FromStr;
 pub struct Case {
     /// Draws cluster, requests and mishaps.
     pub seed: u64,
-    /// The numbers of the requests that are sent; `None` for all of them.
+    /// The numbers of the requests that are sent, or `None` for all of them.
     pub requests: Option<BTreeSet<u64>>,
-    /// The numbers of the mishaps that strike; `None` for all of them.
+    /// The numbers of the mishaps that strike, or `None` for all of them.
     pub mishaps: Option<BTreeSet<u64>>,
 }
 

@@ -22,7 +22,7 @@ impl Queue {
         self.free
     }
 
-    /// Adds so many bytes, and a time that does not depend on them; returns when they are moved.
+    /// Adds so many bytes, and a time that does not depend on them. Returns when they are moved.
     pub(super) fn take(&mut self, now: Time, bytes: f64, fixed: Duration) -> Time {
         let moving = Duration::from_secs_f64(bytes / self.bytes_per_second);
         self.free = self.free.max(now).after(moving + fixed);

@@ -33,7 +33,7 @@ impl StepCost {
     /// A model of these number types on so many of these devices, over which tensor parallelism divides all work.
     #[must_use]
     pub fn new(model: &Model, weights: Dtype, kv: Dtype, machine: &Machine, devices: f64) -> Self {
-        // FP8 multiplies at twice the rate; KV in FP8 does not change what attention computes in.
+        // FP8 multiplies at twice the rate. KV in FP8 does not change what attention computes in.
         let rate = if weights == Dtype::Fp8 { 2.0 } else { 1.0 };
         let bandwidth = machine.bandwidth * machine.bandwidth_efficiency * devices;
         Self {

@@ -17,7 +17,7 @@ const CLOSE: f64 = 0.002;
 pub(crate) struct Free {
     pub name: &'static str,
     pub unit: &'static str,
-    /// Where it may lie; both above zero.
+    /// Where it may lie. Both bounds are above zero.
     pub range: [f64; 2],
     /// Puts it into a cluster.
     pub set: fn(&mut Cluster, f64),

@@ -1,9 +1,10 @@
 //! SGLang's pull request 19746: a radix cache on the decode worker.
 //!
-//! Published: Qwen3-32B with FP8 KV on one machine with eight B200, three prefill workers and one decode worker of two devices each;
-//! 1,000 requests, 128 at a time, with one of 20 beginnings of 50,000 tokens and 4,500 tokens behind it. About 37 requests ran on the
-//! baseline's decode worker, with 99 % of its pool in use: a pool of two million tokens, which is what 90 % of 360 GB leave beside
-//! 64 GB of weights. Answers have 355 tokens (430 tokens a second at 1.21 requests).
+//! Published: Qwen3-32B with FP8 KV on one machine with eight B200. There are three prefill workers and one decode
+//! worker of two devices each. The load is 1,000 requests, 128 at a time, with one of 20 beginnings of 50,000 tokens and
+//! 4,500 tokens behind it. About 37 requests ran on the baseline's decode worker, with 99 % of its pool in use: a pool
+//! of two million tokens, which is what 90 % of 360 GB leave beside 64 GB of weights. Answers have 355 tokens (430
+//! tokens a second at 1.21 requests).
 //!
 //! Not published: what a decode step takes beside reading weights and KV, and how fast pages travel. The first is fitted to the
 //! baseline's ITL, the second to its requests per second.

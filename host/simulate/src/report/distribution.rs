@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::round;
 
-/// What is known of many values; all zero of none.
+/// What is known of many values. Everything is zero where there are none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Distribution {
     /// How many.

@@ -49,7 +49,7 @@ impl Names {
         Self { page_tokens: page_tokens as usize, names: vec![None; pages as usize] }
     }
 
-    /// A change of the cache, as a router is told of it; `None` when it changes nothing.
+    /// A change of the cache, as a router is told of it, or `None` when it changes nothing.
     pub(super) fn told(&mut self, change: &CacheEvent) -> Option<KvEvent> {
         match change {
             CacheEvent::Stored { after, pages, tokens } => {

@@ -13,7 +13,7 @@ pub struct Prompt {
     pub blocks: Vec<u64>,
     /// Tokens in a block.
     pub block_tokens: u32,
-    /// Tokens in all; the last block may be cut short.
+    /// Tokens in all. The last block may be cut short.
     pub tokens: u32,
 }
 
@@ -22,7 +22,7 @@ impl Prompt {
     #[must_use]
     pub fn text(&self) -> Vec<u32> {
         let tokens = self.blocks.iter().flat_map(|block| {
-            // Blocks are few enough that this is below the vocabulary; a generator's may wrap, and then are equal to another's.
+            // Blocks are few enough that this is below the vocabulary. A generator's may wrap, and then are equal to another's.
             let first = (*block as u32).wrapping_mul(self.block_tokens);
             (0..self.block_tokens).map(move |token| first.wrapping_add(token) % crate::cluster::VOCABULARY)
         });
@@ -45,7 +45,7 @@ impl Namer {
         Self { page_tokens, looks, seen: BTreeMap::new() }
     }
 
-    /// The keys of the whole pages of a text; none where nothing asks for them.
+    /// The keys of the whole pages of a text, or none where nothing asks for them.
     pub(super) fn keys_of(&self, text: &[u32]) -> Vec<BlockKey> {
         match self.looks {
             true => names::chain(chain_seed(), text, self.page_tokens as usize),
@@ -53,7 +53,7 @@ impl Namer {
         }
     }
 
-    /// The keys of the whole pages of a prompt; none where nothing asks for them.
+    /// The keys of the whole pages of a prompt, or none where nothing asks for them.
     pub(super) fn keys(&mut self, prompt: &Prompt) -> Vec<BlockKey> {
         if !self.looks {
             return Vec::new();

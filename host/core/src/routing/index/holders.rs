@@ -5,7 +5,7 @@ use super::WorkerSlot;
 /// Slots of one word of a block's holders.
 const WORD: usize = 64;
 
-/// The slots that hold a block; mostly few, so one word for the first 64 workers and more only beyond.
+/// The slots that hold a block. These are mostly few, so one word holds the first 64 workers and more are used only beyond.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holders {
     first: u64,

@@ -38,7 +38,7 @@ const TOKENS: usize = 2;
 const BIN_MEMORY: f64 = 32.0;
 /// After so many steps without news a bin counts half.
 const HALF_LIFE: f64 = 4096.0;
-/// Bins at most; the one without news for longest goes first.
+/// Bins at most. The one without news for longest goes first.
 const BINS: usize = 64;
 /// Steps that say how fast the machine is now.
 const RECENT: usize = 64;
@@ -92,7 +92,7 @@ impl StepModel {
         self.recent.iter().map(|(load, _)| load.sequences).max().unwrap_or(0)
     }
 
-    /// Seconds that a step is expected to take; zero as long as nothing was learned.
+    /// Seconds that a step is expected to take, or zero as long as nothing was learned.
     pub(in crate::scheduler) fn predict(&self, load: &Load) -> f64 {
         self.speed * dot(&self.cost, &load.terms())
     }
@@ -138,7 +138,7 @@ impl StepModel {
     }
 
     /// Least squares of relative errors over all bins, without negative terms. With four terms there are fifteen
-    /// choices of which are not zero; each is solved exactly and the best one that has no negative term is taken.
+    /// choices of which are not zero. Each is solved exactly, and the best one that has no negative term is taken.
     fn fit(&mut self) {
         let mut square = [[0.0; TERMS]; TERMS];
         let mut right = [0.0; TERMS];
@@ -179,8 +179,8 @@ fn half_octave(count: usize) -> u32 {
     if count == 0 { 0 } else { 1 + (2.0 * (count as f64).log2()) as u32 }
 }
 
-/// The normal equations with only those terms that `which` has a bit for; `None` when one of them comes out negative or
-/// cannot be told.
+/// Solves the normal equations with only those terms that `which` has a bit for. `None` when one of them comes out
+/// negative or cannot be told.
 fn solve(square: &[[f64; TERMS]; TERMS], right: &[f64; TERMS], which: u32) -> Option<[f64; TERMS]> {
     let chosen: Vec<usize> = (0..TERMS).filter(|term| which >> term & 1 == 1).collect();
     let mut rows: Vec<Vec<f64>> = chosen
@@ -265,7 +265,7 @@ mod tests {
             model.learn(load(8, 0, 100), truth(&load(8, 0, 100)));
         }
         close(&model, &load(8, 0, 100), 0.01);
-        // Nothing is known of what twice as many cost; twice as much is the most that it can be.
+        // Nothing is known of what twice as many cost. Twice as much is the most that it can be.
         let twice = model.predict(&load(16, 0, 100));
         assert!(twice > truth(&load(16, 0, 100)) && twice < 2.01 * truth(&load(8, 0, 100)), "{twice}");
     }

@@ -136,7 +136,7 @@ impl<N> Ring<N> {
             self.claimant = None;
         }
         self.grants += 1;
-        // A generation comes again after four billion grants; no notice is late by that many.
+        // A generation comes again after four billion grants. No notice is late by that many.
         self.last_generation = self.last_generation.wrapping_add(1);
         let slot = Slot { offset, size, generation: self.last_generation };
         piece.state = State::Granted(slot);

@@ -94,7 +94,7 @@ impl OpenRoom {
         }
     }
 
-    /// Takes note that a source requested so many blocks more; refuses more than its lane has.
+    /// Takes note that a source requested so many blocks more. Refuses more than its lane has.
     pub(super) fn charge(&mut self, source: u8, blocks: u64, layers: u16, heads: u16) -> Result<(), Refusal> {
         let most = self.opening.pages.len() as u64 * (u64::from(layers) * u64::from(heads));
         let requested = self.requested.entry(source).or_default();
@@ -105,7 +105,7 @@ impl OpenRoom {
         Ok(())
     }
 
-    /// Wants no piece any more; their slots stay taken. What is being copied stays until it is.
+    /// Wants no piece any more. The slots of pieces stay taken. What is being copied stays until it is.
     pub(super) fn stop(&mut self) {
         for (key, piece) in &mut self.pieces {
             if let State::Granted(slot) | State::Arrived(slot) = piece.state {
@@ -125,7 +125,7 @@ impl OpenRoom {
         })
     }
 
-    /// Forgets pieces that wait; returns how many.
+    /// Forgets pieces that wait, and returns how many.
     pub(super) fn drop_waiting(&mut self) -> u64 {
         let waiting = std::mem::take(&mut self.waiting);
         for key in &waiting {

@@ -37,7 +37,7 @@ pub enum Action {
         /// The ask.
         ask: Ask,
     },
-    /// A gathered piece is to be written; answered by [`Sender::settled`].
+    /// A gathered piece is to be written, which is answered by [`Sender::settled`].
     Write(Written),
     /// A write under this id is of no use any more. It still settles.
     CancelWrite(u64),

@@ -39,7 +39,7 @@ impl Asking {
         }
     }
 
-    /// The lane whose next piece may be asked for now, if any; it has one credit more.
+    /// The lane whose next piece may be asked for now, if any. Its room has one credit more then.
     pub(super) fn next(&mut self) -> Option<u64> {
         if self.open >= PER_TARGET {
             return None;

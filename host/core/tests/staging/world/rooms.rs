@@ -21,7 +21,7 @@ pub enum Stage {
     /// Not begun.
     Planned,
     Open,
-    /// Decode has given up: rings that have not closed it yet; whether prefill has drained, or is fenced.
+    /// Decode has given up. `rings` have not closed the room yet. `drained` says that prefill has drained, or is fenced.
     Closing {
         rings: u32,
         drained: bool,
@@ -41,7 +41,7 @@ pub struct Story {
     pages: Pages,
     page_count: u32,
     parts: Vec<(Range<u32>, Range<u16>)>,
-    /// Pieces that decode waits for in this attempt, by target rank; known once a part was sent.
+    /// Pieces that decode waits for in this attempt, by target rank. Known once a part was sent.
     expected: BTreeSet<(usize, u8, u32, u16)>,
     announced: u32,
     received: BTreeSet<(usize, u8, u32, u16)>,

@@ -81,7 +81,7 @@ impl DecodeWorker {
         self.rings.iter().map(|rank| rank.ring.stats().bytes).sum()
     }
 
-    /// Pages for a room; the lowest that are free, so that pages change hands often.
+    /// Pages for a room: the lowest that are free, so that pages change hands often.
     pub fn take_pages(&mut self, room: Room, count: u32) -> Vec<PageId> {
         let free = (0..).map(PageId).filter(|page| !self.owners.contains_key(page));
         let pages: Vec<PageId> = free.take(count as usize).collect();
