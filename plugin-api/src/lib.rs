@@ -25,7 +25,7 @@
 //! memory = ["dram"]
 //! capabilities = ["page_writes", "arrival_notification"]   # see the module `capability`
 //!
-//! [config.depth]                # one table per key the plugin understands; the host refuses others
+//! [config.depth]                # one table per key the plugin understands. The host refuses others
 //! type = "integer"              # string, integer, float, boolean, array or table
 //! default = 64
 //! doc = "Writes in flight."

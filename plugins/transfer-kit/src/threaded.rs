@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   submit ──► queue ──► thread of the peer ──► Line::send ═══ network ═══► Inbound::land ──► memory
-//!   disconnect ──► cut the peer's Inbounds; Line::end returns when nothing that was sent lands any more
+//!   disconnect ──► cut the peer's Inbounds. Line::end returns when nothing that was sent lands any more
 //! ```
 
 use std::io;
