@@ -54,7 +54,7 @@ pub struct LayerGroup {
     pub layers: u32,
     /// Of [`LayerKind::WINDOW`]: tokens that a layer attends to, the newest included. Else 0.
     pub window: u32,
-    /// Pool pages that hold what the group keeps of one page of tokens, or of one state for [`LayerKind::STATE`]. At least 1.
+    /// Pool pages that hold what the group keeps of one page of tokens, or one state for [`LayerKind::STATE`]. At least 1.
     pub parts: u32,
 }
 

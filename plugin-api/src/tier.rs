@@ -174,9 +174,11 @@ pub trait StorageTier: Send + Sync + 'static {
     /// When the store does not answer.
     fn usage(&self) -> Result<TierUsage>;
 
-    /// A descriptor that is readable while completions wait. The plugin owns it. Or [`WAKES`](crate::WAKES) when the
-    /// plugin calls [`Host::wake`](crate::Host::wake) for every new one instead. Or -1, and the host then polls on a
-    /// timer. Always the same answer of one instance.
+    /// How the host learns that completions wait. Always the same answer of one instance.
+    ///
+    /// - A descriptor that is readable while they wait. The plugin owns it.
+    /// - [`WAKES`](crate::WAKES) when the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead.
+    /// - `-1`: the host then polls on a timer.
     fn event_fd(&self) -> i32;
 
     /// Stops all threads of the instance, after which every call answers `CLOSED`.

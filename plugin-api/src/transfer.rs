@@ -273,9 +273,11 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// 0 not yet, or a code. A tag never seen is settled.
     fn settled(&self, tag: Tag) -> i32;
 
-    /// A descriptor that is readable while completions or notifications wait. The plugin owns it. Or [`WAKES`](crate::WAKES) when
-    /// the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead. Or -1, and the host then polls on a timer.
-    /// Always the same answer of one instance.
+    /// How the host learns that completions or notifications wait. Always the same answer of one instance.
+    ///
+    /// - A descriptor that is readable while they wait. The plugin owns it.
+    /// - [`WAKES`](crate::WAKES) when the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead.
+    /// - `-1`: the host then polls on a timer.
     fn event_fd(&self) -> i32;
 
     /// Stops all threads of the instance, after which every call answers `CLOSED`.

@@ -74,21 +74,25 @@
 //! `size_limit_mib` or 32768 segments, or leave less than `free_floor_mib` free, the segment goes that was used longest ago: by the
 //! modification time of its data file, which readers renew every 5 s for segments that had hits. So the order survives
 //! restarts and is the same for all. Evicted files take their space until the last process that reads them has let go, so no more
-//! is evicted at once than would be enough. If there is no room then, puts are refused until they have, for up to 5 s, before
-//! more goes. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again after a second. Before the
-//! first are refused, they wait for what is a moment from being free: until a segment that is full is sealed, and up to 300 ms
-//! for one that is still written to, and for evicted files. The limit holds at every moment, for all processes together.
+//! is evicted at once than would be enough. If there is no room then, puts are refused until those processes have let go, for up
+//! to 5 s. After that more is evicted. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again after
+//! a second. Before the first are refused, they wait for what is a moment from being free: until a segment that is full is
+//! sealed, and up to 300 ms for one that is still written to, and for evicted files. The limit holds at every moment, for all
+//! processes together.
 //!
 //! # Flow
 //!
 //! A batch takes a slot of memory that was allocated at opening, or is answered `WOULD_BLOCK`. Nothing is dropped: each page
 //! ends in one completion. Neighbouring pages of a batch go to disk as one write of up to 4 MiB (1 MiB of the only batch there is), and come back as one read
 //! if they still lie together. Memory that is aligned to 4096 bytes, offset and length too, is read and written in place.
-//! Anything else goes through a copy. A thread, the keeper, makes segments, and another seals the full ones: a seal waits for all
-//! that the device was given before it, and pages would wait for the next segment as long. While three wait for their seals no
-//! more are made, so that no more than five are full and not sealed, and those that writes in flight still reach into. With
-//! io_uring the kernel has the host's memory pinned piece by piece from the first read or write in it to its deregistration, up
-//! to `pinned_mib` and the system's limit, since looking up its pages is about half of what a direct read costs.
+//! Anything else goes through a copy.
+//!
+//! A thread, the keeper, makes segments, and another seals the full ones: a seal waits for all that the device was given before
+//! it, and pages would wait for the next segment as long. While three wait for their seals no more are made, so that no more than
+//! five are full and not sealed, and those that writes in flight still reach into.
+//!
+//! With io_uring the kernel has the host's memory pinned piece by piece from the first read or write in it to its deregistration,
+//! up to `pinned_mib` and the system's limit, since looking up its pages is about half of what a direct read costs.
 
 mod backing;
 mod config;

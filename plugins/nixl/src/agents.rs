@@ -30,7 +30,7 @@ pub struct Maker {
     pub library: Arc<Library>,
     pub backend: CString,
     pub parameters: Vec<(CString, CString)>,
-    /// Starts the names of our agents, and of no other instance's.
+    /// Starts the names of our agents. No other instance's names start with it.
     pub prefix: String,
 }
 

@@ -76,7 +76,7 @@ impl<M: Mailbox> LinkedInstance<M> {
     /// question on.
     ///
     /// # Errors
-    /// The answer's. `CLOSED` or `PANICKED` when that thread is gone.
+    /// The answer's. `CLOSED` or `PANICKED` when no answer comes any more.
     pub fn ask<T>(&self, send: impl FnOnce(Reply<T>)) -> Result<T> {
         self.instance.ready()?;
         let (reply, answer) = sync_channel(1);

@@ -204,7 +204,7 @@ impl Probe {
     }
 }
 
-/// The interpreter, and whether the operator named it. Else it was found.
+/// The interpreter, and whether the operator named it or it was found.
 fn interpreter(configured: Option<&Path>) -> (PathBuf, bool) {
     if let Some(path) = configured {
         return (path.to_owned(), true);

@@ -33,7 +33,7 @@ pub struct Store {
     direct: bool,
     /// Nothing is made, written or removed.
     read_only: bool,
-    /// Starts the names of unfinished files, and of no other instance's.
+    /// Starts the names of our unfinished files. No other instance's names start with it.
     unique: String,
     written: AtomicU64,
 }
