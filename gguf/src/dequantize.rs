@@ -7,7 +7,7 @@ use crate::Kind;
 
 /// Expands whole blocks.
 ///
-/// Both slices hold the same blocks; what is left over of one of them stays untouched.
+/// Both slices hold the same blocks. What is left over of one of them stays untouched.
 pub(crate) fn expand(kind: Kind, stored: &[u8], target: &mut [f32]) {
     match kind {
         Kind::F32 => each(stored, target, |bytes: &[u8; 4], [value]| *value = f32::from_le_bytes(*bytes)),

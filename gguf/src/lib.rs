@@ -5,12 +5,12 @@
 //! '------------------------------ header -----------------------------'
 //! ```
 //!
-//! [`Gguf::open`] reads the header and checks all of it; data is read row by row on request
-//! ([`Gguf::read_rows`] expands to `f32`, [`Gguf::read_raw_rows`] copies). Everything is little-endian.
+//! [`Gguf::open`] reads the header and checks all of it. Data is read row by row on request: [`Gguf::read_rows`]
+//! expands to `f32`, [`Gguf::read_raw_rows`] copies. Everything is little-endian.
 //!
 //! A file is not trusted. No length is believed before the file was seen to be that long, so that memory is bounded by
-//! the file's size; what a tensor claims lies inside the file and overlaps nothing; and reading never panics. Errors name
-//! the key or the tensor. They do not name the file, which only the caller knows the path of.
+//! the file's size. What a tensor claims lies inside the file and overlaps nothing. Reading never panics. Errors name the
+//! key or the tensor. They do not name the file, which only the caller knows the path of.
 #![forbid(unsafe_code)]
 
 mod cursor;

@@ -7,7 +7,7 @@ use crate::cursor::Cursor;
 use crate::error::shown;
 use crate::{Array, Error, ReadAt, Texts, Value};
 
-/// Most keys of a file; models have about 40.
+/// Most keys of a file. Models have about 40.
 const MAX_KEYS: u64 = 1 << 16;
 /// Most bytes of a key, by the format.
 const MAX_KEY: u64 = (1 << 16) - 1;

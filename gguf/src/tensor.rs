@@ -6,7 +6,7 @@ use crate::cursor::Cursor;
 use crate::error::shown;
 use crate::{Error, Kind, ReadAt};
 
-/// Most tensors of a file; large models have about 2,000.
+/// Most tensors of a file. Large models have about 2,000.
 const MAX_TENSORS: u64 = 1 << 16;
 /// Most bytes of a tensor's name, by the format.
 const MAX_NAME: u64 = 64;
@@ -22,7 +22,7 @@ pub struct TensorInfo {
     /// In the order of the file.
     dimensions: Vec<u64>,
     kind: Kind,
-    /// From the start of the data; of the file, once the table is checked.
+    /// From the start of the data. Once the table is checked, from the start of the file.
     offset: u64,
     bytes: u64,
 }

@@ -50,7 +50,7 @@ pub enum Array {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Texts {
     joined: String,
-    /// Where each text ends; it begins where the one before ends.
+    /// Where each text ends. It begins where the one before ends.
     ends: Vec<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! What a header says is read; a header that is wrong in one way is refused with an error that names it.
+//! What a header says is read. A header that is wrong in one way is refused with an error that names it.
 
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 

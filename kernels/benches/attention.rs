@@ -2,7 +2,7 @@
 //! the heads of SmolLM2-135M and of a 1B model.
 //!
 //! `cargo bench -p host-kernels --bench attention [-- THREADS]`. Microseconds of one layer, median of [`ROUNDS`] in which the
-//! variants take turns. On one thread, the default, time is what the thread ran; on more it is the clock's.
+//! variants take turns. On one thread, the default, time is what the thread ran. On more threads it is the clock's.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 #![allow(clippy::disallowed_methods, reason = "measures real time")]

@@ -2,10 +2,10 @@
 //!
 //!     NVRTC=FOLDER cargo bench -p host-kernels --bench cuda_copy
 //!
-//! or, on another machine than the one that built it, the program alone with `--bench`: it needs the driver and NVRTC, which `NVRTC`
-//! names (`libnvrtc.so` or a folder with it; NVIDIA's wheel unpacked anywhere will do). First every shape is copied once and
-//! compared bit for bit with [`Copier`]'s result; the exit code is 1 when one differs. Then the same are timed: best of
-//! [`ROUNDS`] batches of copies between two events, GB of payload per second, each byte read once and written once.
+//! or, on another machine than the one that built it, the program alone with `--bench`: it needs the driver and NVRTC, which
+//! `NVRTC` names (`libnvrtc.so` or a folder with it, such as NVIDIA's wheel, unpacked anywhere). First every shape is copied
+//! once and compared bit for bit with [`Copier`]'s result. The exit code is 1 when one differs. Then the same are timed: best
+//! of [`ROUNDS`] batches of copies between two events, GB of payload per second, each byte read once and written once.
 //! `-- check` leaves out the times.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
@@ -64,7 +64,7 @@ const SHAPES: [Shape; 10] = {
 };
 
 impl Shape {
-    /// Gathering into pieces of page, head, layer, K or V, token; the pool has twice the pages.
+    /// Gathering into pieces of page, head, layer, K or V, token. The pool has twice the pages.
     fn blocks(&self) -> [PageBlock; 2] {
         let Shape { layers, heads, row, .. } = *self;
         let kv = TOKENS * row;
@@ -110,7 +110,7 @@ fn memory(buffer: &CudaSlice<u8>, shift: usize, stream: &CudaStream) -> Memory {
     Memory::device(buffer.device_ptr(stream).0 + shift as u64, buffer.len() - shift)
 }
 
-/// Gathers out of a pool and scatters into another, on both; the first difference.
+/// Gathers out of a pool and scatters into another, on both. Returns the first difference.
 fn difference(copier: &CudaCopier, shape: &Shape) -> Option<String> {
     let stream = copier.stream();
     let cpu = Copier::new(0).unwrap();
@@ -132,7 +132,7 @@ fn difference(copier: &CudaCopier, shape: &Shape) -> Option<String> {
     let (from, to) = (memory(&device_pool, shape.shift, stream), memory(&device_dense, 0, stream));
     // SAFETY: all three live until the stream is waited for, and nothing else uses them.
     unsafe { copier.copy_memory(&gather, from, to).unwrap() };
-    // SAFETY: as above; the stream keeps the order.
+    // SAFETY: as above, and the stream keeps the order.
     unsafe { copier.copy_memory(&scatter, to, memory(&device_other, shape.shift, stream)).unwrap() };
     let found = [stream.clone_dtoh(&device_dense).unwrap(), stream.clone_dtoh(&device_other).unwrap()];
     stream.synchronize().unwrap();
@@ -212,7 +212,7 @@ fn main() -> ExitCode {
     );
     let copier = kernels.on(kernels.context().new_stream().unwrap());
     for shape in &SHAPES {
-        // Few layers are enough to compare; pages stay more than one launch can name, where the shape has so many.
+        // Few layers are enough to compare. Pages stay more than one launch can name, where the shape has so many.
         let few = Shape { pages: shape.pages.min(500), layers: 4, ..*shape };
         if let Some(difference) = difference(&copier, &few) {
             println!("{} of {} heads, rows of {}: {difference}", few.name, few.heads, few.row);

@@ -1,9 +1,9 @@
 //! What the matrix product reaches with F32 and with BF16 weights, for each instruction set of this CPU, on the matrices of
 //! SmolLM2-135M and two of a 1B model.
 //!
-//! `cargo bench -p host-kernels --bench matrix_product [-- THREADS]`. The variants take turns; a figure is the median of
+//! `cargo bench -p host-kernels --bench matrix_product [-- THREADS]`. The variants take turns. A figure is the median of
 //! [`ROUNDS`], a ratio the median of the rounds' ratios. On one thread, the default, time is what the thread ran, so that
-//! programs on the same cores count less; on more it is the clock's. Plain Rust is left out.
+//! programs on the same cores count less. On more threads it is the clock's. Plain Rust is left out.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 #![allow(clippy::disallowed_methods, reason = "measures real time")]

@@ -1,7 +1,7 @@
 //! What gathering and scattering KV pages reaches of this machine's memcpy.
 //!
-//! `cargo bench -p host-kernels --bench page_copy`; with `stores` behind `--`, the two ways of storing beside each other.
-//! Best of [`ROUNDS`], all in turns; GB of payload per second, each byte read once and written once.
+//! `cargo bench -p host-kernels --bench page_copy`. With `stores` behind `--` it shows the two ways of storing beside
+//! each other. Best of [`ROUNDS`], all in turns. GB of payload per second, each byte read once and written once.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 

@@ -3,7 +3,7 @@
 //!
 //! There is one operation. A [`PagesCopy`] names pairs of pages and says, for each [`PageBlock`] of a page (its K, its
 //! V, or both at once), where rows lie on either side as byte strides. Gathering is a copy whose target is dense,
-//! scattering one whose source is; neither is special.
+//! scattering one whose source is. Neither is special.
 //!
 //! ```text
 //! for each [s, t] of pages, each block, each i, j, k below the extents of its dims:
@@ -42,7 +42,7 @@ impl Dimension {
     pub const NONE: Dimension = Dimension { extent: 1, source: 0, target: 0 };
 }
 
-/// The rows of one page that lie at regular distances on both sides; all in bytes.
+/// The rows of one page that lie at regular distances on both sides. All numbers are in bytes.
 ///
 /// The K of a page is such a block over heads, layers and tokens, and its V another, which may have other strides and
 /// another row. The order of the dimensions is free.
@@ -58,7 +58,7 @@ pub struct PageBlock {
     pub source_page: usize,
     /// Bytes from one page to the next in the target.
     pub target_page: usize,
-    /// The rows of the page; [`Dimension::NONE`] where fewer dimensions are needed.
+    /// The rows of the page, with [`Dimension::NONE`] where fewer dimensions are needed.
     pub dims: [Dimension; 3],
 }
 
@@ -82,12 +82,12 @@ impl PageBlock {
 pub struct PagesCopy<'a> {
     /// Pairs of a source page and a target page. A source page may occur more than once, a target page may not.
     pub pages: &'a [[u32; 2]],
-    /// What of each page; the blocks' rows may not overlap in the target.
+    /// What of each page. The blocks' rows may not overlap in the target.
     pub blocks: &'a [PageBlock],
 }
 
 impl PagesCopy<'_> {
-    /// Bytes that the copy moves; saturates where no memory could hold them.
+    /// Bytes that the copy moves. Saturates where no memory could hold them.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let block = |block: &PageBlock| {
@@ -105,14 +105,14 @@ pub struct Memory {
     length: usize,
 }
 
-// SAFETY: an address and a length; nothing is read or written through it but in the unsafe functions of `CopyPages`,
+// SAFETY: an address and a length. Nothing is read or written through it but in the unsafe functions of `CopyPages`,
 // whose callers vouch for the memory.
 unsafe impl Send for Memory {}
-// SAFETY: as above; there is no interior state.
+// SAFETY: as above, and there is no interior state.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `length` bytes from `base`. Making one promises nothing; copying does.
+    /// `length` bytes from `base`. Making one promises nothing. Copying does.
     #[must_use]
     pub const fn new(base: *mut u8, length: usize) -> Self {
         Self { base, length }
@@ -135,11 +135,11 @@ impl Memory {
 pub trait CopyPages {
     /// Copies pages from `source` to `target`, which may be the same memory when no source page is a target page.
     ///
-    /// The CPU's returns when the bytes are there; a GPU's when the copy is ordered behind what its stream has to do
-    /// already.
+    /// The CPU's returns when the bytes are there. A GPU's returns when the copy is ordered behind what its stream
+    /// has to do already.
     ///
     /// # Errors
-    /// When a row lies outside its memory, rows overlap in the target, or source and target overlap; nothing was copied
+    /// When a row lies outside its memory, rows overlap in the target, or source and target overlap. Nothing was copied
     /// then. A GPU's also when its driver refuses the launch.
     ///
     /// # Safety
@@ -202,7 +202,7 @@ pub enum CopyError {
         "source and target overlap, and not as disjoint pages of one pool: copy through a buffer that is apart from both"
     )]
     SharedBytes,
-    /// A GPU cannot do the copy; says why.
+    /// A GPU cannot do the copy. The text says why.
     #[error("{0}")]
     Device(String),
 }

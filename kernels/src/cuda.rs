@@ -2,9 +2,9 @@
 //!
 //! Nothing of CUDA is needed to build this. When [`CudaKernels::load`] is called it looks for the driver
 //! (`libcuda.so.1`) and for NVRTC, NVIDIA's run-time compiler, and compiles the kernels in `page_copy.cu` for the device.
-//! Where either is missing it says so; the rest of the program goes on.
+//! Where either is missing it says so, and the rest of the program goes on.
 //!
-//! A copy enqueues one launch for every few hundred pages of each block and returns; it allocates nothing, uploads
+//! A copy enqueues one launch for every few hundred pages of each block and returns. It allocates nothing, uploads
 //! nothing and waits for nothing. The kernel moves 16 bytes at a time where rows, strides and addresses of both sides are
 //! multiples of that, and 8, 4, 2 or 1 where they are not.
 
@@ -136,7 +136,7 @@ impl CudaCopier {
 
 impl CopyPages for CudaCopier {
     /// As [`CopyPages::copy_memory`] says, with [`Memory::device`] memories of this copier's device. The copy is done when
-    /// the stream has come to it; an error of the driver in between may leave it half done.
+    /// the stream has come to it. An error of the driver in between may leave it half done.
     unsafe fn copy_memory(
         &self,
         copy: &PagesCopy<'_>,
@@ -157,8 +157,8 @@ impl CopyPages for CudaCopier {
                 let function = &self.kernels.functions[launch.width as usize];
                 let mut builder = self.stream.launch_builder(function);
                 builder.arg(&*launch.copy);
-                // SAFETY: the kernel takes one `PageCopy`, and touches only rows that the plan found inside both memories;
-                // the caller vouches for the memories.
+                // SAFETY: the kernel takes one `PageCopy`, and touches only rows that the plan found inside both memories.
+                // The caller vouches for the memories.
                 unsafe { builder.launch(config) }
                     .map_err(|error| CopyError::Device(refused("launch a page copy")(error).to_string()))?;
             }

@@ -3,15 +3,15 @@
 //! Floating-point sums depend on their order, and libraries choose the order by the number of rows they are given, so
 //! a token's logits change with what else is in its batch. Here the order is part of each kernel's definition:
 //!
-//! * a matrix product is one chain of fused multiply-adds over the inner dimension ([`Math::linear`]);
-//! * a dot product or a sum of squares runs in 8 lanes that are added up by one fixed tree ([`Math::rms_norm`]);
-//! * attention takes a row's positions in ascending order, in blocks of 16 that are aligned to the sequence, whatever
-//!   the pages look like ([`Math::attention`]);
+//! * A matrix product is one chain of fused multiply-adds over the inner dimension ([`Math::linear`]).
+//! * A dot product or a sum of squares runs in 8 lanes that are added up by one fixed tree ([`Math::rms_norm`]).
+//! * Attention takes a row's positions in ascending order, in blocks of 16 that are aligned to the sequence, whatever
+//!   the pages look like ([`Math::attention`]).
 //! * `exp` is our own polynomial, and rotary angles come from the `libm` crate, so that no C library has a say.
 //!
 //! Tiling, row count and threads change which core computes an element when, never how. All instruction sets give the
 //! same bits, because IEEE 754 defines fused multiply-add, division and square root exactly: each kernel is written
-//! once over vectors and compiled for plain Rust, for AVX2 with FMA, and for AVX-512; tests compare all that the CPU has.
+//! once over vectors and compiled for plain Rust, for AVX2 with FMA, and for AVX-512. Tests compare all that the CPU has.
 
 mod attention;
 mod convert;
@@ -36,7 +36,7 @@ use instructions::dispatch;
 
 /// The kernels, with the threads that they run on.
 ///
-/// Results do not depend on the number of threads. One `Math` serves one caller at a time well; concurrent callers
+/// Results do not depend on the number of threads. One `Math` serves one caller at a time well. Concurrent callers
 /// share its threads.
 pub struct Math {
     instructions: Instructions,
@@ -62,7 +62,7 @@ impl Math {
         Self::with(Instructions::PORTABLE, threads)
     }
 
-    /// Kernels of these instructions on `threads` threads (0 for one per core); the bits are the same for all.
+    /// Kernels of these instructions on `threads` threads (0 for one per core). The bits are the same for all.
     ///
     /// # Errors
     /// When the system refuses to start the threads.

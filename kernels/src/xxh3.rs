@@ -3,9 +3,9 @@
 //! The program finds that out when it runs: `xxhash-rust` chooses when it is compiled, and then takes what every x86-64 has. The
 //! sums are the same. The algorithm is that of xxHash's specification.
 //!
-//! Pages come from memory, not from the processor's caches. There the wider vectors alone save little; fetching ahead, which also
-//! passes the ends of 4 KiB pages where the processor's own prefetchers stop, saves as much again. So `twox-hash`, which has the
-//! vectors and does not fetch ahead, takes a third longer for the same bytes.
+//! Pages come from memory, not from the processor's caches. There the wider vectors alone save little. Fetching ahead saves as
+//! much again, because it also passes the ends of 4 KiB pages, where the processor's own prefetchers stop. So `twox-hash`, which
+//! has the vectors and does not fetch ahead, takes a third longer for the same bytes.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
@@ -52,8 +52,8 @@ mod wide {
     const STRIPE: usize = 64;
     /// Stripes after which the sums are scrambled.
     const BLOCK: usize = 16;
-    /// How far ahead memory is fetched. Between 1 and 4 KiB it hardly matters while the disk writes to the same memory; without,
-    /// 512 bytes and 4 KiB save half as much.
+    /// How far ahead memory is fetched. Between 1 and 4 KiB it hardly matters while the disk writes to the same memory. Without
+    /// such writes, 512 bytes and 4 KiB save half as much.
     const AHEAD: usize = 2048;
     const P32: [u64; 3] = [0x9E37_79B1, 0x85EB_CA77, 0xC2B2_AE3D];
     const P64: [u64; 5] = [
@@ -166,7 +166,7 @@ mod wide {
     pub fn xxh3_128(of: &[u8; KEY], value: &[u8]) -> u128 {
         let secret = secret_of(0);
         let mut sums = first_sums();
-        // The first stripe is the key and as much of the value; the others are stripes of the rest.
+        // The first stripe is the key and as much of the value. The others are stripes of the rest.
         let (beside, rest) = value.split_at(STRIPE - KEY);
         let mut first = [0; STRIPE];
         first[..KEY].copy_from_slice(of);

@@ -2,7 +2,7 @@
 //! stand-in for NVIDIA's libraries that gcc compiles together with them (`cuda_on_cpu/driver.c`).
 //!
 //! It shows that parameters, grids and index arithmetic are right, and that no access is out of bounds or unaligned. It
-//! shows nothing of a GPU's memory model or speed; `benches/cuda_copy.rs` is for those.
+//! shows nothing of a GPU's memory model or speed. `benches/cuda_copy.rs` is for those.
 
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 

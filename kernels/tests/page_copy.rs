@@ -128,7 +128,7 @@ fn pages_move_inside_a_pool_when_none_is_both_read_and_written() {
 
 #[test]
 fn k_and_v_may_differ_in_row_and_strides() {
-    // Two pages of two tokens; K rows of 3 bytes and V rows of 2 lie page by page in one pool, apart in the other.
+    // Two pages of two tokens. K rows of 3 bytes and V rows of 2 lie page by page in one pool, and apart in the other.
     let block = |run: usize, source: usize, target: usize| PageBlock {
         run,
         source,
@@ -182,7 +182,7 @@ fn nothing_to_copy_is_copied_anywhere() {
     assert_eq!(copier.copy(&PagesCopy { pages: &[[3, 3]], blocks: &[block] }, &[], &mut []), Ok(()));
 }
 
-/// Large enough for several threads and for stores past the caches; runs longer and shorter than what a thread takes.
+/// Large enough for several threads and for stores past the caches. Runs are longer and shorter than what a thread takes.
 #[test]
 #[cfg_attr(miri, ignore = "megabytes")]
 fn a_copy_on_many_threads_is_the_same() {

@@ -1,20 +1,21 @@
 //! Which users could put other code in the place of a plugin, or of a library or program that one needs.
 //!
 //! Such code runs with all rights of this process, so a user that can change its file, or a directory on the way to it, has
-//! them, too. The rule: *it must not be easier to replace than the program itself.* Accepted are changes by
+//! them, too. The rule: *it must not be easier to replace than the program itself.* Changes by these users are accepted:
 //!
-//! - root, and the user that runs the host;
-//! - owners of the program's file or a directory above it, and groups that may write those: they can replace the
-//!   program, so that refusing a file beside it would protect nothing. This is what lets a checkout work under any
-//!   umask, and in a container whose root runs what the user of a bind mount owns.
+//! - Root, and the user that runs the host.
+//! - Owners of the program's file or a directory above it, and groups that may write those. They can replace the
+//!   program, so refusing a file beside it would protect nothing. This is what lets a checkout work under any umask,
+//!   and in a container whose root runs what the user of a bind mount owns.
 //!
 //! A group that may write, and is the process's own or root's, is warned of: under umask 002 that is a user's private
-//! group, which only the user is in; whether it is one, the file does not say. Everything else is refused. A sticky
-//! directory, as /tmp, lets no user replace another's file, so only its owner counts there. Access lists show in the
-//! group's bits.
+//! group, which only the user is in. The file does not say whether its group is one. Everything else is refused. A
+//! sticky directory, as /tmp, lets no user replace another's file, so only its owner counts there. Access lists show
+//! in the group's bits.
 //!
 //! The way to a file is walked as the system walks it: a link leads on from where it lies, and counts like the directories it
-//! leads through. Its owner may put another one in its place, at least in a sticky directory; its own bits say nothing.
+//! leads through. Its owner may put another one in its place, at least in a sticky directory. The link's own bits say
+//! nothing.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -70,7 +71,7 @@ impl Trusted {
         static OF_PROCESS: OnceLock<Trusted> = OnceLock::new();
         OF_PROCESS.get_or_init(|| {
             let places = std::fs::read_link("/proc/self/exe").map(|program| {
-                // The link's target may be gone; the link still leads to the file.
+                // The link's target may be gone. The link still leads to the file.
                 let file = std::fs::metadata("/proc/self/exe").ok();
                 let above = program.ancestors().skip(1).filter_map(|path| std::fs::metadata(path).ok());
                 file.into_iter().chain(above).map(|metadata| Place::of(&metadata)).collect::<Vec<_>>()

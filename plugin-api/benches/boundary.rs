@@ -1,5 +1,5 @@
 //! What the boundary costs per call: `submit` of a plugin that only adds up its writes, through the loaded file and called
-//! directly, in the same run. The ratio is the result; nanoseconds depend on the machine and its load.
+//! directly, in the same run. The ratio is the result. Nanoseconds depend on the machine and its load.
 //!
 //! Adding up is less than any backend does with a write, which makes the ratio the worst there is. Three columns:
 //!
@@ -34,7 +34,7 @@ fn direct(backend: &NullBackend, submission: &Submission, writes: &[Write]) -> i
 }
 
 fn main() -> ExitCode {
-    // The harness passes `--bench`; `cargo test --benches` does not, and then there is nothing to measure.
+    // The harness passes `--bench`. `cargo test --benches` does not, and then there is nothing to measure.
     if !std::env::args().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }

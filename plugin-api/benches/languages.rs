@@ -1,10 +1,10 @@
 //! What a call costs into a plugin in C beside one in Rust: the same calls, which do the same work, in one run and in turns, as the
 //! host holds both (`Arc<dyn …>` with its proxy in front of the ABI).
 //!
-//! A call into Rust goes through the vtable, the check of the poison flag and the net under panics; one into C through the host's
-//! adapter and the plugin's table. `tests/c/sums.c` is the plugin in C, [`Sums`] here the one in Rust.
+//! A call into Rust goes through the vtable, the check of the poison flag and the net under panics. A call into C goes through
+//! the host's adapter and the plugin's table. `tests/c/sums.c` is the plugin in C, [`Sums`] here the one in Rust.
 //!
-//! `cargo bench -p host-plugin-api --bench languages`; gcc has to be there.
+//! `cargo bench -p host-plugin-api --bench languages`. It needs gcc.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -220,7 +220,7 @@ fn compare(name: &str, calls: usize, both: &[Held; 2], call: impl Fn(&Held)) {
 }
 
 fn main() {
-    // The harness passes `--bench`; `cargo test --benches` does not, and then there is nothing to measure.
+    // The harness passes `--bench`. `cargo test --benches` does not, and then there is nothing to measure.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }

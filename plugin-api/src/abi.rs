@@ -1,7 +1,7 @@
-//! What really crosses the boundary. Hosts use this module; authors of plugins do not.
+//! What really crosses the boundary. Hosts use this module. Authors of plugins do not.
 //!
 //! Every name in here, fields and parameters included, is part of the contract. Below 1.0 a change bumps the minor
-//! version and rebuilds every plugin; from 1.0 on methods and root fields are only appended.
+//! version, and every plugin must be rebuilt. From 1.0 on methods and root fields are only appended.
 
 mod difference;
 mod guard;
@@ -55,7 +55,7 @@ impl From<AbiError> for Error {
 /// A result as it crosses.
 pub type AbiResult<T> = RResult<T, AbiError>;
 
-/// The transfer role as it crosses; each method is the one of the same name in
+/// The transfer role as it crosses. Each method is the one of the same name in
 /// [`TransferBackend`](crate::TransferBackend).
 #[abi_stable::sabi_trait]
 pub trait TransferRole: Send + Sync + 'static {
@@ -96,7 +96,7 @@ pub fn transfer_object(role: impl TransferRole) -> TransferObject {
     TransferRole_TO::from_value(role, TD_Opaque)
 }
 
-/// The role as it crosses; each method is the one of the same name in [`StorageTier`](crate::StorageTier).
+/// The storage role as it crosses. Each method is the one of the same name in [`StorageTier`](crate::StorageTier).
 #[abi_stable::sabi_trait]
 pub trait TierRole: Send + Sync + 'static {
     /// See [`StorageTier::limits`](crate::StorageTier::limits).
@@ -138,7 +138,7 @@ pub fn tier_object(role: impl TierRole) -> TierObject {
     TierRole_TO::from_value(role, TD_Opaque)
 }
 
-/// The role as it crosses; each method is the one of the same name in [`PoolAllocator`](crate::PoolAllocator).
+/// The allocator role as it crosses. Each method is the one of the same name in [`PoolAllocator`](crate::PoolAllocator).
 #[abi_stable::sabi_trait]
 pub trait AllocatorRole: Send + Sync + 'static {
     /// See [`PoolAllocator::components`](crate::PoolAllocator::components).

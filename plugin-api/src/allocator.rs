@@ -52,9 +52,9 @@ pub struct LayerGroup {
     pub kind: LayerKind,
     /// How many layers.
     pub layers: u32,
-    /// Of [`LayerKind::WINDOW`]: tokens that a layer attends to, the newest included; else 0.
+    /// Of [`LayerKind::WINDOW`]: tokens that a layer attends to, the newest included. Else 0.
     pub window: u32,
-    /// Pool pages that hold what the group keeps of one page of tokens; of [`LayerKind::STATE`], one state. At least 1.
+    /// Pool pages that hold what the group keeps of one page of tokens, or one state for [`LayerKind::STATE`]. At least 1.
     pub parts: u32,
 }
 
@@ -87,10 +87,10 @@ pub struct Component {
     pub group: u32,
     /// What it retains of a sequence.
     pub retains: Retains,
-    /// Of [`Retains::NEWEST`]: how many tokens, at least the group's window; else 0.
+    /// Of [`Retains::NEWEST`]: how many tokens, at least the group's window. Else 0.
     pub tokens: u32,
     /// Its budget: the most pages that it has at a time, each [`parts`](LayerGroup::parts) pool pages. Budgets may add up to
-    /// more than the pool; what one component does not use, the others may then have.
+    /// more than the pool. What one component does not use, the others may then have.
     pub pages: u32,
     /// Zero.
     pub reserved: [u32; 3],
@@ -106,7 +106,7 @@ pub struct PoolPage(pub u32);
 pub struct PoolOpening {
     /// The worker's name, for messages.
     pub name: String,
-    /// The plugin's own table of the configuration, as TOML text; empty when there is none.
+    /// The plugin's own table of the configuration, as TOML text. Empty when there is none.
     pub config: String,
     /// Tokens in a page, at least 1.
     pub page_tokens: u32,
@@ -118,7 +118,7 @@ pub struct PoolOpening {
 
 /// A pool allocator.
 pub trait PoolAllocator: Send + Sync + 'static {
-    /// Writes the components, one for each group of the opening; returns how many, or `INVALID_ARGUMENT` when they do not
+    /// Writes the components, one for each group of the opening. Returns how many, or `INVALID_ARGUMENT` when they do not
     /// fit. One instance always answers the same.
     fn components(&self, components: &mut [Component]) -> i32;
 

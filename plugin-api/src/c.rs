@@ -1,7 +1,7 @@
 //! The tables of functions that plugins in C and C++ export: `include/host_plugin.h`, in Rust.
 //!
-//! Hosts use this module. What a table's function does is said in the header, and by the trait of the role; what is moved
-//! in batches ([`Write`], [`Completion`], [`TierPage`], ..) is laid out as the Rust ABI lays it out, so that nothing is copied.
+//! Hosts use this module. What a table's function does is said in the header, and by the trait of the role. What is moved in
+//! batches ([`Write`], [`Completion`], [`TierPage`], ..) is laid out as the Rust ABI lays it out, so that nothing is copied.
 
 use std::ffi::{c_char, c_void};
 
@@ -22,7 +22,7 @@ pub const MAGIC: [u8; 8] = *b"HOSTPLGC";
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Text {
-    /// First byte; of an empty text perhaps null.
+    /// First byte. Of an empty text perhaps null.
     pub data: *const c_char,
     /// Bytes.
     pub length: usize,
@@ -88,7 +88,7 @@ pub struct Opening {
     pub settings_count: u64,
 }
 
-/// What an allocator is opened with; see [`crate::PoolOpening`].
+/// What an allocator is opened with. See [`crate::PoolOpening`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PoolOpening {
@@ -106,7 +106,7 @@ pub struct PoolOpening {
     pub groups_count: u64,
 }
 
-/// What the host offers; see [`crate::Host`].
+/// What the host offers. See [`crate::Host`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Services {

@@ -3,7 +3,7 @@
 //! A capability is a promise that the host relies on without asking again: features name the capabilities they need,
 //! and a configuration whose plugins lack one is refused before any plugin runs. Declare only what always holds.
 
-/// One-sided writes to any registered address of a peer, many per call; the peer's threads take no part.
+/// One-sided writes to any registered address of a peer, many per call. The peer's threads take no part.
 pub const PAGE_WRITES: &str = "page_writes";
 
 /// The peer sees a submission's notification only after all of the submission's data.
@@ -31,7 +31,7 @@ pub const PERSISTENT: &str = "persistent";
 pub const SHARED: &str = "shared";
 
 /// Of a tier: [`scan`](crate::StorageTier::scan) lists the keys. A plugin with several kinds of store declares it if one of
-/// them can be listed; of the others, `scan` answers `UNSUPPORTED` with a text that says what to use instead.
+/// them can be listed. For the others, `scan` answers `UNSUPPORTED` with a text that says what to use instead.
 pub const SCAN: &str = "scan";
 
 /// Of an allocator: groups of layers with a window ([`LayerKind::WINDOW`](crate::LayerKind::WINDOW)).

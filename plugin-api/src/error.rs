@@ -33,7 +33,7 @@ codes! {
     WOULD_BLOCK = -4;
     /// The plugin's configuration is wrong.
     CONFIG = -5;
-    /// The plugin panicked, now or earlier; the instance refuses further calls.
+    /// The plugin panicked, now or earlier. The instance refuses further calls.
     PANICKED = -6;
     /// The instance was shut down.
     CLOSED = -7;

@@ -11,10 +11,10 @@
 /// fn open(opening: &Opening) -> host_plugin_api::Result<MyBackend> { .. }
 /// ```
 ///
-/// `transfer:`, `tier:` and `allocator:` name a factory each; give those of the roles that the plugin plays, in this order.
+/// `transfer:`, `tier:` and `allocator:` name a factory each. Give those of the roles that the plugin plays, in this order.
 /// `check_config:` comes last and may be left out: a `fn(role: &str, config: &str) -> Result<()>` that says whether a
-/// factory of that role would accept this configuration, and starts nothing. The host asks it before it opens anything,
-/// and when only the configuration is checked.
+/// factory of that role would accept this configuration, and starts nothing. The host asks it before it opens anything, and
+/// when only the configuration is checked.
 ///
 /// The crate builds as `cdylib`, or as `cdylib` and `rlib` when it is also linked directly. The exported symbol carries
 /// the crate's name, so several plugins may be linked into one binary. A plugin that links another plugin's crate names

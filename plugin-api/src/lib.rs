@@ -2,7 +2,7 @@
 //!
 //! # What an author writes
 //!
-//! A plugin is a shared library that plays one or more *roles*. Each role is a plain Rust trait in this crate; the
+//! A plugin is a shared library that plays one or more *roles*. Each role is a plain Rust trait in this crate. The
 //! export macro turns an implementation into the checked ABI that the host loads.
 //!
 //! An author writes three things: a `plugin.toml` beside `Cargo.toml`, a type that implements the role's trait
@@ -25,13 +25,13 @@
 //! memory = ["dram"]
 //! capabilities = ["page_writes", "arrival_notification"]   # see the module `capability`
 //!
-//! [config.depth]                # one table per key the plugin understands; the host refuses others
+//! [config.depth]                # one table per key the plugin understands. The host refuses others
 //! type = "integer"              # string, integer, float, boolean, array or table
 //! default = 64
 //! doc = "Writes in flight."
 //! ```
 //!
-//! Compatibility: `VERSION` follows semver. Below 1.0 a plugin needs a host with the same minor version; patches only
+//! Compatibility: `VERSION` follows semver. Below 1.0 a plugin needs a host with the same minor version. Patches only
 //! append, and either side may be the newer one.
 
 // A plugin may be built with the oldest compiler that Cargo.toml names.

@@ -9,7 +9,7 @@ pub const NAME: &[u8; 8] = b"HOSTPLUG";
 /// The note's type: a manifest in TOML, UTF-8.
 pub const TYPE_MANIFEST: u32 = 1;
 
-/// Start of the name under which a plugin exports its header; the crate's name follows, so that plugins can also be
+/// Start of the name under which a plugin exports its header. The crate's name follows, so that plugins can also be
 /// linked into one binary.
 pub const SYMBOL_PREFIX: &str = "host_plugin_";
 
@@ -52,7 +52,7 @@ impl<const N: usize> Note<N> {
             }
             part += 1;
         }
-        // The name counts its terminating zero, as the format wants; `name` is padded to a multiple of four.
+        // The name counts its terminating zero, as the format wants. `name` is padded to a multiple of four.
         Self {
             name_bytes: NAME.len() as u32 + 1,
             description_bytes: N as u32,

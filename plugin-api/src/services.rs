@@ -5,8 +5,8 @@
 //! plugin instead of loading it, takes none of them. Then log lines vanish, metrics are not shown, and a wake has no
 //! effect. So a plugin never has to ask whether a service is there.
 //!
-//! Threads: everything here may be called from any thread. Nothing here blocks; [`Counter::add`], [`Gauge::set`] and a
-//! log line below the host's level also allocate nothing, and belong into hot calls.
+//! Threads: everything here may be called from any thread. Nothing here blocks. [`Counter::add`], [`Gauge::set`] and a
+//! log line below the host's level also allocate nothing, so hot calls may use them.
 //!
 //! ```
 //! use host_plugin_api::{Counter, Level, host, log};
@@ -35,7 +35,7 @@ pub const MOST_WORDS: usize = 64;
 /// Longest name of a counter or gauge, in bytes.
 pub const LONGEST_WORD_NAME: usize = 64;
 
-/// How much a log line matters. Smaller numbers matter more; an open set.
+/// How much a log line matters. Smaller numbers matter more. The set is open.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Level(pub u32);
@@ -77,7 +77,7 @@ impl Host {
         self.0.is_some_and(|host| u64::from(level.0) <= host.level.load(Ordering::Relaxed))
     }
 
-    /// Writes one line into the host's log, under this plugin's id. `target` says which part of the plugin speaks;
+    /// Writes one line into the host's log, under this plugin's id. `target` says which part of the plugin speaks.
     /// [`log!`](crate::log) fills in the module.
     ///
     /// The host writes at most 200 lines per second of a plugin, and then says how many it left out. It cuts long
@@ -92,12 +92,12 @@ impl Host {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a name that is not a lower-case letter and then `[a-z0-9_]`, at most
-    /// [`LONGEST_WORD_NAME`] bytes, or that is a gauge's already; `NO_RESOURCE` beyond [`MOST_WORDS`] names.
+    /// [`LONGEST_WORD_NAME`] bytes, or that is a gauge's already. `NO_RESOURCE` beyond [`MOST_WORDS`] names.
     pub fn counter(self, name: &str) -> Result<Counter> {
         self.word(COUNTER, name).map(Counter)
     }
 
-    /// A number that goes up and down; else as [`counter`](Host::counter).
+    /// A number that goes up and down. Else as [`counter`](Host::counter).
     ///
     /// # Errors
     /// As [`counter`](Host::counter).
@@ -113,7 +113,7 @@ impl Host {
     }
 
     /// Tells the host that an instance of this plugin has something to poll. For instances whose `event_fd` answers
-    /// [`WAKES`]; make what there is to poll visible before the call. Never calls back into the plugin.
+    /// [`WAKES`]. Make what there is to poll visible before the call. Never calls back into the plugin.
     pub fn wake(self) {
         if let Some(host) = self.0 {
             host.object.wake();
@@ -157,7 +157,7 @@ impl Gauge {
     }
 }
 
-/// Writes one formatted line into the host's log, if the host wants lines of this [`Level`]; formats nothing otherwise.
+/// Writes one formatted line into the host's log, if the host wants lines of this [`Level`]. Otherwise formats nothing.
 ///
 /// ```
 /// host_plugin_api::log!(host_plugin_api::Level::INFO, "listening for {} peers", 4);

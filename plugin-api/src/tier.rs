@@ -46,7 +46,7 @@ pub struct TierPage {
     pub key: Key,
     /// Region of this instance.
     pub region: RegionId,
-    /// Bytes, at least 1; a get wants exactly as many as were put.
+    /// Bytes, at least 1. A get wants exactly as many as were put.
     pub length: u32,
     /// Bytes from the start of the region.
     pub offset: u64,
@@ -87,7 +87,7 @@ pub struct TierLimits {
     pub max_batches: u32,
     /// Longest value, in bytes.
     pub max_value: u64,
-    /// Offsets and lengths must be multiples of this many bytes; at least 1.
+    /// Offsets and lengths must be multiples of this many bytes. At least 1.
     pub alignment: u64,
     /// Zero.
     pub reserved: [u64; 4],
@@ -101,7 +101,7 @@ pub struct TierUsage {
     pub values: u64,
     /// Bytes of values.
     pub bytes: u64,
-    /// Most bytes; 0 when the tier knows no bound.
+    /// Most bytes, or 0 when the tier knows no bound.
     pub capacity: u64,
     /// Zero.
     pub reserved: [u64; 5],
@@ -115,7 +115,7 @@ pub struct Scanned {
     pub keys: u32,
     /// Zero.
     pub reserved: u32,
-    /// Where the next step goes on; 0 when this was the last.
+    /// Where the next step goes on, or 0 when this was the last.
     pub cursor: u64,
 }
 
@@ -137,7 +137,7 @@ pub trait StorageTier: Send + Sync + 'static {
     fn deregister(&self, region: RegionId) -> Result<()>;
 
     /// **Hot.** Asks for each key whether a get would find it now. Returns 0, or a code: `WOULD_BLOCK` when full, and
-    /// then nothing was started; an accepted batch ends in one completion per key, a refused one in none.
+    /// then nothing was started. An accepted batch ends in one completion per key, a refused one in none.
     fn exists(&self, tag: Tag, keys: &[Key]) -> i32;
 
     /// **Hot.** Reads values into memory. Returns as [`exists`](StorageTier::exists) does.
@@ -150,7 +150,7 @@ pub trait StorageTier: Send + Sync + 'static {
     /// **Hot.** Removes values. Returns as [`exists`](StorageTier::exists) does.
     fn delete(&self, tag: Tag, keys: &[Key]) -> i32;
 
-    /// **Hot.** Moves finished pages into `completions`; returns how many, or a code. Drives progress.
+    /// **Hot.** Moves finished pages into `completions`. Returns how many, or a code. Drives progress.
     fn poll(&self, completions: &mut [TierCompletion]) -> i32;
 
     /// Asks that what has not started of a batch never starts. Each of its pages still ends in one completion. Returns
@@ -161,8 +161,8 @@ pub trait StorageTier: Send + Sync + 'static {
     /// settled.
     fn settled(&self, tag: Tag) -> i32;
 
-    /// Writes the next keys into `keys`, from `cursor` on; 0 starts. Keys that are there during the whole scan are seen
-    /// exactly once; others at most once. May block.
+    /// Writes the next keys into `keys`, from `cursor` on. A cursor of 0 starts. Keys that are there during the whole
+    /// scan are seen exactly once. Others are seen at most once. May block.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a cursor that no scan gave out, `UNSUPPORTED` when the store cannot list.
@@ -174,9 +174,11 @@ pub trait StorageTier: Send + Sync + 'static {
     /// When the store does not answer.
     fn usage(&self) -> Result<TierUsage>;
 
-    /// A descriptor that is readable while completions wait; the plugin owns it. Or [`WAKES`](crate::WAKES) when
-    /// the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead, or -1: the host then polls on a
-    /// timer. Always the same answer of one instance.
+    /// How the host learns that completions wait. Always the same answer of one instance.
+    ///
+    /// - A descriptor that is readable while they wait. The plugin owns it.
+    /// - [`WAKES`](crate::WAKES) when the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead.
+    /// - `-1`: the host then polls on a timer.
     fn event_fd(&self) -> i32;
 
     /// Stops all threads of the instance, after which every call answers `CLOSED`.

@@ -3,7 +3,7 @@
 //! The life of a transfer: both workers [`register`](TransferBackend::register) their memory and exchange
 //! [`endpoint`](TransferBackend::endpoint) bytes through the host. The sender [`connect`](TransferBackend::connect)s,
 //! then [`submit`](TransferBackend::submit)s batches of [`Write`]s under a tag. The sender sees one [`Completion`] per
-//! accepted submission; the receiver sees the submission's [`Notification`], and only after all of its data.
+//! accepted submission. The receiver sees the submission's [`Notification`], and only after all of its data.
 //!
 //! Memory is named by region, offset, length and generation, never by a peer's raw address. Bounds are checked where a
 //! write is submitted *and* by the side that owns the memory.
@@ -37,7 +37,7 @@ pub struct MemoryKind(pub u32);
 impl MemoryKind {
     /// Ordinary host memory.
     pub const DRAM: MemoryKind = MemoryKind(0);
-    /// Memory of an accelerator; `device` says which.
+    /// Memory of an accelerator. `device` says which.
     pub const VRAM: MemoryKind = MemoryKind(1);
 }
 
@@ -53,13 +53,13 @@ impl Address {
         Self(first.cast::<u8>() as usize as u64)
     }
 
-    /// The address as a pointer of this process; of memory on a device it may not be read.
+    /// The address as a pointer of this process. The pointer to memory on a device may not be read.
     #[must_use]
     pub const fn pointer(self) -> *mut u8 {
         self.0 as usize as *mut u8
     }
 
-    /// The address so many bytes further; `None` beyond the last.
+    /// The address so many bytes further, or `None` beyond the last.
     #[must_use]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
@@ -87,9 +87,9 @@ pub struct Memory {
     pub kind: MemoryKind,
     /// Device ordinal for [`MemoryKind::VRAM`], else 0.
     pub device: u32,
-    /// A descriptor of a shareable file behind the memory, or -1. The host keeps it open; the plugin may duplicate it.
+    /// A descriptor of a shareable file behind the memory, or -1. The host keeps it open. The plugin may duplicate it.
     pub fd: i32,
-    /// Written into every [`Write`] that targets this region; a write with another generation lands nowhere.
+    /// Written into every [`Write`] that targets this region. A write with another generation lands nowhere.
     pub generation: u32,
     /// Offset of the first byte within that file.
     pub fd_offset: u64,
@@ -124,11 +124,11 @@ pub const NOTIFICATION_BYTES: usize = 48;
 pub struct Submission {
     /// Whose memory is written.
     pub peer: PeerId,
-    /// Bytes of `notification` that count; 0 sends none.
+    /// Bytes of `notification` that count. 0 sends none.
     pub notification_length: u32,
     /// The host's name for this submission.
     pub tag: Tag,
-    /// Opaque to the plugin; delivered to the peer after the data.
+    /// Opaque to the plugin. Delivered to the peer after the data.
     pub notification: [u8; NOTIFICATION_BYTES],
 }
 
@@ -138,7 +138,7 @@ pub struct Submission {
 pub struct Completion {
     /// The submission.
     pub tag: Tag,
-    /// Bytes written; meaningful when `status` is 0.
+    /// Bytes written. Meaningful when `status` is 0.
     pub bytes: u64,
     /// 0, or an error code. After either, nothing of the submission is in flight any more when `settled` says so.
     pub status: i32,
@@ -166,7 +166,7 @@ pub struct Notification {
     pub kind: NotificationKind,
     /// Bytes of `payload` that count.
     pub length: u32,
-    /// Name under which the peer opened its backend (see [`Opening::name`]), in bytes; at most 64.
+    /// Name under which the peer opened its backend (see [`Opening::name`]), in bytes. At most 64.
     pub peer_name_length: u32,
     /// Zero.
     pub reserved: u32,
@@ -187,7 +187,7 @@ pub struct TransferLimits {
     /// Most submissions accepted and not yet polled as completed. An instance with none of them accepts so many.
     pub max_submissions: u32,
     /// Writes of fewer bytes are so slow that collecting them into longer ones first, by a copy on both sides, takes
-    /// less time; 0 when the backend does not say.
+    /// less time. 0 when the backend does not say.
     pub short_writes: u64,
     /// Zero.
     pub reserved: [u64; 5],
@@ -206,7 +206,7 @@ impl TransferLimits {
 pub struct Opening {
     /// This worker's name among all peers, at most 64 bytes, different at every process start.
     pub name: String,
-    /// The plugin's own table of the configuration, as TOML text; empty when there is none.
+    /// The plugin's own table of the configuration, as TOML text. Empty when there is none.
     pub config: String,
 }
 
@@ -249,20 +249,20 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// side: nothing submitted on the old one can come through it.
     ///
     /// # Errors
-    /// `TIMEOUT` when the fence could not be proven; pages the peer may write must then stay quarantined.
+    /// `TIMEOUT` when the fence could not be proven. Pages that the peer may write must then stay quarantined.
     fn disconnect(&self, peer: PeerId) -> Result<()>;
 
     /// **Hot.** Starts a batch of writes. Returns 0, or a code: `WOULD_BLOCK` when full, and then nothing was started.
-    /// Without writes it is the notification alone that travels, for hosts that have something to say to each other;
-    /// without either it completes and does nothing.
+    /// Without writes it is the notification alone that travels, for hosts that have something to say to each other.
+    /// Without either it completes and does nothing.
     ///
-    /// An accepted submission ends in exactly one [`Completion`]; a refused one in none.
+    /// An accepted submission ends in exactly one [`Completion`], a refused one in none.
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32;
 
-    /// **Hot.** Moves finished submissions into `completions`; returns how many, or a code. Drives progress.
+    /// **Hot.** Moves finished submissions into `completions`. Returns how many, or a code. Drives progress.
     fn poll(&self, completions: &mut [Completion]) -> i32;
 
-    /// **Hot.** Moves what peers did into `notifications`; returns how many, or a code.
+    /// **Hot.** Moves what peers did into `notifications`. Returns how many, or a code.
     fn notifications(&self, notifications: &mut [Notification]) -> i32;
 
     /// Asks that what has not started of a submission never starts. It still ends in one completion. Returns 0, or
@@ -273,9 +273,11 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// 0 not yet, or a code. A tag never seen is settled.
     fn settled(&self, tag: Tag) -> i32;
 
-    /// A descriptor that is readable while completions or notifications wait; the plugin owns it. Or [`WAKES`](crate::WAKES) when
-    /// the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead, or -1: the host then polls on a
-    /// timer. Always the same answer of one instance.
+    /// How the host learns that completions or notifications wait. Always the same answer of one instance.
+    ///
+    /// - A descriptor that is readable while they wait. The plugin owns it.
+    /// - [`WAKES`](crate::WAKES) when the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead.
+    /// - `-1`: the host then polls on a timer.
     fn event_fd(&self) -> i32;
 
     /// Stops all threads of the instance, after which every call answers `CLOSED`.

@@ -116,7 +116,7 @@ const HEADER: &str = include_str!("../include/host_plugin.h");
 
 #[test]
 fn the_header_lays_out_what_the_rust_abi_does() {
-    // A compiler checks what both say; a difference is an error that names it.
+    // A compiler checks what both say. A difference is an error that names it.
     let mut program = String::from("#include \"host_plugin.h\"\n");
     for (name, size, fields) in layouts() {
         assert!(HEADER.contains(&format!("}} {name};")), "{name} is in the header");

@@ -10,7 +10,7 @@ impl Times {
         Self(Vec::with_capacity(count))
     }
 
-    /// Does `work` and notes how long it took; two clock readings (about 50 ns) are part of it.
+    /// Does `work` and notes how long it took. Two clock readings (about 50 ns) are part of it.
     pub fn time<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = work();

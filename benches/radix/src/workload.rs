@@ -34,7 +34,7 @@ impl SplitMix64 {
 }
 
 impl Workload {
-    /// `sequences` sequences; sequence i starts like all others of group i mod `groups`.
+    /// `sequences` sequences. Sequence i starts like all others of group i mod `groups`.
     pub fn new(sequences: usize, groups: usize) -> Self {
         let mut random = SplitMix64(42);
         let shared = SHARED_PAGES * PAGE;

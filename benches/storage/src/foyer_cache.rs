@@ -37,7 +37,8 @@ pub fn both(bench: &Bench, pace: Option<usize>) -> [Measured; 2] {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
     // Blocks that are being written and cleaned come on top.
     let capacity = bench.pages * bench.page * 5 / 4 + (512 << 20);
-    // SAFETY: the memory lives for ever, and nothing writes it while a page is stored; pages that are read are different.
+    // SAFETY: the memory lives for ever, and nothing writes it while a page is stored. Pages that are read are different
+    // ones.
     let bytes = |page: usize| unsafe { std::slice::from_raw_parts_mut(bench.address(page), bench.page) };
     let mut write = measure(|| {
         runtime.block_on(async {

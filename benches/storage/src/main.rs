@@ -1,6 +1,6 @@
 //! See `run.sh`.
 //!
-//! A round writes and reads every page once with each way in turn; see `plugins/hicache-file/benches/tier.rs`.
+//! A round writes and reads every page once with each way in turn. See `plugins/hicache-file/benches/tier.rs`.
 
 mod foyer_cache;
 mod nixl;

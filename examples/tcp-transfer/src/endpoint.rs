@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use host_transfer_kit::Random;
 
-/// Starts an endpoint; another version of the protocol gets another one.
+/// The first bytes of an endpoint. Another version of the protocol gets other ones.
 const MAGIC: &[u8; 8] = b"WIRE0003";
 /// First byte of a submission.
 pub const DATA: u8 = 1;

@@ -47,7 +47,7 @@ host_plugin_api::export_plugin! {
     transfer: open,
 }
 
-/// The key `address`. One key needs no parser; with more, take `toml`.
+/// The key `address`. One key needs no parser. With more keys, take `toml`.
 fn address(config: &str) -> Result<IpAddr> {
     let Some(value) = config.lines().find_map(|line| line.trim().strip_prefix("address")) else {
         return Ok(Ipv4Addr::LOCALHOST.into());

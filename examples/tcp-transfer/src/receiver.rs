@@ -83,7 +83,7 @@ fn receive(inbound: &Inbound, stream: &mut TcpStream) -> Result<()> {
     }
 }
 
-/// Reads one write and lands it; whether it landed. It is read in any case, to get to the next.
+/// Reads one write and lands it. Says whether it landed. Its bytes are read in any case, to get to the next write.
 fn land(inbound: &Inbound, stream: &mut TcpStream, buffer: &mut [u8]) -> Result<bool> {
     let (region, target_generation, length) = (word(stream)?, word(stream)?, word(stream)?);
     let mut offset = [0; 8];

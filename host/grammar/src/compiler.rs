@@ -31,11 +31,11 @@ pub struct Limits {
     pub symbols: usize,
     /// States of a grammar's lexer, 1 to 2 kB each. An answer has its own.
     pub lexer_states: usize,
-    /// Work on a lexer that is compiled; 50,000 take a millisecond.
+    /// Work on a lexer that is compiled. 50,000 take a millisecond.
     pub compile_fuel: u64,
-    /// Work on the lexer for one mask; 14,000 take a millisecond.
+    /// Work on the lexer for one mask. 14,000 take a millisecond.
     pub mask_fuel: u64,
-    /// Items of the parser for one mask; 20,000 take a millisecond.
+    /// Items of the parser for one mask. 20,000 take a millisecond.
     pub mask_items: usize,
     /// Items of the parser at one place of an answer: several for each property that may come next.
     pub items: usize,
@@ -65,7 +65,7 @@ impl Default for Limits {
 /// A stack for what recurses with the depth of a grammar. Pages of it that are not reached take no memory.
 const STACK: usize = 64 << 20;
 
-/// Compiles grammars over one vocabulary, and keeps them. All methods may be called from any thread; [`Compiler::compile`]
+/// Compiles grammars over one vocabulary, and keeps them. All methods may be called from any thread. [`Compiler::compile`]
 /// blocks.
 pub struct Compiler {
     shared: Arc<Shared>,
@@ -135,7 +135,7 @@ impl Compiler {
         Ok(Self { shared: Arc::new(shared), cache: Mutex::new(cache) })
     }
 
-    /// Compiles a grammar, or finds it; refused ones are kept too. Several requests for one grammar compile it once.
+    /// Compiles a grammar, or finds it. Refused ones are kept too. Several requests for one grammar compile it once.
     ///
     /// # Errors
     /// When it is refused, is no grammar, or takes too long.

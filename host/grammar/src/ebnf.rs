@@ -95,7 +95,7 @@ fn rules(tokens: &[Token]) -> Result<String, String> {
     }
 }
 
-/// Names of rules are lower case in Lark; what this notation allows beside letters and digits is written as its number.
+/// Names of rules are lower case in Lark. What this notation allows beside letters and digits is written as its number.
 fn lark_name(name: &str) -> String {
     let letter = |letter: char| match letter {
         'a'..='z' | '0'..='9' => letter.to_string(),
@@ -172,7 +172,7 @@ fn class(rest: &mut Peekable<Chars<'_>>) -> Result<String, String> {
         let letter = match rest.next().ok_or("a character class has no end")? {
             ']' if empty => return Err("a character class is empty".to_owned()),
             ']' => break,
-            // Between two characters; at either end it is one.
+            // Between two characters it means a range. At either end it is a character.
             '-' if !empty && rest.peek().is_some_and(|next| *next != ']') => {
                 class.push('-');
                 continue;

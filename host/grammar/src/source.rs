@@ -61,7 +61,7 @@ pub struct Source {
     pub kind: Kind,
     /// The text.
     pub text: String,
-    /// JSON without any white space between its parts; for [`Kind::JsonSchema`].
+    /// JSON without any white space between its parts. For [`Kind::JsonSchema`].
     pub compact: bool,
 }
 
@@ -215,8 +215,8 @@ pub fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// How deep brackets nest, outside of quoted texts if quotes are `read`. What is no grammar is counted as far as it is; the engine
-/// refuses it.
+/// How deep brackets nest, outside of quoted texts if quotes are `read`. What is no grammar is counted as far as it is one. The
+/// engine refuses it.
 fn deepest(text: &str, read: bool) -> usize {
     let (mut depth, mut most) = (0_usize, 0);
     let mut escaped = false;

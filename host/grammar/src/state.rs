@@ -53,7 +53,7 @@ impl State {
         self.matcher.consume_token(token).map_err(stuck)
     }
 
-    /// The tokens that may come next. Where the grammar can end, those that end the answer are among them; nowhere else.
+    /// The tokens that may come next. Those that end the answer are among them only where the grammar can end.
     ///
     /// # Errors
     /// When nothing may come next, or it takes too much work to find out.

@@ -11,7 +11,7 @@ const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 #[derive(Clone)]
 pub struct Vocabulary {
     environment: TokEnv,
-    /// Token ids are less than this; the engine has one more, which stands for the end.
+    /// Token ids are less than this. The engine has one more, which stands for the end.
     width: u32,
 }
 

@@ -13,7 +13,7 @@ fn compiler() -> Compiler {
     Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap()
 }
 
-/// Whether a text is an answer under a grammar, byte by byte; the end is byte 0.
+/// Whether a text is an answer under a grammar, byte by byte. The end is byte 0.
 fn takes(compiler: &Compiler, source: &Source, text: &str) -> bool {
     let mut state = compiler.compile(source).unwrap_or_else(|error| panic!("{error}")).begin(vec![END]);
     for byte in text.bytes() {
@@ -150,7 +150,7 @@ fn walk(state: &mut State, ends: &[u32], random: &mut fastrand::Rng, most: usize
     let mut tokens = Vec::new();
     while tokens.len() < most {
         let allowed = state.mask().unwrap().tokens();
-        // Ends where it may, every second time; else any token, and often one of the shortest way.
+        // Ends every second time that it may. Else it takes any token, and often one of the shortest way.
         if let Some(end) = allowed.iter().find(|token| ends.contains(token)).filter(|_| random.bool()) {
             state.consume(*end).unwrap();
             return (tokens, true);

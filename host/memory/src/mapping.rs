@@ -113,7 +113,7 @@ impl Mapping {
     /// When the range lies outside the memory.
     pub unsafe fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked; the caller keeps writers out, and has `bytes` alone.
+        // SAFETY: the range was just checked. The caller keeps writers out, and has `bytes` alone.
         unsafe {
             std::ptr::copy_nonoverlapping(self.base.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len());
         }
@@ -137,7 +137,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: base and length are those of our own mapping, and nothing borrows from it past the value's life.
-        // An error here would mean that the kernel lost the mapping; there is nothing to do about it.
+        // An error here would mean that the kernel lost the mapping. There is nothing to do about it.
         let _unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

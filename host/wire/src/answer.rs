@@ -6,7 +6,7 @@ use host_core::request::{Failure, FinishReason, Usage};
 /// What happens to a request, as its client is told.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// The prompt's KV is complete; tokens follow.
+    /// The prompt's KV is complete. Tokens follow.
     Began {
         /// Prompt tokens whose KV was not computed for this request.
         cached_tokens: u32,

@@ -44,8 +44,10 @@ pub enum News {
     Part(SnapshotPart),
 }
 
-/// Reads what a worker said; `None` when it follows no schema known here, or numbers events as no worker does: from 0, or up
-/// to a number that has no next.
+/// Reads what a worker said, or `None` when it cannot be read.
+///
+/// That is so when the message follows no schema known here, and when it numbers events from 0, or up to a number that has
+/// no next.
 #[must_use]
 pub fn read(news: proto::CacheNews) -> Option<News> {
     match news.news? {

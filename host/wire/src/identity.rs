@@ -6,8 +6,9 @@ use sha2::{Digest, Sha256};
 use crate::proto::KvIdentity;
 
 /// SHA-256 over the fields in the order of the schema, texts behind their length in bytes, everything as u64 LE, without
-/// layout and ranks, and without those of sliding layers where there are none: the same page has the same name however it lies in memory and over however many ranks. Router
-/// and workers must agree on it; a router of another version just finds nothing cached.
+/// layout and ranks, and without those of sliding layers where there are none. So the same page has the same name however it lies
+/// in memory and over however many ranks. Router and workers must agree on it. A router of another version just finds nothing
+/// cached.
 #[must_use]
 pub fn digest(identity: &KvIdentity) -> PageHash {
     let KvIdentity {

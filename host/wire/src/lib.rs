@@ -1,9 +1,10 @@
 //! Messages between the processes of a cluster: the schema, what core's types become in it, and the control plane's only ways to
 //! other processes, time and randomness.
 //!
-//! [`proto`] is generated from `proto/control.proto`. [`convert`] and [`cache_news`] translate; [`pairs`] says which workers can work
-//! together, [`protocol`] which versions of the schema, and [`identity`] makes a number of what makes their KV differ. [`endpoint`]
-//! connects processes that can prove that they belong together, and [`exposition`] is the format in which they tell their counters.
+//! [`proto`] is generated from `proto/control.proto`. [`convert`] and [`cache_news`] translate. [`pairs`] says which workers can
+//! work together, and [`protocol`] which versions of the schema. [`identity`] makes a number of what makes their KV differ.
+//! [`endpoint`] connects processes that can prove that they belong together. [`exposition`] is the format in which they tell
+//! their counters.
 
 mod answer;
 pub mod cache_news;

@@ -29,10 +29,10 @@ pub enum Stores {
 
 /// Copies pages of the CPU's memory, on its caller's thread and some of its own.
 ///
-/// One copier serves one caller at a time well; concurrent callers share its threads.
+/// One copier serves one caller at a time well. Concurrent callers share its threads.
 #[derive(Debug)]
 pub struct Copier {
-    /// All but the caller's thread; absent for one thread.
+    /// All but the caller's thread. Absent for one thread.
     pool: Option<rayon::ThreadPool>,
     threads: usize,
     stores: Stores,
@@ -68,22 +68,22 @@ impl Copier {
     /// Copies pages of `source` into pages of `target`.
     ///
     /// # Errors
-    /// As [`CopyPages::copy_memory`]; nothing was copied then.
+    /// As [`CopyPages::copy_memory`]. Nothing was copied then.
     pub fn copy(&self, copy: &PagesCopy<'_>, source: &[u8], target: &mut [u8]) -> Result<(), CopyError> {
         let from = Memory::new(source.as_ptr().cast_mut(), source.len());
         let to = Memory::new(target.as_mut_ptr(), target.len());
-        // SAFETY: both slices are borrowed until the copy is done, the target exclusively; `from` is only read.
+        // SAFETY: both slices are borrowed until the copy is done, the target exclusively. `from` is only read.
         unsafe { self.copy_memory(copy, from, to) }
     }
 
     /// Copies pages of `pool` into other pages of it.
     ///
     /// # Errors
-    /// As [`CopyPages::copy_memory`], so also when a page is both source and target; nothing was copied then.
+    /// As [`CopyPages::copy_memory`], so also when a page is both source and target. Nothing was copied then.
     pub fn copy_within(&self, copy: &PagesCopy<'_>, pool: &mut [u8]) -> Result<(), CopyError> {
         let memory = Memory::new(pool.as_mut_ptr(), pool.len());
-        // SAFETY: the pool is borrowed exclusively until the copy is done; rows that are read are not written,
-        // which the check sees to.
+        // SAFETY: the pool is borrowed exclusively until the copy is done. Rows that are read are not written, which
+        // the check sees to.
         unsafe { self.copy_memory(copy, memory, memory) }
     }
 }
@@ -127,7 +127,7 @@ fn in_parallel(pool: &rayon::ThreadPool, threads: usize, work: &StripCopy<'_>) {
                 return;
             }
             let start = chunk * CHUNK;
-            // SAFETY: the plan was checked against both memories, for which the caller of the copy vouches; chunks are
+            // SAFETY: the plan was checked against both memories, for which the caller of the copy vouches. Chunks are
             // different bytes of the target, because no two of its rows overlap.
             unsafe { work.copy(start, (start + CHUNK).min(work.bytes)) };
         }
@@ -140,7 +140,7 @@ fn in_parallel(pool: &rayon::ThreadPool, threads: usize, work: &StripCopy<'_>) {
     });
 }
 
-/// Pages that follow each other on both sides, as one, if the strip allows; else a page.
+/// Pages that follow each other on both sides, as one, if the strip allows. Else it is one page.
 struct PageRun {
     source: usize,
     target: usize,
@@ -208,7 +208,7 @@ impl<'a> StripCopy<'a> {
                 let (row, skip) = ((at - first) / run, (at - first) % run);
                 let rows = (last - at) / run;
                 if skip == 0 && rows > 0 {
-                    // SAFETY: whole rows of these pages, which the plan found inside both memories; the caller vouches
+                    // SAFETY: whole rows of these pages, which the plan found inside both memories. The caller vouches
                     // for the memories.
                     unsafe { self.copy_whole(pages, self.page_runs.get(next), run, row, rows) };
                     at += rows * run;
@@ -258,7 +258,7 @@ impl<'a> StripCopy<'a> {
                 ahead: next.0,
             };
             let copy = if run == self.strip.run { self.copy_rows } else { self.choose(&these) };
-            // SAFETY: these rows lie inside both memories and apart from each other, as the plan was checked; the
+            // SAFETY: these rows lie inside both memories and apart from each other, as the plan was checked. The
             // caller vouches for the memories.
             unsafe { copy(these) };
             (source, target) = next;
@@ -282,7 +282,7 @@ impl<'a> StripCopy<'a> {
             run: part,
             ahead: source,
         };
-        // SAFETY: a part of a row that lies inside both memories; the caller vouches for the memories.
+        // SAFETY: a part of a row that lies inside both memories. The caller vouches for the memories.
         unsafe { self.choose(&these)(these) };
     }
 

@@ -37,7 +37,7 @@ pub(super) const AHEAD: usize = 8 << 10;
 /// Copies rows.
 ///
 /// # Safety
-/// Every row is readable at its source, writable at its target, and the two do not overlap; the CPU has what
+/// Every row is readable at its source, writable at its target, and the two do not overlap. The CPU has what
 /// [`choose`] found.
 pub(super) type CopyRows = unsafe fn(Rows);
 
@@ -92,7 +92,7 @@ unsafe fn any(rows: Rows) {
 /// Rows whose length the compiler knows: no call per row.
 unsafe fn fixed<const N: usize>(rows: Rows) {
     let copy = |source: *const u8, target: *mut u8| {
-        // SAFETY: the caller vouches for both sides of every row, which is as long as the array; bytes need no alignment.
+        // SAFETY: the caller vouches for both sides of every row, which is as long as the array. Bytes need no alignment.
         unsafe { target.cast::<[u8; N]>().write(source.cast::<[u8; N]>().read()) }
     };
     rows.each(copy);
@@ -114,11 +114,11 @@ mod wide {
         rows.each(|source, target| unsafe { body(source, target, N) });
     }
 
-    /// Rows of 64 bytes or more, without a call for each; about as fast as `memcpy` for long ones.
+    /// Rows of 64 bytes or more, without a call for each. About as fast as `memcpy` for long ones.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn any(rows: Rows) {
         let copy = |source: *const u8, target: *mut u8| {
-            // SAFETY: the caller vouches for both sides of every row; its last 64 bytes are copied by themselves, some
+            // SAFETY: the caller vouches for both sides of every row. Its last 64 bytes are copied by themselves, some
             // of them a second time where the length is no multiple.
             unsafe {
                 body(source, target, rows.run & !63);
@@ -137,7 +137,7 @@ mod wide {
             }
             let head = target.addr().wrapping_neg() % 32;
             // SAFETY: the caller vouches for both sides of every row. The first and the last 32 bytes are copied by
-            // themselves where the row does not begin or end at a boundary; it has as many.
+            // themselves where the row does not begin or end at a boundary. The row has as many.
             unsafe {
                 if head > 0 {
                     store(source, target);

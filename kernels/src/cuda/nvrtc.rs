@@ -42,8 +42,8 @@ const FOLDERS: [&str; 6] = ["", "lib64", "lib", "nvidia/cu13/lib", "nvidia/cuda_
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
 impl Nvrtc {
-    /// Loads the library at `path`, or in that folder as NVIDIA's packages lay it out; without one, where the system's
-    /// loader and CUDA's installer look.
+    /// Loads the library at `path`, or in that folder as NVIDIA's packages lay it out. Without a path, looks where the
+    /// system's loader and CUDA's installer look.
     ///
     /// # Errors
     /// When there is none, naming all that was tried.
@@ -118,8 +118,8 @@ impl Nvrtc {
         Ok(list)
     }
 
-    /// Compiles for a device: machine code if the compiler knows the device, which no driver is too old to read; else
-    /// assembly for the latest older one that it knows.
+    /// Compiles for a device: machine code if the compiler knows the device, which no driver is too old to read. Else
+    /// it is assembly for the latest older one that it knows.
     ///
     /// # Errors
     /// When it knows none, or the source does not compile.
@@ -203,7 +203,7 @@ impl<'a> OpenProgram<'a> {
         // SAFETY: the signature of `nvrtcCreateProgram`.
         let create: Create = unsafe { nvrtc.get(c"nvrtcCreateProgram")? };
         let (none, mut program) = (std::ptr::null(), std::ptr::null_mut());
-        // SAFETY: the strings end in zero bytes and are copied; no headers are given.
+        // SAFETY: the strings end in zero bytes and are copied. No headers are given.
         let code = unsafe { create(&mut program, source.as_ptr(), c"page_copy.cu".as_ptr(), 0, none, none) };
         nvrtc.check("take the source", code)?;
         Ok(Self { nvrtc, program })
@@ -229,7 +229,7 @@ impl<'a> OpenProgram<'a> {
         let mut length = 0;
         // SAFETY: the signature of every such function for a size.
         let size: Get<usize> = unsafe { self.nvrtc.get(size)? };
-        // SAFETY: the program lives as long as this; it writes one number.
+        // SAFETY: the program lives as long as this. The call writes one number.
         self.nvrtc.check("tell the size of its output", unsafe { size(self.program, &mut length) })?;
         let mut bytes = vec![0_u8; length];
         // SAFETY: the signature of every such function for bytes, which C calls characters.

@@ -37,17 +37,17 @@ pub trait KvRows: Sync {
 pub struct AttentionShape {
     /// Query heads.
     pub heads: usize,
-    /// KV heads; each serves `heads / kv_heads` query heads that lie side by side.
+    /// KV heads. Each serves `heads / kv_heads` query heads that lie side by side.
     pub kv_heads: usize,
     /// Elements of a head, a multiple of 8.
     pub head_dim: usize,
     /// How K and V are stored.
     pub element: Element,
-    /// Elements from one query row to the next; the heads start at the row's first element.
+    /// Elements from one query row to the next. The heads start at the row's first element.
     pub query_stride: usize,
-    /// What scores are multiplied by; most models have `1 / sqrt(head_dim)`.
+    /// What scores are multiplied by. Most models have `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// A row sees this many positions at most, the newest, its own included; all where absent.
+    /// A row sees this many positions at most, the newest, its own included. Where absent, it sees all.
     pub window: Option<usize>,
 }
 
@@ -57,9 +57,9 @@ pub struct QueryRows<'a> {
     pub row: usize,
     /// Rows.
     pub rows: usize,
-    /// Position of the first row; row i sees positions `first ..= position + i`, or the last of them.
+    /// Position of the first row. Row i sees positions `first ..= position + i`, or the last of them.
     pub position: usize,
-    /// The first position that there is to be seen, none behind that of the first row; mostly 0.
+    /// The first position that there is to be seen, none behind that of the first row. Mostly 0.
     pub first: usize,
     /// The sequence's K and V, including those of the rows' own positions. Positions that no row sees are not read.
     pub kv: &'a dyn KvRows,
@@ -69,10 +69,10 @@ impl Math {
     /// `out[row][head] = softmax(q . k * scale) v` over each row's own and earlier positions, as far as its window reaches.
     ///
     /// Per (row, head): blocks of [`ATTENTION_BLOCK`] positions in ascending order, one online-softmax step (running
-    /// maximum, sum and weighted values) per block; within a block scores are 8-lane dot products, their exponentials
-    /// are summed by the fixed tree, and values are added in ascending order. A window trims slots of the first block, like
-    /// [`QueryRows::first`], and moves no blocks. K and V come through [`KvRows`] alone, so a fresh position and one that was moved here
-    /// from another machine are the same.
+    /// maximum, sum and weighted values) per block. Within a block scores are 8-lane dot products, their exponentials are summed
+    /// by the fixed tree, and values are added in ascending order. A window trims slots of the first block, like
+    /// [`QueryRows::first`], and moves no blocks. K and V come through [`KvRows`] alone, so a fresh position and one that was
+    /// moved here from another machine are the same.
     ///
     /// # Panics
     /// When the sizes do not fit together.

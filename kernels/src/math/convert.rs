@@ -21,7 +21,7 @@ impl Element {
         }
     }
 
-    /// Widens little-endian elements; exact for every type.
+    /// Widens little-endian elements. Exact for every type.
     ///
     /// # Panics
     /// When `bytes` and `target` hold different numbers of elements.
@@ -55,7 +55,7 @@ pub fn f32_from_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The nearest bf16, ties to even; NaN stays NaN.
+/// The nearest bf16, ties to even. NaN stays NaN.
 #[must_use]
 #[inline(always)]
 pub fn bf16_from_f32(value: f32) -> u16 {

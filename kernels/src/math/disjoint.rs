@@ -11,7 +11,7 @@ pub(super) struct Disjoint<'a> {
 
 // SAFETY: the only way to the elements is `part`, whose caller promises that no two parts alive overlap.
 unsafe impl Sync for Disjoint<'_> {}
-// SAFETY: as above; the buffer itself is borrowed for the life of the value.
+// SAFETY: as above, and the buffer itself is borrowed for the life of the value.
 unsafe impl Send for Disjoint<'_> {}
 
 impl<'a> Disjoint<'a> {

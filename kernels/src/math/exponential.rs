@@ -9,9 +9,9 @@ const ROUND: f32 = 12_582_912.0;
 const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 
-/// e^x, within 2 units in the last place; 0 below -87 (where results would become subnormal), e^88 above 88.
+/// e^x, within 2 units in the last place. Gives 0 below -87 (where results would become subnormal), and e^88 above 88.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r is its Taylor polynomial of degree 7 (remainder below 6e-9). Only fused
+/// x = n ln 2 + r with |r| <= ln 2 / 2. e^r is its Taylor polynomial of degree 7 (remainder below 6e-9). Only fused
 /// multiply-adds, and no branches, so that compilers vectorise it.
 #[must_use]
 #[inline(always)]
@@ -35,7 +35,7 @@ pub fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { sum * scale }
 }
 
-/// `weights[i] = exp((logits[i] - maximum) / temperature)`; NaN logits weigh nothing.
+/// `weights[i] = exp((logits[i] - maximum) / temperature)`. NaN logits weigh nothing.
 ///
 /// # Panics
 /// When the lengths differ.

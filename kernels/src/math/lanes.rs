@@ -20,7 +20,7 @@ pub(super) trait Vector: Copy {
     fn splat(value: f32) -> Self;
 
     /// # Safety
-    /// `WIDTH` elements must be readable at `source`; no alignment is needed.
+    /// `WIDTH` elements must be readable at `source`. No alignment is needed.
     unsafe fn load(source: *const f32) -> Self;
 
     /// Widens `WIDTH` bf16.
@@ -30,7 +30,7 @@ pub(super) trait Vector: Copy {
     unsafe fn load_bf16(source: *const u16) -> Self;
 
     /// # Safety
-    /// `WIDTH` elements must be writable at `target`; no alignment is needed.
+    /// `WIDTH` elements must be writable at `target`. No alignment is needed.
     unsafe fn store(self, target: *mut f32);
 
     /// `self * factor + addend`, rounded once.

@@ -110,7 +110,7 @@ fn product<S: InstructionSet, W: Weight>(part: Part<'_, W>) {
     let few = rows <= 2 * tallest::<S::Wide>();
     let depth = if few { part.inputs.max(1) } else { DEPTH };
     let widest = panels_side_by_side::<S::Wide>(rows);
-    // Panels that end inside the output; the last of the matrix may not, and is taken alone.
+    // Panels that end inside the output. The last panel of the matrix may not, and is taken alone.
     let full = part.panels.end.min(part.outputs / PANEL);
     let mut widened = Widened([0.0; 2 * DEPTH * PANEL]);
     let mut panel = part.panels.start;

@@ -39,7 +39,7 @@ impl Panels {
     /// Packs a matrix whose rows `read` delivers as little-endian `source` elements: `read(rows, bytes)` fills `bytes`
     /// with the rows of that range, at most 16 of them, and is called from several threads.
     ///
-    /// bf16 sources stay bf16 unless `widen` is set; all others become `f32`. Nothing is rounded.
+    /// bf16 sources stay bf16 unless `widen` is set. All others become `f32`. Nothing is rounded.
     ///
     /// # Errors
     /// The first error of `read`, or a matrix too large for this machine's addresses.

@@ -55,7 +55,7 @@ impl Math {
     }
 
     /// Prepares queries or keys in place: the RMS norm of each head if the model has one (`norm`: weight, epsilon),
-    /// then the rotation by the row's angles. Rows are `heads.stride` elements apart; `cosines` and `sines` hold
+    /// then the rotation by the row's angles. Rows are `heads.stride` elements apart. `cosines` and `sines` hold
     /// `head_dim / 2` values per row. Dimension i is rotated with dimension i + head_dim / 2.
     ///
     /// # Panics

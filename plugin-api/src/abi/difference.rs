@@ -16,7 +16,7 @@ pub(super) fn one_line(errors: &AbiInstabilityErrors, host_is_found: bool) -> St
     let Some(deepest) = errors.errors.iter().max_by_key(|error| error.stack_trace.len()) else {
         return "no reason given".to_owned();
     };
-    // One that is inserted moves all behind it; the first two say which.
+    // One that is inserted moves all behind it. The first two say which.
     let mut causes: Vec<String> =
         deepest.errs.iter().take(2).map(|cause| describe(cause, host_is_found)).collect();
     if let Some(more) = deepest.errs.len().checked_sub(2).filter(|more| *more > 0) {

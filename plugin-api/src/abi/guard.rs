@@ -31,7 +31,7 @@ impl<T> Guard<T> {
         Self { inner: ManuallyDrop::new(inner), poisoned: AtomicBool::new(false), first: OnceLock::new() }
     }
 
-    /// Runs `call` unless poisoned; `None` when it panicked, now or earlier.
+    /// Runs `call` unless poisoned. The answer is `None` when a call panicked, now or earlier.
     ///
     /// After a caught panic the backend may be inconsistent, which is why nothing but drop reaches it again.
     #[inline]

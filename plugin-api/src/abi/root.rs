@@ -170,7 +170,7 @@ impl Root {
     /// `plugin_is_older` says that the plugin was built with an earlier version of this crate than the host was.
     ///
     /// # Errors
-    /// See [`HeaderError`]; each is found before the code that it protects runs.
+    /// See [`HeaderError`]. Each is found before the code that it protects runs.
     ///
     /// # Safety
     /// `header` is the address of the symbol that [`export_plugin!`](crate::export_plugin) exports, in a library that
@@ -179,7 +179,7 @@ impl Root {
         header: NonNull<()>,
         plugin_is_older: bool,
     ) -> std::result::Result<Self, HeaderError> {
-        // SAFETY: by contract the symbol is a `LibHeader`, which starts with the `AbiHeader` that this points to;
+        // SAFETY: by contract the symbol is a `LibHeader`, which starts with the `AbiHeader` that this points to.
         // `AbiHeaderRef` is a transparent `'static` reference to it, and the library stays.
         let header: AbiHeaderRef = unsafe { std::mem::transmute(header) };
         let header = header.upgrade().map_err(|e| HeaderError::Incompatible(one_line(&e.to_string())))?;
@@ -196,7 +196,8 @@ impl Root {
         self.0.describe()().as_str()
     }
 
-    /// Hands the host's services over; false when the plugin is older than they are. Once per loaded file counts.
+    /// Hands the host's services over. False when the plugin is older than they are. Only the first call for a loaded file
+    /// counts.
     #[must_use]
     pub fn attach(&self, host: HostObject) -> bool {
         let ROption::RSome(attach) = self.0.attach() else { return false };
@@ -217,7 +218,7 @@ impl Root {
     /// Opens an instance of the transfer role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role; else what the plugin's factory says.
+    /// `UNSUPPORTED` without the role. Else what the plugin's factory says.
     pub fn open_transfer(&self, opening: &Opening) -> Result<TransferObject> {
         let ROption::RSome(open) = self.0.transfer() else {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "the plugin has no transfer role"));
@@ -230,7 +231,7 @@ impl Root {
     /// Opens an instance of the storage role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role; else what the plugin's factory says.
+    /// `UNSUPPORTED` without the role. Else what the plugin's factory says.
     pub fn open_tier(&self, opening: &Opening) -> Result<TierObject> {
         let ROption::RSome(open) = self.0.tier() else {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "the plugin has no tier role"));
@@ -243,7 +244,7 @@ impl Root {
     /// Opens an instance of the allocator role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role; else what the plugin's factory says.
+    /// `UNSUPPORTED` without the role. Else what the plugin's factory says.
     pub fn open_allocator(&self, opening: &PoolOpening) -> Result<AllocatorObject> {
         let ROption::RSome(open) = self.0.allocator() else {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "the plugin has no allocator role"));
@@ -269,7 +270,7 @@ impl Root {
 
 /// Compares layouts so that appended methods and fields are allowed on either side.
 ///
-/// The check lets the second layout have more fields than the first, never fewer; a prefix type's accessors handle the
+/// The check lets the second layout have more fields than the first, never fewer. A prefix type's accessors handle the
 /// missing ones. So whichever side is newer goes second.
 fn check_layouts(
     host: &'static TypeLayout,
@@ -285,7 +286,7 @@ fn check_layouts(
     })
 }
 
-/// The texts of the layout check have many lines; the start is what tells.
+/// The texts of the layout check have many lines. The start is what tells.
 fn one_line(text: &str) -> String {
     difference::shortened(text, 300)
 }

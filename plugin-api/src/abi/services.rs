@@ -1,4 +1,4 @@
-//! What the host offers to plugins, as it crosses; the one place where the host is called and the plugin calls.
+//! What the host offers to plugins, as it crosses. Only here the host is called and the plugin calls.
 //!
 //! The host hands its services over once per loaded file, before anything else of the plugin runs. Here the *host* may
 //! be the older side: every method after the first version's needs a default body.
@@ -28,14 +28,14 @@ pub struct HostWord {
     pub value: &'static AtomicU64,
 }
 
-/// The services as they cross; each method is what [`Host`](crate::Host) makes of it. Implemented by the host.
+/// The services as they cross. Each method is what [`Host`](crate::Host) makes of it. Implemented by the host.
 #[abi_stable::sabi_trait]
 pub trait HostRole: Send + Sync + 'static {
-    /// The word that holds the least important [`Level`](crate::Level) that is logged; 0 logs nothing.
+    /// The word that holds the least important [`Level`](crate::Level) that is logged. 0 logs nothing.
     fn level(&self) -> HostWord;
     /// See [`Host::log`](crate::Host::log).
     fn log(&self, level: u32, target: RStr<'_>, message: RStr<'_>);
-    /// See [`Host::counter`](crate::Host::counter) and [`Host::gauge`](crate::Host::gauge); `kind` is [`COUNTER`] or
+    /// See [`Host::counter`](crate::Host::counter) and [`Host::gauge`](crate::Host::gauge). `kind` is [`COUNTER`] or
     /// [`GAUGE`].
     fn word(&self, kind: u32, name: RStr<'_>) -> AbiResult<HostWord>;
     /// See [`Host::wake`](crate::Host::wake).
@@ -55,7 +55,7 @@ pub fn object_of(services: impl HostRole) -> HostObject {
 #[repr(transparent)]
 #[derive(Clone, Copy, StableAbi)]
 pub struct Attach {
-    /// The first call counts; the services of later ones are dropped.
+    /// The first call counts. The services of later ones are dropped.
     pub call: extern "C" fn(host: HostObject),
 }
 

@@ -203,7 +203,7 @@ fn describe(text: &mut String, name: &str, layout: &'static TypeLayout) -> std::
     Ok(())
 }
 
-/// Where the fields of a structure lie, as `repr(C)` puts them; empty where the parts do not add up to the whole, as
+/// Where the fields of a structure lie, as `repr(C)` puts them. Empty where the parts do not add up to the whole, as
 /// with `abi_stable`'s own references.
 fn offsets(layout: &'static TypeLayout) -> Vec<usize> {
     if !matches!(layout.data(), TLData::Struct { .. }) {

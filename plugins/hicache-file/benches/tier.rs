@@ -1,9 +1,10 @@
 //! The file tier beside raw direct reads and writes of the same pages, and beside one file per page, in the same run.
 //!
 //! `TIER_BENCH_DIR=/on/the/disk cargo bench -p host-plugin-hicache-file --bench tier [-- open | table]`
-//! with `TIER_BENCH_MIB` (1024) per page size and way, and `TIER_BENCH_ROUNDS` (5); `open` leaves the first table out, `table`
+//! with `TIER_BENCH_MIB` (1024) per page size and way, and `TIER_BENCH_ROUNDS` (5). `open` leaves the first table out, `table`
 //! what follows it. `TIER_BENCH_WAYS` are parts of the names of the ways that take part beside raw, with `;` between them: all.
-//! `TIER_BENCH_PAGE_KIB` leaves one size of pages. The memory is of huge pages, as the host's is, but with `TIER_BENCH_SMALL_PAGES`.
+//! `TIER_BENCH_PAGE_KIB` leaves one size of pages. The memory is of huge pages, as the host's is, but with
+//! `TIER_BENCH_SMALL_PAGES`.
 //!
 //! A round writes and reads every page once with each way in turn. Printed is the median of the rounds' GB/s, the median of the
 //! rounds' ratios to raw, and processor seconds per GB. Writing ends when `syncfs` has returned. Reading starts with

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::config::{Config, Direct, Permissions};
 use crate::format::Name;
 
-/// The folder of segments in the configured directory; another format gets another name.
+/// The folder of segments in the configured directory. Another format gets another name.
 const FORMAT: &str = "tier-v1";
 const LOCK: &str = "lock";
 /// Most names of segments that are looked at, a bound on memory.
@@ -221,7 +221,7 @@ impl Directory {
         self.opened(&name.index(), if write { OFlags::RDWR } else { OFlags::RDONLY })
     }
 
-    /// Has the system read an index file into its cache; if it cannot, reading does.
+    /// Has the system read an index file into its cache. If the system cannot, reading does.
     pub fn prefetch(&self, name: Name) {
         if let Ok(index) = self.index(name, false) {
             let _only_advice = fadvise(&index, 0, None, Advice::WillNeed);
@@ -261,7 +261,7 @@ impl Directory {
         made
     }
 
-    /// Removes both files; what is not there is no error.
+    /// Removes both files. What is not there is no error.
     pub fn remove(&self, name: Name) -> bool {
         let gone = |file: String| {
             let result = unlinkat(&self.fd, file.as_str(), AtFlags::empty());
@@ -325,7 +325,7 @@ impl Directory {
     }
 }
 
-/// Locks this index file, unless it is locked already; the lock is ours until `index` is closed.
+/// Locks this index file, unless it is locked already. The lock is ours until `index` is closed.
 pub fn try_lock(index: &OwnedFd) -> bool {
     flock(index, FlockOperation::NonBlockingLockExclusive).is_ok()
 }

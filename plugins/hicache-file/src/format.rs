@@ -48,7 +48,7 @@ impl Name {
         format!("{:016x}-{:016x}.dat", self.birth, self.random)
     }
 
-    /// The name and whether it is the index's; none for names that are not a segment's.
+    /// The name and whether it is the index's, or none for names that are not a segment's.
     pub fn parse(text: &[u8]) -> Option<(Self, bool)> {
         let is_index = match text.get(33..)? {
             b".idx" => true,
@@ -146,7 +146,7 @@ fn encode(name: Name, number: u32, kind: u32, value: &Value) -> [u8; RECORD] {
     bytes
 }
 
-/// The record of a value; `number` counts from 0 behind the header.
+/// The record of a value. `number` counts from 0 behind the header.
 pub fn record(name: Name, number: u32, value: &Value) -> [u8; RECORD] {
     encode(name, number, VALUE, value)
 }

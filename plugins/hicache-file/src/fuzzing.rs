@@ -13,7 +13,7 @@ const NAME: Name = Name { birth: 0x1234, random: 0xABCD_EF01_2345_6789 };
 /// Most records of one input.
 const MOST: usize = 64;
 
-/// The records of index files, 64 bytes each; the first byte says how long the data file is. No generator finds checksums, so
+/// The records of index files, 64 bytes each. The first byte says how long the data file is. No generator finds checksums, so
 /// those of records whose last byte is odd are set right, with the record's number.
 ///
 /// Everything in them is put into an index and taken out again. True when some record was a value.

@@ -25,7 +25,7 @@ pub struct Hit {
 
 struct Records {
     segment: Arc<Segment>,
-    /// By number; what was removed has length 0.
+    /// By number. What was removed has length 0.
     values: Vec<Value>,
     /// Which of them are copies.
     copies: BTreeSet<u32>,
@@ -103,7 +103,7 @@ impl Index {
         self.segments.values().map(|records| &records.segment)
     }
 
-    /// A number for a new segment; numbers are not used twice.
+    /// A number for a new segment. Numbers are not used twice.
     pub fn add(&mut self, make: impl FnOnce(u32) -> Arc<Segment>) -> Arc<Segment> {
         self.last += 1;
         let segment = make(self.last);
@@ -192,7 +192,7 @@ impl Index {
         removed
     }
 
-    /// Remembers that a record is to go once its segment is sealed; false when it is sealed, or not there any more.
+    /// Remembers that a record is to go once its segment is sealed. False when the segment is sealed, or not there any more.
     pub fn doom(&mut self, segment: u32, number: u32) -> bool {
         match self.segments.get_mut(&segment) {
             Some(records) if !records.segment.is_sealed() => {
@@ -208,7 +208,7 @@ impl Index {
         self.segments.get_mut(&segment).map(|records| std::mem::take(&mut records.doomed)).unwrap_or_default()
     }
 
-    /// Forgets a segment; how many pages went with it.
+    /// Forgets a segment. Returns how many pages went with it.
     pub fn drop_segment(&mut self, id: u32) -> usize {
         let Some(records) = self.segments.remove(&id) else { return 0 };
         for (number, value) in records.values.iter().enumerate().filter(|(_, value)| value.length > 0) {
@@ -225,7 +225,7 @@ impl Index {
         records.live
     }
 
-    /// Keys from this place on, and the place behind the last; none when there are no more.
+    /// Keys from this place on, and the place behind the last. No place when there are no more.
     pub fn scan(&self, segment: u32, number: u32, keys: &mut [Key]) -> (usize, Option<(u32, u32)>) {
         let mut count = 0;
         for (id, records) in self.segments.range(segment..) {

@@ -118,8 +118,8 @@ impl Keeper<'_> {
                 let made = self.make();
                 writer.supply(made);
             } else if !writer.has_any() && self.store.index.lock().complete {
-                // Comes back when one is sealed; pages that wait for a segment would only ask for it again, and none waits for
-                // anything else.
+                // Comes back when one is sealed. Pages that wait for a segment would only ask for it again, and no page waits
+                // for anything else.
                 return;
             }
         }
@@ -174,7 +174,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Whether the path does not lead to the directory now; logs that always with the same text.
+    /// Whether the path does not lead to the directory now. Logs that always with the same text.
     pub(crate) fn is_astray(&mut self) -> bool {
         let why = self.store.directory.astray();
         if let Some(why) = &why {
@@ -207,7 +207,7 @@ impl Keeper<'_> {
                     self.listed = settled.map(|changes| (changes, Instant::now()));
                     self.compare(&found, first);
                 }
-                // One reason is enough; two would take turns in the log.
+                // One reason is enough. Two would take turns in the log.
                 Err(_) if astray => {}
                 Err(e) => self.report(Some(format!("cannot list {}: {e}", store.directory.path().display()))),
             }
@@ -262,7 +262,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Forgets a segment whose files are gone; how many pages went with it.
+    /// Forgets a segment whose files are gone. Returns how many pages went with it.
     pub(crate) fn forget(&mut self, name: Name) -> usize {
         let known = self.known.remove(&name);
         known.as_ref().and_then(Known::segment).map_or(0, |segment| self.store.forget(segment))

@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //!
-//! Everything lies in `DIR/tier-v1/`; other names there are left alone. A *segment* is a pair of files whose common name
+//! Everything lies in `DIR/tier-v1/`. Other names there are left alone. A *segment* is a pair of files whose common name
 //! is `TTTTTTTTTTTTTTTT-RRRRRRRRRRRRRRRR`: microseconds since 1970 at its birth and a random number, in hex. One
 //! instance of one process writes it, from front to back, and it never changes afterwards but for removals.
 //!
@@ -21,28 +21,29 @@
 //!
 //! Integers are little-endian. The value's checksum is XXH3-64 of its bytes, seeded with XXH3-64 of key and length: it says
 //! that these are the bytes *of this key*, so that a read of the wrong place is found out like a flipped bit. It guards
-//! against accidents; all processes that may write to the directory are trusted.
+//! against accidents only: all processes that may write to the directory are trusted.
 //!
 //! # Publishing
 //!
-//! 1. The value is written to its place in `NAME.dat`, of which only the writer knows. 2. With `fsync = "always"` the data is
-//!    synced. 3. The record is appended to `NAME.idx` by one `pwrite`, and synced with `always`. 4. The index in memory
-//!    gets it, the put ends in `STORED`.
+//! 1. The value is written to its place in `NAME.dat`, of which only the writer knows.
+//! 2. With `fsync = "always"` the data is synced.
+//! 3. The record is appended to `NAME.idx` by one `pwrite`, and synced with `always`.
+//! 4. The index in memory gets it, and the put ends in `STORED`.
 //!
-//! A process killed before 3 leaves bytes that no record names; one killed within 3 a record whose checksum is wrong, which
-//! is no record. After a power cut a record may have come to disk before its value (`never`, `segment`), and then the
-//! value's checksum is wrong and the page is missing. No order of events makes wrong bytes right.
+//! A process killed before 3 leaves bytes that no record names. One killed within 3 leaves a record whose checksum is
+//! wrong, which is no record. After a power cut a record may have come to disk before its value (`never`, `segment`), and
+//! then the value's checksum is wrong and the page is missing. No order of events makes wrong bytes right.
 //!
 //! # Reading
 //!
-//! The index in memory (60 bytes per record) says where a key lies; the value goes straight into the host's memory, then its
+//! The index in memory (60 bytes per record) says where a key lies. The value goes straight into the host's memory, then its
 //! checksum is computed. A wrong one, or less than the record promised, ends the get in `IO` (it has written to memory, so
 //! that `MISSING` would be a lie), is counted, and removes the page: from then on it is `MISSING` and can be put again.
 //!
 //! # Opening
 //!
 //! Opening reads the directory, nothing more. A thread then reads the `.idx` files, newest first, while requests are
-//! served; a key that is not known yet waits for that until `load_wait_ms` after opening, and is then `MISSING`. A put of a
+//! served. A key that is not known yet waits for that until `load_wait_ms` after opening, and is then `MISSING`. A put of a
 //! key that is not known yet is written, whether or not an older segment has it.
 //!
 //! # Several processes and machines
@@ -52,44 +53,46 @@
 //!
 //! | Segment is | recognised by | its writer | others |
 //! | --- | --- | --- | --- |
-//! | open | lock held | appends; removes records of its own | read what has records, look for more every `refresh_ms`; never write, cut or evict |
-//! | orphaned | no seal, lock free | is gone | lock it; under the directory's lock: read it to its end; without records: unlink; with records, and the index's lock alone: cut the data behind the last, append the seal |
-//! | sealed | last record is the seal | nothing special | read; remove records (64 zeros in place); evict |
-//! | evicted | name is gone | | reads in flight end well, the file is open; within `refresh_ms` its keys are forgotten |
+//! | open | lock held | appends, and removes records of its own | read what has records, and look for more every `refresh_ms`. They never write, cut or evict |
+//! | orphaned | no seal, lock free | is gone | lock it, and under the directory's lock read it to its end. Without records, they unlink it. With records, and with the index's lock alone, they cut the data behind the last, and append the seal |
+//! | sealed | last record is the seal | nothing special | read, remove records (64 zeros in place), and evict |
+//! | evicted | name is gone | | reads in flight end well, because the file is open. Within `refresh_ms` its keys are forgotten |
 //! | data without index | | | left by a crash between two unlinks: unlinked under the directory's lock |
 //! | unreadable | header wrong | | not served, counted as corrupt, evicted in its turn |
 //! | of unknown state | its index cannot be opened, or its lock cannot be tried | | left alone |
 //!
-//! Two processes that put one key store it twice, and each index serves the first it learns of; both are right. A delete
-//! takes all records of the key that this process knows, the copies too: from its own memory at once, from sealed segments and its own
+//! Two processes that put one key store it twice, and each index serves the first it learns of. Both are right. A delete takes
+//! all records of the key that this process knows, the copies too: from its own memory at once, from sealed segments and its own
 //! at once, from another's open segment when this process learns that it is sealed. It waits until everything that was there at
 //! opening is known. Others forget the page when they load its segment the next time. A segment that could not be sealed is tried
-//! again as if its writer were gone. On a file system whose locks do not reach other machines a living writer may be taken
-//! for dead, and what it publishes later is not seen by others until it is read again: pages are lost, none is wrong.
+//! again as if its writer were gone. On a file system whose locks do not reach other machines a living writer may be taken for
+//! dead, and what it publishes later is not seen by others until it is read again: pages are lost, none is wrong.
 //!
 //! # Eviction
 //!
 //! Before it makes a segment, a process takes the directory's lock and adds up what is there. While a full segment more would pass
 //! `size_limit_mib` or 32768 segments, or leave less than `free_floor_mib` free, the segment goes that was used longest ago: by the
 //! modification time of its data file, which readers renew every 5 s for segments that had hits. So the order survives
-//! restarts and is the same for all. Evicted files take their space until the last process that reads them has let go, so no more is
-//! evicted at once than would be enough; if there is no room then, puts are refused until
-//! they have, for up to 5 s, before more goes. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again
-//! after a second. Before the first are refused, they wait for what is a moment from being free: until a segment that is
-//! full is sealed, and up to 300 ms for one that is still written to, and for evicted files.
-//! The limit holds at every moment, for all processes together.
+//! restarts and is the same for all. Evicted files take their space until the last process that reads them has let go, so no more
+//! is evicted at once than would be enough. If there is no room then, puts are refused until those processes have let go, for up
+//! to 5 s. After that more is evicted. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again after
+//! a second. Before the first are refused, they wait for what is a moment from being free: until a segment that is full is
+//! sealed, and up to 300 ms for one that is still written to, and for evicted files. The limit holds at every moment, for all
+//! processes together.
 //!
 //! # Flow
 //!
 //! A batch takes a slot of memory that was allocated at opening, or is answered `WOULD_BLOCK`. Nothing is dropped: each page
 //! ends in one completion. Neighbouring pages of a batch go to disk as one write of up to 4 MiB (1 MiB of the only batch there is), and come back as one read
-//! if they still lie together. Memory that is aligned to 4096 bytes, offset and length too, is read and written in place; anything else
-//! goes through a copy.
+//! if they still lie together. Memory that is aligned to 4096 bytes, offset and length too, is read and written in place.
+//! Anything else goes through a copy.
+//!
 //! A thread, the keeper, makes segments, and another seals the full ones: a seal waits for all that the device was given before
 //! it, and pages would wait for the next segment as long. While three wait for their seals no more are made, so that no more than
 //! five are full and not sealed, and those that writes in flight still reach into.
-//! With io_uring the kernel has the host's memory pinned piece by piece from the first read or write in it to its deregistration, up to
-//! `pinned_mib` and the system's limit, since looking up its pages is about half of what a direct read costs.
+//!
+//! With io_uring the kernel has the host's memory pinned piece by piece from the first read or write in it to its deregistration,
+//! up to `pinned_mib` and the system's limit, since looking up its pages is about half of what a direct read costs.
 
 mod backing;
 mod config;

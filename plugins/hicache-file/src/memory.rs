@@ -51,7 +51,7 @@ impl Span {
     }
 
     pub fn checksum(self, key: &Key) -> u64 {
-        // SAFETY: registered memory stays mapped until its region is deregistered, which waits for claimed pages; until
+        // SAFETY: registered memory stays mapped until its region is deregistered, which waits for claimed pages. Until
         // the page's completion nothing else writes there.
         checksum(key, unsafe { std::slice::from_raw_parts(self.page.base, self.page.length) })
     }
@@ -82,7 +82,7 @@ pub struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// Zeros, for a value of this length; none when memory is short.
+    /// Zeros, for a value of this length. None when memory is short.
     pub fn new(length: usize) -> Option<Self> {
         let layout = Layout::from_size_align(padded(length as u64) as usize, BLOCK as usize).ok()?;
         if layout.size() == 0 {
@@ -110,7 +110,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout; runs that the system works on are not dropped.
+        // SAFETY: allocated with this layout. Runs that the system works on are not dropped.
         unsafe { dealloc(self.base.as_ptr(), self.layout) }
     }
 }
@@ -154,7 +154,7 @@ impl Regions {
         self.regions.get_mut(&id.0).map(|region| region.leaving = true).ok_or_else(unknown)
     }
 
-    /// Forgets a closed region if nothing of it is in use; whether it is gone.
+    /// Forgets a closed region if nothing of it is in use. Says whether it is gone.
     pub fn remove(&mut self, id: RegionId) -> bool {
         let idle = self.regions.get(&id.0).is_none_or(|region| region.in_use == 0);
         if idle {
@@ -163,7 +163,7 @@ impl Regions {
         idle
     }
 
-    /// The page's memory, in use from now on; none when it is not inside a region.
+    /// The page's memory, in use from now on. None when it is not inside a region.
     pub fn claim(&mut self, page: &TierPage, most: u64) -> Option<Span> {
         let region = self.regions.get_mut(&page.region.0).filter(|region| !region.leaving)?;
         let end = page.offset.checked_add(u64::from(page.length))?;

@@ -1,7 +1,7 @@
 //! Pieces of the host's memory that a ring's kernel knows beforehand, so that a read or write of them need not look each of its
 //! pages up: of what a direct read costs, that is the half.
 //!
-//! A piece is made known when the first run lies in it, and stays so until its region is deregistered. It is pinned then; the
+//! A piece is made known when the first run lies in it, and stays so until its region is deregistered. It is pinned then. The
 //! system bounds that with `RLIMIT_MEMLOCK`, and so does `pinned_mib`. Runs that lie in no one piece go without.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use crate::memory::Vector;
 use crate::queue::Queue;
 use crate::run::Run;
 
-/// Bytes of a piece, counted from the start of its region; the last one of a region is shorter.
+/// Bytes of a piece, counted from the start of its region. The last one of a region is shorter.
 pub const PIECE: u64 = 32 << 20;
 /// Most pieces of a ring that the kernel allows.
 const MOST: usize = 1 << 14;
@@ -30,7 +30,7 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// For so many pieces; for none where the kernel cannot.
+    /// For so many pieces, or for none where the kernel cannot.
     pub fn new(ring: &IoUring, pieces: usize, vectored: bool) -> Self {
         let mut free: Vec<u16> = (0..pieces.min(MOST) as u16).rev().collect();
         if !free.is_empty() && ring.submitter().register_buffers_sparse(free.len() as u32).is_err() {
@@ -89,7 +89,7 @@ impl Pinned {
 fn set(ring: &IoUring, place: u16, piece: Vector) -> std::io::Result<()> {
     // SAFETY: a `Vector` is laid out as an `iovec`, and lives across the call.
     let vectors = unsafe { std::slice::from_raw_parts((&raw const piece).cast(), 1) };
-    // SAFETY: the piece is of registered memory, which stays mapped while a page of it is claimed, as one is; later the kernel
+    // SAFETY: the piece is of registered memory, which stays mapped while a page of it is claimed, as one is. Later the kernel
     // has its pages, and uses them for runs of the same region only.
     unsafe { ring.submitter().register_buffers_update(place.into(), vectors, None) }
 }

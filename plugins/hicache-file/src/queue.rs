@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::waker::{Waker, clear, new_event, signal};
 
-/// Bytes that one claim takes at most, unless one page is longer; what goes to disk as one write. Of 1 MiB, waking up costs a
+/// Bytes that one claim takes at most, unless one page is longer. They go to disk as one write. With 1 MiB, waking up costs a
 /// quarter of all processor time.
 pub const CLAIM_BYTES: u64 = 4 << 20;
 /// The same of the only batch that there is, so that all threads share it and check what was read while more is.
@@ -35,7 +35,7 @@ pub struct Queue {
     state: Mutex<State>,
     work: Condvar,
     released: Condvar,
-    /// One per thread that waits for its own descriptor; none when threads wait here.
+    /// One per thread that waits for its own descriptor. None when threads wait here.
     wakers: Vec<Waker>,
     /// Readable while completions wait.
     event: OwnedFd,
@@ -117,14 +117,14 @@ impl Queue {
         self.push(kind, tag, keys.len(), keys.iter().map(|key| TierPage { key: *key, ..TierPage::default() }))
     }
 
-    /// Takes pages to work on into `claim`: either without data or all gets or all puts; false when there are none. `data` says whether gets and
-    /// puts are wanted.
+    /// Takes pages to work on into `claim`: either without data or all gets or all puts. False when there are none. `data` says
+    /// whether gets and puts are wanted.
     pub fn claim(&self, data: bool, claim: &mut Vec<Claimed>) -> bool {
         let mut state = self.state.lock();
         self.claim_locked(&mut state, data, claim)
     }
 
-    /// As [`claim`](Self::claim), and waits for it; false when the queue was closed.
+    /// As [`claim`](Self::claim), and waits for it. False when the queue was closed.
     pub fn wait_claim(&self, claim: &mut Vec<Claimed>) -> bool {
         let mut state = self.state.lock();
         loop {
@@ -219,7 +219,7 @@ impl Queue {
         self.wake(true);
     }
 
-    /// These pages have ended; none of them touches memory any more.
+    /// These pages have ended. None of them touches memory any more.
     pub fn finish(&self, ended: &[Ended]) {
         if ended.is_empty() {
             return;

@@ -74,7 +74,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Whether something can be evicted now, or will be free, that was not a moment ago; waits for that moment.
+    /// Whether something can be evicted now, or will be free, that was not a moment ago. Waits for that moment.
     fn comes_soon(&mut self) -> bool {
         if self.seal() || self.await_sealed() {
             return true;

@@ -94,7 +94,7 @@ impl Run {
         (&self.vectors[self.behind..], self.start + self.done as u64)
     }
 
-    /// So many bytes more are done; whether that is all.
+    /// So many bytes more are done. Says whether that is all.
     pub fn advance(&mut self, bytes: usize) -> bool {
         self.done += bytes;
         let mut left = bytes;

@@ -1,5 +1,5 @@
-//! The thread that seals full segments. It waits for the device, for as long as that works on what was given to it before; the
-//! keeper, which makes the next segments, must not.
+//! The thread that seals full segments. It waits for the device, for as long as that works on what was given to it before. The
+//! keeper, which makes the next segments, must not wait for it.
 
 use std::io;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Work {
 }
 
 impl Keeper<'_> {
-    /// Hands over what is full, and learns what was sealed; whether anything was.
+    /// Hands over what is full, and learns what was sealed. Says whether anything was.
     pub(crate) fn seal(&mut self) -> bool {
         while let Some(open) = self.store.writer.take_full() {
             // A thread that is gone has broken the instance.
@@ -67,7 +67,7 @@ impl Keeper<'_> {
         any
     }
 
-    /// Waits for one more to be sealed; false when none is under way.
+    /// Waits for one more to be sealed. False when none is under way.
     pub(crate) fn await_sealed(&mut self) -> bool {
         if self.sealer.under_way == 0 {
             return false;
@@ -86,7 +86,7 @@ impl Keeper<'_> {
     fn learn(&mut self, (open, sealed): Sealed) {
         self.sealer.under_way -= 1;
         let (store, name) = (self.store, open.segment.name);
-        // Its descriptor goes with its writer; readers open it again, within the bound on open files.
+        // Its descriptor goes with its writer. Readers open it again, within the bound on open files.
         store.files.close(&open.segment);
         let known = match sealed {
             Ok(true) => {

@@ -39,7 +39,7 @@ struct Running {
 }
 
 impl Running {
-    /// Waits until no more than `left` run; false at the deadline.
+    /// Waits until no more than `left` run. False at the deadline.
     fn wait(&self, left: usize, deadline: Instant) -> bool {
         let most = deadline.saturating_duration_since(Instant::now());
         let mut count = self.count.lock();
@@ -172,7 +172,7 @@ impl FileTier {
     }
 }
 
-/// Rings for the threads; none when threads are to do without.
+/// Rings for the threads. None when threads are to do without.
 fn rings(config: &Config) -> Result<Vec<Ring>> {
     if config.io == Io::Threads {
         return Ok(Vec::new());
@@ -198,7 +198,7 @@ impl StorageTier for FileTier {
             max_pages: config.max_pages,
             max_batches: config.max_batches,
             max_value: config.max_value(),
-            // Anything works; multiples of 4096 bytes need no copy.
+            // Anything works. Multiples of 4096 bytes need no copy.
             alignment: 1,
             reserved: [0; 4],
         }

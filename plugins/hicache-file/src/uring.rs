@@ -18,7 +18,7 @@ use crate::run::Run;
 use crate::store::Store;
 use crate::work;
 
-/// `user_data` of the poll for new batches; runs are numbered from 0.
+/// `user_data` of the poll for new batches. Runs are numbered from 0.
 const WAKE: u64 = u64::MAX;
 /// How long a kernel that is out of memory for requests is left alone.
 const BREATH: Duration = Duration::from_millis(1);
@@ -149,7 +149,7 @@ fn read_bytes(run: &Run) -> usize {
     if run.is_read() { run.total } else { 0 }
 }
 
-/// What the kernel is to do; `place` is that of the pinned piece that the run lies in.
+/// What the kernel is to do. `place` is that of the pinned piece that the run lies in.
 fn entry_of(run: &Run, at: usize, place: Option<u16>) -> io_uring::squeue::Entry {
     let (vectors, offset) = run.rest();
     let (pointer, count) = (vectors.as_ptr().cast(), vectors.len() as u32);
@@ -213,8 +213,8 @@ pub fn thread(store: &Store, mut ring: Ring, number: usize) -> io::Result<()> {
             work::start(store, &claim, &mut ended, &mut runs);
             waiting.extend(runs.drain(..));
         }
-        // One run is checked while the device works on what was begun just now; what the host, told of it, asks for then begins
-        // before the next is checked.
+        // One run is checked while the device works on what was begun just now. The host is told of that run, and what it asks
+        // for then begins before the next run is checked.
         if let Some((run, result)) = finished.pop_front() {
             work::finish(store, run, result, &mut ended);
             flush(store, &mut ended);
@@ -265,7 +265,7 @@ fn begin(
     ring.submit()
 }
 
-/// The kernel's answer to the run at this place; the run, if it has ended.
+/// Takes the kernel's answer to the run at this place. Returns the run, if it has ended.
 fn complete(ring: &mut Ring, at: usize, result: i32) -> Option<(Run, io::Result<()>)> {
     let Some((mut run, is_pinned)) = ring.take(at) else {
         log!(Level::ERROR, "io_uring completed run {at}, which was not in flight");
@@ -279,7 +279,7 @@ fn complete(ring: &mut Ring, at: usize, result: i32) -> Option<(Run, io::Result<
         Err(_) if is(Errno::INTR) => None,
         // The kernel cannot do it in the background: then here.
         Err(_) if is(Errno::AGAIN) => Some(run.execute()),
-        // Not every file system takes what was made known beforehand; an error of the device comes again.
+        // Not every file system takes what was made known beforehand. An error of the device comes again.
         Err(_) if is_pinned => Some(run.execute()),
         Err(_) => Some(Err(io::Error::from_raw_os_error(-result))),
     };

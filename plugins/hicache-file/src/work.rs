@@ -60,7 +60,7 @@ fn look_up(store: &Store, page: &Claimed, ended: &mut Vec<Ended>) {
     }
 }
 
-/// A buffer for memory that is not aligned; `Err` when there is no memory.
+/// A buffer for memory that is not aligned. `Err` when there is no memory.
 fn buffer_for(page: &Claimed) -> Result<Option<Buffer>, ()> {
     match page.span {
         Some(span) if span.is_aligned() => Ok(None),

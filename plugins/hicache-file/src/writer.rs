@@ -40,7 +40,7 @@ impl OpenSegment {
         Arc::new(Self { segment, data, index, size, published, writing: AtomicU32::new(0) })
     }
 
-    /// Appends the records of values whose bytes are in the file; the first one's number.
+    /// Appends the records of values whose bytes are in the file. Returns the first one's number.
     pub fn publish(&self, values: &[Value], fsync: Fsync) -> io::Result<u32> {
         if fsync == Fsync::Always {
             rustix::fs::fdatasync(&self.data)?;
@@ -79,7 +79,7 @@ impl OpenSegment {
         write_at(&self.index, &[0; crate::format::RECORD], position(number))
     }
 
-    /// Cuts the data and appends the seal; false when nothing was ever published.
+    /// Cuts the data and appends the seal. False when nothing was ever published.
     pub fn seal(&self, fsync: Fsync) -> io::Result<bool> {
         let published = self.published.lock();
         if published.next == 0 {
@@ -107,7 +107,7 @@ pub struct Room {
 /// Why there is no room.
 #[derive(Debug)]
 pub enum NoRoom {
-    /// The keeper is making a segment; come again.
+    /// The keeper is making a segment. Come again.
     Wait,
     /// It could not.
     Refused(ErrorCode),

@@ -4,10 +4,10 @@
 //!
 //! 256 MiB in each round. Each pass has processes of its own: a master, one that lends the memory, and one for each side, all
 //! with the same settings of Mooncake's. Both sides register shared memory like a worker's, once, use names of the same length,
-//! and make calls of at most 1024 keys; Python makes one call after the other, as its users do. Both sides have the same two
+//! and make calls of at most 1024 keys. Python makes one call after the other, as its users do. Both sides have the same two
 //! processors, and the lender and the master one each, because rounds of the same side differ by half when threads go where
 //! they like. The side that comes first changes from round to round, and the lent memory is written once before. The ratio is
-//! taken within a pass, of medians; what is shown is the middle one of the passes', with the lowest and the highest, and the
+//! taken within a pass, of medians. What is shown is the middle one of the passes', with the lowest and the highest, and the
 //! medians of all rounds in GB/s of 10^9 bytes. `BENCH_RAW` has all rounds printed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]

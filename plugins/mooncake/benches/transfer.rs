@@ -10,7 +10,7 @@
 //! that way of the wheel which is the better one over all passes: the better one of each pass would be the luckier one. What
 //! is shown is the middle one of the passes', with the lowest and the highest.
 //!
-//! A round of ours is a submission without a notification, as theirs have none, from the call to its completion; "told" is
+//! A round of ours is a submission without a notification, as theirs have none, from the call to its completion. "told" is
 //! one with a notification, which completes when the peer has taken it, two messages later. A round of theirs is one call
 //! of `batch_transfer_sync_write`, or one batch per write, polled. `BENCH_RAW` has all rounds printed.
 

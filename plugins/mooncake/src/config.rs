@@ -30,7 +30,7 @@ pub enum Protocol {
     Rdma,
 }
 
-/// What the roles share and what is the transfer role's; see `plugin.toml` for what each key means. What Mooncake has a name
+/// What the roles share and what is the transfer role's. See `plugin.toml` for what each key means. What Mooncake has a name
 /// for has SGLang's name for it. Unknown keys are the host's to refuse, which knows the manifest.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]

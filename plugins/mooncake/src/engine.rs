@@ -78,7 +78,7 @@ pub enum Undelivered {
 }
 
 /// One of Mooncake's engines: its sockets, its threads, its list of registered memory. Dropping it ends all of them, which
-/// may take a moment; from then on nothing of its memory is read or written by it.
+/// may take a moment. From then on nothing of its memory is read or written by it.
 ///
 /// Any thread may call any method. Those that talk to peers may block for seconds.
 pub trait Engine: Send + Sync {
@@ -106,7 +106,7 @@ pub trait Engine: Send + Sync {
     /// Starts writes to another engine. Adds a ticket for each group that was started.
     ///
     /// # Errors
-    /// When something was not started; what was is among the tickets.
+    /// When something was not started. What was started is among the tickets.
     fn submit(&self, to: &Target, runs: &[Run], tickets: &mut Vec<Ticket>) -> Result<(), String>;
 
     /// How a ticket stands. Not to be polled again after the end.
@@ -146,7 +146,7 @@ pub trait Driver: Send + Sync {
     fn describe(&self) -> String;
 }
 
-/// Name under which our messages travel; Mooncake's users share its mailbox.
+/// Name under which our messages travel. Mooncake's users share its mailbox.
 pub const MESSAGE_NAME: &str = "host.mooncake";
 
 /// How long the look whether a process listens may take.

@@ -21,7 +21,7 @@ const SETTINGS: [(&str, &str); 5] = [
 static ONCE: Mutex<bool> = Mutex::new(false);
 
 /// Sets what is not set, and loads what Mooncake needs and the loader would not find. To be called before anything of
-/// Mooncake is loaded; it does its work once.
+/// Mooncake is loaded. It does its work once.
 ///
 /// # Errors
 /// What the loader says of a library that cannot be loaded.

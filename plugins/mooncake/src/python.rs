@@ -1,7 +1,7 @@
 //! CPython inside this process, loaded when it is first needed and never unloaded. Nothing links to it.
 //!
-//! [`Interpreter::get`] starts it, once per process; [`Interpreter::with`] runs a closure under its lock, from any thread.
-//! Values are [`Object`]s, which may be kept and sent; arguments are [`Value`]s. A call that raises is an error with the
+//! [`Interpreter::get`] starts it, once per process. [`Interpreter::with`] runs a closure under its lock, from any thread.
+//! Values are [`Object`]s, which may be kept and sent. Arguments are [`Value`]s. A call that raises is an error with the
 //! exception's text. Calls into Mooncake that may take long let go of the lock by themselves.
 //!
 //! What can go wrong with an installation is found out by [`Probe::run`] in a process of its own, before anything is loaded

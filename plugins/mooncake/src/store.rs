@@ -1,7 +1,7 @@
-//! The storage role: pages in Mooncake Store, a pool of memory on many machines, of which each worker may lend a piece. What
-//! the host's threads call; the hot calls only touch a queue.
+//! The storage role: pages in Mooncake Store, a pool of memory on many machines, of which each worker may lend a piece. Here
+//! is what the host's threads call. The hot calls only touch a queue.
 //!
-//! - The host's memory is registered once; values go between it and the pool without a copy in between.
+//! - The host's memory is registered once. Values go between it and the pool without a copy in between.
 //! - All calls into Mooncake are made by threads of ours: one lane for questions, one for reads, one for writes
 //!   ([`lanes`]). A call that hangs holds up its thread and its pages. What waits behind it ends with `TIMEOUT` after
 //!   `store_deadline_ms`, so that no call waits for a peer that is frozen.
@@ -350,7 +350,7 @@ impl MooncakeTier {
             std::thread::sleep(Duration::from_millis(1));
         }
         for thread in threads.drain(..) {
-            // It has ended; what it panicked with was caught inside.
+            // It has ended. What it panicked with was caught inside.
             let _caught = thread.join().is_err();
         }
         true

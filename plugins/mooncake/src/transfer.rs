@@ -3,8 +3,9 @@
 //! Mooncake can say that a write failed, but not that nothing of it is in flight any more: what it was given it goes on with,
 //! and the receiver's kernel may hold bytes that it will still copy. What ends both is the end of an engine, with its sockets
 //! and threads. So each connection has a pair of engines of its own: one at the sender ([`link`]), and an *inbound endpoint* at
-//! the receiver ([`inbound_endpoint`]) through which that sender alone writes. Ending that one's engine is a fence; it needs no
-//! other side's help. When a connection begins and ends is the transfer kit's to decide, from which [`engines`] takes its orders.
+//! the receiver ([`inbound_endpoint`]) through which that sender alone writes. Ending that one's engine is a fence, which needs
+//! no other side's help. When a connection begins and ends is the transfer kit's to decide, from which [`engines`] takes its
+//! orders.
 //!
 //! - An instance's *front* is an engine without memory. Its address is the endpoint, and instances exchange their few messages
 //!   through it ([`wire`]), numbered and acknowledged by us ([`message_sender`]).
@@ -144,7 +145,7 @@ impl Backend for Mooncake {
 impl Drop for Mooncake {
     fn drop(&mut self) {
         self.shared.stop();
-        // As long as Mooncake's longest end; what is stuck then stays, with what it holds.
+        // As long as Mooncake's longest end. What is stuck then stays, with what it holds.
         self.shared.wait_ended(Instant::now() + Duration::from_secs(10));
     }
 }

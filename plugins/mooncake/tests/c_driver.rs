@@ -247,7 +247,7 @@ fn a_region_that_is_taken_back_is_unknown_to_the_engines_before_the_call_returns
     let pair = Pair::new("");
     pair.submit(1, &[pair.write(0, 0, 50)]);
     assert_eq!(pair.completion().status, 0);
-    // The sender's link knows it; the inbound endpoint at the receiver stays.
+    // The sender's link knows it. The inbound endpoint at the receiver stays.
     pair.sender.deregister(pair.regions.0).unwrap();
     assert_eq!(count(0), 4);
     // The inbound endpoint leads to this region, and closes.

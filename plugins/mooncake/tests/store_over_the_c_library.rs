@@ -111,7 +111,7 @@ fn values_go_through_the_library_and_are_found_by_another_instance() {
     let all = pages(theirs, 0..count, PAGE);
     assert!(finish(&other, other.get(Tag(2), &all), count).iter().all(|status| *status == FOUND));
     assert!(memory == right);
-    // Of another length it is not found, and nothing is written; of less it is an error.
+    // Of another length it is not found, and nothing is written. Of less it is an error.
     let short = finish(&other, other.get(Tag(3), &pages(theirs, 0..1, PAGE - 1)), 1);
     assert_eq!(short, [MISSING]);
     assert_eq!(finish(&other, other.delete(Tag(4), &keys), 5), [FOUND, FOUND, FOUND, FOUND, MISSING]);

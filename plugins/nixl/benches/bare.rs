@@ -3,11 +3,11 @@
 //!
 //! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench bare [-- KIB…]`
 //!
-//! Bare is: ranges described once, and for each submission a request made of them, posted and polled until it is
-//! done, while the receiver polls for messages without a pause. The plugin's side is what the host does: `submit`, and `poll` when the descriptor says so. Pieces do not touch each other, so that nothing is joined;
-//! up to 1024 of them or 4 MiB in a submission, or one piece if it is larger, eight submissions in flight, each with a
-//! notification. A round ends when the sender knows that all is done, and the receiver has said, through a pipe, that
-//! every notification came.
+//! Bare is: ranges described once, and for each submission a request made of them, posted and polled until it is done. The
+//! receiver polls for messages without a pause. The plugin's side is what the host does: `submit`, and `poll` when the descriptor
+//! says so. Pieces do not touch each other, so that nothing is joined. A submission has up to 1024 of them or 4 MiB, or one piece
+//! if it is larger. Eight submissions are in flight, each with a notification. A round ends when the sender knows that all is
+//! done, and the receiver has said, through a pipe, that every notification came.
 //!
 //! What the machine does meanwhile changes from second to second, so ratios are of neighbours: bare, `submit`, and
 //! the same backwards, make a block, and a block gives one ratio of the times of its two rounds each. Shown are the
@@ -146,7 +146,7 @@ impl Came {
     }
 }
 
-/// Starts the other process; with the line in which it says how to reach it.
+/// Starts the other process. Returns it with the line in which it says how to reach it.
 fn receiver(kind: &str) -> (Receiver, String, Vec<u8>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .env("RECEIVER", kind)
@@ -262,7 +262,7 @@ impl Bare {
         self.signal(Signal::CONT);
         self.agent.notify(&self.peer, END).unwrap();
         while self.receiver.child.try_wait().unwrap().is_none() {
-            // The message may still be on its way out; a receiver that is gone is what is waited for.
+            // The message may still be on its way out. A receiver that is gone is what is waited for.
             let _gone = self.agent.received(|_| {}).is_err();
         }
     }

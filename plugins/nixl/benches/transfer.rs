@@ -1,15 +1,15 @@
 //! How fast pieces of several sizes move between two processes through NIXL, beside the shared-memory plugin and beside
 //! nothing but a copy, all in the same run.
 //!
-//! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench transfer [-- CONFIG]`; CONFIG is the NIXL plugin's, in TOML.
+//! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench transfer [-- CONFIG]`. CONFIG is the NIXL plugin's, in TOML.
 //!
 //! With `knee` as the argument: 64 MiB in small pieces, written directly, and gathered into 4 MiB that are written at once
-//! and scattered by the receiver, each through both plugins. The gather is the sender's thread, the scatter the receiver's; of
-//! the scatter the last piece is not waited for, and no room is granted first, so that the staged figures are what
-//! staging can come to at most.
+//! and scattered by the receiver, each through both plugins. The gather is the sender's thread, the scatter the receiver's.
+//! The last piece of the scatter is not waited for, and no room is granted first. So the staged figures are what staging can
+//! come to at most.
 //!
 //! Pieces do not touch each other, so that nothing can be joined. Each figure is the best of the rounds, in GB/s of 10^9
-//! bytes; a round ends when the sender's completions say that everything is in the peer's memory.
+//! bytes. A round ends when the sender's completions say that everything is in the peer's memory.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -223,7 +223,7 @@ impl Transfer<'_> {
                 bytes += done[..count].iter().map(|c| c.bytes).sum::<u64>();
                 completed += count;
                 if count == 0 {
-                    // Moving is what is measured; the poller must not take a core from it.
+                    // Moving is what is measured, so the poller must not take a core from it.
                     std::thread::sleep(Duration::from_micros(50));
                 }
             }

@@ -20,9 +20,9 @@ use crate::wire::{Body, Frame};
 pub const MAX_PEERS: usize = 256;
 /// How often a ping goes to a peer, so that a broken connection shows,
 const PING: Duration = Duration::from_millis(500);
-/// and how often when it has left so many without an answer. It may be stopped; messages to it pile up.
+/// and how often when it has left so many without an answer. It may be stopped, and messages to it pile up.
 const PATIENT: (u32, Duration) = (20, Duration::from_secs(10));
-/// How long a thread of NIXL's sleeps at most until it looks whether bytes came; it wakes up when some do.
+/// How long a thread of NIXL's sleeps at most until it looks whether bytes came. It wakes up when some do.
 const THREAD_LOOKS: Duration = Duration::from_millis(10);
 
 /// What is needed to make an agent.
@@ -30,7 +30,7 @@ pub struct Maker {
     pub library: Arc<Library>,
     pub backend: CString,
     pub parameters: Vec<(CString, CString)>,
-    /// Starts the names of our agents; no other instance's do.
+    /// Starts the names of our agents. No other instance's names start with it.
     pub prefix: String,
 }
 
@@ -68,7 +68,7 @@ struct Inbound {
 }
 
 impl Inbound {
-    /// Drives progress unless a thread does, and takes what came; true if anything did.
+    /// Drives progress unless a thread does, and takes what came. True if anything did.
     fn look(&mut self, notifications: &Notifications) -> std::result::Result<bool, Refusal> {
         let mut any = false;
         let name = &self.peer_name;
@@ -114,7 +114,7 @@ impl Agents {
         }
     }
 
-    /// Makes another instance known that has said hello, by the metadata of its front; false when it cannot be.
+    /// Makes another instance known that has said hello, by the metadata of its front. False when it cannot be.
     pub fn meet_caller(&mut self, instance: Random, front: &[u8]) -> bool {
         self.fronts.len() < 2 * MAX_PEERS && self.learn_front(instance, front).is_ok()
     }
@@ -175,7 +175,7 @@ impl Agents {
         }
     }
 
-    /// Takes what came in; true if anything did.
+    /// Takes what came in. True if anything did.
     pub fn look_at_inbound(&mut self) -> bool {
         let notifications = &self.shared.instance().notifications;
         let mut any = false;
@@ -184,7 +184,7 @@ impl Agents {
             if notifications.is_full() {
                 break;
             }
-            // A refusal leaves the agent as it is; what it stands for shows at the front.
+            // A refusal leaves the agent as it is. What it stands for shows at the front.
             any |= inbound.look(notifications).unwrap_or(false);
         }
         any

@@ -64,8 +64,8 @@ impl Nixl {
         self.shared.linked.ask(|reply| self.shared.tell(command(reply)))
     }
 
-    /// Whether memory of a device can be registered here. That of the host always can; this depends on the machine, on UCX
-    /// and on the transports, which is why the manifest does not promise it.
+    /// Whether memory of a device can be registered here. That of the host always can. Memory of a device depends on the
+    /// machine, on UCX and on the transports, so the manifest does not promise it.
     fn try_device(&self, memory: &Memory) -> Result<()> {
         let Memory { device, address, length, generation, .. } = *memory;
         let no = |why: &str| {
@@ -138,7 +138,7 @@ impl Backend for Nixl {
             return Err(Error::new(ErrorCode::TIMEOUT, text));
         }
         if let Some(driver) = locked(&self.driver).take() {
-            // It has ended; what it panicked with was caught inside.
+            // It has ended. What it panicked with was caught inside.
             let _caught = driver.join().is_err();
         }
         Ok(())

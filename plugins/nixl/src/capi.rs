@@ -32,7 +32,7 @@ pub enum Segment {
     Vram = 1,
     /// Of objects in a bucket, each registered with its name under the number given in the device's place.
     Object = 3,
-    /// Of files, whose descriptor is given with each range in the device's place; addresses are offsets.
+    /// Of files, whose descriptor is given with each range in the device's place. Addresses are offsets.
     File = 4,
 }
 
@@ -148,7 +148,7 @@ impl Library {
     /// # Errors
     /// A sentence that says what is wrong with the file.
     pub fn load(path: &Path, version: Option<String>) -> Result<Self, String> {
-        // SAFETY: the library's constructors run; it is NIXL's, named by the user or found where its packages are.
+        // SAFETY: the library's constructors run. It is NIXL's, named by the user or found where its packages are.
         let library = unsafe { Loaded::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = library.map_err(|error| error.to_string())?;
         let version = version.unwrap_or_else(|| "a NIXL of unknown version".to_owned());
@@ -186,7 +186,7 @@ impl Library {
 /// # Errors
 /// What the loader says.
 pub fn cuda_driver() -> Result<(), String> {
-    // SAFETY: the driver's own library, where the system's loader looks for it; nothing of it is called.
+    // SAFETY: the driver's own library, where the system's loader looks for it. Nothing of it is called.
     let driver = unsafe { Loaded::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) };
     // Others of this process may be using it, so it stays.
     driver.map(std::mem::forget).map_err(|error| error.to_string())
@@ -199,7 +199,7 @@ fn made(call: &'static str, create: impl FnOnce(*mut Handle) -> c_int) -> Result
     if handle.is_null() { Err(Refusal { call, code: 0 }) } else { Ok(handle) }
 }
 
-/// A list of ranges, for building requests; used over and over.
+/// A list of ranges, for building requests. Used over and over.
 pub struct Ranges {
     library: Arc<Library>,
     handle: Handle,

@@ -23,12 +23,12 @@ pub struct Config {
     pub short_writes: u64,
     pub connect_timeout_ms: u64,
     pub fence_timeout_ms: u64,
-    /// Of the tier; here and not in its table, because `host tier` sets a key of this name.
+    /// Of the tier. It stands here and not in the tier's table, because `host tier` sets a key of this name.
     pub read_only: bool,
     pub storage: Storage,
 }
 
-/// Behind which incoming connections of an instance a thread of NIXL's drives progress; the driver does behind the others.
+/// Behind which incoming connections of an instance a thread of NIXL's drives progress. Behind the others the driver does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Threads {

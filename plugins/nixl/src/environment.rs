@@ -14,9 +14,9 @@ pub fn name_plugins(folder: &Path) {
     }
 }
 
-/// Has the AWS SDK give up a request after 2 attempts, 6 s where a server says nothing; left alone it makes 11, for a minute. And
-/// with keys that were given, has it not look for others at an address that only machines of Amazon's have. It reads this when
-/// an agent is made. Variables that are set already stay.
+/// Has the AWS SDK give up a request after 2 attempts, which is 6 s where a server says nothing. Left alone it makes 11, for a
+/// minute. With keys that were given, keeps it from looking for others at an address that only machines of Amazon's have. The
+/// SDK reads this when an agent is made. Variables that are set already stay.
 pub fn settle_aws(has_keys: bool) {
     let unset = |name: &str| std::env::var_os(name).is_none();
     let mut settings = Vec::new();
@@ -33,8 +33,8 @@ pub fn settle_aws(has_keys: bool) {
 
 fn add<'a>(settings: &[(&'a str, &OsStr)]) -> Vec<&'a str> {
     // SAFETY: the host changes no variables, and plugins on this kit take turns. Of what NIXL 1.5.1 brings only gRPC and an
-    // exporter of telemetry import `setenv`; neither runs before an agent is made. What remains is another library in
-    // this process that calls it at the same moment. To exclude that, too, export the variables before the start, which leaves
+    // exporter of telemetry import `setenv`. Neither runs before an agent is made. What remains is another library in this
+    // process that calls it at the same moment. To exclude that, too, export the variables before the start, which leaves
     // nothing to add.
     unsafe { environment::add(settings) }
 }

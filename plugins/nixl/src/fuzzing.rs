@@ -6,7 +6,7 @@ use host_transfer_kit::wire::{Endpoint, Message};
 
 use crate::wire::{Body, FORMAT, Frame};
 
-/// A frame or an endpoint. True when it is one of them; it then comes back as it was.
+/// A frame or an endpoint. True when it is one of them, and then it comes back as it was.
 #[must_use]
 pub fn wire(bytes: &[u8]) -> bool {
     let frame = Frame::decode(bytes).is_ok_and(|frame| {

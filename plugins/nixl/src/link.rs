@@ -88,11 +88,11 @@ impl Link {
         !self.flights.is_empty()
     }
 
-    /// Takes a submission. One without writes is done when its notification is handed over; of others nothing is posted
+    /// Takes a submission. One without writes is done when its notification is handed over. Of others nothing is posted
     /// yet.
     ///
     /// # Errors
-    /// When the link has to be ended; nothing is left to do for the submission.
+    /// When the link has to be ended. Then nothing is left to do for the submission.
     pub fn take(&mut self, instance: &Instance<Peer>, index: u32) -> Result<(), Failed> {
         let content = instance.queue.content(index);
         if content.is_empty() {
@@ -123,7 +123,7 @@ impl Link {
         Ok(())
     }
 
-    /// Posts the next request of the oldest submission that has more to post; false when there is none.
+    /// Posts the next request of the oldest submission that has more to post. False when there is none.
     ///
     /// # Errors
     /// When the link has to be ended.
@@ -199,7 +199,7 @@ impl Link {
     }
 
     /// Ends the link on this side: nothing more is read from our memory, and everything in flight completes as lost. The
-    /// peer's kernel may still have bytes that were sent, of which the answer speaks; they settle when its end is closed.
+    /// peer's kernel may still have bytes that were sent, of which the answer speaks. They settle when its end is closed.
     pub fn end(&mut self, instance: &Instance<Peer>) -> bool {
         let agent = &mut self.agent;
         let mut any_posted = false;
@@ -223,7 +223,7 @@ impl Link {
         self.letting_go.insert(region, self.started + 1);
     }
 
-    /// Takes a region back from the agent, if it is time; false if it is not yet.
+    /// Takes a region back from the agent, if it is time. False if it is not yet.
     ///
     /// # Errors
     /// When NIXL refuses.

@@ -62,8 +62,8 @@ impl Scratch {
         self.remote[usize::from(piece.kinds.1)].add(run.to, run.length, run.devices.1)
     }
 
-    /// Takes writes until there are `most` ranges, or the next is of another kind of memory; neighbours are one range.
-    /// Nothing when a write leaves its region.
+    /// Takes writes until there are `most` ranges, or the next is of another kind of memory. Neighbours are one range.
+    /// Returns nothing when a write leaves its region.
     ///
     /// # Errors
     /// When NIXL does not take one of our regions.

@@ -24,7 +24,7 @@ impl Places {
         Self { configured, named: std::env::var_os("NIXL_LIBRARY"), packages: site_packages() }
     }
 
-    /// Whether the operator says which library is used; else it is looked for.
+    /// Whether the operator says which library is used. Else it is looked for.
     pub fn named_by_the_operator(&self) -> bool {
         self.configured.is_some() || self.named.as_ref().is_some_and(|path| !path.is_empty())
     }
@@ -52,7 +52,7 @@ fn library_at(path: &Path) -> PathBuf {
 }
 
 /// The libraries of NIXL's wheels in one folder of packages. A wheel keeps them in a hidden folder of its build system,
-/// or, after a repair for other systems, in one named after the wheel; the number is that of the CUDA it was built for.
+/// or, after a repair for other systems, in one named after the wheel. The number is that of the CUDA it was built for.
 fn in_packages(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -126,14 +126,14 @@ pub fn not_found(places: &Places, tried: &[(PathBuf, String)]) -> Error {
 /// up, as installs for several architectures have them, or in a folder named for NIXL.
 const ELSEWHERE: [&str; 4] = ["../plugins", "nixl/plugins", "nixl", "../nixl/plugins"];
 
-/// The folder that NIXL has to be told to find a backend among its own plugins; nothing when it finds it by itself, in
-/// `plugins` beside the library or where `NIXL_PLUGIN_DIR` says.
+/// The folder that NIXL has to be told to find a backend among its own plugins. Nothing when it finds the backend by
+/// itself, in `plugins` beside the library or where `NIXL_PLUGIN_DIR` says.
 ///
 /// # Errors
 /// With the folder that lacks it.
 pub fn plugin_folder(library: &Path, directory: Option<OsString>, backend: &str) -> Result<Option<PathBuf>> {
     let file = format!("libplugin_{backend}.so");
-    // By bare name it is wherever the loader found it; NIXL says for itself what it lacks.
+    // By bare name it is wherever the loader found it. NIXL says for itself what it lacks.
     let home = library.parent().filter(|folder| !folder.as_os_str().is_empty());
     let (folder, from) = match (directory, home) {
         (Some(set), _) => (PathBuf::from(set), "NIXL_PLUGIN_DIR"),

@@ -1,5 +1,5 @@
-//! The tier role: pages in files or objects, moved by NIXL's storage plugins. What the host's threads call; the hot calls only
-//! touch a queue.
+//! The tier role: pages in files or objects, moved by NIXL's storage plugins. Here is what the host's threads call. The hot
+//! calls only touch a queue.
 
 mod front;
 mod objects;
@@ -144,7 +144,7 @@ impl NixlTier {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // They have ended; what they panicked with was caught inside.
+        // They have ended. What they panicked with was caught inside.
         threads.drain(..).for_each(|thread| drop(thread.join()));
         true
     }
@@ -281,7 +281,7 @@ impl StorageTier for NixlTier {
         let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
         regions.remove(&region.0).ok_or_else(unknown)?;
         drop(regions);
-        // Waits for turns that began before; later turns find no region.
+        // Waits for turns that began before. Later turns find no region.
         self.shared.touching.wait();
         Ok(())
     }

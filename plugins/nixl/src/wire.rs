@@ -21,7 +21,7 @@ const PONG: u8 = 9;
 pub struct Frame {
     /// The sender.
     pub instance: Random,
-    /// The connection it is about, as the side that connected numbers it; 0 where it is about none.
+    /// The connection it is about, as the side that connected numbers it. 0 where it is about none.
     pub connection: u64,
     pub body: Body,
 }

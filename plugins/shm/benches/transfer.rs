@@ -125,7 +125,7 @@ fn transfer(page: usize, copy_threads: usize) -> f64 {
             assert!(done[..count].iter().all(|c| c.status == 0));
             completed += count;
             if count == 0 {
-                // Copying is what is measured; the poller must not take a core from it.
+                // Copying is what is measured, so the poller must not take a core from it.
                 std::thread::sleep(std::time::Duration::from_micros(50));
             }
         }

@@ -141,7 +141,7 @@ impl Backend for Shm {
         }
         for inbound in &theirs {
             inbound.finish();
-            // The peer sees the end; when it is gone already, there is none to tell.
+            // The peer sees the end. A peer that is gone already need not be told.
             let _gone = shutdown(&inbound.socket, Shutdown::Both);
         }
         let _gone = shutdown(&peer.socket, Shutdown::Both);
@@ -203,7 +203,7 @@ impl Backend for Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        // None is left to hear that a peer could not be fenced; the mappings it holds outlive us.
+        // No caller is left to hear that a peer could not be fenced. The mappings that the peer holds outlive us.
         let _unfenced = self.shutdown(1000);
     }
 }

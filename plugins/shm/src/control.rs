@@ -36,18 +36,18 @@ impl Line {
         Busy { line: self, even }
     }
 
-    /// Waits until the thread has moved on, if it was busy; false when `deadline` passed first. To be called after the gate was
+    /// Waits until the thread has moved on, if it was busy. False when `deadline` passed first. To be called after the gate was
     /// closed.
     ///
     /// True at once when `dead` says so.
     pub fn wait(&self, deadline: Instant, dead: impl Fn() -> bool) -> bool {
-        // Between the store that closed the gate and the look at the line; see `enter`.
+        // Between the store that closed the gate and the look at the line. See `enter`.
         fence(Ordering::SeqCst);
         let seen = self.0.load(Ordering::Acquire);
         if seen.is_multiple_of(2) {
             return true;
         }
-        // A piece takes some tens of microseconds; a descheduled process takes longer.
+        // A piece takes some tens of microseconds. A descheduled process takes longer.
         for turn in 0u64.. {
             if self.0.load(Ordering::Acquire) != seen || dead() {
                 return true;
@@ -155,7 +155,7 @@ impl<const THREADS: usize, const PLACES: usize> ControlPage<THREADS, PLACES> {
     pub fn take(&self) -> Option<([u8; NOTIFICATION_BYTES], u32)> {
         let taken = self.taken.0.load(Ordering::Relaxed);
         let waiting = self.pushed.0.load(Ordering::Acquire).wrapping_sub(taken);
-        // More than the ring holds is a sender gone wrong; it gets no ear.
+        // When more waits than the ring holds, the sender has gone wrong, and is not listened to.
         if waiting == 0 || waiting > PLACES as u64 {
             return None;
         }

@@ -6,7 +6,7 @@ use host_transfer_kit::Peer as _;
 use crate::outbound::Outbound;
 use crate::service::Core;
 
-/// Most bytes copied between two looks at whether that is still allowed; bounds how long a fence waits.
+/// Most bytes copied between two looks at whether that is still allowed. Bounds how long a fence waits.
 pub const PIECE: u32 = 1 << 20;
 
 /// How far a submission is.
@@ -105,8 +105,8 @@ fn copy_piece(
         let bytes = budget.min(write.length - progress.copied);
         let at = progress.copied as usize;
         // SAFETY: both ranges were checked against their regions just now. The source stays mapped while our mark is
-        // set (a deregistration waits for it), the target's mapping is held by `peer`. They are different mappings;
-        // that no other write touches the same bytes meanwhile is the host's page accounting.
+        // set (a deregistration waits for it), the target's mapping is held by `peer`. They are different mappings.
+        // The host's page accounting sees to it that no other write touches the same bytes meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(source.add(at), target.add(at), bytes as usize) };
         budget -= bytes;
         progress.copied += bytes;

@@ -5,7 +5,7 @@ use host_plugin_api::{Error, ErrorCode};
 use crate::regions::RegionDescriptor;
 use crate::wire::{Endpoint, Hello, decode_welcome, encode_welcome};
 
-/// An endpoint, a hello or a welcome. True when it is one of them; it then comes back as it was.
+/// An endpoint, a hello or a welcome. True when it is one of them, and then it comes back as it was.
 #[must_use]
 pub fn wire(bytes: &[u8]) -> bool {
     let endpoint = Endpoint::decode(bytes).is_ok_and(|endpoint| {

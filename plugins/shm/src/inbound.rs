@@ -20,7 +20,7 @@ pub struct Inbound {
     /// its copy threads have let go, and when a process dies, the kernel takes its threads' address space before it
     /// closes their files, so no copy can be under way once we see the end.
     lost: AtomicBool,
-    /// The host was told, or need not be; the service thread may let go.
+    /// The host was told, or need not be. The service thread may let go.
     finished: AtomicBool,
 }
 
@@ -47,7 +47,7 @@ impl Inbound {
         self.finished.store(true, Ordering::SeqCst);
     }
 
-    /// Closes the gate and waits until no thread can be behind it; false when that could not be proven in time.
+    /// Closes the gate and waits until no thread can be behind it. False when that could not be proven in time.
     pub fn fence(&self, deadline: Instant) -> bool {
         self.control.close();
         self.wait(deadline)

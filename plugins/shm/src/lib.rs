@@ -9,9 +9,9 @@
 //! the connection is open and the region alive, and copies at most [`PIECE`](copier::PIECE) bytes before it looks again.
 //! A fence closes the one or clears the other, and waits until every thread that was busy has moved on, or is proven dead.
 //!
-//! Peers are processes of the same user; the token in the endpoint keeps accidents apart, not attackers. What is handed over is
-//! sealed as far as a peer's work allows: no page changes its size, and the table of live regions is written by its owner alone.
-//! Regions are the host's, which fixes their size, and are there to be written.
+//! Peers are processes of the same user. The token in the endpoint protects from accidents, not from attackers. What is handed
+//! over is sealed as far as a peer's work allows: no page changes its size, and the table of live regions is written by its
+//! owner alone. Regions are the host's, which fixes their size, and are there to be written.
 
 mod backend;
 mod config;

@@ -16,7 +16,7 @@ pub struct Mapping {
     length: usize,
 }
 
-// SAFETY: the mapping stays until drop and is plain bytes; the protocol decides which side touches which byte when.
+// SAFETY: the mapping stays until drop and is plain bytes. The protocol decides which side touches which byte when.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -53,7 +53,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: our own mapping, which nothing borrows beyond the value's life.
-        // An error would mean that the kernel lost the mapping; there is nothing to do about it.
+        // An error would mean that the kernel lost the mapping. There is nothing to do about it.
         let _unmapped = unsafe { munmap(self.map.as_ptr().cast(), self.mapped) };
     }
 }

@@ -84,7 +84,7 @@ impl Outbound {
         })
     }
 
-    /// Says that nothing more may be sent; true the first time.
+    /// Says that nothing more may be sent. True the first time.
     pub fn set_gone(&self) -> bool {
         !self.gone.swap(true, Ordering::SeqCst)
     }
@@ -102,7 +102,7 @@ impl Outbound {
         (end <= mapping.length() as u64).then(|| mapping.base().wrapping_add(write.target_offset as usize))
     }
 
-    /// Marks a copy thread busy on the receiver's page; `None` when the receiver closed.
+    /// Marks a copy thread busy on the receiver's page. `None` when the receiver closed.
     pub fn enter(&self, thread: usize) -> Option<Busy<'_>> {
         let busy = self.control.enter(thread);
         self.control.is_open().then_some(busy)
@@ -113,7 +113,7 @@ impl Outbound {
         self.live.lives(write.target_region.0, write.target_generation)
     }
 
-    /// Delivers the notification of data that is there; false when the ring is full.
+    /// Delivers the notification of data that is there. False when the ring is full.
     pub fn notify(&self, submission: &Submission) -> bool {
         let pushing = locked(&self.pushing);
         let pushed = self.control.push(&submission.notification, submission.notification_length);

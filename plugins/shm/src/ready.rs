@@ -40,7 +40,7 @@ impl Ready {
         self.work.notify_one();
     }
 
-    /// Copy thread: waits for a submission to work on; `None` when stopped.
+    /// Copy thread: waits for a submission to work on. `None` when stopped.
     pub fn next(&self) -> Option<u32> {
         let mut state = locked(&self.state);
         loop {
@@ -63,7 +63,7 @@ impl Ready {
         }
     }
 
-    /// Copy thread: the peer's ring is full; try again later, and others meanwhile.
+    /// Copy thread: the peer's ring is full. Try again later, and others meanwhile.
     pub fn park(&self, index: u32) {
         locked(&self.state).parked.push_back(index);
     }

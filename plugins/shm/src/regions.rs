@@ -36,7 +36,7 @@ pub struct Regions {
 
 struct Book {
     slots: [Option<Held>; MAX_REGIONS],
-    /// How often each slot was used; makes ids unique within the instance.
+    /// How often each slot was used. Makes ids unique within the instance.
     uses: [u32; MAX_REGIONS],
 }
 

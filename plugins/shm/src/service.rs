@@ -19,7 +19,7 @@ use crate::regions::Regions;
 use crate::socket;
 use crate::wire::{Endpoint, Hello, encode_welcome};
 
-/// Copies of 256 bytes and more are as fast as collecting them first; see docs/benchmarks.md.
+/// Copies of 256 bytes and more are as fast as collecting them first. See docs/benchmarks.md.
 const SHORT_WRITES: u64 = 256;
 
 /// Most connections in each direction.

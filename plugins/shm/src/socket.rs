@@ -24,7 +24,7 @@ fn address(socket: &Random) -> rustix::io::Result<SocketAddrUnix> {
 }
 
 fn open(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
-    // Packets keep messages whole; the end of the connection still shows, as for a stream.
+    // Packets keep messages whole. The end of the connection still shows, as for a stream.
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
 }
 
@@ -74,7 +74,7 @@ pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::
     sendmsg(fd, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).map(|_| ())
 }
 
-/// Receives one message; empty bytes mean that the other end is closed.
+/// Receives one message. Empty bytes mean that the other end is closed.
 pub fn receive(fd: impl AsFd) -> rustix::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];

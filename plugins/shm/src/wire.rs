@@ -86,7 +86,7 @@ pub fn encode_welcome(welcome: std::result::Result<&[RegionDescriptor], &Error>)
     bytes
 }
 
-/// Decodes a [`Welcome`]; the outer error says that the bytes are none.
+/// Decodes a [`Welcome`]. The outer error says that the bytes are none.
 pub fn decode_welcome(bytes: &[u8]) -> Result<Welcome> {
     let mut at = Reader::new(bytes, &MAGIC, "a welcome")?;
     let code = i32::from_le_bytes(at.array()?);

@@ -22,7 +22,7 @@ struct Config {
 
 /// See the crate.
 pub struct SwaAllocator {
-    /// Held for as long as a call computes; nothing inside waits.
+    /// Held for as long as a call computes. Nothing inside waits.
     books: Mutex<Books>,
 }
 

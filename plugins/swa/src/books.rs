@@ -69,7 +69,7 @@ impl Books {
     /// Takes pages back, all of them or, when one is not this component's, none.
     pub fn give(&mut self, account: usize, pages: &[PoolPage]) -> bool {
         let mine = u8::try_from(account).unwrap_or(UNOWNED);
-        // Marked one by one, which finds a page named twice; put right when one of them was not taken.
+        // Marked one by one, which finds a page named twice. The marks are put right when one of them was not taken.
         for (at, page) in pages.iter().enumerate() {
             match self.owner.get_mut(page.0 as usize) {
                 Some(of) if *of == mine => *of = UNOWNED,

@@ -19,8 +19,8 @@
 //!
 //! | There | Protects from | Here |
 //! | --- | --- | --- |
-//! | slot 0 is a dummy: unmapped tokens and padded rows point to it | writing where nothing was allocated | a page that is not in the list cannot be named; page 0 is a page like any other, and giving it back when it is free is refused |
-//! | the map's last entry is -1: the token before the first maps to it | taking the token before the first for a real one | the host counts from the first token and looks at none before it; a page beyond the pool is refused |
+//! | slot 0 is a dummy: unmapped tokens and padded rows point to it | writing where nothing was allocated | a page that is not in the list cannot be named. Page 0 is a page like any other, and giving it back when it is free is refused |
+//! | the map's last entry is -1: the token before the first maps to it | taking the token before the first for a real one | the host counts from the first token and looks at none before it. A page beyond the pool is refused |
 //! | entries are zeroed before they are used again | freeing a window's slot twice through a full slot that was handed out again | a page has one owner at a time, and is given back for this one only |
 //!
 //! What goes with it there and is not a matter of which page is free is the host's here, whichever allocator hands out

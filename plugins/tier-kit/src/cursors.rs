@@ -16,7 +16,7 @@ pub(crate) struct Cursors {
 }
 
 impl Cursors {
-    /// A cursor behind this key; behind none, a scan starts.
+    /// A cursor behind this key. Behind no key, a scan starts.
     pub(crate) fn behind(&mut self, key: Option<Key>) -> u64 {
         if self.keys.len() == KNOWN {
             self.keys.pop_front();

@@ -55,7 +55,7 @@
 //! # assert!(open(&opening).is_ok());
 //! ```
 //!
-//! In `plugin.toml` stands `threads = "own"`. The capability `settled` holds; `scan` does where the store lists keys.
+//! In `plugin.toml` stands `threads = "own"`. The capability `settled` holds. `scan` holds where the store lists keys.
 //!
 //! What the kit keeps, for every store:
 //!

@@ -147,7 +147,7 @@ impl Queue {
         !std::mem::replace(&mut self.is_told, true)
     }
 
-    /// **Hot.** Moves completions out; frees the slots of batches that were polled to their end.
+    /// **Hot.** Moves completions out. Frees the slots of batches that were polled to their end.
     pub(crate) fn poll(&mut self, completions: &mut [TierCompletion]) -> i32 {
         let count = completions.len().min(self.done.len());
         for (to, (slot, completion)) in completions.iter_mut().zip(self.done.drain(..count)) {
@@ -162,7 +162,7 @@ impl Queue {
         i32::try_from(count).unwrap_or(i32::MAX)
     }
 
-    /// Ends what has not begun of a tag. Nothing when it is not in flight; else whether the host is to be woken.
+    /// Ends what has not begun of a tag. Returns nothing when the tag is not in flight, else whether the host is to be woken.
     pub(crate) fn cancel(&mut self, tag: Tag) -> Option<bool> {
         let mut answer = None;
         for slot in 0..u32::try_from(self.batches.len()).unwrap_or(u32::MAX) {

@@ -14,7 +14,7 @@ struct Region {
     id: u32,
     /// Calls of the store that use it.
     users: u32,
-    /// Being deregistered; nothing new begins in it.
+    /// Being deregistered. Nothing new begins in it.
     is_going: bool,
     address: u64,
     length: u64,
@@ -39,7 +39,7 @@ impl Place {
     /// # Safety
     /// The host neither changes nor unmaps the page until its completion: this is a page of a put that has none yet.
     pub(crate) unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: the range lies in a region that is mapped until `deregister` returns, which waits for this place; the
+        // SAFETY: the range lies in a region that is mapped until `deregister` returns, which waits for this place. The
         // caller says that no bytes change.
         unsafe { slice::from_raw_parts(self.address as *const u8, self.length) }
     }
@@ -47,7 +47,7 @@ impl Place {
     /// # Safety
     /// The page's memory belongs to this page alone until its completion: this is a page of a get that has none yet.
     pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; the caller says that it is the only user.
+        // SAFETY: as in `bytes`, and the caller says that it is the only user.
         unsafe { slice::from_raw_parts_mut(self.address as *mut u8, self.length) }
     }
 }
@@ -79,7 +79,7 @@ impl Regions {
         self.list.binary_search_by_key(&id, |region| region.id).ok()
     }
 
-    /// Lets nothing new begin in a region; false when there is none of this id.
+    /// Lets nothing new begin in a region. False when there is none of this id.
     pub(crate) fn end(&mut self, id: RegionId) -> bool {
         let found = self.find(id.0);
         if let Some(at) = found {
@@ -88,7 +88,7 @@ impl Regions {
         found.is_some()
     }
 
-    /// Removes a region if no call uses it; true when it is gone.
+    /// Removes a region if no call uses it. True when it is gone.
     pub(crate) fn remove_unused(&mut self, id: RegionId) -> bool {
         match self.find(id.0) {
             Some(at) if self.list[at].users > 0 => false,

@@ -7,14 +7,14 @@ use host_plugin_api::{Error, ErrorCode, Key, Result, TierLimits, TierUsage};
 /// Threads: [`Limits::threads`] threads call `get`, `put`, `exists` and `delete` at once, at most [`Limits::writers`] of
 /// them `put` or `delete`. Threads of the host call `scan` and `usage`. All calls may block.
 ///
-/// An error ends that page with the error's code; the other pages of the batch go on. Errors are logged, except for
+/// An error ends that page with the error's code. The other pages of the batch go on. Errors are logged, except for
 /// `NO_RESOURCE`, which says that the store is full, and `INVALID_ARGUMENT`.
 pub trait Store: Send + Sync + 'static {
     /// Reads a value. `true`: all of `to` is its value. `false`: the key is not there, and `to` is as it was.
     ///
     /// # Errors
-    /// [`other_length`] when the value is not as long as `to`, which has 1 to [`Limits::max_value`] bytes; or what failed.
-    /// `to` may have been written in part.
+    /// [`other_length`] when the value is not as long as `to`, which has 1 to [`Limits::max_value`] bytes. Else what
+    /// failed. `to` may have been written in part.
     fn get(&self, key: &Key, to: &mut [u8]) -> Result<bool>;
 
     /// Stores a value. A value never changes, so a key that is there may be left alone. A reader sees all of the value or
@@ -30,7 +30,7 @@ pub trait Store: Send + Sync + 'static {
     /// What failed.
     fn exists(&self, key: &Key) -> Result<Option<u64>>;
 
-    /// Removes a value; answers as [`exists`](Store::exists) did before.
+    /// Removes a value. Answers as [`exists`](Store::exists) did before.
     ///
     /// # Errors
     /// What failed.
@@ -74,12 +74,12 @@ pub struct Limits {
     pub max_batches: u32,
     /// Threads that call the store, 1 to 1024.
     pub threads: u32,
-    /// Most of them that put or delete at the same time; at least 1. Fewer than `threads` leave one for restoring.
+    /// Most of them that put or delete at the same time. At least 1. Fewer than `threads` leave one for restoring.
     pub writers: u32,
 }
 
 impl Default for Limits {
-    /// Values of 64 MiB, which is a page of a large model; 64 batches of 256 pages; four threads, three of which may write.
+    /// Values of 64 MiB, which is a page of a large model. 64 batches of 256 pages. Four threads, three of which may write.
     fn default() -> Self {
         Self { max_value: 64 << 20, alignment: 1, max_pages: 256, max_batches: 64, threads: 4, writers: 3 }
     }

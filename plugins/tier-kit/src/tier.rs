@@ -149,7 +149,7 @@ impl<S: Store> Tier<S> {
 
     fn join(&self) {
         for thread in std::mem::take(&mut *locked(&self.threads)) {
-            // Panics of the store were caught; there is nothing else to learn.
+            // Panics of the store were caught. There is nothing else to learn.
             drop(thread.join());
         }
     }
@@ -242,7 +242,7 @@ impl<S: Store> Shared<S> {
         }
     }
 
-    /// Waits until a deadline; false when `is_over` did not hold by then.
+    /// Waits until a deadline. False when `is_over` did not hold by then.
     fn wait(&self, patience: Duration, mut is_over: impl FnMut(&mut State) -> bool) -> bool {
         let begun = Instant::now();
         let mut state = locked(&self.state);

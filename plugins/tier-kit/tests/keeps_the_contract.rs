@@ -13,7 +13,7 @@ use host_plugin_api::{
 };
 use host_tier_kit::{Limits, Store, Tier, other_length};
 
-/// Calls for the key [`HELD`] report themselves, and go on when the test says so; those for [`DEFECT`] panic.
+/// Calls for the key [`HELD`] report themselves, and go on when the test says so. Calls for [`DEFECT`] panic.
 struct Map {
     values: Mutex<BTreeMap<Key, Vec<u8>>>,
     begun: Mutex<Sender<()>>,

@@ -34,7 +34,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Takes a region back. When it returns, no peer's write lands in it any more.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for an unknown region, `TIMEOUT` without a proof; see [`unproven`].
+    /// `INVALID_ARGUMENT` for an unknown region, `TIMEOUT` without a proof. See [`unproven`].
     fn deregister(&self, region: RegionId) -> Result<()>;
 
     /// What a peer needs to connect to this instance.
@@ -52,17 +52,17 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends the connections in both directions, which is a fence, and takes the peer from the instance's peers.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for an unknown peer, `TIMEOUT` without a proof; see [`unproven`].
+    /// `INVALID_ARGUMENT` for an unknown peer, `TIMEOUT` without a proof. See [`unproven`].
     fn disconnect(&self, peer: PeerId) -> Result<()>;
 
     /// **Hot.** The first of some writes that is empty, or leaves its region on either side.
     fn misfit(&self, peer: &Self::Peer, writes: &[Write]) -> Option<usize>;
 
-    /// **Hot.** Starts the submission in a slot of the queue; false when the peer takes none any more. The submission was
+    /// **Hot.** Starts the submission in a slot of the queue. False when the peer takes none any more. The submission was
     /// checked, and is the backend's from now on until it finishes it.
     fn start(&self, peer: &Arc<Self::Peer>, index: u32) -> bool;
 
-    /// **Hot.** Moves notifications out; returns how many. By default those of the instance.
+    /// **Hot.** Moves notifications out. Returns how many. By default those of the instance.
     fn notifications(&self, to: &mut [Notification]) -> usize {
         self.instance().notifications.take(to)
     }

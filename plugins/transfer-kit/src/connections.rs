@@ -2,7 +2,7 @@
 //!
 //! A connection has a direction. At its sender it is a *link*, at its receiver an *inbound endpoint*, through which that
 //! sender alone writes. Closing the inbound endpoint is the fence: nothing that was sent through it lands afterwards,
-//! whatever the sender does. [`Connections`] keeps the books of both and decides; a [`Transport`] acts.
+//! whatever the sender does. [`Connections`] keeps the books of both and decides. A [`Transport`] acts.
 //!
 //! ```text
 //!   sender                               receiver
@@ -183,7 +183,7 @@ impl<T: Transport> Connections<T> {
         !self.inbound.is_empty()
     }
 
-    /// Whether an inbound endpoint is open; nothing when there is none.
+    /// Whether an inbound endpoint is open, or nothing when there is none.
     pub fn is_inbound_open(&self, connection: Connection) -> Option<bool> {
         let inbound = self.inbound.iter().find(|inbound| inbound.connection == connection)?;
         Some(inbound.opening == Opening::Open)

@@ -39,7 +39,7 @@ pub unsafe fn add<'a>(variables: &[(&'a str, &OsStr)]) -> Vec<&'a str> {
     // Unlocked when it is closed. A system without such a file has one copy's calls take turns, no more.
     let _between_copies =
         File::open(OWN).ok().filter(|own| flock(own, FlockOperation::LockExclusive).is_ok());
-    // SAFETY: it is aligned and lives as long as the process; readers in C load it at once, as a pointer is on every target.
+    // SAFETY: it is aligned and lives as long as the process. Readers in C load it at once, as a pointer is on every target.
     let shared = unsafe { AtomicPtr::from_ptr(&raw mut environ) };
     let old = shared.load(Ordering::Acquire);
     let mut array = Vec::new();

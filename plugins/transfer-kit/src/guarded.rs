@@ -12,7 +12,7 @@ use crate::regions::{Regions, source, target};
 type Cut = Box<dyn Fn() + Send + Sync>;
 
 /// Registered memory, and the writers that peers have here: under one lock, because taking either back is a fence. Copies hold it
-/// for reading, so a copy is to be short; 64 KiB take some microseconds.
+/// for reading, so a copy is to be short. 64 KiB take some microseconds.
 ///
 /// A backend whose threads copy bytes between memory and network needs no `unsafe` of its own.
 pub struct GuardedMemory(RwLock<Table>);
@@ -67,7 +67,7 @@ impl GuardedMemory {
         let inside = at.checked_add(into.len()).is_some_and(|end| end <= write.length as usize);
         let Some((_, from)) = source(table.regions.alive(), write).filter(|_| inside) else { return false };
         // SAFETY: the range lies in a region, which the host keeps mapped until it is taken back, for which the lock that is held
-        // here is needed; `into` is the caller's and no memory of the host's.
+        // here is needed. `into` is the caller's and no memory of the host's.
         unsafe { std::ptr::copy_nonoverlapping((from as *const u8).add(at), into.as_mut_ptr(), into.len()) };
         true
     }
@@ -93,7 +93,7 @@ impl GuardedMemory {
         true
     }
 
-    /// Ends a writer's right to write; false when it was cut off before.
+    /// Ends a writer's right to write. False when it was cut off before.
     pub fn dismiss(&self, writer: Writer) -> bool {
         writing(&self.0).writers.remove(&writer.0).is_some()
     }

@@ -93,7 +93,7 @@ impl<P: Peer, X: Default> Instance<P, X> {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Has every call answer `CLOSED`; threads look at [`is_stopping`](Self::is_stopping), and are the backend's to wake.
+    /// Has every call answer `CLOSED`. Threads look at [`is_stopping`](Self::is_stopping). The backend must wake them.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
     }

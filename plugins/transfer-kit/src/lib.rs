@@ -1,10 +1,10 @@
 //! What a transfer backend needs beside its network.
 //!
-//! A transfer backend moves KV pages into another worker's memory; the trait
-//! [`TransferBackend`](host_plugin_api::TransferBackend) is its contract. Much of that contract is the same over every
-//! network: a fixed number of submissions, checks of bounds, an event for the host's poller, and the proof, when a
-//! connection ends, that nothing of it is in flight any more. This crate has that part. The plugins `shm`, `nixl` and `mooncake`
-//! are built on it, and so may others be: it depends on the plugin API and on nothing of the host.
+//! A transfer backend moves KV pages into another worker's memory. The trait
+//! [`TransferBackend`](host_plugin_api::TransferBackend) is its contract. Much of that contract is the same over every network:
+//! a fixed number of submissions, checks of bounds, an event for the host's poller, and the proof, when a connection ends, that
+//! nothing of it is in flight any more. This crate has that part. The plugins `shm`, `nixl` and `mooncake` are built on it, and
+//! so may others be: it depends on the plugin API and on nothing of the host.
 //!
 //! ```text
 //!   host's threads          this crate                  your backend
@@ -19,18 +19,18 @@
 //!
 //! There are three ways to use it.
 //!
-//! **The hot half alone.** A [`Backend`] says how memory is registered, how peers are met, and what starts a submission;
-//! [`Frontend`] makes a `TransferBackend` of it. The kit brings the [`Queue`], the [`Notifications`], all codes
-//! and texts of errors, and the life of an [`Instance`] from its name to `CLOSED`. `shm`, which has a fence of its own in
-//! shared memory, is written so. [A small one](#a-small-backend) is further down.
+//! **The hot half alone.** A [`Backend`] says how memory is registered, how peers are met, and what starts a submission.
+//! [`Frontend`] makes a `TransferBackend` of it. The kit brings the [`Queue`], the [`Notifications`], all codes and texts
+//! of errors, and the life of an [`Instance`] from its name to `CLOSED`. `shm`, which has a fence of its own in shared
+//! memory, is written so. [A small one](#a-small-backend) is further down.
 //!
-//! **The cold half, too.** Many networks can say that a write failed, but not that nothing of it is in flight; what they can
-//! do is end the endpoint through which it came. For these there is the module [`connections`]: a pair of endpoints for
-//! each connection, what two instances say to each other about it, fences, deregistrations, deadlines, and when the host
-//! hears that a peer is lost. A backend brings a [`Transport`](connections::Transport), which opens, closes and says; it never
-//! decides. The host's threads ask through a [`LinkedInstance`], and [`wire`] has the bytes. `nixl` and `mooncake` are
-//! written so: `plugins/nixl/src/agents.rs` is a transport whose calls return at once, `plugins/mooncake/src/transfer/engines.rs`
-//! one with threads.
+//! **The cold half, too.** Many networks can say that a write failed, but not that nothing of it is in flight. What they can do
+//! is end the endpoint through which it came. For these there is the module [`connections`]: a pair of endpoints for each
+//! connection, what two instances say to each other about it, fences, deregistrations, deadlines, and when the host hears that a
+//! peer is lost. A backend brings a [`Transport`](connections::Transport), which opens, closes and reports. It never decides.
+//! The host's threads ask through a [`LinkedInstance`], and [`wire`] has the bytes. `nixl` and `mooncake` are written so:
+//! `plugins/nixl/src/agents.rs` is a transport whose calls return at once, `plugins/mooncake/src/transfer/engines.rs` one with
+//! threads.
 //!
 //! **A thread for each peer.** Where the network's calls wait, as those of sockets do, the module [`threaded`] has all but the bytes
 //! on the network: memory that is copied without `unsafe`, peers, threads and fences. A backend brings a
@@ -38,9 +38,10 @@
 //!
 //! # Threads
 //!
-//! The host calls from any thread; a backend works on its own. What is marked **hot** is called for every submission: it
-//! neither blocks nor allocates. All locks of the kit are held for a few instructions, but for that of a slot's
-//! [`Content`], which the backend holds while it works on it. [`Connections`] belong to one thread, and never wait.
+//! The host calls from any thread, and a backend works on its own threads. What is marked **hot** is called for every
+//! submission: it neither blocks nor allocates. All locks of the kit are held for a few instructions, but for that of a
+//! slot's [`Content`], which the backend holds while it works on it. [`Connections`] belong to one thread, and never
+//! wait.
 //!
 //! # Settled
 //!

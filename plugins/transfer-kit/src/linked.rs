@@ -72,11 +72,11 @@ impl<M: Mailbox> LinkedInstance<M> {
         reading(&self.regions).alive().to_vec()
     }
 
-    /// Asks the thread that runs the connections, and waits for its answer; it keeps the deadlines. `send` passes the question
-    /// on.
+    /// Asks the thread that runs the connections, and waits for its answer. That thread keeps the deadlines. `send` passes the
+    /// question on.
     ///
     /// # Errors
-    /// The answer's; `CLOSED` or `PANICKED` when there is none any more.
+    /// The answer's. `CLOSED` or `PANICKED` when no answer comes any more.
     pub fn ask<T>(&self, send: impl FnOnce(Reply<T>)) -> Result<T> {
         self.instance.ready()?;
         let (reply, answer) = sync_channel(1);
@@ -157,7 +157,7 @@ impl<M: Mailbox> LinkedInstance<M> {
         self.end.notify_all();
     }
 
-    /// Waits for [`set_ended`](Self::set_ended); false when the deadline came first.
+    /// Waits for [`set_ended`](Self::set_ended). False when the deadline came first.
     pub fn wait_ended(&self, deadline: Instant) -> bool {
         let mut ended = locked(&self.ended);
         while !*ended {

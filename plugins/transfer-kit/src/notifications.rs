@@ -42,7 +42,7 @@ impl Notifications {
         locked(&self.waiting).len() >= self.most
     }
 
-    /// Waits until fewer wait than there should be at most, but no longer than this; whether it is so.
+    /// Waits until fewer wait than there should be at most, but no longer than this. Says whether it is so.
     pub fn wait_for_room(&self, most: Duration) -> bool {
         let waiting = locked(&self.waiting);
         let full = |waiting: &mut VecDeque<Notification>| waiting.len() >= self.most;
@@ -71,7 +71,7 @@ impl Notifications {
         locked(&self.waiting).push_back(notification);
     }
 
-    /// **Hot.** Moves out as many as there is room for; returns how many.
+    /// **Hot.** Moves out as many as there is room for. Returns how many.
     pub fn take(&self, to: &mut [Notification]) -> usize {
         let mut from = locked(&self.waiting);
         let count = to.len().min(from.len());

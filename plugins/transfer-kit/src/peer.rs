@@ -41,7 +41,7 @@ impl<P: Peer> Peers<P> {
         reading(&self.0).values().cloned().collect()
     }
 
-    /// Adds one, unless there are `most` already; those that `obsolete` names go first. Says whether it was added.
+    /// Adds one, unless there are `most` already. Those that `obsolete` names go first. Says whether it was added.
     pub fn add(&self, peer: Arc<P>, most: usize, obsolete: impl Fn(&P) -> bool) -> bool {
         let mut peers = writing(&self.0);
         peers.retain(|_, old| !obsolete(old));
@@ -70,7 +70,7 @@ impl Mailbox for () {}
 /// A peer whose connections the [`Connections`](crate::Connections) keep.
 #[derive(Debug)]
 pub struct LinkedPeer<M> {
-    /// The host's number for it; also the connection's number in what the two instances say to each other.
+    /// The host's number for it. Also the connection's number in what the two instances say to each other.
     pub id: PeerId,
     /// What the host called the peer.
     pub name: String,

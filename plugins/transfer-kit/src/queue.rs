@@ -18,14 +18,14 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 pub struct Content<P, X> {
     /// As the host gave it.
     pub submission: Submission,
-    /// The backend's own; as its type's default is, whenever a submission is taken in.
+    /// The backend's own. Whenever a submission is taken in, it is its type's default.
     pub progress: X,
     peer: Option<Arc<P>>,
     writes: Vec<Write>,
 }
 
 impl<P, X> Content<P, X> {
-    /// The receiver; always there until the submission is finished.
+    /// The receiver. Always there until the submission is finished.
     pub fn peer(&self) -> Option<&Arc<P>> {
         self.peer.as_ref()
     }
@@ -69,8 +69,8 @@ struct State {
     meta: Box<[Meta]>,
     free: Vec<u32>,
     done: VecDeque<(u32, Completion)>,
-    /// Completed with an error, and perhaps still in flight; with the connection whose end will settle them. No more than
-    /// there are slots per connection, since a connection fails once.
+    /// Completed with an error, and perhaps still in flight. Each with the connection whose end will settle it. No more
+    /// than there are slots per connection, since a connection fails once.
     unsettled: Vec<(Tag, PeerId)>,
     /// Threads in `wait_idle`.
     waiting: usize,
@@ -80,7 +80,7 @@ struct State {
 ///
 /// A slot is named by its index. It belongs to the thread that takes the submission in, then to the backend, until
 /// [`finish`](Queue::finish) makes it a completion, and is free again when the host has fetched that. The queue's lock is
-/// held for a few instructions at a time; a slot's own is the backend's to hold while it works on it.
+/// held for a few instructions at a time. The backend holds a slot's own lock while it works on the slot.
 #[derive(Debug)]
 pub struct Queue<P, X = ()> {
     contents: Box<[Mutex<Content<P, X>>]>,
@@ -117,7 +117,8 @@ impl<P: Peer, X: Default> Queue<P, X> {
         }
     }
 
-    /// **Hot.** Takes a submission in; nothing when all slots are taken. There are no more writes than the queue was made for.
+    /// **Hot.** Takes a submission in. Returns nothing when all slots are taken. There are no more writes than the queue was
+    /// made for.
     pub fn take_in(&self, submission: &Submission, peer: &Arc<P>, writes: &[Write]) -> Option<u32> {
         let index = locked(&self.state).free.pop()?;
         let mut content = locked(&self.contents[index as usize]);
@@ -178,7 +179,7 @@ impl<P: Peer, X: Default> Queue<P, X> {
         locked(&self.state).unsettled.retain(|(_, other)| *other != peer);
     }
 
-    /// **Hot.** Moves completions out and frees their slots; returns how many.
+    /// **Hot.** Moves completions out and frees their slots. Returns how many.
     pub fn take(&self, completions: &mut [Completion]) -> usize {
         let mut state = locked(&self.state);
         let mut taken = 0;
@@ -196,7 +197,7 @@ impl<P: Peer, X: Default> Queue<P, X> {
         !locked(&self.state).done.is_empty()
     }
 
-    /// Marks what is in flight of this tag as not wanted; false when nothing is.
+    /// Marks what is in flight of this tag as not wanted. False when nothing of it is in flight.
     pub fn cancel(&self, tag: Tag) -> bool {
         let state = locked(&self.state);
         let mut any = false;
@@ -216,7 +217,7 @@ impl<P: Peer, X: Default> Queue<P, X> {
         !running && !state.unsettled.iter().any(|(other, _)| *other == tag)
     }
 
-    /// Waits until no submission to a peer is unfinished; false when the deadline passed first.
+    /// Waits until no submission to a peer is unfinished. False when the deadline passed first.
     pub fn wait_idle(&self, peer: PeerId, deadline: Instant) -> bool {
         let mut state = locked(&self.state);
         state.waiting += 1;

@@ -10,7 +10,7 @@ pub const MAX_REGIONS: usize = 128;
 pub struct RegionDescriptor {
     /// Its owner's number for it.
     pub id: RegionId,
-    /// The host's; a write that means another lands nowhere.
+    /// The host's. A write that means another lands nowhere.
     pub generation: u32,
     /// First byte, in its owner's process.
     pub address: u64,

@@ -70,7 +70,7 @@ impl AsRawFd for Event {
 /// Starts a thread. `broken` is called, on that thread, if `body` panics.
 ///
 /// # Errors
-/// `IO` when there is no thread to be had; `body` is dropped then.
+/// `IO` when there is no thread to be had. `body` is dropped then.
 pub fn start_thread(
     name: &str,
     body: impl FnOnce() + Send + 'static,

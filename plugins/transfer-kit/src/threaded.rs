@@ -1,12 +1,12 @@
 //! A thread for each peer: for networks whose calls wait, such as sockets.
 //!
 //! A backend brings a [`Network`], which connects, and for each peer a [`Line`], which sends a submission and waits for its end.
-//! [`Threaded`] is the [`Backend`] around them: memory, peers, threads, fences. The threads that receive are the backend's; they land
-//! bytes through an [`Inbound`].
+//! [`Threaded`] is the [`Backend`] around them: memory, peers, threads, fences. The threads that receive are the backend's. They
+//! land bytes through an [`Inbound`].
 //!
 //! ```text
 //!   submit ──► queue ──► thread of the peer ──► Line::send ═══ network ═══► Inbound::land ──► memory
-//!   disconnect ──► cut the peer's Inbounds; Line::end returns when nothing that was sent lands any more
+//!   disconnect ──► cut the peer's Inbounds. Line::end returns when nothing that was sent lands any more
 //! ```
 
 use std::io;
@@ -65,7 +65,7 @@ pub trait Line: Send + 'static {
     ) -> io::Result<(i32, u64)>;
 
     /// Ends the connection, and returns when nothing that was sent over it lands any more. `lost` says that [`send`](Self::send)
-    /// failed; else this end is on purpose, and the peer's host is not to be told of a loss.
+    /// failed. Else this end is on purpose, and the peer's host is not to be told of a loss.
     fn end(&mut self, lost: bool);
 }
 
@@ -91,7 +91,7 @@ pub struct ThreadedPeer {
     id: PeerId,
     name: String,
     interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
-    /// Slots of the queue on their way to the thread; nothing once no more may come.
+    /// Slots of the queue on their way to the thread. Nothing once no more may come.
     work: Mutex<Option<SyncSender<u32>>>,
     /// The host wants it to end, or the connection is lost.
     gone: AtomicBool,
@@ -203,7 +203,7 @@ pub struct Inbound {
 }
 
 impl Inbound {
-    /// Lands bytes; see [`GuardedMemory::land`].
+    /// Lands bytes. See [`GuardedMemory::land`].
     pub fn land(&self, write: &Write, at: usize, bytes: &[u8]) -> bool {
         self.station.memory.land(self.writer, write, at, bytes)
     }
@@ -219,8 +219,8 @@ impl Inbound {
         instance.announce();
     }
 
-    /// The connection has ended. Unless this was on purpose, or the peer was cut off, the host hears that the peer is lost; nothing of
-    /// it lands any more then.
+    /// The connection has ended. Unless this was on purpose, or the peer was cut off, the host hears that the peer is lost.
+    /// Nothing of it lands any more then.
     pub fn ended(self, on_purpose: bool) {
         let was_cut = !self.station.memory.dismiss(self.writer);
         if !was_cut && !on_purpose {
@@ -356,7 +356,7 @@ impl<N: Network> Backend for Threaded<N> {
 
 impl<N: Network> Drop for Threaded<N> {
     fn drop(&mut self) {
-        // Hosts call shutdown; this is for those that fail before they can.
+        // Hosts call shutdown. This is for those that fail before they can.
         let _best_effort = self.shutdown(1000);
     }
 }

@@ -1,7 +1,7 @@
 //! Bytes that cross between instances. Little endian, versioned.
 //!
 //! All begin with a [`Magic`] of eight bytes, of which the last is the version. [`Endpoint`] is what the host carries from
-//! one instance to another. [`Message`] is what two instances say to each other about their connections; how it travels, and
+//! one instance to another. [`Message`] is what two instances say to each other about their connections. How it travels, and
 //! what else they say, is the backend's.
 
 mod message;
@@ -69,7 +69,7 @@ impl Endpoint {
     /// From bytes.
     ///
     /// # Errors
-    /// `VERSION` for another plugin's, or of another version; `INVALID_ARGUMENT` for damaged ones.
+    /// `VERSION` for another plugin's, or of another version. `INVALID_ARGUMENT` for damaged ones.
     pub fn decode(bytes: &[u8], format: &Format) -> Result<Self> {
         let mut at = Reader::new(bytes, &format.magic, "the endpoint")?;
         let (token, instance) = (at.array()?, at.array()?);
@@ -79,7 +79,7 @@ impl Endpoint {
     }
 }
 
-/// Appends bytes with their length before them; [`Reader::piece`] takes them off again.
+/// Appends bytes with their length before them. [`Reader::piece`] takes them off again.
 pub fn put(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend((bytes.len() as u32).to_le_bytes());
     to.extend(bytes);

@@ -128,7 +128,8 @@ impl FromStr for Address {
 }
 
 impl Address {
-    /// Whether no process listens there. True when the machine says so itself; silence may be the network's.
+    /// Whether no process listens there. True when the machine says so itself. Silence proves nothing: it may be the
+    /// network's.
     pub async fn is_unused(&self) -> bool {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         let probe = async {
@@ -159,7 +160,7 @@ fn socket_path(text: &str) -> Option<Result<PathBuf, BadAddress>> {
 /// Where a process listens for others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenAt {
-    /// An address of this machine; port 0 takes a free one.
+    /// An address of this machine. Port 0 takes a free port.
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),

@@ -12,7 +12,7 @@ use super::{PING_EVERY, PING_WAIT};
 /// Calls of one connection at once: more than a worker queues and runs. Further ones wait at the caller.
 const MAX_CALLS: u32 = 1 << 14;
 
-/// Answers calls on a listener until `stop` resolves; then lets those under way end, however long they take.
+/// Answers calls on a listener until `stop` resolves. Then calls under way may end, however long they take.
 ///
 /// A listener without credentials answers HTTP/1 requests, too.
 ///

@@ -1,7 +1,7 @@
 //! TLS: mutual between the processes of a cluster, and that of the HTTP API.
 //!
-//! Certificates, keys and secrets lie in files, which are looked at for every new connection. When they have changed, new connections use
-//! what is in them; those that are open go on. Files that cannot be used change nothing and are warned of.
+//! Certificates, keys and secrets lie in files, which are looked at for every new connection. When they have changed, new
+//! connections use what is in them. Those that are open go on. Files that cannot be used change nothing and are warned of.
 
 mod api;
 mod files;
@@ -118,7 +118,7 @@ impl Tls {
     pub(super) async fn accept(&self, connection: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
         let accepted =
             TlsAcceptor::from(self.look().await?.server).accept(connection).await.map_err(plainly)?;
-        // An authority of others may sign for many; those of this cluster have its name.
+        // An authority of others may sign for many. Certificates of this cluster have its name.
         check_name(accepted.get_ref().1.peer_certificates())?;
         Ok(accepted)
     }

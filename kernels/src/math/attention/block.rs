@@ -49,7 +49,7 @@ pub(super) fn score_side_by_side<V: Vector, const N: usize>(
         for first in (0..head_dim).step_by(8) {
             for lane in 0..8 {
                 let dimension = first + lane;
-                // SAFETY: `columns` has 16 elements for each dimension, and `slot` one of its vectors; queries have
+                // SAFETY: `columns` has 16 elements for each dimension, and `slot` one of its vectors. Queries have
                 // `head_dim` elements.
                 unsafe {
                     let keys = V::load(columns.as_ptr().add(dimension * ATTENTION_BLOCK + slot));

@@ -18,13 +18,13 @@ impl Vector for Ymm {
 
     #[inline(always)]
     unsafe fn load(source: *const f32) -> Self {
-        // SAFETY: eight readable elements by the caller's promise; the CPU has AVX2, see `Ymm`.
+        // SAFETY: eight readable elements by the caller's promise. The CPU has AVX2, see `Ymm`.
         Self(unsafe { _mm256_loadu_ps(source) })
     }
 
     #[inline(always)]
     unsafe fn load_bf16(source: *const u16) -> Self {
-        // SAFETY: eight readable elements by the caller's promise; the CPU has AVX2, see `Ymm`.
+        // SAFETY: eight readable elements by the caller's promise. The CPU has AVX2, see `Ymm`.
         Self(unsafe {
             let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(source.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
@@ -33,7 +33,7 @@ impl Vector for Ymm {
 
     #[inline(always)]
     unsafe fn store(self, target: *mut f32) {
-        // SAFETY: eight writable elements by the caller's promise; the CPU has AVX2, see `Ymm`.
+        // SAFETY: eight writable elements by the caller's promise. The CPU has AVX2, see `Ymm`.
         unsafe { _mm256_storeu_ps(target, self.0) }
     }
 

@@ -20,13 +20,13 @@ impl Vector for Zmm {
 
     #[inline(always)]
     unsafe fn load(source: *const f32) -> Self {
-        // SAFETY: sixteen readable elements by the caller's promise; the CPU has AVX-512F, see `Zmm`.
+        // SAFETY: sixteen readable elements by the caller's promise. The CPU has AVX-512F, see `Zmm`.
         Self(unsafe { _mm512_loadu_ps(source) })
     }
 
     #[inline(always)]
     unsafe fn load_bf16(source: *const u16) -> Self {
-        // SAFETY: sixteen readable elements by the caller's promise; the CPU has AVX-512F, see `Zmm`.
+        // SAFETY: sixteen readable elements by the caller's promise. The CPU has AVX-512F, see `Zmm`.
         Self(unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(source.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
@@ -35,7 +35,7 @@ impl Vector for Zmm {
 
     #[inline(always)]
     unsafe fn store(self, target: *mut f32) {
-        // SAFETY: sixteen writable elements by the caller's promise; the CPU has AVX-512F, see `Zmm`.
+        // SAFETY: sixteen writable elements by the caller's promise. The CPU has AVX-512F, see `Zmm`.
         unsafe { _mm512_storeu_ps(target, self.0) }
     }
 

@@ -4,7 +4,7 @@ use super::super::lanes::Vector;
 use super::super::panels::PANEL;
 use super::{Part, Weight};
 
-/// Rows of the tallest tile. AVX has 16 registers, of which 6 rows x 16 columns take 12; AVX-512 has 32, of which 14 rows x
+/// Rows of the tallest tile. AVX has 16 registers, of which 6 rows x 16 columns take 12. AVX-512 has 32, of which 14 rows x
 /// 32 columns take 28. What is left holds the weights of one k and an input.
 #[inline(always)]
 pub(super) const fn tallest<V: Vector>() -> usize {
@@ -59,7 +59,7 @@ pub(super) unsafe fn add_block<V: Vector, W, K: Weight>(
             ($(($panels:literal: $($rows:literal)*))*) => {
                 match (block.panels, rows) {
                     $($(
-                        // SAFETY: the caller's promise; the part has the tile's rows, and the block its panels.
+                        // SAFETY: the caller's promise. The part has the tile's rows, and the block its panels.
                         ($panels, $rows) => unsafe {
                             tile::<V, W, K, $rows, $panels>(part, block, row, weights, stride);
                         },
@@ -99,7 +99,7 @@ unsafe fn tile<V: Vector, W, K: Weight, const M: usize, const P: usize>(
     debug_assert!(whole || P == 1, "a wide tile over a panel that is not full");
     let mut edge = [[0f32; PANEL]; M];
     let (target, step) = if whole { (y, part.outputs) } else { (edge.as_mut_ptr().cast(), PANEL) };
-    // Vectors of a panel; with one of them, the second of each pair below is never used.
+    // Vectors of a panel. With one of them, the second of each pair below is never used.
     let vectors = PANEL / V::WIDTH;
     // SAFETY: x and the weights are the caller's promise, y has its last element checked above, and `edge` has room for a
     // tile of one panel.

@@ -216,7 +216,7 @@ impl Bench {
         [write, read]
     }
 
-    /// As upstream's file backend: a temporary file, written, renamed; read with one call. By so many threads.
+    /// As upstream's file backend: a temporary file, written and renamed. It is read with one call. By so many threads.
     pub fn files_both(&self, threads: usize, direct: bool) -> [Measured; 2] {
         let dir = self.dir.join("files");
         std::fs::create_dir(&dir).unwrap();
@@ -271,7 +271,7 @@ fn spread(numbers: Vec<f64>, digits: usize) -> String {
 /// A way to write all pages and read them again.
 pub type Way<'a> = (&'a str, &'a dyn Fn(&Bench) -> [Measured; 2]);
 
-/// Prints what so many rounds of all ways come to, page size by page size; ratios are to the first way. Ratios and processor
+/// Prints what so many rounds of all ways come to, page size by page size. Ratios are to the first way. Ratios and processor
 /// time come with the range of the rounds.
 pub fn table(bench: &mut Bench, ways: &[Way<'_>], megabytes: usize, count: usize) {
     println!("| page | way | write GB/s | of raw | core s/GB | read GB/s | of raw | core s/GB | found |");

@@ -191,7 +191,7 @@ fn memory_that_was_deregistered_and_is_other_memory_now_is_read_and_written_as_w
             if round == 0 { MapFlags::PRIVATE } else { MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE };
         // SAFETY: fresh memory, at a place that is free.
         at = unsafe { mmap_anonymous(at, LENGTH, ProtFlags::READ | ProtFlags::WRITE, fixed) }.unwrap();
-        // SAFETY: mapped above, and unmapped later; no batch is in flight when it is used.
+        // SAFETY: mapped above, and unmapped later. No batch is in flight when it is used.
         let bytes = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), LENGTH) };
         let memory = host_plugin_api::Memory {
             address: Address(at as u64),
@@ -215,7 +215,7 @@ fn memory_that_was_deregistered_and_is_other_memory_now_is_read_and_written_as_w
             assert!(bytes[..131_072].iter().all(|byte| *byte == 0xEE));
         }
         world.tier.deregister(region).unwrap();
-        // SAFETY: as above; the tier has let go of it.
+        // SAFETY: as above, and the tier has let go of it.
         unsafe { munmap(at, LENGTH) }.unwrap();
     }
     world.close();

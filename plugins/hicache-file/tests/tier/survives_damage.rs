@@ -29,7 +29,7 @@ fn a_flipped_bit_in_any_byte_of_a_value_is_an_error_once_and_then_a_miss() {
                 continue;
             }
             let mut world = World::new(dir.path(), length * length, &config);
-            // As many pages as a page has bytes; in each another byte is wrong.
+            // As many pages as a page has bytes. In each another byte is wrong.
             let numbers: Vec<u64> = (0..length as u64).collect();
             world.put_all(&numbers, length);
             world.close();

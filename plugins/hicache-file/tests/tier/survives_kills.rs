@@ -56,7 +56,7 @@ fn child() {
             world.close();
             writeln!(out, "closed 1").unwrap();
         }
-        // Reads a hundred over and over; panics when bytes are wrong.
+        // Reads a hundred over and over. Panics when bytes are wrong.
         "read" => loop {
             let numbers: Vec<u64> = (0..40).map(|n| first + n).collect();
             let found = world.found(&numbers, LENGTH);
@@ -190,7 +190,7 @@ fn what_another_process_reads_may_be_deleted_and_evicted_meanwhile() {
         world.delete(&others[..10]);
         said(&mut reader, "found");
     }
-    // The reader's hits keep its segment young, or it is gone; either way no byte was wrong, or the child had ended.
+    // The reader's hits keep its segment young, or it is gone. Either way no byte was wrong, or the child had ended.
     for _ in 0..20 {
         said(&mut reader, "found");
     }

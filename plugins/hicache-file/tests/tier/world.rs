@@ -127,7 +127,7 @@ impl World {
         (0..count).step_by(most).map(move |first| first..count.min(first + most))
     }
 
-    /// Stores pages of these numbers, one behind the other in memory from `shift` on; how each ended.
+    /// Stores pages of these numbers, one behind the other in memory from `shift` on. Returns how each ended.
     pub fn put(&mut self, numbers: &[u64], length: usize, shift: usize) -> Vec<i32> {
         for (at, number) in numbers.iter().enumerate() {
             let start = shift + at * length;
@@ -146,7 +146,7 @@ impl World {
         assert!(ended.iter().all(|status| *status == STORED), "{ended:?}");
     }
 
-    /// Reads pages of these numbers, from `shift` on; how each ended. What was found is what was put, or this panics.
+    /// Reads pages of these numbers, from `shift` on. Returns how each ended. What was found is what was put, or this panics.
     pub fn get(&mut self, numbers: &[u64], length: usize, shift: usize) -> Vec<i32> {
         self.bytes().fill(0xEE);
         let pages: Vec<_> =

@@ -1,6 +1,6 @@
 //! The engine of Mooncake's C library, which is looked up and loaded when it is used.
 //!
-//! Only what `transfer_engine_c.h` declared from 0.3.6 on is required; it has only been added to since.
+//! Only what `transfer_engine_c.h` declared from 0.3.6 on is required. Since then the header has only grown.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -131,7 +131,7 @@ impl CDriver {
         if config.protocol == Protocol::Tcp {
             crate::environment::force_tcp();
         }
-        // SAFETY: its constructors run; it is Mooncake's, named by the user or found where it is installed.
+        // SAFETY: its constructors run. It is Mooncake's, named by the user or found where it is installed.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = library.map_err(|error| crate::search::whole(&error))?;
         let api = Api::look_up(&library).map_err(|missing| {
@@ -161,7 +161,7 @@ impl Driver for CDriver {
         }
         let mut engine = CEngine { api, handle, session: String::new(), met: Mutex::default() };
         if !rdma {
-            // SAFETY: the engine is ours; a transport without arguments.
+            // SAFETY: the engine is ours. The transport takes no arguments.
             let tcp = unsafe { (engine.api.installTransport)(handle, c"tcp".as_ptr(), std::ptr::null_mut()) };
             if tcp.is_null() {
                 return Err("Mooncake's installTransport refused tcp".to_owned());
@@ -191,7 +191,7 @@ struct CEngine {
     met: Mutex<HashMap<String, i32>>,
 }
 
-// SAFETY: Mooncake's engine may be called from any thread; the handle is ours until our drop.
+// SAFETY: Mooncake's engine may be called from any thread. The handle is ours until our drop.
 unsafe impl Send for CEngine {}
 // SAFETY: as above.
 unsafe impl Sync for CEngine {}
@@ -203,7 +203,7 @@ fn must(what: &str, code: c_int) -> Result<(), String> {
 impl CEngine {
     fn segment(&self, session: &str) -> Result<i32, String> {
         let name = CString::new(session).map_err(|error| error.to_string())?;
-        // SAFETY: the engine is alive; the text ends in a zero and is not used after the call.
+        // SAFETY: the engine is alive. The text ends in a zero and is not used after the call.
         let segment = unsafe { (self.api.openSegment)(self.handle, name.as_ptr()) };
         if segment < 0 {
             Err(format!("{session} cannot be reached: Mooncake's openSegment answered {segment}"))
@@ -225,7 +225,7 @@ impl CEngine {
             }
             match status.status {
                 COMPLETED => {}
-                // The rest goes on until the engine ends, which is the caller's answer; the batch goes with it.
+                // The rest goes on until the engine ends, which is the caller's answer. The batch goes with it.
                 code if ENDED_BADLY.contains(&code) => return State::Failed,
                 _ => return State::Running,
             }
@@ -252,7 +252,7 @@ impl Engine for CEngine {
         if count == 0 {
             return Ok(());
         }
-        // SAFETY: the engine is alive; the list is ours and as long as said; the memory is its owner's to keep.
+        // SAFETY: the engine is alive. The list is ours and as long as said. The memory's owner keeps it.
         let code =
             unsafe { (self.api.registerLocalMemoryBatch)(self.handle, list, count, ANYWHERE.as_ptr()) };
         must("registerLocalMemoryBatch", code)
@@ -293,7 +293,7 @@ impl Engine for CEngine {
         if batch == NO_BATCH {
             return Err("Mooncake's allocateBatchID failed".to_owned());
         }
-        // SAFETY: the batch is new and has room for these; the list is ours and as long as said.
+        // SAFETY: the batch is new and has room for these. The list is ours and as long as said.
         let code =
             unsafe { (self.api.submitTransfer)(self.handle, batch, requests.as_mut_ptr(), requests.len()) };
         if code != 0 {
@@ -326,7 +326,7 @@ impl Engine for CEngine {
         let text = CString::new(text).map_err(|error| other(error.to_string()))?;
         // Mooncake copies both, whatever the header's types say.
         let message = Notify { name: name.as_ptr().cast_mut(), message: text.as_ptr().cast_mut() };
-        // SAFETY: the engine is alive; the texts end in a zero and are not used after the call.
+        // SAFETY: the engine is alive. The texts end in a zero and are not used after the call.
         match unsafe { (self.api.genNotifyInEngine)(self.handle, segment as u64, message) } {
             0 => Ok(()),
             REFUSED => super::look_for(session)
@@ -337,7 +337,7 @@ impl Engine for CEngine {
 
     fn messages(&self) -> Vec<String> {
         let mut count = 0;
-        // SAFETY: the engine is alive; the place for the count is ours.
+        // SAFETY: the engine is alive. The place for the count is ours.
         let list = unsafe { (self.api.getNotifsFromEngine)(self.handle, &raw mut count) };
         if list.is_null() {
             return Vec::new();
@@ -367,7 +367,7 @@ impl Drop for CEngine {
             let _closed = unsafe { (self.api.closeSegment)(self.handle, segment) };
         }
         super::end_quickly(super::idle_connections::port(&self.session).as_slice(), super::VAIN, || {
-            // SAFETY: ended once; nothing of ours uses it any more.
+            // SAFETY: ended once. Nothing of ours uses it any more.
             unsafe { (self.api.destroyTransferEngine)(self.handle) };
         });
     }

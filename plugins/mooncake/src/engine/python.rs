@@ -223,7 +223,7 @@ impl Engine for PythonEngine {
         match answer {
             Ok(1) => State::Done,
             Ok(-1) => State::Failed,
-            // -2 is a deadline that Mooncake's user may set; the write goes on. An exception says nothing about it.
+            // -2 is a deadline that Mooncake's user may set. The write goes on. An exception says nothing about it.
             _ => State::Running,
         }
     }

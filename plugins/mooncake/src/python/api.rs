@@ -90,7 +90,7 @@ impl Api {
             if !bare && !path.is_file() {
                 continue;
             }
-            // SAFETY: its constructors run; it is CPython's own library, as its interpreter names it. Extension modules look
+            // SAFETY: its constructors run. It is CPython's own library, as its interpreter names it. Extension modules look
             // its symbols up globally.
             match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
                 Err(error) => tried.push_str(&format!("\n    {}", whole(&error))),
@@ -143,7 +143,7 @@ impl Api {
 /// What the loader says of the first that cannot be loaded.
 pub fn preload(paths: &[impl AsRef<Path>]) -> Result<(), String> {
     for path in paths {
-        // SAFETY: its constructors run; the user named it, or it is one that Mooncake's own wheel asks for.
+        // SAFETY: its constructors run. The user named it, or it is one that Mooncake's own wheel asks for.
         let library = unsafe { Library::open(Some(path.as_ref()), RTLD_NOW | RTLD_GLOBAL) };
         std::mem::forget(library.map_err(|error| whole(&error))?);
     }

@@ -53,7 +53,7 @@ impl Gil {
     /// # Errors
     /// The exception's text.
     pub fn import(&self, module: &str) -> Result<Object, String> {
-        // SAFETY: we hold the lock; the name ends in a zero.
+        // SAFETY: we hold the lock, and the name ends in a zero.
         self.owned(unsafe { (self.api.PyImport_ImportModule)(c_name(module).as_ptr()) })
     }
 
@@ -62,7 +62,7 @@ impl Gil {
     /// # Errors
     /// The exception's text.
     pub fn attribute(&self, of: &Object, name: &str) -> Result<Object, String> {
-        // SAFETY: we hold the lock; the object is alive; the name ends in a zero.
+        // SAFETY: we hold the lock. The object is alive, and the name ends in a zero.
         self.owned(unsafe { (self.api.PyObject_GetAttrString)(of.pointer.as_ptr(), c_name(name).as_ptr()) })
     }
 
@@ -72,7 +72,7 @@ impl Gil {
     /// The exception's text.
     pub fn call(&self, callee: &Object, arguments: &[Value]) -> Result<Object, String> {
         let tuple = self.tuple(arguments)?;
-        // SAFETY: we hold the lock; both are alive.
+        // SAFETY: we hold the lock, and both are alive.
         self.owned(unsafe { (self.api.PyObject_CallObject)(callee.pointer.as_ptr(), tuple.pointer.as_ptr()) })
     }
 
@@ -81,7 +81,7 @@ impl Gil {
     /// # Errors
     /// When it is none, or too large.
     pub fn int(&self, object: &Object) -> Result<i64, String> {
-        // SAFETY: we hold the lock; the object is alive.
+        // SAFETY: we hold the lock, and the object is alive.
         let value = unsafe { (self.api.PyLong_AsLongLong)(object.pointer.as_ptr()) };
         if value == -1 && self.has_raised() { Err(self.raised()) } else { Ok(value) }
     }
@@ -91,7 +91,7 @@ impl Gil {
     /// # Errors
     /// When it is none, or too large.
     pub fn unsigned(&self, object: &Object) -> Result<u64, String> {
-        // SAFETY: we hold the lock; the object is alive.
+        // SAFETY: we hold the lock, and the object is alive.
         let value = unsafe { (self.api.PyLong_AsUnsignedLongLong)(object.pointer.as_ptr()) };
         if value == u64::MAX && self.has_raised() { Err(self.raised()) } else { Ok(value) }
     }
@@ -102,7 +102,7 @@ impl Gil {
     /// When it is none.
     pub fn text(&self, object: &Object) -> Result<String, String> {
         let mut length = 0;
-        // SAFETY: we hold the lock; the object is alive, and the text lives as long as it.
+        // SAFETY: we hold the lock. The object is alive, and the text lives as long as it.
         unsafe {
             let start = (self.api.PyUnicode_AsUTF8AndSize)(object.pointer.as_ptr(), &raw mut length);
             if start.is_null() {
@@ -118,12 +118,12 @@ impl Gil {
     /// # Errors
     /// When it is none.
     pub fn items(&self, list: &Object) -> Result<Vec<Object>, String> {
-        // SAFETY: we hold the lock; the object is alive.
+        // SAFETY: we hold the lock, and the object is alive.
         let size = unsafe { (self.api.PySequence_Size)(list.pointer.as_ptr()) };
         if size < 0 {
             return Err(self.raised());
         }
-        // SAFETY: as above; what it returns is a reference of ours.
+        // SAFETY: as above. What it returns is a reference of ours.
         let item = |at| self.owned(unsafe { (self.api.PySequence_GetItem)(list.pointer.as_ptr(), at) });
         (0..size).map(item).collect()
     }
@@ -136,7 +136,7 @@ impl Gil {
             if value.is_null() {
                 return Err(self.raised());
             }
-            // SAFETY: we hold the lock; the place is inside the new tuple, which takes our reference over.
+            // SAFETY: we hold the lock. The place is inside the new tuple, which takes our reference over.
             unsafe { (self.api.PyTuple_SetItem)(tuple.pointer.as_ptr(), at as isize, value) };
         }
         Ok(tuple)
@@ -145,7 +145,7 @@ impl Gil {
     /// A new reference to a value, or null when Python raised.
     fn raw(&self, value: Value) -> Handle {
         let api = self.api;
-        // SAFETY: we hold the lock; texts are given with their lengths.
+        // SAFETY: we hold the lock. Texts are given with their lengths.
         unsafe {
             match value {
                 Value::Text(text) => {
@@ -178,7 +178,7 @@ impl Gil {
                 unsafe { (self.api.Py_DecRef)(list) };
                 return null_mut();
             }
-            // SAFETY: we hold the lock; the place is inside the new list, which takes our reference over.
+            // SAFETY: we hold the lock. The place is inside the new list, which takes our reference over.
             unsafe { (self.api.PyList_SetItem)(list, at as isize, value) };
         }
         list
@@ -197,14 +197,14 @@ impl Gil {
     /// The text of what was raised, which is cleared.
     fn raised(&self) -> String {
         let (mut kind, mut value, mut trace) = (null_mut(), null_mut(), null_mut());
-        // SAFETY: we hold the lock; what is fetched are references of ours, or null.
+        // SAFETY: we hold the lock. What is fetched are references of ours, or null.
         let [kind, value, _trace] = unsafe {
             (self.api.PyErr_Fetch)(&raw mut kind, &raw mut value, &raw mut trace);
             (self.api.PyErr_NormalizeException)(&raw mut kind, &raw mut value, &raw mut trace);
             [kind, value, trace].map(|p| NonNull::new(p).map(|pointer| Object { api: self.api, pointer }))
         };
         let Some(value) = value else { return "a call into Python failed without an exception".to_owned() };
-        // SAFETY: we hold the lock; the object is alive. Null when even that raises.
+        // SAFETY: we hold the lock, and the object is alive. Null when even that raises.
         let said = NonNull::new(unsafe { (self.api.PyObject_Str)(value.pointer.as_ptr()) })
             .map(|pointer| Object { api: self.api, pointer });
         let said = said.and_then(|said| self.plain(&said)).unwrap_or_default();
@@ -219,9 +219,9 @@ impl Gil {
         format!("{}: {said}", name.as_deref().unwrap_or("an exception"))
     }
 
-    /// A text, if it is one; not why it is none.
+    /// A text, if it is one. Does not say why it is none.
     fn plain(&self, object: &Object) -> Option<String> {
-        // SAFETY: we hold the lock; the object is alive, and the text lives as long as it.
+        // SAFETY: we hold the lock. The object is alive, and the text lives as long as it.
         unsafe {
             let start = (self.api.PyUnicode_AsUTF8AndSize)(object.pointer.as_ptr(), null_mut());
             (!start.is_null()).then(|| text(start))
@@ -247,7 +247,7 @@ impl Drop for Object {
 impl Clone for Object {
     fn clone(&self) -> Self {
         let _gil = Gil::hold(self.api);
-        // SAFETY: we hold the lock; the object is alive.
+        // SAFETY: we hold the lock, and the object is alive.
         unsafe { (self.api.Py_IncRef)(self.pointer.as_ptr()) };
         Self { api: self.api, pointer: self.pointer }
     }

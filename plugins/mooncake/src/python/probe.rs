@@ -145,7 +145,7 @@ impl Probe {
         self.usable(&self.engine)
     }
 
-    /// Whether `mooncake.store` can; as [`engine`](Self::engine).
+    /// Whether `mooncake.store` can. As [`engine`](Self::engine).
     ///
     /// # Errors
     /// What is missing, and how to get it.
@@ -204,7 +204,7 @@ impl Probe {
     }
 }
 
-/// The interpreter, and whether the operator named it; else it was found.
+/// The interpreter, and whether the operator named it or it was found.
 fn interpreter(configured: Option<&Path>) -> (PathBuf, bool) {
     if let Some(path) = configured {
         return (path.to_owned(), true);
@@ -232,7 +232,7 @@ fn hint(error: &str) -> &'static str {
     ""
 }
 
-/// The numbers of a version; what is none ends it.
+/// The numbers of a version. A part that is no number ends them.
 fn parse(version: &str) -> [u32; 3] {
     let mut numbers = [0; 3];
     for (place, part) in numbers.iter_mut().zip(version.split('.')) {

@@ -60,7 +60,7 @@ impl CLibrary {
     /// # Errors
     /// What the loader says.
     pub fn load(path: &Path) -> Result<Self, String> {
-        // SAFETY: the operator that names a library vouches for it; its constructors are Mooncake's own.
+        // SAFETY: the operator that names a library vouches for it. Its constructors are Mooncake's own.
         let library = unsafe { libloading::Library::new(path) }.map_err(|error| whole(&error))?;
         // SAFETY: a library with these names in it is Mooncake Store's.
         let symbols = unsafe { Symbols::find(&library) }.map_err(|error| whole(&error))?;
@@ -191,7 +191,7 @@ impl Client for CClient {
     }
 
     fn remove(&self, names: &[String]) -> Result<Vec<i64>, String> {
-        // SAFETY: an open handle and a text; 1 removes it even if it was just read.
+        // SAFETY: an open handle and a text. 1 removes it even if it was just read.
         let remove = |text: &CString| unsafe { (self.symbols.remove)(self.handle, text.as_ptr(), 1) };
         Ok(texts(names)?.iter().map(|text| remove(text).into()).collect())
     }
@@ -203,7 +203,7 @@ impl Client for CClient {
     }
 
     fn unregister(&self, span: Span) -> Result<(), String> {
-        // SAFETY: an open handle; the address is only compared.
+        // SAFETY: an open handle. The address is only compared.
         let code = unsafe { (self.symbols.unregister)(self.handle, span.address as *mut c_void) };
         all(code, "unregister_buffer")
     }

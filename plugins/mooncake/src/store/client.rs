@@ -3,7 +3,7 @@
 use host_plugin_api::ErrorCode;
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 
-/// Most keys of one call; more at once overflow Mooncake's queue of transfers to one peer.
+/// Most keys of one call. More at once overflow Mooncake's queue of transfers to one peer.
 pub const CALL_KEYS: usize = 1024;
 
 /// A piece of registered memory.
@@ -13,7 +13,7 @@ pub struct Span {
     pub length: u64,
 }
 
-/// What a client is set up with; the names are Mooncake's.
+/// What a client is set up with. The names are Mooncake's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
     pub local_hostname: String,
@@ -46,7 +46,7 @@ pub trait Library: Send + Sync {
 }
 
 /// A client that was set up. Every call may block, some for a minute, and may be made from any thread. A slice of
-/// results has one number for each key; an error says that none is known.
+/// results has one number for each key. An error says that none is known.
 pub trait Client: Send + Sync {
     /// 1 is there, 0 is not, or a code.
     ///

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::client::Setup;
 use super::link::Making;
 
-/// The keys that the tier reads; the manifest refuses what neither role knows.
+/// The keys that the tier reads. The manifest refuses what neither role knows.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 pub struct Config {

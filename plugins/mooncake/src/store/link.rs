@@ -1,8 +1,8 @@
 //! The connection to Mooncake: whether calls go through, which calls run, and its ends and new beginnings.
 //!
 //! Without a master every call fails, and a get only after 4.3 s, so after the first that does none is made any more until a
-//! question to the master was answered (a circuit breaker). Mooncake's own client comes back by itself when the master
-//! does; `health_check` says that all is well either way, so it is not used.
+//! question to the master was answered (a circuit breaker). Mooncake's own client comes back by itself when the master does.
+//! `health_check` says that all is well either way, so it is not used.
 //!
 //! Mooncake gives a transfer up after 60 s and then leaves it running: the owner of the segment may have been frozen, and
 //! when it thaws, bytes come into memory that has long been used for other pages. What ends that is the end of the client, so

@@ -23,7 +23,7 @@ const QUESTION: [u8; 20] = {
 /// Finds out within a time whether a process listens there and reacts to a question.
 ///
 /// # Errors
-/// `TimedOut` when nothing refuses and nothing answers; otherwise what the system says of a master that is not there.
+/// `TimedOut` when nothing refuses and nothing answers. Otherwise what the system says of a master that is not there.
 pub fn answers(address: &str, timeout: Duration) -> Result<()> {
     let mut last = Error::new(ErrorKind::NotFound, "the name has no address");
     for address in address.to_socket_addrs()? {

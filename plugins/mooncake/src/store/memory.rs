@@ -36,7 +36,7 @@ impl Regions {
         locked(&self.state)
     }
 
-    /// The place of a page, which stays until it is [let go](Regions::release); nothing if it is in no region.
+    /// The place of a page, which stays until it is [let go](Regions::release). Nothing if the page is in no region.
     pub fn pin(&self, page: &TierPage) -> Option<Span> {
         let mut state = locked(&self.state);
         let region = state.regions.get_mut(&page.region.0).filter(|region| !region.leaving)?;

@@ -98,7 +98,7 @@ impl Queue {
         }
     }
 
-    /// Takes a batch in; false when all slots are taken.
+    /// Takes a batch in. False when all slots are taken.
     pub fn push(&self, tag: Tag, work: Work, pages: impl ExactSizeIterator<Item = TierPage>) -> bool {
         let count = pages.len() as u32;
         let accepted = Instant::now();
@@ -117,7 +117,7 @@ impl Queue {
         true
     }
 
-    /// A lane's thread: the next batch; waits for one. Nothing when it should end.
+    /// A lane's thread: waits for the next batch. Nothing when the thread should end.
     pub fn next(&self, lane: Lane) -> Option<(u32, Work)> {
         let mut state = locked(&self.state);
         loop {
@@ -195,7 +195,7 @@ impl Queue {
         !locked(&self.state).done.is_empty()
     }
 
-    /// Ends what has not begun, and marks the rest; false when nothing of this tag is in flight.
+    /// Ends what has not begun, and marks the rest. False when nothing of this tag is in flight.
     pub fn cancel(&self, tag: Tag) -> bool {
         let mut state = locked(&self.state);
         let mut any = false;

@@ -1,4 +1,4 @@
-//! How much the pool holds. Mooncake's clients cannot ask; the master shows it to monitoring.
+//! How much the pool holds. Mooncake's clients cannot ask, but the master shows it to monitoring.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -48,7 +48,7 @@ fn fetch(address: &str, timeout: Duration) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
-/// The sum of a metric's samples; nothing if there is none.
+/// The sum of a metric's samples, or nothing if there is none.
 fn value(said: &str, name: &str) -> Option<u64> {
     let samples =
         said.lines().filter_map(|line| line.strip_prefix(name)).filter(|rest| rest.starts_with([' ', '{']));

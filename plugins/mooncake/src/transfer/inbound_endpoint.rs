@@ -1,7 +1,7 @@
 //! Where one peer's writes come in: an engine that one sender knows, with our memory behind it.
 //!
 //! Ending the engine is the fence. It takes Mooncake's sockets and threads down with it, so that whatever the sender still
-//! sends, or the kernel still holds, lands nowhere; unregistering the memory would not stop a write that has begun.
+//! sends, or the kernel still holds, lands nowhere. Unregistering the memory would not stop a write that has begun.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use host_transfer_kit::connections::Connection;
 use super::shared::{Event, Shared};
 use crate::engine::{Engine, Range};
 
-/// Starts an engine with these regions, on a thread of its own; the service is told when that is done.
+/// Starts an engine with these regions, on a thread of its own. The service is told when that is done.
 ///
 /// # Errors
 /// When there is no thread to be had.
@@ -28,7 +28,7 @@ pub fn open(shared: &Arc<Shared>, connection: Connection, regions: &[RegionDescr
     })
 }
 
-/// Ends an engine, on a thread of its own, because that takes up to a second; the service is told when that is done. True when
+/// Ends an engine, on a thread of its own, because that takes up to a second. The service is told when that is done. True when
 /// there was no thread to be had, and it has ended.
 pub fn close(shared: &Arc<Shared>, connection: Connection, engine: Box<dyn Engine>) -> bool {
     let own = shared.clone();

@@ -1,7 +1,7 @@
 //! A connection on which we are the sender: an engine of its own, and the thread that feeds it.
 //!
 //! A submission becomes runs, of which no more than `max_outstanding` are with Mooncake at a time. It is done when every run
-//! is in the peer's memory; then the peer is told, and when it has said that it knows, the submission completes. The first
+//! is in the peer's memory. Then the peer is told, and when it has said that it knows, the submission completes. The first
 //! failure ends the link: Mooncake goes on with what it was given, and only the end of the engine stops that here, and of
 //! the inbound endpoint there.
 

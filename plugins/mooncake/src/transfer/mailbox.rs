@@ -35,7 +35,7 @@ impl Inbox {
         Self { state: Mutex::new(State { submissions, closed: false }), wake: Condvar::new() }
     }
 
-    /// **Hot.** Hands a submission to the link; false when the link takes none any more.
+    /// **Hot.** Hands a submission to the link. False when the link takes none any more.
     pub fn hand_over(&self, index: u32) -> bool {
         let mut state = locked(&self.state);
         if state.closed {
@@ -51,7 +51,7 @@ impl Inbox {
         to.append(&mut locked(&self.state).submissions);
     }
 
-    /// Link: takes nothing from now on; what came until now is moved to `to`.
+    /// Link: takes nothing from now on. What came until now is moved to `to`.
     pub fn close(&self, to: &mut VecDeque<u32>) {
         let mut state = locked(&self.state);
         state.closed = true;

@@ -28,7 +28,7 @@ const DROWSY: Duration = Duration::from_millis(1);
 const TICK: Duration = Duration::from_millis(1);
 /// How often it is looked after connections to our engines that keep others out.
 const WATCH: Duration = Duration::from_millis(250);
-/// Most strangers that are turned away at the same time; more are left without an answer.
+/// Most strangers that are turned away at the same time. More are left without an answer.
 const ANSWERS: usize = 8;
 /// How long goodbyes may take.
 const FAREWELL: Duration = Duration::from_millis(500);

@@ -158,7 +158,7 @@ impl Shared {
         self.linked.set_ended();
     }
 
-    /// Waits for the end of the service and of all other threads; false when the deadline came first.
+    /// Waits for the end of the service and of all other threads. False when the deadline came first.
     pub fn wait_ended(&self, deadline: Instant) -> bool {
         self.linked.wait_ended(deadline) && self.wait_for_threads(deadline)
     }

@@ -46,13 +46,13 @@ pub struct Frame {
     pub to: Random,
     /// Address of the sender's front.
     pub session: String,
-    /// The sender's stream to this instance; a later one replaces an earlier one.
+    /// The sender's stream to this instance. A later one replaces an earlier one.
     pub stream: u64,
-    /// The message's number in it, from 1 on; 0 for what is not repeated until it is acknowledged.
+    /// The message's number in it, from 1 on. 0 for what is not repeated until it is acknowledged.
     pub number: u64,
     /// The other direction's stream, and its last message that came in order.
     pub heard: (u64, u64),
-    /// The connection it is about, as the side that connected numbers it; 0 where it is about none.
+    /// The connection it is about, as the side that connected numbers it. 0 where it is about none.
     pub connection: u64,
     pub body: Body,
 }

@@ -111,7 +111,7 @@ impl Agent {
         // SAFETY: agent and map are alive, the name outlives the call.
         let create = |to| unsafe { (api.create_backend)(new.agent, backend.as_ptr(), map, to) };
         let made_backend = added.and_then(|()| made("create_backend", create));
-        // SAFETY: our own map, destroyed once; backends keep copies.
+        // SAFETY: our own map, destroyed once. Backends keep copies.
         let _destroyed = unsafe { (api.destroy_params)(map) };
         new.backend = made_backend?;
         // SAFETY: the place for the handle is ours.
@@ -134,12 +134,12 @@ impl Agent {
         }
         // SAFETY: NIXL made `length` bytes for us.
         let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length) }.to_vec();
-        // SAFETY: NIXL takes them from `malloc` and leaves them to the caller; they are not used after this.
+        // SAFETY: NIXL takes them from `malloc` and leaves them to the caller. They are not used after this.
         unsafe { free(data) };
         Ok(bytes)
     }
 
-    /// Makes another agent known; returns its name.
+    /// Makes another agent known. Returns its name.
     pub fn learn(&mut self, metadata: &[u8]) -> Result<CString, Refusal> {
         let mut name = std::ptr::null_mut();
         let (data, length) = (metadata.as_ptr().cast(), metadata.len());
@@ -151,7 +151,7 @@ impl Agent {
         }
         // SAFETY: a terminated string that NIXL made for us.
         let copy = unsafe { CStr::from_ptr(name) }.to_owned();
-        // SAFETY: NIXL takes it from `malloc` and leaves it to the caller; it is not used after this.
+        // SAFETY: NIXL takes it from `malloc` and leaves it to the caller. It is not used after this.
         unsafe { free(name.cast()) };
         Ok(copy)
     }
@@ -187,7 +187,7 @@ impl Agent {
     ) -> Result<(), Refusal> {
         let api = &self.library.api;
         let list = self.described(segment, places)?;
-        // SAFETY: agent and list are alive; the memory is the caller's promise.
+        // SAFETY: agent and list are alive. The memory is the caller's promise.
         let code = unsafe { (api.register_mem)(self.agent, list, std::ptr::null_mut()) };
         let registered = check("register_mem", code);
         match registered {
@@ -306,7 +306,7 @@ impl Drop for Agent {
             let _destroyed = unsafe { destroy(object) };
         }
         for registration in &self.registrations {
-            // SAFETY: our own list, destroyed once; the agent that knew it is gone.
+            // SAFETY: our own list, destroyed once. The agent that knew it is gone.
             let _destroyed = unsafe { (api.destroy_reg_dlist)(registration.list) };
         }
     }

@@ -6,7 +6,7 @@ impl Agent {
     /// Whether there are objects of these names. Blocks until all is answered, which NIXL bounds with 30 s.
     ///
     /// # Errors
-    /// When one of them could not be queried; then nothing is known of any.
+    /// When one of them could not be queried. Then nothing is known of any.
     pub fn query_objects(&mut self, names: &[Vec<u8>]) -> Result<Vec<bool>, Refusal> {
         let place = |device| Place { segment: Segment::Object, address: 0, length: 0, device };
         let places: Vec<_> = (0..).zip(names).map(|(number, name)| (place(number), &name[..])).collect();
@@ -18,7 +18,7 @@ impl Agent {
         let answers = made("create_query_resp_list", |to| unsafe { (api.create_query_resp_list)(to) });
         let found = match (&options, &answers) {
             (Ok(options), Ok(answers)) => {
-                // SAFETY: options and backend are alive; NIXL asks for exactly one backend.
+                // SAFETY: options and backend are alive. NIXL asks for exactly one backend.
                 let code = unsafe { (api.opt_args_add_backend)(*options, self.backend) };
                 check("opt_args_add_backend", code).and_then(|()| {
                     // SAFETY: agent, list, answers and options are alive until this returns.

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int};
 
 use super::{Agent, Handle, Ranges, Refusal, check, made};
 
-/// In progress; 0 is success, and errors are negative.
+/// In progress. 0 is success, and errors are negative.
 const IN_PROGRESS: c_int = 1;
 
 /// What a request does, with NIXL's numbers.
@@ -53,7 +53,7 @@ impl Agent {
     /// Starts writes of `local` into `remote`, range by range, with a message that follows when all are there.
     ///
     /// # Errors
-    /// When the request cannot be made; then nothing was started.
+    /// When the request cannot be made. Then nothing was started.
     pub fn write(
         &mut self,
         local: &Ranges,
@@ -80,7 +80,7 @@ impl Agent {
         self.join(false)?;
         let api = &self.library.api;
         let (agent, name) = (self.agent, with.as_ptr());
-        // SAFETY: agent, lists and options are alive, the name outlives the call; NIXL checks the local ranges against
+        // SAFETY: agent, lists and options are alive, the name outlives the call. NIXL checks the local ranges against
         // what this agent registered and the remote ones against the peer's metadata, and keeps copies.
         let create = |at| unsafe {
             let (local, remote) = (local.handle, remote.handle);
@@ -100,7 +100,7 @@ impl Agent {
     /// Gives a request back. One that still runs may go on: only dropping the agent ends it.
     pub fn release(&mut self, request: Request) {
         let api = &self.library.api;
-        // SAFETY: agent and request are alive; the request is not used after this.
+        // SAFETY: agent and request are alive. The request is not used after this.
         let released = unsafe { (api.release_xfer_req)(self.agent, request.handle) };
         if released == 0 {
             // SAFETY: as above. What could not be released keeps its few bytes.

@@ -37,7 +37,7 @@ use settings::Settings;
 pub const MAX_VALUE: u64 = 256 << 20;
 /// What is written to see that the bucket takes objects.
 const OPENED: &str = "opened";
-/// What is never written; queried to see whether the bucket says what is not there.
+/// What is never written. It is queried to see whether the bucket says what is not there.
 const NOTHING: &str = "nothing";
 
 /// The object of a key.

@@ -76,7 +76,7 @@ impl Queue {
         }
     }
 
-    /// Takes a batch in; false when all slots are taken.
+    /// Takes a batch in. False when all slots are taken.
     pub fn push(&self, tag: Tag, work: Work, pages: impl ExactSizeIterator<Item = TierPage>) -> bool {
         let count = pages.len() as u32;
         let mut state = locked(&self.state);
@@ -92,7 +92,8 @@ impl Queue {
         true
     }
 
-    /// The tier's thread: the next batch, questions before what moves bytes; waits for one. Nothing when it should end.
+    /// The tier's thread: waits for the next batch. Questions come before what moves bytes. Nothing when the thread should
+    /// end.
     pub fn next(&self) -> Option<(u32, Work)> {
         let mut state = locked(&self.state);
         loop {
@@ -167,7 +168,7 @@ impl Queue {
         !locked(&self.state).done.is_empty()
     }
 
-    /// Marks what has not started; false when nothing of this tag is in flight.
+    /// Marks what has not started. False when nothing of this tag is in flight.
     pub fn cancel(&self, tag: Tag) -> bool {
         let mut state = locked(&self.state);
         let mut any = false;

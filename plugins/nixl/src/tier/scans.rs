@@ -8,7 +8,7 @@ use host_transfer_kit::locked;
 
 use super::store::Store;
 
-/// Most scans at once; the oldest is given up for another.
+/// Most scans at once. The oldest is given up for another.
 const MOST: usize = 16;
 
 /// A scan goes folder by folder, and remembers what is left of the one that it is in, so that a key that is there all the
@@ -23,7 +23,7 @@ struct Scan {
 pub struct Scans(Mutex<(u64, BTreeMap<u64, Scan>)>);
 
 impl Scans {
-    /// One step; see [`scan`](host_plugin_api::StorageTier::scan).
+    /// One step. See [`scan`](host_plugin_api::StorageTier::scan).
     pub fn step(&self, store: &Store, cursor: u64, keys: &mut [Key]) -> Result<Scanned> {
         let mut state = locked(&self.0);
         let (last, scans) = &mut *state;

@@ -2,10 +2,12 @@
 //!
 //! `DIR/nixl-v1/AB/ABCD….page` holds the value, then 32 bytes: the mark `HOSTNIXL`, the value's length, its checksum
 //! (XXH3-64, seeded with that of the key), and the checksum of these 24 bytes. A file is written under another name in
-//! `DIR/nixl-v1/tmp`, and gets its own when all of it is there, so that a reader finds all of a value or nothing; one that a
-//! power cut left behind with holes in it does not pass its checksum. One file for each page, because then publishing is
-//! a rename, a removed page frees its room at once, and several processes share a directory without messages to each
-//! other; an `open` and a `rename` for each page are little beside pages of a megabyte.
+//! `DIR/nixl-v1/tmp`, and gets its own when all of it is there, so that a reader finds all of a value or nothing. One that a
+//! power cut left behind with holes in it does not pass its checksum.
+//!
+//! There is one file for each page, because then publishing is a rename, a removed page frees its room at once, and several
+//! processes share a directory without messages to each other. An `open` and a `rename` for each page are little beside
+//! pages of a megabyte.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -31,7 +33,7 @@ pub struct Store {
     direct: bool,
     /// Nothing is made, written or removed.
     read_only: bool,
-    /// Starts the names of unfinished files; no other instance's do.
+    /// Starts the names of our unfinished files. No other instance's names start with it.
     unique: String,
     written: AtomicU64,
 }
@@ -123,7 +125,7 @@ impl Store {
         if self.direct { OFlags::DIRECT.bits() as i32 } else { 0 }
     }
 
-    /// Bytes of a key's value, by the size of its file; 0 of one that is too short to hold any.
+    /// Bytes of a key's value, by the size of its file. 0 for a file that is too short to hold any.
     pub fn length(&self, key: &Key) -> io::Result<Option<u64>> {
         match std::fs::metadata(self.path(key)) {
             Ok(meta) => Ok(Some(meta.len().saturating_sub(TRAILER))),
@@ -214,7 +216,7 @@ impl Store {
         }
     }
 
-    /// Removes a value; its bytes if it was there.
+    /// Removes a value. Returns its bytes if it was there.
     pub fn remove(&self, key: &Key) -> io::Result<Option<u64>> {
         let path = self.path(key);
         let size = match std::fs::metadata(&path) {

@@ -21,7 +21,7 @@ pub struct Touching {
     over: Condvar,
 }
 
-/// One turn; regions that were gone before it are not touched in it.
+/// One turn. Regions that were gone before it are not touched in it.
 pub struct Turn<'a>(&'a Touching);
 
 impl Touching {

@@ -195,7 +195,7 @@ fn after_a_disconnect_only_a_new_connection_gets_through() {
     let (to_sender, to_receiver) = (sender.backend.endpoint().unwrap(), receiver.backend.endpoint().unwrap());
     let back = receiver.backend.connect("prefill", &to_sender).unwrap();
     receiver.backend.disconnect(back).unwrap();
-    // Both sides may have cut the other off; either may connect first.
+    // Both sides may have cut the other off. Either may connect first.
     let new = sender.backend.connect("decode", &to_receiver).unwrap();
     assert_ne!(old, new);
     // The old id is lost, or forgotten already: a connection that was lost is replaced by the new one.

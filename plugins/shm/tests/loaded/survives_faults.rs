@@ -98,7 +98,7 @@ fn a_stopped_sender_cannot_be_fenced_and_its_death_is_the_proof() {
     let directory = plugin_files::directory(&["shm"]);
     let (receiver, mut sender, peer) = flooded(directory.path());
     let pid = Pid::from_child(&sender.process);
-    // Stopped at random, the sender is inside a copy most of the time; when it is not, the fence holds at once.
+    // Stopped at random, the sender is inside a copy most of the time. When it is not, the fence holds at once.
     kill_process(pid, Signal::STOP).unwrap();
     let stopped = receiver.backend.disconnect(peer);
     if let Err(error) = stopped {
@@ -168,7 +168,7 @@ fn a_full_ring_delays_notifications_and_loses_none() {
     while accepted < COUNT {
         match sender.backend.submit(&submission(peer, accepted + 1, &accepted.to_le_bytes()), &[]) {
             0 => accepted += 1,
-            // One read makes room for one; the sender must find that out by itself.
+            // One read makes room for one. The sender must find that out by itself.
             _ => {
                 assert!(take(&mut receiver));
                 let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }; 64];
@@ -225,7 +225,7 @@ fn nonsense_on_the_socket_harms_only_its_sender() {
         let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         connect(&socket, &address).unwrap();
         send(&socket, hello, SendFlags::NOSIGNAL).unwrap();
-        // A refusal, or the end; never a welcome, which is a code of 0 after the magic.
+        // A refusal, or the end. Never a welcome, which is a code of 0 after the magic.
         let mut answer = [0; 512];
         let (_, length) = recv(&socket, &mut answer, RecvFlags::empty()).unwrap();
         assert!(length == 0 || answer[8..12] != [0; 4], "welcomed after {hello:?}");

@@ -30,7 +30,7 @@ fn a_ratio_divides_the_pool_and_what_is_left_over_is_the_full_layers() {
     let of = |ratio, pages, parts| budgets(Pool { ratio: Some(ratio), pages, parts, ..POOL });
     // 1000 / (1 + 0.5 * 3) = 400 full pages, 200 windows of 3.
     assert_eq!(of(0.5, 1000, 3), [400, 200]);
-    // 1001 / 1.2 = 834.2; 834 * 0.2 = 166.8.
+    // 1001 / 1.2 = 834.2, and 834 * 0.2 = 166.8.
     assert_eq!(of(0.2, 1001, 1), [835, 166]);
     assert_eq!(of(1.0, 1000, 5), [170, 166]);
 }

@@ -171,7 +171,7 @@ impl<T: Transport> Connections<T> {
         answer(&connecting.reply, Ok(PeerId(id)));
     }
 
-    /// A lost connection is replaced by the next one of that name; its id is unknown from then on.
+    /// A lost connection is replaced by the next one of that name. Its id is unknown from then on.
     fn forget_lost_links(&mut self, name: &str) {
         let lost = |link: &Link<_>| link.stage.is_over() && link.peer.name == name;
         let lost: Vec<u32> = self.links.iter().filter(|(_, link)| lost(link)).map(|(id, _)| *id).collect();

@@ -128,8 +128,8 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// An instance is gone, or its connections are broken. It takes all of them with it; the host hears of it when its
-    /// inbound endpoints are closed.
+    /// An instance is gone, or its connections are broken. It takes all of them with it. The host hears of the loss
+    /// when the instance's inbound endpoints are closed.
     pub fn lose(&mut self, instance: Random, why: &str) {
         if !self.transport.forget(instance) {
             return;

@@ -34,7 +34,7 @@ pub trait Transport {
     /// When it cannot be reached, or too many are known.
     fn meet(&mut self, instance: Random, name: &str, address: &[u8]) -> Result<()>;
 
-    /// Forgets an instance that is gone; false when it was not known.
+    /// Forgets an instance that is gone. False when it was not known.
     fn forget(&mut self, instance: Random) -> bool;
 
     /// Tells an instance something, in order, now or as soon as it listens. One that cannot be told is lost, a moment later:
@@ -48,7 +48,7 @@ pub trait Transport {
     /// is reported later.
     ///
     /// # Errors
-    /// When it cannot be opened; the sender is told why.
+    /// When it cannot be opened. The sender is told why.
     fn open_inbound(
         &mut self,
         connection: Connection,
@@ -56,18 +56,18 @@ pub trait Transport {
         regions: &[RegionDescriptor],
     ) -> Result<Option<Vec<u8>>>;
 
-    /// Closes an inbound endpoint that is open. True when nothing lands through it any more; false when that is reported
+    /// Closes an inbound endpoint that is open. True when nothing lands through it any more. False when that is reported
     /// later.
     fn close_inbound(&mut self, connection: Connection) -> bool;
 
-    /// Opens a link to a peer's inbound endpoint. True when it is open; false when that is reported later.
+    /// Opens a link to a peer's inbound endpoint. True when it is open. False when that is reported later.
     ///
     /// # Errors
     /// When it cannot be opened.
     fn open_link(&mut self, peer: Arc<LinkedPeer<Self::Mailbox>>, address: Vec<u8>) -> Result<bool>;
 
     /// Ends a link, whose peer was set gone: nothing more of our memory is read for it, and all its submissions are finished.
-    /// The answer says whether something of them may still land at the peer; nothing when that is reported later.
+    /// The answer says whether something of them may still land at the peer. There is no answer when that is reported later.
     fn end_link(&mut self, id: u32) -> Option<bool>;
 
     /// Forgets a link that has ended.

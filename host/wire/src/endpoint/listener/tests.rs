@@ -68,7 +68,7 @@ async fn a_connection_of_another_user_is_closed_without_a_word() {
         as_other(|| {
             let mut connection = StdUnixStream::connect(&path).unwrap();
             connection.set_read_timeout(Some(host_tests::cluster::PATIENCE)).unwrap();
-            // A server that speaks HTTP/2 would answer with its settings; it may be gone before this is written.
+            // A server that speaks HTTP/2 would answer with its settings. It may be gone before this is written.
             drop(std::io::Write::write_all(
                 &mut connection,
                 b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",

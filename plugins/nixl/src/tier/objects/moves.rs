@@ -68,7 +68,7 @@ impl Moves {
     /// Starts a request for a page: its buffer becomes the object of this name, or is filled from its start.
     ///
     /// # Errors
-    /// When NIXL refuses it; then nothing runs.
+    /// When NIXL refuses it. Then nothing runs.
     pub fn start(
         &mut self,
         page: u64,
@@ -115,7 +115,7 @@ impl Moves {
         self.agent.start(direction, &self.memory, &self.objects, &self.maker.name)
     }
 
-    /// Asks how requests stand; those that have ended are handed out, unless they were given up.
+    /// Asks how requests stand. Those that have ended are handed out, unless they were given up.
     pub fn progress(&mut self, ended: &mut Vec<Moved>) {
         for slot in 0..self.slots.len() {
             let Some(moving) = &mut self.slots[slot] else { continue };
@@ -145,7 +145,7 @@ impl Moves {
             .for_each(|m| m.page = None);
     }
 
-    /// Ends it; false when something still ran. That stays behind with its buffers, because NIXL would wait for it.
+    /// Ends it. False when something still ran. That stays behind with its buffers, because NIXL would wait for it.
     pub fn end(self) -> bool {
         let idle = self.is_idle();
         if !idle {

@@ -269,13 +269,13 @@ impl Runner {
         self.next(id, step);
     }
 
-    /// What follows a read; a value that is whole is in host memory then.
+    /// What follows a read. A value that is whole is in host memory then.
     fn take(&self, page: &Page, bytes: Option<&[u8]>) -> Step {
         let step = page.case.read(bytes);
         match (step, bytes) {
             (Step::End((FOUND, _)), Some(bytes)) => {
                 let copy = |to: *mut u8, length: usize| {
-                    // SAFETY: `length` bytes of registered memory, which are the batch's until the page's completion; the value
+                    // SAFETY: `length` bytes of registered memory, which are the batch's until the page's completion. The value
                     // was found to have as many, in a buffer of our own.
                     unsafe { to.copy_from_nonoverlapping(bytes[HEADER..][..length].as_ptr(), length) }
                 };

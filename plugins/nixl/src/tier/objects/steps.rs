@@ -1,7 +1,7 @@
 //! What is done next for a page: decided here, from what is known of its object, and carried out by [`run`](super::run).
 //!
 //! NIXL says of a read that failed only that it did, so whether an object is there is a question of its own, which costs a
-//! request; a get reads at once, because it mostly follows an `exists`, and asks only when it failed.
+//! request. A get reads at once, because it mostly follows an `exists`. It asks only when the read failed.
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{ErrorCode, Key};

@@ -47,7 +47,7 @@ impl Files {
     }
 }
 
-/// One connection to a server; what it says back, or why the client refuses it.
+/// Makes one connection to a server. Returns what the server says back, or why the client refuses it.
 async fn exchange(server: &ApiTls, client: &Authorities, name: &str) -> Result<String, io::Error> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
