@@ -51,8 +51,8 @@ pub enum Specials {
 
 /// Turns text into token ids and back. It is cheap to share. All methods may be called from any thread at once.
 pub trait Tokenizer: Send + Sync {
-    /// Token ids of `text`. `add_special` adds what the model wants around a plain prompt (a begin-of-sequence token);
-    /// chat templates write these themselves.
+    /// Token ids of `text`. `add_special` adds what the model wants around a plain prompt (a begin-of-sequence token). Chat
+    /// templates write these themselves.
     ///
     /// # Errors
     /// When the tokenizer cannot represent the text.
