@@ -62,10 +62,10 @@ fn oracle(family: Family, directory: &Path) -> Oracle {
 /// `k > q - sliding_window`: so many positions, its own included.
 ///
 /// Candle keeps so many when it is given one token at a time. Its mask for several at once lets one more through
-/// (`k + sliding_window >= q`), so a prompt in one piece needs a window of one less. The cache is then too short to go on. A prompt
-/// is computed both ways, which have to agree, where candle can: several tokens of several KV heads are not contiguous enough for
-/// its cache. And its scores are always scaled by `head_dim`, so another `query_pre_attn_scalar` goes into the norm of the
-/// queries.
+/// (`k + sliding_window >= q`), so a prompt in one piece needs a window of one less. The cache is then too short to go on. A
+/// prompt is computed both ways, which have to agree, where candle can: several tokens of several KV heads are not contiguous
+/// enough for its cache. And its scores are always scaled by `head_dim`, so another `query_pre_attn_scalar` goes into the norm of
+/// the queries.
 fn gemma3(config: &gemma3::Config, directory: &Path) -> Oracle {
     let mut tensors =
         candle_core::safetensors::load(directory.join("model.safetensors"), &Device::Cpu).unwrap();
