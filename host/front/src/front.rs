@@ -47,8 +47,8 @@ pub struct FrontConfig {
     pub lost_after: Duration,
     /// Most workers.
     pub max_workers: usize,
-    /// Most requests at once. More are answered 503, and those that a client has beyond its [share](super::shares) are answered
-    /// 429.
+    /// Most requests at once. More are answered 503, and those that a client has beyond its [share](super::shares) are
+    /// answered 429.
     pub max_requests: usize,
     /// Largest request body, in bytes.
     pub max_body: usize,

@@ -144,7 +144,7 @@ impl<R: ReadCacheOps> Section<'_, R> {
         })
     }
 
-    /// The text at this place of the table of texts, which is empty when it is longer.
+    /// The text at this place of the table of texts, or an empty one when it is longer than `longest`.
     fn text(&self, at: u64, longest: u64) -> String {
         let start = self.texts.saturating_add(at);
         let end = start.saturating_add(longest).min(self.data.len().unwrap_or(0));

@@ -65,8 +65,8 @@ pub(super) enum Wanted {
 }
 
 impl Model {
-    /// Computes a batch together with the other ranks. The logits of the wanted rows, in order, lie in what is returned to rank
-    /// 0. The others get nothing.
+    /// Computes a batch together with the other ranks. The logits of the wanted rows, in order, lie in what rank 0 gets
+    /// back. The others get nothing.
     pub fn forward<'a>(
         &self,
         turn: &mut Turn<'_>,

@@ -31,7 +31,7 @@ pub enum Act {
     Block,
 }
 
-/// Which method does what. None does anything before that is [set](Script::set).
+/// Which method does what. Before that is [set](Script::set), no method does anything.
 #[derive(Debug, Default)]
 pub struct Script(Mutex<Option<(&'static str, Act)>>);
 
