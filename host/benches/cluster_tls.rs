@@ -4,7 +4,7 @@
 //!
 //! Two clusters of router, prefill and decode worker run side by side on 127.0.0.1, one with `--cluster-secret`. In each round
 //! each of them has its turn at each case, and the other waits. The executor is synthetic and takes no time for a token. Pages
-//! travel through `shm`, which TLS does not touch; what tells a worker that they came, and everything else between router and
+//! travel through `shm`, which TLS does not touch. What tells a worker that they came, and everything else between router and
 //! workers, goes over the connections that are compared.
 //!
 //! - `short`: 8 clients that stream answers of 16 tokens to prompts of 64.

@@ -1,6 +1,5 @@
-//! Tokens per second of the CPU executor on made-up models: `cargo bench -p host --bench cpu_speed [-- NAME [threads
-//! [ranks]]]`. `small` and `big` are kept in BF16; `smollm2` has the layers of SmolLM2-135M, with weights and KV in BF16 and
-//! in F32.
+//! Tokens per second of the CPU executor on made-up models: `cargo bench -p host --bench cpu_speed [-- NAME [threads [ranks]]]`.
+//! `small` and `big` are kept in BF16. `smollm2` has the layers of SmolLM2-135M, with weights and KV in BF16 and in F32.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -38,7 +37,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The layers of SmolLM2-135M; its vocabulary of 49,152 is cut to what does not take long to write.
+/// The layers of SmolLM2-135M. Its vocabulary of 49,152 is cut to what does not take long to write.
 fn smollm2(stored: Stored) -> TinyModel {
     let sizes =
         TinyModel { hidden: 576, layers: 30, heads: 9, kv_heads: 3, head_dim: 64, ..TinyModel::default() };

@@ -1,10 +1,10 @@
 //! How long a prompt's hand-over takes, with pages sent whole and layer by layer: `cargo bench -p host --bench layer_groups`.
 //!
 //! For each case three servers run at once, with requests in turn: an aggregated one, which hands nothing over, and two split
-//! ones over `shm`, with `--layer-groups off` and `auto`. The synthetic executor computes for as long as its cost model says.
-//! A server's figure is the median over rounds of the time to the first token, as the client sees it; the hand-over is
-//! what a split server takes beyond the aggregated one: from the end of the computation to the first token that decode
-//! gives, transfer and verification included.
+//! ones over `shm`, with `--layer-groups off` and `auto`. The synthetic executor computes for as long as its cost model says. A
+//! server's figure is the median over rounds of the time to the first token, as the client sees it. The hand-over is what a split
+//! server takes beyond the aggregated one, from the end of the computation to the first token that decode gives, transfer and
+//! verification included.
 //!
 //! Needs `cargo build --release -p host-plugin-shm` before.
 

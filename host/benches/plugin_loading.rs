@@ -1,5 +1,5 @@
-//! What it costs to look at a plugin and to load it. Each line is the median and the worst of 40 fresh processes, since
-//! a process loads a file once; the page cache is warm.
+//! What it costs to look at a plugin and to load it. Each line is the median and the worst of 40 fresh processes, since a process
+//! loads a file once. The page cache is warm.
 //!
 //! `cargo bench -p host --bench plugin_loading`
 
@@ -48,7 +48,7 @@ fn main() {
     {
         return one(Path::new(file));
     }
-    // The harness passes `--bench`; `cargo test --benches` does not, and then there is nothing to measure.
+    // The harness passes `--bench`. `cargo test --benches` does not, and then there is nothing to measure.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return;
     }

@@ -10,7 +10,7 @@
 //! 4. [`host_core::Scheduler`] decides: pages, messages, transfers, batches. `docs/internals/request.md` draws the states of a
 //!    request.
 //! 5. The threads of [`host_worker::Worker`] carry out what it decides. Rank threads compute batches with a
-//!    [`host_executor::Executor`]; transfer and tier threads call what [`host_plugins::open_transfer`] and
+//!    [`host_executor::Executor`]. Transfer and tier threads call what [`host_plugins::open_transfer`] and
 //!    [`host_plugins::open_tier`] have loaded.
 //! 6. Tokens go back the same way as [`host_wire::Answer`].
 //!

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::cluster::Cluster;
 
-/// `[hicache]` for a configuration file: restoring takes less than computing or being sent by any count, so whatever lies in host
-/// memory or storage is restored, however busy the machine is; and no deadline passes before a test gives up.
+/// `[hicache]` for a configuration file. Restoring takes less than computing or being sent by any count, so whatever lies in host
+/// memory or storage is restored, however busy the machine is. No deadline passes before a test gives up.
 pub const RESTORES: &str = "\
 [hicache]
 wait-ms = 600000
@@ -18,8 +18,8 @@ read-us = 100000000
 read-page-us = 1
 ";
 
-/// `[hicache]` for storage that hangs: restoring is always tried, and waited for as long as by default; what waited for anything
-/// else would be longer than a client waits.
+/// `[hicache]` for storage that hangs. Restoring is always tried, and waited for as long as by default. Waiting for anything else
+/// would take longer than a client waits.
 pub const TRIES: &str = "\
 [hicache]
 longest-wait-ms = 600000

@@ -240,7 +240,7 @@ impl Cluster {
         self.child.id()
     }
 
-    /// GET; status and body.
+    /// Sends a GET, and returns status and body.
     ///
     /// # Errors
     /// When there is no answer.
@@ -248,7 +248,7 @@ impl Cluster {
         fetch(&agent(), &format!("{}{path}", self.url))
     }
 
-    /// POST; status and body.
+    /// Sends a POST, and returns status and body.
     ///
     /// # Errors
     /// When there is no answer.
@@ -261,7 +261,7 @@ impl Cluster {
         read(answer)
     }
 
-    /// With an API key: POST of a body, or GET without one; status and body.
+    /// With an API key, sends a POST of a body, or a GET without one. Returns status and body.
     ///
     /// # Errors
     /// When there is no answer.

@@ -1,6 +1,6 @@
 //! Real models, tokenizers and llama.cpp, which tests compare with and the repository does not hold.
 //!
-//! `cargo xtask fetch` puts them in the target folder; `cargo xtask test` does so itself. Each is of exactly one version, so
+//! `cargo xtask fetch` puts them in the target folder, and `cargo xtask test` does so itself. Each is of exactly one version, so
 //! that a new release changes nothing here by itself.
 
 use std::path::{Path, PathBuf};
@@ -132,7 +132,7 @@ impl Artifact {
     /// Where it lies: a model's file, a tokenizer's folder, llama.cpp's folder with `node_modules`.
     ///
     /// # Panics
-    /// When it was not fetched; says how to.
+    /// When it was not fetched. The message says how to.
     #[must_use]
     pub fn path(self) -> PathBuf {
         let fetched = target().join("fetched");

@@ -24,7 +24,7 @@ impl Lines {
         Self { received }
     }
 
-    /// Waits for the first line of which `found` makes something; `None` when the pipe ends before.
+    /// Waits for the first line of which `found` makes something. `None` when the pipe ends before.
     ///
     /// # Panics
     /// When no line comes for as long as [`PATIENCE`].

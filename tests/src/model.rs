@@ -60,13 +60,13 @@ pub struct TinyModel {
     pub intermediate: usize,
     /// Longest sequence.
     pub max_positions: usize,
-    /// Token ids; at least as many as the tokenizer has ([`TinyModel::vocabulary`] says how many come out).
+    /// Token ids, at least as many as the tokenizer has ([`TinyModel::vocabulary`] says how many come out).
     pub vocabulary: usize,
     /// Whether the embedding is the output matrix too.
     pub tied: bool,
     /// Element type of the file.
     pub stored: Stored,
-    /// Weight files; above 1 they get an index.
+    /// Number of weight files. Above 1 they get an index.
     pub shards: usize,
     /// Where the weights come from.
     pub seed: u64,

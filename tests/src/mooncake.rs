@@ -17,7 +17,7 @@ pub struct Installed {
 }
 
 /// The Mooncake that `MOONCAKE_PYTHON` and `MOONCAKE_PRELOAD` name, or that `cargo xtask test` installs in the target folder.
-/// Without one the test says that it is skipped, and why; with one it waits for its turn.
+/// Without one the test says that it is skipped, and why. With one it waits for its turn.
 pub fn installed() -> Option<Installed> {
     static FOUND: OnceLock<Result<Installed, String>> = OnceLock::new();
     match FOUND.get_or_init(find) {

@@ -18,7 +18,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A place for a master; nothing where Mooncake is not installed, which the test then says.
+    /// A place for a master. `None` where Mooncake is not installed, which the test then says.
     pub fn new() -> Option<Self> {
         Some(Self { python: mooncake::installed()?, address: unused(), metrics: unused() })
     }

@@ -6,8 +6,8 @@ use crate::built::target;
 use crate::program::take_turn;
 use crate::skip::skipped;
 
-/// The library of `NIXL_LIBRARY`, or of the package that `cargo xtask test` installs in the target folder. Without
-/// one the test says that it is skipped; with one it waits for its turn.
+/// The library of `NIXL_LIBRARY`, or of the package that `cargo xtask test` installs in the target folder. Without one the test
+/// says that it is skipped. With one it waits for its turn.
 pub fn library() -> Option<PathBuf> {
     let named = std::env::var_os("NIXL_LIBRARY").filter(|path| !path.is_empty()).map(PathBuf::from);
     let found = named.or_else(installed);

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::wait::{PAUSE, until};
 
-/// A program that a test started. Killed with it; what it printed is shown when the test fails.
+/// A program that a test started. It is killed with the test. What it printed is shown when the test fails.
 pub struct Program {
     name: String,
     child: Child,

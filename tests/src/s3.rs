@@ -46,7 +46,7 @@ fn python() -> Option<PathBuf> {
 }
 
 impl Bucket {
-    /// Starts one; nothing where moto is not installed, which the test then says.
+    /// Starts a bucket. `None` where moto is not installed, which the test then says.
     pub fn new() -> Option<Self> {
         let python = python()?;
         take_turn();
@@ -136,7 +136,7 @@ impl Bucket {
         self.put(name, &bytes);
     }
 
-    /// One request; its status and the body of its answer.
+    /// Sends one request, and returns its status and the body of its answer.
     fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();

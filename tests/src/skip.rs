@@ -1,4 +1,4 @@
-//! Tests that cannot run here say so in their output; `cargo xtask test` repeats it in its summary.
+//! Tests that cannot run here say so in their output, and `cargo xtask test` repeats it in its summary.
 
 use std::io::Write;
 

@@ -99,7 +99,7 @@ pub struct Streamed {
     pub transferred_bytes: u64,
 }
 
-/// Generates exactly so many tokens, greedily, from token ids; on a connection of its own, without waiting for more than
+/// Generates exactly so many tokens, greedily, from token ids. It has a connection of its own, and does not wait for more than
 /// the next line.
 ///
 /// # Errors

@@ -19,7 +19,7 @@ fn manifest(folder: &str) -> Table {
     text.parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What a crate's code is built with, on any target; tests and benchmarks may use more.
+/// What a crate's code is built with, on any target. Tests and benchmarks may use more.
 fn dependencies(manifest: &Table) -> BTreeSet<String> {
     let targets = manifest.get("target").and_then(toml::Value::as_table);
     let tables = targets.into_iter().flat_map(|targets| targets.values().filter_map(toml::Value::as_table));

@@ -22,7 +22,7 @@ const STEPS: usize = 32;
 /// Largest difference of a logit. Measured: 2e-5 to 8e-5, where logits have a root mean square of about 1.5.
 const TOLERANCE: f32 = 2e-4;
 
-/// Takes tokens and the position of the first, gives the last one's logits; keeps its own KV.
+/// Takes tokens and the position of the first, and gives the last one's logits. It keeps its own KV.
 type Oracle = Box<dyn FnMut(&[u32], usize) -> Vec<f32>>;
 
 fn variables(directory: &Path) -> VarBuilder<'static> {
@@ -62,10 +62,10 @@ fn oracle(family: Family, directory: &Path) -> Oracle {
 /// `k > q - sliding_window`: so many positions, its own included.
 ///
 /// Candle keeps so many when it is given one token at a time. Its mask for several at once lets one more through
-/// (`k + sliding_window >= q`), so a prompt in one piece needs a window of one less; the cache is then too short to go on. A
+/// (`k + sliding_window >= q`), so a prompt in one piece needs a window of one less. The cache is then too short to go on. A
 /// prompt is computed both ways, which have to agree, where candle can: several tokens of several KV heads are not contiguous
-/// enough for its cache. And its scores are always scaled by `head_dim`, so another
-/// `query_pre_attn_scalar` goes into the norm of the queries.
+/// enough for its cache. And its scores are always scaled by `head_dim`, so another `query_pre_attn_scalar` goes into the norm of
+/// the queries.
 fn gemma3(config: &gemma3::Config, directory: &Path) -> Oracle {
     let mut tensors =
         candle_core::safetensors::load(directory.join("model.safetensors"), &Device::Cpu).unwrap();
@@ -99,7 +99,7 @@ fn likeliest(logits: &[f32]) -> u32 {
     (0..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0
 }
 
-/// Compares a prompt in one piece, and then greedy steps; returns the largest difference of a logit. `changes` are made to
+/// Compares a prompt in one piece, and then greedy steps. Returns the largest difference of a logit. `changes` are made to
 /// config.json.
 fn compare(model: &TinyModel, changes: &[(&str, Value)], prompt: usize) -> f32 {
     let directory = tempfile::tempdir().unwrap();

@@ -86,8 +86,8 @@ fn files_that_pages_name_are_there() {
             continue;
         }
         for path in text.split('`').skip(1).step_by(2).filter(|path| path.ends_with(".rs")) {
-            // A file is named from the repository's root; `pool.rs` alone stands beside one that is. The guide to plugins
-            // names files of the reader's own crate.
+            // A file is named from the repository's root. A name like `pool.rs` alone stands beside one that is. The guide to
+            // plugins names files of the reader's own crate.
             let first = path.split('/').next().unwrap_or_default();
             if path.contains('/') && folders.contains(first) && !path.contains(['*', '{', '<', ' ']) {
                 named += 1;

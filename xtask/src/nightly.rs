@@ -180,7 +180,7 @@ fn cargo_deny(workspace: &Workspace, deny: &OsStr, arguments: &[&str]) -> Result
     Ok(command)
 }
 
-/// What deny.toml says of licences, bans and sources; `deny` is cargo-deny.
+/// What deny.toml says of licences, bans and sources. `deny` is cargo-deny.
 fn dependencies(workspace: &Workspace, deny: &OsStr) -> Outcome {
     let arguments = ["check", "--hide-inclusion-graph", "licenses", "bans", "sources"];
     match cargo_deny(workspace, deny, &arguments) {
@@ -189,7 +189,7 @@ fn dependencies(workspace: &Workspace, deny: &OsStr) -> Outcome {
     }
 }
 
-/// What RustSec's database says of dependencies; `deny` is cargo-deny. A machine without the network does not fail.
+/// What RustSec's database says of dependencies. `deny` is cargo-deny. A machine without the network does not fail.
 fn advisories(workspace: &Workspace, deny: &OsStr) -> Outcome {
     let fetched = cargo_deny(workspace, deny, &["fetch", "db"]).map(|mut fetch| is_there(&mut fetch));
     match fetched {

@@ -18,7 +18,7 @@ const OLDEST: u32 = 20;
 pub struct Node {
     /// The program.
     pub program: PathBuf,
-    /// npm, as a script; none: a program of the machine.
+    /// npm, as a script, or `None` when it is a program of the machine.
     npm: Option<PathBuf>,
 }
 

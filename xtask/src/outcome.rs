@@ -23,7 +23,7 @@ impl Outcome {
     }
 }
 
-/// Prints a line for each part; fails if one failed.
+/// Prints a line for each part, and fails if one failed.
 pub fn summary(parts: &[(&str, Outcome)], start: Instant) -> ExitCode {
     println!("\nsummary ({:.0} s)", start.elapsed().as_secs_f64());
     let mut good = true;

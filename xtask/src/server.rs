@@ -14,7 +14,7 @@ use crate::client;
 
 /// Longest wait for a server to serve.
 const START: Duration = Duration::from_secs(120);
-/// Longest wait for a server to end; its own children are given ten seconds.
+/// Longest wait for a server to end. Its own children are given ten seconds.
 const END: Duration = Duration::from_secs(30);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(20);
@@ -107,7 +107,7 @@ impl Server {
         }
     }
 
-    /// SIGTERM, then wait; SIGKILL when that does not help.
+    /// Sends SIGTERM and waits. Sends SIGKILL when that does not help.
     fn end(&mut self) -> anyhow::Result<Option<std::process::ExitStatus>> {
         let Some(mut child) = self.child.take() else { return Ok(None) };
         if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {

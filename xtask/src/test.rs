@@ -65,7 +65,7 @@ const SLOWEST: usize = 12;
 /// The programs and tests that are run.
 #[derive(Debug, PartialEq, Eq)]
 struct Choice {
-    /// Words, one of which the name of a program or of a test contains; none: all, with the client.
+    /// Words, one of which the name of a program or of a test contains. Without any, all run, with the client.
     only: Vec<String>,
     times: u32,
     under_load: bool,
@@ -213,7 +213,7 @@ fn outcome(runs: &[Run], started: Instant) -> Outcome {
         runs.len(),
         started.elapsed().as_secs_f64()
     );
-    // What a test could not check on this machine; it says so itself.
+    // What a test could not check on this machine. The test says so itself.
     what.extend(skipped.iter().map(|skip| format!("\n           SKIPPED {skip}")));
     let bad: Vec<&Run> = runs.iter().filter(|run| !run.is_good()).collect();
     what.extend(bad.iter().map(|run| format!("\n           FAILED {}", run.name)));

@@ -3,28 +3,28 @@
 //!
 //! `cargo build --release --workspace && cargo bench -p host --bench multi_round [-- SCALE [CONVERSATIONS [PASSES]] [ARM...]]`
 //!
-//! There a prompt has 4K tokens, and each round adds 8K of an answer and 4K of a question: 4K, 16K, .. 64K. Here
-//! everything is divided by `SCALE` (8 unless said otherwise; 32 takes a quarter of the time), also the tokens of a prefill
-//! step: 8K there, which is what SGLang takes on a GPU of 80 GB. The prefill worker has
-//! both caches and storage in every arm, as there: what it found in the first column of that table is exactly the prompt
-//! of the round before (0.25 of 16K), and with storage on decode the answers too (0.75).
+//! There a prompt has 4K tokens, and each round adds 8K of an answer and 4K of a question: 4K, 16K, .. 64K. Here everything is
+//! divided by `SCALE` (8 unless said otherwise, and 32 takes a quarter of the time). So are the tokens of a prefill step, 8K
+//! there, which is what SGLang takes on a GPU of 80 GB. The prefill worker has both caches and storage in every arm, as there:
+//! what it found in the first column of that table is exactly the prompt of the round before (0.25 of 16K), and with storage on
+//! decode the answers too (0.75).
 //!
-//! - time: a decode step takes 9.8 ms (there 40.3 ms between tokens), a prompt's token 30 us. From that table's rounds 0
-//!   and 1, 0.57 ms of time to the first token for each computed token; were there eight at once as here, the mean of
-//!   which waits 4.5 times as long as one takes, then that was 0.127 ms a token. Steps are divided by 4.1, tokens' times too,
-//!   so answers take as many times longer than their prompts as there, and all times are divided by 4.1 x `SCALE`.
+//! - time: a decode step takes 9.8 ms (there 40.3 ms between tokens), a prompt's token 30 us. From that table's rounds 0 and 1,
+//!   0.57 ms of time to the first token for each computed token. If there are eight at once there as here, the mean of them waits
+//!   4.5 times as long as one takes, and a token takes 0.127 ms. Steps are divided by 4.1, tokens' times too, so answers take as
+//!   many times longer than their prompts as there, and all times are divided by 4.1 x `SCALE`.
 //! - memory: 512 bytes of KV a token, there 256 KiB (Qwen 32B: 64 layers, 8 heads of 128, bf16). The synthetic executor reads
 //!   all KV of a sequence in every step, so that more would be slower than the modelled steps. KV moves through memory here
 //!   and not over a network: beside computing it costs next to nothing here, so that what decode's own hits save of the
 //!   transfer, which there is much of the gain, hardly shows in times. The bytes are counted.
-//! - eight conversations at once of sixteen; the next round begins when the last one has ended. Decode's pool holds eight
-//!   whole sequences and an eighth more, host memory one and a half times that: the working set exceeds the pool from round
-//!   3 on and host memory in round 5. The prefill worker's are as large. The pools are the sizes, not the load, that the
-//!   published table leaves open.
+//! - eight conversations at once of sixteen. The next round begins when the last one has ended. Decode's pool holds eight whole
+//!   sequences and an eighth more, host memory one and a half times that: the working set exceeds the pool from round 3 on and
+//!   host memory in round 5. The prefill worker's are as large. The pools are the sizes, not the load, that the published table
+//!   leaves open.
 //!
 //! Times are taken where the client reads. TPOT is the time from the first token to the last, over the tokens after the
-//! first. All arms run one after the other, each on servers and storage of its own, and so again in each of the
-//! `PASSES`; a time is the middle one of the passes', which one disturbance does not move.
+//! first. All arms run one after the other, each on servers and storage of its own, and so again in each of the `PASSES`. A time
+//! is the middle one of the passes', which one disturbance does not move.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 

@@ -67,7 +67,7 @@ fn grown(before: &Series, after: &Series, name: &str) -> f64 {
 }
 
 impl Round {
-    /// Figures of a round; the workers' series before and after it, prefill's first.
+    /// Figures of a round. `before` and `after` are the workers' series around it, prefill's first.
     pub fn of(answers: Vec<Streamed>, prompt: usize, before: &[Series; 2], after: &[Series; 2]) -> Self {
         let ms = |answer: &Streamed, from: usize, to: usize| {
             1e3 * (answer.read[to] - if from == 0 { answer.sent } else { answer.read[from - 1] })

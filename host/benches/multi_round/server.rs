@@ -26,7 +26,7 @@ struct Process(Child);
 impl Drop for Process {
     fn drop(&mut self) {
         signal(self.0.id(), "TERM");
-        // It ends by itself once its work is done; nothing is left to do about one that does not.
+        // It ends by itself once its work is done. Nothing is left to do about one that does not.
         let _ended = self.0.wait().is_err();
     }
 }

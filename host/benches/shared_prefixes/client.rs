@@ -31,7 +31,7 @@ pub struct Answer {
 }
 
 impl Load {
-    /// Sends all requests; the answers in the order in which the requests were sent.
+    /// Sends all requests, and returns the answers in the order in which the requests were sent.
     pub fn run(&self) -> anyhow::Result<Vec<Answer>> {
         let start = Instant::now();
         let next = AtomicUsize::new(0);

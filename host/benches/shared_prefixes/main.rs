@@ -6,13 +6,13 @@
 //! 20 prefixes of 2000 tokens, 200 tokens of each request's own behind them (91 % of a prompt is shared), answers of 32
 //! tokens, 128 requests in flight all the time. A decode step takes 17.4 ms and 0.417 ms per sequence, so 37 sequences
 //! take 32.8 ms and 116 twice as long: half the times that SGLang published for its decode radix cache (pull request
-//! 19746: 65.6 ms between tokens with 37 running, 130.6 ms with 104 to 126). The decode pool holds 37 whole requests.
-//! `slope` sets another time per sequence, in microseconds; 37 sequences take 32.8 ms all the same.
+//! 19746: 65.6 ms between tokens with 37 running, 130.6 ms with 104 to 126). The decode pool holds 37 whole requests. `slope`
+//! sets another time per sequence, in microseconds. 37 sequences take 32.8 ms all the same.
 //!
-//! Each round runs all arms one after the other, each on a server of its own; arms of one round are compared, and the
-//! table shows the median over rounds. Times are taken where the client reads. The first and the last 128 requests of
-//! an arm are not counted: the first fill the cache, and with the last the load ends. The targets are relative to the
-//! time between tokens that the first arm of the same round had.
+//! Each round runs all arms one after the other, each on a server of its own. Arms of one round are compared, and the table shows
+//! the median over rounds. Times are taken where the client reads. The first and the last 128 requests of an arm are not counted:
+//! the first fill the cache, and with the last the load ends. The targets are relative to the time between tokens that the first
+//! arm of the same round had.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -84,7 +84,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs one arm; `base` is the first arm's mean time between tokens in milliseconds.
+/// Runs one arm. `base` is the first arm's mean time between tokens in milliseconds.
 fn measure(arm: &Arm, requests: usize, slope: usize, base: Option<f64>) -> anyhow::Result<Figures> {
     let whole = (PREFIX_TOKENS + OWN_TOKENS + ANSWER_TOKENS).div_ceil(PAGE_TOKENS);
     let pages = (FITTING * whole).to_string();

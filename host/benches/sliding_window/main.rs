@@ -3,20 +3,20 @@
 //!
 //! `cargo build --release --workspace && cargo bench -p host --bench sliding_window [-- REQUESTS SLIDING...]`
 //!
-//! Prompts of 8192 tokens, answers of 128, a window of 128, pages of 64 and of 256 tokens; models of six layers of which
-//! three slide (as in gpt-oss) or five (as in Gemma-3), or as many as are named; 64 requests in flight. The synthetic
-//! executor's decode steps take 17.4 ms and 0.417 ms per sequence, as in the bench `shared_prefixes`. The pool holds eight
-//! whole requests of the first arm.
+//! Prompts have 8192 tokens, answers 128, the window 128, and pages 64 or 256. Models have six layers, of which three slide (as
+//! in gpt-oss) or five (as in Gemma-3), or as many as are named. 64 requests are in flight. The synthetic executor's decode steps
+//! take 17.4 ms and 0.417 ms per sequence, as in the bench `shared_prefixes`. The pool holds eight whole requests of the first
+//! arm.
 //!
 //! - `whole`: every layer keeps every token, as if none slid. One pool.
-//! - `tail`: as SGLang's pull request 24857 does with the default `--swa-full-tokens-ratio` of 0.8: memory is divided
-//!   beforehand into a part for the layers that see everything, of N tokens, and one for the sliding layers, of 0.8 N tokens; a
-//!   request takes its tokens of the one and the tail of its window of the other. `host` with the same flag.
+//! - `tail`: as SGLang's pull request 24857 does with the default `--swa-full-tokens-ratio` of 0.8: memory is divided beforehand
+//!   into a part for the layers that see everything, of N tokens, and one for the sliding layers, of 0.8 N tokens. A request
+//!   takes its tokens of the one and the tail of its window of the other. `host` with the same flag.
 //! - `shared`: one pool whose pages serve both, as `host` does it.
 //!
-//! Requests held are the mean number of those that have their first token and not their last, over the middle of the run,
-//! as clients see it; requests per second those that end there. The middle begins when a quarter of the requests has ended,
-//! and ends when three quarters have.
+//! Requests held are the mean number of those that have their first token and not their last, over the middle of the run, as
+//! clients see it. Requests per second are those that end there. The middle begins when a quarter of the requests has ended, and
+//! ends when three quarters have.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 

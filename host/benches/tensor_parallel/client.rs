@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::Context;
 use serde_json::json;
 
-/// Milliseconds to the first token of each of `count` prompts; `first` numbers the first of them, and no two numbers share a
+/// Milliseconds to the first token of each of `count` prompts. `first` numbers the first of them, and no two numbers share a
 /// prefix.
 pub fn first_tokens(url: &str, count: usize, tokens: usize, first: usize) -> anyhow::Result<Vec<f64>> {
     let address = url.strip_prefix("http://").context("an http address")?;

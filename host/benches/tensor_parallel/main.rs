@@ -3,15 +3,15 @@
 //! `cargo build --release --workspace && cargo bench -p host --bench tensor_parallel -- MODE [PLUGIN [WORD...]]`
 //!
 //! - `hand-over`: one prompt at a time. An aggregated server, which hands nothing over, and split ones of several sizes run at
-//!   once and get requests in turn; a hand-over is what a split server takes beyond the aggregated one, to the first token.
-//! - `at-once`: 1 to 256 prompts sent at the same moment; the best of four mean times to the first token, as in the table of
-//!   SGLang's pull request 22536.
+//!   once and get requests in turn. A hand-over is what a split server takes beyond the aggregated one, to the first token.
+//! - `at-once`: 1 to 256 prompts sent at the same moment. The figure is the best of four mean times to the first token, as in the
+//!   table of SGLang's pull request 22536.
 //!
 //! Each does so in the layout in which a head range of a page is one piece, and in the layer-first one that engines fix, where
-//! it is one piece per token: there with and without staging. PLUGIN is `shm` unless said otherwise.
-//! WORDs such as `p4d4 p2d4` name the sizes to compare, the first of them the equal one; others, such as `page-head-first`, leave
-//! only the arms in whose names they are, and `plain` leaves out digests. All servers of a table run at once, so that idle
-//! ones take memory and a little of the processors: compare pairs.
+//! it is one piece per token: there with and without staging. PLUGIN is `shm` unless said otherwise. WORDs such as `p4d4 p2d4`
+//! name the sizes to compare, the first of them the equal one. Others, such as `page-head-first`, leave only the arms in whose
+//! names they are, and `plain` leaves out digests. All servers of a table run at once, so that idle ones take memory and a little
+//! of the processors: compare pairs.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -65,7 +65,7 @@ const fn arm(prefill: u32, decode: u32, layer_first: bool, staging: &'static str
     Arm { ranks: (prefill, decode), layer_first, staging }
 }
 
-/// What both modes compare unless sizes are given; the first of each layout is the equal one.
+/// What both modes compare unless sizes are given. The first of each layout is the equal one.
 const ARMS: [Arm; 11] = [
     arm(4, 4, false, "auto"),
     arm(2, 2, false, "auto"),

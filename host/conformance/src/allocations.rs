@@ -1,7 +1,7 @@
 //! Counts the allocations that a loaded plugin's own code makes.
 //!
-//! The plugin's references to the C library's allocator are pointed at counting functions, in this process only. That
-//! sees what the file itself calls; libraries that it loads, and allocators that it brings along, are not seen.
+//! The plugin's references to the C library's allocator are pointed at counting functions, in this process only. That sees what
+//! the file itself calls. Libraries that the file loads, and allocators that it brings along, are not seen.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -140,8 +140,8 @@ pub fn watch(file: &Path) -> Result<(), String> {
     for (at, (function, before)) in slots {
         let slot = (base + at as usize) as *mut usize;
         let start = (slot as usize & !(page - 1)) as *mut c_void;
-        // SAFETY: the slot lies in the library's own relocated data, which stays mapped; its page becomes writable, and
-        // one slot of eight aligned bytes lies in one page.
+        // SAFETY: the slot lies in the library's own relocated data, which stays mapped. Its page becomes writable, and one slot
+        // of eight aligned bytes lies in one page.
         unsafe { mprotect(start, page, MprotectFlags::READ | MprotectFlags::WRITE) }
             .map_err(|e| format!("its table of functions cannot be changed: {e}"))?;
         // SAFETY: the slot holds the address of a function with this signature, and no other thread is in the plugin.

@@ -106,7 +106,7 @@ fn dropped(subject: &Subject) -> Outcome {
 }
 
 /// Opens instances of every role one after the other, and looks at what is left when each was ended. What a library keeps for
-/// good and fills up at its first uses, such as a thread for each processor, stops growing; what instances leave does not.
+/// good and fills up at its first uses, such as a thread for each processor, stops growing. What instances leave does not.
 fn leaves_nothing(subject: &Subject, how: &str, end: fn(Instance) -> Result<(), String>) -> Outcome {
     // The first may set up what the library keeps for good.
     let (first, second) = (subject.instances("first")?, subject.instances("second")?);

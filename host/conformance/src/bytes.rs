@@ -11,7 +11,7 @@ pub fn read_at(memory: &SharedMemory, offset: usize, bytes: &mut [u8]) {
 
 /// Copies bytes into memory that no submission of this kit is reading or writing.
 pub fn write_at(memory: &SharedMemory, offset: usize, bytes: &[u8]) {
-    // SAFETY: as in `read_at`, of submissions that read it, too; and nothing has a reference to its bytes.
+    // SAFETY: as in `read_at`, of submissions that read it, too. And nothing has a reference to its bytes.
     unsafe { memory.write(offset, bytes) };
 }
 

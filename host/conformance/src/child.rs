@@ -68,7 +68,8 @@ pub fn limit_this_process(memory: u64, processor_seconds: u64) -> std::io::Resul
     at_most(Resource::Core, 0, 0)?;
     at_most(Resource::Nofile, DESCRIPTORS, DESCRIPTORS)?;
     at_most(Resource::As, memory, memory)?;
-    // Where both are equal the system kills without saying why; the first of two ends it by the signal that is for this.
+    // Where both are equal the system kills without saying why. Where they differ, the first one ends the process by the signal
+    // that is for this.
     at_most(Resource::Cpu, processor_seconds, processor_seconds.saturating_add(1))?;
     Ok(())
 }
@@ -81,7 +82,7 @@ struct Verdict {
 
 /// Runs the chosen cases on a file, each in its own process: this program again, as `plugins run-case`.
 ///
-/// `chosen` is asked with each case's name; `each` is told every report as it comes, and ends the test with an error.
+/// `chosen` is asked with each case's name. `each` is told every report as it comes, and ends the test with an error.
 ///
 /// # Errors
 /// When processes cannot be started, and what `each` says.
@@ -207,7 +208,7 @@ fn read_all(mut pipe: impl Read + Send + 'static) -> Pipe {
     std::thread::spawn(move || {
         let _open: Sender<()> = open;
         let mut piece = vec![0; 1 << 16];
-        // What could be read is what there is; what is too much is read, too, so that the child does not wait.
+        // What could be read is what there is. What is too much is read, too, so that the child does not wait.
         while let Ok(read @ 1..) = pipe.read(&mut piece) {
             let mut filled = filled.lock();
             let room = OUTPUT - filled.len();

@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Rounds of waiting and draining; a descriptor that is level-triggered works in each of them.
+/// Rounds of waiting and draining. A descriptor that is level-triggered works in each of them.
 const ROUNDS: u64 = 8;
 
 /// Whether the descriptor is readable now.

@@ -33,7 +33,7 @@ impl Instance {
         }
     }
 
-    /// Whether shareable host memory can be registered; `None` where nothing is.
+    /// Whether shareable host memory can be registered, or `None` where nothing is.
     pub fn registers_dram(&self) -> Option<Result<(), String>> {
         let memory = match SharedMemory::new("manifest", 1 << 16) {
             Ok(memory) => memory,

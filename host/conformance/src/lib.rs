@@ -1,7 +1,7 @@
 //! The conformance kit: named cases that say whether a plugin keeps its contract.
 //!
-//! Each case runs in a process of its own with a time limit, so that a plugin that crashes or hangs ends that case and
-//! nothing else. [`test_file`] starts those processes; [`run_case`] is what each of them does.
+//! Each case runs in a process of its own with a time limit, so that a plugin that crashes or hangs ends that case and nothing
+//! else. [`test_file`] starts those processes, and [`run_case`] is what each of them does.
 //!
 //! A case that cannot be checked on a plugin is skipped with the reason, never passed.
 
@@ -62,7 +62,7 @@ pub struct Report {
     pub case: &'static str,
     /// How it ended.
     pub status: Status,
-    /// What happened, in a sentence; what the case checks when it passed.
+    /// What happened, in a sentence. When the case passed, this is what it checks.
     pub text: String,
 }
 
@@ -122,9 +122,9 @@ use ensure;
 pub struct Case {
     /// What it is called on the command line.
     pub name: &'static str,
-    /// The role it is about; `None` for all plugins.
+    /// The role it is about, or `None` for all plugins.
     pub role: Option<&'static str>,
-    /// What the role must declare for the case to be about it; `None` for all.
+    /// What the role must declare for the case to be about it, or `None` for all.
     pub capability: Option<&'static str>,
     /// What must hold.
     pub about: &'static str,

@@ -1,8 +1,8 @@
 //! What a plugin costs: reading it, loading it, calling it.
 //!
 //! The boundary itself is measured with a backend that is built into this program, once called directly and once through
-//! everything that crosses, in turns, so that the ratio holds on a busy machine. What a plugin does inside its calls is
-//! its own; the figures about it stand beside those of the boundary.
+//! everything that crosses, in turns, so that the ratio holds on a busy machine. What a plugin does inside its calls is its own.
+//! The figures about that stand beside those of the boundary.
 
 #![allow(clippy::disallowed_methods, reason = "it measures, in real time")]
 
@@ -107,8 +107,8 @@ impl Measured {
 
 /// Measures a plugin file.
 ///
-/// `program` is this program, which loads the file in processes of its own; `config` is the plugin's own table. Roles
-/// that the plugin does not open with it are skipped, unless a table was given and none opens.
+/// `program` is this program, which loads the file in processes of its own. `config` is the plugin's own table. Roles that the
+/// plugin does not open with it are skipped, unless a table was given and none opens.
 ///
 /// # Errors
 /// A sentence, when the file is no usable plugin or cannot be loaded.

@@ -54,7 +54,7 @@ fn matches(subject: &Subject) -> Outcome {
     Ok(())
 }
 
-/// Opens and ends an instance of each role with this configuration; why others need one of their own.
+/// Opens and ends an instance of each role with this configuration. Returns why other roles need a configuration of their own.
 fn with(subject: &Subject, config: String) -> Result<Vec<String>, Stop> {
     let subject = Subject { entry: subject.entry.clone(), config, ..*subject };
     let (instances, unconfigured) = subject.opened("config")?;

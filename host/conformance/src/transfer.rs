@@ -306,7 +306,7 @@ fn panics(subject: &Subject) -> Outcome {
         ("a second shutdown", code(backend.shutdown(DEADLINE_MS))),
     ];
     for (what, answer) in answers {
-        // After the first panic everything answers so; the first is the one to name.
+        // After the first panic everything answers so, but the first is the one to name.
         ensure!(answer != ErrorCode::PANICKED.0, "{what} made the plugin panic");
     }
     Ok(())

@@ -87,7 +87,7 @@ fn regions(subject: &Subject) -> Outcome {
         .deregister(pair.to)
         .map_err(|e| format!("deregister of one of two regions answered {e}"))?;
     let write = [Write { target_region: to, ..pair.write(0, 0, length) }];
-    // A backend may cut its peers off to be sure of the first; they connect again.
+    // A backend may cut its peers off to be sure of the first region. Then the peers connect again.
     if pair.sender.submit(&pair.submission(tag + 1), &write) != 0
         || pair.completion()?.is_none_or(|done| done.status < 0)
     {

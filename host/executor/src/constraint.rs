@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use host_core::{Batch, Sequence};
 
-/// Says which tokens may come next. One for all sequences of a worker; the executor of rank 0 asks it.
+/// Says which tokens may come next. One for all sequences of a worker, which the executor of rank 0 asks.
 pub trait Constraint: Send + Sync {
     /// A batch is about to be computed. What its sequences may draw follows from the tokens that are in it, so it can be
     /// worked out beside the forward pass. Does not wait.

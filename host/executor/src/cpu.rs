@@ -60,7 +60,7 @@ pub enum WeightStorage {
 /// How to run a model on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Threads to compute on; 0 is one per core.
+    /// Threads to compute on. 0 is one per core.
     pub threads: usize,
     /// How weights are kept.
     pub weights: WeightStorage,
@@ -131,8 +131,8 @@ impl CpuExecutor {
     /// Loads a whole model into memory, for a worker of one rank.
     ///
     /// # Errors
-    /// When a file cannot be read or parsed, is truncated, lacks a tensor or has one of another shape or type than
-    /// the configuration asks for; and when the model is of a kind that is not computed here.
+    /// When a file cannot be read or parsed, is truncated, lacks a tensor or has one of another shape or type than the
+    /// configuration asks for. Also when the model is of a kind that is not computed here.
     pub fn load(model: &Path, options: CpuOptions) -> Result<Self, LoadError> {
         Self::load_rank(model, options, Seat::alone())
     }
@@ -163,8 +163,8 @@ impl CpuExecutor {
         Ok(Self { shape, model, activations: Activations::default(), seat, constraint: None })
     }
 
-    /// Computes a batch and returns the logits of all its tokens, `[token][vocabulary]`, instead of sampling; nothing on
-    /// ranks other than 0. For tests and for scoring text; memory grows with tokens times vocabulary.
+    /// Computes a batch and returns the logits of all its tokens, `[token][vocabulary]`, instead of sampling. Ranks other than 0
+    /// return nothing. It is for tests and for scoring text. Memory grows with tokens times vocabulary.
     ///
     /// # Errors
     /// As [`Executor::forward`].

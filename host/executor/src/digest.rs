@@ -1,10 +1,10 @@
 //! Digests of KV: sums of terms, one per head of a layer of a page, so that ranks, layers, and parts of a transfer add up
 //! in any order and with any division of the work.
 //!
-//! A block is one head of one layer of one page; its digest is XXH3-64 over its rows in the order K/V, token, whatever
-//! the pool's layout. [`term`] mixes it with its place, and a digest of anything is the wrapping sum of the terms of its
-//! blocks; that of nothing is 0. Heads are counted over the whole model, so that equal KV has equal digests however many
-//! ranks it is spread over.
+//! A block is one head of one layer of one page. Its digest is XXH3-64 over its rows in the order K/V, token, whatever the pool's
+//! layout. [`term`] mixes it with its place, and a digest of anything is the wrapping sum of the terms of its blocks. The digest
+//! of nothing is 0. Heads are counted over the whole model, so that equal KV has equal digests however many ranks it is spread
+//! over.
 
 use std::ops::Range;
 
@@ -33,9 +33,9 @@ pub struct PagePart {
     pub index: usize,
     /// Which layers.
     pub layers: Range<usize>,
-    /// Which KV heads of the model; the pool must hold them ([`KvMemory::heads`]).
+    /// Which KV heads of the model. The pool must hold them ([`KvMemory::heads`]).
     pub heads: Range<usize>,
-    /// The first this many tokens; more than a page has are all.
+    /// How many tokens from the first. More than a page has means all.
     pub tokens: usize,
 }
 
@@ -56,7 +56,7 @@ pub fn term(place: Place, block: u64) -> u64 {
     xxh3(&bytes, 0)
 }
 
-/// Digest of the first `tokens` tokens of one block; `head` is one that the pool holds.
+/// Digest of the first `tokens` tokens of one block. `head` is one that the pool holds.
 ///
 /// # Panics
 /// When the pool has no such block.

@@ -36,7 +36,7 @@ struct State {
     left: usize,
     /// Ranks that wait for the others in the call under way.
     arrived: usize,
-    /// Calls that all have made; [`Shared::round`] says the same.
+    /// Calls that all have made. [`Shared::round`] has the same number.
     round: u64,
     broken: Option<Broken>,
     /// A rank that has left for good.
@@ -198,8 +198,8 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Puts the ranks' columns of a matrix side by side, on every rank: `columns[r]` are those of rank r, in ascending order
-    /// and without gaps. `mine` is `[rows][my columns]`, `whole` becomes `[rows][all columns]`; a group of one swaps them.
+    /// Puts the ranks' columns of a matrix side by side, on every rank: `columns[r]` are those of rank r, in ascending order and
+    /// without gaps. `mine` is `[rows][my columns]`, and `whole` becomes `[rows][all columns]`. A group of one swaps them.
     ///
     /// # Errors
     /// When another rank failed.
@@ -215,7 +215,7 @@ impl Turn<'_> {
         self.gather_columns_at(None, mine, columns, whole)
     }
 
-    /// As [`gather_columns`](Turn::gather_columns), on rank 0 alone; `whole` of the others is left as it is.
+    /// As [`gather_columns`](Turn::gather_columns), on rank 0 alone. `whole` of the others is left as it is.
     ///
     /// # Errors
     /// As there.

@@ -40,14 +40,14 @@ pub struct ModelShape {
     pub math: String,
     /// Layers that see the newest tokens only, if there are any.
     pub sliding: Option<Sliding>,
-    /// Layers that keep a state instead of KV; 0 where layers slide.
+    /// Layers that keep a state instead of KV, 0 where layers slide.
     pub state_layers: usize,
 }
 
 /// Layers that attend to the newest tokens only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sliding {
-    /// How many of the model's layers; fewer than all.
+    /// How many of the model's layers, fewer than all.
     pub layers: usize,
     /// Tokens that they see, the newest included.
     pub window: usize,
@@ -131,21 +131,21 @@ pub trait Executor: Send {
     /// The model.
     fn shape(&self) -> &ModelShape;
 
-    /// Says what limits the tokens that it draws; before the first batch, and to rank 0 alone. An executor that draws from no
-    /// logits has nothing to limit.
+    /// Says what limits the tokens that the executor draws. It is called before the first batch, and on rank 0 alone. An executor
+    /// that draws from no logits has nothing to limit.
     fn constrain(&mut self, constraint: Arc<dyn Constraint>) {
         drop(constraint);
     }
 
-    /// Computes one batch: writes the new positions' K and V into `kv`, reads all earlier ones from it, and samples
-    /// where asked. One output per sequence, in order, from rank 0; none from the others.
+    /// Computes one batch: writes the new positions' K and V into `kv`, reads all earlier ones from it, and samples where asked.
+    /// One output per sequence, in order, from rank 0. The others give none.
     ///
     /// Tells `layers_done` how many layers, counted from the first, have the KV of all new positions in the pool. From
     /// then on the transfer thread may read these layers' rows, and the call writes them no more. Telling is optional, and
     /// no use unless [`Batch::layer_group`] asks for it.
     ///
     /// # Errors
-    /// When the batch cannot be computed; the KV of its new positions is then undefined. The other ranks' calls fail too, unless
+    /// When the batch cannot be computed. The KV of its new positions is then undefined. The other ranks' calls fail too, unless
     /// they have all that they need.
     fn forward_by_layer(
         &mut self,

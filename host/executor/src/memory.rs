@@ -9,8 +9,8 @@ use host_memory::SharedMemory;
 
 /// A rank's KV pool: memory and the layout that gives it meaning.
 ///
-/// One value is like a `Vec` of rows: `&mut` writes, `&` reads. Another value of the same pool is made
-/// by [`share`](KvMemory::share) alone, which asks for the promise that a compiler cannot check; there is no `Clone`:
+/// One value is like a `Vec` of rows: `&mut` writes, `&` reads. Another value of the same pool is made by
+/// [`share`](KvMemory::share) alone, which asks for the promise that a compiler cannot check. There is no `Clone`:
 ///
 /// ```compile_fail,E0599
 /// # use host_core::{Dtype, KvLayout, KvShape, layout::KvOrder};
@@ -81,7 +81,7 @@ impl KvMemory {
         &self.memory
     }
 
-    /// Address of one row; `kv` is 0 for K and 1 for V. Always inside the pool.
+    /// Address of one row. `kv` is 0 for K and 1 for V. The row is always inside the pool.
     #[must_use]
     #[inline]
     pub fn row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> NonNull<u8> {
@@ -110,8 +110,8 @@ impl KvMemory {
             return None;
         }
         let first = self.row(page, head, layer, 0, 0);
-        // SAFETY: 2 x page_tokens rows follow each other from the first, as the strides say, and all lie inside the mapping;
-        // nothing writes them meanwhile, as in `read_row`.
+        // SAFETY: 2 x page_tokens rows follow each other from the first, as the strides say, and all lie inside the mapping.
+        // Nothing writes them meanwhile, as in `read_row`.
         Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), shape.block_bytes()) })
     }
 

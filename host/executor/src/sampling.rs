@@ -15,9 +15,10 @@ pub use self::shaping::shape;
 
 /// Draws the token of `position` (its own place in the sequence, counted from 0).
 ///
-/// What [`shape`] does comes first, then temperature, then `min_p`, then the `top_k` likeliest, then the smallest set of those whose
-/// share reaches `top_p`. Equal logits count as ordered by id, lowest first; NaN counts as impossible. Log probabilities are natural
-/// logarithms at temperature 1 over the whole vocabulary, of the logits as they were given. Empty logits give token 0.
+/// What [`shape`] does comes first, then temperature, then `min_p`, then the `top_k` likeliest, then the smallest set of those
+/// whose share reaches `top_p`. Equal logits count as ordered by id, lowest first. NaN counts as impossible. Log probabilities
+/// are natural logarithms at temperature 1 over the whole vocabulary, of the logits as they were given. Empty logits give
+/// token 0.
 #[must_use]
 pub fn sample(logits: &[f32], next: &Draw, position: u64) -> Sampled {
     let sampling = &next.sampling;

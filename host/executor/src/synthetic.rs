@@ -1,9 +1,9 @@
 //! An executor whose KV proves itself.
 //!
-//! It computes no model. The KV row of a position is derived from all tokens up to it, the layer, the head and K or
-//! V; the next token is derived from every byte of every row *read back through the page table*. One wrong, stale or
-//! missing byte anywhere in a sequence's pages changes the answer. Its time per step comes from a cost model, so that
-//! scheduling can be measured at sizes that this machine cannot compute.
+//! It computes no model. The KV row of a position is derived from all tokens up to it, the layer, the head and K or V. The next
+//! token is derived from every byte of every row *read back through the page table*. One wrong, stale or missing byte anywhere in
+//! a sequence's pages changes the answer. Its time per step comes from a cost model, so that scheduling can be measured at sizes
+//! that this machine cannot compute.
 //!
 //! Some of its layers may slide: of these it reads the newest positions only, through the sequence's window. Garbage in pages
 //! that have left the window changes nothing, and a byte in the window changes the answer.
@@ -248,7 +248,7 @@ pub struct SyntheticShape {
     pub layers: usize,
     /// Those of which the newest positions only matter, if there are any.
     pub sliding: Option<Sliding>,
-    /// Those that keep a state; 0 where some slide.
+    /// Those that keep a state, 0 where some slide.
     pub state_layers: usize,
     /// KV heads.
     pub kv_heads: usize,
@@ -296,7 +296,7 @@ impl Executor for Synthetic {
         let started = Instant::now();
         let mut turn = self.seat.turn()?;
         let whole = self.cost.of(batch);
-        // The modelled accelerator computes for this long; the thread stands in for it.
+        // The modelled accelerator computes for this long, and the thread stands in for it.
         let until = |end: Duration| sleep(end.saturating_sub(started.elapsed()));
         let ModelShape { layers, kv_heads, .. } = self.shape;
         let heads = rank_heads(kv_heads, turn.ranks(), turn.rank());

@@ -1,7 +1,7 @@
 //! Where the KV of a sequence lies when some of a model's layers slide.
 //!
-//! The layout is that of [`host_core::window`]: a page of the pool has the layers that see all positions; the sliding layers
-//! of a token page lie in pages of the same pool that the sequence names separately and for its newest positions only.
+//! The layout is that of [`host_core::window`]: a page of the pool has the layers that see all positions. The sliding layers of a
+//! token page lie in pages of the same pool that the sequence names separately and for its newest positions only.
 
 use host_core::layout::KvShape;
 use host_core::window::{WindowShape, first_live};
@@ -64,7 +64,7 @@ pub struct LayerPages<'a> {
 }
 
 impl<'a> LayerPages<'a> {
-    /// Where the layer at `place` lies; the window part of a token page has `parts` pages.
+    /// Where the layer at `place` lies. The window part of a token page has `parts` pages.
     #[must_use]
     pub fn new(sequence: &'a Sequence, place: LayerPlace, parts: usize) -> Self {
         match place {
@@ -124,7 +124,7 @@ pub fn empty_unused(kv: &mut KvMemory, sequence: &Sequence, window: WindowShape,
     }
 }
 
-/// Checks that a sequence names every page of the pool `shape` that its new positions write or see; `window` is that of the
+/// Checks that a sequence names every page of the pool `shape` that its new positions write or see. `window` is that of the
 /// model's sliding layers.
 ///
 /// # Errors

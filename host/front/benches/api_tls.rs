@@ -3,8 +3,9 @@
 //!     cargo bench -p host-front --bench api_tls
 //!     cargo bench -p host-front --bench api_tls -- 7 4      # rounds, and seconds of each
 //!
-//! One front in plain text and one with a certificate serve scripted workers that echo the prompt, so that nothing else takes time.
-//! Each client asks for a streamed answer of 8 tokens, again and again. Rounds of all cases take turns; medians are printed.
+//! One front in plain text and one with a certificate serve scripted workers that echo the prompt, so that nothing else takes
+//! time. Each client asks for a streamed answer of 8 tokens, again and again. Rounds of all cases take turns, and medians are
+//! printed.
 
 #![allow(
     clippy::unwrap_used,

@@ -40,8 +40,8 @@ pub use listener::HttpListener;
 pub struct Limits {
     /// Longest wait for the head of a connection's next request, and for a client to take some of an answer.
     pub head: Duration,
-    /// Most connections at once, at least 1; more wait in the listener's queue. Those that a client has beyond its [share](Shares)
-    /// are closed at once.
+    /// Most connections at once, at least 1. More wait in the listener's queue. Those that a client has beyond its
+    /// [share](Shares) are closed at once.
     pub connections: usize,
 }
 
@@ -149,7 +149,7 @@ pub async fn serve(
             drop((share, place));
         });
     }
-    // All places are free when the last connection has ended; MOST_CONNECTIONS fits.
+    // All places are free when the last connection has ended. Their number fits, because MOST_CONNECTIONS does.
     let all = places.acquire_many(u32::try_from(most).unwrap_or(u32::MAX));
     tokio::select! {
         _all = all => {}

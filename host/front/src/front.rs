@@ -47,15 +47,18 @@ pub struct FrontConfig {
     pub lost_after: Duration,
     /// Most workers.
     pub max_workers: usize,
-    /// Most requests at once; more are answered 503, and those that a client has beyond its [share](super::shares) 429.
+    /// Most requests at once. More are answered 503, and those that a client has beyond its [share](super::shares) are
+    /// answered 429.
     pub max_requests: usize,
     /// Largest request body, in bytes.
     pub max_body: usize,
-    /// Most bodies on their way from clients at once; more are answered 503, and those that a client has beyond its share 429.
+    /// Most bodies on their way from clients at once. More are answered 503, and those that a client has beyond its share are
+    /// answered 429.
     pub max_uploads: usize,
-    /// Most bytes of these in all; beyond them as for their number. One body has to fit.
+    /// Most bytes of these bodies in all. More are answered as more bodies are. One body has to fit.
     pub max_upload_bytes: usize,
-    /// Most bytes of bodies that wait to be parsed and tokenized, or are; beyond them as for uploads. One body has to fit.
+    /// Most bytes of bodies that are parsed and tokenized, or wait for that. More are answered as more uploads are. One body has
+    /// to fit.
     pub max_text_bytes: usize,
     /// Most tokens of a chat answer when the request names no number, as far as the model's context has room for them.
     pub default_max_tokens: u32,
@@ -63,20 +66,21 @@ pub struct FrontConfig {
     pub body_timeout: Duration,
     /// The limits of HTTP connections.
     pub connections: Limits,
-    /// Keys of tenants; without any, requests need none.
+    /// Keys of tenants. Without any, requests need none.
     pub keys: Option<Arc<Keys>>,
     /// A header in which a trusted gateway names the tenant.
     pub tenant_header: Option<HeaderName>,
-    /// The certificate that the HTTP API shows; without one it speaks plain text. On the operators' listener it is shown where other
-    /// machines reach that.
+    /// The certificate that the HTTP API shows. Without one the API speaks plain text. On the operators' listener the certificate
+    /// is shown where other machines reach that listener.
     pub tls: Option<ApiTls>,
-    /// Names under which clients address the server; absent: local ones for a listener on the loopback interface, any for others.
+    /// Names under which clients address the server. When absent, a listener on the loopback interface takes local names, and
+    /// others take any.
     pub hosts: Option<Hosts>,
     /// Becomes true when requests were taken and workers could serve them, for the first time.
     pub ready: watch::Sender<bool>,
     /// Every request has a line in the log.
     pub log_requests: bool,
-    /// How often a client that waits for the next event of its stream gets a comment; absent: never.
+    /// How often a client that waits for the next event of its stream gets a comment. When absent, it gets none.
     pub stream_keep_alive: Option<Duration>,
     /// At shutdown, requests under way have this long to end by themselves.
     pub drain: Duration,
@@ -163,7 +167,7 @@ async fn note_ready(registry: Registry, ready: watch::Sender<bool>) {
 pub struct HttpListeners {
     /// For clients.
     pub clients: TcpListener,
-    /// For operators; without it they are served where clients are.
+    /// The listener for operators. Without it they are served where clients are.
     pub operators: Option<HttpListener>,
 }
 

@@ -22,7 +22,7 @@ pub const MAX_TENANT: usize = 128;
 /// How a router knows whose a request is.
 #[derive(Clone, Debug, Default)]
 pub struct Identities {
-    /// Keys of tenants; without any, a request needs no key.
+    /// Keys of tenants. Without any, a request needs no key.
     pub keys: Option<Arc<Keys>>,
     /// A header in which a trusted gateway names the tenant.
     pub tenant_header: Option<HeaderName>,

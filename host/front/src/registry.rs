@@ -178,7 +178,7 @@ impl Registry {
         self.changed();
     }
 
-    /// A call to this worker broke; it is not chosen until it is heard of again.
+    /// A call to this worker broke, so the worker is not chosen until it is heard of again.
     pub fn suspect(&self, instance: Instance, why: &str) {
         if self.lock().suspect(instance, why, clock::now()) {
             tracing::warn!(%instance, why, "worker suspected");
@@ -192,7 +192,7 @@ impl Registry {
         self.lock().another_broke(since, than)
     }
 
-    /// Picks a route, counting it as load at once; `avoid` are instances to take only if there is no other.
+    /// Picks a route, counting it as load at once. `avoid` are instances to take only if there is no other.
     ///
     /// # Errors
     /// Why there is none.
@@ -207,8 +207,8 @@ impl Registry {
         self.lock().take_cold()
     }
 
-    /// A route for a dummy request through this worker; partners with which one `failed` come last. `Ok(None)` when it needs none
-    /// any more.
+    /// A route for a dummy request through this worker. Partners with which one `failed` come last. `Ok(None)` when the worker
+    /// needs none any more.
     ///
     /// # Errors
     /// Why there is none now.
@@ -255,7 +255,7 @@ impl Registry {
         self.lock().computed(room);
     }
 
-    /// A request's answer is complete; its prefill worker may still have to let go of it.
+    /// A request's answer is complete. Its prefill worker may still have to let go of the request.
     pub fn answered(&self, room: Room) {
         self.lock().answered(room);
     }
@@ -265,7 +265,7 @@ impl Registry {
         let mut changes = self.changes.subscribe();
         async move {
             if changes.changed().await.is_err() {
-                // The registry is gone with the server; every request that waits has a deadline.
+                // The registry is gone with the server, and every request that waits has a deadline.
                 std::future::pending::<()>().await;
             }
         }

@@ -93,7 +93,7 @@ const SHORT_PROMPT: usize = 1 << 16;
 /// The workers that served a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedBy {
-    /// Name of the prefill worker; absent when `decode` did both.
+    /// Name of the prefill worker, absent when `decode` did both.
     pub prefill: Option<String>,
     /// Name of the decode or aggregated worker.
     pub decode: String,
@@ -104,11 +104,11 @@ pub struct ServedBy {
 pub enum Event {
     /// Workers were chosen and called, for the first time.
     Dispatched,
-    /// The prompt's KV is complete; tokens follow.
+    /// The prompt's KV is complete, and tokens follow.
     Began(proto::Began),
     /// The next token.
     Token(proto::Token),
-    /// All tokens so far are void; the answer begins again. Only for restartable jobs, and where answers are not resumed.
+    /// All tokens so far are void, and the answer begins again. Only for restartable jobs, and where answers are not resumed.
     Restarted,
     /// The end. Nothing follows.
     Finished(proto::Finished),
@@ -193,7 +193,7 @@ impl Router {
     }
 }
 
-/// One of the places for concurrent requests; free again when dropped.
+/// One of the places for concurrent requests. It is free again when dropped.
 #[derive(Debug)]
 pub struct Place {
     _place: Share,
@@ -230,8 +230,8 @@ impl Generation {
         self.served_by.as_ref()
     }
 
-    /// The client has all that it wants of the answer. Its worker is told so, which then counts the request as finished; a worker
-    /// that cannot be told counts it as cancelled.
+    /// The client has all that it wants of the answer. The worker is told so, and then counts the request as finished. A worker
+    /// that cannot be told counts the request as cancelled.
     pub fn enough(mut self) {
         let (Some(mut attempt), Some(worker)) = (self.attempt.take(), self.decode.take()) else { return };
         if !worker.protocol.knows_ended_answers() {
@@ -322,7 +322,7 @@ impl Generation {
                     return Ok(Event::Finished(self.progress.finish(finished)));
                 }
                 Step::Failed { leg, failure, suspect, reported, apart } => {
-                    // A worker that reports a failure may report what its partner did; one that is gone is the culprit.
+                    // A worker that reports a failure may report what its partner did, but one that is gone is the culprit.
                     self.served.extend(attempt.instances());
                     self.failed.extend(if reported { attempt.instances() } else { vec![leg] });
                     drop(attempt);
@@ -401,7 +401,7 @@ impl Generation {
         Ok(restarts)
     }
 
-    /// A new room on a new route; waits for workers if there are none.
+    /// A new room on a new route. Waits for workers if there are none.
     async fn begin(&mut self) -> Result<Attempt, Failure> {
         // 63 bits, as other systems' rooms have.
         let random = random_u64().map_err(|error| Failure::Internal(format!("no randomness: {error}")))?;

@@ -22,7 +22,7 @@ struct DecisionLabels {
     expected: &'static str,
 }
 
-/// Set from a snapshot at each scrape; the registry does the counting.
+/// Set from a snapshot at each scrape, because the registry does the counting.
 #[derive(Default)]
 pub(super) struct RoutingSeries {
     index_pages: Family<IndexLabels, Gauge>,

@@ -69,7 +69,7 @@ pub enum NoShare {
     Client,
 }
 
-/// A part that a client holds; free again when dropped.
+/// A part that a client holds. It is free again when dropped.
 #[derive(Debug)]
 pub struct Share {
     of: Shares,
@@ -135,7 +135,7 @@ impl Share {
     /// Adds to the part.
     ///
     /// # Errors
-    /// As [`Shares::take`]; the part stays as it was.
+    /// As [`Shares::take`]. The part stays as it was.
     pub fn grow(&mut self, amount: usize) -> Result<(), NoShare> {
         self.add(amount, TIMES_FREE)
     }

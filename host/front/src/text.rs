@@ -49,17 +49,17 @@ pub enum Specials {
     Shown,
 }
 
-/// Turns text into token ids and back. Cheap to share; all methods may be called from any thread at once.
+/// Turns text into token ids and back. It is cheap to share. All methods may be called from any thread at once.
 pub trait Tokenizer: Send + Sync {
-    /// Token ids of `text`. `add_special` adds what the model wants around a plain prompt (a begin-of-sequence token);
-    /// chat templates write these themselves.
+    /// Token ids of `text`. `add_special` adds what the model wants around a plain prompt (a begin-of-sequence token). Chat
+    /// templates write these themselves.
     ///
     /// # Errors
     /// When the tokenizer cannot represent the text.
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError>;
 
-    /// The bytes that one token stands for, as a `logprobs` field shows them; empty for an id outside the vocabulary.
-    /// A special token gives its name.
+    /// The bytes that one token stands for, as a `logprobs` field shows them. A special token gives its name, and an id outside
+    /// the vocabulary no bytes.
     fn token_bytes(&self, token: u32) -> Vec<u8>;
 
     /// True for tokens that show in an answer's text only when [`Specials::Shown`] is asked for.

@@ -26,7 +26,7 @@ struct State {
     waiting: HashMap<Client, VecDeque<oneshot::Sender<Turn>>>,
 }
 
-/// A place; the next client's when dropped.
+/// A place, which goes to the next client when dropped.
 #[derive(Debug)]
 pub struct Turn {
     /// None when it was given back.

@@ -27,7 +27,7 @@ pub struct Test {
     /// One JSON document
     #[arg(long)]
     json: bool,
-    /// Only the cases whose names start so; may be given several times
+    /// Only the cases whose names start so. The flag may be given several times
     #[arg(long = "case", value_name = "NAME")]
     cases: Vec<String>,
     /// TOML file with the plugin's own configuration table

@@ -115,7 +115,7 @@ impl Root {
     /// Opens an instance of the transfer role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role; else what the plugin says.
+    /// `UNSUPPORTED` without the role, else what the plugin says.
     pub fn open_transfer(&self, opening: &Opening) -> Result<TransferObject> {
         let table = self.transfer.as_ref().ok_or_else(|| lacks("transfer"))?;
         let settings = Settings::new(&self.manifest, &opening.config)?;
@@ -125,7 +125,7 @@ impl Root {
     /// Opens an instance of the storage role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role; else what the plugin says.
+    /// `UNSUPPORTED` without the role, else what the plugin says.
     pub fn open_tier(&self, opening: &Opening) -> Result<TierObject> {
         let table = self.tier.as_ref().ok_or_else(|| lacks("tier"))?;
         let settings = Settings::new(&self.manifest, &opening.config)?;
@@ -135,7 +135,7 @@ impl Root {
     /// Opens an instance of the allocator role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role; else what the plugin says.
+    /// `UNSUPPORTED` without the role, else what the plugin says.
     pub fn open_allocator(&self, opening: &PoolOpening) -> Result<AllocatorObject> {
         let table = self.allocator.as_ref().ok_or_else(|| lacks("allocator"))?;
         let settings = Settings::new(&self.manifest, &opening.config)?;
@@ -157,7 +157,7 @@ fn lacks(role: &str) -> Error {
     Error::new(ErrorCode::UNSUPPORTED, format!("the plugin has no {role} role"))
 }
 
-/// The table of a role; `None` for null.
+/// The table of a role, or `None` for null.
 ///
 /// # Safety
 /// As [`table`] of a pointer that is not null.
@@ -169,14 +169,14 @@ unsafe fn role<T: Copy>(at: *const T) -> std::result::Result<Option<T>, String> 
     unsafe { table(at, 0) }.map(Some)
 }
 
-/// A copy of a struct that begins with its length in bytes after `before` others. What an older plugin's lacks is zero, which
-/// is no function; what a newer one's has more is left out.
+/// A copy of a struct that begins with its length in bytes after `before` others. What an older plugin's lacks is zero, which is
+/// no function. What a newer plugin's has more is left out.
 ///
 /// # Safety
-/// `at` names a struct that starts as `T` does, as far as its length says; `T` is a table of this module's, of which zeros are a
+/// `at` names a struct that starts as `T` does, as far as its length says. `T` is a table of this module's, of which zeros are a
 /// value.
 unsafe fn table<T: Copy>(at: *const T, before: usize) -> std::result::Result<T, String> {
-    // SAFETY: the length is there, by contract; it need not be aligned.
+    // SAFETY: the length is there, by contract, but it need not be aligned.
     let size = unsafe { at.cast::<u8>().add(before).cast::<u64>().read_unaligned() };
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     // Fields have eight bytes each: a part of one would be no function.

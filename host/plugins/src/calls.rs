@@ -1,9 +1,9 @@
 //! Which call of which plugin each thread is in.
 //!
 //! A call that never returns takes the thread with it, and nothing but the end of the process ends it. What the host can do is
-//! notice. A thread notes a call in one word before it goes in, and takes the note back when it comes out;
-//! [`in_progress`] reads the words of all threads. No clock is read on the way: every note has a number, so two looks that
-//! find the same number have found the same call, and the time between them is part of what it took.
+//! notice. A thread notes a call in one word before it goes in, and takes the note back when it comes out. [`in_progress`] reads
+//! the words of all threads. No clock is read on the way: every note has a number, so two looks that find the same number have
+//! found the same call, and the time between them is part of what it took.
 //!
 //! How long calls take is counted for [`timings`]: of each call that may wait for others, and of one in [`SAMPLE`] of the hot
 //! ones, which are shorter than reading the clock.
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use host_plugin_api::ErrorCode;
 use parking_lot::Mutex;
 
-/// Bits of a note for the call, and for the plugin; the others number the thread's calls.
+/// Bits of a note for the call, and for the plugin. The others number the thread's calls.
 const CALL_BITS: u32 = 8;
 const PLUGIN_BITS: u32 = 16;
 const NUMBERS: u64 = u64::MAX >> (CALL_BITS + PLUGIN_BITS);
@@ -30,7 +30,7 @@ const NUMBERS: u64 = u64::MAX >> (CALL_BITS + PLUGIN_BITS);
 /// A prime, so that a loop of a few calls does not always meet the same one.
 pub const SAMPLE: u64 = 61;
 
-/// Upper bounds of the buckets of durations, in nanoseconds; one more bucket takes the rest.
+/// Upper bounds of the buckets of durations, in nanoseconds. One more bucket takes the rest.
 const BOUNDS_NS: [u64; 8] =
     [1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000];
 
@@ -108,7 +108,7 @@ struct Thread {
     name: String,
     /// 0 while it is in no call.
     note: AtomicU64,
-    /// The peer that the call is about, see [`PEERS`]; 0 without one.
+    /// The peer that the call is about, see [`PEERS`], or 0 without one.
     about: AtomicU64,
 }
 
@@ -305,7 +305,7 @@ pub struct CallInProgress {
     pub thread: String,
     /// The plugin's name.
     pub plugin: String,
-    /// The call's name in the plugin API; `open` is loading, checking the configuration and the factory.
+    /// The call's name in the plugin API. `open` is loading, checking the configuration and the factory.
     pub call: &'static str,
     /// Whether it may wait for others, as a connection does for a peer and a registration for the device.
     pub may_wait: bool,

@@ -43,7 +43,8 @@ pub struct Entry {
     pub pinned: Option<String>,
     /// Its signature, where the operator asks for one. It is loaded from memory that holds the bytes that were verified.
     pub signed: Option<Signed>,
-    /// The libraries beside it that a lock file lists, or none of a signed file; `None` with neither.
+    /// The libraries beside the plugin that a lock file lists. The list is empty for a signed file, and `None` for a file that is
+    /// neither listed nor signed.
     pub(super) libraries: Option<Vec<LockedLibrary>>,
     /// What the operator should know about it although it is accepted.
     pub warnings: Vec<String>,

@@ -33,14 +33,14 @@ pub struct NeededVersion {
     pub version: String,
 }
 
-/// Names of the libraries that the system's loader will look for; empty when there are none or they cannot be read.
+/// Names of the libraries that the system's loader will look for. Empty when there are none or they cannot be read.
 #[must_use]
 pub fn needed_libraries(path: &Path) -> Vec<String> {
     let Ok(file) = File::open(path) else { return Vec::new() };
     names(&Bounded::new(file), &[DT_NEEDED]).unwrap_or_default()
 }
 
-/// Versions that the system's loader will ask for, in order, each once; empty when there are none or they cannot be read.
+/// Versions that the system's loader will ask for, in order, each once. Empty when there are none or they cannot be read.
 #[must_use]
 pub fn needed_versions(path: &Path) -> Vec<NeededVersion> {
     let Ok(file) = File::open(path) else { return Vec::new() };
@@ -63,7 +63,7 @@ pub(super) struct Dynamic {
     pub paths: Vec<String>,
 }
 
-/// Reads it; empty when there is nothing or it cannot be read.
+/// Reads a file's section, which is empty when there is nothing or it cannot be read.
 pub(super) fn dynamic(path: &Path) -> Dynamic {
     let of = |tags: &[i64]| {
         let file = File::open(path).ok()?;
@@ -120,7 +120,7 @@ fn each_section<'data, R: ReadCacheOps>(
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
     let segments = header.program_headers(endian, data)?;
-    // The table of a plugin was counted before; here every entry may look through all of them.
+    // The table of a plugin was counted before. Here every entry may look through all of them.
     let segments = segments.get(..MAX_SEGMENTS).unwrap_or(segments);
     for segment in segments {
         let Some(entries) = segment.dynamic(endian, data)? else { continue };
@@ -144,7 +144,7 @@ impl<R: ReadCacheOps> Section<'_, R> {
         })
     }
 
-    /// The text at this place of the table of texts; empty when it is longer.
+    /// The text at this place of the table of texts, or an empty one when it is longer than `longest`.
     fn text(&self, at: u64, longest: u64) -> String {
         let start = self.texts.saturating_add(at);
         let end = start.saturating_add(longest).min(self.data.len().unwrap_or(0));

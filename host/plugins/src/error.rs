@@ -182,7 +182,7 @@ impl PreflightError {
 /// Where a plugin was looked for, and what was there instead.
 #[derive(Debug, Default)]
 pub struct NoneFound {
-    /// Every directory, in order; with why it could not be read, when it could not.
+    /// Every directory, in order, with why it could not be read, when it could not.
     pub searched: Vec<(PathBuf, Option<String>)>,
     /// Names of the plugins found there.
     pub found: Vec<String>,

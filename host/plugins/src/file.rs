@@ -121,7 +121,7 @@ impl PluginFile {
         })
     }
 
-    /// A copy of its bytes in memory that nothing can change any more, if they are those of the hash; or the hash that
+    /// A copy of its bytes in memory that nothing can change any more, if they are those of the hash. Otherwise the hash that
     /// they have.
     pub(super) fn sealed(&self, sha256: &str) -> Result<Result<Sealed, String>, PreflightError> {
         let too_large = || {
@@ -133,7 +133,7 @@ impl PluginFile {
         }
         let sealed = (|| {
             let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-            // Longer names are refused by the system; it only shows in /proc/self/maps.
+            // Longer names are refused by the system. The name only shows in /proc/self/maps.
             let name: String = name.chars().filter(char::is_ascii_graphic).take(64).collect();
             let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
             let mut memory = File::from(memory);
@@ -176,7 +176,7 @@ pub(super) fn short_text(path: &Path, longest: u64) -> io::Result<String> {
     read_up_to(regular(path)?.0, longest)
 }
 
-/// Opens a regular file; opening a pipe would wait for its writer.
+/// Opens a regular file and nothing else, because opening a pipe would wait for its writer.
 fn regular(path: &Path) -> io::Result<(File, Metadata)> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;

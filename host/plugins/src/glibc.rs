@@ -19,13 +19,13 @@ const NAMED: &[(&str, Glibc)] = &[("ABI_DT_RELR", Glibc([2, 36, 0]))];
 pub struct Glibc([u32; 3]);
 
 impl Glibc {
-    /// The oldest glibc that has all of these versions; `None` when none of them is glibc's.
+    /// The oldest glibc that has all of these versions, or `None` when none of them is glibc's.
     #[must_use]
     pub fn needed(versions: &[NeededVersion]) -> Option<Self> {
         versions.iter().filter_map(|needed| Self::named(needed.version.strip_prefix(PREFIX)?)).max()
     }
 
-    /// The one that this process runs with; `None` with another C library.
+    /// The one that this process runs with, or `None` with another C library.
     #[must_use]
     pub fn here() -> Option<Self> {
         Self::numbered(&running()?)

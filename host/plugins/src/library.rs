@@ -1,9 +1,9 @@
 //! From a plugin's file to its checked root.
 //!
-//! Each step before `dlopen` runs none of the plugin's code and has an error of its own; so has each after. A pinned or signed
-//! file is loaded from sealed memory with the very bytes that were verified. Others are loaded through the descriptor that was
-//! checked, so that a file that takes their place meanwhile is not loaded. A file that finds libraries beside itself is loaded
-//! from its place, because the system's loader asks where that is. Both are looked at again afterwards.
+//! Each step before `dlopen` runs none of the plugin's code and has an error of its own. So has each step after it. A pinned or
+//! signed file is loaded from sealed memory with the very bytes that were verified. Others are loaded through the descriptor that
+//! was checked, so that a file that takes their place meanwhile is not loaded. A file that finds libraries beside itself is
+//! loaded from its place, because the system's loader asks where that is. Both are looked at again afterwards.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ fn with_loaded<R>(use_it: impl FnOnce(&mut Loaded) -> R) -> R {
     use_it(loaded.get_or_insert_default())
 }
 
-/// Loads a plugin, checks that it is what its note says, and offers it the host's services; opens nothing.
+/// Loads a plugin, checks that it is what its note says, and offers it the host's services. It opens no instance.
 ///
 /// # Errors
 /// See [`PluginError`]: one variant per step.
@@ -166,7 +166,7 @@ fn load(from: &Path, path: &Path, noted: &Manifest) -> Result<Root, PluginError>
     let library = unsafe { Library::open(Some(from), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|e| PluginError::Open { path: path.to_owned(), message: why(&e) })?;
     let symbol = &noted.build.symbol;
-    // SAFETY: only the symbol's address is taken; it is used as what it is below, after it was checked.
+    // SAFETY: only the symbol's address is taken. It is used as what it is below, after it was checked.
     let header = unsafe { library.get::<*mut ()>(symbol.as_bytes()) };
     let header = header.ok().and_then(|s| NonNull::new(s.as_raw_ptr().cast::<()>()));
     // Never unloaded: references into it live on in what it returns and in its threads.

@@ -18,8 +18,8 @@ use super::services::Services;
 
 /// Opens an instance of a plugin's transfer role.
 ///
-/// The file is read again first, since it may have changed after the scan, and the configuration is compared with the
-/// manifest; only then does code of the plugin run.
+/// The file is read again first, since it may have changed after the scan, and the configuration is compared with the manifest.
+/// Only then does code of the plugin run.
 ///
 /// # Errors
 /// See [`PluginError`]: one variant per step.
@@ -65,7 +65,7 @@ fn opening_of(entry: &Entry) -> Note {
     Called::plugin(&entry.manifest.plugin.name).enter(Call::Open)
 }
 
-/// Loads a plugin and has it check a configuration for one of its roles; opens nothing.
+/// Loads a plugin and has it check a configuration for one of its roles. It opens no instance.
 ///
 /// # Errors
 /// See [`PluginError`]: one variant per step.
@@ -104,7 +104,7 @@ fn not_ready(entry: &Entry, problem: String) -> PluginError {
     PluginError::NotReady { plugin: entry.manifest.plugin.name.clone(), problem }
 }
 
-/// Whether what an instance wants to be waited for with is a descriptor; waiting on one that is none would never end.
+/// Whether what an instance wants to be waited for with is a descriptor. Waiting on a number that is none would never end.
 fn event_fd(entry: &Entry, fd: i32) -> Result<(), PluginError> {
     if fd == -1 || fd == WAKES {
         return Ok(());

@@ -1,7 +1,7 @@
 //! `plugins.lock`: which files of a directory may be loaded, by their bytes.
 //!
-//! Entries are per target, so that one file serves a directory shared by several machines. While the file exists, only
-//! what it lists is usable; the hash is checked when the directory is read and again before the library is loaded.
+//! Entries are per target, so that one file serves a directory shared by several machines. While the file exists, only what it
+//! lists is usable. The hash is checked when the directory is read and again before the library is loaded.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -113,7 +113,7 @@ impl Lock {
         Err(PreflightError::WrongHash { lock: self.path.clone(), pinned, found })
     }
 
-    /// Lists these instead of what was listed for their target; entries of other targets stay.
+    /// Lists these instead of what was listed for their target. Entries of other targets stay.
     pub fn replace(&mut self, target: &str, plugins: Vec<Locked>) {
         self.plugins.retain(|locked| locked.target != target);
         self.plugins.extend(plugins);
@@ -147,7 +147,7 @@ impl Lock {
 /// A loaded plugin's file must never be written in place, since the process has it mapped.
 ///
 /// # Errors
-/// When any step fails; the file is then as before.
+/// When any step fails. The file is then as before.
 pub fn write_whole(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The manifest that a plugin file carries. Unknown keys are ignored, so that newer plugins can say more.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Manifest {
-    /// Format of the manifest itself; 1.
+    /// Format of the manifest itself, which is 1.
     pub manifest_version: u32,
     /// The plugin's identity.
     pub plugin: Identity,
@@ -75,7 +75,7 @@ pub struct ConfigKey {
     pub kind: String,
     /// What holds when the key is absent.
     pub default: Option<toml::Value>,
-    /// What the host supplies when the operator set nothing; `None` for what an older host does not know, too.
+    /// What the host supplies when the operator set nothing. `None` for what an older host does not know, too.
     #[serde(default, deserialize_with = "known_or_none")]
     pub host_default: Option<HostDefault>,
     /// The least number that the host may supply.
@@ -119,7 +119,7 @@ pub struct CompanionManifest {
     /// What is set in its environment.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
-    /// Address at which it takes connections once it is ready; empty if it takes none.
+    /// Address at which it takes connections once it is ready, empty if it takes none.
     #[serde(default)]
     pub ready: String,
 }
@@ -131,10 +131,10 @@ pub struct Build {
     pub panic: String,
     /// Target triple.
     pub target: String,
-    /// `c` for the tables of functions of `host_plugin.h`; absent for those of Rust.
+    /// `c` for the tables of functions of `host_plugin.h`, absent for those of Rust.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abi: Option<String>,
-    /// Version of the Rust compiler; empty for a plugin in C.
+    /// Version of the Rust compiler, empty for a plugin in C.
     pub rustc: String,
     /// The compiler of a plugin in C.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -208,7 +208,7 @@ impl Manifest {
         self.roles.iter().find(|role| role.kind == kind)
     }
 
-    /// Whether the role of this kind declares a capability; what other roles of the plugin can do does not count.
+    /// Whether the role of this kind declares a capability. What other roles of the plugin can do does not count.
     #[must_use]
     pub fn declares(&self, kind: &str, capability: &str) -> bool {
         self.role(kind).is_some_and(|role| role.capabilities.iter().any(|declared| declared == capability))
@@ -239,7 +239,7 @@ impl Manifest {
     }
 }
 
-/// TOML errors draw the place over several lines; a sentence has one.
+/// TOML errors draw the place over several lines, but a sentence has one.
 fn one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
 }

@@ -160,7 +160,7 @@ fn choose(manifests: Vec<Manifest>) -> Result<Manifest, PreflightError> {
     }
 }
 
-/// Below 1.0 the minor version must match exactly; from 1.0 on the major version, since minors only append.
+/// Below 1.0 the minor version must match exactly. From 1.0 on it is the major version, since minors only append.
 fn check_api(manifest: &Manifest) -> Result<(), PreflightError> {
     let bad = |e: semver::Error| PreflightError::BadManifest(format!("the host's own version: {e}"));
     let host = Version::parse(host_plugin_api::VERSION).map_err(bad)?;
@@ -182,7 +182,7 @@ fn check_host(manifest: &Manifest) -> Result<(), PreflightError> {
     }
 }
 
-/// The machine is the ELF header's to say; here it is about the C library, of which a process has one.
+/// The machine is the ELF header's to say. This check is about the C library, of which a process has one.
 fn check_target(manifest: &Manifest) -> Result<(), PreflightError> {
     let library = |target: &str| target.rsplit('-').next().map(str::to_owned);
     if library(&manifest.build.target) == library(note::BUILT_FOR) {

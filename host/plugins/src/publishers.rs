@@ -42,7 +42,7 @@ pub struct Publishers {
 struct Publisher {
     name: String,
     key: PublicKey,
-    /// Ids that it may sign, or their beginnings with `.*` behind; any when there are none.
+    /// Ids that it may sign, or their beginnings with `.*` behind. When there are none, it may sign any.
     plugins: Vec<String>,
 }
 
@@ -166,7 +166,7 @@ impl Publishers {
         PreflightError::NotSigned { signature, publishers: self.path.clone() }
     }
 
-    /// Verifies a signature of a plugin's file; or a sentence that says what is wrong with it.
+    /// Verifies a signature of a plugin's file. The inner error is a sentence that says what is wrong with the signature.
     pub(super) fn verify_text(
         &self,
         file: &PluginFile,
@@ -206,7 +206,7 @@ impl Publishers {
         )))
     }
 
-    /// Whether the publisher may sign plugins of this id; or a sentence.
+    /// Whether the publisher may sign plugins of this id. The error is a sentence.
     pub(super) fn check_id(&self, signed: &Signed, id: &str) -> Result<(), String> {
         let publisher = self.publishers.iter().find(|publisher| publisher.name == signed.publisher);
         let allowed = publisher.map(|publisher| publisher.plugins.as_slice()).unwrap_or_default();

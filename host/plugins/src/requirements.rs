@@ -1,6 +1,6 @@
 //! Compares what a configuration needs with what plugins declare.
 //!
-//! Everything that a feature needs of a plugin, or of another feature, is a row of [`RULES`]; there is no other place that
+//! Everything that a feature needs of a plugin, or of another feature, is a row of [`RULES`]. There is no other place that
 //! decides it, and none that knows a plugin by name.
 
 mod advice;
@@ -107,9 +107,9 @@ pub struct Violation {
     pub need: Need,
     /// The reason.
     pub reason: &'static str,
-    /// The plugin that lacks it, with what it has; `None` when no plugin of the role is loaded at all.
+    /// The plugin that lacks it, with what it has. `None` when no plugin of the role is loaded at all.
     pub loaded: Option<(String, Vec<String>)>,
-    /// Installed plugins that would do for all the features asked for; of [`Need::OnlyOne`], those that are named.
+    /// Installed plugins that would do for all the features asked for. For [`Need::OnlyOne`], those of them that are named.
     pub would_do: Vec<String>,
     /// Installed plugins that have this capability but lack others that are needed.
     pub have_it: Vec<String>,

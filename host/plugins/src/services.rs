@@ -31,7 +31,7 @@ const MOST_PLUGINS: usize = 256;
 pub struct Services {
     log: Log,
     metrics: Metrics,
-    /// Of the instances that are polled; the dead ones are dropped when the next comes.
+    /// Those of the instances that are polled. The dead ones are dropped when the next one comes.
     wakers: Mutex<Vec<Weak<Waker>>>,
     /// What a plugin in C was given.
     table: OnceLock<&'static c::Services>,

@@ -1,7 +1,7 @@
 //! `NAME.plugin.toml` beside plugins: where the file for each target lies, and which bytes it must have.
 //!
-//! The manifest inside the file stays the truth about the plugin; a side-car only says which file, so that one
-//! directory serves several targets.
+//! The manifest inside the file stays the truth about the plugin. A side-car only says which file, so that one directory serves
+//! several targets.
 //!
 //! ```toml
 //! manifest_version = 1
@@ -48,7 +48,7 @@ pub(super) fn is_one(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(ENDING))
 }
 
-/// Reads one; `None` when it has no file for this host's target.
+/// Reads a side-car. `None` when it has no file for this host's target.
 pub(super) fn read(path: &Path) -> Result<Option<Named>, String> {
     let text = super::file::text(path).map_err(|error| error.to_string())?;
     parse(&text, path.parent().unwrap_or(Path::new(".")))

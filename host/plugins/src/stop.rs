@@ -15,7 +15,7 @@ type Stop = Box<dyn FnOnce(u64) -> Result<()> + Send>;
 pub struct Running(Vec<(String, Stop)>);
 
 impl Running {
-    /// Notes an instance; `stop` is its `shutdown`, which takes its deadline in milliseconds.
+    /// Notes an instance. `stop` is its `shutdown`, which takes its deadline in milliseconds.
     pub fn opened(&mut self, plugin: &str, stop: impl FnOnce(u64) -> Result<()> + Send + 'static) {
         self.0.push((plugin.to_owned(), Box::new(stop)));
     }
@@ -47,7 +47,7 @@ impl Running {
             let stops: Vec<_> = self.0.into_iter().map(|one| scope.spawn(move || alone(one))).collect();
             stops.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
         });
-        // Plugins' panics end in their own threads; ours only wait.
+        // Plugins' panics end in their own threads. Ours only wait.
         let failed: Vec<_> =
             ends.into_iter().flatten().filter_map(std::result::Result::err).flatten().collect();
         if failed.is_empty() { Ok(()) } else { Err(failed) }

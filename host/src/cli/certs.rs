@@ -30,7 +30,7 @@ pub struct Place {
     /// Folder for ca.pem, cert.pem and key.pem, and for the authority's key, ca-key.pem, which stays there
     dir: PathBuf,
 
-    /// Folder of an authority that was made before; ca-key.pem is not copied from it [default: DIR]
+    /// Folder of an authority that was made before. Its ca-key.pem is not copied [default: DIR]
     #[arg(long, value_name = "DIR")]
     ca: Option<PathBuf>,
 
@@ -45,7 +45,7 @@ pub struct Server {
     #[command(flatten)]
     place: Place,
 
-    /// Name or IP address by which clients call the server; may be given several times
+    /// Name or IP address by which clients call the server. The flag may be given several times
     #[arg(long = "name", value_name = "NAME", required = true)]
     names: Vec<String>,
 }

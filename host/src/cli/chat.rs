@@ -1,6 +1,6 @@
 //! `host chat`: a conversation with a server, in the terminal or over pipes.
 //!
-//! Answers go to standard output as they come; prompts, figures and errors go to standard error. So `host chat < questions`
+//! Answers go to standard output as they come. Prompts, figures and errors go to standard error. So `host chat < questions`
 //! prints answers and nothing else.
 
 mod events;
@@ -29,14 +29,14 @@ use turn::{End, Turn};
 /// What is said at most before `/reset`, in bytes: what a server may be sent.
 const LONGEST: usize = 16 << 20;
 
-/// Options of the conversation; each takes a value. All others are the server's.
+/// Options of the conversation, each of which takes a value. All others are the server's.
 const OWN: [&str; 4] = ["--system", "--max-tokens", "--temperature", "--ca"];
 
 /// A conversation with a server.
 #[derive(Args, Debug)]
 pub struct Chat {
-    /// The server, for example http://127.0.0.1:8000 [default: the one on this machine's port 8000; with flags of a server,
-    /// one is started with them and ended with the conversation]
+    /// The server, for example http://127.0.0.1:8000 [default: the one on this machine's port 8000, or with flags of a server,
+    /// one that is started with them and ended with the conversation]
     url: Option<String>,
 
     /// What the model is told before the conversation
@@ -47,7 +47,7 @@ pub struct Chat {
     #[arg(long, value_name = "TOKENS")]
     max_tokens: Option<u32>,
 
-    /// How freely tokens are chosen; 0 always takes the likeliest [default: 0, which suits small models]
+    /// How freely tokens are chosen. 0 always takes the likeliest [default: 0, which suits small models]
     #[arg(long)]
     temperature: Option<f64>,
 
@@ -63,8 +63,8 @@ impl Chat {
     /// Talks until the input ends, `/quit`, or Ctrl-C at the prompt.
     ///
     /// # Errors
-    /// [`Refused`] for a URL that cannot be one; else when there is no server, or turns of a conversation without a terminal
-    /// failed.
+    /// [`Refused`] for a URL that cannot be one. Another error when there is no server, or when turns of a conversation without a
+    /// terminal failed.
     pub fn run(self) -> anyhow::Result<()> {
         // One thread, and the process's first: the system ends a started server with the thread that started it.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -102,7 +102,7 @@ impl Chat {
         ended
     }
 
-    /// A server of our own; `None` when a signal came meanwhile.
+    /// A server of our own, or `None` when a signal came meanwhile.
     async fn start(&self, flags: &[OsString], stop: &mut Stop) -> anyhow::Result<Option<Started>> {
         if let Some(role) = self.settings.role.filter(|role| *role != RoleName::Aggregated) {
             let role = role.as_str();

@@ -32,7 +32,7 @@ const TAKEN: [&str; 5] = ["authorization", "x-api-key", "host", "content-type", 
 /// Reads what the settings say of clients, the file of keys as well.
 ///
 /// # Errors
-/// When it cannot work; the flag is named.
+/// When that cannot work. The error names the flag.
 pub fn clients(settings: &Settings) -> Result<Clients, Refused> {
     let keys = settings.api_keys.as_deref().map(|path| {
         Keys::load(path).map(Arc::new).map_err(|error| {

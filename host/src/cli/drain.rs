@@ -23,7 +23,7 @@ pub struct Drain {
     /// The worker's name or instance, as /health shows them
     worker: String,
 
-    /// The server, for example http://127.0.0.1:8000; where it has --admin, that address, or unix:PATH
+    /// The server, for example http://127.0.0.1:8000. Where it has --admin, that address, or unix:PATH
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     url: String,
 
@@ -40,7 +40,7 @@ impl Drain {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`Refused`] for a URL that cannot be one; else when the server does not answer or the worker cannot be told.
+    /// [`Refused`] for a URL that cannot be one. Another error when the server does not answer or the worker cannot be told.
     pub fn run(self) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.context("no runtime for the command")?.block_on(self.drain())

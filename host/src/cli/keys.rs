@@ -26,7 +26,7 @@ pub struct New {
     /// The tenant's name: up to 128 visible ASCII characters. Tenants share no cached KV.
     tenant: String,
 
-    /// File of keys, as --api-keys names it; made if it is not there
+    /// File of keys, as --api-keys names it. It is made if it is not there
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
 

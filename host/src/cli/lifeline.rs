@@ -48,13 +48,13 @@ impl Lifeline {
         }
     }
 
-    /// Whether the child has said that it is ready; for one that has ended.
+    /// Whether a child that has ended had said that it was ready.
     pub fn said_ready(&mut self) -> bool {
         self.take_rest();
         self.said.first() == Some(&READY)
     }
 
-    /// Why the child says that its configuration cannot work; for one that has ended.
+    /// Why a child that has ended said that its configuration cannot work.
     pub fn refusal(&mut self) -> Option<String> {
         self.take_rest();
         let said = self.said.strip_prefix(&[READY]).unwrap_or(&self.said);
@@ -81,8 +81,8 @@ pub(super) fn tell_ready() {
     }
 }
 
-/// Tells the supervisor why this process's configuration cannot work; false when there is none to tell. One that wants this process
-/// to end already has heard the reason from another, or needs none.
+/// Tells the supervisor why this process's configuration cannot work, or returns false when there is no supervisor to tell. A
+/// supervisor that wants this process to end already has heard the reason from another, or needs none.
 pub(super) fn tell_refused(why: &str) -> bool {
     let mut said = vec![REFUSED];
     said.extend(why.bytes().take(LONGEST - 1));

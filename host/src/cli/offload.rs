@@ -93,7 +93,7 @@ pub fn hierarchy(
     Ok(Some(HierarchyConfig { write, prefetch, ..config }))
 }
 
-/// Opens the storage tiers of a worker that keeps a radix cache; `None` for one without offload tiers.
+/// Opens the storage tiers of a worker that keeps a radix cache. `None` for a worker without offload tiers.
 ///
 /// # Errors
 /// When one is not there, does not fit, or does not open.

@@ -277,7 +277,7 @@ fn warn_of_plain_text(settings: &Settings) {
     }
 }
 
-/// Where clients are served; says where operators are.
+/// Gives where clients are served, and says where operators are.
 fn served_at(http: &HttpListeners, clients: &Clients) -> anyhow::Result<String> {
     if let Some(operators) = &http.operators {
         listeners::say_operators(&operators.to_string());
@@ -354,7 +354,7 @@ async fn work(
     };
     let supervised = settings.supervised;
     let settings = settings.clone();
-    // Loading weights takes seconds to minutes; a worker that has to stop meanwhile does.
+    // Loading weights takes seconds to minutes. A worker that has to stop meanwhile stops.
     let loading = tokio::task::spawn_blocking(move || launch::parts(&settings, role));
     let parts = tokio::select! {
         parts = loading => parts.context("the worker could not be put together")??,
@@ -410,7 +410,7 @@ async fn work(
     drain(&handle, drain_timeout).await;
     registrations.leave().await;
     close.send_replace(true);
-    // Peers keep their connections open; the process does not wait for them.
+    // Peers keep their connections open, so the process does not wait for them.
     servers.abort_all();
     let stopping = tokio::task::spawn_blocking(move || worker.stop());
     match tokio::time::timeout(WORKER_STOP, stopping).await {

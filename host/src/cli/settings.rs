@@ -84,7 +84,7 @@ pub enum LogFormat {
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Settings {
-    /// TOML file with the same settings, by their flags' names; flags win
+    /// TOML file with the same settings, by their flags' names. Flags win
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
@@ -117,7 +117,7 @@ pub struct Settings {
     #[arg(long, value_enum)]
     pub executor: Option<ExecutorName>,
 
-    /// Run only this part; without it, all parts are started on this machine
+    /// Run only this part. Without this flag, all parts are started on this machine
     #[arg(long, value_enum)]
     pub role: Option<RoleName>,
 
@@ -125,13 +125,13 @@ pub struct Settings {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub plugins: Option<Vec<String>>,
 
-    /// Of several plugins that could, the one that carries pages between workers; the others do nothing, unless
-    /// --hicache-storage names them [default: the only one that --plugins names]
+    /// Of several plugins that could, the one that carries pages between workers. The others do nothing, unless --hicache-storage
+    /// names them [default: the only one that --plugins names]
     #[arg(long, value_name = "NAME")]
     pub transfer: Option<String>,
 
-    /// A key of a plugin's configuration, for example hicache-file.dir=/var/cache/pages; wins over the file, and may be
-    /// given several times
+    /// A key of a plugin's configuration, for example hicache-file.dir=/var/cache/pages. It wins over the file, and may be given
+    /// several times
     #[arg(long, value_name = "PLUGIN.KEY=VALUE")]
     #[serde(skip)]
     pub set: Vec<String>,
@@ -146,18 +146,18 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub plugin_publishers: Option<PathBuf>,
 
-    /// Load plugins that users other than root, you, and the owner of this program could change; each is logged
+    /// Load plugins that users other than root, you, and the owner of this program could change. Each is logged
     #[arg(long)]
     #[serde(default)]
     pub insecure_plugin_permissions: bool,
 
-    /// Load plugins built with panic = "abort", whose defects end this process; each is logged
+    /// Load plugins built with panic = "abort", whose defects end this process. Each is logged
     #[arg(long)]
     #[serde(default)]
     pub plugins_may_abort: bool,
 
-    /// Seconds after which a worker whose plugin has not returned from a call ends, to be started again by its supervisor; calls
-    /// that wait for others, as open, register, connect and disconnect, have ten times as long; 0 for never [default: 30]
+    /// Seconds after which a worker whose plugin has not returned from a call ends, to be started again by its supervisor. Calls
+    /// that wait for others, as open, register, connect and disconnect, have ten times as long. 0 means never [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub plugin_call_timeout: Option<u32>,
 
@@ -165,26 +165,26 @@ pub struct Settings {
     #[arg(long, value_name = "IP")]
     pub host: Option<IpAddr>,
 
-    /// Port that the HTTP API listens on; 0 takes a free one [default: 8000]
+    /// Port that the HTTP API listens on. 0 takes a free one [default: 8000]
     #[arg(long)]
     pub port: Option<u16>,
 
-    /// File of API keys, one [[key]] for each tenant, which "host keys new" writes; read again when it changes [default: none,
-    /// requests need no key]
+    /// File of API keys, one [[key]] for each tenant, which "host keys new" writes. It is read again when it changes [default:
+    /// none, requests need no key]
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
 
-    /// Header in which a trusted gateway names the tenant of a request; only for servers that only the gateway reaches, or
+    /// Header in which a trusted gateway names the tenant of a request. It is only for servers that only the gateway reaches, or
     /// with --api-keys, where the gateway's key has gateway = true [default: none]
     #[arg(long, value_name = "HEADER")]
     pub tenant_header: Option<String>,
 
-    /// PEM file with the certificate that the HTTP API shows, and those between it and its authority: the API then speaks TLS 1.2
-    /// and 1.3 alone; read again when it changes [default: none, plain text]
+    /// PEM file with the certificate that the HTTP API shows, and those between it and its authority. The API then speaks TLS 1.2
+    /// and 1.3 alone. The file is read again when it changes [default: none, plain text]
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
 
-    /// PEM file with the key of --tls-cert, which other users may not read; read again when it changes
+    /// PEM file with the key of --tls-cert, which other users may not read. The file is read again when it changes
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
 
@@ -200,17 +200,17 @@ pub struct Settings {
     #[serde(deserialize_with = "address", default)]
     pub admin: Option<ListenAt>,
 
-    /// Names under which clients address the HTTP API, beside localhost and addresses; "*" allows any [default: none where it
+    /// Names under which clients address the HTTP API, beside localhost and addresses. "*" allows any [default: none where it
     /// listens on the loopback interface, else any]
     #[arg(long, value_name = "NAME,...")]
     pub allowed_hosts: Option<String>,
 
-    /// Requests that a router serves at once at most; a client has at most four times as many as are free [default: 1024]
+    /// Requests that a router serves at once at most. A client has at most four times as many as are free [default: 1024]
     #[arg(long, value_name = "REQUESTS")]
     pub max_requests: Option<u32>,
 
-    /// Connections of clients at once at most; of one client four times as many as are free [default: three quarters of the open
-    /// files that this process may have, at most 65536]
+    /// Connections of clients at once at most. A client has at most four times as many as are free [default: three quarters of
+    /// the open files that this process may have, at most 65536]
     #[arg(long, value_name = "CONNECTIONS")]
     pub max_connections: Option<u32>,
 
@@ -218,17 +218,18 @@ pub struct Settings {
     #[arg(long, value_name = "BYTES")]
     pub max_body_bytes: Option<Bytes>,
 
-    /// Bodies that are on their way from clients at once at most; of one client four times as many as are free [default: 4096]
+    /// Bodies that are on their way from clients at once at most. A client has at most four times as many as are free [default:
+    /// 4096]
     #[arg(long, value_name = "BODIES")]
     pub max_uploads: Option<u32>,
 
-    /// Bytes of these in all at most; of one client four times as many as are free [default: 256MiB, or eight of the largest
-    /// bodies]
+    /// Bytes of these bodies in all at most. A client has at most four times as many as are free [default: 256MiB, or eight of
+    /// the largest bodies]
     #[arg(long, value_name = "BYTES")]
     pub max_upload_bytes: Option<Bytes>,
 
-    /// Bytes of requests that wait to be parsed and tokenized, or are, at most; of one client four times as many as are free
-    /// [default: 256MiB, or eight of the largest bodies]
+    /// Bytes of requests that are parsed and tokenized, or wait for that, at most. A client has at most four times as many as are
+    /// free [default: 256MiB, or eight of the largest bodies]
     #[arg(long, value_name = "BYTES")]
     pub max_text_bytes: Option<Bytes>,
 
@@ -246,8 +247,8 @@ pub struct Settings {
     #[serde(default)]
     pub no_resume: bool,
 
-    /// Seconds after which a client that waits for the next event of its stream gets a comment, for proxies that cut idle streams;
-    /// some clients cannot read comments [default: never]
+    /// Seconds after which a client that waits for the next event of its stream gets a comment, for proxies that cut idle
+    /// streams. Some clients cannot read comments [default: never]
     #[arg(long, value_name = "SECONDS")]
     pub stream_keep_alive: Option<u32>,
 
@@ -270,8 +271,8 @@ pub struct Settings {
     #[arg(long, value_name = "SECONDS")]
     pub transfer_timeout: Option<u32>,
 
-    /// Seconds in which a request waits for a worker, and in which failed ones are tried again; after an answer under way broke
-    /// off they count anew [default: 30]
+    /// Seconds in which a request waits for a worker, and in which failed ones are tried again. They count anew after an answer
+    /// under way broke off [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub retry_timeout: Option<u32>,
 
@@ -280,13 +281,13 @@ pub struct Settings {
     #[serde(default)]
     pub no_warm_up: bool,
 
-    /// Seconds that requests under way have to end by themselves when a process has to stop; what is left then goes on on
-    /// other workers, or is given up [default: 20]
+    /// Seconds that requests under way have to end by themselves when a process has to stop. What is left then goes on on other
+    /// workers, or is given up [default: 20]
     #[arg(long, value_name = "SECONDS")]
     pub drain_timeout: Option<u32>,
 
-    /// Address that this process's control plane listens on, or a Unix socket, unix:PATH, for processes of the same user [default:
-    /// 127.0.0.1, a free port; router: port 8001]
+    /// Address that this process's control plane listens on, or a Unix socket, unix:PATH, for processes of the same user
+    /// [default: 127.0.0.1, a free port, or port 8001 for the router]
     #[arg(long, value_name = "IP:PORT")]
     #[serde(deserialize_with = "address", default)]
     pub control: Option<ListenAt>,
@@ -296,8 +297,8 @@ pub struct Settings {
     #[arg(long, value_name = "URL,...")]
     pub router: Option<String>,
 
-    /// File with the secret of this cluster, the same for all its processes, which "host certs secret" makes: control connections
-    /// are TLS, and other processes are refused; read again when it changes [default: none]
+    /// File with the secret of this cluster, the same for all its processes, which "host certs secret" makes. Control connections
+    /// are then TLS, and other processes are refused. The file is read again when it changes [default: none]
     #[arg(long, value_name = "FILE")]
     pub cluster_secret: Option<PathBuf>,
 
@@ -312,8 +313,8 @@ pub struct Settings {
     #[serde(default)]
     pub insecure_control: bool,
 
-    /// Address at which a worker answers /metrics and /health [default: where its control plane listens; a free port of 127.0.0.1
-    /// where that takes processes of the cluster alone]
+    /// Address at which a worker answers /metrics and /health [default: where its control plane listens, or a free port of
+    /// 127.0.0.1 where that takes processes of the cluster alone]
     #[arg(long, value_name = "IP:PORT")]
     pub metrics: Option<SocketAddr>,
 
@@ -362,7 +363,7 @@ pub struct Settings {
     #[serde(deserialize_with = "word_or_number", default)]
     pub staging: Option<StagingMode>,
 
-    /// Memory for packing pieces (--staging), per worker, shared out to its ranks, at least 64KiB for each; 0 for none
+    /// Memory for packing pieces (--staging), per worker, shared out to its ranks, at least 64KiB for each. 0 means none
     /// [default: 128MiB, or less on a small machine]
     #[arg(long, value_name = "BYTES")]
     pub staging_bytes: Option<Bytes>,
@@ -396,7 +397,7 @@ pub struct Settings {
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub hierarchical_cache: Option<bool>,
 
-    /// Turns --hierarchical-cache off; a storage tier that --plugins names then does nothing
+    /// Turns --hierarchical-cache off. A storage tier that --plugins names then does nothing
     #[arg(long, conflicts_with = "hierarchical_cache")]
     #[serde(skip)]
     pub no_hierarchical_cache: bool,
@@ -416,11 +417,11 @@ pub struct Settings {
     #[arg(long, value_name = "POLICY", value_enum)]
     pub hicache_write_policy: Option<WritePolicyName>,
 
-    /// How long a request waits for pages from storage; never longer than 30 s [default: timeout]
+    /// How long a request waits for pages from storage, which is never longer than 30 s [default: timeout]
     #[arg(long, value_name = "POLICY", value_enum)]
     pub hicache_prefetch_policy: Option<PrefetchPolicyName>,
 
-    /// Plugin that hands out the pages of a KV pool [default: none, the host does; for models with sliding layers swa]
+    /// Plugin that hands out the pages of a KV pool [default: swa for models with sliding layers, else none: the host does]
     #[arg(long, value_name = "PLUGIN")]
     pub allocator: Option<String>,
 
@@ -450,7 +451,7 @@ pub struct Settings {
     #[arg(long, value_name = "REQUESTS")]
     pub max_running: Option<u32>,
 
-    /// Requests that wait in a worker at most; more are refused as busy [default: 1024]
+    /// Requests that wait in a worker at most. More are refused as busy [default: 1024]
     #[arg(long, value_name = "REQUESTS")]
     pub max_queued: Option<u32>,
 
@@ -506,7 +507,7 @@ pub struct Settings {
     #[serde(default)]
     pub plugin: toml::Table,
 
-    /// Programs that plugins want beside the workers, to be started too, by name; see `host plugins inspect` [default: none]
+    /// Programs that plugins want beside the workers, to be started too, by name (see `host plugins inspect`) [default: none]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub start_companion: Option<Vec<String>>,
 

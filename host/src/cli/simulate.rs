@@ -15,7 +15,7 @@ use host_wire::clock;
 use super::Refused;
 use super::output::say;
 
-/// A trace, a cluster, and where the report goes; or seeds in which everything goes wrong.
+/// A trace, a cluster, and where the report goes, or seeds in which everything goes wrong.
 #[derive(Args, Debug)]
 pub struct Simulate {
     /// The requests: JSON lines in Mooncake's format
@@ -90,8 +90,8 @@ impl Simulate {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`Refused`] when the trace, the cluster or the case cannot be simulated; else when a file cannot be read or written, or a seed
-    /// fails.
+    /// [`Refused`] when the trace, the cluster or the case cannot be simulated. Another error when a file cannot be read or
+    /// written, or a seed fails.
     pub fn run(&self) -> anyhow::Result<()> {
         if let Some(case) = &self.replay {
             return faults::replay(case);

@@ -444,7 +444,7 @@ async fn reached(stage: &mut watch::Receiver<Stage>, wanted: Stage) {
     drop(stage.wait_for(|now| *now >= wanted).await);
 }
 
-/// Waits this long; true at once when everything has to end.
+/// Waits this long, or returns true at once when everything has to end.
 async fn ends_within(wait: Duration, stage: &mut watch::Receiver<Stage>) -> bool {
     timeout(wait, reached(stage, Stage::RouterEnds)).await.is_ok()
 }
@@ -490,7 +490,7 @@ mod tests {
         assert!(message.contains("failed 6 times") && message.contains("could not be started"), "{message}");
     }
 
-    /// A program that notes each run in a file and ends as `exits` says; `runs` is which run it is.
+    /// A program that notes each run in a file and ends as `exits` says. `$runs` says there which run it is.
     fn script(folder: &tempfile::TempDir, exits: &str) -> (Arc<Program>, PathBuf) {
         let (path, log) = (folder.path().join("program"), folder.path().join("log"));
         let file = log.display();

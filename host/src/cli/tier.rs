@@ -27,8 +27,8 @@ pub enum Command {
     /// Says how many values and bytes there are, and how many fit
     #[command(after_help = open::READS)]
     Stat(stat::Stat),
-    /// Reads every value, compares it with the host's seal, and counts good, missing and damaged ones; exit code 1 when one was
-    /// damaged or could not be read
+    /// Reads every value, compares it with the host's seal, and counts good, missing and damaged ones. The exit code is 1 when
+    /// one was damaged or could not be read
     #[command(after_help = open::READS)]
     Verify(verify::Verify),
     /// Removes all values, or those whose keys start alike

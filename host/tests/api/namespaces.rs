@@ -18,7 +18,7 @@ fn start() -> (Cluster, tempfile::TempDir) {
     (Cluster::start(&Start { program, flags, config: String::new(), workers: 2 }), plugins)
 }
 
-/// Posts a body with more fields; the answer.
+/// Posts a body with more fields, and returns the answer.
 fn post(cluster: &Cluster, path: &str, mut body: Value, fields: &Value) -> Value {
     let more = fields.as_object().unwrap().clone();
     body.as_object_mut().unwrap().extend(more);

@@ -1,8 +1,8 @@
 //! A thousand conversations over real processes, with radix caches and without: every answer is the same.
 //!
-//! Conversations begin alike in groups, belong to several tenants, are broken off in the middle of an answer and go on;
-//! the pools are so small that prefixes are evicted and requests preempted, and now and then an operator empties
-//! all caches. `HOST_TEST_SEED` chooses another run.
+//! Conversations begin alike in groups, belong to several tenants, are broken off in the middle of an answer and go on. The pools
+//! are so small that prefixes are evicted and requests preempted, and now and then an operator empties all caches.
+//! `HOST_TEST_SEED` chooses another run.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

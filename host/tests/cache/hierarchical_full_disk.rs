@@ -25,7 +25,7 @@ fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
 }
 
-/// Prompts of a turn, some of which begin alike; no turn has those of another.
+/// Prompts of a turn, some of which begin alike. No turn has those of another.
 fn prompts(turn: u32) -> Vec<Vec<u32>> {
     let prompt = |number: u32| {
         (0..300 + number % 3 * 50).map(|at| (at * (7 + turn) + number / 2 + turn) % 200).collect()

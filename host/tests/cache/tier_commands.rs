@@ -178,7 +178,7 @@ fn what_is_stored_is_listed_with_its_bytes_and_looking_changes_no_file() {
 #[test]
 fn a_flipped_byte_is_found_with_its_key_and_nothing_is_removed() {
     let place = filled();
-    // Each value starts at a block of 4096 bytes, in the order of the puts; the fourth has number 4.
+    // Each value starts at a block of 4096 bytes, in the order of the puts. The fourth has number 4.
     flip(&place.file("dat"), 3 * PAGE as u64 + 77);
     let before = place.files();
     let (code, said, error) = place.host("verify", &[]);

@@ -6,7 +6,7 @@ use host_tests::cluster::{Cluster, Start, signal};
 use host_tests::hold::Hold;
 use host_tests::{mooncake, plugin_files};
 
-/// A synthetic server; `None` when there is no Mooncake here.
+/// A synthetic server, or `None` when there is no Mooncake here.
 fn start(flags: &[&str], synthetic: &str) -> Option<(Cluster, tempfile::TempDir)> {
     let config = mooncake::config()?;
     let plugins = plugin_files::directory(&["mooncake"]);
@@ -95,7 +95,7 @@ fn a_worker_killed_in_mid_transfer_over_mooncake_costs_no_answer() {
             split.wait("some pages of the request to be sent", || sent() > before + 5.0);
             signal(split.pid(victim).unwrap(), "KILL");
             held.end();
-            // Tried again on the restarted worker; the client does not notice.
+            // It is tried again on the restarted worker, and the client does not notice.
             assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens, "{victim} was killed");
         });
         split.wait_for_another(&first);

@@ -5,7 +5,7 @@ use std::path::Path;
 use host_tests::cluster::{Cluster, Start, signal};
 use host_tests::{nixl, plugin_files};
 
-/// A synthetic server; `None` when there is no NIXL here.
+/// A synthetic server, or `None` when there is no NIXL here.
 fn start(flags: &[&str], synthetic: &str) -> Option<(Cluster, tempfile::TempDir)> {
     let config = nixl::config()?;
     let plugins = plugin_files::directory(&["nixl"]);
@@ -86,7 +86,7 @@ fn a_worker_killed_in_mid_transfer_over_nixl_costs_no_answer() {
             let request = scope.spawn(|| split.generate(&prompt, 8));
             split.wait("some pages of the request to be sent", || sent() > before + 5.0);
             signal(split.pid(victim).unwrap(), "KILL");
-            // Tried again on the restarted worker; the client does not notice.
+            // It is tried again on the restarted worker, and the client does not notice.
             assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens, "{victim} was killed");
         });
         split.wait_for_another(&first);

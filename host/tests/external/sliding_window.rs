@@ -10,7 +10,7 @@ use host_tests::{nixl, plugin_files};
 
 const WINDOW: u32 = 20;
 const PAGE: u32 = 8;
-/// Shorter than the window, equal, one more, and 60 windows; the last two share more than one window.
+/// Shorter than the window, equal, one more, and 60 windows. The last two share more than one window.
 const LENGTHS: [u32; 5] = [WINDOW - 3, WINDOW, WINDOW + 1, 60 * WINDOW, 3 * WINDOW];
 const ANSWER_TOKENS: u32 = 40;
 

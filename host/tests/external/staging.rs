@@ -90,7 +90,7 @@ fn staged_answers_are_those_of_an_aggregated_worker_for_every_layout() {
             split.settles();
             let direct = split.metric("prefill", "host_lane_bytes_total{kind=\"direct\"}");
             assert_eq!(direct, 256.0 * prompts().len() as f64, "aux rows: {layout}, {memory}");
-            // 4 KiB of a token in all; the longest prompt alone is 25 times the smaller memory.
+            // 4 KiB of a token in all. The longest prompt alone is 25 times the smaller memory.
             assert!(split.staged() >= 400.0 * 4096.0, "{layout}, {memory}");
             for name in ["host_staging_refused_total", "host_integrity_failures_total"] {
                 assert_eq!(split.metric("decode", name), 0.0, "{name}, {layout}, {memory}");
@@ -160,7 +160,7 @@ fn leave_after(cluster: &Cluster, wait: std::time::Duration) {
     );
     connection.write_all(head.as_bytes()).unwrap();
     connection.write_all(body.as_bytes()).unwrap();
-    // The time-out is the client's patience; whatever came by then is of no interest.
+    // The time-out is the client's patience. Whatever came by then is of no interest.
     let _left = connection.read(&mut [0; 1]).is_err();
 }
 
@@ -181,7 +181,7 @@ fn a_worker_killed_during_a_staged_transfer_is_restarted_and_the_request_answere
             split.cluster.wait("some of the request to be staged", || split.staged() > before + 40_000.0);
             signal(split.cluster.pid(role).unwrap(), "KILL");
             held.end();
-            // Tried again on the restarted worker; the client does not notice.
+            // It is tried again on the restarted worker, and the client does not notice.
             assert_eq!(request.join().unwrap().unwrap().tokens, right, "{role}");
         });
         split.cluster.wait_for_another(&first);

@@ -13,7 +13,7 @@ use host_tests::{nixl, plugin_files};
 const ANSWER: u32 = 80;
 /// Requests of each short length.
 const TIMES: u32 = 6;
-/// Ranks of prefill and of decode; different ones with the order of engines' pools, where all goes through staging.
+/// Ranks of prefill and of decode. They differ with the order of engines' pools, where all goes through staging.
 const RANKS: [&[&str]; 2] = [
     &["--prefill-tp", "1", "--decode-tp", "1"],
     &[

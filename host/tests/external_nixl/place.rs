@@ -36,7 +36,7 @@ pub fn place(more: &str) -> Option<Place> {
 }
 
 impl Place {
-    /// Runs the tier cases of the conformance kit with this configuration; the lines of those that it skipped.
+    /// Runs the tier cases of the conformance kit with this configuration. Returns the lines of those that it skipped.
     pub fn kit(&self, config: &str) -> Vec<String> {
         let file = self.pages.path().join("config.toml");
         std::fs::write(&file, config).unwrap();
@@ -129,7 +129,7 @@ pub fn value(page: usize) -> Vec<u8> {
 impl Tier {
     #[allow(clippy::mut_from_ref)]
     pub fn bytes(&self) -> &mut [u8] {
-        // SAFETY: the mapping lives as long as `self`; tests hold one such slice at a time and no batch in flight.
+        // SAFETY: the mapping lives as long as `self`. Tests hold one such slice at a time and no batch in flight.
         unsafe { std::slice::from_raw_parts_mut(self.memory.address().as_ptr(), self.memory.bytes()) }
     }
 

@@ -73,8 +73,8 @@ fn ids(model: &Path, text: &str) -> Vec<u32> {
     TextModel::load(model).unwrap().tokenizer.encode(text, true).unwrap()
 }
 
-/// The model's answer from one worker without any cache; then split over ranks, through caches and a storage tier, and after a
-/// restart; all must be equal.
+/// The model's answer from one worker without any cache, and then split over ranks, through caches and a storage tier, and after
+/// a restart. All must be equal.
 fn every_arrangement_answers_alike(model: &Path, prompt: &str) -> Answer {
     let prompt = ids(model, prompt);
     let alone = |ranks: &str| {

@@ -108,7 +108,7 @@ fn a_prompt_brings_its_pages_and_one_window_whatever_its_length() {
 
 #[test]
 fn a_prompt_with_no_room_for_its_windows_at_once_is_served_on_every_worker() {
-    // 150 pages of tokens; window parts for all of them were 450 more.
+    // 150 pages of tokens. Window parts for all of them would be 450 more.
     let long = prompt(5, 60 * WINDOW);
     let (aggregated, _plugins) = start(&["--role", "aggregated"]);
     let right = answer(&aggregated, &long, 20);
@@ -152,7 +152,7 @@ fn the_next_turn_of_a_conversation_is_computed_from_the_window_that_the_last_one
             let answered = answer(&cluster, &conversation, 24);
             assert_eq!(answered, answer(&aggregated, &conversation, 24), "{flags:?}, turn {turn}");
             let computed = counts(&cluster, computes)("prefill_tokens") - before;
-            // What the last turn's prompt or answer left is there to a page; prefill computes the answer anew.
+            // What the last turn's prompt or answer left is there to a page. Prefill computes the answer anew.
             assert!(
                 turn == 1 || computed <= 24.0 + 20.0 + 16.0,
                 "{flags:?}, turn {turn}: {computed} computed"
@@ -210,7 +210,7 @@ fn a_gemma3_is_answered_alike_by_every_arrangement() {
     }
 }
 
-/// Parts of a long prompt's window are given up for another prompt; then a request goes on from its middle.
+/// Parts of a long prompt's window are given up for another prompt. Then a request goes on from its middle.
 fn forks(model: &[&str], flags: &[&str], long: u32, pool: &str) -> (Cluster, f64) {
     let (aggregated, _plugins) = start_model(model, &["--role", "aggregated"]);
     let (cluster, _plugins) = start_model(model, &[flags, &["--pool-pages", pool]].concat());
@@ -232,7 +232,7 @@ fn forks(model: &[&str], flags: &[&str], long: u32, pool: &str) -> (Cluster, f64
 #[test]
 fn a_request_that_goes_on_where_the_window_is_gone_has_it_computed_and_nothing_else_of_what_is_cached() {
     let long = 60 * WINDOW;
-    // The token at 1200 sees page 72 first; five layers look 39 tokens back each, the last one's own not counted.
+    // The token at 1200 sees page 72 first. Five layers look 39 tokens back each, the last one's own not counted.
     let again = f64::from(1200 - (72 * PAGE - 4 * (WINDOW - 1)) / PAGE * PAGE);
     for flags in [&["--role", "aggregated", "--prefill-radix-cache"][..], &CACHES] {
         let (cluster, found) = forks(&["--executor", "synthetic"], flags, long, "400");

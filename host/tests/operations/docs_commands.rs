@@ -66,7 +66,7 @@ fn script(page: &str, port: u16) -> String {
             } else if let Some(program) = missing {
                 skipped(&format!("`{line}` of docs/plugins: {program} is not installed"));
             } else if block.server {
-                // Until it answers; a server that ends is an error.
+                // Until it answers. A server that ends is an error.
                 writeln!(
                     text,
                     "{line} > server.log 2>&1 &\nserver=$!\ntrap 'kill $server; wait $server || true' EXIT"
@@ -100,7 +100,7 @@ fn run(page: &Path) {
     shell.current_dir(if text.contains("\ncargo build -p host\n") { repository } else { directory.path() });
     shell.env("PATH", std::env::join_paths(path).unwrap()).env("TMPDIR", directory.path());
     shell.env("API", repository.join("plugin-api"));
-    // Results lie where the page says; what they are made of is kept, because most of it is `abi_stable`.
+    // Results lie where the page says. What they are made of is kept, because most of it is `abi_stable`.
     shell
         .env_remove("CARGO_TARGET_DIR")
         .env("CARGO_BUILD_BUILD_DIR", shared)

@@ -72,7 +72,7 @@ fn serves_stores_and_restores(named: &str, carries: &str, environment: &[(&str, 
     assert_eq!(folder.len(), 1, "one model: {folder:?}");
     assert!(folder[0].file_name().unwrap().to_str().unwrap().starts_with("synthetic-"), "{folder:?}");
 
-    // Whether restoring pays is decided by measured time; here it does.
+    // Whether restoring pays is decided by measured time. Here it pays.
     let costs = RESTORES.to_owned();
     let cluster = configured(costs, &["--plugins", named], plugins.path(), &environment, 2);
     assert_eq!(cluster.generate(&prompt(), 8).unwrap().tokens, first.tokens);

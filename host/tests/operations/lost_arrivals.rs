@@ -6,7 +6,7 @@ use host_tests::cluster::{Cluster, Start};
 use host_tests::plugin_files;
 use serde_json::Value;
 
-/// One request while the plugin does what `setting` names; returns the lines that begin so, and the cluster afterwards.
+/// One request while the plugin does what `setting` names. The worker's log has to say `says`, and the request goes on.
 fn stalled(setting: &str, says: &str) {
     let folder = tempfile::tempdir().unwrap();
     let told = folder.path().join("told");

@@ -301,7 +301,7 @@ fn a_burst_that_begins_alike_meets_and_a_session_stays() {
     });
     let prefills: BTreeSet<&str> = served.iter().map(|served| served.prefill.as_str()).collect();
     assert_eq!(prefills.len(), 1, "nothing of it was cached when they came: {served:?}");
-    // Prompts of a session that have nothing in common go where the session is; without it they would take turns.
+    // Prompts of a session that have nothing in common go where the session is. Without it they would take turns.
     for name in ["one", "two", "three"] {
         let session = json!({ "session_id": name });
         let at: BTreeSet<(String, String)> = (0..4)

@@ -9,7 +9,7 @@ mod windows;
 
 use std::process::Command;
 
-/// Runs the program to its end; exit code and what it said.
+/// Runs the program to its end. Returns its exit code and what it said.
 fn run(flags: &[&str]) -> (Option<i32>, String) {
     // A server that comes up after all is ended, and its exit code (124) fails the test.
     let host = env!("CARGO_BIN_EXE_host");

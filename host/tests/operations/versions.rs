@@ -31,7 +31,8 @@ struct Router {
 }
 
 impl Router {
-    /// Starts one that speaks the versions from `oldest` to `newest` and answers in one of them; 0 tells none.
+    /// Starts one that speaks the versions from `oldest` to `newest` and answers in `told`, one of them. When `told` is 0, it
+    /// tells none.
     async fn start(told: u32, oldest: u32, newest: u32) -> (Self, String) {
         let reply = RegisterReply {
             accepted: true,

@@ -1,4 +1,4 @@
-//! A worker that lost a thread ends, so that a supervisor can start it again; it does not linger as "live".
+//! A worker that lost a thread ends, so that a supervisor can start it again. It does not linger as "live".
 
 use std::process::Command;
 

@@ -9,7 +9,7 @@ use host_tests::skip::skipped;
 
 use super::new::{cargo, repository, said, target};
 
-/// Builds an example with its tests, in the folder that the generated crates share, and runs them; nothing where a crate that it
+/// Builds an example with its tests, in the folder that the generated crates share, and runs them. `None` where a crate that it
 /// needs is not on this machine and no registry has it.
 fn built(name: &str) -> Option<PathBuf> {
     let at = repository().join("examples").join(name);
@@ -33,7 +33,7 @@ fn kit(file: &Path, more: &[&str]) -> Output {
     host.args(["plugins", "test"]).args(more).arg(file).output().unwrap()
 }
 
-/// The answers of a conversation of some turns over these plugins; each prompt is the one before with its answer and more.
+/// The answers of a conversation of some turns over these plugins. Each prompt is the one before with its answer and more.
 fn conversation(cluster: &Cluster, turns: u32) -> Vec<Vec<u64>> {
     let mut text: Vec<u32> = (0..64).collect();
     let answers = (0..turns).map(|turn| {

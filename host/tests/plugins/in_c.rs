@@ -146,7 +146,7 @@ fn defects() -> Vec<[&'static str; 4]> {
     lines.map(|line| fields(line).unwrap_or_else(|_| panic!("{line:?} has four fields"))).collect()
 }
 
-/// What is wrong with the kit's verdict about a fixture with this defect; none when it finds it.
+/// What is wrong with the kit's verdict about a fixture with this defect, or `None` when the kit finds it.
 fn overlooked([role, defect, cases, text]: [&str; 4], file: &Path, folder: &Path) -> Option<String> {
     let config = folder.join(format!("{role}-{}.toml", defect.replace(' ', "-")));
     let text_of = match defect.split_once(" in ") {

@@ -1,5 +1,5 @@
-//! `host plugins new` makes crates that build, pass their own tests, and keep the contract, as they are written; so do its projects
-//! in C and C++.
+//! `host plugins new` makes crates that build, pass their own tests, and keep the contract, as they are written. So do its
+//! projects in C and C++.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-/// Streams an answer and hangs up after `events` of it; true when it was read to its end.
+/// Streams an answer and hangs up after `events` of it. Returns true when it was read to its end.
 fn stream(url: &str, prompt: &[u32], count: u64, events: Option<usize>) -> bool {
     let address = url.trim_start_matches("http://");
     let body = json!({
@@ -75,7 +75,7 @@ fn footprint(pid: u32) -> (u64, usize, usize) {
     (kib << 10, count("fd"), count("task"))
 }
 
-/// 200 requests at once, of random lengths; about half of them hang up somewhere on the way.
+/// 200 requests at once, of random lengths. About half of them hang up somewhere on the way.
 fn storm(cluster: &Cluster, seed: u64) -> usize {
     let mut random = Random(seed);
     let plans: Vec<_> = (0..200)
@@ -161,7 +161,7 @@ fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_an
         cluster.wait("some pages of the request to be sent", || pages_sent(&first) > before + 5.0);
         signal(cluster.pid("prefill").unwrap(), "KILL");
         held.end();
-        // Tried again on the restarted worker; the client does not notice.
+        // It is tried again on the restarted worker, and the client does not notice.
         assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens);
     });
     cluster.wait_for_another(&first);
@@ -219,7 +219,8 @@ fn a_frozen_prefill_worker_costs_seconds_and_no_page() {
             cluster.metrics(&decode).get("host_kv_pages{state=\"held\"}").is_some_and(|held| *held > 0.0)
         });
         signal(prefill, "STOP");
-        // Given up by signs of life, not by a long timeout; then no worker can serve it and the client is told.
+        // The worker is given up by signs of life, not by a long timeout. Then none can serve the request, and the client is
+        // told.
         let answer = request.join().unwrap();
         let why = answer.expect_err("a frozen worker answered");
         assert!(why.starts_with("503"), "{why}");

@@ -1,4 +1,4 @@
-//! Layers that travel while later ones are computed change no answer, live; and executors report no layer too early.
+//! Layers that travel while later ones are computed change no answer, live. Executors report no layer too early.
 
 use std::path::Path;
 use std::sync::mpsc::channel;

@@ -119,7 +119,7 @@ fn kv_moves_between_any_numbers_of_ranks() {
 /// An executor that panics behind a layer, once, when it is told to.
 struct Fragile {
     inner: Box<dyn Executor>,
-    /// The layer behind which the next batch ends; 0: it does not.
+    /// The layer behind which the next batch ends, or 0 when it does not.
     breaks_behind: Arc<AtomicUsize>,
 }
 

@@ -74,7 +74,7 @@ fn a_conversation_is_served_and_pages_of_an_aborted_transfer_come_back_behind_a_
     let beside: Vec<u32> = (0..1600).map(|token| token % 255).collect();
     std::thread::scope(|scope| {
         let held = hold.begin();
-        // It stands still with pages that were sent; another request comes, and waits behind it.
+        // It stands still with pages that were sent. Another request comes, and waits behind it.
         let leaves = ask(&cluster.url, &prompt);
         cluster.wait("pages to be sent", || counted("host_pages_sent_total") > before + 30.0);
         let other = scope.spawn(|| cluster.generate(&beside, 8));

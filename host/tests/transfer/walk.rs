@@ -153,7 +153,7 @@ fn one_flipped_byte_changes_the_synthetic_answer() {
     let wrong = split.generate(&prompt, 16).unwrap().tokens;
     assert_ne!(right, wrong, "the executor did not notice a flipped byte");
     assert_eq!(right[0], wrong[0], "the first token is prefill's, whose pages were intact");
-    // The plugin flips once; from then on answers are right.
+    // The plugin flips once. From then on answers are right.
     assert_eq!(split.generate(&prompt, 16).unwrap().tokens, right);
 }
 

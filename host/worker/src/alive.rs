@@ -16,7 +16,7 @@ pub(crate) struct Alive {
 impl Drop for Alive {
     fn drop(&mut self) {
         if !self.stopping.load(Ordering::Acquire) {
-            // The others end because the first one did; the first one is reported.
+            // The others end because the first one did, so the first one is reported.
             self.died.send_if_modified(|died| {
                 let first = died.is_none();
                 *died = died.or(Some(self.thread));

@@ -1,7 +1,7 @@
 //! A pool allocator as the pool's source of pages.
 //!
-//! The allocator declares its components when it is opened ([`AllocatorPages::open`]); of that the scheduler makes the pool's plan.
-//! From then on it is asked which pages the two components of the plan get. It names pages as the pool does.
+//! The allocator declares its components when it is opened ([`AllocatorPages::open`]). Of that the scheduler makes the pool's
+//! plan. From then on the allocator is asked which pages the two components of the plan get. It names pages as the pool does.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use host_plugin_api::{self as api, ComponentId, ErrorCode, LayerKind, PoolAlloca
 pub struct Pages {
     /// What each component retains and may have.
     pub plan: PoolPlan,
-    /// An allocator; without one the pool hands them out itself.
+    /// An allocator. Without one the pool hands its pages out itself.
     pub source: Option<Box<dyn PageSource>>,
 }
 
@@ -116,7 +116,7 @@ impl AllocatorPages {
     }
 }
 
-/// What a component retains; nothing for what this host does not know.
+/// What a component retains, or `None` for what this host does not know.
 fn retained(of: &api::Component) -> Option<Retained> {
     match of.retains {
         Retains::ALL => Some(Retained::All),

@@ -16,7 +16,7 @@ impl fmt::Display for CannotWork {
 
 impl std::error::Error for CannotWork {}
 
-/// A plugin that refuses memory. What it says of the kind of memory stays so; anything else may be otherwise at the next try.
+/// A plugin that refuses memory. What it says of the kind of memory stays so, but anything else may be otherwise at the next try.
 pub(crate) fn not_registered(plugin: &str, what: &str, error: &Error) -> anyhow::Error {
     let text = format!("plugin {plugin:?} did not register the {what}: {error}");
     match error.code {

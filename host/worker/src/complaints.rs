@@ -15,8 +15,8 @@ pub(crate) struct Failed {
 }
 
 impl Failed {
-    /// The failure in a sentence. Hot methods answer numbers; after a panic, `asked` is what a method with a text answers, which
-    /// repeats the first panic's.
+    /// The failure in a sentence. Hot methods answer numbers. After a panic, `asked` is what a method with a text answers, and
+    /// that repeats the text of the first panic.
     pub(crate) fn told(&self, asked: impl FnOnce() -> Option<Error>) -> String {
         let text = match self.code {
             ErrorCode::PANICKED => asked().filter(|error| error.code == ErrorCode::PANICKED),

@@ -21,7 +21,7 @@ use parking_lot::{Condvar, Mutex};
 /// Most threads that work masks out.
 const THREADS: usize = 4;
 
-/// Where a model's vocabulary comes from; read when the first grammar comes.
+/// Where a model's vocabulary comes from. It is read when the first grammar comes.
 pub type ReadVocabulary = Box<dyn Fn() -> Result<Vocabulary, String> + Send + Sync>;
 
 /// The grammars of one worker's requests.
@@ -208,7 +208,7 @@ impl Drop for Panicked<'_> {
 }
 
 impl Place {
-    /// These tokens are computed; what may follow them is wanted if one is drawn.
+    /// These tokens are computed. What may follow them is wanted if a token is drawn.
     fn go_on(&mut self, part: &Part) {
         let Part { start, ref tokens, draws } = *part;
         self.mask = None;

@@ -131,8 +131,8 @@ impl Handle {
         self.tiers().into_iter().map(of).collect()
     }
 
-    /// Hands a request in. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]; a channel that just closes
-    /// means that the worker stopped.
+    /// Hands a request in. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]. A channel that just closes means that
+    /// the worker stopped.
     pub async fn submit(&self, request: Request) -> mpsc::UnboundedReceiver<Answer> {
         self.submit_under(request, None).await
     }
@@ -200,19 +200,19 @@ impl Handle {
         named.await.ok()
     }
 
-    /// Empties the radix cache, if the worker keeps one; `None` when it has stopped.
+    /// Empties the radix cache, if the worker keeps one. `None` when the worker has stopped.
     pub async fn flush_cache(&self) -> Option<Option<Flushed>> {
         let (flushed, receive) = oneshot::channel();
         self.inputs.send(Input::FlushCache(flushed)).await.ok()?;
         receive.await.ok()
     }
 
-    /// Gives a request up; harmless if it has ended.
+    /// Gives a request up, which is harmless if it has ended.
     pub async fn cancel(&self, room: Room) {
         self.event(Event::Cancel(room)).await;
     }
 
-    /// Ends an answer that is complete; harmless if it has ended.
+    /// Ends an answer that is complete, which is harmless if the request has ended.
     pub async fn end_answer(&self, room: Room) {
         self.event(Event::EndAnswer(room)).await;
     }
@@ -224,7 +224,7 @@ impl Handle {
         }
     }
 
-    /// Passes an event on if there is room; false when it was dropped.
+    /// Passes an event on if there is room. Returns false when the event was dropped.
     #[must_use]
     pub fn try_event(&self, event: Event) -> bool {
         self.inputs.try_send(Input::Event(event)).is_ok()

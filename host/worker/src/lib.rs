@@ -65,14 +65,13 @@ pub use parts::{Parts, RankParts};
 pub use staging::Staging;
 pub use tier_thread::{OffloadTiers, seal, slot_bytes};
 
-/// Inputs that may wait for the scheduler at once; senders beyond that wait (or, on the control plane, give up and
-/// repeat).
+/// Inputs that may wait for the scheduler at once. Senders beyond that wait (or, on the control plane, give up and repeat).
 const INPUTS: usize = 4096;
 
 /// Threads that copy a large piece into or out of staging memory: two keep up with a link of 100 Gb/s.
 const COPY_THREADS: usize = 2;
 
-/// A running worker. Dropping it does not stop it; [`Worker::stop`] does.
+/// A running worker. Dropping it does not stop it, but [`Worker::stop`] does.
 pub struct Worker {
     handle: Handle,
     threads: Vec<JoinHandle<()>>,
@@ -83,7 +82,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the threads. `outgoing` is what the scheduler asks of the control plane; it must be drained.
+    /// Starts the threads. `outgoing` is what the scheduler asks of the control plane, and must be drained.
     ///
     /// # Errors
     /// When memory cannot be registered with the transfer plugin, or a thread cannot be started.

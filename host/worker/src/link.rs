@@ -52,7 +52,7 @@ pub(super) struct Rank {
     pub kv_region: RegionId,
     /// On rank 0.
     pub aux_region: Option<RegionId>,
-    /// Where pieces of KV are gathered before they are sent, or lie when they have arrived; unless there is none.
+    /// Where pieces of KV are gathered before they are sent, or lie when they have arrived. `None` when there is no staging.
     pub staging: Option<Staging>,
     /// What the transfer thread last said of staging.
     stats: Mutex<(SenderStats, RingStats)>,
@@ -232,8 +232,8 @@ impl Links {
         link.is_none_or(|link| !link.connections.values().any(|other| *other == handle))
     }
 
-    /// Fences what is left of an earlier link to a peer and makes a new one; returns the new session. Blocks: not for the
-    /// scheduler thread.
+    /// Fences what is left of an earlier link to a peer and makes a new one. Returns the new session. Blocks, so it is not for
+    /// the scheduler thread.
     ///
     /// # Errors
     /// A sentence for the peer's refusal: no plugin in common, no peer there, an earlier connection not fenced.
@@ -291,7 +291,7 @@ impl Links {
         self.peers.cut(peer, None, |link| self.cut(link))
     }
 
-    /// Disconnects what a link has; else the part of it that is not proven to be off, for another try.
+    /// Disconnects what a link has. When that fails, returns the part of the link that is not proven to be off, for another try.
     fn cut(&self, link: &Link) -> Result<(), (Arc<Link>, host_plugin_api::Error)> {
         let mut left = Link::clone(link);
         let mut failed = None;

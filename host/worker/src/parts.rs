@@ -19,17 +19,17 @@ pub struct Parts {
     pub identity: KvIdentity,
     /// The allocator of its pool's pages.
     pub pages: Pages,
-    /// The transfer plugin's name; `None` for aggregated workers.
+    /// The transfer plugin's name, or `None` for aggregated workers.
     pub transfer: Option<String>,
     /// The tensor-parallel ranks, at least one.
     pub ranks: Vec<RankParts>,
     /// Random, new at every start.
     pub instance: Instance,
-    /// The offload tiers; there when [`Config::hierarchy`] is.
+    /// The offload tiers, which are there when [`Config::hierarchy`] is.
     pub offload: Option<OffloadTiers>,
     /// Whether pages are digested on both ends of a transfer.
     pub page_integrity: bool,
-    /// Grammars of requests; none where no model's vocabulary is drawn from.
+    /// Grammars of requests, or `None` where no model's vocabulary is drawn from.
     pub grammars: Option<Arc<Grammars>>,
     /// When pages go through staging memory, and how much there is.
     pub staging: Staging,
@@ -41,6 +41,6 @@ pub struct RankParts {
     pub executor: Box<dyn Executor>,
     /// Its pool: all pages, and of each the heads that this rank holds ([`host_core::heads::rank_heads`]).
     pub kv: KvMemory,
-    /// The rank's own instance of the transfer plugin; `None` for aggregated workers.
+    /// The rank's own instance of the transfer plugin, or `None` for aggregated workers.
     pub transfer: Option<Arc<dyn TransferBackend>>,
 }

@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 use crate::link::not_cut_off;
 use crate::{Handle, Outgoing};
 
-/// Messages that may wait for one peer; more are dropped and repeated by the core.
+/// Messages that may wait for one peer. More are dropped, and the core repeats them.
 const WAITING: usize = 1024;
 /// Messages in one call.
 const PER_CALL: usize = 64;
@@ -57,7 +57,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// No peers yet; all that come have these credentials.
+    /// No peers yet. All that come have these credentials.
     #[must_use]
     pub fn new(worker: Handle, credentials: Credentials) -> Self {
         Self { worker, credentials, lines: Arc::default() }
@@ -269,8 +269,8 @@ pub(super) fn fits(ours: &WorkerInfo, theirs: &WorkerInfo) -> Result<Version, St
     Ok(protocol)
 }
 
-/// Cuts off what is left of an earlier connection of the transfer plugin to a peer and makes a new one, off the async
-/// threads; returns the session.
+/// Cuts off what is left of an earlier connection of the transfer plugin to a peer and makes a new one, off the async threads.
+/// Returns the session.
 pub(super) async fn connect(worker: &Handle, peer: &WorkerInfo) -> Result<u64, String> {
     let (links, peer) = (worker.links().clone(), peer.clone());
     tokio::task::spawn_blocking(move || links.connect(&peer))

@@ -22,7 +22,7 @@ use super::channels::Input;
 /// What a rank is asked to do, in order.
 #[derive(Clone, Debug)]
 enum Command {
-    /// Compute; answered by an event.
+    /// Compute, which an event answers.
     Run(Arc<Batch>),
     /// Log the digest of each page that holds a prompt.
     LogDigests(Arc<PageDigests>),
@@ -32,7 +32,7 @@ enum Command {
 pub(super) struct Ranks(Vec<Sender<Command>>);
 
 impl Ranks {
-    /// Computes a batch; answered by events. The last one's must have come.
+    /// Computes a batch, which events answer. Those of the batch before must have come.
     pub(super) fn run(&self, batch: Batch) {
         self.all(&Command::Run(Arc::new(batch)));
     }
@@ -44,7 +44,7 @@ impl Ranks {
 
     fn all(&self, command: &Command) {
         for rank in &self.0 {
-            // A rank thread that is gone takes the worker with it; see `Alive`.
+            // A rank thread that is gone takes the worker with it, see `Alive`.
             if rank.send(command.clone()).is_err() {
                 tracing::error!("a rank thread takes no commands any more");
             }

@@ -40,7 +40,7 @@ pub(super) struct Start {
     pub inputs: mpsc::Receiver<Input>,
     pub outgoing: mpsc::Sender<Outgoing>,
     pub to_ranks: Ranks,
-    /// One per rank; none on aggregated workers.
+    /// One per rank, none on aggregated workers.
     pub to_transfer: Vec<Inbox>,
     /// With a hierarchy.
     pub to_tiers: Option<tier_thread::Inbox>,
@@ -65,7 +65,7 @@ struct Turn {
     scheduler: Scheduler,
     barrier: RankBarrier,
     clients: HashMap<Room, mpsc::UnboundedSender<Answer>>,
-    /// Connects and fences that found the control plane's inbox full; messages are repeated by the core instead.
+    /// Connects and fences that found the control plane's inbox full. Messages are not kept, because the core repeats them.
     unsent: VecDeque<Outgoing>,
     warned_of_pace: bool,
     warned_of_pages: bool,
@@ -170,7 +170,7 @@ impl Turn {
                     let message = format!("room {} is in use", request.room);
                     let failure =
                         host_core::request::Failure::new(host_core::request::FailureCode::Invalid, message);
-                    // The client may be gone already; then the answer is not needed.
+                    // The client may be gone already, and then the answer is not needed.
                     let _gone = answers.send(Answer::Failed(failure)).is_err();
                     return;
                 }

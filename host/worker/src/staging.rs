@@ -8,10 +8,10 @@ use host_plugin_api::TransferLimits;
 pub struct Staging {
     /// When it is used.
     pub mode: StagingMode,
-    /// Bytes from which on a piece is written directly; `None` leaves that to the transfer plugin, which knows what a
-    /// short write costs it.
+    /// Bytes from which on a piece is written directly. `None` leaves that to the transfer plugin, which knows what a short write
+    /// costs it.
     pub knee: Option<usize>,
-    /// Bytes of all ranks; 0 for none.
+    /// Bytes of all ranks, 0 for none.
     pub bytes: usize,
 }
 

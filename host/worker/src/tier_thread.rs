@@ -2,8 +2,8 @@
 //!
 //! They carry [`TierAction`]s out for all ranks of the worker, so that a page has ended when it has on every rank and
 //! nothing has to be agreed upon. Host memory lies page by page in the order head, layer, K/V, token, dimension,
-//! whatever the pool's layout is. A storage tier holds one object per page and KV head of the model, so workers of any
-//! number of ranks share objects; a head that several ranks hold is written by the first of them and read by all.
+//! whatever the pool's layout is. A storage tier holds one object per page and KV head of the model, so workers of any number of
+//! ranks share objects. A head that several ranks hold is written by the first of them and read by all.
 //!
 //! One thread makes copies, one after the other. Each storage tier has a thread of its own, which alone calls the plugin: one that
 //! blocks in a call that must not block holds up its own pages and nothing else.
@@ -37,7 +37,7 @@ pub(super) use traffic::Traffic;
 
 /// Sleep while a plugin that is to be looked at again has no descriptor to wait on.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
-/// Sleep otherwise; a lost wake-up costs this much.
+/// Sleep otherwise, which is what a lost wake-up costs.
 const LONG_WAIT: Duration = Duration::from_millis(500);
 
 /// The offload tiers of a worker.
@@ -47,15 +47,15 @@ pub struct OffloadTiers {
 }
 
 impl OffloadTiers {
-    /// What objects' addresses and lengths must be multiples of for all tiers; `None` without storage.
+    /// What objects' addresses and lengths must be multiples of for all tiers, or `None` without storage.
     #[must_use]
     pub fn alignment(&self) -> Option<u64> {
         self.tiers.iter().map(|(_, tier)| tier.limits().alignment).max()
     }
 }
 
-/// Bytes that one page takes in the host memory of a rank with this shape; `alignment` is that of its storage tiers, if
-/// there is any.
+/// Bytes that one page takes in the host memory of a rank with this shape. `alignment` is that of its storage tiers, if there is
+/// any.
 #[must_use]
 pub fn slot_bytes(shape: &KvShape, alignment: Option<usize>) -> usize {
     shape.heads * host_memory::head_bytes(shape, alignment)
@@ -133,8 +133,8 @@ pub(super) struct RunningTier {
 }
 
 impl RunningTier {
-    /// Notes how it is stopped. Its thread ends when the inbox is gone; one that is inside the plugin does not, and is
-    /// left behind with it.
+    /// Notes how it is stopped. Its thread ends when the inbox is gone. A thread that is inside the plugin does not end, and is
+    /// left behind with the plugin.
     pub(super) fn stops_with(self, running: &mut Running) {
         let Self { name, tier, memory, thread } = self;
         running.opened(&name, move |milliseconds| {

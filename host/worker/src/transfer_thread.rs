@@ -1,8 +1,8 @@
 //! The threads between the scheduler and the transfer plugin, one per rank with an instance of the plugin of its own.
 //!
-//! Each turns its rank's share of page writes into batches of plugin writes, digests what it sends and what arrived, and
-//! reports what has settled; [`host_core::rank_barrier`] makes one report out of those of all ranks. It waits on two
-//! descriptors: its own inbox and the plugin's events.
+//! Each turns its rank's share of page writes into batches of plugin writes, digests what it sends and what arrived, and reports
+//! what has settled. [`host_core::rank_barrier`] makes one report out of those of all ranks. A thread waits on two descriptors:
+//! its own inbox and the plugin's events.
 
 mod copying;
 mod receiving;
@@ -38,7 +38,7 @@ use staging::Staging;
 
 /// Sleep while the plugin has no descriptor to wait on, is full, or has something unsettled.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
-/// Sleep otherwise; a lost wake-up costs this much.
+/// Sleep otherwise, which is what a lost wake-up costs.
 const LONG_WAIT: Duration = Duration::from_millis(500);
 /// Completions and notifications taken per call.
 const BATCH: usize = 64;
@@ -46,17 +46,17 @@ const BATCH: usize = 64;
 /// What the scheduler asks for, of every rank.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
-    /// Write the rank's share; answered by [`Report::Settled`], also when there is none.
+    /// Write the rank's share. [`Report::Settled`] answers, also when there is none.
     Write(Arc<PageWrite>),
     /// What has not started of a write need not start.
     Cancel(Tag),
     /// Parts of a room may arrive.
     OpenRoom(Arc<RoomOpening>),
-    /// Copy nothing more into a room's pages; answered by [`Report::Closed`].
+    /// Copy nothing more into a room's pages. [`Report::Closed`] answers.
     CloseRoom(Room),
     /// Nothing of a room is in flight any more.
     ForgetRoom(Room),
-    /// Digest the rank's heads; answered by [`Report::Checked`].
+    /// Digest the rank's heads. [`Report::Checked`] answers.
     Verify(Arc<Verification>),
     Stop,
 }
@@ -106,7 +106,7 @@ pub(super) struct Start {
     pub settles: bool,
     /// When pages go through staging memory.
     pub policy: StagingPolicy,
-    /// Copies between pool and staging memory; one for all ranks.
+    /// Copies between pool and staging memory, one copier for all ranks.
     pub copier: Arc<Copier>,
 }
 
@@ -189,7 +189,7 @@ impl Thread {
         }
     }
 
-    /// Gives the plugin what it has room for; whether that was anything.
+    /// Gives the plugin what it has room for, and returns whether that was anything.
     fn sending_hand_over(&mut self) -> bool {
         let (submitted, settled) = self.sending.submit();
         self.settled(settled);

@@ -4,7 +4,7 @@
 //! nothing. Nothing can end the call but the end of the process, so the program that is told of a [`Hung`] call ends, with
 //! every connection and every registration of memory. Peers fence a worker that is gone, and its supervisor starts it again.
 //!
-//! [`Watchdog::look`] decides; the program gives it the calls in progress and the time.
+//! [`Watchdog::look`] decides, and the program gives it the calls in progress and the time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -23,8 +23,8 @@ const LOOKS: u32 = 10;
 /// Longest pause between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A call that must not block is told when it has taken so long. Contracts ask for microseconds; a machine that is busy may keep a
-/// thread waiting for a while.
+/// A call that must not block is told when it has taken so long. Contracts ask for microseconds, but a machine that is busy may
+/// keep a thread waiting for a while.
 const SLOW: Duration = Duration::from_secs(1);
 /// As [`SLOW`], of a call that may wait for others.
 const SLOW_TO_WAIT: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use crate::sandbox::{is_inside, run};
 use passthrough::Passthrough;
 pub use passthrough::{Done, Orders};
 
-/// Bytes of the small file system; the tier itself is told to take less.
+/// Bytes of the small file system. The tier itself is told to take less.
 const SIZE_MIB: u32 = 96;
 
 /// Where pages are stored.

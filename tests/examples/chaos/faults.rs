@@ -150,7 +150,7 @@ fn is_possible(cast: &Cast, fault: Fault) -> bool {
     }
 }
 
-/// How long it lasts; `None` when nothing could be struck.
+/// How long it lasts, or `None` when nothing could be struck.
 fn strike(cast: &mut Cast, random: &mut fastrand::Rng, fault: Fault) -> Option<Duration> {
     let up_to = |random: &mut fastrand::Rng, most| Duration::from_millis(random.u64(100..most));
     let worker = |random: &mut fastrand::Rng| if random.bool() { Role::Prefill } else { Role::Decode };

@@ -152,7 +152,7 @@ impl Client {
                     tally.left += 1;
                     return;
                 }
-                // A router that was killed has nothing to say; until it is there again, nothing listens.
+                // A router that was killed has nothing to say. Until it is there again, nothing listens.
                 Outcome::Broken(why) => {
                     let refused = why.contains("refused");
                     let unreachable = life % 2 == 1;

@@ -4,10 +4,10 @@
 //! cargo xtask chaos --faults 1000 --seed 7
 //! ```
 //!
-//! Two routers, two prefill and three decode workers of the synthetic executor share a storage tier. Clients ask, stream, and hang up;
-//! meanwhile processes are killed, frozen and drained, their links cut, their plugins made to hang and lie, their disk and memory
-//! taken. The report counts what was injected and what became of the requests; the exit code is 1 if a request was lost, a token was
-//! wrong, or something leaked.
+//! Two routers, two prefill and three decode workers of the synthetic executor share a storage tier. Clients ask, stream, and
+//! hang up. Meanwhile processes are killed, frozen and drained, their links cut, their plugins made to hang and lie, their disk
+//! and memory taken. The report counts what was injected and what became of the requests. The exit code is 1 if a request was
+//! lost, a token was wrong, or something leaked.
 //!
 //! As root the runner runs itself again in namespaces ([`sandbox`]), with which all that it makes ends. Elsewhere the faults that
 //! need them are left out, and the report says which.

@@ -9,7 +9,7 @@ const INSIDE: &str = "HOST_CHAOS_INSIDE";
 const UNSHARE: &[&str] = &["--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork"];
 const PROCESSES: &[&str] = &["--kill-child", "--mount-proc"];
 
-/// Runs a command; what it said, when it failed.
+/// Runs a command. When that fails, the error is what the command said.
 pub fn run(command: &str) -> Result<(), String> {
     let mut words = command.split_whitespace();
     let program = words.next().unwrap_or_default();
@@ -18,7 +18,8 @@ pub fn run(command: &str) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("{command}: {}", said.trim())) }
 }
 
-/// Runs this program again in namespaces of its own, where they can be made; its exit code. `None`: this is the one to go on.
+/// Runs this program again in namespaces of its own, where they can be made, and returns its exit code. `None` when this process
+/// is the one to go on.
 pub fn again_inside() -> Option<ExitCode> {
     if is_inside() {
         // A loopback device, and no files of clocks that outlive this.

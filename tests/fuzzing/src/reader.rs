@@ -4,14 +4,14 @@
 pub struct Decisions<'a>(pub &'a [u8]);
 
 impl Decisions<'_> {
-    /// The next byte; `None` at the end.
+    /// The next byte, or `None` at the end.
     pub fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(*first)
     }
 
-    /// A number below `bound`; 0 at the end.
+    /// A number below `bound`, or 0 at the end.
     pub fn below(&mut self, bound: u8) -> u8 {
         self.byte().unwrap_or(0) % bound
     }

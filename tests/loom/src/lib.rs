@@ -4,7 +4,7 @@
 //! `crate::sync` and locks from `parking_lot`, and finds loom's under both names. What it names besides is here as small as
 //! the protocol allows.
 //!
-//! Loom treats `SeqCst` loads and stores as acquiring and releasing ones; a protocol that needs more has a `fence(SeqCst)`.
+//! Loom treats `SeqCst` loads and stores as acquiring and releasing ones. A protocol that needs more has a `fence(SeqCst)`.
 
 #![allow(missing_docs, reason = "files of the product, whose items are private there")]
 #![allow(clippy::new_without_default, reason = "as above")]

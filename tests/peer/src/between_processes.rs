@@ -207,8 +207,8 @@ pub fn a_receiver_killed_in_mid_transfer_ends_every_submission_and_its_successor
     assert_eq!(receiver.ask(&format!("byte {}", BYTES - 1)), "9");
 }
 
-/// A sender with much in flight to a receiver that is stopped, and its peer; once nothing can be in flight because the
-/// driver had not come to it, it is tried again.
+/// A sender with much in flight to a receiver that is stopped, and its peer. When nothing is in flight because the driver had not
+/// come to it, this is tried again.
 fn stuck(setup: &Setup<'_>, config: &str) -> (Worker, Remote, PeerId) {
     for _ in 0..20 {
         let sender = setup.worker_with("prefill", config);
@@ -236,7 +236,7 @@ fn stuck(setup: &Setup<'_>, config: &str) -> (Worker, Remote, PeerId) {
 pub fn writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead(setup: &Setup<'_>) {
     let config = format!("{}fence_timeout_ms = 300\n", setup.config);
     for revive in [true, false] {
-        // Bytes are in its kernel's buffers; whether they land depends on it.
+        // Bytes are in the buffers of the receiver's kernel. Whether they land depends on the receiver.
         let (sender, mut receiver, peer) = stuck(setup, &config);
         let ends: Vec<_> = (0..64).map(|_| sender.completion()).collect();
         assert!(ends.iter().all(|end| end.status == ErrorCode::PEER_LOST.0), "{ends:?}");

@@ -1,6 +1,6 @@
 //! A worker's memory with a loaded backend, and the same in another process, driven by lines.
 //!
-//! The other process is the example `plugin_process` of this crate; [`process`] starts it.
+//! The other process is the example `plugin_process` of this crate, and [`process`] starts it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
@@ -44,18 +44,18 @@ impl Worker {
 
     /// All of its memory.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping lives as long as `self`; tests read what is written no more.
+        // SAFETY: the mapping lives as long as `self`. Tests read what is written no more.
         unsafe { std::slice::from_raw_parts(self.memory.address().as_ptr(), self.memory.bytes()) }
     }
 
     /// All of its memory, to write.
     #[allow(clippy::mut_from_ref, reason = "the memory is shared with other processes anyway")]
     pub fn bytes_mut(&self) -> &mut [u8] {
-        // SAFETY: as above; tests hold one such slice at a time.
+        // SAFETY: as above. Tests hold one such slice at a time.
         unsafe { std::slice::from_raw_parts_mut(self.memory.address().as_ptr(), self.memory.bytes()) }
     }
 
-    /// The next completion; drives nothing else.
+    /// The next completion. Nothing else is driven.
     pub fn completion(&self) -> Completion {
         let mut one = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }];
         wait("a completion", || match self.backend.poll(&mut one) {
@@ -65,7 +65,7 @@ impl Worker {
         })
     }
 
-    /// The next notification; drives nothing else.
+    /// The next notification. Nothing else is driven.
     pub fn notification(&self) -> Notification {
         let mut one = [empty_notification()];
         wait("a notification", || match self.backend.notifications(&mut one) {

@@ -82,7 +82,7 @@ pub fn command(role: Role) -> Command {
     command
 }
 
-/// What the program says in a role; it must end by itself, and well.
+/// What the program says in a role. The program must end by itself, and well.
 pub fn said(name: &str, command: &mut Command) -> String {
     let output = command.output().expect("the other process runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

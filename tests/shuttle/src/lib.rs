@@ -1,6 +1,6 @@
 //! Files of the product, compiled with shuttle's atomics and locks.
 //!
-//! As in `tests/loom`, nothing here is a copy. Shuttle draws schedules from a seed where there are too many for all of them; it
+//! As in `tests/loom`, nothing here is a copy. Shuttle draws schedules from a seed where there are too many for all of them. It
 //! takes every atomic to be sequentially consistent.
 
 #![allow(missing_docs, reason = "files of the product, whose items are private there")]
@@ -31,7 +31,7 @@ pub mod peer;
 #[path = "../../../plugins/transfer-kit/src/queue.rs"]
 pub mod submissions;
 
-/// What a peer of `transfer-kit` is described with; no model looks at it.
+/// What a peer of `transfer-kit` is described with. No model looks at it.
 pub mod regions {
     #[derive(Clone, Copy, Debug)]
     pub struct RegionDescriptor;

@@ -75,7 +75,7 @@ pub(super) fn json() -> Value {
     })
 }
 
-/// The most frequent neighbours, merged again and again; among equals the first in alphabetical order.
+/// The most frequent neighbours, merged again and again. Among equals it is the first in alphabetical order.
 fn learn() -> Vec<(String, String)> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for word in TEXT.split([' ', '\n']) {

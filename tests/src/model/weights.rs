@@ -148,7 +148,7 @@ pub(super) fn values<'a>(model: &'a TinyModel, tensor: &'a Tensor) -> impl Itera
     })
 }
 
-/// The least normal number of half precision; smaller ones are multiples of 2^-24.
+/// The least normal number of half precision. Smaller ones are multiples of 2^-24.
 const LEAST_HALF: f32 = 1.0 / 16_384.0;
 
 impl Stored {

@@ -92,7 +92,7 @@ fn targets(manifest: &str) -> Vec<String> {
     binaries.filter_map(name).collect()
 }
 
-/// Builds the targets; returns the folder that they are in.
+/// Builds the targets, and returns the folder that they are in.
 fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let target = workspace.target.join("fuzz");
     let mut command = Command::new("cargo");

@@ -57,8 +57,8 @@ pub fn asan(workspace: &Workspace) -> Outcome {
     UNDER_ASAN.iter().for_each(|package| {
         command.args(["--package", package]);
     });
-    // The flag is not stable yet. Plugins that tests build are built with it, too, and take the runtime from the program
-    // that loads them; programs that cargo runs while it builds are not.
+    // The flag is not stable yet. Plugins that tests build are built with it, too, and take the runtime from the program that
+    // loads them. Programs that cargo runs while it builds are not.
     command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address -Clink-arg=-rdynamic");
     command.env("CARGO_UNSTABLE_TARGET_APPLIES_TO_HOST", "true").env("CARGO_TARGET_APPLIES_TO_HOST", "false");
     command.env("CARGO_TARGET_DIR", workspace.target.join("asan")).env_remove("BUILT_PLUGINS");

@@ -65,8 +65,8 @@ pub(super) enum Wanted {
 }
 
 impl Model {
-    /// Computes a batch together with the other ranks; the logits of the wanted rows, in order, lie in what is returned to
-    /// rank 0. The others get nothing.
+    /// Computes a batch together with the other ranks. The logits of the wanted rows, in order, lie in what rank 0 gets
+    /// back. The others get nothing.
     pub fn forward<'a>(
         &self,
         turn: &mut Turn<'_>,
@@ -186,7 +186,7 @@ impl Model {
         })
     }
 
-    /// Queries, keys and values of a layer; the latter two go to the pool.
+    /// Queries, keys and values of a layer. The latter two go to the pool.
     fn keys_and_values(
         &self,
         kv: &mut KvMemory,

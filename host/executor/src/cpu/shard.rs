@@ -1,8 +1,8 @@
 //! Which part of a model each tensor-parallel rank computes.
 //!
-//! Every matrix is cut between its output rows, so that each output element is computed by one rank, from all inputs and
-//! in the order that it always has: results do not depend on the number of ranks. Query heads follow their KV head; ranks
-//! that hold the same KV head share out its query heads.
+//! Every matrix is cut between its output rows, so that each output element is computed by one rank, from all inputs and in the
+//! order that it always has. So results do not depend on the number of ranks. Query heads follow their KV head. Ranks that hold
+//! the same KV head share out its query heads.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use host_core::heads::{holders, rank_heads};
 
 use super::config::ModelConfig;
 
-/// Rows that a product takes together; parts of the larger matrices end between such groups.
+/// Rows that a product takes together. Parts of the larger matrices end between such groups.
 const PANEL: usize = 16;
 
 /// The parts of all ranks, in order of the ranks.
@@ -54,7 +54,7 @@ impl Shards {
     }
 }
 
-/// The query heads that rank `rank` of `ranks` computes; `heads` is a multiple of `kv_heads` and at least `ranks`.
+/// The query heads that rank `rank` of `ranks` computes. `heads` is a multiple of `kv_heads` and at least `ranks`.
 fn query_heads(heads: usize, kv_heads: usize, ranks: usize, rank: usize) -> Range<usize> {
     let group = heads / kv_heads;
     let held = rank_heads(kv_heads, ranks, rank);

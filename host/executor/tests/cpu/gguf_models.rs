@@ -13,7 +13,7 @@ use host_tests::gguf::GgufFile;
 use host_tests::model::{Family, Stored, TinyModel};
 
 const PAGES: usize = 24;
-/// Of these, pages of layers that see everything; the others are for the windows of layers that slide.
+/// Of these, pages of layers that see everything. The others are for the windows of layers that slide.
 const FULL: u32 = 6;
 
 /// Bits of everything that a model computed.

@@ -91,7 +91,7 @@ impl Run {
     }
 }
 
-/// Computes all runs to their end, in batches of one chunk of each; chunk sizes go round.
+/// Computes all runs to their end, in batches of one chunk of each. Chunk sizes go round.
 fn compute(executor: &mut CpuExecutor, kv: &mut KvMemory, runs: &mut [Run], chunks: &[usize]) {
     let mut id = 0;
     loop {

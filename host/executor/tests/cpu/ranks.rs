@@ -24,7 +24,7 @@ struct Rank<E> {
     kv: KvMemory,
 }
 
-/// The ranks of a worker; `load` makes the executor of a seat.
+/// The ranks of a worker. `load` makes the executor of a seat.
 fn worker<E: Executor>(ranks: usize, order: KvOrder, dtype: Dtype, load: impl Fn(Seat) -> E) -> Vec<Rank<E>> {
     let rank = |(rank, seat)| {
         let executor = load(seat);
@@ -210,7 +210,7 @@ fn more_ranks_than_query_heads_are_refused() {
     assert!(error.to_string().contains("has 4 query heads, which 5 ranks cannot share"), "{error}");
 }
 
-/// What the synthetic executor draws in all batches, from rank 0; the others draw nothing.
+/// What the synthetic executor draws in all batches, from rank 0. The others draw nothing.
 fn tokens(worker: &mut [Rank<Synthetic>], chunks: &[usize]) -> (Vec<SequenceOutput>, u64) {
     let batches = batches(chunks);
     let found = on_all(worker, |rank, part| {

@@ -169,7 +169,7 @@ impl<E: Computes> World<E> {
         }
     }
 
-    /// A sequence for the next positions; pages must be there.
+    /// A sequence for the next positions, whose pages must be there.
     pub fn sequence(&self, table: &Table, tokens: &[u32]) -> Sequence {
         Sequence {
             room: Room(1),

@@ -35,7 +35,7 @@ impl Activity {
         Arc::new(Self(Mutex::new(State { waiting: 0, last: clock::now() })))
     }
 
-    /// How long the connection has been quiet; zero while a request waits for this server.
+    /// How long the connection has been quiet, which is zero while a request waits for this server.
     pub(super) fn quiet(&self) -> Duration {
         let state = self.0.lock();
         if state.waiting > 0 { Duration::ZERO } else { clock::now() - state.last }

@@ -60,7 +60,7 @@ impl HttpListener {
         }
     }
 
-    /// The next client and its address; this machine's for a Unix socket.
+    /// The next client and its address, which is this machine's for a Unix socket.
     pub(super) async fn accept(&self) -> io::Result<(Caller, IpAddr)> {
         match &self.socket {
             Socket::Tcp(socket) => {

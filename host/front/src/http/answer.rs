@@ -59,7 +59,7 @@ pub(super) struct End {
     pub logprobs: f64,
     pub prompt_tokens: u32,
     pub output_tokens: u32,
-    /// What the decode worker reported; when a stop string ended the answer here, what it had reported by then.
+    /// What the decode worker reported. When a stop string ended the answer here, what the worker had reported by then.
     pub finished: Option<Finished>,
     pub served_by: Option<ServedBy>,
     pub first_token: Duration,
@@ -85,7 +85,7 @@ pub(super) fn stop_reason(end: &End) -> Option<serde_json::Value> {
 #[derive(Debug)]
 pub(super) enum Next {
     Piece(Piece),
-    /// Everything so far is void; the answer begins again.
+    /// Everything so far is void, and the answer begins again.
     Restarted,
     End(Box<End>),
 }
@@ -260,7 +260,7 @@ impl Answer {
         let id = token.token;
         self.logprobs += f64::from(token.logprob.unwrap_or(0.0));
         if self.ask.ends_at(id) {
-            // The worker's end follows; an end token is no part of the text.
+            // The worker's end follows. An end token is no part of the text.
             self.ended_by = Some(id);
             if self.ask.shows_stop && self.ask.stop_tokens.contains(&id) {
                 let new = self.text.push(id);

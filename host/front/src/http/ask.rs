@@ -316,7 +316,7 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         .collect()
 }
 
-/// Checks that the request means this server's model; leaving it out means that too.
+/// Checks that the request means this server's model, as one that names no model does.
 pub(super) fn check_model(app: &App, fields: &mut Fields) -> Result<(), ApiError> {
     match fields.string("model")? {
         Some(model) if model != app.model => Err(ApiError::unknown_model(&model, &app.model)),

@@ -52,7 +52,7 @@ impl Fields {
         Self { fields, prefix }
     }
 
-    /// An object within the body; empty when absent.
+    /// An object within the body, or an empty one when it is absent.
     pub fn object(&mut self, name: &str, prefix: &'static str) -> Result<Self, ApiError> {
         match self.take(name) {
             None => Ok(Self { fields: Map::new(), prefix }),
@@ -98,7 +98,7 @@ impl Fields {
         }
     }
 
-    /// A string of at most `most` bytes; empty when absent.
+    /// A string of at most `most` bytes, or an empty one when it is absent.
     pub fn short_string(&mut self, name: &str, most: usize) -> Result<String, ApiError> {
         match self.take(name) {
             None => Ok(String::new()),
@@ -154,7 +154,7 @@ impl Fields {
             .collect()
     }
 
-    /// A list of at most `most` token ids; empty when absent.
+    /// A list of at most `most` token ids, or an empty one when it is absent.
     pub fn token_list(&mut self, name: &str, most: usize, vocabulary: u32) -> Result<Vec<u32>, ApiError> {
         match self.take(name) {
             None => Ok(Vec::new()),

@@ -63,7 +63,7 @@ fn app() -> &'static App {
     })
 }
 
-/// A request's body; its first byte says to which endpoint it goes.
+/// A request's body. Its first byte says to which endpoint the body goes.
 #[must_use]
 pub fn body(bytes: &[u8]) -> bool {
     let Some((endpoint, body)) = bytes.split_first() else { return false };

@@ -187,7 +187,7 @@ struct Told {
     prompt_tokens: usize,
     text: String,
     tokens: Vec<u32>,
-    /// Of each token that has begun to show, `[logprob, id, text]`; and the likeliest in its place.
+    /// `[logprob, id, text]` of each token that has begun to show. `top_logprobs` has the likeliest tokens in its place.
     logprobs: Vec<Value>,
     top_logprobs: Vec<Value>,
     /// Tokens in the last event.

@@ -118,7 +118,7 @@ fn is_addressed(hosts: &Hosts, host: Option<&str>) -> Result<(), ApiError> {
     }
 }
 
-/// Browsers say which page sends a request that may change something; programs say nothing.
+/// Browsers say which page sends a request that may change something. Programs say nothing.
 fn is_own_page(hosts: &Hosts, headers: &HeaderMap, host: Option<&str>) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let page = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
@@ -130,7 +130,7 @@ fn is_own_page(hosts: &Hosts, headers: &HeaderMap, host: Option<&str>) -> Result
     }
 }
 
-/// A web page may send these types to another origin without asking first; the last is what curl calls a body unasked.
+/// A web page may send these types to another origin without asking first. The last is what curl calls a body unasked.
 const OF_FORMS: [&str; 3] = ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded"];
 
 fn is_json(method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {

@@ -43,7 +43,7 @@ pub(super) async fn version() -> Response {
     json_response(&json!({"version": VERSION}))
 }
 
-/// Paths of files are told to operators alone; others get the served name in their place.
+/// Paths of files are told to operators alone. Others get the served name in their place.
 fn paths(app: &App, caller: Option<&Caller>) -> (String, String) {
     let shown = |path: Option<&String>| match path {
         Some(path) if is_operator(caller) => path.clone(),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::answer::Shown;
 use crate::text::Tokenizer;
 
-/// JSON has no infinity; this is what other servers write for "impossible".
+/// What other servers write for "impossible", because JSON has no infinity.
 const LEAST: f32 = -9999.0;
 
 fn number(logprob: f32) -> f32 {

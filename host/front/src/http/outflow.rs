@@ -84,7 +84,7 @@ struct Unread {
 }
 
 impl Unread {
-    /// All that is there, as one piece; waits for the first of it.
+    /// Waits until something is there, and gives all of it as one piece.
     async fn next(&mut self) -> Option<Result<Bytes, Stalled>> {
         let mut all = match self.stalled.take() {
             Some(stalled) => return Some(Err(stalled)),

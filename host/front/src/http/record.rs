@@ -37,7 +37,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Adds one answer; `leads`: the first to its prompt.
+    /// Adds one answer. `leads` says that it is the first to its prompt.
     pub fn add(&mut self, end: &End, leads: bool) {
         self.output_tokens += u64::from(end.output_tokens);
         if leads {

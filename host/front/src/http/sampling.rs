@@ -17,7 +17,7 @@ const MOST_WORD_BYTES: usize = 256;
 const MOST_BIAS: f64 = 100.0;
 const MOST_REPETITION: f64 = 100.0;
 
-/// Takes the settings. `seed` is the name of the seed's field; `ends` are all tokens that may end the answer.
+/// Takes the settings. `seed` is the name of the seed's field, and `ends` are all tokens that may end the answer.
 #[expect(clippy::cast_possible_truncation, reason = "f32 is what sampling computes in")]
 pub(super) fn take(app: &App, fields: &mut Fields, seed: &str, ends: Vec<u32>) -> Result<Sampling, ApiError> {
     let temperature = fields.number("temperature", 0.0, 2.0, true)?.unwrap_or(1.0);

@@ -29,7 +29,7 @@ pub struct TextWork {
 }
 
 impl TextWork {
-    /// As much at once as this machine has threads for; so many bytes that wait or are worked on.
+    /// As many places as this machine has threads for, and at most `bytes` bytes that wait or are worked on.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self::over(available_parallelism().map_or(1, usize::from), bytes)
@@ -63,7 +63,7 @@ impl TextWork {
     }
 
     /// Does work on a body for whose bytes there is a share, which is held as long as the body is. Dropping the future leaves the
-    /// queue; work that has begun goes on to its end.
+    /// queue. Work that has begun goes on to its end.
     ///
     /// # Errors
     /// The work's own, and an internal error when it panics.

@@ -12,7 +12,7 @@ use tonic::{Status, Streaming};
 
 use super::Registry;
 
-/// First wait after a worker could not be reached; doubles up to [`LONGEST_WAIT`].
+/// First wait after a worker could not be reached. The wait doubles up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 /// Wait after a worker sent an event that cannot be.

@@ -1,4 +1,4 @@
-//! The table of workers and every decision about it. Time comes in; nothing here waits.
+//! The table of workers and every decision about it. Time comes in, and nothing here waits.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl Role {
 /// The registry's limits and policy.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// The served model's name; a worker with another is refused.
+    /// The served model's name. A worker with another is refused.
     pub model: String,
     /// A worker not heard of for this long is suspected: no new requests.
     pub worker_timeout: Duration,
@@ -89,8 +89,8 @@ pub struct Need<'a> {
     pub tokens: u64,
     /// The prompt alone.
     pub prompt_tokens: u64,
-    /// The names of the prompt's pages, see [`Registry::chains`](super::Registry::chains); none for a request that must
-    /// not use cached ones.
+    /// The names of the prompt's pages, see [`Registry::chains`](super::Registry::chains). There are none for a request that must
+    /// not use cached pages.
     pub chains: &'a [Chain],
     /// A hash of the session's name.
     pub session: Option<u64>,
@@ -99,9 +99,9 @@ pub struct Need<'a> {
 /// Why no route was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoRoute {
-    /// No worker can serve it now; the sentence says what is missing. Waiting may help.
+    /// No worker can serve the request now. The sentence says what is missing. Waiting may help.
     NoWorker(String),
-    /// Every usable route is too small; the largest holds this many tokens.
+    /// Every usable route is too small. The largest holds this many tokens.
     TooLong(u32),
 }
 
@@ -123,9 +123,9 @@ pub enum WorkerState {
 pub struct Snapshot {
     /// Every worker, by name.
     pub workers: Vec<WorkerSnapshot>,
-    /// Pairs that may not work together, as sentences; at most [`MAX_REFUSALS`].
+    /// At most [`MAX_REFUSALS`] pairs that may not work together, as sentences.
     pub refused_pairs: Vec<String>,
-    /// Longest prompt + answer over all usable routes; absent when there is none.
+    /// Longest prompt + answer over all usable routes, absent when there is no route.
     pub max_tokens: Option<u32>,
     /// Why there is no route, when there is none.
     pub unusable: Option<String>,
@@ -268,7 +268,7 @@ pub(super) struct WorkerTable {
     picks: u64,
     accounts: Accounts<Instant>,
     decisions: Decisions,
-    /// Workers that broke, the latest first; at most [`MAX_BREAKS`].
+    /// At most [`MAX_BREAKS`] workers that broke, the latest first.
     breaks: VecDeque<(Instant, Instance)>,
 }
 

@@ -83,7 +83,7 @@ impl Leg {
                     failed(Failure::Unavailable(text), true, false)
                 }
             },
-            // It is known to be silent or replaced; there is nothing to suspect it of.
+            // The worker is known to be silent or replaced, so there is nothing to suspect it of.
             why = &mut self.gone => failed(Failure::Unavailable(why), false, false),
         }
     }
@@ -161,7 +161,7 @@ impl Attempt {
                         match step {
                             Step::Token(_) | Step::Began(_) => {}
                             Step::Finished(_) => self.prefill = None,
-                            // Decode has the whole prompt once it answers; prefill is not needed any more.
+                            // Decode has the whole prompt once it answers, so prefill is not needed any more.
                             Step::Failed { leg, failure, suspect, .. } if self.first_token => {
                                 tracing::info!(%leg, %failure, "prefill failed after it had done its part");
                                 if suspect {

@@ -97,7 +97,7 @@ impl Failure {
             Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated | Code::DataLoss => {
                 (Failure::Internal(text), false)
             }
-            // The worker answers, so it lives; it only does not want this now.
+            // The worker answers, so it lives. It only does not want this request now.
             Code::ResourceExhausted | Code::Aborted | Code::FailedPrecondition => {
                 (Failure::Unavailable(text), false)
             }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::decode::{TextStream, Utf8Stream};
 use super::{Specials, TextError, Tokenizer};
 
-/// Ids 0 to 255 are bytes; then come [`BOS`](Self::BOS), [`EOS`](Self::EOS), [`PAD`](Self::PAD), and up to the vocabulary's
-/// end ids without text, which decode to U+FFFD.
+/// Ids 0 to 255 are bytes. Then come [`BOS`](Self::BOS), [`EOS`](Self::EOS) and [`PAD`](Self::PAD). All further ids of the
+/// vocabulary have no text, and decode to U+FFFD.
 #[derive(Clone, Copy, Debug)]
 pub struct ByteTokenizer {
     vocabulary: u32,
@@ -22,7 +22,7 @@ impl ByteTokenizer {
     /// Smallest vocabulary.
     pub const MIN_VOCABULARY: u32 = 259;
 
-    /// For a model with this many token ids; fewer than [`MIN_VOCABULARY`](Self::MIN_VOCABULARY) counts as that.
+    /// For a model with this many token ids. A number below [`MIN_VOCABULARY`](Self::MIN_VOCABULARY) counts as that one.
     #[must_use]
     pub fn new(vocabulary: u32) -> Self {
         Self { vocabulary: vocabulary.max(Self::MIN_VOCABULARY) }

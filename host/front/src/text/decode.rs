@@ -10,7 +10,7 @@ use super::{Specials, Tokenizer};
 
 /// One answer's decoder.
 pub trait TextStream: Send {
-    /// The text that became certain with this token; often empty while a character is incomplete.
+    /// The text that became certain with this token, often empty while a character is incomplete.
     fn push(&mut self, token: u32) -> String;
 
     /// What was held back: the rest of an incomplete character, as U+FFFD. Call once, at the end.
@@ -83,7 +83,7 @@ pub struct WindowStream<F> {
 const LONGEST_WAIT: usize = 8;
 
 impl<F: Fn(&[u32]) -> String + Send> WindowStream<F> {
-    /// At the start of an answer; `decode` gives the text of a whole sequence of tokens.
+    /// At the start of an answer. `decode` gives the text of a whole sequence of tokens.
     pub fn new(decode: F) -> Self {
         Self { decode, tokens: Vec::new(), shown: 0 }
     }
@@ -96,7 +96,7 @@ impl<F: Fn(&[u32]) -> String + Send> WindowStream<F> {
         if waits && !waited && !even_incomplete {
             return String::new();
         }
-        // A tokenizer that rewrites what it has shown cannot be followed; then nothing new is certain.
+        // A tokenizer that rewrites what it has shown cannot be followed, so nothing new is certain then.
         let new = after.strip_prefix(&before).unwrap_or_default().to_owned();
         if new.is_empty() && !waited {
             return new;

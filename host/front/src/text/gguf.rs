@@ -31,7 +31,7 @@ pub fn is_gguf(model: &Path) -> bool {
 /// Reads what a file says about text (blocking).
 ///
 /// # Errors
-/// When the file cannot be read, or has no tokenizer that is known; the key is named.
+/// When the file cannot be read, or has no tokenizer that is known. The error names the key.
 pub(super) fn load(file: &Path) -> Result<TextModel, TextError> {
     let failed = |problem: String| TextError::File { file: file.display().to_string(), problem };
     let gguf = Gguf::open(file).map_err(|error| failed(error.to_string()))?;

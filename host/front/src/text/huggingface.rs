@@ -43,7 +43,7 @@ impl HuggingFaceTokenizer {
     }
 
     fn new(mut inner: tokenizers::Tokenizer) -> Result<Self, String> {
-        // Some published files set these for training; a server must not cut or fill prompts.
+        // Some published files set these for training, but a server must not cut or fill prompts.
         inner.with_truncation(None).map_err(|error| error.to_string())?;
         inner.with_padding(None);
         let added = inner.get_added_tokens_decoder();

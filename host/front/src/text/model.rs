@@ -25,7 +25,7 @@ pub struct TextModel {
 /// What a model writes beside text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
-    /// How it calls tools; absent: as its chat template says.
+    /// How the model calls tools. When absent, its chat template says how.
     pub calls: Option<CallFormat>,
     /// Its thoughts stand between `<think>` and `</think>`, and are told apart.
     pub thinks: bool,
@@ -55,7 +55,7 @@ impl TextModel {
     /// Reads what a model says about text (blocking): a GGUF file's metadata, or a Hugging Face folder.
     ///
     /// # Errors
-    /// When something is there and cannot be used, or there is no tokenizer; the file is named.
+    /// When something is there and cannot be used, or there is no tokenizer. The error names the file.
     pub fn load(model: &Path) -> Result<Self, TextError> {
         if gguf::is_gguf(model) { gguf::load(model) } else { Self::load_folder(model) }
     }
@@ -63,7 +63,7 @@ impl TextModel {
     /// The same with the chat template of a file (blocking).
     ///
     /// # Errors
-    /// When the file cannot be read or is no template; it is named.
+    /// When the file cannot be read or is no template. The error names the file.
     pub fn with_template(mut self, file: &Path) -> Result<Self, TextError> {
         let failed = |problem: String| TextError::File { file: file.display().to_string(), problem };
         let folder = file.parent().unwrap_or(Path::new(""));
@@ -83,7 +83,7 @@ impl TextModel {
     /// that of a turn.
     ///
     /// # Errors
-    /// When something is there and cannot be used, or there is no tokenizer; the file is named.
+    /// When something is there and cannot be used, or there is no tokenizer. The error names the file.
     pub fn load_instead(folder: &Path, model: Option<&Path>) -> Result<Self, TextError> {
         let mut text = Self::load_folder(folder)?;
         let more = match model {
@@ -103,7 +103,7 @@ impl TextModel {
     /// (blocking). Only the first must be there.
     ///
     /// # Errors
-    /// When a file is there and cannot be used; the file is named.
+    /// When a file is there and cannot be used. The error names the file.
     fn load_folder(folder: &Path) -> Result<Self, TextError> {
         let tokenizer = HuggingFaceTokenizer::load(&folder.join("tokenizer.json"))?;
         let settings = json(folder, "tokenizer_config.json")?.unwrap_or_default();

@@ -12,7 +12,7 @@ pub struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// Watches for these; empty strings are ignored.
+    /// Watches for these. Empty strings are ignored.
     #[must_use]
     pub fn new(stops: Vec<String>) -> Self {
         Self {
@@ -47,7 +47,7 @@ impl StopMatcher {
             return String::new();
         }
         self.held.push_str(text);
-        // The first one in the text; of those that begin together, the first in the request.
+        // The first one in the text. Of those that begin together, it is the first in the request.
         let places = self.stops.iter().enumerate();
         let found = places.filter_map(|(index, stop)| Some((self.held.find(stop.as_str())?, index))).min();
         if let Some((cut, index)) = found {

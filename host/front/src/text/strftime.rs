@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use chrono::format::StrftimeItems;
 use chrono::{DateTime, Utc};
 
-/// Writes `seconds` since 1970 by `format`; letters that are none stay as they are.
+/// Writes `seconds` since 1970 by `format`. Letters of it that stand for nothing stay as they are.
 #[must_use]
 pub fn strftime(format: &str, seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0));

@@ -29,7 +29,7 @@ impl std::fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template; `bos` and `eos` are what `bos_token` and `eos_token` stand for in it.
+    /// Compiles a template. `bos` and `eos` are what `bos_token` and `eos_token` stand for in it.
     ///
     /// # Errors
     /// When the source is not a template.
@@ -93,8 +93,8 @@ impl ChatTemplate {
     }
 
     /// The prompt for these messages (a JSON list of objects with `role` and `content`), ready for the assistant's turn
-    /// unless `extra` has `add_generation_prompt: false`. `extra` are further variables of the template
-    /// (`enable_thinking`); `now` is seconds since 1970.
+    /// unless `extra` has `add_generation_prompt: false`. `extra` are further variables of the template (`enable_thinking`), and
+    /// `now` is seconds since 1970.
     ///
     /// # Errors
     /// When the template refuses the messages.

@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-/// An answer's head; the body is still on the wire.
+/// An answer's head. The body is still on the wire.
 pub struct Reply {
     pub status: u16,
     headers: Vec<(String, String)>,
@@ -85,7 +85,7 @@ impl Reply {
         self.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value.as_str())
     }
 
-    /// The next chunk of a chunked body; `None` at its end.
+    /// The next chunk of a chunked body, or `None` at its end.
     async fn chunk(&mut self) -> Option<Vec<u8>> {
         let mut size = String::new();
         timeout(PATIENCE, self.body.read_line(&mut size)).await.expect("no more of the body comes").unwrap();
@@ -118,7 +118,7 @@ impl Reply {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
     }
 
-    /// The next events that arrive together; empty at the end. `[DONE]` comes as a string.
+    /// The next events that arrive together, or none at the end. `[DONE]` comes as a string.
     pub async fn some_events(&mut self) -> Vec<Value> {
         let Some(chunk) = self.chunk().await else { return Vec::new() };
         String::from_utf8(chunk)

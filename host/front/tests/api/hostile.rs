@@ -99,7 +99,7 @@ async fn a_client_with_its_share_of_the_places_gets_429_and_another_is_served() 
     front.until_metrics_say("host_requests_running 0").await;
 }
 
-/// Bytes as tokens; works on nothing while it is closed.
+/// A tokenizer of bytes that works on nothing while it is closed.
 struct Gated {
     bytes: Arc<ByteTokenizer>,
     open: Mutex<bool>,

@@ -81,7 +81,7 @@ async fn a_second_worker_of_a_live_ones_name_is_refused_until_that_one_is_gone()
     assert!(!reply.accepted);
     assert!(reply.message.contains(&old.info.address) && reply.message.contains(&new.info.address));
     assert!(front.heartbeat(old.info.instance).await, "the first keeps its place");
-    // Its address refuses connections from now on; the worker's timeout of ten minutes is not waited for.
+    // Its address refuses connections from now on, so the worker's timeout of ten minutes is not waited for.
     old.kill();
     answered_until("the other worker to be accepted", async || {
         let reply = front.register(new.info.clone()).await;

@@ -21,7 +21,7 @@ fn ids(model: &TextModel, text: &str) -> Vec<u32> {
     model.tokenizer.encode(text, false).unwrap()
 }
 
-/// The first few texts whose ids are not as expected, shown; the test fails if there is one.
+/// Shows the first few texts whose ids are not as expected, and fails the test if there is one.
 fn assert_same(
     what: &str,
     texts: &[String],

@@ -30,7 +30,7 @@ impl Settings {
         Ok(Self { crossing: crossing.collect(), _keys: keys })
     }
 
-    /// What an instance is opened with; valid as long as this and the texts are.
+    /// What an instance is opened with, valid as long as this and the texts are.
     pub fn opening(&self, name: &str, config: &str) -> c::Opening {
         c::Opening {
             size: size_of::<c::Opening>() as u64,

@@ -80,7 +80,7 @@ impl TierRole for CTier {
     fn register(&self, memory: &Memory) -> AbiResult<RegionId> {
         let mut region = 0;
         let at = &raw mut region;
-        // SAFETY: see above; the region is read after the call.
+        // SAFETY: see above. The region is read after the call.
         self.cold(|instance, error| unsafe { (self.register)(instance, memory, at, error) })
             .map(|()| RegionId(region))
     }

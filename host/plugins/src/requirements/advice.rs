@@ -2,7 +2,7 @@
 
 use super::{Feature, Need};
 
-/// What turns a feature on, and what keeps it off; `None` where no setting does.
+/// What turns a feature on, and what keeps it off, `None` where no setting does.
 struct Settings {
     on: Option<&'static str>,
     off: Option<&'static str>,

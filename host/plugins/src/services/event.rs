@@ -26,7 +26,7 @@ impl Event {
         let _full = rustix::io::write(&self.0, &1u64.to_ne_bytes()).is_err();
     }
 
-    /// Makes it quiet; false if it is already.
+    /// Makes it quiet. Returns false if it is quiet already.
     pub(super) fn take(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use host_plugin_api::Level;
 use parking_lot::Mutex;
 
-/// Lines of one plugin per second; what is more is counted and not written.
+/// Lines of one plugin per second. What is more is counted and not written.
 pub(super) const LINES_PER_SECOND: u32 = 200;
 
 /// Characters of a line.

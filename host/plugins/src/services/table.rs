@@ -30,7 +30,7 @@ pub(super) fn of(services: &Arc<Services>) -> &'static c::Services {
 /// # Safety
 /// `host` is [`c::Services::host`] of a table that [`of`] made.
 unsafe fn offered(host: *mut c_void) -> &'static Offered {
-    // SAFETY: the caller's; it was leaked.
+    // SAFETY: the caller's, and it was leaked.
     unsafe { &*host.cast::<Offered>() }
 }
 
@@ -67,7 +67,7 @@ unsafe extern "C" fn word(
     let (host, name) = unsafe { (offered(host), text(name)) };
     match host.word(kind, RStr::from_str(&name)) {
         RResult::ROk(made) => {
-            // SAFETY: as above; the word lives as long as the process.
+            // SAFETY: as above. The word lives as long as the process.
             unsafe { *word = made.value.as_ptr() };
             0
         }

@@ -12,7 +12,7 @@ use host_tests::plugin_files;
 use host_tests::skip::skipped;
 use table::{MALFORMED, ROWS, Row};
 
-/// What another process says that loads what is in the directory; it must end by itself.
+/// What another process says that loads what is in the directory. The process must end by itself.
 fn load(name: &str, directory: &Path, environment: &[(&str, &str)]) -> String {
     let mut user = command(Role::Use);
     user.arg(directory).env_remove(MALFORMED).envs(environment.iter().copied());

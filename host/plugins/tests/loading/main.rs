@@ -1,4 +1,4 @@
-//! Plugin files are found, checked, loaded and called; those that cannot be are refused with a sentence.
+//! Plugin files are found, checked, loaded and called. Those that cannot be are refused with a sentence.
 //!
 //! Where a file could end its process, another process opens it (`host_test_peer::process`). Panics in calls and the log run
 //! in a process of their own, because a failure ends the one and there is one log per process.

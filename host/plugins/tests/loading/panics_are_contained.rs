@@ -1,4 +1,4 @@
-//! A panic inside a plugin is an error code and a poisoned instance; the process lives.
+//! A panic inside a plugin is an error code and a poisoned instance, and the process lives.
 
 use std::sync::Arc;
 

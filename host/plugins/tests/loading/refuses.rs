@@ -9,7 +9,7 @@ use host_test_peer::process::{Role, command, said};
 use host_tests::plugin_files;
 use host_tests::skip::skipped;
 
-/// What another process says about `name` in a directory; it must not crash.
+/// What another process says about `name` in a directory. The process must not crash.
 fn load(directory: &Path, name: &str) -> String {
     said(name, command(Role::Load).arg(directory).arg(name))
 }

@@ -147,7 +147,7 @@ fn the_page_about_rules_and_the_table_name_the_same() {
     assert_eq!(numbers.into_iter().collect::<Vec<_>>(), (1..=73).collect::<Vec<_>>(), "each of the 73 once");
 }
 
-/// `7` or `7-9`; nothing for cells that are no numbers.
+/// The numbers of a cell like `7` or `7-9`, or none for cells that are no numbers.
 fn range(text: &str) -> Vec<u32> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (first.parse(), last.parse()) {

@@ -1,4 +1,4 @@
-//! The storage and allocator roles through loaded files; what they do in detail is the conformance kit's to check.
+//! The storage and allocator roles through loaded files. What they do in detail is the conformance kit's to check.
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::*;

@@ -37,7 +37,7 @@ impl Input {
         Self { lines }
     }
 
-    /// The next line; `None` at the end.
+    /// The next line, or `None` at the end.
     ///
     /// # Errors
     /// When it cannot be read, or a line is too long.

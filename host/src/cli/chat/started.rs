@@ -50,8 +50,8 @@ impl Started {
     /// Waits until it serves, however long its model takes to load.
     ///
     /// # Errors
-    /// [`Refused`] when it refuses its flags; else when it ends before, says something else than where it serves, or shows a
-    /// certificate that none of the authorities in the file `ca` has signed.
+    /// [`Refused`] when the server refuses its flags. Another error when it ends before, says something else than where it
+    /// serves, or shows a certificate that none of the authorities in the file `ca` has signed.
     pub async fn until_ready(&mut self, ca: Option<&Path>) -> anyhow::Result<()> {
         self.address = loop {
             let line = self.output.next_line().await.context("the server's output cannot be read")?;

@@ -20,7 +20,7 @@ pub enum End {
     Whole,
     /// The user ended it.
     Stopped,
-    /// It failed; the reason in one line.
+    /// It failed, for this reason in one line.
     Failed(String),
 }
 
@@ -51,7 +51,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Tokens after the first, by the time that they took; `None` where there is too little of either.
+    /// Tokens after the first per second, or `None` where there is too little of either.
     fn speed(&self) -> Option<f64> {
         let seconds = self.rest.as_secs_f64();
         // Counts of tokens are far less than 2^53.

@@ -2,7 +2,7 @@
 //!
 //! In `{...}` stand sources, separated by `|`. The first that has a value counts:
 //!
-//! - `KEY`: a key of the plugin's table, or its default; a list is joined by colons
+//! - `KEY`: a key of the plugin's table, or its default. A list is joined by colons
 //! - `KEY:host`, `KEY:port`: a part of the address that it says
 //! - `$NAME`: an environment variable
 

@@ -10,7 +10,8 @@ use host_worker::Grammars;
 use super::text_model;
 use crate::cli::settings::{ExecutorName, Settings};
 
-/// Grammars over the model's vocabulary, which is read when the first one comes; none for an executor that draws from no logits.
+/// Grammars over the model's vocabulary, which is read when the first grammar comes. `None` for an executor that draws from no
+/// logits.
 pub(super) fn grammars(settings: &Settings, shape: &ModelShape) -> anyhow::Result<Option<Arc<Grammars>>> {
     if settings.executor() == ExecutorName::Synthetic {
         return Ok(None);

@@ -13,13 +13,13 @@ const MOST_THREADS: usize = 1024;
 const MOST_CHUNK_TOKENS: u32 = 1 << 24;
 /// Most sequences in one step.
 const MOST_BATCH: u32 = 1 << 14;
-/// Most requests with pages; each has a row of memory beside the pool, which is taken at the start.
+/// Most requests with pages. Each has a row of memory beside the pool, which is taken at the start.
 const MOST_RUNNING: u32 = 1 << 15;
-/// Most requests that wait; each holds its prompt.
+/// Most requests that wait. Each holds its prompt.
 const MOST_QUEUED: u32 = 1 << 20;
 /// Longest time for a request: a week.
 const MOST_SECONDS: u32 = 7 * 24 * 3600;
-/// Most bodies on their way at once; each has a connection or a stream of one.
+/// Most bodies on their way at once. Each has a connection or a stream of one.
 const MOST_UPLOADS: u32 = 1 << 20;
 /// Longest wait for a client.
 const MOST_SECONDS_OF_CLIENTS: u32 = 24 * 3600;

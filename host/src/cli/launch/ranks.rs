@@ -91,7 +91,8 @@ fn executor(settings: &Settings, seat: Seat) -> Result<Box<dyn Executor>, Refuse
     }
 }
 
-/// A rank's share of a worker's threads, which are all cores unless said otherwise; at least one.
+/// A rank's share of a worker's threads, at least one. A worker has as many threads as there are cores, unless `wanted` says
+/// otherwise.
 fn threads(wanted: Option<usize>, ranks: usize, rank: usize) -> usize {
     let all = wanted.unwrap_or_else(|| thread::available_parallelism().map_or(1, std::num::NonZero::get));
     (all * (rank + 1) / ranks - all * rank / ranks).max(1)

@@ -1,7 +1,7 @@
 //! How much of this machine's memory workers take by default.
 //!
-//! The workers of a machine (pools, host memory for pages, staging) share a quarter of its memory; the rest is for weights
-//! and other programs. Amounts that the operator gives are taken as they are, and the others adapt as far as they can.
+//! The workers of a machine (pools, host memory for pages, staging) share a quarter of its memory. The rest is for weights and
+//! other programs. Amounts that the operator gives are taken as they are, and the others adapt as far as they can.
 
 use host_core::transfer::StagingMode;
 

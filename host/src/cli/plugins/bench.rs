@@ -22,7 +22,7 @@ pub struct Bench {
     /// Exit code 2 when reading takes 1 ms, loading 5 ms, or the boundary 5 % from 64 descriptors up
     #[arg(long)]
     gate: bool,
-    /// TOML file with the plugin's own configuration table; roles that need one are skipped without
+    /// TOML file with the plugin's own configuration table. Roles that need one are skipped without it
     #[arg(long, value_name = "FILE")]
     plugin_config: Option<PathBuf>,
 }

@@ -61,7 +61,7 @@ pub enum Command {
         #[command(flatten)]
         directories: Directories,
     },
-    /// Puts the file before back that install replaced; done again, it undoes that
+    /// Puts the file before back that install replaced. Done again, it undoes that
     Rollback {
         /// The plugin's name
         name: String,
@@ -69,7 +69,7 @@ pub enum Command {
         #[command(flatten)]
         directories: Directories,
     },
-    /// Removes a plugin with all that belongs to it; a process that has it loaded keeps it
+    /// Removes a plugin with all that belongs to it. A process that has it loaded keeps it
     Remove {
         /// The plugin's name, or the path of its file
         name: String,

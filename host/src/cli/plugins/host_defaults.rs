@@ -56,7 +56,7 @@ pub fn fill(settings: &mut Settings, catalog: &Catalog, notes: &mut Vec<String>)
     supplied
 }
 
-/// `host/pages` in the user's cache directory; absent where the environment names none.
+/// `host/pages` in the user's cache directory, absent where the environment names none.
 fn cache_root() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
@@ -64,7 +64,7 @@ fn cache_root() -> Option<PathBuf> {
 }
 
 /// A folder's name for the KV of this model: the model's name, and what makes its KV differ from other models'. Settings that
-/// cannot work have none; the checks say why.
+/// cannot work have none, and the checks say why.
 fn identity(settings: &Settings) -> Option<String> {
     let digest = launch::kv_identity(settings).ok()?;
     let hex: String = digest.0.iter().take(8).map(|byte| format!("{byte:02x}")).collect();

@@ -13,7 +13,7 @@ use crate::cli::output::{self, say};
 
 /// Prints what a file says of itself. Runs none of it.
 pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
-    // Everything is said of a file that is a plugin; whether it loads here without further flags is the verdict.
+    // Everything is said of a file that is a plugin. Whether it loads here without further flags is the verdict.
     let manifest = match describe(file) {
         Ok(manifest) => manifest,
         Err(error) if as_json => {

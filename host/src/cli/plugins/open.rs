@@ -72,7 +72,7 @@ pub fn open_tier(
 /// The setting of an allocator that `--swa-full-tokens-ratio` gives.
 pub(super) const RATIO: &str = "full_tokens_ratio";
 
-/// Loads the allocator and opens it for this worker's pool; `None` when the pool hands out its pages itself.
+/// Loads the allocator and opens it for this worker's pool. `None` when the pool hands out its pages itself.
 ///
 /// `needed` says that the model has layers beside those that see every token.
 ///

@@ -9,7 +9,7 @@ use host_plugins::{Catalog, Manifest};
 pub struct Requested {
     /// The features that the configuration turns on.
     pub features: Vec<Feature>,
-    /// What is installed; empty when no plugin is requested.
+    /// What is installed, empty when no plugin is requested.
     pub catalog: Catalog,
     /// Plugins that are opened, by name, each once.
     pub names: Vec<String>,
@@ -23,7 +23,7 @@ impl Requested {
     /// Reads the settings, the model as far as they depend on it, and the directories with plugins.
     pub fn of(settings: &Settings) -> Self {
         let features = features::of(settings);
-        // A process that opens no plugin needs none; what was named is looked for all the same.
+        // A process that opens no plugin needs none. Plugins that were named are looked for all the same.
         let any = opens(&features) || names(settings);
         let (directories, mut names) = match any {
             true => (settings.plugins_dirs(), settings.plugins()),

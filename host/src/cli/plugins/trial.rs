@@ -103,7 +103,7 @@ fn tiers(
     wrong
 }
 
-/// The settings with which this tier changes nothing; `None` where it has no such setting, or the operator chose one.
+/// The settings with which this tier changes nothing. `None` where it has no such setting, or the operator chose one.
 fn reading(settings: &Settings, catalog: &Catalog, name: &str) -> Option<Settings> {
     let key = catalog.find(name).ok()?.manifest.config.get(READ_ONLY)?;
     let mut settings = settings.clone();

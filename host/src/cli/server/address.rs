@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use hyper::Uri;
 
-/// A server's URL: `http://HOST:PORT` or `https://HOST:PORT`, and a path before the API's where a proxy has one; or `unix:PATH`.
+/// A server's URL, or `unix:PATH`. The URL is `http://HOST:PORT` or `https://HOST:PORT`, and a path before the API's where a
+/// proxy has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// How it is reached.
@@ -33,7 +34,7 @@ impl Address {
         Self { way: Way::Plain, authority: address.to_string(), prefix: String::new() }
     }
 
-    /// Reads a URL. The scheme may be left out; `/v1` at the end, as OpenAI's clients are given it, is the API's own.
+    /// Reads a URL. The scheme may be left out. `/v1` at the end, as OpenAI's clients are given it, is the API's own.
     ///
     /// # Errors
     /// A sentence that says what is expected.

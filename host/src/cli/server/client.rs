@@ -69,7 +69,7 @@ impl Drop for Answer {
 }
 
 impl Answer {
-    /// The next bytes; `None` at the end.
+    /// The next bytes, or `None` at the end.
     ///
     /// # Errors
     /// When the connection ends before the answer does.

@@ -99,7 +99,7 @@ impl Settings {
         }
     }
 
-    /// How long a plugin's call may take; `None` for as long as it wants.
+    /// How long a plugin's call may take, or `None` for as long as it wants.
     #[must_use]
     pub fn plugin_call_timeout(&self) -> Option<Duration> {
         let seconds = self.plugin_call_timeout.unwrap_or(30);

@@ -5,8 +5,8 @@ use toml::{Table, Value};
 
 use crate::cli::Refused;
 
-/// Sets one key from KEY=VALUE, the end of what was `given` to `--set`; dots lead into tables. What the manifest calls a string is taken as it stands, anything else is read as
-/// TOML, and is a string if it is none.
+/// Sets one key from KEY=VALUE, the end of what was `given` to `--set`. Dots lead into tables. What the manifest calls a string
+/// is taken as it stands. Anything else is read as TOML, and is a string if it is no TOML.
 ///
 /// # Errors
 /// When it is not of the form KEY=VALUE, or leads into something that is no table.

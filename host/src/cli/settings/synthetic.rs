@@ -14,7 +14,7 @@ pub struct SyntheticSettings {
     pub sliding_layers: Option<usize>,
     /// Tokens in the window of sliding layers, the newest included.
     pub window: Option<usize>,
-    /// Layers that keep a state of fixed size, as recurrent layers do; not together with sliding ones.
+    /// Layers that keep a state of fixed size, as recurrent layers do. They do not go together with sliding layers.
     pub state_layers: usize,
     /// KV heads.
     pub kv_heads: Option<usize>,

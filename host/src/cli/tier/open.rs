@@ -34,7 +34,7 @@ pub struct Tier {
     #[arg(long, value_name = "FILE", conflicts_with = "config")]
     plugin_config: Option<PathBuf>,
 
-    /// A key of the plugin's configuration, for example dir=/var/cache/host/pages or storage.directory=/pages; wins over
+    /// A key of the plugin's configuration, for example dir=/var/cache/host/pages or storage.directory=/pages. It wins over
     /// files, and may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,

@@ -94,7 +94,7 @@ struct There {
     still_bytes: u64,
 }
 
-/// Looks at the selected values; `removed` is sorted. Refuses a configuration under which opening to write would evict.
+/// Looks at the selected values. `removed` is sorted. Refuses a configuration under which opening to write would evict.
 fn look(found: &Found, prefix: &Prefix, removed: &[Key]) -> anyhow::Result<There> {
     let mut session: Session = found.open_to_read()?;
     let usage = session.usage()?;

@@ -2,7 +2,7 @@
 
 use host_plugin_api::Key;
 
-/// What keys start with, in hex digits; every key starts with nothing.
+/// What keys start with, in hex digits. Every key starts with the empty prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prefix(String);
 

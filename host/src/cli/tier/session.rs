@@ -22,7 +22,7 @@ use host_worker::seal::{self, Damage};
 const STEP: usize = 4096;
 /// Bytes that are read at once, unless one value is longer.
 const MEMORY: u64 = 32 << 20;
-/// Where values start in memory; what most storage can read into without a copy.
+/// What the places of values in memory are multiples of. Most storage can read into such memory without a copy.
 const BLOCK: u64 = 4096;
 /// Longest time without an answer.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -46,13 +46,13 @@ pub struct PeerRank {
     pub staging_region: u32,
     /// Generation of that region.
     pub staging_generation: u32,
-    /// Bytes of the staging memory; 0 where there is none.
+    /// Bytes of the staging memory, 0 where there is none.
     pub staging_bytes: u64,
 }
 
 impl Link {
-    /// The plugin's handle for one of our ranks to reach one of the peer's; `None` when they share nothing, or when the
-    /// link is being cut off.
+    /// The plugin's handle for one of our ranks to reach one of the peer's. `None` when they share nothing, or when the link is
+    /// being cut off.
     #[must_use]
     pub fn connection(&self, own: usize, theirs: usize) -> Option<PeerId> {
         self.connections.get(&(own, theirs)).copied()

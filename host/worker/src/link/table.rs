@@ -1,7 +1,7 @@
 //! Which link to which peer is in use, and whose turn it is to change that.
 //!
 //! Connecting and fencing block for as long as a plugin does. Those of one peer take turns, so that neither undoes the other
-//! unseen; those of different peers do not wait for one another, and looking up a link waits for none of them.
+//! unseen. Those of different peers do not wait for one another, and looking up a link waits for none of them.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -62,7 +62,7 @@ impl<P: Copy + Eq + Hash, L: Connected> Table<P, L> {
     /// `cut` returns what is left of a link with the reason. `make` returns what it had made with the reason.
     ///
     /// # Errors
-    /// When the earlier link was not cut off, and nothing was made; or when no other was made.
+    /// When the earlier link was not cut off, so that nothing was made, or when no other link was made.
     pub fn replace<F, W>(
         &self,
         peer: P,

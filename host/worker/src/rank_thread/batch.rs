@@ -8,7 +8,7 @@ use host_core::{Event, SequenceOutput};
 /// How one rank's part of a batch ended.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// What was sampled; rank 0 has it.
+    /// What was sampled. Rank 0 has it.
     Done(Vec<SequenceOutput>),
     /// This rank could not compute it.
     Failed(String),

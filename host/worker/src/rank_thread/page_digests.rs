@@ -29,7 +29,7 @@ impl PageDigests {
         Self { room, tokens, pages, found: Mutex::new(Found { missing: ranks, digests }) }
     }
 
-    /// Adds what a rank holds of the pages, of heads that several hold only once; the last rank logs.
+    /// Adds what a rank holds of the pages. A head that several ranks hold counts once. The last rank logs.
     pub(super) fn add(&self, kv: &KvMemory, kv_heads: usize, ranks: usize, rank: usize) {
         let shape = kv.layout().shape;
         let part = |(index, page): (usize, &PageId)| {

@@ -37,7 +37,7 @@ pub(super) struct HostMemory {
     object_bytes: usize,
 }
 
-/// Bytes from one head of a slot to the next; `alignment` is that of storage, if there is any.
+/// Bytes from one head of a slot to the next. `alignment` is that of storage, if there is any.
 pub(super) fn head_bytes(shape: &KvShape, alignment: Option<usize>) -> usize {
     let kv = shape.block_bytes() * shape.layers;
     alignment.map_or(kv, |alignment| object_bytes(kv, alignment))
@@ -116,7 +116,7 @@ impl HostMemory {
         found == seal(key, kv)
     }
 
-    /// Every head of a slot on every rank; those that are stored only, if so.
+    /// Every head of a slot on every rank, or with `stored` only those that are stored.
     pub(super) fn blocks(&self, slot: HostSlot, stored: bool) -> impl Iterator<Item = Block> {
         let bytes = self.object_bytes;
         self.ranks.iter().enumerate().flat_map(move |(rank, own)| {
@@ -143,7 +143,7 @@ impl HostMemory {
     /// Copies pages between the ranks' pools and their slots.
     ///
     /// # Errors
-    /// When a page or slot is not there; nothing was copied then on that rank.
+    /// When a page or slot is not there. Nothing was copied then on that rank.
     pub(super) fn copy(&self, load: bool, pages: &[(PageId, HostSlot)]) -> anyhow::Result<()> {
         let (pool, slots): (Vec<PageId>, Vec<PageId>) =
             pages.iter().map(|(page, slot)| (*page, PageId(slot.0))).unzip();

@@ -45,7 +45,7 @@ impl Mailbox {
         let _full = rustix::io::write(&self.wake, &1u64.to_ne_bytes()).is_err();
     }
 
-    /// What came since the last call; `None` once it is closed.
+    /// What came since the last call, or `None` once it is closed.
     pub(super) fn take(&self) -> Option<VecDeque<TierAction>> {
         let mut letters = self.letters.lock();
         (!letters.closed).then(|| std::mem::take(&mut letters.actions))

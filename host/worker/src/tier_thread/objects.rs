@@ -45,7 +45,7 @@ pub(super) struct Object {
     pub page: u32,
     pub rank: usize,
     pub offset: u64,
-    /// Whether its seal lies behind it; for what is to be written.
+    /// Whether its seal lies behind it, for an object that is to be written.
     pub sealed: bool,
 }
 
@@ -97,7 +97,7 @@ impl Request {
         self.left == 0
     }
 
-    /// Whether each page was found; for questions that have ended.
+    /// Whether each page was found, for questions that have ended.
     pub(super) fn found(&self) -> Vec<bool> {
         self.pages.iter().map(|(left, worst)| *left == 0 && *worst == PageEnd::Done).collect()
     }

@@ -18,12 +18,12 @@ use crate::complaints::{Code, Complaints, Failed};
 
 /// Completions taken per call.
 const COMPLETIONS: usize = 256;
-/// Damaged objects that wait to be removed at most; others stay until they are read again.
+/// Damaged objects that wait to be removed at most. Others stay until they are read again.
 const DAMAGED: usize = 4096;
 
 /// Objects that the plugin has.
 struct Batch {
-    /// The request that they belong to; `None` when damaged ones are removed.
+    /// The request that they belong to, or `None` when damaged ones are removed.
     of: Option<TierTag>,
     /// `None` once it has ended.
     objects: Vec<Option<Object>>,
@@ -125,7 +125,7 @@ impl Store {
     fn add(&mut self, tag: TierTag, kind: Kind, pages: &[(PageHash, HostSlot)], memory: &HostMemory) {
         let mut objects = VecDeque::new();
         for (page, (name, slot)) in (0..).zip(pages) {
-            // Every rank reads all that it holds; one of those that hold a head asks and writes for all.
+            // Every rank reads all that it holds, but one of those that hold a head asks and writes for all.
             objects.extend(memory.blocks(*slot, kind != Kind::Read).map(|block| Object {
                 key: key(name, block.head),
                 page,
@@ -141,7 +141,7 @@ impl Store {
         }
     }
 
-    /// What the plugin has not been given ends at once; the rest is for the plugin to end.
+    /// What the plugin has not been given ends at once. The rest is for the plugin to end.
     fn cancel(&mut self, tag: TierTag, events: &mut Vec<TierEvent>) {
         let queue = self.requests.get_mut(&tag).map(|request| std::mem::take(&mut request.queue));
         for object in queue.into_iter().flatten() {
@@ -180,7 +180,7 @@ impl Store {
         }
     }
 
-    /// Gives the plugin what waits, as long as it may have more; false when it said that it is full.
+    /// Gives the plugin what waits, as long as it may have more. Returns false when the plugin said that it is full.
     fn submit(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) -> bool {
         while self.batches.len() < self.limits.max_batches as usize {
             let Some(mut offer) = self.next_offer() else { return true };

@@ -5,7 +5,7 @@ use host_kernels::copy::{self as kernels, Copier, CopyPages, Memory};
 
 use host_memory::SharedMemory;
 
-/// A part of a memory; offsets of a copy count from its start.
+/// A part of a memory. Offsets of a copy count from the start of the part.
 pub(super) struct Place<'a> {
     pub memory: &'a SharedMemory,
     pub offset: u64,
@@ -25,7 +25,7 @@ impl Place<'_> {
 /// Copies pages from one place to another.
 ///
 /// # Errors
-/// When anything lies outside of its place; nothing was copied then.
+/// When anything lies outside of its place. Nothing was copied then.
 pub(super) fn copy(copier: &Copier, copy: &PagesCopy, from: &Place, to: &Place) -> Result<(), String> {
     let memories = from.kernels_memory().zip(to.kernels_memory());
     let (source, target) = memories.ok_or("a slot lies outside of the staging memory")?;

@@ -90,7 +90,7 @@ impl Thread {
             let mut row = Box::new([0; AUX_ROW_BYTES]);
             let place = verification.aux_slot as usize * AUX_ROW_BYTES;
             // SAFETY: the peer has said that the row has arrived, and the scheduler gives it to no other before it was read. A
-            // peer that writes all the same breaks the protocol; what is read then is checked like any row.
+            // peer that writes all the same breaks the protocol, and what is read then is checked like any row.
             unsafe { self.start.links.aux().read(place, &mut row[..]) };
             row
         });

@@ -42,7 +42,7 @@ enum Purpose {
 struct Submitted {
     purpose: Purpose,
     peer: PeerId,
-    /// The peer and the connection; none of a message.
+    /// The peer and the connection, or `None` for a message.
     over: Option<Connection>,
     cancelled: bool,
     writes: usize,
@@ -170,7 +170,7 @@ impl Sending {
         }
     }
 
-    /// Queues the write of a staged piece; [`settled_pieces`](Self::settled_pieces) says when it has settled.
+    /// Queues the write of a staged piece. [`settled_pieces`](Self::settled_pieces) says when it has settled.
     pub(super) fn piece(
         &mut self,
         id: u64,
@@ -209,7 +209,7 @@ impl Sending {
         self.parts.remove(&tag).map(|part| (tag, part.error))
     }
 
-    /// Hands to the plugin what it has room for; whether that was anything.
+    /// Hands to the plugin what it has room for, and returns whether that was anything.
     pub(super) fn submit(&mut self) -> (bool, Settled) {
         let (mut busy, mut settled) = (false, Vec::new());
         while self.failed.is_none()
@@ -285,7 +285,7 @@ impl Sending {
         self.peers.get(&peer).map_or_else(|| format!("with the handle {}", peer.0), ToString::to_string)
     }
 
-    /// Takes completions; whether there were any.
+    /// Takes completions, and returns whether there were any.
     ///
     /// # Errors
     /// What the plugin answered when it has failed.

@@ -89,7 +89,7 @@ impl Plan<'_> {
         Ok(Share { peer, target: lane.target, writes, staged: staged.unwrap_or_default(), sum })
     }
 
-    /// Puts the aux row into its place here; the write that takes it to rank 0 of the peer. Only rank 0 has aux rows.
+    /// Puts the aux row into its place here, and returns the write that takes it to rank 0 of the peer. Only rank 0 has aux rows.
     fn aux_row(&self, target: usize) -> Result<Option<Write>, String> {
         let region = self.links.ranks()[self.rank].aux_region;
         let (Some((row, own_slot, peer_slot)), Some(region), 0) = (&self.write.aux, region, target) else {

@@ -236,7 +236,7 @@ impl Thread {
         self.ring_acts(actions);
     }
 
-    /// Something about staging from a rank of a peer; false when it is not that.
+    /// Takes something about staging from a rank of a peer. Returns false when it is about something else.
     pub(super) fn heard(&mut self, (peer, rank): (Instance, usize), payload: &[u8]) -> bool {
         let Ok(rank) = u8::try_from(rank) else { return false };
         let from = PeerRank { peer, rank };
@@ -280,8 +280,8 @@ impl Thread {
         true
     }
 
-    /// Takes note of what has settled, repeats what was not answered, and copies some pieces; whether there was anything to
-    /// do.
+    /// Takes note of what has settled, repeats what was not answered, and copies some pieces. Returns whether there was anything
+    /// to do.
     pub(super) fn turn_staging(&mut self) -> bool {
         let now = self.staging.clock.now();
         let mut actions = Vec::new();

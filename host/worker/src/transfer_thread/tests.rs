@@ -231,7 +231,7 @@ fn parts(session: u64) -> Vec<PageWrite> {
     vec![part(0, 0..3, 0..2), part(1, 0..3, 2..3), part(2, 3..5, 0..3)]
 }
 
-/// Sends everything; returns when all has settled and arrived.
+/// Sends everything, and returns when all has settled and arrived.
 fn transfer(prefill: &mut Side, decode: &mut Side) {
     decode.open(1, &EXPECTED);
     let session = prefill.links.get(DECODE).unwrap().session;

@@ -77,7 +77,7 @@ impl Setting {
         }
     }
 
-    /// Every process; of routers the URL, too.
+    /// Every process, and of routers the URL, too.
     pub fn plans(&self, mut network: Option<&mut Network>) -> Vec<(Plan, Option<String>)> {
         let (mut plans, mut controls) = (Vec::new(), Vec::new());
         for at in 0..2 {

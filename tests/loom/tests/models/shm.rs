@@ -183,7 +183,7 @@ fn a_region_that_is_taken_back_is_read_by_no_copy_and_never_mistaken_for_the_nex
         };
         own.live.clear(2);
         assert!(own.line.wait(deadline(), || false));
-        // Unmapped, as it were; and another region takes the slot.
+        // It is unmapped, as it were, and another region takes the slot.
         own.memory[0].write(9);
         own.memory[1].write(5);
         own.places.set(4, 1, 8);

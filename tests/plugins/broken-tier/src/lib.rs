@@ -256,7 +256,7 @@ impl StorageTier for BrokenTier {
                 done.status = FOUND;
             }
         }
-        // Several batches were in flight; the third page of the first is the victim. Not with the tags that the case about
+        // Several batches were in flight. The third page of the first batch is the victim. Not with the tags that the case about
         // threads uses, which has to find its own defect.
         let victim = (waiting >= 6 && count > 3 && completions[2].tag.0 < 100).then_some(2);
         let cancelled = self.cancelled.load(Ordering::Relaxed);

@@ -121,7 +121,7 @@ impl BrokenBackend {
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(base) = regions.get(&write.source_region.0) else { return submit() };
         let victim = (base + write.source_offset + u64::from(write.length / 2)) as *mut u8;
-        // SAFETY: inside a registered region, as far as the test that uses this keeps to it; nothing else reads it now.
+        // SAFETY: inside a registered region, as far as the test that uses this keeps to it. Nothing else reads it now.
         unsafe { *victim ^= 1 };
         let code = submit();
         // SAFETY: as above.

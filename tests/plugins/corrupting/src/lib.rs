@@ -150,8 +150,8 @@ impl CorruptingBackend {
             mmap(std::ptr::null_mut(), bytes, protection, flags, &fd, 0)
         };
         let scratch = scratch.map_err(io)?.cast::<u8>();
-        // SAFETY: the source range was checked against its registration, which the host keeps mapped; the scratch
-        // mapping has the same length and belongs to this plugin alone.
+        // SAFETY: the source range was checked against its registration, which the host keeps mapped. The scratch mapping has the
+        // same length and belongs to this plugin alone.
         unsafe {
             std::ptr::copy_nonoverlapping((address + write.source_offset) as *const u8, scratch, bytes);
             *scratch.add(bytes / 2) ^= 1;
@@ -196,7 +196,7 @@ impl CorruptingBackend {
     }
 }
 
-/// Whether there is such a file; not if none is configured.
+/// Whether there is such a file. False when none is configured.
 fn is_there(file: &str) -> bool {
     !file.is_empty() && Path::new(file).exists()
 }

@@ -1,8 +1,8 @@
 //! A fake for tests: the tier in memory, except that it does to some pages what is configured.
 //!
 //! A batch waits until its time has come and is carried out inside `poll`, so a late get writes late. What is done to a
-//! value is done to the host's memory only: the store itself stays good. A batch with a victim of one of the `hang`
-//! faults never ends, not even when it is cancelled; with a control file it goes on when that file is gone.
+//! value is done to the host's memory only: the store itself stays good. A batch with a victim of one of the `hang` faults never
+//! ends, not even when it is cancelled. With a control file it goes on when that file is gone.
 
 mod shelf;
 
@@ -339,7 +339,7 @@ fn damaged(
     let page = pages[done.page as usize];
     let Some(region) = regions.get(&page.region.0) else { return done };
     let length = page.length as usize;
-    // SAFETY: the tier in memory has found the range inside the region; the host leaves it alone until it is told.
+    // SAFETY: the tier in memory has found the range inside the region. The host leaves the range alone until it is told.
     let value =
         unsafe { std::slice::from_raw_parts_mut((region.address.0 + page.offset) as *mut u8, length) };
     match fault {
@@ -348,7 +348,7 @@ fn damaged(
         Fault::Foreign => {
             let other = pages.iter().find(|other| other.key != page.key && other.region == page.region);
             match other {
-                // SAFETY: as above; another page of the batch is another range.
+                // SAFETY: as above. Another page of the batch is another range.
                 Some(other) => value.copy_from_slice(unsafe {
                     std::slice::from_raw_parts((region.address.0 + other.offset) as *const u8, length)
                 }),

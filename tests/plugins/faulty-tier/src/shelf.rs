@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::Fault;
 
-/// Puts the files of a directory into the tier; returns the faults of keys.
+/// Puts the files of a directory into the tier, and returns the faults of keys.
 pub fn fill(tier: &MemoryTier, directory: &str) -> Result<BTreeMap<Key, Fault>> {
     let wrong = |what: String| Error::new(ErrorCode::CONFIG, format!("values_dir {directory}: {what}"));
     let mut faults = BTreeMap::new();

@@ -14,7 +14,7 @@ use host_plugin_api::{
 
 const MAX_WRITES: u32 = 1024;
 const MAX_SUBMISSIONS: usize = 256;
-/// Notifications that wait at a receiver; a sender is told to come again when it is full.
+/// Notifications that wait at a receiver. A sender is told to come again when the receiver is full.
 const MAX_INBOX: usize = 1024;
 const MAX_REGIONS: usize = 1024;
 const MAX_PEERS: usize = 1024;
@@ -137,8 +137,8 @@ impl LoopbackBackend {
                 status = ErrorCode::INVALID_ARGUMENT.0;
                 break;
             };
-            // SAFETY: both ranges lie in registered memory, which the host keeps mapped; the target cannot be
-            // deregistered while its state is locked. The ranges may overlap.
+            // SAFETY: both ranges lie in registered memory, which the host keeps mapped. The target cannot be deregistered while
+            // its state is locked. The ranges may overlap.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, write.length as usize) };
             bytes += u64::from(write.length);
         }

@@ -23,8 +23,8 @@ struct Values {
     bytes: u64,
 }
 
-/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML; this tier has no keys. To add some,
-/// declare each in plugin.toml, which lets the host check them, and read the text with the crate `toml`.
+/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML. This tier has no keys. To add some, declare
+/// each in plugin.toml, which lets the host check them, and read the text with the crate `toml`.
 ///
 /// # Errors
 /// When no thread can be started.

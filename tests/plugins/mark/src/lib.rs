@@ -8,7 +8,7 @@ static MARK: [u8; 40] = *b"HOST-DEFECT=none........................";
 /// The name that is written in the file.
 #[must_use]
 pub fn defect() -> String {
-    // SAFETY: a read of a static; volatile, because the file may say something else than the compiler saw.
+    // SAFETY: a read of a static. It is volatile, because the file may say something else than the compiler saw.
     let mark = unsafe { std::ptr::read_volatile(&raw const MARK) };
     let text = String::from_utf8_lossy(&mark);
     text.strip_prefix("HOST-DEFECT=").unwrap_or_default().trim_end_matches('.').to_owned()

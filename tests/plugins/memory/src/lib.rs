@@ -20,7 +20,7 @@ const MAX_PAGES: usize = 256;
 const MAX_BATCHES: usize = 64;
 const MAX_VALUE: usize = 64 << 10;
 const MAX_REGIONS: usize = 1024;
-/// Values that fit; all their memory is taken when the tier opens, because puts must not allocate.
+/// Values that fit. All their memory is taken when the tier opens, because puts must not allocate.
 const SLOTS: usize = 512;
 
 /// See the crate.
@@ -41,8 +41,8 @@ struct State {
     completions: VecDeque<TierCompletion>,
 }
 
-/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML; this tier has no keys. To add some,
-/// declare each in plugin.toml, which lets the host check them, and read the text with the crate `toml`.
+/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML. This tier has no keys. To add some, declare
+/// each in plugin.toml, which lets the host check them, and read the text with the crate `toml`.
 ///
 /// # Errors
 /// Never.

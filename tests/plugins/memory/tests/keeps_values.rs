@@ -1,4 +1,4 @@
-//! One value in and out. `host plugins test` asks for much more; this is the place for what is yours.
+//! One value in and out. `host plugins test` asks for much more. This is the place for what is yours.
 
 #![allow(clippy::unwrap_used)]
 

@@ -45,7 +45,7 @@ impl TransferBackend for NullBackend {
     fn disconnect(&self, _peer: PeerId) -> Result<()> {
         Ok(())
     }
-    // In the exported function, as an author's would be; what a benchmark compares it with is a call of its own.
+    // This lies in the exported function, as an author's would. What a benchmark compares it with is a call of its own.
     #[inline]
     fn submit(&self, _submission: &Submission, writes: &[Write]) -> i32 {
         let mut bytes = 0;

@@ -36,7 +36,7 @@ impl Drop for Nasty {
 /// Never.
 pub fn open(opening: &Opening) -> Result<PanickingBackend> {
     assert!(!opening.config.contains("\"open\""), "told to panic while opening");
-    // What no guard can hold; for a process of its own.
+    // What no guard can hold, for a test in a process of its own.
     if opening.config.contains("\"abort\"") {
         std::process::abort();
     }

@@ -34,8 +34,8 @@ struct Account {
     left: usize,
 }
 
-/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML; this allocator has no keys. To add
-/// some, declare each in plugin.toml, which lets the host check them, and read the text with the crate `toml`.
+/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML. This allocator has no keys. To add some,
+/// declare each in plugin.toml, which lets the host check them, and read the text with the crate `toml`.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` for layers that this allocator does not declare.
@@ -109,7 +109,7 @@ impl PoolAllocator for PlainAllocator {
     fn free(&self, component: ComponentId, pages: &[PoolPage]) -> i32 {
         let mut pool = self.pool();
         let Some(owner) = pool.find(component) else { return INVALID };
-        // Marked one by one, which finds a page named twice; taken back when one of them is not the component's.
+        // Marked one by one, which finds a page named twice. They are taken back when one of them is not the component's.
         for (at, page) in pages.iter().enumerate() {
             match pool.owners.get_mut(page.0 as usize) {
                 Some(of) if *of == Some(owner) => *of = None,

@@ -1,4 +1,4 @@
-//! One component. `host plugins test` asks for much more; this is the place for what is yours.
+//! One component. `host plugins test` asks for much more. This is the place for what is yours.
 
 #![allow(clippy::unwrap_used)]
 

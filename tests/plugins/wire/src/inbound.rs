@@ -9,7 +9,7 @@ use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, Notification, NotificationK
 
 use crate::Shared;
 
-/// Starts an endpoint; another version of the protocol gets another one.
+/// What an endpoint starts with. Another version of the protocol gets another one.
 const MAGIC: &[u8; 8] = b"WIRE0002";
 /// First byte of a submission.
 pub const DATA: u8 = 1;
@@ -132,7 +132,7 @@ fn receive(
             let mut offset = [0; 8];
             stream.read_exact(&mut offset)?;
             let offset = u64::from_le_bytes(offset);
-            // A write lands whole or not at all; either way it is read, to get to the next.
+            // A write lands whole or not at all. Either way it is read, to get to the next.
             let fits = shared.regions.holds(region, Some(generation), offset, length);
             let mut at = 0;
             while at < length as usize {

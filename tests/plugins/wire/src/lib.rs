@@ -88,7 +88,7 @@ host_plugin_api::export_plugin! {
     transfer: open,
 }
 
-/// The key `address`. One key needs no parser; with more, take `toml`.
+/// The key `address`. One key needs no parser. With more, take `toml`.
 fn address(config: &str) -> Result<Ipv4Addr> {
     let Some(value) = config.lines().find_map(|line| line.trim().strip_prefix("address")) else {
         return Ok(Ipv4Addr::LOCALHOST);
@@ -244,7 +244,7 @@ impl TransferBackend for Backend {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        // Hosts call shutdown; this is for those that fail before they can.
+        // Hosts call shutdown. This is for those that fail before they can.
         let _best_effort = self.shutdown(1000);
     }
 }

@@ -169,7 +169,7 @@ impl Queues {
         self.state().closed
     }
 
-    /// Refuses everything from now on; false when that was so before.
+    /// Refuses everything from now on. Returns false when that was so before.
     pub fn close(&self) -> bool {
         let first = !std::mem::replace(&mut self.state().closed, true);
         self.changed.notify_all();
@@ -183,7 +183,7 @@ impl Queues {
         self.changed.notify_all();
     }
 
-    /// The peer's next submission, waited for; `None` when `ended`. Its writes are swapped into `writes`.
+    /// Waits for the peer's next submission. `None` when `ended`. The submission's writes are swapped into `writes`.
     pub fn next(
         &self,
         peer: u32,

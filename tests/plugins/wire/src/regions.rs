@@ -1,7 +1,7 @@
 //! Registered memory, and which connections may write to it: under one lock, because taking either back is a fence.
 //!
-//! The only `unsafe` of the crate is here. Memory belongs to the host; it stays mapped until `deregister` returns, so
-//! nothing may touch a region once it is out of the table.
+//! The only `unsafe` of the crate is here. Memory belongs to the host. It stays mapped until `deregister` returns, so nothing may
+//! touch a region once it is out of the table.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
@@ -55,7 +55,7 @@ impl Regions {
         removed.map(drop).ok_or_else(|| crate::invalid("no such region"))
     }
 
-    /// Whether a range lies in a region; of that generation, when one is given.
+    /// Whether a range lies in a region, and in that generation of it when one is given.
     pub fn holds(&self, region: u32, generation: Option<u32>, offset: u64, length: u32) -> bool {
         let table = self.table();
         let region = table.regions.get(&region);
@@ -80,12 +80,12 @@ impl Regions {
         let region = table.regions.get(&region).filter(|region| region.generation == generation);
         let to = region.and_then(|region| place(region, offset, bytes.len()));
         let Some(to) = to.filter(|_| table.writers.contains_key(&writer)) else { return false };
-        // SAFETY: as in `read`; `bytes` is this plugin's buffer and overlaps nothing of the host's.
+        // SAFETY: as in `read`. `bytes` is this plugin's buffer and overlaps nothing of the host's.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         true
     }
 
-    /// Lets a connection write; the number is its name from now on.
+    /// Lets a connection write. The number is its name from now on.
     pub fn admit(&self, name: &str, stream: TcpStream) -> Option<u64> {
         let mut table = self.table();
         if table.writers.len() >= crate::MAX_PEERS {
@@ -97,7 +97,7 @@ impl Regions {
         Some(id)
     }
 
-    /// Ends one connection's right to write; false when it was cut off before.
+    /// Ends one connection's right to write. Returns false when the connection was cut off before.
     pub fn dismiss(&self, writer: u64) -> bool {
         self.table().writers.remove(&writer).is_some()
     }

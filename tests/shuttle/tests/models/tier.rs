@@ -31,7 +31,7 @@ fn key(number: u64) -> Key {
     key
 }
 
-/// Fetches completions until the queue has given `all`; a completion that is not told leaves it waiting for ever.
+/// Fetches completions until the queue has given `all`. A completion that is not told leaves this waiting for ever.
 fn fetch(queue: &Queue, all: usize) -> Vec<TierCompletion> {
     let mut found = Vec::new();
     while found.len() < all {

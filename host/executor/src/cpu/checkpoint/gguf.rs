@@ -188,8 +188,8 @@ impl Rows<'_> {
     }
 }
 
-/// Where a row of queries or keys lies in a file that is ordered for interleaved rotation. There the two rows of each
-/// rotated pair follow each other; Hugging Face has the first rows of all of a head's pairs, then the second.
+/// Where a row of queries or keys lies in a file that is ordered for interleaved rotation. There the two rows of each rotated
+/// pair follow each other. Hugging Face has the first rows of all of a head's pairs, then the second.
 fn interleaved_row(row: usize, head_dim: usize) -> usize {
     let (head, within, pairs) = (row / head_dim, row % head_dim, head_dim / 2);
     head * head_dim + within % pairs * 2 + within / pairs

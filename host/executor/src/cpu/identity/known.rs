@@ -149,8 +149,8 @@ impl<'a> Unfinished<'a> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let temporary = entry.with_extension(format!("{}-{number}", std::process::id()));
         let open = || File::options().write(true).create_new(true).mode(0o600).open(&temporary);
-        // A process with this number left it when it was killed. Were it alive, in another container, its rename would fail,
-        // or put a line in place that has both their bytes; neither does harm.
+        // A process with this number left it when it was killed. Were it alive, in another container, its rename would fail, or
+        // put a line in place that has both their bytes. Neither does harm.
         let file = open().or_else(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => std::fs::remove_file(&temporary).and_then(|()| open()),
             _ => Err(error),

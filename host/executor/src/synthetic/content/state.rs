@@ -59,7 +59,7 @@ fn fill(kv: &mut KvMemory, place: &Place, state: u64) {
     }
 }
 
-/// The state in a page; another number where any byte of it is not what it was.
+/// The state in a page, or another number where any byte of it is not what it was.
 fn read(kv: &KvMemory, place: &Place) -> u64 {
     let found = |side, slot| kv.read_row(place.page, place.index, place.layer, side, slot);
     let state = found(0, 0).get(..8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes);

@@ -18,7 +18,7 @@ pub enum Following {
     /// It has no cache, or sends no events.
     #[default]
     Nothing,
-    /// It is not followed at the moment; the reason.
+    /// It is not followed at the moment, for this reason.
     Lost(String),
     /// It is followed up to this event.
     At(u64),
@@ -40,7 +40,7 @@ impl WorkerTable {
         self.workers.contains_key(&instance)
     }
 
-    /// The event after which a worker's cache is to be followed; `None` when the worker is not known any more.
+    /// The event after which a worker's cache is to be followed, or `None` when the worker is not known any more.
     pub fn resume(&mut self, instance: Instance) -> Option<u64> {
         let entry = self.workers.get(&instance)?;
         Some(self.accounts.resume(entry.slot))

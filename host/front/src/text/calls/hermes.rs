@@ -73,7 +73,7 @@ impl CallReader for Hermes {
                         new = rest;
                     }
                     Step::NoCall(raw) => {
-                        // No call begins at this marker; the next may.
+                        // No call begins at this marker, but one may begin at the next.
                         text(&mut parts, &format!("{}{OPEN}", self.space));
                         self.stage = Stage::Text;
                         new = raw;

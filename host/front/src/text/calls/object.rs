@@ -56,9 +56,9 @@ enum Stage {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     More,
-    /// It has ended; this text follows it.
+    /// It has ended, and this text follows it.
     Done(String),
-    /// It is no call; all of its text, and what follows.
+    /// It is no call. This is all of its text, and what follows.
     NoCall(String),
 }
 
@@ -212,7 +212,7 @@ impl Rest<'_> {
         self.at += rest.len() - rest.trim_start().len();
     }
 
-    /// Takes one letter, if it is this one; `None` at the end.
+    /// Whether the next letter is this one, which is then taken. `None` at the end.
     fn next_is(&mut self, letter: char) -> Option<bool> {
         self.skip_space();
         let next = self.raw[self.at..].chars().next()?;

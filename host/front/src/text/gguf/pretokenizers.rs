@@ -1,6 +1,6 @@
 //! How byte-level models cut text into words before merging, by the name in `tokenizer.ggml.pre`.
 //!
-//! A GGUF file only has the name; the expressions are those of the models' own `tokenizer.json`.
+//! A GGUF file only has the name, so the expressions are those of the models' own `tokenizer.json`.
 
 use serde_json::{Value as Json, json};
 

@@ -27,10 +27,10 @@ pub(super) struct SentencePiece {
     longest: usize,
     /// The token of each byte.
     bytes: Vec<Option<u32>>,
-    /// Finds tokens that are one wherever their text stands; `whole` are their ids.
+    /// Finds tokens that are one wherever their text stands. `whole` are their ids.
     finder: AhoCorasick,
     whole: Vec<u32>,
-    /// Bytes of the longest piece or whole token; none where a run of unknown text may be one token.
+    /// Bytes of the longest piece or whole token, or `None` where a run of unknown text may be one token.
     longest_token: Option<usize>,
     /// A text begins with a space that is not there.
     adds_space: bool,
@@ -144,7 +144,7 @@ struct Candidate {
     score: f64,
     left: usize,
     right: usize,
-    /// Bytes of the union; another one means that a neighbour has grown since.
+    /// Bytes of the union. Another length means that a neighbour has grown since.
     length: usize,
 }
 

@@ -61,7 +61,7 @@ pub(super) struct Fields {
 pub(super) struct Vocabulary {
     /// The text of each id, as the file writes it.
     pub tokens: Vec<String>,
-    /// What each id is for; as many as tokens.
+    /// What each id is for, with as many entries as there are tokens.
     pub kinds: Vec<Kind>,
     /// The token that begins a text, if the model has one.
     pub bos: Option<u32>,
@@ -69,7 +69,8 @@ pub(super) struct Vocabulary {
     pub eos: Option<u32>,
     /// What stands for text without tokens.
     pub unknown: Option<u32>,
-    /// Whether a plain prompt begins with `bos`; not said: as the kind of tokenizer usually does.
+    /// Whether a plain prompt begins with `bos`. When the file does not say, it does where that is usual for the kind of
+    /// tokenizer.
     pub add_bos: Option<bool>,
     /// Whether a plain prompt ends with `eos`.
     pub add_eos: bool,
@@ -179,12 +180,12 @@ impl Vocabulary {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// The text of an id, as the file writes it; empty for none.
+    /// The text of an id, as the file writes it, or an empty one for no id.
     pub fn text(&self, id: Option<u32>) -> &str {
         id.and_then(|id| self.tokens.get(id as usize)).map_or("", String::as_str)
     }
 
-    /// What an id is for; `None` outside the vocabulary.
+    /// What an id is for, or `None` outside the vocabulary.
     pub fn kind(&self, id: u32) -> Option<Kind> {
         self.kinds.get(id as usize).copied()
     }

@@ -188,8 +188,8 @@ pub const ROWS: &[Row] = &[
         environment: &[("AFTER_LOAD", "head -c 300000 /dev/zero > plugin.so")],
         says: &["again opened", "opened from sealed memory"],
     },
-    // With the same bytes: other ones end the process at the next call, which the host cannot prevent; that the next
-    // start of an instance notices is what can be had.
+    // It is written over with the same bytes. Other bytes end the process at the next call, which the host cannot prevent. The
+    // most that can be had is that the next start of an instance notices.
     Row {
         name: "written over in place after it was loaded",
         make: |at| put_plugin(at, "null"),

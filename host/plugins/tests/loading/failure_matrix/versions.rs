@@ -89,7 +89,7 @@ fn what_was_appended_since_may_be_missing_in_an_older_plugin() {
     check("an older plugin", &load("golden", directory.path(), &[]), &["opened from its place, api 0.2.0"]);
 }
 
-/// What processes say that open these files one after the other; they must end by themselves.
+/// What processes say that open these files one after the other. The processes must end by themselves.
 fn open_all(files: &[&str]) -> String {
     said(&format!("{files:?}"), command(Role::Each).args(files))
 }

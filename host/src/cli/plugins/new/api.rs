@@ -35,7 +35,7 @@ impl Api {
         }
     }
 
-    /// The API of the checkout around the working directory or this program; else the one that this program carries.
+    /// The API of the checkout around the working directory or this program, or else the one that this program carries.
     pub fn here() -> Self {
         let starts = [std::env::current_dir(), std::env::current_exe()];
         let found =
@@ -71,8 +71,8 @@ impl Api {
         }
     }
 
-    /// The folder of a kit in the checkout that the API lies in; nothing where the kit is written into the new crate, as it is no
-    /// part of the ABI and in no registry.
+    /// The folder of a kit in the checkout that the API lies in. `None` where the kit is written into the new crate, because it
+    /// is no part of the ABI and in no registry.
     pub fn kit(&self, kit: &Carried) -> Option<PathBuf> {
         let Self::Path(api) = self else { return None };
         let folder = api.join(kit.beside_api);

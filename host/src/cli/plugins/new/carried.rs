@@ -78,8 +78,8 @@ impl Carried {
     }
 }
 
-/// A manifest without its workspace: what it inherits is written out; tests, benchmarks and lints, which need the workspace, and
-/// what only a registry reads are left out.
+/// A manifest without its workspace. What it inherits is written out. Tests, benchmarks and lints are left out because they need
+/// the workspace, and so is what only a registry reads.
 fn alone(mut manifest: Table, workspace: &Table) -> Table {
     let inherited = |table: &str, key: &str| workspace.get("workspace")?.get(table)?.get(key).cloned();
     for left_out in ["dev-dependencies", "bench", "lints"] {

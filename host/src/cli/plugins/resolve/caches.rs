@@ -9,7 +9,7 @@ use crate::cli::settings::{RoleName, Settings};
 struct Switch {
     /// Its field in the settings.
     place: fn(&mut Settings) -> &mut Option<bool>,
-    /// Whether a process of this role has it; without a role, all parts run here.
+    /// Whether a process of this role has it. Without a role, all parts run here.
     is_of: fn(Option<RoleName>) -> bool,
     what: &'static str,
     off: &'static str,

@@ -14,7 +14,7 @@ use super::*;
 /// What the test says that the plugin does.
 #[derive(Default)]
 struct Fake {
-    /// Answers to what is submitted; 0 when there are no more.
+    /// Answers to what is submitted, 0 when there are no more.
     answers: Mutex<VecDeque<i32>>,
     /// Tags and sizes of what was taken.
     taken: Mutex<Vec<(u64, usize)>>,

@@ -31,7 +31,7 @@ pub enum Act {
     Block,
 }
 
-/// Which method does what; nothing before it is [set](Script::set).
+/// Which method does what. Before that is [set](Script::set), no method does anything.
 #[derive(Debug, Default)]
 pub struct Script(Mutex<Option<(&'static str, Act)>>);
 
@@ -63,7 +63,7 @@ struct Scripted {
 }
 
 impl Scripted {
-    /// Panics if that is what it does in this method; what it answers otherwise, if not the truth.
+    /// Panics if that is what it does in this method. Otherwise returns what it answers, if not the truth.
     fn play(&self, method: &str) -> Option<Act> {
         while self.script.of(method) == Some(Act::Block) {
             std::thread::yield_now();

@@ -35,7 +35,7 @@ struct Barrier {
 }
 
 impl Barrier {
-    /// Waits for the others; false when they did not come.
+    /// Waits for the others. Returns false when they did not come.
     fn meet(&self) -> bool {
         let mut waiting = self.waiting.lock().unwrap();
         waiting.1 += 1;

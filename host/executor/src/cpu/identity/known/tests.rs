@@ -60,7 +60,7 @@ fn a_file_that_changed_and_got_its_old_size_and_time_back_is_read_again() {
     let before = world.digest();
     world.note(&before);
     let modified = world.file().metadata().unwrap().modified().unwrap();
-    // The clock of the file system counts in ticks; the status change is later as soon as one has passed.
+    // The clock of the file system counts in ticks. The status change is later as soon as a tick has passed.
     let changed = Stamp::of(&world.file()).unwrap().changed;
     while Stamp::of(&world.file()).unwrap().changed == changed {
         world.file().write_all_at(&[8], 100).unwrap();

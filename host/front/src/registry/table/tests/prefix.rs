@@ -32,7 +32,7 @@ fn store(table: &mut WorkerTable, instance: u64, prompt: &[u32], pages: usize, n
     assert_eq!(table.hear(Instance(instance), &News::Events(1, vec![KvEvent::Stored(keys)])), Applied::Yes);
 }
 
-/// Places a request, and takes it off again; the workers and the tokens that they are expected to have.
+/// Places a request and takes it off again. Gives the workers and the tokens that they are expected to have.
 fn place(
     table: &mut WorkerTable,
     prompt: &[u32],
