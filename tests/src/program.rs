@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use crate::wait::{PAUSE, until};
 
@@ -71,16 +71,16 @@ impl Program {
         self.wait(&format!("connections at {address}"), |_| TcpStream::connect(address).is_ok());
     }
 
-    /// Asks it to end, and waits.
+    /// Asks it to end, and waits. Returns how it ended.
     ///
     /// # Panics
     /// When it does not end, with what it printed.
-    pub fn end(&mut self) {
+    pub fn end(&mut self) -> ExitStatus {
         crate::cluster::signal(self.pid(), "TERM");
         until(&format!("{} to end", self.name), || match self.child.try_wait() {
-            Ok(None) => Err(self.said.path().display().to_string()),
-            _ => Ok(()),
-        });
+            Ok(None) => Err(self.said()),
+            ended => Ok(ended.ok().flatten().expect("its own child can be waited for")),
+        })
     }
 
     /// Ends it at once.
