@@ -324,6 +324,74 @@ def chat_takes_tools_that_it_need_not_call(run):
         need(answer.choices[0].finish_reason in ("stop", "length", "tool_calls"), f"{choice}: {answer.choices[0]}")
 
 
+def respond(run, **more):
+    request = {"model": run.model, "input": run.prompt, "max_output_tokens": 12, "temperature": 0} | more
+    return run.client.responses.create(**request)
+
+
+def streamed_response(run, **request):
+    """The response that the package builds from a stream, and the events."""
+    with run.client.responses.stream(model=run.model, temperature=0, **request) as stream:
+        events = list(stream)
+        return stream.get_final_response(), events
+
+
+@check
+def a_response_to_a_chat_counts_its_tokens(run):
+    """a response has text, status and usage, and a chat of the same tokens says the same"""
+    answer = respond(run)
+    text = chat(run, messages=[{"role": "user", "content": run.prompt}]).choices[0].message.content
+    same(answer.output_text.strip(), text.strip(), "the text of a response")
+    need(answer.status in ("completed", "incomplete"), f"the status is {answer.status!r}")
+    if answer.status == "incomplete":
+        same(answer.incomplete_details.reason, "max_output_tokens", "why it is incomplete")
+        same(answer.usage.output_tokens, 12, "output_tokens of a response cut by length")
+    total = answer.usage.input_tokens + answer.usage.output_tokens
+    same(answer.usage.total_tokens, total, "total_tokens")
+
+
+@check
+def a_streamed_response_to_a_chat_is_the_same(run):
+    """events build the response that a whole answer is"""
+    whole = respond(run)
+    events = list(respond(run, stream=True))
+    same([event.sequence_number for event in events], list(range(len(events))), "the numbers of the events")
+    last = events[-1]
+    same(last.type, f"response.{whole.status}", "the last event")
+    same(last.response.output_text, whole.output_text, "the streamed text")
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    same(text, whole.output_text, "the joined deltas")
+
+
+@check
+def a_response_to_a_chat_parses_a_json_schema(run):
+    """a response under a schema is an object of its class, whole and streamed"""
+    request = {"input": run.prompt, "text_format": Weather, "max_output_tokens": 400}
+    answer = run.client.responses.parse(model=run.model, temperature=0, **request)
+    need(isinstance(answer.output_parsed, Weather), f"the parsed response is {answer.output_parsed!r}")
+    streamed, _ = streamed_response(run, **request)
+    same(streamed.output_parsed, answer.output_parsed, "the streamed response")
+
+
+@check
+def a_response_to_a_chat_calls_the_tools_that_it_must(run):
+    """required calls parse, whole and streamed, and go back into the conversation"""
+    tools = [openai.pydantic_function_tool(Weather)["function"] | {"type": "function"}]
+    request = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 400}
+    answer = respond(run, **request)
+    (call,) = [item for item in answer.output if item.type == "function_call"]
+    Weather.model_validate_json(call.arguments)
+    need(call.call_id != call.id, "a call and its item have one id")
+    streamed, events = streamed_response(run, input=run.prompt, **request)
+    (again,) = [item for item in streamed.output if item.type == "function_call"]
+    same(again.arguments, call.arguments, "the streamed arguments")
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    same("".join(deltas), call.arguments, "the joined deltas of the arguments")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "5 degrees"}
+    after = respond(run, input=[{"role": "user", "content": run.prompt}, *answer.output, result], tools=tools)
+    need(after.usage.input_tokens > answer.usage.input_tokens, "the turn is not part of the next prompt")
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("url", help="for example http://127.0.0.1:8000")

@@ -114,7 +114,9 @@ impl Drop for ByHand<'_> {
     fn drop(&mut self) {
         // One that fails already shows what they printed.
         if !std::thread::panicking() {
-            self.workers.iter_mut().for_each(Program::end);
+            for worker in &mut self.workers {
+                worker.end();
+            }
         }
     }
 }
