@@ -2,6 +2,7 @@
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{Address, Key, Memory, MemoryKind, Opening, StorageTier, Tag, TierCompletion, TierPage};
+
 use host_sqlite_tier::open;
 
 fn opening(folder: &std::path::Path) -> Opening {

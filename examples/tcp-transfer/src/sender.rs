@@ -37,7 +37,8 @@ pub fn connect(own_name: &str, endpoint: &Endpoint) -> Result<Connection> {
 }
 
 impl Line for Sender {
-    /// One submission at a time, to keep this short: a faster backend sends the next while the answer is on its way.
+    /// One submission at a time, as a `Line` asks. A backend that sends the next one meanwhile implements `Backend` instead of
+    /// `Network`, and keeps `GuardedMemory`.
     fn send(&mut self, submission: &Content<ThreadedPeer, ()>, memory: &GuardedMemory) -> Result<(i32, u64)> {
         let notification = submission.notification();
         let mut head = vec![DATA];

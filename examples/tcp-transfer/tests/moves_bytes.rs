@@ -8,6 +8,7 @@ use host_plugin_api::{
     Address, Completion, Memory, MemoryKind, NOTIFICATION_BYTES, Opening, RegionId, Submission, Tag,
     TransferBackend, Write,
 };
+
 use host_tcp_transfer::open;
 
 fn instance(name: &str) -> impl TransferBackend {

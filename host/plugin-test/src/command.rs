@@ -50,9 +50,14 @@ pub struct Test {
 /// One case, in this process.
 #[derive(Args, Debug)]
 pub struct RunCase {
+    /// The case's name
     #[arg(long)]
     case: String,
-    #[arg(long, default_value = "")]
+    /// TOML file with the plugin's own configuration table
+    #[arg(long, value_name = "FILE", conflicts_with = "config_text")]
+    plugin_config: Option<PathBuf>,
+    /// The same as text
+    #[arg(long, default_value = "", hide = true)]
     config_text: String,
     /// Bytes of address space [default: as much as there is]
     #[arg(long, requires = "processor_limit")]
@@ -72,6 +77,7 @@ pub struct RunCase {
     /// Seconds of the processors [default: as many as it takes]
     #[arg(long, requires = "memory_limit")]
     processor_limit: Option<u64>,
+    /// The plugin's file
     file: PathBuf,
 }
 
@@ -93,8 +99,7 @@ impl Test {
         }
         let chosen =
             |name: &str| self.cases.is_empty() || self.cases.iter().any(|c| name.starts_with(c.as_str()));
-        let config = self.plugin_config.as_deref().map(std::fs::read_to_string).transpose();
-        let config = config.context("the plugin's configuration cannot be read")?.unwrap_or_default();
+        let config = self.plugin_config.as_deref().map(configuration).transpose()?.unwrap_or_default();
         let program = std::env::current_exe().context("this program cannot be found")?;
         let seconds = self.time_limit.unwrap_or(30.max(self.patience * 10));
         let limits = Limits {
@@ -103,12 +108,19 @@ impl Test {
             patience: Duration::from_secs(self.patience),
         };
         let file = self.file.as_deref().unwrap_or(Path::new(""));
+        let mut unconfigured = None;
         let each = |report: &Report| -> anyhow::Result<()> {
-            if !self.json {
-                let status = format!("{:?}", report.status).to_lowercase();
-                return heard(line(format_args!("{status:<8} {:<26} {}", report.case, report.text)));
+            if self.json {
+                return Ok(());
             }
-            Ok(())
+            let status = format!("{:?}", report.status).to_lowercase();
+            // One reason for most of the cases is told once.
+            let told = unconfigured.as_ref() == Some(&report.text);
+            if report.text.starts_with(UNCONFIGURED) {
+                unconfigured = Some(report.text.clone());
+            }
+            let text = if told { "the same" } else { report.text.as_str() };
+            heard(line(format_args!("{status:<8} {:<26} {text}", report.case)))
         };
         let reports = test_file(&program, file, &config, limits, chosen, each)?;
         let count = |status| reports.iter().filter(|report| report.status == status).count();
@@ -140,6 +152,12 @@ impl Test {
     }
 }
 
+/// The plugin's configuration in a file.
+fn configuration(file: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(file)
+        .with_context(|| format!("the plugin's configuration {} cannot be read", file.display()))
+}
+
 /// A test goes on when its output is closed: the exit code still says how it ended.
 fn heard(written: anyhow::Result<()>) -> anyhow::Result<()> {
     written.or_else(|error| if error.is::<OutputClosed>() { Ok(()) } else { Err(error) })
@@ -158,6 +176,10 @@ impl RunCase {
             patience: Duration::from_millis(self.patience_ms),
             time: Duration::from_millis(self.time_ms),
         };
-        Ok(run_case(&self.file, &self.config_text, case)?)
+        let config = match self.plugin_config {
+            None => self.config_text,
+            Some(file) => configuration(&file)?,
+        };
+        Ok(run_case(&self.file, &config, case)?)
     }
 }

@@ -101,3 +101,18 @@ impl Shared {
         self.linked.set_ended();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn submissions_reach_the_driver_in_their_order() {
+        let shared = Shared::new(Config::default(), "test").unwrap();
+        assert!(!shared.has_work());
+        shared.start(1);
+        shared.start(2);
+        assert!(shared.has_work());
+        assert_eq!([shared.next_ready(), shared.next_ready(), shared.next_ready()], [Some(1), Some(2), None]);
+    }
+}

@@ -60,10 +60,11 @@ impl Conversation {
     /// What the template makes of it.
     fn rendered(&mut self, app: &App) -> Result<String, ApiError> {
         let Some(template) = &app.text.template else {
-            let message = format!(
-                "model {:?} has no chat template: use /v1/completions, or add chat_template.jinja to the model's folder",
-                app.model
-            );
+            let add = match app.about.model_path {
+                Some(_) => ", or add chat_template.jinja to the model's folder",
+                None => "",
+            };
+            let message = format!("model {:?} has no chat template: use /v1/completions{add}", app.model);
             return Err(ApiError::invalid(message));
         };
         if self.has_calls && !template.takes_calls() {

@@ -255,7 +255,12 @@ async fn items_of_a_conversation_reach_the_template() {
         {"type": "function_call", "call_id": "call_3", "name": "weather", "arguments": "{}"},
         {"role": "developer", "content": "Now."},
     ]);
-    let reply = front.post(RESPONSES, &asking(&json!({"input": input, "instructions": "Be brief."}))).await;
+    let reply = front
+        .post(
+            RESPONSES,
+            &asking(&json!({"input": input, "instructions": "Be brief.", "max_output_tokens": 8})),
+        )
+        .await;
     assert_eq!(reply.status, 200);
     let call = |arguments: &str| {
         format!("<tool_call>{{\"name\": \"weather\", \"arguments\": {arguments}}}</tool_call>")

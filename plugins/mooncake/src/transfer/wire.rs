@@ -188,6 +188,11 @@ mod tests {
             assert_eq!(error.code, ErrorCode::INVALID_ARGUMENT, "{bad:?}: {error}");
             assert!(error.message.contains("it is not base64"), "{bad:?}: {error}");
         }
+        // The standard's alphabet, and not the one for addresses.
+        let all = frame(Body::Arrived { payload: vec![0xfb; 6] });
+        let text = all.encode();
+        assert!(text.contains('+') && text.contains('/'), "{text}");
+        assert_eq!(Frame::decode(&text).unwrap(), all);
     }
 
     #[test]
