@@ -22,6 +22,7 @@ mod random;
 mod refusals;
 mod tier;
 mod tier_contract;
+mod tier_crash;
 mod tier_descriptors;
 mod tier_hot;
 mod tier_keys;
@@ -158,6 +159,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         tier_hot::CASES,
         event_fd::CASES,
         persistence::CASES,
+        tier_crash::CASES,
         refusals::CASES,
         promises::CASES,
         allocator::CASES,

@@ -292,6 +292,29 @@ fn a_defect_of_a_tier_that_shows_beside_its_pages_or_late_is_found() {
 }
 
 #[test]
+fn a_value_that_is_torn_when_its_process_is_killed_is_found_and_a_run_leaves_no_value_behind() {
+    let (files, directory) = (plugin_files::plugin("files"), tempfile::tempdir().unwrap());
+    let (config, values) = (directory.path().join("config.toml"), directory.path().join("values"));
+    std::fs::create_dir(&values).unwrap();
+    let run = |defect: &str, more: &[&str]| {
+        std::fs::write(&config, format!("dir = {values:?}\ndefect = {defect:?}\n")).unwrap();
+        test(&files, &[&["--plugin-config", config.to_str().unwrap()], more].concat())
+    };
+    let (code, reports) = run("", &[]);
+    assert_eq!((code, broken(&reports)), (0, vec![]));
+    let named = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let left: Vec<String> = std::fs::read_dir(&values).unwrap().map(named).collect();
+    // What a killed process was writing has no value's name yet.
+    let left: Vec<&String> = left.iter().filter(|name| !name.starts_with('.')).collect();
+    assert!(left.is_empty(), "{left:?}");
+    let (code, reports) = run("in-place", &["--case", "tier-"]);
+    let found: Vec<_> = broken(&reports).iter().map(|(case, ..)| case.as_str()).collect();
+    assert_eq!((code, found), (2, vec!["tier-crash"]), "{reports:?}");
+    let (_, _, text) = broken(&reports)[0];
+    assert!(text.contains("after its process was killed") && text.contains("and other bytes"), "{text}");
+}
+
+#[test]
 fn a_store_that_is_slow_passes_with_patience_and_a_call_that_does_not_return_is_named() {
     let (slow, directory) = (plugin_files::plugin("faulty-tier"), tempfile::tempdir().unwrap());
     let config = directory.path().join("config.toml");
