@@ -101,7 +101,8 @@ fn settled(subject: &Subject) -> Outcome {
 
 /// Follows the batches until each page has ended, and compares.
 fn end(room: &Room<'_>, batches: &mut [Batch]) -> Outcome {
-    let expected = batches.len() * room.world.batch as usize;
+    let count = batches.len();
+    let expected = count * room.world.batch as usize;
     let (mut ended, mut wrong) = (0, None);
     let complete = wait_while_moving(|| {
         // One at a time, so that the answer between any two is seen.
@@ -122,11 +123,7 @@ fn end(room: &Room<'_>, batches: &mut [Batch]) -> Outcome {
             (failed.is_some() || batch.settled.is_some()).then_some(())
         });
         failed.map_or(Ok(()), Err)?;
-        ensure!(
-            settled.is_some(),
-            "of {} batches not all were ever settled",
-            room.memory.bytes() / room.bytes
-        );
+        ensure!(settled.is_some(), "of {count} batches not all were ever settled");
     }
     for batch in batches {
         let (before, after) = (batch.settled.take().unwrap_or_default(), room.look(batch));
