@@ -19,7 +19,7 @@ use abi_stable::StableAbi;
 use crate::error::Result;
 use crate::transfer::{Memory, RegionId, Tag};
 
-/// Name of a page in storage.
+/// Name of a page in storage. All of its bytes count: keys that differ in one are different keys.
 #[repr(transparent)]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
 pub struct Key(pub [u8; 32]);
@@ -46,7 +46,7 @@ pub struct TierPage {
     pub key: Key,
     /// Region of this instance.
     pub region: RegionId,
-    /// Bytes, at least 1. A get wants exactly as many as were put.
+    /// Bytes, at least 1. A get wants exactly as many as were put: for more or fewer it ends with [`MISSING`] or a code.
     pub length: u32,
     /// Bytes from the start of the region.
     pub offset: u64,
@@ -71,7 +71,8 @@ pub struct TierCompletion {
     pub tag: Tag,
     /// Which of its pages, counted from 0.
     pub page: u32,
-    /// [`FOUND`], [`STORED`], [`MISSING`], or an error code. A get that ended in a code may have written some bytes.
+    /// [`FOUND`], [`STORED`], [`MISSING`], or an error code. A get that ended in a code may have written some bytes of its page,
+    /// and none beside it.
     pub status: i32,
     /// Bytes of the value, where the operation knows them.
     pub bytes: u64,
@@ -144,7 +145,7 @@ pub trait StorageTier: Send + Sync + 'static {
     fn get(&self, tag: Tag, pages: &[TierPage]) -> i32;
 
     /// **Hot.** Stores values from memory. Returns as [`exists`](StorageTier::exists) does. A reader sees all of a value
-    /// or none of it, also after a crash.
+    /// or none of it: while it is put, while it is deleted, and after the process was killed in the middle of a put.
     fn put(&self, tag: Tag, pages: &[TierPage]) -> i32;
 
     /// **Hot.** Removes values. Returns as [`exists`](StorageTier::exists) does.
@@ -157,8 +158,8 @@ pub trait StorageTier: Send + Sync + 'static {
     /// 0, or `INVALID_ARGUMENT` for a tag that is not in flight.
     fn cancel(&self, tag: Tag) -> i32;
 
-    /// **Hot.** Whether nothing of this tag touches memory any more: 1 settled, 0 not yet, or a code. A tag never seen is
-    /// settled.
+    /// **Hot.** Whether nothing of this tag touches memory any more, of all of its pages: 1 settled, 0 not yet, or a code. A
+    /// tag never seen is settled. A batch that has settled stays so.
     fn settled(&self, tag: Tag) -> i32;
 
     /// Writes the next keys into `keys`, from `cursor` on. A cursor of 0 starts. Keys that are there during the whole

@@ -25,7 +25,9 @@ enum {
     MAX_VALUE = 64 << 10,
     MAX_REGIONS = 1024,
     /* How late a get is that a later poll carries out, in nanoseconds. */
-    LATE = 20000000
+    LATE = 20000000,
+    /* Between two pages that polls carry out one after the other, and between the halves of a value. */
+    GAP = 1000000
 };
 
 typedef struct {
@@ -34,9 +36,10 @@ typedef struct {
     uint32_t length;
 } slot;
 
-/* A page of a get that a later poll carries out. */
+/* A page of a get that a later poll carries out, or the second half of one that is put. */
 typedef struct {
     uint64_t due;
+    bool is_put;
     host_tier_page page;
     uint64_t tag;
     uint32_t number;
@@ -45,6 +48,7 @@ typedef struct {
 typedef struct {
     pthread_mutex_t lock;
     bool is_closed;
+    bool is_read_only;
     int event;
     bool is_signalled;
     uint32_t next_region;
@@ -84,16 +88,23 @@ static const char *const DEFECTS[] = {
     "corrupts-value",
     "counts-too-many",
     "crashes",
+    "delete-counts",
     "deregister-nothing",
     "deregister-unknown",
     "drops-a-page",
     "event-fd-silent",
     "event-fd-stuck",
+    "exists-counts",
     "fills-missing",
     "forgets",
     "forgets-cancelled",
     "half-a-value",
+    "ignores-read-only",
+    "keys-of-12-bytes",
+    "keys-of-31-bytes",
     "leaks-descriptor",
+    "leaks-on-get",
+    "leaks-on-put",
     "leaks-thread",
     "limits-batches",
     "limits-change",
@@ -105,20 +116,26 @@ static const char *const DEFECTS[] = {
     "never-settled",
     "out-of-bounds",
     "panics",
-    "registers-anything",
+    "prefix-is-found",
     "region-twice",
+    "registers-anything",
     "removes-nothing",
     "repeats-completion",
     "scan-ends-early",
     "scan-never-ends",
     "scan-repeats",
+    "scans-from-anywhere",
     "settled-always",
+    "settled-early",
     "settled-when-closed",
     "short-is-found",
     "starts-count",
     "stays-open",
+    "torn",
     "usage-nothing",
+    "writes-eights",
     "writes-past-page",
+    "writes-whole-value",
     "wrong-bytes",
     "wrong-page",
 };
@@ -193,6 +210,7 @@ static int32_t tier_open(const host_opening *opening, void **instance, host_erro
     self->slots_count = slots;
     self->next_region = 1;
     self->opener = pthread_self();
+    self->is_read_only = host_integer(opening, "read_only", false) != 0;
     const host_text defect = host_string(opening, "defect");
     memcpy(self->defect, defect.data, defect.length);
     pthread_t thread;
@@ -290,13 +308,21 @@ static uint8_t *place(tier *self, const host_tier_page *page) {
     return NULL;
 }
 
+static bool is_same(const tier *self, const host_key *one, const host_key *other) {
+    if (is(self, "keys-of-12-bytes")) {
+        return memcmp(one, other, 12) == 0;
+    }
+    const size_t first = is(self, "keys-of-31-bytes");
+    return memcmp((const uint8_t *)one + first, (const uint8_t *)other + first, sizeof *one - first) == 0;
+}
+
 /* The slot of a key, or that where the next one goes; `slots_count` when it is full. */
 static size_t find(const tier *self, const host_key *key, bool *is_there) {
     size_t unused = self->slots_count;
     for (size_t at = 0; at < self->slots_count; at++) {
         if (!self->slots[at].is_used) {
             unused = unused < at ? unused : at;
-        } else if (memcmp(&self->slots[at].key, key, sizeof *key) == 0) {
+        } else if (is_same(self, &self->slots[at].key, key)) {
             *is_there = true;
             return at;
         }
@@ -305,8 +331,16 @@ static size_t find(const tier *self, const host_key *key, bool *is_there) {
     return unused;
 }
 
+/* Opens a descriptor that nothing closes. */
+static void leak(const tier *self, const char *defect) {
+    if (is(self, defect)) {
+        (void)!dup(self->event);
+    }
+}
+
 static int32_t get_one(tier *self, const host_tier_page *page, uint64_t *bytes) {
     bool is_there;
+    leak(self, "leaks-on-get");
     uint8_t *to = place(self, page);
     const size_t at = find(self, &page->key, &is_there);
     if (to == NULL) {
@@ -319,7 +353,15 @@ static int32_t get_one(tier *self, const host_tier_page *page, uint64_t *bytes) 
         return is(self, "missing-is-found") ? HOST_FOUND : HOST_MISSING;
     }
     const uint32_t length = self->slots[at].length;
+    if (length > page->length && is(self, "prefix-is-found")) {
+        memcpy(to, self->values + at * MAX_VALUE, page->length);
+        return HOST_FOUND;
+    }
     if (length != page->length && !(is(self, "short-is-found") && length < page->length)) {
+        const host_tier_page whole = {.region = page->region, .offset = page->offset, .length = length};
+        if (is(self, "writes-whole-value") && place(self, &whole) != NULL) {
+            memcpy(to, self->values + at * MAX_VALUE, length);
+        }
         return HOST_INVALID_ARGUMENT;
     }
     memcpy(to, self->values + at * MAX_VALUE, is(self, "half-a-value") ? length / 2 : length);
@@ -327,6 +369,11 @@ static int32_t get_one(tier *self, const host_tier_page *page, uint64_t *bytes) 
     const host_tier_page longer = {.region = page->region, .offset = page->offset, .length = length + 1};
     if (is(self, "writes-past-page") && place(self, &longer) != NULL) {
         to[length]++;
+    }
+    const uint32_t more = (8 - length % 8) % 8;
+    const host_tier_page eights = {.region = page->region, .offset = page->offset, .length = length + more};
+    if (is(self, "writes-eights") && place(self, &eights) != NULL) {
+        memset(to + length, 0, more);
     }
     *bytes = is(self, "wrong-bytes") ? length + 1 : length;
     return HOST_FOUND;
@@ -336,14 +383,18 @@ static int32_t put_one(tier *self, const host_tier_page *page, uint64_t *bytes) 
     bool is_there;
     uint8_t *from = place(self, page);
     const size_t at = find(self, &page->key, &is_there);
+    leak(self, "leaks-on-put");
     if (from == NULL) {
         return HOST_INVALID_ARGUMENT;
+    }
+    if (self->is_read_only && !is(self, "ignores-read-only")) {
+        return HOST_UNSUPPORTED;
     }
     if (!is_there) {
         if (at == self->slots_count) {
             return HOST_NO_RESOURCE;
         }
-        memcpy(self->values + at * MAX_VALUE, from, page->length);
+        memcpy(self->values + at * MAX_VALUE, from, is(self, "torn") ? page->length / 2 : page->length);
         from[0] ^= is(self, "changes-source");
         self->slots[at] = (slot){.is_used = !is(self, "forgets"), .key = page->key, .length = page->length};
     }
@@ -357,7 +408,10 @@ static int32_t look(tier *self, const host_key *key, bool removes, uint64_t *byt
     if (!is_there) {
         return HOST_MISSING;
     }
-    *bytes = self->slots[at].length;
+    if (removes && self->is_read_only && !is(self, "ignores-read-only")) {
+        return HOST_UNSUPPORTED;
+    }
+    *bytes = self->slots[at].length + (is(self, removes ? "delete-counts" : "exists-counts") ? 24 : 0);
     if (removes && !is(self, "removes-nothing")) {
         self->slots[at].is_used = false;
     }
@@ -381,7 +435,21 @@ static void complete(tier *self, host_tier_completion done) {
 
 /* Whether gets are carried out late, by polls. */
 static bool defers(const tier *self) {
-    return is(self, "settled-always") || is(self, "deregister-nothing");
+    return is(self, "settled-always") || is(self, "settled-early") || is(self, "deregister-nothing");
+}
+
+/* Stores the second half of a value. */
+static int32_t put_rest(tier *self, const host_tier_page *page, uint64_t *bytes) {
+    bool is_there;
+    const uint8_t *from = place(self, page);
+    const size_t at = find(self, &page->key, &is_there);
+    if (from == NULL || !is_there) {
+        return HOST_INVALID_ARGUMENT;
+    }
+    const uint32_t half = page->length / 2;
+    memcpy(self->values + at * MAX_VALUE + half, from + half, page->length - half);
+    *bytes = page->length;
+    return HOST_STORED;
 }
 
 /* Carries out what is due. */
@@ -394,7 +462,7 @@ static void catch_up(tier *self) {
             self->late[kept++] = of;
         } else {
             host_tier_completion done = {.tag = of.tag, .page = of.number};
-            done.status = get_one(self, &of.page, &done.bytes);
+            done.status = of.is_put ? put_rest(self, &of.page, &done.bytes) : get_one(self, &of.page, &done.bytes);
             complete(self, done);
         }
     }
@@ -430,7 +498,8 @@ static int32_t batch(tier *self, uint64_t tag, enum operation what, const void *
             const host_tier_page *pages = items;
             const host_key *keys = items;
             if (what == GET && defers(self)) {
-                self->late[self->late_count++] = (late_page){nanoseconds() + LATE, pages[page], tag, (uint32_t)page};
+                const uint64_t wait = is(self, "settled-early") ? (self->late_count + 1) * GAP : LATE;
+                self->late[self->late_count++] = (late_page){nanoseconds() + wait, false, pages[page], tag, (uint32_t)page};
                 continue;
             }
             switch (what) {
@@ -438,6 +507,10 @@ static int32_t batch(tier *self, uint64_t tag, enum operation what, const void *
             case PUT: done.status = put_one(self, &pages[page], &done.bytes); break;
             case EXISTS:
             case REMOVE: done.status = look(self, &keys[page], what == REMOVE, &done.bytes); break;
+            }
+            if (what == PUT && is(self, "torn") && done.status == HOST_STORED) {
+                self->late[self->late_count++] = (late_page){nanoseconds() + GAP, true, pages[page], tag, (uint32_t)page};
+                continue;
             }
             if (is(self, "drops-a-page") && page > 0 && page == count - 1) {
                 break;
@@ -506,11 +579,14 @@ static int32_t tier_cancel(void *instance, uint64_t tag) {
 #endif
 
 static int32_t tier_settled(void *instance, uint64_t tag) {
-    (void)tag;
     tier *self = instance;
     pthread_mutex_lock(&self->lock);
+    bool has_begun = true;
+    for (size_t at = 0; is(self, "settled-early") && at < self->late_count; at++) {
+        has_begun = has_begun && !(self->late[at].tag == tag && self->late[at].number == 0);
+    }
     const bool is_closed = self->is_closed && !is(self, "settled-when-closed");
-    const int32_t answer = is_closed ? HOST_CLOSED : is(self, "never-settled") ? 0 : 1;
+    const int32_t answer = is_closed ? HOST_CLOSED : is(self, "never-settled") || !has_begun ? 0 : 1;
     pthread_mutex_unlock(&self->lock);
     return answer;
 }
@@ -523,6 +599,8 @@ static int32_t tier_scan(
     int32_t code = 0;
     if (self->is_closed) {
         code = closed(error);
+    } else if (cursor > self->slots_count && is(self, "scans-from-anywhere")) {
+        *scanned = (host_scanned){.cursor = 0};
     } else if (cursor > self->slots_count) {
         code = host_fail(error, HOST_INVALID_ARGUMENT, "no scan gave out this cursor");
     } else {

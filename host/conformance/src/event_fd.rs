@@ -89,7 +89,7 @@ fn transfer(subject: &Subject) -> Outcome {
 fn tier(subject: &Subject) -> Outcome {
     let world = World::open(subject)?;
     let fd = offered(world.tier.event_fd())?;
-    let keys = world.keys(2);
+    let keys = world.keys(world.batch.min(2));
     for round in 1..=ROUNDS {
         world.start("exists", || world.tier.exists(Tag(round), &keys))?;
         ensure!(becomes(fd, true, || {})?, "batch {round} ended, and the descriptor stays quiet");

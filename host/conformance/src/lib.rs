@@ -22,7 +22,14 @@ mod random;
 mod refusals;
 mod tier;
 mod tier_contract;
+mod tier_crash;
+mod tier_descriptors;
 mod tier_hot;
+mod tier_keys;
+mod tier_lengths;
+mod tier_read_only;
+mod tier_settled;
+mod tier_whole;
 mod tier_world;
 mod transfer;
 mod transfer_contract;
@@ -143,9 +150,16 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         transfer_hot::CASES,
         tier::CASES,
         tier_contract::CASES,
+        tier_lengths::CASES,
+        tier_settled::CASES,
+        tier_keys::CASES,
+        tier_descriptors::CASES,
+        tier_read_only::CASES,
+        tier_whole::CASES,
         tier_hot::CASES,
         event_fd::CASES,
         persistence::CASES,
+        tier_crash::CASES,
         refusals::CASES,
         promises::CASES,
         allocator::CASES,

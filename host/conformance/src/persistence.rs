@@ -5,7 +5,7 @@ use host_plugin_api::{Tag, capability};
 
 use super::instance::DEADLINE_MS;
 use super::tier_world::{BACK, World};
-use super::{Case, Outcome, Subject, ensure};
+use super::{Case, Outcome, Subject, ensure, tier_crash};
 
 pub(super) const CASES: &[Case] = &[Case {
     name: "tier-persistent",
@@ -17,7 +17,21 @@ pub(super) const CASES: &[Case] = &[Case {
 
 /// What the second process of a case does, if the case has one.
 pub(super) fn second(name: &str) -> Option<fn(&Subject) -> Outcome> {
-    (name == "tier-persistent").then_some(get)
+    match name {
+        "tier-persistent" => Some(get),
+        tier_crash::NAME => Some(tier_crash::look),
+        _ => None,
+    }
+}
+
+/// How often the processes of a case run.
+pub(super) fn rounds(name: &str) -> u64 {
+    if dies(name) { tier_crash::ROUNDS } else { 1 }
+}
+
+/// Whether the first process of a case kills itself once it has said that it passed.
+pub(super) fn dies(name: &str) -> bool {
+    name == tier_crash::NAME
 }
 
 fn put(subject: &Subject) -> Outcome {

@@ -22,7 +22,11 @@ pub(super) const CASES: &[Case] = &[
     case("tier-data", "what was put comes back, byte for byte, and deleted values are gone", data),
     case("tier-completions", "each page of a batch ends in exactly one completion", completions),
     case("tier-missing", "a key that is not there is missing, and memory stays as it was", missing),
-    case("tier-scan", "a scan lists each key once, and usage counts them", scan),
+    case(
+        "tier-scan",
+        "a scan lists each key once, knows its own cursors alone, and usage counts the keys",
+        scan,
+    ),
     case("tier-bounds", "pages outside of regions are refused or fail, and touch nothing", bounds),
     case("tier-flow-control", "a full tier says WOULD_BLOCK and recovers", flow_control),
     case("tier-threads", "several threads start batches at once", threads),
@@ -124,6 +128,12 @@ fn scan(subject: &Subject) -> Outcome {
     }
     let lacking = world.keys(world.batch).into_iter().filter(|key| !found.contains(key)).count();
     ensure!(lacking == 0, "a scan leaves out {lacking} of {} keys", world.batch);
+    let strange = world.tier.scan(u64::MAX - 1, &mut [Key::default(); 5]).err().map(|error| error.code);
+    ensure!(
+        strange == Some(ErrorCode::INVALID_ARGUMENT),
+        "scan from a cursor that no scan gave out answers {}, it should be INVALID_ARGUMENT",
+        strange.map_or("with success".to_owned(), |code| format!("{code:?}"))
+    );
     let usage = world.tier.usage().map_err(|e| format!("usage answered {e}"))?;
     ensure!(
         usage.values >= u64::from(world.batch),

@@ -1,14 +1,13 @@
-//! What a storage tier keeps of the memory that it was given, and what it says of values.
+//! What a storage tier does to the memory that it was given.
 
 use std::collections::BTreeSet;
 
-use host_plugin_api::tier::{FOUND, MISSING, STORED};
-use host_plugin_api::{ErrorCode, Tag, TierCompletion, TierPage, capability};
+use host_plugin_api::tier::{FOUND, STORED};
+use host_plugin_api::{ErrorCode, Tag, TierCompletion, TierPage};
 
 use super::bytes::{fill, peek, write_at};
-use super::observe::{wait_for, wait_while_moving};
-use super::random::seeded;
-use super::tier_world::{BACK, BYTES, World};
+use super::observe::wait_for;
+use super::tier_world::{BACK, BYTES, GUARD, World};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
 const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
@@ -22,50 +21,50 @@ pub(super) const CASES: &[Case] = &[
         guards,
     ),
     case(
-        "tier-lengths",
-        "a get of another length than was put finds nothing, and counts of bytes are right",
-        lengths,
-    ),
-    case(
         "tier-deregister",
         "after a deregister no get lands in the region, also of those on their way",
         deregister,
     ),
-    Case {
-        capability: Some(capability::SETTLED),
-        ..case(
-            "tier-settled",
-            "settled answers 1 as soon as nothing of a batch touches memory any more, and not before",
-            settled,
-        )
-    },
 ];
 
 /// Rounds of the cases about what is on its way.
 const ROUNDS: u64 = 12;
-/// What memory is filled with. No value has it.
-const GUARD: u8 = 0x5C;
 
-/// Pages with a gap between each two, the first after a gap.
-fn apart(world: &World, base: u64) -> Vec<TierPage> {
+/// Pages of so many bytes with a gap between each two, the first after a gap.
+fn apart(world: &World, length: u32, base: u64) -> Vec<TierPage> {
     let alignment = world.tier.limits().alignment;
     // At least a cache line, and odd where odd offsets are allowed.
     let gap = 67_u64.next_multiple_of(alignment);
-    let (page, room) = (u64::from(world.page), BACK / (u64::from(world.page) + gap));
+    let (page, room) = (u64::from(length), BACK / (u64::from(length) + gap));
     let count = u64::from(world.batch).min(room.saturating_sub(1)).max(1) as u32;
     let place = |number: u32| base + gap + u64::from(number) * (page + gap);
     (0..count)
-        .map(|number| TierPage { offset: place(number), ..world.pages(count, 0)[number as usize] })
+        .map(|number| TierPage {
+            key: world.key(number),
+            region: world.region,
+            length,
+            offset: place(number),
+        })
         .collect()
 }
 
 fn guards(subject: &Subject) -> Outcome {
-    let world = World::open(subject)?;
-    let mut bytes = world.filled();
-    // No byte of a value is that of the guard.
-    bytes.iter_mut().filter(|byte| **byte == GUARD).for_each(|byte| *byte = 0);
-    write_at(&world.memory, 0, &bytes);
-    let (put, got) = (apart(&world, 0), apart(&world, BACK));
+    let whole = World::open(subject)?;
+    let alignment = whole.tier.limits().alignment;
+    guarded(&whole, whole.page)?;
+    if alignment > 1 || whole.page <= 8 {
+        return Ok(());
+    }
+    // All values of an instance have one length: those of another length get an instance of their own.
+    drop(whole);
+    let odd = World::open(subject)?;
+    // One more than a multiple of 8, in which a tier may copy.
+    guarded(&odd, (odd.page - 8) / 8 * 8 + 1)
+}
+
+fn guarded(world: &World, length: u32) -> Outcome {
+    let bytes = world.filled_without(GUARD);
+    let (put, got) = (apart(world, length, 0), apart(world, length, BACK));
     let count = put.len() as u32;
     world.all("put", 1, count, STORED, || world.tier.put(Tag(1), &put))?;
     write_at(&world.memory, BACK as usize, &[GUARD; BACK as usize]);
@@ -83,72 +82,17 @@ fn guards(subject: &Subject) -> Outcome {
             (start..start + u64::from(page.length)).contains(&(at as u64))
         });
         let place = if inside { "inside a page" } else { "beside the pages" };
-        ensure!(false, "a get changed byte {at}, {place}: it is {} instead of {}", found[at], expected[at]);
+        ensure!(
+            false,
+            "a get of values of {length} bytes changed byte {at}, {place}: it is {} instead of {}",
+            found[at],
+            expected[at]
+        );
     }
     let mut put_from = vec![0; BACK as usize];
     peek(&world.memory, 0, &mut put_from);
     ensure!(put_from == bytes, "a put changed the memory that it stores");
     world.delete_all(3)
-}
-
-fn lengths(subject: &Subject) -> Outcome {
-    let world = World::open(subject)?;
-    let limits = world.tier.limits();
-    world.filled();
-    let whole = world.pages(1, 0)[0];
-    let longest = u64::from(world.page) * 2 <= limits.max_value.min(BACK);
-    world.start("put", || world.tier.put(Tag(1), &[whole]))?;
-    let done = world.one("put", 1)?;
-    ensure!(done.status == STORED, "a put ended with {}", done.status);
-    known_bytes(&done, whole.length, "put")?;
-    world.start("get", || world.tier.get(Tag(2), &[TierPage { offset: BACK, ..whole }]))?;
-    let done = world.one("get", 2)?;
-    ensure!(done.status == FOUND, "a get ended with {}", done.status);
-    known_bytes(&done, whole.length, "get")?;
-    if longest {
-        write_at(&world.memory, BACK as usize, &[GUARD; BACK as usize]);
-        let longer = TierPage { offset: BACK, length: world.page * 2, ..whole };
-        let code = world.tier.get(Tag(3), &[longer]);
-        if code == 0 {
-            let done = world.one("get", 3)?;
-            ensure!(
-                done.status <= 0,
-                "a get of {} bytes of a value that has {} ended as if it had worked",
-                longer.length,
-                whole.length
-            );
-            if done.status == MISSING {
-                let back = world.back();
-                ensure!(back.iter().all(|byte| *byte == GUARD), "a get that found nothing changed memory");
-            }
-        }
-    }
-    // Not every store says what it holds.
-    let Ok(usage) = world.tier.usage() else { return world.delete_all(4) };
-    ensure!(
-        usage.values >= 1 && usage.bytes >= u64::from(whole.length),
-        "a value of {} bytes is stored, and usage says {} values of {} bytes",
-        whole.length,
-        usage.values,
-        usage.bytes
-    );
-    ensure!(
-        usage.capacity == 0 || usage.capacity >= usage.bytes,
-        "usage says {} bytes of at most {}",
-        usage.bytes,
-        usage.capacity
-    );
-    world.delete_all(4)
-}
-
-/// The bytes of a completion are those of the value, or 0 where they are not known.
-fn known_bytes(done: &TierCompletion, length: u32, what: &str) -> Outcome {
-    ensure!(
-        done.bytes == 0 || done.bytes == u64::from(length),
-        "the completion of a {what} of {length} bytes says {} bytes",
-        done.bytes
-    );
-    Ok(())
 }
 
 /// Starts gets of everything, as many batches as the tier takes at once, up to 8.
@@ -186,18 +130,8 @@ fn all_end(world: &World, batches: &BTreeSet<u64>, after: &str) -> Outcome {
     Ok(())
 }
 
-fn stored(subject: &Subject) -> Result<World, Stop> {
-    let world = World::open(subject)?;
-    let mut bytes = vec![0; BACK as usize];
-    seeded().fill(&mut bytes);
-    bytes.iter_mut().filter(|byte| **byte == GUARD).for_each(|byte| *byte = 0);
-    write_at(&world.memory, 0, &bytes);
-    world.put_all(1)?;
-    Ok(world)
-}
-
 fn deregister(subject: &Subject) -> Outcome {
-    let mut world = stored(subject)?;
+    let mut world = World::stored(subject)?;
     let mut known = BTreeSet::from([world.region.0]);
     for round in 0..ROUNDS {
         let batches = begin(&world, round)?;
@@ -216,46 +150,6 @@ fn deregister(subject: &Subject) -> Outcome {
         world.register()?;
         let id = world.region.0;
         ensure!(known.insert(id), "register gave the id {id}, which another region had before");
-    }
-    world.delete_all(6)
-}
-
-fn settled(subject: &Subject) -> Outcome {
-    let world = stored(subject)?;
-    for round in 0..ROUNDS {
-        let batches = begin(&world, round)?;
-        let mut wrong = None;
-        let mut ended = Vec::new();
-        let all = wait_while_moving(|| {
-            let answers: Vec<i32> = batches.iter().map(|tag| world.tier.settled(Tag(*tag))).collect();
-            wrong = answers.iter().copied().find(|answer| !(0..=1).contains(answer));
-            if wrong.is_some() || answers.iter().all(|answer| *answer == 1) {
-                return (Some(()), 0);
-            }
-            let mut done = [TierCompletion::default(); 16];
-            let count = usize::try_from(world.tier.poll(&mut done)).unwrap_or(0);
-            ended.extend(done[..count].iter().map(|done| (done.tag, done.page)));
-            (None, ended.len())
-        });
-        ensure!(wrong.is_none(), "settled of a batch in flight answered {}", wrong.unwrap_or_default());
-        ensure!(all.is_some(), "of {} batches not all were ever settled", batches.len());
-        let (mut before, mut after) = (vec![0; BYTES], vec![0; BYTES]);
-        peek(&world.memory, 0, &mut before);
-        let expected = batches.len() * world.batch as usize;
-        let complete = wait_while_moving(|| {
-            let mut done = [TierCompletion::default(); 16];
-            let count = usize::try_from(world.tier.poll(&mut done)).unwrap_or(0);
-            ended.extend(done[..count].iter().map(|done| (done.tag, done.page)));
-            ((ended.len() >= expected).then_some(()), ended.len())
-        });
-        ensure!(complete.is_some(), "of {expected} pages of settled gets {} ended", ended.len());
-        peek(&world.memory, 0, &mut after);
-        let changed = before.iter().zip(&after).position(|(before, after)| before != after);
-        ensure!(
-            changed.is_none(),
-            "settled answered 1 of all batches, and byte {} changed after that",
-            changed.unwrap_or_default()
-        );
     }
     world.delete_all(6)
 }

@@ -19,11 +19,13 @@ use super::{Outcome, Stop, Subject, ensure};
 pub const BYTES: usize = 1 << 20;
 /// Where gets put what they find, behind what puts take.
 pub const BACK: u64 = BYTES as u64 / 2;
+/// What memory is filled with where nothing may be written. Values that are compared with it have no such byte.
+pub const GUARD: u8 = 0x5C;
 
 fn register(tier: &dyn StorageTier, memory: &SharedMemory) -> Result<RegionId, Stop> {
     let offered = Memory {
         address: Address::of(memory.address().as_ptr()),
-        length: BYTES as u64,
+        length: memory.bytes() as u64,
         kind: MemoryKind::DRAM,
         device: 0,
         fd: memory.fd().as_raw_fd(),
@@ -46,8 +48,13 @@ pub struct World {
 
 impl World {
     pub fn open(subject: &Subject) -> Result<Self, Stop> {
+        Self::open_as(subject, "conformance")
+    }
+
+    /// An instance with this name.
+    pub fn open_as(subject: &Subject, name: &str) -> Result<Self, Stop> {
         let memory = SharedMemory::new("tier", BYTES).map_err(|e| Stop::Skip(format!("no memory: {e}")))?;
-        let tier = subject.tier("conformance")?;
+        let tier = subject.tier(name)?;
         let limits = tier.limits();
         ensure!(
             limits.max_pages > 0 && limits.max_batches > 0 && limits.max_value > 0 && limits.alignment > 0,
@@ -67,6 +74,19 @@ impl World {
     pub fn register(&mut self) -> Outcome {
         self.region = register(&*self.tier, &self.memory)?;
         Ok(())
+    }
+
+    /// Makes more memory the place of pages.
+    pub fn register_more(&self, memory: &SharedMemory) -> Result<RegionId, Stop> {
+        register(&*self.tier, memory)
+    }
+
+    /// An instance in which the keys of one batch are stored. No byte of their values is [`GUARD`].
+    pub fn stored(subject: &Subject) -> Result<Self, Stop> {
+        let world = Self::open(subject)?;
+        world.filled_without(GUARD);
+        world.put_all(1)?;
+        Ok(world)
     }
 
     pub fn key(&self, number: u32) -> Key {
@@ -160,6 +180,14 @@ impl World {
     pub fn filled(&self) -> Vec<u8> {
         let mut bytes = vec![0; BACK as usize];
         seeded().fill(&mut bytes);
+        write_at(&self.memory, 0, &bytes);
+        bytes
+    }
+
+    /// As [`filled`](World::filled), and no byte is this one.
+    pub fn filled_without(&self, guard: u8) -> Vec<u8> {
+        let mut bytes = self.filled();
+        bytes.iter_mut().filter(|byte| **byte == guard).for_each(|byte| *byte = !guard);
         write_at(&self.memory, 0, &bytes);
         bytes
     }

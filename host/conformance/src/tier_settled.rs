@@ -1,0 +1,139 @@
+//! When a storage tier says that nothing of a batch touches memory any more.
+
+#![allow(clippy::disallowed_methods, reason = "the kit measures other people's code, in real time")]
+
+use std::time::Instant;
+
+use host_memory::SharedMemory;
+use host_plugin_api::{ErrorCode, Tag, TierCompletion, TierPage, capability};
+
+use super::bytes::{fill, peek};
+use super::observe::{patience, wait_for, wait_while_moving};
+use super::tier_world::{GUARD, World};
+use super::{Case, Outcome, Stop, Subject, ensure};
+
+pub(super) const CASES: &[Case] = &[Case {
+    name: "tier-settled",
+    role: Some("tier"),
+    capability: Some(capability::SETTLED),
+    about: "settled answers 1 as soon as nothing of a batch touches memory any more, and not before",
+    run: settled,
+}];
+
+/// Rounds, unless the tier is slow.
+const ROUNDS: u64 = 12;
+/// Most batches on their way at once.
+const BATCHES: u32 = 8;
+
+/// A batch of gets, each into memory of its own.
+struct Batch {
+    tag: Tag,
+    start: usize,
+    /// Its memory when settled answered 1 for the first time.
+    settled: Option<Vec<u8>>,
+}
+
+struct Room<'a> {
+    world: &'a World,
+    memory: &'a SharedMemory,
+    /// Bytes that a batch writes.
+    bytes: usize,
+}
+
+impl Room<'_> {
+    /// The memory of a batch, its end first: what is copied in order gets there last.
+    fn look(&self, batch: &Batch) -> Vec<u8> {
+        let mut found = vec![0; self.bytes];
+        let (first, second) = found.split_at_mut(self.bytes / 2);
+        peek(self.memory, batch.start + first.len(), second);
+        peek(self.memory, batch.start, first);
+        found
+    }
+
+    /// Asks whether a batch is settled, and keeps what its memory is then.
+    fn ask(&self, batch: &mut Batch) -> Outcome {
+        let answer = self.world.tier.settled(batch.tag);
+        ensure!((0..=1).contains(&answer), "settled of a batch in flight answered {answer}");
+        if answer == 1 && batch.settled.is_none() {
+            batch.settled = Some(self.look(batch));
+        }
+        ensure!(
+            answer == 1 || batch.settled.is_none(),
+            "settled of batch {} answered 1, and then 0",
+            batch.tag.0
+        );
+        Ok(())
+    }
+}
+
+fn settled(subject: &Subject) -> Outcome {
+    let world = World::stored(subject)?;
+    let bytes = (world.page * world.batch) as usize;
+    let memory = SharedMemory::new("settled", bytes * BATCHES as usize);
+    let memory = memory.map_err(|error| Stop::Skip(format!("no memory: {error}")))?;
+    let region = world.register_more(&memory)?;
+    let room = Room { world: &world, memory: &memory, bytes };
+    let begun = Instant::now();
+    for round in 0..ROUNDS {
+        fill(&memory, GUARD);
+        let mut batches: Vec<Batch> = Vec::new();
+        for number in 0..BATCHES {
+            let (tag, start) = (Tag(10 + round * 8 + u64::from(number)), number as usize * bytes);
+            let page = |page: TierPage| TierPage { region, offset: page.offset + start as u64, ..page };
+            let pages: Vec<TierPage> = world.pages(world.batch, 0).into_iter().map(page).collect();
+            match world.tier.get(tag, &pages) {
+                0 => batches.push(Batch { tag, start, settled: None }),
+                code if code == ErrorCode::WOULD_BLOCK.0 && !batches.is_empty() => break,
+                code => return Err(Stop::Fail(format!("get answered {:?}", ErrorCode(code)))),
+            }
+        }
+        // The newest first: those before it keep the tier busy meanwhile.
+        batches.iter_mut().rev().try_for_each(|batch| room.ask(batch))?;
+        end(&room, &mut batches)?;
+        // A slow tier shows in one round what a fast one shows in some.
+        if begun.elapsed() > patience() {
+            break;
+        }
+    }
+    world.tier.deregister(region).map_err(|error| format!("deregister answered {error}"))?;
+    world.delete_all(6)
+}
+
+/// Follows the batches until each page has ended, and compares.
+fn end(room: &Room<'_>, batches: &mut [Batch]) -> Outcome {
+    let count = batches.len();
+    let expected = count * room.world.batch as usize;
+    let (mut ended, mut wrong) = (0, None);
+    let complete = wait_while_moving(|| {
+        // One at a time, so that the answer between any two is seen.
+        let mut one = [TierCompletion::default()];
+        if room.world.tier.poll(&mut one) == 1 {
+            ended += 1;
+        }
+        let asked = batches.iter_mut().filter(|batch| batch.settled.is_none());
+        wrong = asked.map(|batch| room.ask(batch)).find_map(Result::err);
+        ((wrong.is_some() || ended == expected).then_some(()), ended)
+    });
+    wrong.map_or(Ok(()), Err)?;
+    ensure!(complete.is_some(), "of {expected} pages of gets {ended} ended");
+    for batch in batches.iter_mut() {
+        let mut failed = None;
+        let settled = wait_for(|| {
+            failed = room.ask(batch).err();
+            (failed.is_some() || batch.settled.is_some()).then_some(())
+        });
+        failed.map_or(Ok(()), Err)?;
+        ensure!(settled.is_some(), "of {count} batches not all were ever settled");
+    }
+    for batch in batches {
+        let (before, after) = (batch.settled.take().unwrap_or_default(), room.look(batch));
+        let changed = before.iter().zip(&after).position(|(before, after)| before != after);
+        ensure!(
+            changed.is_none(),
+            "settled answered 1 of batch {}, and byte {} of its memory changed after that",
+            batch.tag.0,
+            changed.unwrap_or_default()
+        );
+    }
+    Ok(())
+}
