@@ -9,6 +9,7 @@ use super::bytes::{fill, peek, write_at};
 use super::observe::{wait_for, wait_while_moving};
 use super::random::seeded;
 use super::tier_world::{BACK, BYTES, World};
+use super::wording::status;
 use super::{Case, Outcome, Stop, Subject, ensure};
 
 const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
@@ -99,11 +100,11 @@ fn lengths(subject: &Subject) -> Outcome {
     let longest = u64::from(world.page) * 2 <= limits.max_value.min(BACK);
     world.start("put", || world.tier.put(Tag(1), &[whole]))?;
     let done = world.one("put", 1)?;
-    ensure!(done.status == STORED, "a put ended with {}", done.status);
+    ensure!(done.status == STORED, "a put ended with {}", status(done.status));
     known_bytes(&done, whole.length, "put")?;
     world.start("get", || world.tier.get(Tag(2), &[TierPage { offset: BACK, ..whole }]))?;
     let done = world.one("get", 2)?;
-    ensure!(done.status == FOUND, "a get ended with {}", done.status);
+    ensure!(done.status == FOUND, "a get ended with {}", status(done.status));
     known_bytes(&done, whole.length, "get")?;
     if longest {
         write_at(&world.memory, BACK as usize, &[GUARD; BACK as usize]);
@@ -211,7 +212,7 @@ fn deregister(subject: &Subject) -> Outcome {
         let code = world.tier.get(Tag(5), &world.pages(1, BACK));
         if code == 0 {
             let done = world.one("get", 5)?;
-            ensure!(done.status < 0, "a get into a region that is gone ended with {}", done.status);
+            ensure!(done.status < 0, "a get into a region that is gone ended with {}", status(done.status));
         }
         world.register()?;
         let id = world.region.0;
