@@ -193,7 +193,7 @@ typedef struct host_submission {
     uint32_t peer;
     /* Bytes of `notification` that count; 0 sends none. */
     uint32_t notification_length;
-    /* The host's name for this submission: unique among those not settled. */
+    /* The host's name for this submission. It never comes again within an instance, once a submission with it was accepted. */
     uint64_t tag;
     /* Delivered to the peer after the data. */
     uint8_t notification[HOST_NOTIFICATION_BYTES];
@@ -202,15 +202,15 @@ typedef struct host_submission {
 /* How an accepted submission ended on the sending side. */
 typedef struct host_completion {
     uint64_t tag;
-    /* Bytes written, when `status` is 0. */
+    /* Bytes written, when `status` is 0: all of the submission. */
     uint64_t bytes;
-    /* 0 or an error code. */
+    /* 0 when all bytes are in the peer's memory, or an error code. */
     int32_t status;
     uint32_t reserved;
 } host_completion;
 
 enum {
-    /* A submission's data is in our memory. */
+    /* All of a submission's data is in our memory. It is not said of one of which a write was refused. */
     HOST_ARRIVED = 1,
     /* The peer is proven gone: none of its writes will land any more. */
     HOST_PEER_GONE = 2
@@ -254,6 +254,7 @@ typedef struct host_transfer_role {
     int32_t (*deregister_memory)(void *instance, uint32_t region, host_error *error);
     /* Writes what a peer needs to connect to us to `bytes`, if `room` is enough, and its length to `length` in any case. */
     int32_t (*endpoint)(void *instance, uint8_t *bytes, size_t room, size_t *length, host_error *error);
+    /* Again under the same name it replaces a connection that was lost: the id is a new one, and the old one is then unknown. */
     int32_t (*connect)(
         void *instance, host_text name, const uint8_t *endpoint, size_t length, uint32_t *peer, host_error *error);
     /* A fence: when it returns, nothing from or to this peer is in flight, and its late writes land nowhere. */

@@ -24,7 +24,8 @@ pub struct RegionId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, StableAbi)]
 pub struct PeerId(pub u32);
 
-/// The host's name for one submission: unique among those not yet settled.
+/// The host's name for one submission. Once a submission with it was accepted, the host never uses it again within the instance. One
+/// that was refused is tried again under its tag.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
 pub struct Tag(pub u64);
@@ -138,9 +139,10 @@ pub struct Submission {
 pub struct Completion {
     /// The submission.
     pub tag: Tag,
-    /// Bytes written. Meaningful when `status` is 0.
+    /// Bytes written. Meaningful when `status` is 0: then all bytes of the submission.
     pub bytes: u64,
-    /// 0, or an error code. After either, nothing of the submission is in flight any more when `settled` says so.
+    /// 0 when all bytes of the submission are in the peer's memory, or an error code. After either, nothing of the submission is in
+    /// flight any more when `settled` says so.
     pub status: i32,
     /// Zero.
     pub reserved: u32,
@@ -152,7 +154,7 @@ pub struct Completion {
 pub struct NotificationKind(pub u32);
 
 impl NotificationKind {
-    /// A submission's data is in our memory.
+    /// All of a submission's data is in our memory. It is not said of a submission of which a write was refused.
     pub const ARRIVED: NotificationKind = NotificationKind(1);
     /// The peer is proven gone: none of its writes will land any more. May be said more than once of one peer.
     pub const PEER_LOST: NotificationKind = NotificationKind(2);
@@ -234,8 +236,8 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// When no endpoint can be offered.
     fn endpoint(&self) -> Result<Vec<u8>>;
 
-    /// Connects to a peer. Connecting again under the same name replaces a connection that was lost, whose id is then
-    /// unknown.
+    /// Connects to a peer. Connecting again under the same name replaces a connection that was lost: the answer is a new id,
+    /// and the old one is then unknown.
     ///
     /// # Errors
     /// `PEER_LOST` when the peer does not answer, `VERSION` when the endpoint is of another kind.
@@ -265,8 +267,8 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// **Hot.** Moves what peers did into `notifications`. Returns how many, or a code.
     fn notifications(&self, notifications: &mut [Notification]) -> i32;
 
-    /// Asks that what has not started of a submission never starts. It still ends in one completion. Returns 0, or
-    /// `INVALID_ARGUMENT` for a tag that is not in flight.
+    /// Asks that what has not started of a submission never starts. It still ends in one completion, whose status is 0 only
+    /// when all of the submission was written all the same. Returns 0, or `INVALID_ARGUMENT` for a tag that is not in flight.
     fn cancel(&self, tag: Tag) -> i32;
 
     /// **Hot.** Whether nothing of this tag is in flight any more, also after failure or cancellation: 1 settled,

@@ -5,6 +5,7 @@ use host_plugins::load_root;
 
 use super::instance::Instance;
 use super::observe::{descriptors, threads, wait_for};
+use super::wording::with_article;
 use super::{Case, Outcome, Stop, Subject, ensure};
 
 pub(super) const CASES: &[Case] = &[
@@ -70,7 +71,8 @@ fn manifest(subject: &Subject) -> Outcome {
         );
         if let Some(default) = &of.default {
             let found = default.type_str();
-            ensure!(found == of.kind, "config key {key:?} is a {}, but its default is a {found}", of.kind);
+            let (kind, other) = (with_article(&of.kind), with_article(found));
+            ensure!(found == of.kind, "config key {key:?} is {kind}, but its default is {other}");
         }
         ensure!(!of.doc.is_empty(), "config key {key:?} has no doc");
     }

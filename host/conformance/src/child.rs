@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::observe::be_patient;
 use super::persistence::{dies, rounds, second};
+use super::wording::ended;
 use super::{Case, Report, Status, Stop, cases, subject};
 
 /// Most bytes kept of what a case's process writes.
@@ -150,8 +151,8 @@ fn one(
     // Read while it runs, so that a talkative plugin does not stop at a full pipe.
     let output = child.stdout.take().map(read_all);
     let errors = child.stderr.take().map(read_all);
-    let ended = ends_within(&child, limits.time)?;
-    if !ended {
+    let in_time = ends_within(&child, limits.time)?;
+    if !in_time {
         child.kill()?;
     }
     let exit = child.wait()?;
@@ -160,12 +161,10 @@ fn one(
     let report = |status, text| Ok(Report { case: case.name, status, text });
     let verdict = output.lines().rev().find_map(|line| line.split_once(MARK));
     let verdict = verdict.and_then(|(_, json)| serde_json::from_str::<Verdict>(json).ok());
-    // The last words of a process that died usually say why.
-    let said = last_words(&errors);
     let is_due =
         exit.success() || (dies(case.name) && !second && exit.signal() == Some(Signal::KILL.as_raw()));
     match verdict {
-        _ if !ended => {
+        _ if !in_time => {
             let held = output.lines().rev().find_map(|line| line.split_once(HELD));
             let held = held.map(|(_, calls)| format!(", {calls}")).unwrap_or_default();
             let seconds = limits.time.as_secs();
@@ -176,20 +175,9 @@ fn one(
             "skip" => report(Status::Skip, text),
             _ => report(Status::Fail, text),
         },
-        Some(_) => report(Status::Crash, format!("the process ended with {exit} after the case: {said}")),
-        None => report(Status::Crash, format!("the process ended with {exit}: {said}")),
+        Some(_) => report(Status::Crash, format!("after the case {}", ended(exit, &errors))),
+        None => report(Status::Crash, ended(exit, &errors)),
     }
-}
-
-/// The line that says why, as far as one can tell: what allocation failed, what the last panic said, or the last one.
-fn last_words(errors: &str) -> &str {
-    let lines = || errors.lines().rev().filter(|line| !line.trim().is_empty());
-    let allocation = lines().find(|line| line.starts_with("memory allocation of"));
-    let panic = || {
-        let start = errors.rfind(" panicked at ")?;
-        errors[start..].lines().nth(1).filter(|line| !line.trim().is_empty())
-    };
-    allocation.or_else(panic).or_else(|| lines().next()).unwrap_or("nothing was written")
 }
 
 /// What a process writes, while it writes it.

@@ -32,11 +32,16 @@ mod tier_settled;
 mod tier_whole;
 mod tier_world;
 mod transfer;
+mod transfer_bounds;
+mod transfer_cancel;
+mod transfer_connections;
 mod transfer_contract;
 mod transfer_fence;
 mod transfer_hot;
+mod transfer_large;
 mod transfer_notifications;
 mod transfer_pair;
+mod wording;
 
 use std::path::Path;
 
@@ -145,6 +150,8 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         opening::CASES,
         transfer::CASES,
         transfer_contract::CASES,
+        transfer_large::CASES,
+        transfer_connections::CASES,
         transfer_fence::CASES,
         transfer_notifications::CASES,
         transfer_hot::CASES,

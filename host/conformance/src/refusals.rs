@@ -10,6 +10,7 @@ use super::instance::DEADLINE_MS;
 use super::observe::wait_for;
 use super::tier_world::{BYTES, World};
 use super::transfer_pair::{NO_COMPLETION, Pair, no_notification, read};
+use super::wording::status;
 use super::{Case, Outcome, Subject, ensure};
 
 const fn case(
@@ -195,13 +196,12 @@ fn tier_limits(subject: &Subject) -> Outcome {
     world.all("exists", 1, count, all, || world.tier.exists(Tag(1), &keys))?;
     // Nothing is in flight, and nothing is polled.
     let batches = limits.max_batches.min(MOST);
-    for tag in 1..=u64::from(batches) {
-        let code = world.tier.exists(Tag(tag), &keys[..1]);
+    for number in 0..u64::from(batches) {
+        let code = world.tier.exists(Tag(2 + number), &keys[..1]);
         ensure!(
             code == 0,
-            "limits allows {} batches that are not yet polled, and after {} exists answered {:?}",
+            "limits allows {} batches that are not yet polled, and after {number} exists answered {:?}",
             limits.max_batches,
-            tag - 1,
             ErrorCode(code)
         );
     }
@@ -215,13 +215,14 @@ fn tier_limits(subject: &Subject) -> Outcome {
     let longest = limits.max_value.min(BYTES as u64) / limits.alignment * limits.alignment;
     let length = u32::try_from(longest).unwrap_or(u32::MAX);
     let page = TierPage { length, ..world.pages(1, 0)[0] };
-    world.start("put of the longest value", || world.tier.put(Tag(2), &[page]))?;
-    let done = world.one("put of the longest value", 2)?;
+    let tag = 2 + u64::from(batches);
+    world.start("put of the longest value", || world.tier.put(Tag(tag), &[page]))?;
+    let done = world.one("put of the longest value", tag)?;
     ensure!(
         done.status == STORED,
         "limits allows values of {} bytes, and a put of {length} ended with {}",
         limits.max_value,
-        done.status
+        status(done.status)
     );
-    world.delete_all(3)
+    world.delete_all(tag + 1)
 }

@@ -8,6 +8,7 @@ use host_plugin_api::{ErrorCode, Tag, TierCompletion, TierPage};
 use super::bytes::{fill, peek, write_at};
 use super::observe::wait_for;
 use super::tier_world::{BACK, BYTES, GUARD, World};
+use super::wording::status;
 use super::{Case, Outcome, Stop, Subject, ensure};
 
 const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
@@ -145,7 +146,7 @@ fn deregister(subject: &Subject) -> Outcome {
         let code = world.tier.get(Tag(5), &world.pages(1, BACK));
         if code == 0 {
             let done = world.one("get", 5)?;
-            ensure!(done.status < 0, "a get into a region that is gone ended with {}", done.status);
+            ensure!(done.status < 0, "a get into a region that is gone ended with {}", status(done.status));
         }
         world.register()?;
         let id = world.region.0;

@@ -13,7 +13,8 @@ use host_plugin_api::{
 use super::bytes::{read_at, write_at};
 use super::observe::wait_for;
 use super::random::seeded;
-use super::{Outcome, Stop, Subject, ensure};
+use super::wording::with_article;
+use super::{Outcome, Stop, Subject, ensure, wording};
 
 /// Bytes of the region.
 pub const BYTES: usize = 1 << 20;
@@ -130,14 +131,17 @@ impl World {
             let answer = wait_for(|| Some(self.tier.poll(&mut one)).filter(|n| *n != 0));
             let Some(answer) = answer else {
                 let seen = ended.len();
-                return Err(Stop::Fail(format!("of {count} pages of a {what} only {seen} completed")));
+                return Err(Stop::Fail(format!(
+                    "of {count} pages of {} only {seen} completed",
+                    with_article(what)
+                )));
             };
             ensure!(answer == 1, "poll with room for one answered {:?}", ErrorCode(answer));
             let TierCompletion { tag: found, page, status, .. } = one[0];
             ensure!(found.0 == tag, "the {what} {tag} alone is in flight, but {} completed", found.0);
-            ensure!(page < count, "page {page} of a {what} of {count} pages completed");
+            ensure!(page < count, "page {page} of {} of {count} pages completed", with_article(what));
             let before = ended.insert(page, status);
-            ensure!(before.is_none(), "page {page} of a {what} completed twice");
+            ensure!(before.is_none(), "page {page} of {} completed twice", with_article(what));
         }
         Ok(ended.into_values().collect())
     }
@@ -146,7 +150,7 @@ impl World {
     pub fn one(&self, what: &str, tag: u64) -> Result<TierCompletion, Stop> {
         let mut one = [TierCompletion::default()];
         let answer = wait_for(|| Some(self.tier.poll(&mut one)).filter(|n| *n != 0));
-        ensure!(answer.is_some(), "the page of a {what} never ended");
+        ensure!(answer.is_some(), "the page of {} never ended", with_article(what));
         ensure!(
             answer == Some(1) && one[0].tag == Tag(tag),
             "the {what} {tag} alone is in flight, and poll answered {answer:?} with {:?}",
@@ -160,8 +164,8 @@ impl World {
         let ended = self.finish(what, tag, count)?;
         let wrong = ended.iter().position(|found| *found != status);
         if let Some(page) = wrong {
-            let found = ended[page];
-            ensure!(false, "page {page} of a {what} ended with {found}, it should be {status}");
+            let (what, found) = (with_article(what), wording::status(ended[page]));
+            ensure!(false, "page {page} of {what} ended with {found}, it should be {status}");
         }
         Ok(())
     }

@@ -10,7 +10,9 @@ use super::bytes::write_at;
 use super::instance::DEADLINE_MS;
 use super::observe::{wait_for, wait_while_moving};
 use super::random::{SEED, seeded};
-use super::transfer_pair::{BYTES, NO_COMPLETION, Pair, no_notification, read};
+use super::transfer_bounds::bounds;
+use super::transfer_cancel::cancel;
+use super::transfer_pair::{BYTES, NO_COMPLETION, Pair, read};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
 const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
@@ -22,10 +24,18 @@ pub(super) const CASES: &[Case] = &[
     case("transfer-completions", "every accepted submission completes", completions),
     case("transfer-repeats", "no submission completes twice, and none that was not accepted", repeats),
     case("transfer-flow-control", "a full backend says WOULD_BLOCK and recovers", flow_control),
-    case("transfer-bounds", "writes outside of regions, or of another generation, land nowhere", bounds),
+    case(
+        "transfer-bounds",
+        "writes outside of regions, or of another generation, land nowhere, and no notification says that they came",
+        bounds,
+    ),
     case("transfer-threads", "several threads submit at once", threads),
     case("transfer-panics", "wrong input is answered with a code, not with a panic", panics),
-    case("transfer-cancel", "a cancelled submission still ends in one completion", cancel),
+    case(
+        "transfer-cancel",
+        "a cancelled submission still ends in one completion, with status 0 only when all of its bytes are there",
+        cancel,
+    ),
     case("transfer-peer-gone", "writes to a peer that ended fail or complete, and never hang", peer_gone),
     case("transfer-closed", "after shutdown every call answers CLOSED", closed),
 ];
@@ -181,51 +191,6 @@ fn flow_control(subject: &Subject) -> Outcome {
     Ok(())
 }
 
-fn bounds(subject: &Subject) -> Outcome {
-    let pair = Pair::open(subject)?;
-    write_at(&pair.source, 0, &vec![0xAA; BYTES]);
-    let before = read(&pair.target);
-    let good = pair.write(0, 0, 64);
-    let end = BYTES as u64;
-    let cases = [
-        ("beyond the target", Write { target_offset: end - 32, ..good }),
-        ("beyond the source", Write { source_offset: end - 32, ..good }),
-        ("past the end of all numbers", Write { target_offset: u64::MAX - 8, ..good }),
-        ("from past the end of all numbers", Write { source_offset: u64::MAX - 8, ..good }),
-        ("of no bytes", Write { length: 0, ..good }),
-        ("into an unknown region", Write { target_region: RegionId(999_999), ..good }),
-        ("from an unknown region", Write { source_region: RegionId(999_999), ..good }),
-        ("of another generation", Write { target_generation: 8, ..good }),
-    ];
-    for (number, (what, write)) in cases.into_iter().enumerate() {
-        let code = pair.sender.submit(&pair.submission(number as u64 + 1), &[write]);
-        if code == 0 {
-            let done = pair.completion()?;
-            let done = done.ok_or_else(|| format!("a write {what} was accepted and never completed"))?;
-            ensure!(done.status < 0, "a write {what} completed as if it had worked");
-        }
-        ensure!(read(&pair.target) == before, "a write {what} changed the target");
-    }
-    // What was refused does not land later either: this comes after it, on the same way.
-    let mut after = before.clone();
-    after[..64].fill(0xAA);
-    pair.transfer(50, &[good])?;
-    ensure!(
-        read(&pair.target) == after,
-        "a write outside of its region changed the target after it had ended"
-    );
-    write_at(&pair.source, 0, &[0; 64]);
-    pair.transfer(51, &[good])?;
-    write_at(&pair.source, 0, &[0xAA; 64]);
-    pair.receiver.deregister(pair.to).map_err(|e| format!("deregister answered {e}"))?;
-    if pair.sender.submit(&pair.submission(100), &[good]) == 0 {
-        let done = pair.completion()?;
-        ensure!(done.is_some(), "a write into a region that is gone was accepted and never completed");
-    }
-    ensure!(read(&pair.target) == before, "a write landed in a region that was deregistered");
-    Ok(())
-}
-
 fn threads(subject: &Subject) -> Outcome {
     let pair = Pair::open(subject)?;
     let source: Vec<u8> = (0..BYTES).map(|i| (i / 1000) as u8).collect();
@@ -309,23 +274,6 @@ fn panics(subject: &Subject) -> Outcome {
         // After the first panic everything answers so, but the first is the one to name.
         ensure!(answer != ErrorCode::PANICKED.0, "{what} made the plugin panic");
     }
-    Ok(())
-}
-
-fn cancel(subject: &Subject) -> Outcome {
-    let pair = Pair::open(subject)?;
-    let unknown = pair.sender.cancel(Tag(12_345));
-    ensure!(unknown < 0, "cancel of a tag that is not in flight answers {unknown}, it should be an error");
-    for tag in 1..=16 {
-        pair.submit(&pair.submission(tag), &[pair.write(0, 0, 60_000)])?;
-        // May come too late, which is an error and changes nothing.
-        let _too_late = pair.sender.cancel(Tag(tag));
-        let done = pair.completion()?;
-        let done = done.ok_or_else(|| format!("submission {tag} was cancelled and never completed"))?;
-        ensure!(done.tag == Tag(tag), "submission {tag} was cancelled, but {} completed", done.tag.0);
-    }
-    let mut one = [no_notification()];
-    ensure!(pair.receiver.notifications(&mut one) <= 0, "a notification came that was not sent");
     Ok(())
 }
 

@@ -45,13 +45,18 @@ pub fn no_notification() -> Notification {
 impl Pair {
     /// Opens both and connects the one to the other.
     pub fn open(subject: &Subject) -> Result<Self, Stop> {
+        Self::open_with(subject, BYTES)
+    }
+
+    /// The same, with regions of so many bytes.
+    pub fn open_with(subject: &Subject, bytes: usize) -> Result<Self, Stop> {
         let declares = |c| subject.declares("transfer", c);
         if !declares(capability::PAGE_WRITES) {
             return Err(Stop::Skip(
                 "the manifest declares no page_writes, so there is nothing to write with".into(),
             ));
         }
-        let memory = |name| SharedMemory::new(name, BYTES).map_err(|e| Stop::Skip(format!("no memory: {e}")));
+        let memory = |name| SharedMemory::new(name, bytes).map_err(|e| Stop::Skip(format!("no memory: {e}")));
         let (source, target) = (memory("source")?, memory("target")?);
         let (sender, receiver) = (subject.transfer("sender")?, subject.transfer("receiver")?);
         let from = register(&*sender, &source, 1)?;
@@ -92,6 +97,14 @@ impl Pair {
         }
     }
 
+    /// A submission whose notification is its tag.
+    pub fn notifying(&self, tag: u64) -> Submission {
+        let mut submission = self.submission(tag);
+        submission.notification[..8].copy_from_slice(&tag.to_le_bytes());
+        submission.notification_length = 8;
+        submission
+    }
+
     /// Submits, as often as the backend asks to come again.
     pub fn submit(&self, submission: &Submission, writes: &[Write]) -> Result<(), String> {
         let code = wait_for(|| {
@@ -119,9 +132,15 @@ impl Pair {
         }
     }
 
-    /// Submits, and waits for the completion.
+    /// Submits without a notification, and waits for the completion.
     pub fn transfer(&self, tag: u64, writes: &[Write]) -> Result<(), String> {
-        self.submit(&self.submission(tag), writes)?;
+        self.complete(&self.submission(tag), writes)
+    }
+
+    /// Submits, and waits for the completion.
+    pub fn complete(&self, submission: &Submission, writes: &[Write]) -> Result<(), String> {
+        self.submit(submission, writes)?;
+        let tag = submission.tag.0;
         let done = self.completion()?.ok_or_else(|| format!("submission {tag} never completed"))?;
         let bytes: u64 = writes.iter().map(|w| u64::from(w.length)).sum();
         match done {

@@ -184,8 +184,11 @@ fn each_defect_of_a_transfer_backend_fails_the_case_that_is_about_it_and_no_othe
                 "loses-completion",
                 &[
                     "transfer-completions",
+                    "transfer-cancel",
                     "transfer-order",
                     "transfer-limits",
+                    "transfer-landed",
+                    "transfer-descriptors",
                     "transfer-disconnect",
                     "transfer-deregister",
                     "transfer-settled",
@@ -201,7 +204,11 @@ fn each_defect_of_a_transfer_backend_fails_the_case_that_is_about_it_and_no_othe
                 &["transfer-words", "transfer-refusals"],
                 "a notification alone: submit of 0 writes answered",
             ),
-            ("corrupts-byte", &["transfer-data", "transfer-order"], "inside a write, is "),
+            (
+                "corrupts-byte",
+                &["transfer-data", "transfer-bounds", "transfer-order", "transfer-landed"],
+                "inside a write, is ",
+            ),
         ],
     );
 }
@@ -260,6 +267,22 @@ fn a_defect_of_a_transfer_backend_that_shows_while_bytes_are_on_their_way_is_fou
             ("cancels-anything", "transfer-cancel", "cancel of a tag that is not in flight answers 0"),
             ("settled-when-closed", "transfer-closed-all", "settled after shutdown answers 1"),
             ("limits-change", "transfer-constant", "max_submissions: 63"),
+            ("notifies-refused", "transfer-bounds", "with a write beyond the target was delivered"),
+            ("cancelled-works", "transfer-cancel", "completed with status 0 and 0 of its"),
+            ("cancelled-is-whole", "transfer-cancel", "of it is not in the target"),
+            ("misplaces-long", "transfer-large", "byte 196608 of a write of 196609 bytes is"),
+            ("completes-early", "transfer-landed", "completed before all of its data was there"),
+            ("keeps-peer", "transfer-reconnect", "which a connection had before"),
+            (
+                "leaks-with-connections",
+                "transfer-descriptors",
+                "connections that were ended left 50 descriptors",
+            ),
+            (
+                "leaks-with-submissions",
+                "transfer-descriptors",
+                "submissions that completed left 50 descriptors",
+            ),
         ],
     );
 }
@@ -279,7 +302,7 @@ fn a_defect_of_a_tier_that_shows_beside_its_pages_or_late_is_found() {
             ("cancels-anything", "tier-cancel", "cancel of a tag that is not in flight answers 0"),
             ("settled-when-closed", "tier-closed-all", "settled after shutdown answers 1"),
             ("limits-pages", "tier-limits", "exists answered INVALID_ARGUMENT"),
-            ("limits-value", "tier-limits", "a put of 131072 ended with -2"),
+            ("limits-value", "tier-limits", "a put of 131072 ended with INVALID_ARGUMENT (-2)"),
             ("limits-change", "tier-constant", "max_batches: 64"),
             ("settled-always", "tier-settled", "of its memory changed after that"),
             ("settled-never", "tier-settled", "not all were ever settled"),

@@ -2,6 +2,7 @@
 //!
 //! Which defect is written in the file itself, see [`host_plugin_mark`].
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,6 +17,10 @@ use host_plugin_wire::Backend;
 const EARLY: Duration = Duration::from_millis(3);
 /// How late a fence is that does not wait.
 const LATE: Duration = Duration::from_millis(50);
+/// The longest write whose bytes all go to their places, where longer ones do not.
+const SHORT: u32 = 192 << 10;
+/// The last bytes of a submission that land after it has completed, and what a submission has at least for that.
+const TAIL: (u32, u64) = (4096, 1 << 20);
 /// Set in the tags of notifications that this fake sends by itself.
 const OWN: u64 = 1 << 63;
 
@@ -31,6 +36,10 @@ pub struct BrokenWire {
     asked: AtomicU32,
     /// The submission that was cancelled last.
     cancelled: Mutex<Option<Tag>>,
+    /// What was accepted last, and its bytes, of the defects that tell of it what is not so.
+    accepted: Mutex<HashMap<u64, (Submission, u64)>>,
+    /// By the name of a peer the id that it keeps, and by that id the one it has.
+    kept: Mutex<(HashMap<String, u32>, HashMap<u32, PeerId>)>,
 }
 
 /// Opens an instance.
@@ -45,6 +54,8 @@ pub fn open(opening: &Opening) -> Result<BrokenWire> {
         peer: AtomicU32::new(0),
         asked: AtomicU32::new(0),
         cancelled: Mutex::default(),
+        accepted: Mutex::default(),
+        kept: Mutex::default(),
     })
 }
 
@@ -72,7 +83,53 @@ impl BrokenWire {
 
     /// The peer that the host means.
     fn peer(&self, named: PeerId) -> PeerId {
-        if self.is("same-peer") { PeerId(self.peer.load(Ordering::Relaxed)) } else { named }
+        match self.defect.as_str() {
+            "same-peer" => PeerId(self.peer.load(Ordering::Relaxed)),
+            "keeps-peer" => lock(&self.kept).1.get(&named.0).copied().unwrap_or(named),
+            _ => named,
+        }
+    }
+
+    /// A descriptor that is never closed.
+    fn leak(&self, defect: &str) {
+        if self.is(defect) {
+            // What cannot be opened is not left either.
+            std::mem::forget(std::fs::File::open("/dev/null"));
+        }
+    }
+
+    /// Starts all of a submission but its last bytes, and those behind it.
+    fn without_tail(&self, submission: &Submission, writes: &[Write], bytes: u64) -> i32 {
+        let Some((last, rest)) = writes.split_last().filter(|(last, _)| last.length > TAIL.0) else {
+            return self.inner.submit(submission, writes);
+        };
+        let head = Write { length: last.length - TAIL.0, ..*last };
+        let code = self.inner.submit(submission, &[rest, &[head]].concat());
+        if code == 0 {
+            lock(&self.accepted).insert(submission.tag.0, (*submission, bytes));
+            let (length, skipped) = (TAIL.0, u64::from(head.length));
+            let (source_offset, target_offset) = (last.source_offset + skipped, last.target_offset + skipped);
+            let tail = Write { length, source_offset, target_offset, ..*last };
+            let own = Submission { tag: Tag(submission.tag.0 | OWN), ..*submission };
+            let _lands_later = self.inner.submit(&own, &[tail]);
+        }
+        code
+    }
+
+    /// Changes how a submission ended, of the defects that remember what was accepted.
+    fn ended(&self, done: &mut Completion) {
+        let Some((submission, bytes)) = lock(&self.accepted).remove(&done.tag.0) else { return };
+        match self.defect.as_str() {
+            "notifies-refused" if done.status == ErrorCode::INVALID_ARGUMENT.0 => {
+                let own = Submission { tag: Tag(submission.tag.0 | OWN), ..submission };
+                let _told = self.inner.submit(&own, &[]);
+            }
+            "cancelled-is-whole" if done.status == ErrorCode::CANCELLED.0 => {
+                (done.status, done.bytes) = (0, bytes);
+            }
+            "completes-early" if done.status == 0 => done.bytes = bytes,
+            _ => {}
+        }
     }
 
     /// Changes the writes of a submission.
@@ -137,10 +194,18 @@ impl TransferBackend for BrokenWire {
             return Ok(PeerId(u32::MAX));
         }
         let peer = self.inner.connect(name, endpoint)?;
+        self.leak("leaks-with-connections");
+        if self.is("keeps-peer") {
+            let mut kept = lock(&self.kept);
+            let id = *kept.0.entry(name.to_owned()).or_insert(peer.0);
+            kept.1.insert(id, peer);
+            return Ok(PeerId(id));
+        }
         self.peer.store(peer.0, Ordering::Relaxed);
         Ok(if self.is("same-peer") { PeerId(1) } else { peer })
     }
     fn disconnect(&self, peer: PeerId) -> Result<()> {
+        lock(&self.kept).0.retain(|_, id| *id != peer.0);
         let peer = self.peer(peer);
         match self.defect.as_str() {
             "disconnect-nothing" => Ok(()),
@@ -161,6 +226,8 @@ impl TransferBackend for BrokenWire {
     }
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         let submission = Submission { peer: self.peer(submission.peer), ..*submission };
+        let bytes: u64 = writes.iter().map(|write| u64::from(write.length)).sum();
+        self.leak("leaks-with-submissions");
         match self.defect.as_str() {
             "hangs-in-submit" => loop {
                 std::thread::park();
@@ -182,6 +249,23 @@ impl TransferBackend for BrokenWire {
                 std::thread::sleep(EARLY);
                 self.inner.submit(&Submission { notification_length: 0, ..submission }, writes)
             }
+            "misplaces-long" if writes.iter().any(|write| write.length > SHORT) => {
+                let halves = |write: &Write| {
+                    let first = Write { length: write.length.min(SHORT), ..*write };
+                    let target_offset = write.target_offset + u64::from(first.length);
+                    // Its source begins where that of the first does.
+                    [first, Write { length: write.length - first.length, target_offset, ..*write }]
+                };
+                let writes: Vec<Write> = writes.iter().flat_map(halves).filter(|w| w.length > 0).collect();
+                self.inner.submit(&submission, &writes)
+            }
+            "completes-early" if submission.notification_length == 0 && bytes >= TAIL.1 => {
+                self.without_tail(&submission, writes, bytes)
+            }
+            "notifies-refused" | "cancelled-is-whole" => {
+                lock(&self.accepted).insert(submission.tag.0, (submission, bytes));
+                self.inner.submit(&submission, writes)
+            }
             _ => self.inner.submit(&submission, writes),
         }
     }
@@ -200,6 +284,10 @@ impl TransferBackend for BrokenWire {
             if self.is("counts-wrong") && done.bytes > 0 {
                 done.bytes -= 1;
             }
+            if self.is("cancelled-works") && done.status == ErrorCode::CANCELLED.0 {
+                done.status = 0;
+            }
+            self.ended(&mut done);
             completions[kept] = done;
             kept += 1;
         }
