@@ -13,7 +13,7 @@ pub fn with_article(word: &str) -> String {
 
 /// How something ended: a status as its number, and a code with its name.
 pub fn status(status: i32) -> String {
-    if status < 0 { format!("{:?} ({status})", ErrorCode(status)) } else { status.to_string() }
+    if status < 0 { format!("{:?}", ErrorCode(status)) } else { status.to_string() }
 }
 
 /// What is said of a process that ended without a verdict.
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn codes_have_names_and_words_their_article() {
-        assert_eq!((status(0), status(1), status(-1)), ("0".into(), "1".into(), "INTERNAL (-1)".into()));
+        assert_eq!((status(0), status(1), status(-1)), ("0".into(), "1".into(), "INTERNAL(-1)".into()));
         assert_eq!((with_article("put"), with_article("exists")), ("a put".into(), "an exists".into()));
     }
 }

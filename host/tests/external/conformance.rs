@@ -302,7 +302,7 @@ fn a_defect_of_a_tier_that_shows_beside_its_pages_or_late_is_found() {
             ("cancels-anything", "tier-cancel", "cancel of a tag that is not in flight answers 0"),
             ("settled-when-closed", "tier-closed-all", "settled after shutdown answers 1"),
             ("limits-pages", "tier-limits", "exists answered INVALID_ARGUMENT"),
-            ("limits-value", "tier-limits", "a put of 131072 ended with INVALID_ARGUMENT (-2)"),
+            ("limits-value", "tier-limits", "a put of 131072 ended with INVALID_ARGUMENT(-2)"),
             ("limits-change", "tier-constant", "max_batches: 64"),
             ("settled-always", "tier-settled", "of its memory changed after that"),
             ("settled-never", "tier-settled", "not all were ever settled"),

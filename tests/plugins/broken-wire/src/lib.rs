@@ -252,7 +252,7 @@ impl TransferBackend for BrokenWire {
             "misplaces-long" if writes.iter().any(|write| write.length > SHORT) => {
                 let halves = |write: &Write| {
                     let first = Write { length: write.length.min(SHORT), ..*write };
-                    let target_offset = write.target_offset + u64::from(first.length);
+                    let target_offset = write.target_offset.saturating_add(u64::from(first.length));
                     // Its source begins where that of the first does.
                     [first, Write { length: write.length - first.length, target_offset, ..*write }]
                 };
