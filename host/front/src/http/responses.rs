@@ -37,8 +37,12 @@ pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
 fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
-    let told = told(&fields);
+    let mut told = told(&fields)?;
     let tools = Tools::take(app, &mut fields, Spelling::Flat)?;
+    if tools.is_none() {
+        // They are no part of the prompt, whose length is bounded.
+        told.insert("tools".into(), json!([]));
+    }
     refuse_stored(&mut fields)?;
     // What an answer is limited to here is in text.format, or in vLLM's fields.
     fields.refuse_unless("response_format", empty)?;
@@ -83,25 +87,40 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
     Ok(Prepared { items: vec![Item { prompt: turn.prompt, ask }], shape })
 }
 
+/// Longest value, in bytes of JSON, that comes back and is no part of the prompt.
+const MOST_TOLD: usize = 16 << 10;
+
 /// Fields that come back in the answer as they were given, and what they are when absent.
-fn told(fields: &Fields) -> Map<String, Value> {
-    let defaults = [
-        ("instructions", Value::Null),
+///
+/// # Errors
+/// When one is too long to be kept for as long as the request lasts.
+fn told(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
+    // The prompt and the grammar bound these.
+    let bounded =
+        [("instructions", Value::Null), ("tools", json!([])), ("text", json!({"format": {"type": "text"}}))];
+    let others = [
         ("max_output_tokens", Value::Null),
         ("metadata", json!({})),
         ("parallel_tool_calls", json!(true)),
         ("reasoning", json!({"effort": null, "summary": null})),
         ("temperature", json!(1.0)),
-        ("text", json!({"format": {"type": "text"}})),
         ("tool_choice", json!("auto")),
-        ("tools", json!([])),
         ("top_logprobs", json!(0)),
         ("top_p", json!(1.0)),
         ("truncation", json!("disabled")),
         ("user", Value::Null),
     ];
-    let given = |name: &str| fields.get(name).filter(|value| !value.is_null()).cloned();
-    defaults.into_iter().map(|(name, default)| (name.to_owned(), given(name).unwrap_or(default))).collect()
+    let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
+    if let Some((name, _)) = others.iter().find(|(name, _)| given(name).is_some_and(is_long)) {
+        let message = format!("{name} is longer than {MOST_TOLD} bytes, which is the limit");
+        return Err(ApiError::field(name, message));
+    }
+    let all = bounded.into_iter().chain(others);
+    Ok(all.map(|(name, default)| (name.to_owned(), given(name).cloned().unwrap_or(default))).collect())
+}
+
+fn is_long(value: &Value) -> bool {
+    value.to_string().len() > MOST_TOLD
 }
 
 /// Refuses what needs answers or prompts that a server keeps.

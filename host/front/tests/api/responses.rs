@@ -363,6 +363,7 @@ async fn what_it_has_not_is_refused_in_a_sentence() {
         (json!({"text": {"format": {"type": "json_object"}}, "regex": "a"}), "text.format", "give one"),
         (json!({"include": ["file_search_call.results"]}), "include", "a list of"),
         (json!({"max_output_tokens": 0}), "max_output_tokens", "from 1"),
+        (json!({"metadata": {"a": "b".repeat(20_000)}}), "metadata", "longer than 16384 bytes"),
         (json!({"messages": [{"role": "user", "content": "x"}]}), "messages", "not known here"),
     ] {
         let reply = front.post(RESPONSES, &asking(&more)).await;
