@@ -12,21 +12,17 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, Signal, getpid, getrlimit, kill_process, pidfd_open, setrlimit,
-};
-use serde::{Deserialize, Serialize};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_open, setrlimit};
 
 use super::observe::be_patient;
 use super::persistence::{dies, rounds, second};
+use super::verdict::{self, Verdict};
 use super::wording::ended;
 use super::{Case, Report, Status, Stop, cases, subject};
 
 /// Most bytes kept of what a case's process writes.
 const OUTPUT: usize = 1 << 20;
 
-/// Starts the line that carries a verdict.
-const MARK: &str = "@verdict ";
 /// Starts the line that names the calls which have not returned when a case's time is nearly over.
 const HELD: &str = "@held ";
 
@@ -76,12 +72,6 @@ pub fn limit_this_process(memory: u64, processor_seconds: u64) -> std::io::Resul
     // that is for this.
     at_most(Resource::Cpu, processor_seconds, processor_seconds.saturating_add(1))?;
     Ok(())
-}
-
-#[derive(Deserialize, Serialize)]
-struct Verdict {
-    status: String,
-    text: String,
 }
 
 /// Runs the chosen cases on a file, each in its own process: this program again, as `plugins run-case`.
@@ -159,11 +149,9 @@ fn one(
     let text = |pipe: Option<Pipe>| pipe.map(Pipe::text).unwrap_or_default();
     let (output, errors) = (text(output), text(errors));
     let report = |status, text| Ok(Report { case: case.name, status, text });
-    let verdict = output.lines().rev().find_map(|line| line.split_once(MARK));
-    let verdict = verdict.and_then(|(_, json)| serde_json::from_str::<Verdict>(json).ok());
     let is_due =
         exit.success() || (dies(case.name) && !second && exit.signal() == Some(Signal::KILL.as_raw()));
-    match verdict {
+    match Verdict::last_in(&output) {
         _ if !in_time => {
             let held = output.lines().rev().find_map(|line| line.split_once(HELD));
             let held = held.map(|(_, calls)| format!(", {calls}")).unwrap_or_default();
@@ -251,24 +239,7 @@ pub fn run_case(file: &Path, config: &str, one: OneCase<'_>) -> std::io::Result<
         Err(Stop::Fail(text)) => ("fail", text),
         Err(Stop::Skip(text)) => ("skip", text),
     };
-    tell(status, text)
-}
-
-/// Writes the verdict about the case of this process.
-fn tell(status: &str, text: String) -> std::io::Result<()> {
-    let verdict = serde_json::to_string(&Verdict { status: status.to_owned(), text })?;
-    let mut output = std::io::stdout().lock();
-    writeln!(output, "\n{MARK}{verdict}")?;
-    output.flush()
-}
-
-/// Ends this process as a crash does, in the middle of what its other threads do: the case has passed so far.
-pub(super) fn pass_and_die() -> ! {
-    // Without its verdict the case counts as crashed.
-    let _unheard = tell("pass", String::new());
-    // A process may signal itself.
-    let _dead = kill_process(getpid(), Signal::KILL);
-    std::process::abort()
+    verdict::tell(status, text)
 }
 
 /// Names the calls of plugins that have not returned when nine tenths of the time are over.

@@ -41,6 +41,7 @@ mod transfer_hot;
 mod transfer_large;
 mod transfer_notifications;
 mod transfer_pair;
+mod verdict;
 mod wording;
 
 use std::path::Path;

@@ -7,10 +7,10 @@ use host_plugin_api::tier::{FOUND, STORED};
 use host_plugin_api::{ErrorCode, Key, Tag, TierCompletion, TierPage, capability};
 
 use super::bytes::{read_at, write_at};
-use super::child::pass_and_die;
 use super::observe::wait_while_moving;
 use super::tier_whole::{byte, is_whole, length};
 use super::tier_world::{BACK, World};
+use super::verdict::pass_and_die;
 use super::{Case, Outcome, Stop, Subject, ensure};
 
 pub(super) const NAME: &str = "tier-crash";
