@@ -176,9 +176,7 @@ impl Output {
             }
             Open::Call { name, arguments, .. } => {
                 let done = json!({"name": name, "arguments": arguments});
-                let mut event = self.item_event("response.function_call_arguments.done", done);
-                event["item_id"] = json!(self.item_id(&open));
-                events.push(event);
+                events.push(self.item_event("response.function_call_arguments.done", done));
             }
         }
         let item_id = self.item_id(&open);
