@@ -14,6 +14,7 @@ mod capi;
 mod client;
 mod config;
 mod find;
+mod keys;
 mod lanes;
 mod link;
 mod master;
@@ -101,6 +102,7 @@ impl MooncakeTier {
             regions: memory::Regions::default(),
             metrics,
             held: Mutex::default(),
+            keys: keys::Keys::default(),
             event: Event::new()?,
             unsettled,
             read_only: config.read_only,

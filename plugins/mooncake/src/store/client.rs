@@ -102,9 +102,12 @@ pub enum Verdict {
     Failed,
 }
 
+/// Of a key that is not there.
+pub const GONE: i64 = -704;
+
 pub fn verdict(code: i64) -> Verdict {
     match code {
-        -704 => Verdict::Missing,
+        GONE => Verdict::Missing,
         -200 => Verdict::NoRoom,
         -900 | -901 => Verdict::MasterLost,
         _ => Verdict::Failed,

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use host_plugin_api::{ErrorCode, Level, TierPage, log};
 use host_transfer_kit::{Event, locked};
 
-use super::client::{CALL_KEYS, Client, End, Span, Verdict, existed, got, put, removed, verdict};
+use super::client::{CALL_KEYS, Client, End, GONE, Span, Verdict, existed, got, put, removed, verdict};
+use super::keys::{Keys, Waiting};
 use super::link::Link;
 use super::memory::Regions;
 use super::metrics::Metrics;
@@ -29,6 +30,8 @@ pub struct Shared {
     pub metrics: Metrics,
     /// Pages that end with the client.
     pub held: Mutex<Vec<Held>>,
+    /// Keys that are read and removed.
+    pub keys: Keys,
     /// Readable while completions wait.
     pub event: Event,
     /// From how long a call on that failed may have left transfers behind that go on: [`UNSETTLED`](super::link::UNSETTLED)
@@ -44,6 +47,9 @@ struct Item {
     page: TierPage,
     span: Span,
 }
+
+/// Of what moves no bytes.
+const NOWHERE: Span = Span { address: 0, length: 0 };
 
 fn name(page: &TierPage) -> String {
     let mut name = String::with_capacity(72);
@@ -85,8 +91,11 @@ impl Shared {
                     self.queue.finish(index, number, (code.0, 0));
                     continue;
                 }
+                if !self.may_begin(work, index, number, &page) {
+                    continue;
+                }
                 let span = match lane {
-                    Lane::Ask => Some(Span { address: 0, length: 0 }),
+                    Lane::Ask => Some(NOWHERE),
                     Lane::Read | Lane::Write => self.regions.pin(&page),
                 };
                 match span {
@@ -94,7 +103,10 @@ impl Shared {
                         bytes += span.length;
                         items.push(Item { number, page, span });
                     }
-                    None => self.queue.finish(index, number, (ErrorCode::INVALID_ARGUMENT.0, 0)),
+                    None => {
+                        self.over(work, std::iter::once(&page));
+                        self.queue.finish(index, number, (ErrorCode::INVALID_ARGUMENT.0, 0));
+                    }
                 }
             }
             if items.is_empty() {
@@ -106,6 +118,62 @@ impl Shared {
         }
     }
 
+    /// Whether a page's work may begin now. Else it has ended, or another thread carries it out later.
+    fn may_begin(&self, work: Work, index: u32, number: u32, page: &TierPage) -> bool {
+        let may = match work {
+            Work::Exists | Work::Put => true,
+            Work::Delete => self.keys.may_remove(Instant::now(), index, number, page),
+            Work::Get => self.keys.may_read(page),
+        };
+        if !may && work == Work::Get {
+            let missing = got(GONE, 0);
+            self.metrics.ended(work, missing);
+            self.queue.finish(index, number, missing);
+        }
+        may
+    }
+
+    /// Work that had begun has ended for these pages. Carries out what waited for that.
+    fn over<'a>(&self, work: Work, pages: impl Iterator<Item = &'a TierPage>) {
+        match work {
+            Work::Exists | Work::Put => {}
+            Work::Delete => pages.for_each(|page| self.keys.removed(page)),
+            Work::Get => self.remove(&self.keys.read(pages)),
+        }
+    }
+
+    /// Removes what was being read until now.
+    fn remove(&self, waiting: &[Waiting]) {
+        if waiting.is_empty() {
+            return;
+        }
+        let names: Vec<String> = waiting.iter().map(|waiting| name(&waiting.page)).collect();
+        let results = match self.link.enter() {
+            Ok(call) => answered(call.client.remove(&names), names.len()),
+            Err(code) => {
+                let lost = (code.0, 0);
+                waiting.iter().for_each(|waiting| self.end_removal(waiting, lost));
+                return;
+            }
+        };
+        let results = results.unwrap_or_else(|why| {
+            log!(Level::ERROR, "a removal of {} values of Mooncake Store went wrong: {why}", names.len());
+            vec![i64::MIN; names.len()]
+        });
+        for (waiting, result) in waiting.iter().zip(results) {
+            if verdict(result) == Verdict::MasterLost {
+                self.link.lost("it does not answer");
+            }
+            self.metrics.ended(Work::Delete, removed(result));
+            self.end_removal(waiting, removed(result));
+        }
+    }
+
+    fn end_removal(&self, waiting: &Waiting, end: End) {
+        self.keys.removed(&waiting.page);
+        self.queue.finish(waiting.index, waiting.number, end);
+    }
+
     /// Makes one call and ends its pages, or holds them.
     fn call(&self, index: u32, work: Work, thread: usize, items: &[Item]) {
         let lane = work.lane();
@@ -113,6 +181,7 @@ impl Shared {
             Ok(call) => call,
             Err(code) => {
                 self.metrics.skipped_no_master.add(items.len() as u64);
+                self.over(work, items.iter().map(|item| &item.page));
                 items.iter().for_each(|item| self.end(index, lane, item, (code.0, 0)));
                 return;
             }
@@ -155,6 +224,7 @@ impl Shared {
             drop(all);
             self.link.fence();
         }
+        self.over(work, items.iter().map(|item| &item.page));
         ends.into_iter().for_each(|(item, end)| self.end(index, lane, item, end));
         drop(call);
         log!(Level::TRACE, "{work:?} of {} pages took {took:?}", items.len());
@@ -179,7 +249,11 @@ impl Shared {
 
     /// Ends what waits in vain. To be called now and then.
     pub fn watch(&self, patience: Duration) {
-        let (pages, hangs) = self.queue.expire(Instant::now(), patience);
+        let now = Instant::now();
+        let late = self.keys.expire(now, patience);
+        late.iter().for_each(|waiting| self.end_removal(waiting, (ErrorCode::TIMEOUT.0, 0)));
+        let (pages, hangs) = self.queue.expire(now, patience);
+        let pages = pages + late.len() as u32;
         if hangs {
             self.link.lost("a question to it hangs");
         }
@@ -198,9 +272,15 @@ fn ask(client: &dyn Client, work: Work, items: &[Item]) -> Result<Vec<i64>, Stri
         Work::Delete => client.remove(&names),
         Work::Get => client.get(&names, &spans()),
         Work::Put => client.put(&names, &spans()),
-    }?;
-    match results.len() == items.len() {
+    };
+    answered(results, items.len())
+}
+
+/// The results of a call, if there is one for each key.
+fn answered(results: Result<Vec<i64>, String>, keys: usize) -> Result<Vec<i64>, String> {
+    let results = results?;
+    match results.len() == keys {
         true => Ok(results),
-        false => Err(format!("of {} keys {} were answered", items.len(), results.len())),
+        false => Err(format!("of {keys} keys {} were answered", results.len())),
     }
 }

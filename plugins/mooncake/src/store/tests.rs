@@ -171,7 +171,8 @@ fn rig(more: &str, unsettled: Duration) -> Rig {
     master.serve(listener);
     // Only where a master is silent does a test wait for that long.
     let patience = if more.contains("master_timeout_ms") { "" } else { "master_timeout_ms = 2000\n" };
-    let table = format!("master_server_address = \"{address}\"\n{patience}read_threads = 1\n{more}");
+    let threads = if more.contains("read_threads") { "" } else { "read_threads = 1\n" };
+    let table = format!("master_server_address = \"{address}\"\n{patience}{threads}{more}");
     let config = Config::parse(&table).unwrap();
     let library = FakeLibrary(world.clone());
     let tier = MooncakeTier::start(&config, Box::new(|| Ok(Box::new(library))), unsettled).unwrap();
@@ -325,6 +326,40 @@ fn what_waits_behind_a_call_that_hangs_ends_at_its_deadline_and_the_call_when_it
     leave.send(()).unwrap();
     assert_eq!(rig.ends(1).into_values().collect::<Vec<_>>(), [FOUND]);
     assert_eq!(rig.get(3..4), [FOUND]);
+}
+
+#[test]
+fn what_is_being_read_is_removed_when_it_was_read() {
+    let rig = rig("store_deadline_ms = 60000\nread_threads = 2\n", NEVER);
+    rig.memory.fill(7);
+    assert_eq!(rig.put(0..2), [STORED; 2]);
+    let (begun, leave) = rig.hang();
+    assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
+    begun.recv().unwrap();
+    assert_eq!(rig.tier.delete(Tag(2), &[key(0), key(1)]), 0);
+    // The other key's removal waits for nothing, and no question behind it does.
+    assert_eq!(rig.ends(1).into_iter().collect::<Vec<_>>(), [((2, 1), FOUND)]);
+    assert_eq!(rig.exist(0..2), [FOUND, MISSING]);
+    assert_eq!(rig.get(0..1), [MISSING], "a read that begins now is one that comes later");
+    assert_eq!((rig.tier.settled(Tag(1)), rig.tier.settled(Tag(2))), (0, 0));
+    leave.send(()).unwrap();
+    assert_eq!(rig.ends(2).into_iter().collect::<Vec<_>>(), [((1, 0), FOUND), ((2, 0), FOUND)]);
+    assert_eq!((rig.exist(0..1), rig.get(0..1)), (vec![MISSING], vec![MISSING]));
+    assert_eq!((rig.put(0..1), rig.get(0..1)), (vec![STORED], vec![FOUND]), "it can come again");
+}
+
+#[test]
+fn a_removal_behind_a_read_that_hangs_ends_at_its_deadline_and_removes_nothing() {
+    let rig = rig("store_deadline_ms = 50\n", NEVER);
+    assert_eq!(rig.put(0..1), [STORED]);
+    let (begun, leave) = rig.hang();
+    assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
+    begun.recv().unwrap();
+    assert_eq!(rig.tier.delete(Tag(2), &[key(0)]), 0);
+    assert_eq!(rig.ends(1).into_iter().collect::<Vec<_>>(), [((2, 0), ErrorCode::TIMEOUT.0)]);
+    leave.send(()).unwrap();
+    assert_eq!(rig.ends(1).into_values().collect::<Vec<_>>(), [FOUND]);
+    assert_eq!((rig.exist(0..1), rig.get(0..1)), (vec![FOUND], vec![FOUND]));
 }
 
 #[test]
