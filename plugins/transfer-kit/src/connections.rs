@@ -62,6 +62,8 @@ struct Link<M> {
     close_sent: Option<Instant>,
     /// The host knows that the link has ended.
     told: bool,
+    /// Another one of this name is there, so the host does not know this one any more. It goes as soon as it is over.
+    replaced: bool,
 }
 
 /// How an inbound endpoint stands.

@@ -165,17 +165,25 @@ impl<T: Transport> Connections<T> {
             connecting.fail(opened.err().unwrap_or_else(lost));
             return self.transport.say(instance, id.into(), Message::Cut);
         };
-        self.forget_lost_links(&peer.name);
+        self.replace_lost_links(&peer.name);
         self.shared.instance.peers.add(peer.clone(), usize::MAX, |_| false);
-        self.links.insert(id, Link { peer, stage: Stage::Open, close_sent: None, told: false });
+        self.links.insert(id, Link { peer, stage: Stage::Open, close_sent: None, told: false, replaced: false });
         answer(&connecting.reply, Ok(PeerId(id)));
     }
 
-    /// A lost connection is replaced by the next one of that name. Its id is unknown from then on.
-    fn forget_lost_links(&mut self, name: &str) {
-        let lost = |link: &Link<_>| link.stage.is_over() && link.peer.name == name;
+    /// A lost connection is replaced by the next one of that name. Its id is unknown from then on, also where something of it is
+    /// still in flight.
+    fn replace_lost_links(&mut self, name: &str) {
+        let lost = |link: &Link<_>| link.stage != Stage::Open && link.peer.name == name;
         let lost: Vec<u32> = self.links.iter().filter(|(_, link)| lost(link)).map(|(id, _)| *id).collect();
-        lost.into_iter().for_each(|id| self.forget_link(id));
+        for id in lost {
+            self.shared.instance.peers.remove(PeerId(id));
+            let Some(link) = self.links.get_mut(&id) else { continue };
+            link.replaced = true;
+            if link.stage.is_over() {
+                self.forget_link(id);
+            }
+        }
     }
 
     pub(super) fn forget_link(&mut self, id: u32) {

@@ -15,7 +15,11 @@ impl<T: Transport> Connections<T> {
         let Some(link) = self.links.get_mut(&id) else { return };
         link.stage = link.stage.after(event);
         if link.stage.is_over() {
+            let replaced = link.replaced;
             self.shared.instance.queue.settle(PeerId(id));
+            if replaced {
+                self.forget_link(id);
+            }
         }
     }
 

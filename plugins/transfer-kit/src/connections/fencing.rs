@@ -12,6 +12,7 @@ use crate::linked::{Reply, answer};
 /// A disconnect that waits for its proof.
 pub(super) struct Fence {
     peer: PeerId,
+    name: String,
     /// The inbound endpoints that were there when it began. Those that come later are other connections'.
     inbound: Vec<Connection>,
     deadline: Instant,
@@ -33,11 +34,11 @@ impl<T: Transport> Connections<T> {
             return answer(&reply, Err(unknown_peer(id)));
         };
         link.told = true;
-        let instance = link.peer.instance;
+        let (instance, name) = (link.peer.instance, link.peer.name.clone());
         let inbound = self.close_inbound(|inbound| inbound.connection.instance == instance);
         self.ask_to_close(id.0);
         let deadline = Instant::now() + self.settings.fence_timeout;
-        self.fences.push(Fence { peer: id, inbound, deadline, reply });
+        self.fences.push(Fence { peer: id, name, inbound, deadline, reply });
     }
 
     /// Takes a region back, which new submissions cannot name any more.
@@ -52,16 +53,15 @@ impl<T: Transport> Connections<T> {
     pub(super) fn finish_fences(&mut self, now: Instant) {
         for fence in std::mem::take(&mut self.fences) {
             let id = fence.peer.0;
-            let Some(link) = self.links.get(&id) else {
-                answer(&fence.reply, Ok(()));
-                continue;
-            };
-            if link.stage.is_over() && !fence.inbound.iter().any(|c| self.is_inbound_open(*c).is_some()) {
-                self.forget_link(id);
+            // One that was replaced meanwhile went when it was over.
+            let over = self.links.get(&id).is_none_or(|link| link.stage.is_over());
+            if over && !fence.inbound.iter().any(|c| self.is_inbound_open(*c).is_some()) {
+                if self.links.contains_key(&id) {
+                    self.forget_link(id);
+                }
                 answer(&fence.reply, Ok(()));
             } else if now >= fence.deadline {
-                let name = &link.peer.name;
-                answer(&fence.reply, Err(unproven(&format!("to {name}"), "pages it may be sent")));
+                answer(&fence.reply, Err(unproven(&format!("to {}", fence.name), "pages it may be sent")));
             } else {
                 self.fences.push(fence);
             }

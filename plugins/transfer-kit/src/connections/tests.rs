@@ -228,6 +228,28 @@ fn what_failed_settles_when_the_peer_has_closed_its_end_and_the_host_hears_of_it
 }
 
 #[test]
+fn a_lost_connection_that_is_replaced_is_unknown_at_once_and_goes_when_nothing_of_it_is_in_flight() {
+    let (mut sender, mut receiver, peer) = pair();
+    sender.books.transport.slow = true;
+    fail(&mut sender, peer);
+    carry(&mut sender, &mut receiver);
+    sender.books.transport.slow = false;
+    let fence = sender.disconnect(peer);
+    let answer = sender.connect(&receiver);
+    carry(&mut sender, &mut receiver);
+    let next = answer.try_recv().unwrap().unwrap();
+    assert!(sender.shared.instance.peers.get(peer).is_none(), "replaced, though the transport has not ended it");
+    assert!(sender.books.links.contains_key(&peer.0) && !sender.shared.instance.queue.is_settled(Tag(7)));
+    sender.books.keep_time();
+    assert!(fence.try_recv().is_err(), "something of it may land");
+    sender.books.link_ended(peer.0, true);
+    assert_eq!(sender.books.links.keys().collect::<Vec<_>>(), [&next.0]);
+    assert!(sender.shared.instance.queue.is_settled(Tag(7)));
+    sender.books.keep_time();
+    fence.try_recv().unwrap().unwrap();
+}
+
+#[test]
 fn a_fence_waits_for_both_directions_and_says_nothing_to_the_host_that_disconnected() {
     let (mut sender, mut receiver, peer) = pair();
     let back = receiver.connect(&sender);
