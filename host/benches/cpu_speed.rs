@@ -104,6 +104,7 @@ fn measure(name: &str, model: &TinyModel, threads: usize, ranks: usize) -> anyho
             pages: (i * PAGES..(i + 1) * PAGES).map(PageId).collect(),
             window: host_core::window::WindowPages::default(),
             recompute: 0..0,
+            drafted: 0,
             sample: Some(GREEDY.into()),
         });
         let batch = Batch { id: 1, sequences: sequences.collect(), layer_group: 0 };

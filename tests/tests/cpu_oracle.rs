@@ -134,6 +134,7 @@ fn compare(model: &TinyModel, changes: &[(&str, Value)], prompt: usize) -> f32 {
             pages: (0..32).rev().map(PageId).collect(),
             window: WindowPages { first: 0, pages: (32..32 * (1 + parts)).map(PageId).collect() },
             recompute: 0..0,
+            drafted: 0,
             sample: None,
         };
         let found = executor

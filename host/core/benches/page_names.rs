@@ -61,6 +61,7 @@ fn scheduler(tokens: u32) -> Scheduler {
         radix_cache: Some(Policy::Lru),
         hierarchy: Some(HierarchyConfig::new(tokens, 1 << 20, vec![tier])),
         reserved_decode_tokens: 8,
+        draft_tokens: 0,
         max_queued: PROMPTS,
         bootstrap_timeout: long,
         request_timeout: long,

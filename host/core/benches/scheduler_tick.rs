@@ -36,6 +36,7 @@ fn measure(running: u32, queued: u32, cache: bool) -> (f64, f64) {
         chunk_tokens: 1 << 20,
         radix_cache: cache.then_some(Policy::Lru),
         reserved_decode_tokens: 3_000,
+        draft_tokens: 0,
         target_itl: Some(Duration::from_secs(1)),
         max_batch: running,
         max_running: running + 8,

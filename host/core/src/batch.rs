@@ -46,7 +46,10 @@ pub struct Sequence {
     /// layers sees a position before them. No other layer's KV is written for them, since `pages` hold it already. Empty
     /// for most sequences, and once all of them are computed.
     pub recompute: Range<u32>,
-    /// Present when the token after the last one is wanted.
+    /// How many of the last tokens are drafted: guesses at what will be drawn. 0 for most sequences, and fewer than there are tokens.
+    pub drafted: u32,
+    /// Present when the token after the last one that is not drafted is wanted, and those after drafted ones as long as these are
+    /// what was drawn.
     pub sample: Option<Draw>,
 }
 
@@ -55,6 +58,43 @@ impl Sequence {
     #[must_use]
     pub fn end(&self) -> usize {
         self.start as usize + self.tokens.len()
+    }
+
+    /// The drafted tokens.
+    #[must_use]
+    pub fn draft(&self) -> &[u32] {
+        &self.tokens[self.tokens.len().saturating_sub(self.drafted as usize)..]
+    }
+
+    /// Position behind the last token that is not drafted: that of the first draw.
+    #[must_use]
+    pub fn known(&self) -> usize {
+        self.end().saturating_sub(self.drafted as usize)
+    }
+
+    /// Draws the tokens that the sequence wants. `draw` gets how many drafted tokens come before, and the draw. It is asked for the
+    /// one behind the next drafted token as long as that token is what was drawn.
+    ///
+    /// # Errors
+    /// What `draw` says of the first token. What it says of later ones ends the drawing: they are drawn in the next batch.
+    pub fn sampled<E>(
+        &self,
+        mut draw: impl FnMut(usize, &Draw) -> Result<Sampled, E>,
+    ) -> Result<Vec<Sampled>, E> {
+        let Some(first) = &self.sample else { return Ok(Vec::new()) };
+        let mut drawn = vec![draw(0, first)?];
+        let mut next = first.clone();
+        for (before, token) in (1..).zip(self.draft()) {
+            if drawn.last().is_none_or(|last| last.token != *token) {
+                break;
+            }
+            next.goes_on(*token);
+            match draw(before, &next) {
+                Ok(sampled) => drawn.push(sampled),
+                Err(_) => break,
+            }
+        }
+        Ok(drawn)
     }
 }
 
@@ -77,8 +117,9 @@ pub struct Sampled {
 pub struct SequenceOutput {
     /// The request.
     pub room: Room,
-    /// Present when the batch asked for a sample.
-    pub sampled: Option<Sampled>,
+    /// The tokens that were drawn, in order: one if the batch asked for a sample, and one more for each drafted token that was
+    /// right, from the first on.
+    pub sampled: Vec<Sampled>,
     /// Why the request can have no further token, on any worker. There is no sample then.
     pub refused: Option<String>,
 }

@@ -72,6 +72,8 @@ pub struct Config {
     pub reserved_decode_tokens: u32,
     /// Mean time between two tokens of an answer that batches are to stay under. With `None` as many requests run as fit.
     pub target_itl: Option<Duration>,
+    /// Tokens that a step verifies behind an answer at most ([`drafting`](crate::scheduler)), or 0 for no drafts.
+    pub draft_tokens: u32,
     /// A number that clients do not know (see [`crate::radix::TreeConfig::seed`]).
     pub seed: u64,
     /// Whether the transfer backend proves when nothing of a write that failed or was cancelled is in flight any more. Without

@@ -10,6 +10,7 @@ pub mod aux_row;
 pub mod batch;
 mod cache;
 mod config;
+mod draft;
 mod hand_over;
 pub mod heads;
 pub mod hierarchy;

@@ -113,4 +113,11 @@ impl Draw {
         }
         draw
     }
+
+    /// The draw behind this one, which drew `token`.
+    pub fn goes_on(&mut self, token: u32) {
+        if self.sampling.shaping.is_some() {
+            self.output.push(token);
+        }
+    }
 }

@@ -8,7 +8,7 @@
 //! | [cache](crate::cache) | where every page is: pool, radix tree, offload tiers, windows, quarantine | `cache/` |
 //! | request | a [`job`] and its [`stage`]: one table says which stage follows which | `job.rs`, `stage.rs`, `ending.rs` |
 //! | hand-over | prefill's side and decode's side of a transfer, peers, messages | [`hand_over`](crate::hand_over), `sending.rs`, `receiving.rs`, `restoring.rs`, `peers.rs` |
-//! | policy | which request is next: admission, batching, pace, preemption, sharing | `admission.rs`, `batching.rs`, `pace.rs`, `preemption.rs`, `sharing.rs`, `headroom.rs`, `ready.rs` |
+//! | policy | which request is next: admission, batching, drafts, pace, preemption, sharing | `admission.rs`, `batching.rs`, `drafting.rs`, `pace.rs`, `preemption.rs`, `sharing.rs`, `headroom.rs`, `ready.rs` |
 //!
 //! A request's way through the stages, per role, is drawn in `docs/internals/request.md`. The table that holds it is in
 //! `stage.rs`. A request leaves through one function (`retire`). Its pages are free if nothing can touch them. If
@@ -17,6 +17,7 @@
 mod admission;
 mod batching;
 mod deadlines;
+mod drafting;
 mod ending;
 mod exchange;
 mod headroom;

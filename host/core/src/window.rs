@@ -52,6 +52,12 @@ impl WindowShape {
         Self { tokens: 2, parts, layers: 0 }
     }
 
+    /// Whether this is a state.
+    #[must_use]
+    pub const fn keeps_state(&self) -> bool {
+        self.layers == 0
+    }
+
     /// See [`first_live`].
     #[must_use]
     pub const fn first_live(&self, position: usize, page_tokens: usize) -> usize {

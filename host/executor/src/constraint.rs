@@ -13,24 +13,26 @@ pub trait Constraint: Send + Sync {
     /// Whether a sequence is limited.
     fn limits(&self, sequence: &Sequence) -> bool;
 
-    /// Makes the logits of tokens impossible that may not follow a sequence of the batch. Waits until they are known.
+    /// Makes the logits of tokens impossible that may not follow a sequence of the batch, or rather its known tokens and the first
+    /// `before` drafted ones, which were drawn. Waits until they are known.
     ///
     /// # Errors
     /// Why no token can follow, on any worker.
-    fn apply(&self, sequence: &Sequence, logits: &mut [f32]) -> Result<(), String>;
+    fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), String>;
 }
 
-/// A sequence's logits within its limits. To come before all that looks at logits.
+/// A sequence's logits behind so many drafted tokens, within its limits. To come before all that looks at logits.
 pub(crate) fn limited<'a>(
     constraint: Option<&dyn Constraint>,
     sequence: &Sequence,
+    before: usize,
     logits: &'a [f32],
 ) -> Result<Cow<'a, [f32]>, String> {
     match constraint.filter(|constraint| constraint.limits(sequence)) {
         None => Ok(Cow::Borrowed(logits)),
         Some(constraint) => {
             let mut logits = logits.to_vec();
-            constraint.apply(sequence, &mut logits)?;
+            constraint.apply(sequence, before, &mut logits)?;
             Ok(Cow::Owned(logits))
         }
     }

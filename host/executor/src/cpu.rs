@@ -218,14 +218,14 @@ impl Executor for CpuExecutor {
         }
         let mut rows = logits.chunks_exact(self.shape.vocabulary);
         let output = |sequence: &host_core::Sequence| {
-            let row = sequence.sample.as_ref().and_then(|draw| rows.next().map(|row| (draw, row)));
-            let sampled = row.map(|(draw, row)| {
-                let row = limited(constraint, sequence, row)?;
-                Ok(sample(&row, draw, sequence.end() as u64))
+            let rows: Vec<&[f32]> = rows.by_ref().take(forward::drawing_rows(sequence)).collect();
+            let drawn = sequence.sampled(|before, draw| {
+                let row = limited(constraint, sequence, before, rows[before])?;
+                Ok(sample(&row, draw, (sequence.known() + before) as u64))
             });
-            let (sampled, refused) = match sampled.transpose() {
+            let (sampled, refused) = match drawn {
                 Ok(sampled) => (sampled, None),
-                Err(reason) => (None, Some(reason)),
+                Err(reason) => (Vec::new(), Some(reason)),
             };
             SequenceOutput { room: sequence.room, sampled, refused }
         };

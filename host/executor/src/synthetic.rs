@@ -17,11 +17,13 @@
 mod content;
 mod hold;
 
+use std::convert::Infallible;
+use std::ops::RangeInclusive;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use host_core::heads::{holders, rank_heads};
-use host_core::{Batch, Draw, Dtype, Sampled, SequenceOutput, Shaping};
+use host_core::{Batch, Draw, Dtype, Sampled, Sequence, SequenceOutput, Shaping};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use self::content::Content;
@@ -37,9 +39,9 @@ use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape, Sliding, 
 pub struct Cost {
     /// Time of each batch.
     pub step: Duration,
-    /// Per token of a sequence that computes more than one.
+    /// Per drafted token, and per token of a sequence that computes more than one.
     pub prefill_token: Duration,
-    /// Per sequence that computes one token.
+    /// Per sequence that computes one token, whatever it drafts behind it.
     pub sequence: Duration,
 }
 
@@ -49,10 +51,11 @@ impl Cost {
     pub fn of(&self, batch: &Batch) -> Duration {
         let (mut tokens, mut sequences) = (0, 0);
         for sequence in &batch.sequences {
-            match sequence.tokens.len() {
+            match sequence.tokens.len() - sequence.draft().len() {
                 1 => sequences += 1,
                 more => tokens += more,
             }
+            tokens += sequence.draft().len();
         }
         self.step_of(tokens, sequences)
     }
@@ -174,14 +177,14 @@ impl Synthetic {
         Self { hold, ..self }
     }
 
-    /// What all ranks found, from `found[rank][sequence x the rank's heads]`: the sum over all heads. A head of which its
+    /// What all ranks found, from `found[rank][draw x the rank's heads]`: the sum over all heads. A head of which its
     /// holders found different things adds the difference to the first, so that no rank's KV goes unread.
-    fn states(kv_heads: usize, sequences: usize, found: &[Vec<u64>]) -> Vec<u64> {
+    fn states(kv_heads: usize, draws: usize, found: &[Vec<u64>]) -> Vec<u64> {
         let ranks = found.len();
-        let state = |sequence: usize| {
+        let state = |draw: usize| {
             let digest = |rank: usize, head: usize| {
                 let held = rank_heads(kv_heads, ranks, rank);
-                found[rank][sequence * held.len() + head - held.start]
+                found[rank][draw * held.len() + head - held.start]
             };
             digest::sum((0..kv_heads).flat_map(|head| {
                 let holders = holders(kv_heads, ranks, head);
@@ -192,7 +195,7 @@ impl Synthetic {
                 std::iter::once(first).chain(others).collect::<Vec<_>>()
             }))
         };
-        (0..sequences).map(state).collect()
+        (0..draws).map(state).collect()
     }
 
     fn draw(&self, state: u64, draw: &Draw) -> Sampled {
@@ -218,6 +221,14 @@ impl Synthetic {
             logprob: sampling.logprobs.map(|_| -0.5),
             top: (0..likeliest).map(|rank| (token(rank), -0.5 - rank as f32)).collect(),
         }
+    }
+}
+
+/// The positions that a sequence draws tokens of.
+fn draws_of(sequence: &Sequence) -> RangeInclusive<usize> {
+    match sequence.sample {
+        Some(_) => sequence.known()..=sequence.end(),
+        None => RangeInclusive::new(1, 0),
     }
 }
 
@@ -316,14 +327,15 @@ impl Executor for Synthetic {
         }
         let prefixes: Vec<Vec<u64>> =
             batch.sequences.iter().map(|sequence| content.prefixes(kv, sequence)).collect();
-        // What the pages of each sequence that draws hold, per head.
-        let mut digests = vec![0u64; batch.sequences.len() * heads.len()];
+        // What the pages hold that each draw depends on, per head.
+        let draws: usize = batch.sequences.iter().map(|sequence| draws_of(sequence).count()).sum();
+        let mut digests = vec![0u64; draws * heads.len()];
         for layer in 0..layers {
-            let digests = digests.chunks_exact_mut(heads.len());
-            for ((sequence, prefixes), digests) in batch.sequences.iter().zip(&prefixes).zip(digests) {
+            let mut digests = digests.chunks_exact_mut(heads.len());
+            for (sequence, prefixes) in batch.sequences.iter().zip(&prefixes) {
                 content.write(kv, sequence, prefixes, layer);
-                if sequence.sample.is_some() {
-                    content.read(kv, sequence, layer, digests);
+                for (end, digests) in draws_of(sequence).zip(&mut digests) {
+                    content.read(kv, sequence, end, layer, digests);
                 }
             }
             if batch.layer_group > 0 && layer + 1 < layers {
@@ -333,10 +345,11 @@ impl Executor for Synthetic {
         }
         let found = turn.gather(&digests)?;
         turn.finish();
-        let states = Self::states(kv_heads, batch.sequences.len(), &found);
-        let outputs = batch.sequences.iter().zip(states).map(|(sequence, state)| {
-            let sampled = sequence.sample.as_ref().map(|draw| self.draw(state, draw));
-            SequenceOutput { room: sequence.room, sampled, refused: None }
+        let mut states = Self::states(kv_heads, draws, &found).into_iter();
+        let outputs = batch.sequences.iter().map(|sequence| {
+            let states: Vec<u64> = states.by_ref().take(draws_of(sequence).count()).collect();
+            let drawn = sequence.sampled(|before, draw| Ok::<_, Infallible>(self.draw(states[before], draw)));
+            SequenceOutput { room: sequence.room, sampled: drawn.unwrap_or_default(), refused: None }
         });
         let outputs = if self.seat.rank() == 0 { outputs.collect() } else { Vec::new() };
         until(whole);
@@ -349,7 +362,7 @@ mod tests {
     use super::*;
     use host_core::layout::{KvLayout, KvOrder, KvShape};
     use host_core::window::WindowPages;
-    use host_core::{PageId, Room, Sampling, Sequence};
+    use host_core::{PageId, Room, Sampling};
 
     const GREEDY: Sampling = Sampling::GREEDY;
 
@@ -379,11 +392,12 @@ mod tests {
                 pages,
                 window: WindowPages::default(),
                 recompute: 0..0,
+                drafted: 0,
                 sample: (end == tokens.len()).then_some(GREEDY.into()),
             };
             let outputs =
                 executor.forward(kv, &Batch { id: 1, sequences: vec![sequence], layer_group: 0 }).unwrap();
-            token = outputs[0].sampled.clone().map(|sampled| sampled.token);
+            token = outputs[0].sampled.first().map(|sampled| sampled.token);
         }
         token.unwrap()
     }
@@ -442,11 +456,12 @@ mod tests {
                         pages: pages.clone(),
                         window: window.clone(),
                         recompute: 0..0,
+                        drafted: 0,
                         sample: (end == tokens.len()).then_some(GREEDY.into()),
                     };
                     let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
                     let outputs = executor.forward(&mut kv, &batch).unwrap();
-                    token = outputs[0].sampled.as_ref().map(|sampled| sampled.token);
+                    token = outputs[0].sampled.first().map(|sampled| sampled.token);
                 }
                 token.unwrap()
             })
@@ -460,14 +475,15 @@ mod tests {
         let mut executor = stateful();
         let step = |tokens: Vec<u32>, start, sample| {
             let (pages, window) = (pages.clone(), window.clone());
-            let sequence = Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, sample };
+            let sequence =
+                Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, drafted: 0, sample };
             Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
         };
         executor.forward(&mut kv, &step(vec![5; 8], 0, None)).unwrap();
         // The first position of the third token page reads the state of the second, which stays as it is.
         let mut next = |kv: &mut KvMemory| {
             let outputs = executor.forward(kv, &step(vec![6], 8, Some(GREEDY.into()))).unwrap();
-            outputs[0].sampled.as_ref().map(|sampled| sampled.token)
+            outputs[0].sampled.first().map(|sampled| sampled.token)
         };
         let before = next(&mut kv);
         for (part, page) in window.pages[..6].iter().enumerate() {
@@ -534,13 +550,14 @@ mod tests {
         let pages = vec![PageId(3), PageId(1)];
         let step = |tokens: Vec<u32>, start, sample| {
             let (pages, window) = (pages.clone(), WindowPages::default());
-            let sequence = Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, sample };
+            let sequence =
+                Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, drafted: 0, sample };
             Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
         };
         executor.forward(&mut kv, &step(vec![5; 7], 0, None)).unwrap();
         let mut next = |kv: &mut KvMemory| {
             let outputs = executor.forward(kv, &step(vec![6], 7, Some(GREEDY.into()))).unwrap();
-            outputs[0].sampled.as_ref().map(|sampled| sampled.token)
+            outputs[0].sampled.first().map(|sampled| sampled.token)
         };
         let before = next(&mut kv);
         for position in 0..7 {

@@ -38,6 +38,8 @@ pub enum Feature {
     LayerState,
     /// The layers with a window have a fixed part of the pool.
     WindowRatio,
+    /// Guesses at the next tokens of answers.
+    Speculation,
     /// No prefix cache at all.
     NoPrefixCache,
     /// Workers on other machines.

@@ -122,6 +122,10 @@ counters! {
     restored_tokens,
     /// Those of them that came from offload tiers.
     restored_offload_tokens,
+    /// Tokens that were drafted.
+    drafted_tokens,
+    /// Those of them that were right.
+    drafts_right,
     /// Tokens that preempted requests computed again.
     recomputed_tokens,
     /// Tokens computed again for a window.

@@ -1,5 +1,6 @@
 //! What tests and simulated clients hand to a scheduler, with every field set that they do not care about.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use host_core::layer_groups::{LayerGroups, Wish};
@@ -32,6 +33,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         cache_events: false,
         identity: PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
+        draft_tokens: 0,
         target_itl: None,
         seed: 3,
         settles: true,
@@ -101,12 +103,16 @@ pub fn sampled(token: u32) -> Sampled {
     Sampled { token, logprob: None, top: Vec::new() }
 }
 
-/// What comes of a batch whose sequences draw these tokens.
+/// What comes of a batch whose sequences draw these tokens. `draw` gets a sequence as if what it is to draw behind were its last token.
 pub fn outputs(batch: &Batch, mut draw: impl FnMut(&Sequence) -> u32) -> Vec<SequenceOutput> {
-    let output = |sequence: &Sequence| SequenceOutput {
-        room: sequence.room,
-        sampled: sequence.sample.is_some().then(|| sampled(draw(sequence))),
-        refused: None,
+    let output = |sequence: &Sequence| {
+        let drawn = sequence.sampled(|before, _draw| {
+            let mut so_far = sequence.clone();
+            so_far.tokens.truncate(sequence.tokens.len() - sequence.draft().len() + before);
+            so_far.drafted = 0;
+            Ok::<_, Infallible>(sampled(draw(&so_far)))
+        });
+        SequenceOutput { room: sequence.room, sampled: drawn.unwrap_or_default(), refused: None }
     };
     batch.sequences.iter().map(output).collect()
 }

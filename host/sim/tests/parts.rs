@@ -55,6 +55,7 @@ fn a_damaged_word_anywhere_changes_digest_and_answer() {
         pages: pages.to_vec(),
         window: WindowPages::default(),
         recompute: 0..0,
+        drafted: 0,
         sample: Some(request(1, &prompt, 1).sampling.into()),
     };
     let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
@@ -63,7 +64,7 @@ fn a_damaged_word_anywhere_changes_digest_and_answer() {
         memory.compute(&batch, 0..3);
         memory
     };
-    let drawn = |memory: &Memory| memory.outputs(&batch)[0].sampled.as_ref().unwrap().token;
+    let drawn = |memory: &Memory| memory.outputs(&batch)[0].sampled[0].token;
     let intact = computed();
     assert_eq!(vec![drawn(&intact)], kv.answer_to(&prompt, 1));
     for (page, layer) in pages.into_iter().flat_map(|page| (0..3).map(move |layer| (page, layer))) {

@@ -26,7 +26,7 @@ use super::companion::CompanionSettings;
 pub use bytes::Bytes;
 pub use choices::{
     EvictionPolicyName, KvDtypeName, KvLayoutName, PrefetchPolicyName, ReasoningParserName, RouterPolicyName,
-    ToolParserName, WritePolicyName,
+    SpeculateName, ToolParserName, WritePolicyName,
 };
 use file::{address, one_or_several, word_or_number};
 pub use hicache::{CostSettings, HicacheSettings};
@@ -446,6 +446,16 @@ pub struct Settings {
     /// their first token instead [default: none, as many decode as fit]
     #[arg(long, value_name = "MILLISECONDS")]
     pub target_itl_ms: Option<f64>,
+
+    /// Where guesses at an answer's next tokens come from, which a step verifies together. Answers stay the same, token by
+    /// token. Guesses pay where an answer repeats its prompt or itself [default: none, no guesses]
+    #[arg(long, value_name = "SOURCE", value_enum)]
+    pub speculate: Option<SpeculateName>,
+
+    /// Tokens that --speculate guesses for an answer in a step at most. Each request guesses fewer where its guesses are
+    /// wrong [default: 8]
+    #[arg(long, value_name = "TOKENS")]
+    pub draft_tokens: Option<u32>,
 
     /// Requests of a worker that compute or have a transfer under way at most [default: twice --max-batch]
     #[arg(long, value_name = "REQUESTS")]

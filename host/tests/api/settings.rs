@@ -14,6 +14,9 @@ const TOKENS: usize = 60;
 const TINY_POOL: [&str; 8] =
     ["--pool-pages", "24", "--reserved-decode-tokens", "8", "--max-batch", "16", "--chunk-tokens", "32"];
 
+/// Workers that guess.
+const SPECULATES: [&str; 2] = ["--speculate", "ngram"];
+
 /// An executor and where its model lies, if it has one.
 struct Computes {
     flags: Vec<String>,
@@ -50,6 +53,8 @@ fn settings() -> Vec<Value> {
         json!({"repetition_penalty": 1.7}),
         json!({"logit_bias": {"70": 3.5, "71": -100, "72": 2}}),
         json!({"allowed_token_ids": [65, 66, 67, 68, 69, 70, 71, 72]}),
+        // Two letters come in the same order again and again, so that they can be guessed, and often not.
+        json!({"allowed_token_ids": [65, 66]}),
         json!({"min_tokens": 40, "stop_token_ids": (32..127).step_by(3).collect::<Vec<u32>>()}),
         json!({"min_p": 0.4}),
     ];
@@ -112,6 +117,9 @@ fn are_equal_over_all_arrangements(computes: &Computes) {
         (&["--tp", "2"], ""),
         (&[&["--role", "aggregated"], &TINY_POOL[..]].concat(), ""),
         (&[caches, &TINY_POOL[..]].concat(), RESTORES),
+        (&[&["--tp", "2"], &SPECULATES[..]].concat(), ""),
+        (&[&["--role", "aggregated"], &SPECULATES[..], &TINY_POOL[..]].concat(), ""),
+        (&[caches, &SPECULATES[..], &TINY_POOL[..]].concat(), RESTORES),
     ] {
         let (cluster, _plugins) = computes.start(flags, config);
         for round in 0..2 {
@@ -119,11 +127,19 @@ fn are_equal_over_all_arrangements(computes: &Computes) {
                 assert_eq!(found, right, "{flags:?}, round {round}: {}", settings[request]);
             }
         }
+        let role = if flags.contains(&"aggregated") { "aggregated" } else { "decode" };
+        let metrics = cluster.metrics(&cluster.worker(role));
         if flags.contains(&"--pool-pages") {
-            let role = if flags.contains(&"aggregated") { "aggregated" } else { "decode" };
-            let preempted = cluster.metrics(&cluster.worker(role))["host_retractions_total"];
-            assert!(preempted > 0.0, "{flags:?}: no request was preempted");
+            assert!(metrics["host_retractions_total"] > 0.0, "{flags:?}: no request was preempted");
         }
+        let guesses = ["host_drafted_tokens_right_total", "host_drafted_tokens_total"];
+        let [right, guessed] = guesses.map(|name| metrics[name]);
+        let speculates = flags.contains(&"--speculate");
+        assert_eq!(
+            right > 0.0 && guessed > right,
+            speculates,
+            "{flags:?}: {right} of {guessed} guesses right"
+        );
         cluster.wait("all requests to end", || cluster.all_free());
     }
 }

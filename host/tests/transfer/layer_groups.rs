@@ -109,6 +109,7 @@ fn batch() -> Batch {
         pages,
         window: WindowPages::default(),
         recompute: 0..0,
+        drafted: 0,
         sample,
     };
     let sequences = vec![

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A room's place in its grammar follows from its tokens: those of the answer that came with the request, and those that the
-//! executor is given in batches. A token that was computed before, and is computed again after a preemption, moves nothing.
+//! executor is given in batches. A token that was computed before, and is computed again after a preemption, moves nothing. A
+//! drafted token moves it once it was drawn: what may follow it is worked out then, on the thread that draws.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -138,7 +139,7 @@ impl Constraint for Grammars {
             let Some(followed) = self.room(sequence.room) else { continue };
             let part = Part {
                 start: sequence.start as usize,
-                tokens: sequence.tokens.clone(),
+                tokens: sequence.tokens[..sequence.tokens.len() - sequence.draft().len()].to_vec(),
                 draws: sequence.sample.is_some(),
             };
             let worked_on = {
@@ -157,12 +158,16 @@ impl Constraint for Grammars {
         self.rooms.lock().contains_key(&sequence.room)
     }
 
-    fn apply(&self, sequence: &Sequence, logits: &mut [f32]) -> Result<(), String> {
+    fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), String> {
         // A request that ended meanwhile needs no token.
         let Some(followed) = self.room(sequence.room) else { return Ok(()) };
         let mut place = followed.place.lock();
         while place.working {
             followed.known.wait(&mut place);
+        }
+        if let Some(drawn) = before.checked_sub(1) {
+            let token = &sequence.draft()[drawn..before];
+            place.go_on(&Part { start: sequence.known() + drawn, tokens: token.to_vec(), draws: true });
         }
         match place.mask.take() {
             Some(Ok(mask)) => {
@@ -268,6 +273,7 @@ mod tests {
             pages: Vec::new(),
             window: host_core::window::WindowPages::default(),
             recompute: 0..0,
+            drafted: 0,
             sample: draws.then(|| sampling.into()),
         };
         Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
@@ -277,7 +283,7 @@ mod tests {
     fn after(grammars: &Grammars, batch: &Batch) -> Result<String, String> {
         grammars.begins(batch);
         let mut logits = vec![0.0; 256];
-        grammars.apply(&batch.sequences[0], &mut logits)?;
+        grammars.apply(&batch.sequences[0], 0, &mut logits)?;
         let allowed = (0..=u8::MAX).filter(|letter| logits[usize::from(*letter)] == 0.0);
         Ok(allowed.map(char::from).collect())
     }
@@ -304,6 +310,34 @@ mod tests {
         assert_eq!(after(&grammars, &batch(6, "f", true)).unwrap(), "\0", "the end");
         grammars.end(Room(1));
         assert!(!grammars.limits(&batch(0, "x", true).sequences[0]));
+    }
+
+    #[test]
+    fn a_drafted_token_moves_a_place_when_it_was_drawn_and_not_before() {
+        let grammars = grammars();
+        let under = Under { source: Source::regex("ab(cd|e)f"), answered: 0 };
+        grammars.begin(Room(1), grammars.follow(&request(b"x", vec![END]), &under).unwrap());
+        let drafted = |start, tokens, count| {
+            let mut batch = batch(start, tokens, true);
+            batch.sequences[0].drafted = count;
+            batch
+        };
+        let behind = |batch: &Batch, before| {
+            let mut logits = vec![0.0; 256];
+            grammars.apply(&batch.sequences[0], before, &mut logits).unwrap();
+            (0..=u8::MAX)
+                .filter(|letter| logits[usize::from(*letter)] == 0.0)
+                .map(char::from)
+                .collect::<String>()
+        };
+        let first = drafted(0, "xabe", 3);
+        assert_eq!(after(&grammars, &first).unwrap(), "a");
+        assert_eq!([1, 2].map(|before| behind(&first, before)), ["b", "ce"]);
+        // A "c" was drawn there instead of the "e", so the third drafted token was wrong.
+        let next = drafted(3, "cdd", 2);
+        assert_eq!(after(&grammars, &next).unwrap(), "d");
+        assert_eq!(behind(&next, 1), "f");
+        assert_eq!(after(&grammars, &batch(5, "f", true)).unwrap(), "\0", "the end");
     }
 
     #[test]

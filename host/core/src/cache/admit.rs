@@ -138,17 +138,32 @@ impl Cache {
         held.append(pages);
     }
 
-    /// What a batch computes of a running request, up to a position.
-    pub(crate) fn sequence(&self, tokens: &Tokens<'_>, kv: &Holding, end: usize) -> Sequence {
+    /// Takes back the pages behind the last position with KV. Nothing reads them.
+    pub(crate) fn trim(&mut self, kv: &mut Holding) {
+        let pages = self.pages_for(kv.computed);
+        let extra = kv.table.len().saturating_sub(pages);
+        let Some(held) = &mut kv.held else { return };
+        let kept = held.ids().len().saturating_sub(extra);
+        if extra > 0 {
+            kv.table.truncate(pages);
+            self.pool.release(held.split_off(kept));
+        }
+        self.trim_window(kv);
+    }
+
+    /// What a batch computes of a running request: up to a position, or all that is known and what is drafted behind it.
+    pub(crate) fn sequence(&self, tokens: &Tokens<'_>, kv: &Holding, end: usize, draft: &[u32]) -> Sequence {
         let position = |position: usize| u32::try_from(position).unwrap_or(u32::MAX);
+        let known = end - draft.len();
         Sequence {
             room: tokens.room(),
-            tokens: tokens.range(kv.computed..end),
+            tokens: [&tokens.range(kv.computed..known)[..], draft].concat(),
             start: position(kv.computed),
             pages: kv.table[..self.pages_for(end)].to_vec(),
             window: self.window_of(kv, end),
             recompute: position(kv.recompute.start)..position(kv.recompute.end),
-            sample: (end == tokens.known()).then(|| tokens.draw()),
+            drafted: position(draft.len()),
+            sample: (known == tokens.known()).then(|| tokens.draw()),
         }
     }
 }

@@ -30,6 +30,7 @@ fn cache(pages: u32) -> Cache {
         cache_events: false,
         identity: PageHash([1; 32]),
         reserved_decode_tokens: 1,
+        draft_tokens: 0,
         target_itl: None,
         seed: 1,
         settles: true,

@@ -217,6 +217,18 @@ impl Cache {
         kv.window.first += unseen;
     }
 
+    /// Gives back the parts behind the last position with KV.
+    pub(super) fn trim_window(&mut self, kv: &mut Holding) {
+        let Some(shape) = self.window else { return };
+        let end = self.pages_for(kv.computed).max(kv.window.first);
+        let kept = (end - kv.window.first) * shape.parts as usize;
+        let own = kept.saturating_sub(kv.window.cached.len());
+        if own < kv.window.own.ids().len() {
+            let behind = kv.window.own.split_off(own);
+            self.pool.release(behind);
+        }
+    }
+
     /// Whether the window at the end of a prefix is complete now that a request recomputes it. If it is, gives the
     /// parts back that led there and returns the token page at whose beginning the window is whole.
     pub(super) fn end_recompute(&mut self, kv: &mut Holding) -> Option<usize> {

@@ -20,10 +20,16 @@ impl Scheduler {
         }
         let mut most = self.config.chunk_tokens as usize;
         let mut give_up = false;
+        let mut drafts = self.draft();
         let plan = loop {
-            let plan = self.plan_batch(most);
+            let plan = self.plan_batch(most, &drafts);
             if self.grow(&plan, give_up) {
                 break plan;
+            }
+            // A guess costs no other request its pages.
+            if !drafts.is_empty() {
+                drafts.clear();
+                continue;
             }
             if self.release_spares() {
                 continue;
@@ -45,31 +51,36 @@ impl Scheduler {
         };
         let mut sequences = Vec::with_capacity(plan.len());
         let mut load = Load::default();
+        let mut prompts = 0;
         for (room, end) in plan {
             let Some(job) = self.jobs.get_mut(&room) else { continue };
-            sequences.push(self.cache.sequence(&job.tokens(), &job.kv, end));
-            match end - job.kv.computed() {
+            let draft = drafts.get(&room).map_or(&[][..], Vec::as_slice);
+            sequences.push(self.cache.sequence(&job.tokens(), &job.kv, end, draft));
+            match end - draft.len() - job.kv.computed() {
                 1 => load.sequences += 1,
-                more => load.tokens += more,
+                more => prompts += more,
             }
+            load.tokens += draft.len();
             load.context += end;
             job.stage.set_in_batch(Some(end));
         }
+        load.tokens += prompts;
         if sequences.is_empty() {
             // The requests that waited for this step have ended meanwhile.
             self.pace.interrupted();
             return;
         }
         self.computing = true;
-        self.step = (load.tokens > 0).then_some((now, load.tokens));
+        self.step = (prompts > 0).then_some((now, prompts));
         self.pace.begins(now, load);
         self.last_batch += 1;
         let layer_group = self.finest_group(&sequences);
         actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
     }
 
-    /// The rooms that are computed next, each up to a position: of prompts at most so many tokens.
-    fn plan_batch(&self, most: usize) -> Vec<(Room, usize)> {
+    /// The rooms that are computed next, each up to a position: of prompts at most so many tokens, and behind answers what is
+    /// drafted.
+    fn plan_batch(&self, most: usize, drafts: &BTreeMap<Room, Vec<u32>>) -> Vec<(Room, usize)> {
         let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.uncomputed() == 1);
         let mut prompts: Vec<&Room> = self.running.iter().filter(|room| !decodes(room)).collect();
         if self.has_priorities {
@@ -88,7 +99,8 @@ impl Scheduler {
             } else if beside.sequences > 0 && beside.tokens == 0 {
                 chunk_left = chunk_left.min(self.piece_beside(&beside));
             }
-            let count = if missing == 1 { 1 } else { missing.min(chunk_left) };
+            let draft = drafts.get(room).map_or(0, Vec::len);
+            let count = if missing == 1 { 1 + draft } else { missing.min(chunk_left) };
             if count == 0 {
                 break;
             }
@@ -164,6 +176,10 @@ impl Scheduler {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let (prompt, known, begun) = (job.request.prompt.len(), job.known(), !job.answer.tokens.is_empty());
         let before = job.kv.computed();
+        let drafted = end.saturating_sub(known);
+        let drawn = &output.sampled[..job.taken(&output.sampled, drafted)];
+        // Behind drafted tokens that were not drawn nothing is right.
+        let end = end.min(known + drawn.len().saturating_sub(1));
         job.kv.has_computed(end);
         // First what is computed for the window alone, then what was computed before a preemption.
         let known_from = before.max(end.min(job.kv.recompute().end));
@@ -180,18 +196,20 @@ impl Scheduler {
         if end >= prompt && !begun {
             self.prompt_ready(room, actions);
         }
+        if drafted > 0 {
+            self.learn_draft(room, drafted, drawn.len().saturating_sub(1));
+        }
         self.keep_computed(room, before);
-        match &output.sampled {
-            Some(sampled) => self.drawn(now, room, sampled, actions),
-            None if end == known => {
-                let text = "the executor drew no token where one was asked for";
-                let failure = match &output.refused {
-                    Some(reason) => Failure::new(FailureCode::Invalid, reason.clone()),
-                    None => Failure::new(FailureCode::Executor, text),
-                };
-                return self.fail(now, room, failure, actions);
-            }
-            None => {}
+        if drawn.is_empty() && end == known {
+            let text = "the executor drew no token where one was asked for";
+            let failure = match &output.refused {
+                Some(reason) => Failure::new(FailureCode::Invalid, reason.clone()),
+                None => Failure::new(FailureCode::Executor, text),
+            };
+            return self.fail(now, room, failure, actions);
+        }
+        for sampled in drawn {
+            self.drawn(now, room, sampled, actions);
         }
         self.push_pages(room, actions);
     }
@@ -228,9 +246,8 @@ impl Scheduler {
             self.transfer_moved(now, room);
             return;
         }
-        let request = &job.request;
-        let stop = !request.ignore_stop && request.stop_tokens.contains(&sampled.token);
-        let full = job.answer.tokens.len() >= request.max_new_tokens as usize;
+        let stop = job.is_stop(sampled.token);
+        let full = job.answer.tokens.len() >= job.request.max_new_tokens as usize;
         if !stop {
             actions.push(Action::Emit { room, token: sampled.clone() });
         }

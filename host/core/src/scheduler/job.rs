@@ -3,6 +3,7 @@
 use super::stage::CurrentStage;
 use crate::batch::Sampled;
 use crate::cache::{Holding, Tokens};
+use crate::draft::Drafter;
 use crate::hand_over::Outgoing;
 use crate::ids::Time;
 use crate::request::Request;
@@ -24,6 +25,8 @@ pub(super) struct Job {
     pub origin: Origin,
     /// Positions that had KV before the job was preempted. They are computed for the second time.
     pub computed_before: usize,
+    /// Guesses at its next tokens.
+    pub drafter: Drafter,
 }
 
 /// What was drawn of an answer.
@@ -72,6 +75,7 @@ impl Job {
             outgoing: None,
             origin: Origin::default(),
             computed_before: 0,
+            drafter: Drafter::default(),
         }
     }
 
@@ -100,6 +104,19 @@ impl Job {
     /// Tokens that are known and have no KV.
     pub(super) fn uncomputed(&self) -> usize {
         self.known() - self.kv.computed()
+    }
+
+    /// Whether this token ends the answer.
+    pub(super) fn is_stop(&self, token: u32) -> bool {
+        !self.request.ignore_stop && self.request.stop_tokens.contains(&token)
+    }
+
+    /// How many of the drawn tokens are of the answer, if so many were drafted: those up to the one that ends it.
+    pub(super) fn taken(&self, drawn: &[Sampled], drafted: usize) -> usize {
+        let left = (self.request.max_new_tokens as usize).saturating_sub(self.answer.tokens.len());
+        let most = if self.answer.complete { 1 } else { left.min(drafted + 1).max(1) };
+        let drawn = &drawn[..drawn.len().min(most)];
+        drawn.iter().position(|drawn| self.is_stop(drawn.token)).map_or(drawn.len(), |last| last + 1)
     }
 
     /// Whether a batch or a transfer of ours may be reading its pages.

@@ -62,6 +62,10 @@ pub struct Stats {
     pub prefill_tokens: u64,
     /// Decode steps computed.
     pub decode_tokens: u64,
+    /// Tokens that were drafted and verified.
+    pub drafted_tokens: u64,
+    /// Those of them that were right. Each saved a step of its request.
+    pub drafts_right: u64,
     /// Times that a request gave its pages up for others and went back to the queue.
     pub retractions: u64,
     /// Tokens whose KV a preempted request found cached when it went on, in the pool or in the offload tiers.

@@ -43,6 +43,7 @@ pub fn config(role: Role, target_ms: Option<u64>) -> Config {
         vocabulary: 100,
         chunk_tokens: 512,
         reserved_decode_tokens: 64,
+        draft_tokens: 0,
         target_itl: target_ms.map(Duration::from_millis),
         max_batch: 256,
         max_running: 512,

@@ -3,6 +3,7 @@
 //! write lands on another request's page, and in the end every page is free.
 
 mod cache;
+mod drafts;
 mod layers;
 mod network;
 mod offload;

@@ -14,8 +14,8 @@ use host_sim::{Faults, Kv, Sliding, layer_groups};
 pub const LAYERS: u32 = 5;
 /// Tokens of a page.
 pub const PAGE_TOKENS: usize = 4;
-/// Token ids are below this.
-pub const VOCABULARY: u32 = 50;
+/// Token ids are below this, unless requests draft.
+const VOCABULARY: u32 = 50;
 /// Tokens of the longest request.
 const LONGEST: usize = 64;
 
@@ -57,6 +57,8 @@ pub struct Scene {
     pub window: bool,
     /// Many requests go on from somewhere in one of two prompts, and few layers see little.
     pub forks: bool,
+    /// Workers guess at what follows. There are two tokens only, so some guesses are right.
+    pub drafts: bool,
 }
 
 impl Scene {
@@ -105,7 +107,13 @@ impl Scene {
         };
         let few = || Sliding { layers: 1 + (seed / 3 % 3) as u32, window: [4, 6, 9][(seed % 3) as usize] };
         let sliding = self.window.then(|| if self.forks { few() } else { some() });
-        Kv { page_tokens: PAGE_TOKENS, layers: LAYERS, vocabulary: VOCABULARY, sliding, words: true }
+        let vocabulary = self.vocabulary();
+        Kv { page_tokens: PAGE_TOKENS, layers: LAYERS, vocabulary, sliding, words: true }
+    }
+
+    /// Token ids are below this.
+    pub fn vocabulary(self) -> u32 {
+        if self.drafts { 2 } else { VOCABULARY }
     }
 
     /// Pages of the pool that the longest request takes for its window.
@@ -123,8 +131,9 @@ impl Scene {
         };
         let config = Config {
             max_tokens: LONGEST as u32,
-            vocabulary: VOCABULARY,
+            vocabulary: kv.vocabulary,
             chunk_tokens: 7,
+            draft_tokens: if self.drafts { 1 + (seed % 9) as u32 } else { 0 },
             radix_cache: self.cache.then_some(Policy::Lru),
             hierarchy: self.offload.then(|| self.tiers(pages)),
             cache_events: true,

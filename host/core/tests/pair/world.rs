@@ -7,7 +7,7 @@ use host_core::request::Request;
 use host_core::{Role, Time};
 use host_sim::{Ask, Clients, Erratic, OpenRequest, Random, World};
 
-use super::scene::{Scene, VOCABULARY};
+use super::scene::Scene;
 
 /// Clients of one worker that answers, and of one that computes prompts, unless the first does.
 pub struct Talkers {
@@ -89,7 +89,7 @@ impl Talkers {
     /// Half of the prompts begin like one of three others.
     fn prompt(&self, random: &mut Random, length: usize) -> Vec<u32> {
         if self.scene.alike && random.chance(0.5) {
-            return (0..23).collect();
+            return (0..23).map(|token| token % self.scene.vocabulary()).collect();
         }
         let mut own = Random::new(random.word());
         let base = random.below(if self.scene.forks { 2 } else { 6 });
@@ -97,7 +97,7 @@ impl Talkers {
         let mut alike = Random::new(base);
         let token = |place: usize| {
             let random = if place < shared { &mut alike } else { &mut own };
-            random.below(u64::from(VOCABULARY)) as u32
+            random.below(u64::from(self.scene.vocabulary())) as u32
         };
         (0..length).map(token).collect()
     }
@@ -111,7 +111,7 @@ impl Clients for Talkers {
         if !complete || !self.scene.talk || conversation.len() + said > 48 || random.below(3) == 0 {
             return Vec::new();
         }
-        conversation.extend((0..said).map(|_| random.below(u64::from(VOCABULARY)) as u32));
+        conversation.extend((0..said).map(|_| random.below(u64::from(self.scene.vocabulary())) as u32));
         let (at, count) = (random.below(500), 1 + random.below(8) as u32);
         let namespace = open.request.namespace.clone();
         let request = Request { namespace, ..host_sim::request(0, &conversation, count) };

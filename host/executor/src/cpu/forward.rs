@@ -58,10 +58,15 @@ impl Gathered {
 /// Which rows' logits are wanted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// The last row of every sequence that samples.
+    /// The rows that sequences draw from.
     Samples,
     /// Every row.
     All,
+}
+
+/// The rows that a sequence draws from: behind its last known token, and behind each drafted one.
+pub(super) fn drawing_rows(sequence: &Sequence) -> usize {
+    sequence.sample.as_ref().map_or(0, |_draw| 1 + sequence.draft().len())
 }
 
 impl Model {
@@ -282,10 +287,9 @@ impl Model {
         a.normed.clear();
         for sequence in sequences {
             end += sequence.tokens.len();
-            let first = match (wanted, &sequence.sample) {
-                (Wanted::All, _) => end - sequence.tokens.len(),
-                (Wanted::Samples, Some(_)) => end - 1,
-                (Wanted::Samples, None) => end,
+            let first = match wanted {
+                Wanted::All => end - sequence.tokens.len(),
+                Wanted::Samples => end - drawing_rows(sequence),
             };
             rows += end - first;
             a.normed.extend_from_slice(&a.residual[first * hidden..end * hidden]);
@@ -313,7 +317,7 @@ impl Model {
         for sequence in &batch.sequences {
             let refuse = |why: String| Err(ExecutorError::Failed(format!("room {}: {why}", sequence.room)));
             let end = sequence.end();
-            if sequence.tokens.is_empty() {
+            if sequence.tokens.len() <= sequence.drafted as usize {
                 return refuse("no tokens to compute".to_owned());
             }
             if end > config.max_positions {

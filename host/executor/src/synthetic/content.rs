@@ -77,14 +77,14 @@ impl Content {
         }
     }
 
-    /// Adds the digest of what a sequence's pages hold in one layer, per head: of the positions that its last one sees.
-    pub fn read(&self, kv: &KvMemory, sequence: &Sequence, layer: usize, digests: &mut [u64]) {
+    /// Adds the digest of what a sequence's pages hold in one layer, per head: of the positions that the one before `end` sees.
+    pub fn read(&self, kv: &KvMemory, sequence: &Sequence, end: usize, layer: usize, digests: &mut [u64]) {
         let page_tokens = kv.layout().shape.page_tokens;
         let pages = self.pages(sequence, layer);
         // A state fills its page, whatever the position behind which it is.
-        let seen = match (self.has_state(layer), sequence.end().saturating_sub(1) / page_tokens) {
+        let seen = match (self.has_state(layer), end.saturating_sub(1) / page_tokens) {
             (true, last) => last * page_tokens..(last + 1) * page_tokens,
-            (false, _) => self.seen(sequence, layer),
+            (false, _) => self.seen(sequence, end, layer),
         };
         for index in seen.start / page_tokens..seen.end.div_ceil(page_tokens) {
             let first = index * page_tokens;
@@ -101,9 +101,8 @@ impl Content {
         self.keeps_state && matches!(self.places[layer], LayerPlace::Sliding { .. })
     }
 
-    /// The positions that the last one of a sequence sees in a layer.
-    fn seen(&self, sequence: &Sequence, layer: usize) -> Range<usize> {
-        let end = sequence.end();
+    /// The positions that the one before `end` sees in a layer.
+    fn seen(&self, sequence: &Sequence, end: usize, layer: usize) -> Range<usize> {
         let window = match (self.places[layer], self.window) {
             (LayerPlace::Sliding { .. }, Some(window)) => window.tokens as usize,
             _ => end,

@@ -32,7 +32,7 @@ impl Hold {
     fn holds(&self, batch: &Batch) -> bool {
         batch.sequences.iter().any(|sequence| {
             let end = u64::from(sequence.start) + sequence.tokens.len() as u64;
-            sequence.tokens.len() > 1 && end > u64::from(self.from)
+            sequence.tokens.len() - sequence.draft().len() > 1 && end > u64::from(self.from)
         })
     }
 }
@@ -55,6 +55,7 @@ mod tests {
                 pages: Vec::new(),
                 window: WindowPages::default(),
                 recompute: 0..0,
+                drafted: 0,
                 sample: None,
             };
             Batch { id: 1, sequences: vec![sequence], layer_group: 0 }

@@ -40,7 +40,7 @@ fn sequence(tokens: Vec<u32>, start: u32, sample: Option<Draw>) -> Sequence {
     let pages = (0..40).map(PageId).collect();
     // Of a model with sliding layers the first ten pages are the full part, and the others the window's, three per page.
     let window = WindowPages { first: 0, pages: (10..40).map(PageId).collect() };
-    Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, sample }
+    Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, drafted: 0, sample }
 }
 
 fn generate(
@@ -56,7 +56,7 @@ fn generate(
         let next = sequence(tokens[done..].to_vec(), done as u32, Some(sampling.clone().into()));
         done = tokens.len();
         let outputs = executor.forward(kv, &Batch { id, sequences: vec![next], layer_group: 0 }).unwrap();
-        tokens.push(outputs[0].sampled.as_ref().unwrap().token);
+        tokens.push(outputs[0].sampled[0].token);
     }
     tokens.split_off(prompt.len())
 }
@@ -109,7 +109,7 @@ fn only_sequences_that_ask_get_a_sample_and_it_is_their_own() {
         executor.forward(&mut kv, &Batch { id: 1, sequences: sequences.collect(), layer_group: 0 }).unwrap();
     for (i, output) in outputs.iter().enumerate() {
         assert_eq!(output.room, Room(i as u64));
-        let Some(sampled) = &output.sampled else {
+        let Some(sampled) = output.sampled.first() else {
             assert_eq!(i, 1);
             continue;
         };

@@ -48,7 +48,16 @@ fn compute(model: &Path, dtype: Dtype) -> Computed {
     let sequence = |tokens: &[u32], start, sample| {
         let window = WindowPages { first: 0, pages: (FULL..PAGES as u32).map(PageId).collect() };
         let pages = (0..FULL).map(PageId).collect();
-        Sequence { room: Room(1), tokens: tokens.to_vec(), start, pages, window, recompute: 0..0, sample }
+        Sequence {
+            room: Room(1),
+            tokens: tokens.to_vec(),
+            start,
+            pages,
+            window,
+            recompute: 0..0,
+            drafted: 0,
+            sample,
+        }
     };
     let batch = |id, sequence| Batch { id, sequences: vec![sequence], layer_group: 0 };
     let (prompt, last) = tokens.split_at(60);
@@ -56,7 +65,7 @@ fn compute(model: &Path, dtype: Dtype) -> Computed {
     let logits = logits.iter().map(|logit| logit.to_bits()).collect();
     let greedy = Sampling::GREEDY;
     let outputs = executor.forward(&mut kv, &batch(1, sequence(last, 60, Some(greedy.into())))).unwrap();
-    let sampled = outputs[0].sampled.as_ref().map(|sampled| sampled.token);
+    let sampled = outputs[0].sampled.first().map(|sampled| sampled.token);
     Computed { logits, kv: kv_bytes(&kv), sampled }
 }
 

@@ -70,6 +70,7 @@ impl Run {
             pages: self.pages.clone(),
             window: host_core::window::WindowPages::default(),
             recompute: 0..0,
+            drafted: 0,
             sample: None,
         }
     }

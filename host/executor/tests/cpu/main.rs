@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
+mod drafts;
 mod generation;
 mod gguf_loading;
 mod gguf_models;

@@ -85,6 +85,7 @@ fn batches(chunks: &[usize]) -> Vec<Batch> {
                         .collect(),
                     window: host_core::window::WindowPages::default(),
                     recompute: 0..0,
+                    drafted: 0,
                     sample: (end >= prefill).then_some(GREEDY.into()),
                 });
             }
@@ -219,7 +220,7 @@ fn tokens(worker: &mut [Rank<Synthetic>], chunks: &[usize]) -> (Vec<SequenceOutp
         assert!(rank == 0 || outputs.is_empty());
         outputs
     });
-    let drawn = found.into_iter().flatten().filter(|output| output.sampled.is_some());
+    let drawn = found.into_iter().flatten().filter(|output| !output.sampled.is_empty());
     let mut drawn: Vec<SequenceOutput> = drawn.collect();
     drawn.sort_by_key(|output| output.room);
     (drawn, kv_digest(worker))
@@ -267,7 +268,7 @@ fn every_ranks_bytes_matter_also_those_of_a_head_that_another_holds_too() {
                 }
                 outputs
             });
-            outputs[0][0].sampled.clone().unwrap().token
+            outputs[0][0].sampled[0].token
         };
         let right = next(None);
         for rank in 0..ranks {

@@ -6,7 +6,7 @@ use std::thread;
 use host_core::heads::rank_heads;
 use host_core::layout::KvOrder;
 use host_core::window::{WindowPages, WindowShape, first_live};
-use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
+use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampled, Sampling, Sequence};
 use host_executor::cpu::CpuExecutor;
 use host_executor::group::{Seat, seats};
 use host_executor::synthetic::Synthetic;
@@ -30,7 +30,7 @@ impl Computes for Synthetic {
     /// The drawn tokens.
     fn compute(&mut self, kv: &mut KvMemory, batch: &Batch) -> Vec<u32> {
         let outputs = self.forward(kv, batch).unwrap();
-        outputs.into_iter().filter_map(|output| output.sampled).map(|sampled| sampled.token).collect()
+        outputs.into_iter().flat_map(|output| output.sampled).map(|sampled| sampled.token).collect()
     }
 }
 
@@ -98,7 +98,8 @@ impl<E: Computes> World<E> {
             Rank { executor, kv }
         };
         let ranks: Vec<Rank<E>> = seats(kind.ranks).into_iter().enumerate().map(rank).collect();
-        let window = ranks[0].executor.shape().window().unwrap();
+        let none = WindowShape { tokens: u32::MAX, parts: 0, layers: 0 };
+        let window = ranks[0].executor.shape().window().unwrap_or(none);
         let free = (0..kind.pages as u32).map(PageId).collect();
         let mut world = Self {
             ranks,
@@ -156,6 +157,9 @@ impl<E: Computes> World<E> {
             let page = self.take();
             table.pages.push(page);
         }
+        if parts == 0 {
+            return;
+        }
         while (table.window.first as usize) < live.start && !self.keeps {
             for page in table.window.pages.drain(..parts.min(table.window.pages.len())).collect::<Vec<_>>() {
                 self.spoil(page);
@@ -178,6 +182,7 @@ impl<E: Computes> World<E> {
             pages: table.pages.clone(),
             window: table.window.clone(),
             recompute: if table.done < table.recompute.end as usize { table.recompute.clone() } else { 0..0 },
+            drafted: 0,
             sample: Some(GREEDY.into()),
         }
     }
@@ -185,11 +190,23 @@ impl<E: Computes> World<E> {
     /// What rank 0 makes of a batch.
     pub fn compute(&mut self, sequences: Vec<Sequence>) -> Vec<u32> {
         let batch = Batch { id: 1, sequences, layer_group: 0 };
+        self.on_rank_0(|executor, kv| executor.compute(kv, &batch))
+    }
+
+    /// What a sequence draws, alone in a batch.
+    pub fn draw(&mut self, sequence: Sequence) -> Vec<Sampled> {
+        let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
+        let outputs = self.on_rank_0(|executor, kv| executor.forward(kv, &batch).unwrap());
+        outputs.into_iter().flat_map(|output| output.sampled).collect()
+    }
+
+    /// What rank 0 answers when all ranks do the same.
+    fn on_rank_0<T: Send>(&mut self, work: impl Fn(&mut E, &mut KvMemory) -> Vec<T> + Sync) -> Vec<T> {
         thread::scope(|scope| {
-            let compute = |rank: &'_ mut Rank<E>| rank.executor.compute(&mut rank.kv, &batch);
-            let threads: Vec<_> =
-                self.ranks.iter_mut().map(|rank| scope.spawn(move || compute(rank))).collect();
-            let found: Vec<Vec<u32>> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            let work = &work;
+            let work = |rank: &'_ mut Rank<E>| work(&mut rank.executor, &mut rank.kv);
+            let threads: Vec<_> = self.ranks.iter_mut().map(|rank| scope.spawn(move || work(rank))).collect();
+            let found: Vec<Vec<T>> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
             assert!(found[1..].iter().all(Vec::is_empty), "only rank 0 answers");
             found.into_iter().next().unwrap()
         })

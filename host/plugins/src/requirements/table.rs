@@ -100,6 +100,12 @@ pub const RULES: &[Rule] = &[
         Feature::SlidingWindow,
         "--swa-full-tokens-ratio divides the pool between full and sliding layers, and is left out for a model without any",
     ),
+    without(
+        "speculation-no-state",
+        Feature::Speculation,
+        Feature::LayerState,
+        "what a state has taken in cannot be taken out of it again when a guess was wrong",
+    ),
     transfer(
         "remote-workers",
         Feature::RemoteWorkers,

@@ -35,6 +35,8 @@ impl<C: Clients> World<C> {
             retractions: stats.retractions,
             restored_tokens: stats.restored_tokens,
             restored_offload_tokens: stats.restored_offload_tokens,
+            drafted_tokens: stats.drafted_tokens,
+            drafts_right: stats.drafts_right,
             recomputed_tokens: stats.recomputed_tokens,
             window_recomputed_tokens: stats.window_recomputed_tokens,
             promised_host: tiers.promised_host,

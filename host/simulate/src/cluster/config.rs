@@ -86,6 +86,7 @@ impl Cluster {
             cache_events: workers.radix_cache,
             identity: PageHash([0; 32]),
             reserved_decode_tokens: workers.reserved_decode_tokens,
+            draft_tokens: 0,
             target_itl: workers.target_itl_ms.map(|target| Duration::from_secs_f64(target / 1e3)),
             seed,
             settles: true,

@@ -76,6 +76,7 @@ mod tests {
             pages: Vec::new(),
             window: WindowPages::default(),
             recompute: 0..0,
+            drafted: 0,
             sample: None,
         });
         Batch { id: 1, sequences: sequences.collect(), layer_group: 0 }

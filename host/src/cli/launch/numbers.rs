@@ -23,6 +23,8 @@ const MOST_SECONDS: u32 = 7 * 24 * 3600;
 const MOST_UPLOADS: u32 = 1 << 20;
 /// Longest wait for a client.
 const MOST_SECONDS_OF_CLIENTS: u32 = 24 * 3600;
+/// Most guesses for an answer in a step. All of them are computed, right or wrong.
+const MOST_DRAFT_TOKENS: u32 = 128;
 /// Most tokens in a page.
 const MOST_PAGE_TOKENS: u32 = 1 << 16;
 
@@ -40,6 +42,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
         ("--pool-pages", settings.pool_pages, u32::MAX),
         ("--max-model-len", settings.max_model_len, u32::MAX),
         ("--reserved-decode-tokens", settings.reserved_decode_tokens, u32::MAX),
+        ("--draft-tokens", settings.draft_tokens, MOST_DRAFT_TOKENS),
         ("--max-requests", settings.max_requests, MOST_QUEUED),
         ("--max-uploads", settings.max_uploads, MOST_UPLOADS),
         ("--body-timeout", settings.body_timeout, MOST_SECONDS_OF_CLIENTS),
@@ -54,6 +57,11 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
             let value = value.unwrap_or_default();
             return Err(refused(format!("{flag} is {value}: it must be 1 to {most}")));
         }
+    }
+    if settings.draft_tokens.is_some() && settings.speculate.is_none() {
+        return Err(refused(
+            "--draft-tokens says how much is guessed, and nothing is: give --speculate ngram, too",
+        ));
     }
     if let Some(target) = settings.target_itl_ms
         && !(SHORTEST_TARGET_MS..=LONGEST_TARGET_MS).contains(&target)

@@ -112,6 +112,7 @@ fn config(
         cache_events: cached,
         identity: identity::digest(identity),
         reserved_decode_tokens: settings.reserved_decode_tokens(),
+        draft_tokens: settings.draft_tokens(),
         target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
         // What is opened says both.

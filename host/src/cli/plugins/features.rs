@@ -20,6 +20,7 @@ const TURNED_ON: &[(Feature, On)] = &[
     (Feature::PrefillRadixCache, |settings| computes(settings) && settings.prefill_radix_cache()),
     (Feature::CachedPagesSent, |settings| divided(settings) && settings.prefill_radix_cache()),
     (Feature::EvictionPolicy, |settings| computes(settings) && settings.radix_eviction.is_some()),
+    (Feature::Speculation, |settings| computes(settings) && settings.speculate.is_some()),
     (Feature::HierarchicalCache, |settings| computes(settings) && settings.hierarchical_cache()),
     (Feature::NoPrefixCache, |settings| {
         computes(settings) && !settings.decode_radix_cache() && !settings.prefill_radix_cache()
@@ -69,7 +70,7 @@ fn of_model(settings: &Settings, beside: Option<Retained>) -> Vec<Feature> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::settings::EvictionPolicyName;
+    use crate::cli::settings::{EvictionPolicyName, SpeculateName};
     use host_plugins::requirements::{RULES, check};
     use host_plugins::{Catalog, Manifest};
 
@@ -126,6 +127,11 @@ mod tests {
             }
             "eviction-needs-cache" => {
                 (Settings { radix_eviction: Some(EvictionPolicyName::Lfu), ..aggregated }, None, Vec::new())
+            }
+            "speculation-no-state" => {
+                let speculate = Some(SpeculateName::Ngram);
+                let keeps = vec![plugin("allocator", &["state"])];
+                (Settings { speculate, ..aggregated }, Some(Retained::State), keeps)
             }
             _ => panic!("no configuration is known that the rule {rule} alone refuses"),
         }

@@ -69,6 +69,15 @@ pub enum ReasoningParserName {
     Think,
 }
 
+/// Where guesses at an answer's next tokens come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[value(rename_all = "kebab-case")]
+pub enum SpeculateName {
+    /// What followed the last tokens where the request had them before
+    Ngram,
+}
+
 choices! {
     /// Element type of K and V.
     KvDtypeName for Dtype, "kebab-case" {

@@ -167,6 +167,12 @@ impl Settings {
         self.max_batch.unwrap_or(64)
     }
 
+    /// Tokens that are guessed for an answer in a step at most, or 0 for no guesses.
+    #[must_use]
+    pub fn draft_tokens(&self) -> u32 {
+        self.speculate.map_or(0, |_ngram| self.draft_tokens.unwrap_or(8))
+    }
+
     /// Requests that compute or have a transfer under way at most.
     #[must_use]
     pub fn max_running(&self) -> u32 {

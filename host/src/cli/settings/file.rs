@@ -57,7 +57,7 @@ impl Settings {
                 request_timeout transfer_timeout retry_timeout drain_timeout control router cluster_secret cluster_certs metrics router_policy name
                 page_size pool_pages kv_memory kv_dtype kv_layout chunk_tokens layer_groups staging staging_bytes
                 staging_knee hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy allocator
-                swa_full_tokens_ratio radix_eviction max_batch reserved_decode_tokens target_itl_ms max_running max_queued
+                swa_full_tokens_ratio radix_eviction max_batch reserved_decode_tokens target_itl_ms speculate draft_tokens max_running max_queued
                 max_model_len default_max_tokens threads tp prefill_tp decode_tp log_format log_level hicache synthetic
                 start_companion decode_radix_cache prefill_radix_cache hierarchical_cache
             ],

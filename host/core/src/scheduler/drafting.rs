@@ -1,0 +1,61 @@
+//! Drafts in a worker's steps: which requests guess, how far, and what becomes of it.
+//!
+//! A step that computes no prompt has guesses behind the answers that it goes on with, as many tokens as pieces of a prompt could
+//! have there. Where prompts are computed the step is busy with them, and guesses would only make it longer. The pages for guesses
+//! come from what is free or cached: no request is preempted for them, and those that a step did not need are given back after it.
+
+use std::collections::BTreeMap;
+
+use super::Scheduler;
+use super::job::Job;
+use super::pace::Load;
+use crate::ids::Room;
+
+impl Scheduler {
+    /// Guesses for the next step, by request.
+    pub(super) fn draft(&mut self) -> BTreeMap<Room, Vec<u32>> {
+        let mut drafts = BTreeMap::new();
+        let most = self.config.draft_tokens as usize;
+        // What a state has taken in cannot be taken out of it.
+        let keeps_state = self.config.window.is_some_and(|window| window.keeps_state());
+        if most == 0 || keeps_state || self.config.role.sends_kv() {
+            return drafts;
+        }
+        let in_step = &self.running[..self.running.len().min(self.config.max_batch as usize)];
+        let jobs = || in_step.iter().filter_map(|room| self.jobs.get(room));
+        if jobs().any(|job| job.uncomputed() != 1) {
+            return drafts;
+        }
+        let load = Load { sequences: in_step.len(), tokens: 0, context: jobs().map(Job::known).sum() };
+        let mut left = self.piece_beside(&load).min((self.config.chunk_tokens as usize / 8).max(most));
+        for room in in_step {
+            let Some(job) = self.jobs.get_mut(room) else { continue };
+            if job.answer.tokens.is_empty() || job.answer.complete {
+                continue;
+            }
+            let Job { request, answer, drafter, .. } = job;
+            let prompt = &request.prompt;
+            // A step draws one token more than it drafts.
+            let wanted = (request.max_new_tokens as usize).saturating_sub(answer.tokens.len() + 1);
+            let at = |position: usize| match position.checked_sub(prompt.len()) {
+                None => prompt[position],
+                Some(drawn) => answer.tokens[drawn],
+            };
+            let draft = drafter.guess(prompt.len() + answer.tokens.len(), most.min(wanted).min(left), at);
+            left -= draft.len();
+            if !draft.is_empty() {
+                drafts.insert(*room, draft);
+            }
+        }
+        drafts
+    }
+
+    /// A step has verified a request's guess.
+    pub(super) fn learn_draft(&mut self, room: Room, drafted: usize, right: usize) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        job.drafter.learn(drafted, right, self.config.draft_tokens as usize);
+        self.stats.drafted_tokens += drafted as u64;
+        self.stats.drafts_right += right as u64;
+        self.cache.trim(&mut job.kv);
+    }
+}
