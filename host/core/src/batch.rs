@@ -83,13 +83,14 @@ impl Sequence {
     ) -> Result<Vec<Sampled>, E> {
         let Some(first) = &self.sample else { return Ok(Vec::new()) };
         let mut drawn = vec![draw(0, first)?];
-        let mut next = first.clone();
+        let mut next = None;
         for (before, token) in (1..).zip(self.draft()) {
             if drawn.last().is_none_or(|last| last.token != *token) {
                 break;
             }
+            let next = next.get_or_insert_with(|| first.clone());
             next.goes_on(*token);
-            match draw(before, &next) {
+            match draw(before, next) {
                 Ok(sampled) => drawn.push(sampled),
                 Err(_) => break,
             }

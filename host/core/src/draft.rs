@@ -1,9 +1,9 @@
 //! Drafts: guesses at an answer's next tokens, which one step verifies together.
 //!
 //! An answer often repeats what came before: it quotes its prompt, edits code, fills a table. So what followed the last tokens
-//! when they came earlier is a good guess at what follows now. A step that computes a draft behind the last known token draws a
-//! token behind each of them; as long as the draw is what was drafted, the next draw is right as well. A wrong guess costs its part of
-//! the step and changes no token.
+//! when they came earlier is a good guess at what follows now. A step computes a draft behind the last known token and draws a
+//! token behind each of its tokens. As long as the draw is what was drafted, the next draw is right as well. A wrong guess costs its
+//! part of the step and changes no token.
 //!
 //! ```text
 //! tokens   … the quick brown fox … the quick brown        known
@@ -23,8 +23,6 @@ const MOST_ALIKE: usize = 24;
 const STRICTER: usize = 3;
 /// Earlier places that are looked at for one guess, newest first.
 const PLACES: usize = 8;
-/// Tokens that are taken into the index for one guess at most, so that a long prompt delays no step.
-const INDEXED_AT_ONCE: usize = 4096;
 /// Tokens of a request's first guess.
 const FIRST_LENGTH: usize = 4;
 
@@ -48,12 +46,22 @@ impl Default for Drafter {
 }
 
 impl Drafter {
-    /// Guesses at most `most` tokens behind `known` ones. `at` gives the token at a position below `known`.
-    pub(crate) fn guess(&mut self, known: usize, most: usize, at: impl Fn(usize) -> u32) -> Vec<u32> {
-        self.index(known, &at);
+    /// Guesses at most `most` tokens behind `known` ones. `at` gives the token at a position below `known`. At most `unindexed` tokens
+    /// are taken into the index, and taken off that number.
+    pub(crate) fn guess(
+        &mut self,
+        known: usize,
+        most: usize,
+        at: impl Fn(usize) -> u32,
+        unindexed: &mut usize,
+    ) -> Vec<u32> {
+        self.index(known, &at, unindexed);
         let most = most.min(self.length);
         let mut draft = Vec::new();
-        let Some(place) = self.place(known, &at).filter(|_place| most > 0) else { return draft };
+        if most == 0 {
+            return draft;
+        }
+        let Some(place) = self.place(known, &at) else { return draft };
         // What is guessed may be what is repeated.
         for position in place..place + most {
             let token = position.checked_sub(known).map_or_else(|| at(position), |guessed| draft[guessed]);
@@ -78,10 +86,11 @@ impl Drafter {
     }
 
     /// Adds what has become known since.
-    fn index(&mut self, known: usize, at: &impl Fn(usize) -> u32) {
+    fn index(&mut self, known: usize, at: &impl Fn(usize) -> u32, unindexed: &mut usize) {
         let first = KEY + self.older.len();
-        for place in (first..=known).take(INDEXED_AT_ONCE) {
+        for place in (first..=known).take(*unindexed) {
             let Ok(behind) = u32::try_from(place) else { return };
+            *unindexed -= 1;
             let older = self.newest.insert(std::array::from_fn(|token| at(place - KEY + token)), behind);
             self.older.push(older.unwrap_or(0));
         }
@@ -108,7 +117,7 @@ mod tests {
     use super::*;
 
     fn guess(drafter: &mut Drafter, tokens: &[u32], most: usize) -> Vec<u32> {
-        drafter.guess(tokens.len(), most, |position| tokens[position])
+        drafter.guess(tokens.len(), most, |position| tokens[position], &mut 4_096)
     }
 
     #[test]
@@ -160,5 +169,9 @@ mod tests {
         let guesses: Vec<_> = (0..6).map(|_step| guess(&mut drafter, &tokens, 4)).collect();
         assert_eq!(guesses[0], [], "not that far yet");
         assert_eq!(guesses[5], [9_010, 9_011, 9_012, 9_013]);
+        let mut unindexed = 30;
+        let at = |position: usize| tokens[position];
+        assert_eq!(Drafter::default().guess(20, 4, at, &mut unindexed), []);
+        assert_eq!(unindexed, 30 - 19, "what one request takes is not there for the next");
     }
 }

@@ -447,8 +447,8 @@ pub struct Settings {
     #[arg(long, value_name = "MILLISECONDS")]
     pub target_itl_ms: Option<f64>,
 
-    /// Where guesses at an answer's next tokens come from, which a step verifies together. Answers stay the same, token by
-    /// token. Guesses pay where an answer repeats its prompt or itself [default: none, no guesses]
+    /// Guess the next tokens of answers, and verify several of them in one step. This says where guesses come from. Answers
+    /// stay the same, token by token. Guesses pay where an answer repeats its prompt or itself [default: none, no guesses]
     #[arg(long, value_name = "SOURCE", value_enum)]
     pub speculate: Option<SpeculateName>,
 

@@ -87,7 +87,7 @@ fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
     series.counters([
         ("host_batches", "Batches computed", stats.batches),
         ("host_prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),
-        ("host_decode_tokens", "Decode steps computed", stats.decode_tokens),
+        ("host_decode_tokens", "Positions of answers computed", stats.decode_tokens),
         ("host_drafted_tokens", "Tokens guessed and verified", stats.drafted_tokens),
         ("host_drafted_tokens_right", "Guessed tokens that were right", stats.drafts_right),
         (

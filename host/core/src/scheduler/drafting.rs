@@ -1,7 +1,6 @@
 //! Drafts in a worker's steps: which requests guess, how far, and what becomes of it.
 //!
-//! A step that computes no prompt has guesses behind the answers that it goes on with, as many tokens as pieces of a prompt could
-//! have there. Where prompts are computed the step is busy with them, and guesses would only make it longer. The pages for guesses
+//! A step that computes no prompt has guesses behind the answers that it goes on with. Where prompts are computed the step is busy with them, and guesses would only make it longer. The pages for guesses
 //! come from what is free or cached: no request is preempted for them, and those that a step did not need are given back after it.
 
 use std::collections::BTreeMap;
@@ -10,6 +9,11 @@ use super::Scheduler;
 use super::job::Job;
 use super::pace::Load;
 use crate::ids::Room;
+
+/// Tokens that are taken into the requests' indexes in one step at most, so that prompts that end at once delay no step.
+const INDEXED_AT_ONCE: usize = 4096;
+/// Guesses of a step at most, unless one request may guess more. Each has a row of logits.
+const MOST_IN_STEP: usize = 128;
 
 impl Scheduler {
     /// Guesses for the next step, by request.
@@ -27,7 +31,10 @@ impl Scheduler {
             return drafts;
         }
         let load = Load { sequences: in_step.len(), tokens: 0, context: jobs().map(Job::known).sum() };
-        let mut left = self.piece_beside(&load).min((self.config.chunk_tokens as usize / 8).max(most));
+        // At least one: what a token costs is learned from steps that have some.
+        let room = self.pace.tokens_beside(&load).map_or(usize::MAX, |room| room.max(1));
+        let mut left = room.min((self.config.chunk_tokens as usize / 8).min(MOST_IN_STEP).max(most));
+        let mut unindexed = INDEXED_AT_ONCE;
         for room in in_step {
             let Some(job) = self.jobs.get_mut(room) else { continue };
             if job.answer.tokens.is_empty() || job.answer.complete {
@@ -41,7 +48,8 @@ impl Scheduler {
                 None => prompt[position],
                 Some(drawn) => answer.tokens[drawn],
             };
-            let draft = drafter.guess(prompt.len() + answer.tokens.len(), most.min(wanted).min(left), at);
+            let known = prompt.len() + answer.tokens.len();
+            let draft = drafter.guess(known, most.min(wanted).min(left), at, &mut unindexed);
             left -= draft.len();
             if !draft.is_empty() {
                 drafts.insert(*room, draft);

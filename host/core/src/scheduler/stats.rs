@@ -60,7 +60,7 @@ pub struct Stats {
     pub batches: u64,
     /// Prompt tokens computed.
     pub prefill_tokens: u64,
-    /// Decode steps computed.
+    /// Positions of answers computed, without those of wrong drafts.
     pub decode_tokens: u64,
     /// Tokens that were drafted and verified.
     pub drafted_tokens: u64,

@@ -60,7 +60,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
     }
     if settings.draft_tokens.is_some() && settings.speculate.is_none() {
         return Err(refused(
-            "--draft-tokens says how much is guessed, and nothing is: give --speculate ngram, too",
+            "--draft-tokens has no effect without --speculate: give --speculate ngram, too, or leave --draft-tokens out",
         ));
     }
     if let Some(target) = settings.target_itl_ms
