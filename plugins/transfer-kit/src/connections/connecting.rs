@@ -167,7 +167,8 @@ impl<T: Transport> Connections<T> {
         };
         self.replace_lost_links(&peer.name);
         self.shared.instance.peers.add(peer.clone(), usize::MAX, |_| false);
-        self.links.insert(id, Link { peer, stage: Stage::Open, close_sent: None, told: false, replaced: false });
+        self.links
+            .insert(id, Link { peer, stage: Stage::Open, close_sent: None, told: false, replaced: false });
         answer(&connecting.reply, Ok(PeerId(id)));
     }
 

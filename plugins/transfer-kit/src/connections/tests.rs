@@ -238,7 +238,10 @@ fn a_lost_connection_that_is_replaced_is_unknown_at_once_and_goes_when_nothing_o
     let answer = sender.connect(&receiver);
     carry(&mut sender, &mut receiver);
     let next = answer.try_recv().unwrap().unwrap();
-    assert!(sender.shared.instance.peers.get(peer).is_none(), "replaced, though the transport has not ended it");
+    assert!(
+        sender.shared.instance.peers.get(peer).is_none(),
+        "replaced, though the transport has not ended it"
+    );
     assert!(sender.books.links.contains_key(&peer.0) && !sender.shared.instance.queue.is_settled(Tag(7)));
     sender.books.keep_time();
     assert!(fence.try_recv().is_err(), "something of it may land");
