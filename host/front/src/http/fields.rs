@@ -3,9 +3,9 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use serde_json::{Map, Value};
 #[cfg(test)]
 use serde_json::json;
+use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::values;
@@ -276,11 +276,12 @@ pub(super) mod asked {
     }
 
     pub fn note(prefix: &str, name: &str) {
-        ASKED.with_borrow_mut(|asked| asked.entry(format!("{prefix}{name}")).or_default().clone());
+        note_kind(prefix, name, Value::Null);
     }
 
     pub fn note_kind(prefix: &str, name: &str, kind: Value) {
-        ASKED.with_borrow_mut(|asked| asked.insert(format!("{prefix}{name}"), kind));
+        // The first look takes the field.
+        ASKED.with_borrow_mut(|asked| asked.entry(format!("{prefix}{name}")).or_insert(kind).clone());
     }
 
     /// The names that this thread has looked at since the last call, each with a part of its schema where that is known.

@@ -120,7 +120,9 @@ fn document() -> Value {
 /// A schema of the document, or what it refers to.
 fn resolved<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
     match schema["$ref"].as_str() {
-        Some(to) => document.pointer(to.trim_start_matches('#')).unwrap_or_else(|| panic!("{to} is not there")),
+        Some(to) => {
+            document.pointer(to.trim_start_matches('#')).unwrap_or_else(|| panic!("{to} is not there"))
+        }
         None => schema,
     }
 }

@@ -264,10 +264,7 @@ fn generated() -> Value {
             "decode_worker": maybe(text()),
         }),
     );
-    object(
-        json!({"text": text(), "output_ids": list(count()), "meta_info": meta}),
-        json!({"index": count()}),
-    )
+    object(json!({"text": text(), "output_ids": list(count()), "meta_info": meta}), json!({"index": count()}))
 }
 
 fn tokens() -> Value {

@@ -1,10 +1,11 @@
 //! Fields that several endpoints read. The tests hold each to what reads it.
 
 use host_core::radix::NamespaceKey;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::schema::{
-    Fields, any_object, boolean, integer, nothing_or, number, only, or, reference, short_text, text, token_list,
+    Fields, any_object, boolean, integer, nothing_or, number, only, or, reference, short_text,
+    token_list,
 };
 use crate::http::ask::{MAX_SESSION, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, MOST_ANSWERS, MOST_SECONDS};
 use crate::http::sampling::{MOST_BIAS, MOST_REPETITION, MOST_TOKENS, MOST_WORD_BYTES, MOST_WORDS};
@@ -108,9 +109,11 @@ pub(super) fn stream() -> Fields {
     let mut options = options.object(&[]);
     options["type"] = json!(["object", "null"]);
     let mut fields = Fields::default();
-    fields
-        .add("stream", or(boolean(), false), "Answers come as events")
-        .add("stream_options", options, "Only with stream");
+    fields.add("stream", or(boolean(), false), "Answers come as events").add(
+        "stream_options",
+        options,
+        "Only with stream",
+    );
     fields
 }
 
@@ -149,27 +152,39 @@ pub(super) fn serving() -> Fields {
 pub(super) fn structure() -> Fields {
     let schema = json!({"type": ["object", "boolean", "string"], "not": {"enum": [false, ""]}});
     let expression = json!({"type": "string", "format": "regex"});
-    let choice = json!({"type": "array", "minItems": 1, "items": {"type": "string"}});
+    let choice = json!({"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}});
     let rules = json!({"type": "string"});
     let always = json!({"const": true});
-    let outputs = json!({
-        "type": ["object", "null"],
-        "properties": {
-            "json": {"anyOf": [schema, {"type": "null"}]},
-            "regex": {"anyOf": [expression, {"type": "null"}]},
-            "choice": {"anyOf": [choice, {"type": "null"}]},
-            "grammar": text(),
-            "json_object": only(&[json!(true)]),
-            "disable_any_whitespace": boolean(),
-            "disable_additional_properties": only(&[json!(false)]),
-            "disable_fallback": boolean(),
-        },
-        "additionalProperties": {"type": "null"},
-    });
+    let kinds = [
+        ("json", &schema),
+        ("regex", &expression),
+        ("choice", &choice),
+        ("grammar", &rules),
+        ("json_object", &always),
+    ];
+    let of_kind = |(kind, value): &(&str, &Value)| {
+        let mut properties = Map::from_iter([
+            ("disable_any_whitespace".to_owned(), boolean()),
+            ("disable_additional_properties".to_owned(), only(&[json!(false)])),
+            ("disable_fallback".to_owned(), boolean()),
+        ]);
+        properties.insert((*kind).to_owned(), (*value).clone());
+        json!({
+            "type": "object",
+            "required": [kind],
+            "properties": properties,
+            "additionalProperties": {"type": "null"},
+        })
+    };
+    let mut outputs: Vec<Value> = kinds.iter().map(of_kind).collect();
+    outputs.extend([json!({"type": "object", "maxProperties": 0}), json!({"type": "null"})]);
+    let outputs = json!({"anyOf": outputs});
     let mut fields = Fields::default();
-    fields
-        .add("response_format", format(true), "OpenAI's")
-        .add("structured_outputs", outputs, "vLLM's: one of json, regex, choice, grammar and json_object");
+    fields.add("response_format", format(true), "OpenAI's").add(
+        "structured_outputs",
+        outputs,
+        "vLLM's: one of json, regex, choice, grammar and json_object",
+    );
     let old = "vLLM's old spelling";
     for (name, value) in [
         ("guided_json", &schema),
@@ -200,8 +215,7 @@ pub(super) fn format(nests: bool) -> Value {
     flat["properties"]["name"] = json!({});
     flat["not"] = json!({"required": ["json_schema"]});
     let mut nested = typed(json!(["json_schema"]), json!(["type", "json_schema"]));
-    nested["properties"]["json_schema"] =
-        json!({"type": "object", "required": ["schema"], "properties": {"schema": schema, "name": {}, "strict": {}}});
+    nested["properties"]["json_schema"] = json!({"type": "object", "required": ["schema"], "properties": {"schema": schema, "name": {}, "strict": {}}});
     nothing_or(if nests { [plain, nested, flat] } else { [plain, flat, nested] })
 }
 
@@ -209,9 +223,11 @@ pub(super) fn format(nests: bool) -> Value {
 pub(super) fn unsupported() -> Fields {
     let mut fields = Fields::default();
     let off = "This server has it not: taken where it changes nothing";
-    fields
-        .add("tool_choice", only(&[json!("none"), json!("auto")]), off)
-        .add("length_penalty", only(&[json!(0), json!(1)]), off);
+    fields.add("tool_choice", only(&[json!("none"), json!("auto")]), off).add(
+        "length_penalty",
+        only(&[json!(0), json!(1)]),
+        off,
+    );
     for name in [
         "tools",
         "functions",
@@ -239,7 +255,8 @@ pub(super) fn unsupported() -> Fields {
 
 /// Tools and which of them is called. `nested`: as chats spell them.
 pub(super) fn tools(nested: bool) -> Fields {
-    let name = json!({"type": "string", "minLength": 1, "maxLength": MAX_NAME, "pattern": "^[A-Za-z0-9_.-]+$"});
+    let name =
+        json!({"type": "string", "minLength": 1, "maxLength": MAX_NAME, "pattern": "^[A-Za-z0-9_.-]+$"});
     let function = json!({
         "type": "object",
         "required": ["name"],
@@ -269,7 +286,11 @@ pub(super) fn tools(nested: bool) -> Fields {
             nothing_or([json!({"type": "array", "maxItems": MAX_TOOLS, "items": tool})]),
             "They are part of the prompt. Each has another name",
         )
-        .add("tool_choice", nothing_or([words, choice]), "Auto by default. A name is that of one of the tools")
+        .add(
+            "tool_choice",
+            nothing_or([words, choice]),
+            "Auto by default. A name is that of one of the tools",
+        )
         .add("parallel_tool_calls", or(boolean(), true), "False passes one call on");
     fields
 }

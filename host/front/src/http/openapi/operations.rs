@@ -69,7 +69,10 @@ fn all() -> Vec<Operation> {
         post("/v1/responses", "ResponseRequest", response, "A conversation's next turn, as agents send it"),
         post("/generate", "GenerateRequest", Success::Generated, "The same with more figures"),
         get("/v1/models", "Models", "The model"),
-        Operation { failures: &["400", "404", "500", "503"], ..get("/v1/models/{model}", "Model", "One model by its name") },
+        Operation {
+            failures: &["400", "404", "500", "503"],
+            ..get("/v1/models/{model}", "Model", "One model by its name")
+        },
         post("/tokenize", "TokenizeRequest", tokens, "The tokens of a text or of a conversation"),
         post("/v1/tokenize", "TokenizeRequest", tokens, "The same"),
         post("/detokenize", "DetokenizeRequest", detokenized, "The text of tokens"),
@@ -80,7 +83,13 @@ fn all() -> Vec<Operation> {
         get("/get_model_info", "ModelInfo", "The same"),
         get("/version", "Version", "The version of the server"),
         Operation { success: ("200", Success::Document), ..get("/openapi.json", "", "This document") },
-        of_operators("/v1/embeddings", "post", ("404", Success::Json("Error")), "Refused: there are none", &["415", "500", "503"]),
+        of_operators(
+            "/v1/embeddings",
+            "post",
+            ("404", Success::Json("Error")),
+            "Refused: there are none",
+            &["415", "500", "503"],
+        ),
         get("/health", "Health", "Whether a request could be served. To operators every worker"),
         get("/health/live", "State", "Whether the router runs"),
         get("/health/ready", "State", "Whether requests are taken and could be served"),
@@ -119,7 +128,8 @@ fn described(operation: &Operation, has_keys: bool) -> Value {
     responses.insert(status.to_owned(), answer(status, content(success)));
     let is_health = operation.path.starts_with("/health");
     let bodies = operation.body.map_or(&[][..], |_| &OF_BODIES);
-    let of_operators = if ["/flush_cache", "/drain"].contains(&operation.path) { &OF_OPERATORS[..] } else { &[] };
+    let of_operators =
+        if ["/flush_cache", "/drain"].contains(&operation.path) { &OF_OPERATORS[..] } else { &[] };
     for status in OF_ALL.iter().chain(bodies).chain(of_operators).chain(operation.failures) {
         let content = match *status {
             "503" if is_health => content(success),
@@ -159,7 +169,9 @@ fn parameters(operation: &Operation, success: Success) -> Vec<Value> {
     let text = json!({"type": "string"});
     let parameter = |name: &str, place: &str, schema: Value, about: &str| json!({"name": name, "in": place, "required": place != "header", "schema": schema, "description": about});
     match (operation.path, success) {
-        ("/v1/models/{model}", _) => vec![parameter("model", "path", text, "Its name, which may have slashes")],
+        ("/v1/models/{model}", _) => {
+            vec![parameter("model", "path", text, "Its name, which may have slashes")]
+        }
         ("/drain", _) => vec![parameter("worker", "query", text, "A worker's name, or its instance")],
         (_, Success::Streamed(..) | Success::Generated) => vec![
             parameter("x-session-id", "header", text, "Requests of a session stay together"),
@@ -174,23 +186,39 @@ fn operation_id(operation: &Operation) -> String {
     [operation.method].into_iter().chain(words).collect::<Vec<_>>().join("_")
 }
 
+/// Server-sent events, each of which has JSON. Before version 3.2 of the format a schema of such a stream is that of its events.
+/// `is_named`: events are named by their type, and no `[DONE]` comes at the end.
+fn events(of: &str, is_named: bool) -> Value {
+    let json = json!({
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [reference(of), reference("Error")]},
+    });
+    let data = if is_named { json } else { json!({"anyOf": [{"const": "[DONE]"}, json]}) };
+    json!({"schema": {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"event": {"type": "string"}, "data": data},
+    }})
+}
+
 fn content(success: Success) -> Value {
-    let events = |of: &str| json!({"schema": {"type": "string", "description": "Server-sent events"}, "x-event-schema": reference(of)});
     match success {
         Success::Json(schema) => json!({"application/json": {"schema": reference(schema)}}),
         Success::Streamed(schema, event) => {
-            json!({"application/json": {"schema": reference(schema)}, "text/event-stream": events(event)})
+            json!({"application/json": {"schema": reference(schema)}, "text/event-stream": events(event, event == "ResponseEvent")})
         }
         Success::Generated => {
             let one = reference("Generated");
             let schema = json!({"anyOf": [one, {"type": "array", "items": one}]});
-            json!({"application/json": {"schema": schema}, "text/event-stream": events("Generated")})
+            json!({"application/json": {"schema": schema}, "text/event-stream": events("Generated", false)})
         }
         Success::Metrics => {
             let text = json!({"schema": {"type": "string"}});
             json!({"text/plain": text, "application/openmetrics-text": text})
         }
-        Success::Document => json!({"application/json": {"schema": {"type": "object", "required": ["openapi", "info", "paths"]}}}),
+        Success::Document => {
+            json!({"application/json": {"schema": {"type": "object", "required": ["openapi", "info", "paths"]}}})
+        }
     }
 }
 

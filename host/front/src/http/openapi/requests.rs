@@ -6,7 +6,8 @@ use super::fields::{
     TOKENS, answers, format, messages, model, sampling, serving, stream, structure, tools, unsupported,
 };
 use super::schema::{
-    Fields, any_object, boolean, integer, nothing, nothing_or, number, only, or, reference, text, token, token_list,
+    Fields, any_object, boolean, integer, nothing, nothing_or, number, only, or, reference, text, token,
+    token_list,
 };
 use super::{About, schema};
 use crate::http::ask::MOST_ANSWERS;
@@ -76,13 +77,14 @@ fn chat(about: &About) -> Value {
         .extend(structure())
         .extend(unsupported())
         .extend(tools(true));
-    streamed(fields.object(&["messages"]))
+    with_tools(streamed(fields.object(&["messages"])))
 }
 
 fn completion(about: &About) -> Value {
     let text = json!({"type": "string", "minLength": about.least_text});
     let tokens = json!({"type": "array", "minItems": 1, "items": token(about.vocabulary)});
-    let several = json!({"type": "array", "minItems": 1, "maxItems": MOST_ANSWERS, "items": {"anyOf": [text, tokens]}});
+    let several =
+        json!({"type": "array", "minItems": 1, "maxItems": MOST_ANSWERS, "items": {"anyOf": [text, tokens]}});
     let mut fields = model(&about.model);
     fields
         .add("prompt", json!({"anyOf": [text, tokens, several]}), "A text, token ids, or a list of either")
@@ -106,8 +108,22 @@ fn completion(about: &About) -> Value {
 
 /// Options of a stream are for streams alone.
 fn streamed(mut body: Value) -> Value {
-    body["if"] = json!({"properties": {"stream_options": {"type": "object"}}, "required": ["stream_options"]});
-    body["then"] = json!({"properties": {"stream": {"const": true}}, "required": ["stream"]});
+    body["allOf"] = json!([{
+        "if": {"properties": {"stream_options": {"type": "object"}}, "required": ["stream_options"]},
+        "then": {"properties": {"stream": {"const": true}}, "required": ["stream"]},
+    }]);
+    body
+}
+
+/// The tool that is to be called is one of the tools.
+fn with_tools(mut body: Value) -> Value {
+    let named = json!({"anyOf": [{"type": "object", "minProperties": 1}, {"const": "any"}]});
+    if let Some(rules) = body["allOf"].as_array_mut() {
+        rules.push(json!({
+            "if": {"properties": {"tool_choice": named}, "required": ["tool_choice"]},
+            "then": {"properties": {"tools": {"type": "array", "minItems": 1}}, "required": ["tools"]},
+        }));
+    }
     body
 }
 
@@ -176,7 +192,7 @@ fn response(about: &About) -> Value {
     for name in ["previous_response_id", "conversation", "background", "prompt"] {
         fields.add(name, nothing_or([]), "This server keeps nothing");
     }
-    streamed(fields.object(&["input"]))
+    with_tools(streamed(fields.object(&["input"])))
 }
 
 fn sampling_params(about: &About) -> Value {
@@ -202,7 +218,7 @@ fn generate(about: &About) -> Value {
         .add("input_ids", json!({"anyOf": [tokens, lists, {"type": "null"}]}), "In the place of text")
         .add(
             "sampling_params",
-            json!({"anyOf": [params, {"type": "array", "items": params}, {"type": "null"}]}),
+            json!({"anyOf": [params, {"type": "array", "minItems": 1, "maxItems": MOST_ANSWERS, "items": params}, {"type": "null"}]}),
             "One object, or one for each prompt",
         )
         .add("rid", json!({}), "A text, or one for each prompt. Comes back as meta_info.id")
@@ -238,10 +254,15 @@ fn generate(about: &About) -> Value {
 
 fn tokenize(about: &About) -> Value {
     let texts = json!({"type": "array", "maxItems": MOST_ANSWERS, "items": {"type": "string"}});
-    let conversation = json!({"anyOf": [{"type": "array", "items": reference("Message")}, reference(schema::NOTHING)]});
+    let conversation =
+        json!({"anyOf": [{"type": "array", "items": reference("Message")}, reference(schema::NOTHING)]});
     let mut fields = model(&about.model);
     fields
-        .add("prompt", json!({"anyOf": [{"type": "string"}, texts, {"type": "null"}]}), "A text, or a list of texts")
+        .add(
+            "prompt",
+            json!({"anyOf": [{"type": "string"}, texts, {"type": "null"}]}),
+            "A text, or a list of texts",
+        )
         .extend(messages())
         .add("messages", conversation, "In the place of prompt")
         .add("add_special_tokens", boolean(), "By default true for texts, false for messages")
