@@ -232,3 +232,19 @@ fn an_object_without_a_listed_field_asks_for_nothing() {
         assert!(fuzzing::body(&[&[0][..], body.to_string().as_bytes()].concat()), "{body}");
     }
 }
+
+#[test]
+fn the_document_names_every_field_that_limits_an_answer() {
+    let document = document();
+    let rule = &document["components"]["schemas"]["OneStructure"]["anyOf"];
+    let named: BTreeSet<String> = rule
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|others| others["properties"].as_object().unwrap().keys().cloned())
+        .collect();
+    let mut structure = listed("### Structure");
+    // It limits nothing.
+    structure.remove("guided_decoding_backend");
+    assert_eq!(named, structure);
+}

@@ -4,8 +4,7 @@ use host_core::radix::NamespaceKey;
 use serde_json::{Map, Value, json};
 
 use super::schema::{
-    Fields, any_object, boolean, integer, nothing_or, number, only, or, reference, short_text,
-    token_list,
+    NOTHING,     Fields, any_object, boolean, integer, nothing_or, number, only, or, reference, short_text, token_list,
 };
 use crate::http::ask::{MAX_SESSION, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, MOST_ANSWERS, MOST_SECONDS};
 use crate::http::sampling::{MOST_BIAS, MOST_REPETITION, MOST_TOKENS, MOST_WORD_BYTES, MOST_WORDS};
@@ -148,7 +147,38 @@ pub(super) fn serving() -> Fields {
     fields
 }
 
-/// What limits an answer. At most one of them may.
+/// Fields of which at most one may limit the answer.
+const STRUCTURE: [&str; 10] = [
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json_object",
+    "json_schema",
+    "regex",
+    "ebnf",
+];
+
+/// At most one of the fields limits the answer.
+pub(super) fn one_structure() -> Value {
+    let plain = json!({"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}});
+    let off = nothing_or([plain]);
+    let without = |name: &&str| {
+        let others = STRUCTURE.iter().filter(|other| *other != name);
+        let others: Map<String, Value> = others
+            .map(|other| match *other {
+                "response_format" => ((*other).to_owned(), off.clone()),
+                other => (other.to_owned(), reference(NOTHING)),
+            })
+            .collect();
+        json!({"properties": others})
+    };
+    json!({"anyOf": STRUCTURE.iter().map(without).collect::<Vec<Value>>()})
+}
+
+/// What limits an answer.
 pub(super) fn structure() -> Fields {
     let schema = json!({"type": ["object", "boolean", "string"], "not": {"enum": [false, ""]}});
     let expression = json!({"type": "string", "format": "regex"});

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::fields::{
-    TOKENS, answers, format, messages, model, sampling, serving, stream, structure, tools, unsupported,
+    TOKENS, answers, format, messages, model, one_structure, sampling, serving, stream, structure, tools, unsupported,
 };
 use super::schema::{
     Fields, any_object, boolean, integer, nothing, nothing_or, number, only, or, reference, text, token,
@@ -19,6 +19,7 @@ use crate::http::{completions, generate};
 pub(super) fn all(about: &About) -> Vec<(&'static str, Value)> {
     vec![
         (schema::NOTHING, nothing()),
+        (ONE_STRUCTURE, one_structure()),
         ("Message", message()),
         ("Item", item()),
         ("ChatCompletionRequest", chat(about)),
@@ -106,9 +107,12 @@ fn completion(about: &About) -> Value {
     streamed(fields.object(&["prompt"]))
 }
 
+/// What holds the fields of structure together.
+const ONE_STRUCTURE: &str = "OneStructure";
+
 /// Options of a stream are for streams alone.
 fn streamed(mut body: Value) -> Value {
-    body["allOf"] = json!([{
+    body["allOf"] = json!([reference(ONE_STRUCTURE), {
         "if": {"properties": {"stream_options": {"type": "object"}}, "required": ["stream_options"]},
         "then": {"properties": {"stream": {"const": true}}, "required": ["stream"]},
     }]);
@@ -203,7 +207,9 @@ fn sampling_params(about: &About) -> Value {
         .extend(sampling(about.vocabulary, "sampling_seed"))
         .extend(structure())
         .extend(unsupported());
-    fields.object(&[])
+    let mut params = fields.object(&[]);
+    params["allOf"] = json!([reference(ONE_STRUCTURE)]);
+    params
 }
 
 fn generate(about: &About) -> Value {
