@@ -55,7 +55,10 @@ fn run(workspace: &Workspace, schemathesis: &Path) -> anyhow::Result<Outcome> {
     let examples = std::env::var("SCHEMATHESIS_EXAMPLES").unwrap_or_else(|_unset| EXAMPLES.to_owned());
     let mut command = Command::new(schemathesis);
     // It keeps what it has found in the folder that it runs in.
-    command.current_dir(&folder).arg("--config-file").arg(workspace.root.join("tests/python/schemathesis.toml"));
+    command
+        .current_dir(&folder)
+        .arg("--config-file")
+        .arg(workspace.root.join("tests/python/schemathesis.toml"));
     command.args(["run", &format!("{}/openapi.json", server.url), "--checks", "all"]);
     command.args([
         "--exclude-checks",

@@ -112,7 +112,8 @@ fn read(file: &File, input: &Input) -> anyhow::Result<Found> {
         let other = |why: &str| {
             Refused(format!("line {number} {why}: give a new file, or the one with answers to this --input"))
         };
-        let line: Value = serde_json::from_slice(&bytes).map_err(|_| other("is no answer of a batch"))?;
+        let line: Value =
+            serde_json::from_slice(&bytes).map_err(|_error| other("is no answer of a batch"))?;
         let custom_id = line["custom_id"].as_str().ok_or_else(|| other("is no answer of a batch"))?;
         if !input.has(custom_id) {
             return Err(other(&format!("answers custom_id {custom_id:?}, which --input has not")).into());

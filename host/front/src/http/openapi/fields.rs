@@ -4,7 +4,8 @@ use host_core::radix::NamespaceKey;
 use serde_json::{Map, Value, json};
 
 use super::schema::{
-    NOTHING,     Fields, any_object, boolean, integer, nothing_or, number, only, or, reference, short_text, token_list,
+    Fields, NOTHING, any_object, boolean, integer, nothing_or, number, only, or, reference, short_text,
+    token_list,
 };
 use crate::http::ask::{MAX_SESSION, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, MOST_ANSWERS, MOST_SECONDS};
 use crate::http::sampling::{MOST_BIAS, MOST_REPETITION, MOST_TOKENS, MOST_WORD_BYTES, MOST_WORDS};

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::fields::{
-    TOKENS, answers, format, messages, model, one_structure, sampling, serving, stream, structure, tools, unsupported,
+    TOKENS, answers, format, messages, model, one_structure, sampling, serving, stream, structure, tools,
+    unsupported,
 };
 use super::schema::{
     Fields, any_object, boolean, integer, nothing, nothing_or, number, only, or, reference, text, token,
