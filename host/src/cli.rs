@@ -2,6 +2,7 @@
 
 pub mod addresses;
 mod allocator;
+mod batch;
 mod bench;
 mod certs;
 pub mod chat;
@@ -78,6 +79,8 @@ enum Command {
     Plugins(plugins::Command),
     /// Talks to a server in the terminal
     Chat(Box<chat::Chat>),
+    /// Sends the requests of a file, and writes their answers to another
+    Batch(batch::Batch),
     /// Makes API keys of tenants
     #[command(subcommand)]
     Keys(keys::Command),
@@ -107,6 +110,7 @@ pub fn main() -> ExitCode {
         None => cli.settings.with_file().and_then(serve::run),
         Some(Command::Plugins(command)) => command.run(),
         Some(Command::Chat(chat)) => chat.run(),
+        Some(Command::Batch(batch)) => batch.run(),
         Some(Command::Keys(command)) => command.run(),
         Some(Command::Drain(drain)) => drain.run(),
         Some(Command::Certs(command)) => command.run(),

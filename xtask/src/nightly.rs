@@ -4,6 +4,7 @@ mod fuzz;
 mod kit;
 mod memory;
 mod models;
+mod schema;
 
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode, Stdio};
@@ -83,6 +84,11 @@ const CHECKS: &[Check] = &[
         name: "chaos",
         about: "`cargo xtask chaos`: a thousand faults on real processes under load, every answer compared",
         run: chaos,
+    },
+    Check {
+        name: "schemathesis",
+        about: "requests made from /openapi.json, 50 or SCHEMATHESIS_EXAMPLES to each path, and their answers held to it (PyPI)",
+        run: schema::check,
     },
     Check {
         name: "faults",

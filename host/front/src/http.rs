@@ -17,6 +17,7 @@ mod guard;
 mod health;
 mod info;
 mod logprobs;
+mod openapi;
 mod outflow;
 mod paths;
 mod prompt;
@@ -38,7 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -166,8 +167,10 @@ impl App {
         }
         let routes = axum::Router::new();
         let routes = served.into_iter().fold(routes, |routes, (path, method)| routes.route(path, method));
+        let has_keys = openapi::HasKeys(identities.keys.is_some());
         let entrance = Arc::new(Entrance { app: Arc::clone(self), audience, identities });
         routes
+            .layer(Extension(has_keys))
             .fallback(async move |request: Request| audience.nothing_at(request.uri().path()))
             .method_not_allowed_fallback(|request: Request| async move {
                 ApiError::method(request.method(), request.uri().path())

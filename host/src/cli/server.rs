@@ -4,4 +4,4 @@ mod address;
 mod client;
 
 pub use address::Address;
-pub use client::{Client, NoAnswer, message_in};
+pub use client::{Answer, Client, NoAnswer, message_in};

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
 mod api_tls;
+mod batch;
 mod by_hand;
 mod clients;
 mod cluster_identity;

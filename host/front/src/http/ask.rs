@@ -56,15 +56,15 @@ pub(super) struct Ask {
 /// Most answers to one request.
 pub(super) const MOST_ANSWERS: usize = 128;
 
-const MAX_SESSION: usize = 256;
+pub(super) const MAX_SESSION: usize = 256;
 /// The usual one, and Dynamo's.
 const SESSION_HEADERS: [&str; 2] = ["x-session-id", "x-dynamo-session-id"];
 const TIMEOUT_HEADER: &str = "x-request-timeout";
 /// Longest time that a client may name: a day. `--request-timeout` ends requests before.
-const MOST_SECONDS: f64 = 86_400.0;
-const MAX_STOPS: usize = 16;
-const MAX_STOP_BYTES: usize = 1024;
-const MAX_STOP_TOKENS: usize = 128;
+pub(super) const MOST_SECONDS: f64 = 86_400.0;
+pub(super) const MAX_STOPS: usize = 16;
+pub(super) const MAX_STOP_BYTES: usize = 1024;
+pub(super) const MAX_STOP_TOKENS: usize = 128;
 
 impl Ask {
     /// Takes the fields that all endpoints share. `seed` is the name of the seed's field.

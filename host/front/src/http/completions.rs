@@ -15,7 +15,7 @@ use super::{App, RequestId, Shared, logprobs, prompt};
 use crate::text::Tokenizer;
 
 /// OpenAI's default.
-const DEFAULT_MAX_TOKENS: i64 = 16;
+pub(super) const DEFAULT_MAX_TOKENS: i64 = 16;
 
 pub(super) async fn handle(
     State(app): Shared,

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+#[cfg(test)]
+use serde_json::json;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -18,7 +20,7 @@ pub(super) struct Fields {
 
 /// Fields of other servers that this one ignores, because no answer depends on them. They say how a request is filed, billed,
 /// scheduled, cached or logged.
-const HARMLESS: [&str; 11] = [
+pub(super) const HARMLESS: [&str; 11] = [
     "user",
     "metadata",
     "store",
@@ -83,6 +85,8 @@ impl Fields {
     }
 
     pub fn boolean(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        #[cfg(test)]
+        asked::note_kind(self.prefix, name, json!({"type": ["boolean", "null"]}));
         match self.take(name) {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(value)),
@@ -91,6 +95,8 @@ impl Fields {
     }
 
     pub fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        #[cfg(test)]
+        asked::note_kind(self.prefix, name, json!({"type": ["string", "null"]}));
         match self.take(name) {
             None => Ok(None),
             Some(Value::String(value)) => Ok(Some(value)),
@@ -100,6 +106,8 @@ impl Fields {
 
     /// A string of at most `most` bytes, or an empty one when it is absent.
     pub fn short_string(&mut self, name: &str, most: usize) -> Result<String, ApiError> {
+        #[cfg(test)]
+        asked::note_kind(self.prefix, name, json!({"type": ["string", "null"], "maxLength": most}));
         match self.take(name) {
             None => Ok(String::new()),
             Some(Value::String(value)) if value.len() <= most => Ok(value),
@@ -108,6 +116,12 @@ impl Fields {
     }
 
     pub fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        #[cfg(test)]
+        asked::note_kind(
+            self.prefix,
+            name,
+            json!({"type": ["integer", "null"], "minimum": range.start(), "maximum": range.end()}),
+        );
         let Some(value) = self.take(name) else { return Ok(None) };
         match whole(&value) {
             Some(number) if range.contains(&number) => Ok(Some(number)),
@@ -129,6 +143,11 @@ impl Fields {
         most: f64,
         closed: bool,
     ) -> Result<Option<f64>, ApiError> {
+        #[cfg(test)]
+        asked::note_kind(self.prefix, name, {
+            let least = if closed { "minimum" } else { "exclusiveMinimum" };
+            json!({"type": ["number", "null"], least: above, "maximum": most})
+        });
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_f64() {
             Some(number) if number <= most && (number > above || (closed && number >= above)) => {
@@ -156,6 +175,11 @@ impl Fields {
 
     /// A list of at most `most` token ids, or an empty one when it is absent.
     pub fn token_list(&mut self, name: &str, most: usize, vocabulary: u32) -> Result<Vec<u32>, ApiError> {
+        #[cfg(test)]
+        asked::note_kind(self.prefix, name, {
+            let token = json!({"type": "integer", "minimum": 0, "maximum": vocabulary - 1});
+            json!({"maxItems": most, "items": token})
+        });
         match self.take(name) {
             None => Ok(Vec::new()),
             Some(Value::Array(ids)) if ids.len() <= most => self.token_ids(name, &ids, vocabulary),
@@ -194,12 +218,6 @@ impl Fields {
         let message = format!("{full} is not supported here, got {}; leave it out", echo(got));
         ApiError::unsupported(&full, message)
     }
-}
-
-/// Fields of other servers that are taken and not read.
-#[cfg(test)]
-pub(super) const fn harmless() -> &'static [&'static str] {
-    &HARMLESS
 }
 
 /// Whether a value changes nothing.
@@ -245,22 +263,29 @@ pub(super) fn echo(value: &Value) -> String {
     }
 }
 
-/// Which fields are looked at, for the test of the page that lists them.
+/// Which fields are looked at, and what may be in them, for the tests of what lists them.
 #[cfg(test)]
 pub(super) mod asked {
     use std::cell::RefCell;
-    use std::collections::BTreeSet;
+    use std::collections::BTreeMap;
+
+    use serde_json::Value;
 
     thread_local! {
-        static ASKED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+        static ASKED: RefCell<BTreeMap<String, Value>> = const { RefCell::new(BTreeMap::new()) };
     }
 
     pub fn note(prefix: &str, name: &str) {
-        ASKED.with_borrow_mut(|asked| asked.insert(format!("{prefix}{name}")));
+        note_kind(prefix, name, Value::Null);
     }
 
-    /// The names that this thread has looked at since the last call.
-    pub fn take() -> BTreeSet<String> {
+    pub fn note_kind(prefix: &str, name: &str, kind: Value) {
+        // The first look takes the field.
+        ASKED.with_borrow_mut(|asked| asked.entry(format!("{prefix}{name}")).or_insert(kind).clone());
+    }
+
+    /// The names that this thread has looked at since the last call, each with a part of its schema where that is known.
+    pub fn take() -> BTreeMap<String, Value> {
         ASKED.take()
     }
 }

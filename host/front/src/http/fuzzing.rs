@@ -24,7 +24,7 @@ const FUEL: u64 = 20_000;
 /// Largest body, in bytes.
 const MAX_BODY: usize = 1 << 20;
 
-fn app() -> &'static App {
+pub(super) fn app() -> &'static App {
     static APP: OnceLock<App> = OnceLock::new();
     APP.get_or_init(|| {
         let mut text = TextModel::bytes(300);

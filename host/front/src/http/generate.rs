@@ -14,7 +14,7 @@ use super::{App, RequestId, Shared, prompt};
 use crate::text::Tokenizer;
 
 /// Fields that belong into `sampling_params`, and are often put beside it.
-const SAMPLING: [&str; 10] = [
+pub(super) const SAMPLING: [&str; 10] = [
     "n",
     "temperature",
     "top_p",
@@ -33,7 +33,7 @@ const SAMPLING: [&str; 10] = [
 const EVENTS: usize = 512;
 
 /// SGLang's default.
-const DEFAULT_MAX_TOKENS: i64 = 128;
+pub(super) const DEFAULT_MAX_TOKENS: i64 = 128;
 
 pub(super) async fn handle(
     State(app): Shared,

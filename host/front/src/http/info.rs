@@ -1,5 +1,6 @@
 //! What clients and gateways ask of a server before they send requests: `/v1/models`, `/server_info`, `/model_info`, `/version`.
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, Path, State};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -30,7 +31,11 @@ pub(super) async fn models(State(app): Shared) -> Response {
 }
 
 /// One model by name.
-pub(super) async fn model(State(app): Shared, Path(name): Path<String>) -> Result<Response, ApiError> {
+pub(super) async fn model(
+    State(app): Shared,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let Path(name) = name.map_err(|rejection| ApiError::field("model", rejection.body_text()))?;
     if name == app.model {
         Ok(json_response(&model_object(&app)))
     } else {

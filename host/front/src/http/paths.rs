@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::routing::{MethodRouter, get, post};
 
-use super::{App, chat, completions, drain, flush, generate, health, info, responses, tokens};
+use super::{App, chat, completions, drain, flush, generate, health, info, openapi, responses, tokens};
 
 /// A path and what takes its requests.
 type Served = (&'static str, MethodRouter<Arc<App>>);
@@ -36,6 +36,7 @@ pub(super) fn of_clients() -> Vec<Served> {
         ("/model_info", get(info::model_info)),
         ("/get_model_info", get(info::model_info)),
         ("/version", get(info::version)),
+        ("/openapi.json", get(openapi::handle)),
         ("/v1/embeddings", post(info::no_embeddings)),
     ]
 }

@@ -95,10 +95,24 @@ const MOST_TOLD: usize = 16 << 10;
 /// # Errors
 /// When one is too long to be kept for as long as the request lasts.
 fn told(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
-    // The prompt and the grammar bound these.
-    let bounded =
-        [("instructions", Value::Null), ("tools", json!([])), ("text", json!({"format": {"type": "text"}}))];
-    let others = [
+    let (bounded, others) = (bounded(), others());
+    let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
+    if let Some((name, _)) = others.iter().find(|(name, _)| given(name).is_some_and(is_long)) {
+        let message = format!("{name} is longer than {MOST_TOLD} bytes, which is the limit");
+        return Err(ApiError::field(name, message));
+    }
+    let all = bounded.into_iter().chain(others);
+    Ok(all.map(|(name, default)| (name.to_owned(), given(name).cloned().unwrap_or(default))).collect())
+}
+
+/// What comes back and is bounded by the prompt or by the grammar, with what it is when absent.
+fn bounded() -> [(&'static str, Value); 3] {
+    [("instructions", Value::Null), ("tools", json!([])), ("text", json!({"format": {"type": "text"}}))]
+}
+
+/// What else comes back.
+fn others() -> [(&'static str, Value); 10] {
+    [
         ("max_output_tokens", Value::Null),
         ("metadata", json!({})),
         ("parallel_tool_calls", json!(true)),
@@ -109,14 +123,12 @@ fn told(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
         ("top_p", json!(1.0)),
         ("truncation", json!("disabled")),
         ("user", Value::Null),
-    ];
-    let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
-    if let Some((name, _)) = others.iter().find(|(name, _)| given(name).is_some_and(is_long)) {
-        let message = format!("{name} is longer than {MOST_TOLD} bytes, which is the limit");
-        return Err(ApiError::field(name, message));
-    }
-    let all = bounded.into_iter().chain(others);
-    Ok(all.map(|(name, default)| (name.to_owned(), given(name).cloned().unwrap_or(default))).collect())
+    ]
+}
+
+/// The fields that come back in the answer.
+pub(super) fn told_names() -> impl Iterator<Item = &'static str> {
+    bounded().into_iter().chain(others()).map(|(name, _)| name)
 }
 
 fn is_long(value: &Value) -> bool {

@@ -9,13 +9,13 @@ use super::error::ApiError;
 use super::fields::Fields;
 
 /// Most entries of `logit_bias` and of `allowed_token_ids`, as vLLM has them.
-const MOST_TOKENS: usize = 1024;
+pub(super) const MOST_TOKENS: usize = 1024;
 /// Most bad words, and the most bytes of one.
-const MOST_WORDS: usize = 1000;
-const MOST_WORD_BYTES: usize = 256;
+pub(super) const MOST_WORDS: usize = 1000;
+pub(super) const MOST_WORD_BYTES: usize = 256;
 /// A bias is cut to this, up and down.
-const MOST_BIAS: f64 = 100.0;
-const MOST_REPETITION: f64 = 100.0;
+pub(super) const MOST_BIAS: f64 = 100.0;
+pub(super) const MOST_REPETITION: f64 = 100.0;
 
 /// Takes the settings. `seed` is the name of the seed's field, and `ends` are all tokens that may end the answer.
 #[expect(clippy::cast_possible_truncation, reason = "f32 is what sampling computes in")]

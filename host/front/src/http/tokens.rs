@@ -15,7 +15,7 @@ use crate::identity::Caller;
 use crate::text::Specials;
 
 /// Most tokens that are turned into text at once.
-const MOST_TOKENS: usize = 1 << 20;
+pub(super) const MOST_TOKENS: usize = 1 << 20;
 
 pub(super) async fn tokenize(
     State(app): Shared,

@@ -11,9 +11,9 @@ use crate::text::CallFormat;
 use crate::text::calls::{CallRule, Function, calls};
 
 /// Most tools of a request: OpenAI's limit.
-const MAX_TOOLS: usize = 128;
+pub(super) const MAX_TOOLS: usize = 128;
 /// Longest name of a tool: OpenAI's limit.
-const MAX_NAME: usize = 64;
+pub(super) const MAX_NAME: usize = 64;
 
 /// Which calls an answer may, or must, have.
 #[derive(Clone, Debug, PartialEq, Eq)]

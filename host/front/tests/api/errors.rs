@@ -361,9 +361,12 @@ async fn chat_without_a_template_says_what_to_do() {
 #[tokio::test]
 async fn unknown_paths_and_methods_answer_in_the_same_shape() {
     let front = Front::start(config()).await;
-    for (method, path, status) in
-        [("GET", "/v2", 404), ("GET", "/v1/completions", 405), ("GET", "/v1/models/gpt", 404)]
-    {
+    for (method, path, status) in [
+        ("GET", "/v2", 404),
+        ("GET", "/v1/completions", 405),
+        ("GET", "/v1/models/gpt", 404),
+        ("GET", "/v1/models/%FF", 400),
+    ] {
         let reply = send(front.http, method, path, &[], b"").await;
         assert_eq!(reply.status, status);
         assert_eq!(reply.json().await["error"]["type"], "invalid_request_error");

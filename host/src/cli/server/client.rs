@@ -9,7 +9,7 @@ use std::time::Duration;
 use host_wire::endpoint::{Authorities, is_untrusted};
 use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use hyper::{Method, Request, StatusCode};
+use hyper::{HeaderMap, Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -57,6 +57,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 pub struct Answer {
     /// Its status.
     pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
     body: Incoming,
     connection: JoinHandle<()>,
 }
@@ -88,10 +90,18 @@ impl Answer {
     /// # Errors
     /// When the connection ends before the answer does, or that is too long.
     pub async fn rest(&mut self) -> Result<String, String> {
+        self.rest_up_to(LONGEST).await
+    }
+
+    /// The rest of the answer, at most so many bytes.
+    ///
+    /// # Errors
+    /// As [`rest`](Self::rest).
+    pub async fn rest_up_to(&mut self, most: usize) -> Result<String, String> {
         let mut all = Vec::new();
         while let Some(bytes) = self.next().await.map_err(|error| error.to_string())? {
-            if all.len() + bytes.len() > LONGEST {
-                return Err(format!("an answer of more than {} KiB", LONGEST >> 10));
+            if all.len() + bytes.len() > most {
+                return Err(format!("an answer of more than {} KiB", most >> 10));
             }
             all.extend_from_slice(&bytes);
         }
@@ -222,7 +232,10 @@ impl Client {
             .body(body)
             .map_err(|error| failed(&error))?;
         match sender.send_request(request).await {
-            Ok(response) => Ok(Answer { status: response.status(), body: response.into_body(), connection }),
+            Ok(response) => {
+                let (head, body) = response.into_parts();
+                Ok(Answer { status: head.status, headers: head.headers, body, connection })
+            }
             Err(error) => {
                 connection.abort();
                 Err(failed(&error))

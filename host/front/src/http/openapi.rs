@@ -1,0 +1,76 @@
+//! `GET /openapi.json`: the API as an OpenAPI document.
+//!
+//! Schemas of bodies use the limits that bodies are read with. `reference` compares every field with what reads it, and every path with
+//! those that are served.
+
+mod answers;
+mod fields;
+mod operations;
+mod requests;
+mod schema;
+
+use axum::extract::{Extension, State};
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use super::{App, Shared, json as json_response};
+
+/// The version of the format.
+const FORMAT: &str = "3.1.0";
+
+/// Whether requests need a key on the listener.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HasKeys(pub bool);
+
+/// What the schemas have of the model.
+struct About {
+    model: String,
+    vocabulary: u32,
+    /// Characters of the shortest text that has a token.
+    least_text: usize,
+}
+
+impl About {
+    fn of(app: &App) -> Self {
+        let tokenizer = &app.text.tokenizer;
+        let is_nothing = tokenizer.encode("", true).is_ok_and(|tokens| tokens.is_empty());
+        Self {
+            model: app.model.clone(),
+            vocabulary: tokenizer.vocabulary(),
+            least_text: usize::from(is_nothing),
+        }
+    }
+}
+
+/// Answers with the document.
+pub(super) async fn handle(State(app): Shared, Extension(has_keys): Extension<HasKeys>) -> Response {
+    json_response(&document(&app, has_keys))
+}
+
+/// The document of a server.
+pub(super) fn document(app: &App, HasKeys(has_keys): HasKeys) -> Value {
+    let about = About::of(app);
+    let schemas = requests::all(&about).into_iter().chain(answers::all());
+    let schemas: Map<String, Value> = schemas.map(|(name, schema)| (name.to_owned(), schema)).collect();
+    let mut document = json!({
+        "openapi": FORMAT,
+        "info": {
+            "title": "host",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "Serves large language models. null is the same as leaving a field out. A field that is not listed is \
+                            refused, unless its value asks for nothing.",
+        },
+        "paths": operations::paths(has_keys),
+        "components": {
+            "schemas": schemas,
+            "headers": {
+                "RequestId": {"description": "The id of the request", "required": true, "schema": {"type": "string"}},
+                "RetryAfter": {"description": "Seconds after which another try makes sense", "required": true, "schema": {"type": "integer", "minimum": 0}},
+            },
+        },
+    });
+    if has_keys {
+        document["components"]["securitySchemes"] = json!({"bearer": {"type": "http", "scheme": "bearer"}});
+    }
+    document
+}

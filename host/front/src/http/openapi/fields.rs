@@ -1,0 +1,337 @@
+//! Fields that several endpoints read. The tests hold each to what reads it.
+
+use host_core::radix::NamespaceKey;
+use serde_json::{Map, Value, json};
+
+use super::schema::{
+    Fields, NOTHING, any_object, boolean, integer, nothing_or, number, only, or, reference, short_text,
+    token_list,
+};
+use crate::http::ask::{MAX_SESSION, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, MOST_ANSWERS, MOST_SECONDS};
+use crate::http::sampling::{MOST_BIAS, MOST_REPETITION, MOST_TOKENS, MOST_WORD_BYTES, MOST_WORDS};
+use crate::http::tools::{MAX_NAME, MAX_TOOLS};
+
+/// Counts of tokens that a request may name.
+pub(super) const TOKENS: std::ops::RangeInclusive<i64> = 1..=u32::MAX as i64;
+
+/// The served name.
+pub(super) fn model(name: &str) -> Fields {
+    let mut fields = Fields::default();
+    let schema = json!({"type": ["string", "null"], "enum": [name, null]});
+    fields.add("model", schema, "The served name. Another one is answered 404");
+    fields
+}
+
+/// How tokens are drawn. `seed` is the name of the seed's field.
+pub(super) fn sampling(vocabulary: u32, seed: &str) -> Fields {
+    let counts = 0..=i64::from(u32::MAX);
+    let word = json!({"type": "string", "minLength": 1, "maxLength": MOST_WORD_BYTES, "pattern": "\\S"});
+    let biases = json!({
+        "type": ["object", "null"],
+        "maxProperties": MOST_TOKENS,
+        "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+        "additionalProperties": {"type": "number"},
+    });
+    let mut fields = Fields::default();
+    fields
+        .add("allowed_token_ids", token_list(MOST_TOKENS, vocabulary), "Other tokens are not drawn")
+        .add(
+            "bad_words",
+            json!({"type": ["array", "null"], "maxItems": MOST_WORDS, "items": word}),
+            "Not written, at the beginning of a word or within it",
+        )
+        .add("min_tokens", or(integer(&counts), 0), "No end token is drawn before. At most the tokens of the answer")
+        .add("min_new_tokens", integer(&counts), "The same by SGLang's name")
+        .add(
+            "logit_bias",
+            biases,
+            &format!("Added to the logits of these token ids, cut to -{MOST_BIAS} to {MOST_BIAS}"),
+        )
+        .add(
+            "repetition_penalty",
+            or(number(0.0, MOST_REPETITION, false), 1),
+            "Logits of tokens that the prompt or the answer has are divided by it if positive, else multiplied",
+        )
+        .add(
+            "frequency_penalty",
+            or(number(-2.0, 2.0, true), 0),
+            "Taken off for each time that the answer has the token",
+        )
+        .add("presence_penalty", or(number(-2.0, 2.0, true), 0), "Taken off if the answer has the token")
+        .add("temperature", or(number(0.0, 2.0, true), 1), "0 takes the likeliest token")
+        .add(
+            "min_p",
+            or(number(0.0, 1.0, true), 0),
+            "Tokens that are less likely than this share of the likeliest are not drawn",
+        )
+        .add(
+            "top_k",
+            integer(&(-1..=i64::from(u32::MAX))),
+            "So many of the likeliest. -1, 0 and no value stand for all",
+        )
+        .add(
+            "top_p",
+            or(number(0.0, 1.0, false), 1),
+            "The likeliest of those, whose probabilities sum to this",
+        )
+        .add(seed, integer(&(i64::MIN..=i64::MAX)), "A random one by default");
+    fields
+}
+
+/// What an answer is, of chats, responses, and in `sampling_params`.
+pub(super) fn answers(vocabulary: u32) -> Fields {
+    let stop = json!({"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES});
+    let stops =
+        json!({"anyOf": [stop, {"type": "array", "maxItems": MAX_STOPS, "items": stop}, {"type": "null"}]});
+    let mut fields = Fields::default();
+    fields
+        .add("n", or(integer(&(1..=MOST_ANSWERS as i64)), 1), "Answers to each prompt")
+        .add("stop", stops, "The answer ends before the first of them")
+        .add(
+            "stop_token_ids",
+            token_list(MAX_STOP_TOKENS, vocabulary),
+            "The answer ends at one of them, also with ignore_eos",
+        )
+        .add("include_stop_str_in_output", or(boolean(), false), "What ended the answer is part of its text")
+        .add("no_stop_trim", boolean(), "The same by SGLang's name")
+        .add("ignore_eos", or(boolean(), false), "The model's own end tokens do not end the answer")
+        .add("skip_special_tokens", or(boolean(), true), "False shows special tokens as their names");
+    fields
+}
+
+/// How answers are sent.
+pub(super) fn stream() -> Fields {
+    let mut options = Fields::default();
+    options
+        .add("include_usage", or(boolean(), false), "Usage comes last")
+        .add("continuous_usage_stats", or(boolean(), false), "Usage comes in every event")
+        .add("include_obfuscation", boolean(), "Taken and not read: events are not padded");
+    let mut options = options.object(&[]);
+    options["type"] = json!(["object", "null"]);
+    let mut fields = Fields::default();
+    fields.add("stream", or(boolean(), false), "Answers come as events").add(
+        "stream_options",
+        options,
+        "Only with stream",
+    );
+    fields
+}
+
+/// When a request is served, and from which caches.
+pub(super) fn serving() -> Fields {
+    let mut fields = Fields::default();
+    fields
+        .add(
+            "priority",
+            or(integer(&(i64::from(i32::MIN)..=i64::from(i32::MAX))), 0),
+            "Smaller numbers go first",
+        )
+        .add(
+            "timeout",
+            number(0.0, MOST_SECONDS, false),
+            "Seconds from the arrival of the request to the end of its answer",
+        )
+        .add(
+            "cache_salt",
+            short_text(NamespaceKey::MAX_PART),
+            "Pages are shared only between requests with the same one. Its length counts in bytes",
+        )
+        .add("extra_key", short_text(NamespaceKey::MAX_PART), "The same, for whatever else must not be mixed")
+        .add("no_cache", or(boolean(), false), "Uses no cached page and leaves none")
+        .add("session_id", short_text(MAX_SESSION), "Requests of a session stay together")
+        .add("prompt_cache_key", json!({}), "The same by OpenAI's name")
+        .add(
+            "return_cached_tokens_details",
+            or(boolean(), false),
+            "Adds where the cached tokens of the prompt were",
+        );
+    fields
+}
+
+/// Fields of which at most one may limit the answer.
+const STRUCTURE: [&str; 10] = [
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json_object",
+    "json_schema",
+    "regex",
+    "ebnf",
+];
+
+/// At most one of the fields limits the answer.
+pub(super) fn one_structure() -> Value {
+    let plain = json!({"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}});
+    let off = nothing_or([plain]);
+    let without = |name: &&str| {
+        let others = STRUCTURE.iter().filter(|other| *other != name);
+        let others: Map<String, Value> = others
+            .map(|other| match *other {
+                "response_format" => ((*other).to_owned(), off.clone()),
+                other => (other.to_owned(), reference(NOTHING)),
+            })
+            .collect();
+        json!({"properties": others})
+    };
+    json!({"anyOf": STRUCTURE.iter().map(without).collect::<Vec<Value>>()})
+}
+
+/// What limits an answer.
+pub(super) fn structure() -> Fields {
+    let schema = json!({"type": ["object", "boolean", "string"], "not": {"enum": [false, ""]}});
+    let expression = json!({"type": "string", "format": "regex"});
+    let choice = json!({"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}});
+    let rules = json!({"type": "string"});
+    let always = json!({"const": true});
+    let kinds = [
+        ("json", &schema),
+        ("regex", &expression),
+        ("choice", &choice),
+        ("grammar", &rules),
+        ("json_object", &always),
+    ];
+    let of_kind = |(kind, value): &(&str, &Value)| {
+        let mut properties = Map::from_iter([
+            ("disable_any_whitespace".to_owned(), boolean()),
+            ("disable_additional_properties".to_owned(), only(&[json!(false)])),
+            ("disable_fallback".to_owned(), boolean()),
+        ]);
+        properties.insert((*kind).to_owned(), (*value).clone());
+        json!({
+            "type": "object",
+            "required": [kind],
+            "properties": properties,
+            "additionalProperties": {"type": "null"},
+        })
+    };
+    let mut outputs: Vec<Value> = kinds.iter().map(of_kind).collect();
+    outputs.extend([json!({"type": "object", "maxProperties": 0}), json!({"type": "null"})]);
+    let outputs = json!({"anyOf": outputs});
+    let mut fields = Fields::default();
+    fields.add("response_format", format(true), "OpenAI's").add(
+        "structured_outputs",
+        outputs,
+        "vLLM's: one of json, regex, choice, grammar and json_object",
+    );
+    let old = "vLLM's old spelling";
+    for (name, value) in [
+        ("guided_json", &schema),
+        ("guided_regex", &expression),
+        ("guided_choice", &choice),
+        ("guided_grammar", &rules),
+        ("guided_json_object", &always),
+    ] {
+        fields.add(name, nothing_or([value.clone()]), old);
+    }
+    fields.add("guided_decoding_backend", json!({}), "Taken and not looked at: there is one engine");
+    for (name, value) in [("json_schema", schema), ("regex", expression), ("ebnf", rules)] {
+        fields.add(name, nothing_or([value]), "SGLang's");
+    }
+    for name in ["guided_whitespace_pattern", "structural_tag"] {
+        fields.add(name, nothing_or([]), "");
+    }
+    fields
+}
+
+/// OpenAI's format of an answer. `nests`: a schema stands in an object of its own, and may stand beside the type.
+pub(super) fn format(nests: bool) -> Value {
+    let typed = |kinds: Value, required: Value| json!({"type": "object", "required": required, "properties": {"type": {"enum": kinds}}});
+    let schema = json!({"type": ["object", "boolean"]});
+    let plain = typed(json!(["text", "json_object"]), json!(["type"]));
+    let mut flat = typed(json!(["json_schema"]), json!(["type", "schema"]));
+    flat["properties"]["schema"] = schema.clone();
+    flat["properties"]["name"] = json!({});
+    flat["not"] = json!({"required": ["json_schema"]});
+    let mut nested = typed(json!(["json_schema"]), json!(["type", "json_schema"]));
+    nested["properties"]["json_schema"] = json!({"type": "object", "required": ["schema"], "properties": {"schema": schema, "name": {}, "strict": {}}});
+    nothing_or(if nests { [plain, nested, flat] } else { [plain, flat, nested] })
+}
+
+/// What this server does not have, as far as a value changes nothing.
+pub(super) fn unsupported() -> Fields {
+    let mut fields = Fields::default();
+    let off = "This server has it not: taken where it changes nothing";
+    fields.add("tool_choice", only(&[json!("none"), json!("auto")]), off).add(
+        "length_penalty",
+        only(&[json!(0), json!(1)]),
+        off,
+    );
+    for name in [
+        "tools",
+        "functions",
+        "function_call",
+        "suffix",
+        "audio",
+        "prediction",
+        "web_search_options",
+        "use_beam_search",
+        "stop_regex",
+        "logits_processors",
+        "custom_logit_processor",
+        "continue_final_message",
+    ] {
+        fields.add(name, nothing_or([]), off);
+    }
+    fields.add("prompt_logprobs", only(&[json!(false)]), off);
+    for name in ["spaces_between_special_tokens", "detokenize"] {
+        fields.add(name, only(&[json!(true)]), off);
+    }
+    let kinds = json!({"type": ["array", "null"], "items": {"const": "text"}});
+    fields.add("modalities", kinds, off);
+    fields
+}
+
+/// Tools and which of them is called. `nested`: as chats spell them.
+pub(super) fn tools(nested: bool) -> Fields {
+    let name =
+        json!({"type": "string", "minLength": 1, "maxLength": MAX_NAME, "pattern": "^[A-Za-z0-9_.-]+$"});
+    let function = json!({
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": name, "description": {}, "parameters": any_object()},
+    });
+    let kind = json!({"const": "function"});
+    let (tool, choice) = if nested {
+        (
+            json!({"type": "object", "required": ["type", "function"], "properties": {"type": kind, "function": function}}),
+            json!({
+                "type": "object",
+                "required": ["function"],
+                "properties": {"type": kind, "function": {"type": "object", "required": ["name"], "properties": {"name": name}}},
+            }),
+        )
+    } else {
+        let mut tool = function;
+        tool["required"] = json!(["type", "name"]);
+        tool["properties"]["type"] = kind.clone();
+        (tool, json!({"type": "object", "required": ["name"], "properties": {"type": kind, "name": name}}))
+    };
+    let words = json!({"enum": ["none", "auto", "required", "any"]});
+    let mut fields = Fields::default();
+    fields
+        .add(
+            "tools",
+            nothing_or([json!({"type": "array", "maxItems": MAX_TOOLS, "items": tool})]),
+            "They are part of the prompt. Each has another name",
+        )
+        .add(
+            "tool_choice",
+            nothing_or([words, choice]),
+            "Auto by default. A name is that of one of the tools",
+        )
+        .add("parallel_tool_calls", or(boolean(), true), "False passes one call on");
+    fields
+}
+
+/// A conversation.
+pub(super) fn messages() -> Fields {
+    let mut fields = Fields::default();
+    fields
+        .add("messages", json!({"type": "array", "minItems": 1, "items": reference("Message")}), "")
+        .add("add_generation_prompt", boolean(), "False leaves the assistant's turn out")
+        .add("chat_template_kwargs", any_object(), "Variables of the template");
+    fields
+}

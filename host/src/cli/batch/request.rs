@@ -1,0 +1,195 @@
+//! One request: sent until it has an answer, for as long as another try makes sense.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use host_wire::random::random_u64;
+use hyper::StatusCode;
+use hyper::header::RETRY_AFTER;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::input::Line;
+use crate::cli::server::{Answer, Client, NoAnswer, message_in};
+
+/// Most bytes of an answer.
+const LONGEST: usize = 64 << 20;
+/// The first wait for another try, where the server names none, and the longest.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// What comes of a request.
+pub enum Outcome {
+    /// A line for the output, and whether it is a success.
+    Line(Value, bool),
+    /// None of the requests makes sense any more, for this reason.
+    Stop(String),
+}
+
+/// Why a try brought nothing.
+enum Failed {
+    /// The server cannot take it now. It may have said how many seconds to wait.
+    Busy(String, Option<u64>),
+    /// There is no server, or it went away.
+    Silent(String),
+    /// What it answered is no answer.
+    Broken(String),
+    /// No request would be served.
+    Stop(String),
+}
+
+/// Sends a request and waits for its answer. While the server is busy or does not answer it is sent again, for so long.
+pub async fn send(client: Arc<Client>, line: Line, retry_timeout: Duration) -> Outcome {
+    let Line { custom_id, endpoint, body } = line;
+    let body = Value::Object(body);
+    let deadline = Instant::now() + retry_timeout;
+    let mut wait = FIRST_WAIT;
+    loop {
+        let failed = match once(&client, endpoint, &body).await {
+            Ok(response) => {
+                let status = response["status_code"].as_u64().unwrap_or_default();
+                return Outcome::Line(told(&custom_id, response, Value::Null), (200..300).contains(&status));
+            }
+            Err(Failed::Stop(why)) => return Outcome::Stop(why),
+            Err(failed) => failed,
+        };
+        let pause = match &failed {
+            Failed::Busy(_, Some(seconds)) => wait.max(Duration::from_secs(*seconds)),
+            _ => wait,
+        };
+        if Instant::now() + pause < deadline {
+            tokio::time::sleep(pause).await;
+            wait = (wait * 2).min(LONGEST_WAIT);
+            continue;
+        }
+        let (code, message) = match failed {
+            Failed::Silent(why) | Failed::Stop(why) => return Outcome::Stop(why),
+            Failed::Busy(why, _) => ("server_busy", why),
+            Failed::Broken(why) => ("no_answer", why),
+        };
+        let error = json!({"code": code, "message": message});
+        return Outcome::Line(told(&custom_id, Value::Null, error), false);
+    }
+}
+
+/// One try.
+async fn once(client: &Client, endpoint: &str, body: &Value) -> Result<Value, Failed> {
+    let mut answer = client.post(endpoint, body).await.map_err(|error| match error {
+        NoAnswer::Untrusted(why) => Failed::Stop(why),
+        NoAnswer::Silent(why) => Failed::Silent(why),
+    })?;
+    let status = answer.status;
+    let seconds = header(&answer, RETRY_AFTER.as_str()).and_then(|seconds| seconds.parse().ok());
+    let request_id = header(&answer, "x-request-id").unwrap_or_default();
+    let text = answer.rest_up_to(LONGEST).await.map_err(Failed::Broken)?;
+    let message = || format!("{status}: {}", message_in(&text));
+    match status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            return Err(Failed::Busy(message(), seconds));
+        }
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            let why = format!(
+                "{} serves none of these requests: {} (HOST_API_KEY has the key)",
+                client.address(),
+                message()
+            );
+            return Err(Failed::Stop(why));
+        }
+        _ => {}
+    }
+    let body: Value = serde_json::from_str(&text)
+        .map_err(|error| Failed::Broken(format!("the answer is no JSON ({error}): {}", message())))?;
+    Ok(json!({"status_code": status.as_u16(), "request_id": request_id, "body": body}))
+}
+
+fn header(answer: &Answer, name: &str) -> Option<String> {
+    Some(answer.headers.get(name)?.to_str().ok()?.to_owned())
+}
+
+/// A line of the output.
+fn told(custom_id: &str, response: Value, error: Value) -> Value {
+    // It is there for its readers, who have custom_id to tell lines apart.
+    let id = format!("batch_req_{:016x}", random_u64().unwrap_or_default());
+    json!({"id": id, "custom_id": custom_id, "response": response, "error": error})
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::thread::JoinHandle;
+
+    use serde_json::Map;
+
+    use super::*;
+    use crate::cli::server::Address;
+
+    /// A server that gives these answers, one after the other, and counts its requests.
+    fn server(answers: &[&str]) -> (Address, JoinHandle<usize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::of(listener.local_addr().unwrap());
+        let answers: Vec<String> = answers.iter().map(|answer| (*answer).to_owned()).collect();
+        let serving = std::thread::spawn(move || {
+            for (answer, connection) in answers.iter().zip(listener.incoming()) {
+                let mut connection = connection.unwrap();
+                let (mut request, mut some) = (Vec::new(), [0; 1024]);
+                while !request.ends_with(b"{}") {
+                    let read = connection.read(&mut some).unwrap();
+                    assert!(read > 0, "{}", String::from_utf8_lossy(&request));
+                    request.extend_from_slice(&some[..read]);
+                }
+                let (head, body) = answer.split_once('|').unwrap();
+                let length = body.len();
+                write!(connection, "HTTP/1.1 {head}\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+            }
+            answers.len()
+        });
+        (address, serving)
+    }
+
+    async fn sent(answers: &[&str], retry_timeout: u64) -> Outcome {
+        let (address, serving) = server(answers);
+        let line = Line { custom_id: "a".to_owned(), endpoint: "/v1/completions", body: Map::new() };
+        let client = Arc::new(Client::new(address, None).unwrap());
+        let outcome = send(client, line, Duration::from_secs(retry_timeout)).await;
+        assert_eq!(serving.join().unwrap(), answers.len());
+        outcome
+    }
+
+    #[tokio::test]
+    async fn a_busy_server_is_asked_again_until_it_answers() {
+        let busy = "503 Service Unavailable\r\nretry-after: 0|{}";
+        let good = "200 OK\r\nx-request-id: r1|{\"id\": 1}";
+        let Outcome::Line(line, is_success) = sent(&[busy, good], 600).await else { panic!("it stopped") };
+        assert!(is_success && line["id"].as_str().unwrap().starts_with("batch_req_"), "{line}");
+        assert_eq!(line["response"], json!({"status_code": 200, "request_id": "r1", "body": {"id": 1}}));
+        assert_eq!((&line["custom_id"], &line["error"]), (&json!("a"), &Value::Null));
+    }
+
+    #[tokio::test]
+    async fn what_has_no_answer_in_time_is_a_line_with_an_error() {
+        let busy = "429 Too Many Requests\r\nretry-after: 9|{\"error\": {\"message\": \"too many\"}}";
+        for (answer, timeout, code) in [(busy, 9, "server_busy"), ("200 OK|<html>", 0, "no_answer")] {
+            let Outcome::Line(line, is_success) = sent(&[answer], timeout).await else {
+                panic!("it stopped")
+            };
+            assert!(!is_success && line["response"].is_null(), "{line}");
+            assert_eq!(line["error"]["code"], code, "{line}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_no_success_is_an_answer() {
+        let Outcome::Line(line, is_success) = sent(&["400 Bad Request|{}"], 600).await else {
+            panic!("it stopped")
+        };
+        assert!(!is_success, "{line}");
+        assert_eq!((&line["response"]["status_code"], &line["error"]), (&json!(400), &Value::Null));
+    }
+
+    #[tokio::test]
+    async fn a_wrong_key_stops_the_job_and_is_no_answer() {
+        let Outcome::Stop(why) = sent(&["401 Unauthorized|{}"], 600).await else { panic!("it went on") };
+        assert!(why.contains("HOST_API_KEY"), "{why}");
+    }
+}
