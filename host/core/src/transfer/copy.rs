@@ -67,8 +67,8 @@ pub struct PlanSize {
 impl PagesCopy {
     /// `sides` holds K and V of a page, as far as there is any of them.
     pub(super) fn new(mut pages: Vec<[u32; 2]>, sides: Vec<PageBlock>, whole_page: usize) -> Self {
-        // Neighbours become one piece in whatever order they are named. As one number each, pairs are compared without a branch.
-        pages.sort_unstable_by_key(|[source, target]| u64::from(*source) << 32 | u64::from(*target));
+        // Neighbours become one piece in whatever order they are named.
+        pages.sort_unstable();
         let blocks = blocks(sides);
         let whole_pages = matches!(blocks[..], [block] if block.run == whole_page);
         Self { pages, blocks, whole_pages }
