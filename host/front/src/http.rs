@@ -167,10 +167,10 @@ impl App {
         }
         let routes = axum::Router::new();
         let routes = served.into_iter().fold(routes, |routes, (path, method)| routes.route(path, method));
-        let has_keys = openapi::HasKeys(identities.keys.is_some());
+        let document = openapi::Document::new(identities.keys.is_some());
         let entrance = Arc::new(Entrance { app: Arc::clone(self), audience, identities });
         routes
-            .layer(Extension(has_keys))
+            .layer(Extension(document))
             .fallback(async move |request: Request| audience.nothing_at(request.uri().path()))
             .method_not_allowed_fallback(|request: Request| async move {
                 ApiError::method(request.method(), request.uri().path())

@@ -49,7 +49,7 @@ pub struct Batch {
     priority: i32,
 
     /// Seconds in which a request is sent again while the server is busy or does not answer
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=604_800))]
     retry_timeout: u64,
 }
 
@@ -57,7 +57,7 @@ impl Batch {
     /// Sends all requests that have no answer yet.
     ///
     /// # Errors
-    /// [`Refused`] when a file or the URL is wrong: then nothing was sent. Another error when the server cannot be used, or when an
+    /// [`Refused`] when a file or the URL is wrong. Another error when the server cannot be used, or when an
     /// answer is no success.
     pub fn run(self) -> anyhow::Result<()> {
         let client = Client::new(Address::parse(&self.url).map_err(Refused)?, self.ca.as_deref())?;

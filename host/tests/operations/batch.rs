@@ -61,7 +61,7 @@ fn a_job_that_is_killed_goes_on_and_every_request_has_one_answer() {
     assert!(earlier.len() < REQUESTS, "it was not killed in the middle");
     // As if it had been killed while it wrote.
     let written = std::fs::read_to_string(at.join("out.jsonl")).unwrap();
-    std::fs::write(at.join("out.jsonl"), format!("{written}{{\"id\": \"batch_r")).unwrap();
+    std::fs::write(at.join("out.jsonl"), format!("{written}{{\"id\":\"batch_r")).unwrap();
 
     let (code, said) = batch(at, &cluster.url);
     assert_eq!(code, Some(0), "{said}");
@@ -106,6 +106,6 @@ fn a_wrong_file_is_refused_before_anything_is_sent() {
     // There is no server, and none is needed.
     let (code, said) = batch(at, "http://127.0.0.1:1");
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("line 2") && said.contains("is that of line 1, too"), "{said}");
+    assert!(said.contains("line 2") && said.contains("is already used in line 1"), "{said}");
     assert!(!at.join("out.jsonl").exists());
 }

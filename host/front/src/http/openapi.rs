@@ -9,18 +9,30 @@ mod operations;
 mod requests;
 mod schema;
 
+use std::sync::{Arc, OnceLock};
+
 use axum::extract::{Extension, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::{App, Shared, json as json_response};
+use super::{App, Shared, typed};
 
 /// The version of the format.
 const FORMAT: &str = "3.1.0";
 
-/// Whether requests need a key on the listener.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HasKeys(pub bool);
+/// The document of one listener, which is made once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Document {
+    /// Whether requests need a key.
+    pub has_keys: bool,
+    made: Arc<OnceLock<String>>,
+}
+
+impl Document {
+    pub fn new(has_keys: bool) -> Self {
+        Self { has_keys, ..Self::default() }
+    }
+}
 
 /// What the schemas have of the model.
 struct About {
@@ -43,12 +55,13 @@ impl About {
 }
 
 /// Answers with the document.
-pub(super) async fn handle(State(app): Shared, Extension(has_keys): Extension<HasKeys>) -> Response {
-    json_response(&document(&app, has_keys))
+pub(super) async fn handle(State(app): Shared, Extension(own): Extension<Document>) -> Response {
+    let made = own.made.get_or_init(|| document(&app, own.has_keys).to_string());
+    typed("application/json", made.clone())
 }
 
 /// The document of a server.
-pub(super) fn document(app: &App, HasKeys(has_keys): HasKeys) -> Value {
+pub(super) fn document(app: &App, has_keys: bool) -> Value {
     let about = About::of(app);
     let schemas = requests::all(&about).into_iter().chain(answers::all());
     let schemas: Map<String, Value> = schemas.map(|(name, schema)| (name.to_owned(), schema)).collect();
@@ -70,7 +83,10 @@ pub(super) fn document(app: &App, HasKeys(has_keys): HasKeys) -> Value {
         },
     });
     if has_keys {
-        document["components"]["securitySchemes"] = json!({"bearer": {"type": "http", "scheme": "bearer"}});
+        document["components"]["securitySchemes"] = json!({
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        });
     }
     document
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::fields::{HARMLESS, asked};
-use super::openapi::HasKeys;
 use super::{fuzzing, openapi, paths};
 
 const PAGE: &str = include_str!("../../../../docs/api.md");
@@ -114,7 +113,7 @@ fn every_field_about_tokens_is_listed_and_no_other() {
 }
 
 fn document() -> Value {
-    openapi::document(fuzzing::app(), HasKeys(true))
+    openapi::document(fuzzing::app(), true)
 }
 
 /// A schema of the document, or what it refers to.

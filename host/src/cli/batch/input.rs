@@ -11,7 +11,7 @@ use crate::cli::Refused;
 
 /// Most lines of a file, as OpenAI has it.
 const MOST_LINES: usize = 50_000;
-/// Longest line, in bytes: more than a server takes.
+/// Longest line, in bytes.
 const LONGEST_LINE: u64 = 64 << 20;
 /// Longest id, in bytes. All are kept in memory.
 const LONGEST_ID: usize = 512;
@@ -54,7 +54,7 @@ impl Input {
             }
             if let Some(first) = ids.get(&line.custom_id) {
                 let why = format!(
-                    "custom_id {:?} is that of line {first}, too: give every line another one",
+                    "custom_id {:?} is already used in line {first}: give each line its own",
                     line.custom_id
                 );
                 return Err(wrong(path, number, &why));
@@ -103,7 +103,10 @@ fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(usize, Line), Refus
     let unreadable = |error| Refused(format!("{} (--input) cannot be read: {error}", path.display()));
     let file = File::open(path).map_err(unreadable)?;
     if !file.metadata().map_err(unreadable)?.is_file() {
-        return Err(Refused(format!("{} (--input) is no file: it is read twice", path.display())));
+        return Err(Refused(format!(
+            "{} (--input) must be a regular file, because it is read twice",
+            path.display()
+        )));
     }
     let path = path.to_owned();
     let (mut reader, mut number) = (BufReader::new(file), 0);
@@ -144,7 +147,7 @@ impl Line {
             Some(Value::String(id)) if !id.is_empty() && id.len() <= LONGEST_ID => id,
             _ => {
                 return Err(format!(
-                    "custom_id must be a text of 1 to {LONGEST_ID} bytes, another one on each line"
+                    "custom_id must be a text of 1 to {LONGEST_ID} bytes, a different one on each line"
                 ));
             }
         };
@@ -200,7 +203,7 @@ mod tests {
             (with("url", json!("/v1/embeddings")), "url must be one of /v1/chat/completions"),
             (with("body", json!("a")), "body must be an object"),
             (with("body", json!({"stream": true})), "leave it out"),
-            (line("a"), "custom_id \"a\" is that of line 1, too"),
+            (line("a"), "custom_id \"a\" is already used in line 1"),
         ] {
             let error = checked(&format!("{}\n\n{wrong}\n", line("a"))).err().unwrap();
             assert!(error.contains("line 3: ") && error.contains(words), "{wrong}: {error}");

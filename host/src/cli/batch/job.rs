@@ -35,6 +35,10 @@ impl Job {
     /// When the server cannot be used, an answer cannot be written, or some answers are no success.
     pub async fn run(self, input: &Input, mut output: Output, earlier: Earlier) -> anyhow::Result<()> {
         let Earlier { answered, failed } = earlier;
+        if answered.len() < input.len() {
+            // A wrong address or key is told at once. A server that goes away later is waited for.
+            request::probe(&self.client).await.map_err(anyhow::Error::msg)?;
+        }
         let mut progress = Progress::new(input.len(), answered.len(), failed);
         let client = Arc::new(self.client);
         let mut left =
@@ -62,6 +66,7 @@ impl Job {
             }
         }
         progress.end();
+        output.finish()?;
         match progress.failed {
             0 => Ok(()),
             failed => anyhow::bail!(

@@ -3,14 +3,18 @@
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use host_wire::random::random_u64;
 use serde_json::Value;
 
 use super::input::Input;
 use crate::cli::Refused;
+
+/// What every line of ours begins with.
+const START: &[u8] = br#"{"id":"batch_req_"#;
 
 /// A file that takes answers.
 pub struct Output {
@@ -36,15 +40,17 @@ impl Output {
     /// When the file cannot be written, is the input, has something else, or another process writes to it.
     pub fn open(path: &Path, input_path: &Path, input: &Input) -> anyhow::Result<(Self, Earlier)> {
         let shown = path.display();
-        let is_input = path
-            .canonicalize()
-            .is_ok_and(|output| input_path.canonicalize().is_ok_and(|input| input == output));
-        if is_input {
+        // Of a link, the file that it names.
+        let path = &path.canonicalize().unwrap_or_else(|_new| path.to_owned());
+        if input_path.canonicalize().is_ok_and(|input| input == *path) {
             return Err(
                 Refused(format!("{shown} is --input and --output: give the answers another file")).into()
             );
         }
         let unwritable = || format!("{shown} (--output) cannot be written");
+        if path.metadata().is_ok_and(|about| !about.is_file()) {
+            return Err(Refused(format!("{shown} (--output) must be a regular file")).into());
+        }
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -82,6 +88,14 @@ impl Output {
         let line = format!("{line}\n");
         self.file.write_all(line.as_bytes()).context("an answer cannot be written to --output")
     }
+
+    /// All lines are there.
+    ///
+    /// # Errors
+    /// When they cannot be brought to the disk.
+    pub fn finish(self) -> anyhow::Result<()> {
+        self.file.sync_all().context("answers cannot be written to --output")
+    }
 }
 
 /// What stands in a file of answers.
@@ -105,13 +119,17 @@ fn read(file: &File, input: &Input) -> anyhow::Result<Found> {
         let mut bytes = Vec::new();
         let length = reader.read_until(b'\n', &mut bytes)?;
         number += 1;
-        if !bytes.ends_with(b"\n") {
-            let answers = (!all_answered).then_some(answers);
-            return Ok(Found { earlier, whole, answers });
-        }
         let other = |why: &str| {
             Refused(format!("line {number} {why}: give a new file, or the one with answers to this --input"))
         };
+        if !bytes.ends_with(b"\n") {
+            // Only what is ours is cut off.
+            if !bytes.starts_with(START) && !START.starts_with(&bytes) {
+                return Err(other("is no answer of a batch").into());
+            }
+            let answers = (!all_answered).then_some(answers);
+            return Ok(Found { earlier, whole, answers });
+        }
         let line: Value =
             serde_json::from_slice(&bytes).map_err(|_error| other("is no answer of a batch"))?;
         let custom_id = line["custom_id"].as_str().ok_or_else(|| other("is no answer of a batch"))?;
@@ -124,8 +142,10 @@ fn read(file: &File, input: &Input) -> anyhow::Result<Found> {
             }
             earlier.failed += usize::from(!(200..300).contains(&status));
             answers.push((whole, length));
-        } else {
+        } else if line["response"].is_null() && line["error"].is_object() {
             all_answered = false;
+        } else {
+            return Err(other("is no answer of a batch").into());
         }
         whole += length as u64;
     }
@@ -134,9 +154,10 @@ fn read(file: &File, input: &Input) -> anyhow::Result<Found> {
 /// A file with these lines in the place of one that has others, too.
 fn without_others(path: &Path, file: &File, answers: &[(u64, usize)]) -> io::Result<File> {
     let mut name = path.as_os_str().to_owned();
-    name.push(".new");
+    name.push(format!(".{:016x}", random_u64()?));
     let new = PathBuf::from(name);
-    let mut written = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&new)?;
+    let mut written = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&new)?;
+    written.set_permissions(file.metadata()?.permissions())?;
     written.try_lock()?;
     for (at, length) in answers {
         let mut line = vec![0; *length];
@@ -173,12 +194,14 @@ mod tests {
     }
 
     fn answer(id: &str, status: u16) -> String {
-        json!({"custom_id": id, "response": {"status_code": status}, "error": null}).to_string() + "\n"
+        json!({"id": "batch_req_0", "custom_id": id, "response": {"status_code": status}, "error": null})
+            .to_string()
+            + "\n"
     }
 
     #[test]
     fn a_broken_last_line_is_cut_off_and_the_next_answer_takes_its_place() {
-        for broken in ["", "{\"custom_id\": \"b", answer("b", 200).trim_end()] {
+        for broken in ["", "{\"i", "{\"id\":\"batch_req_77", answer("b", 200).trim_end()] {
             let (folder, earlier) = opened(&format!("{}{broken}", answer("a", 400)));
             assert_eq!(earlier, Ok(Earlier { answered: HashSet::from(["a".to_owned()]), failed: 1 }));
             let text = std::fs::read_to_string(folder.path().join("out.jsonl")).unwrap();
@@ -199,6 +222,9 @@ mod tests {
     fn a_file_that_has_something_else_is_refused_and_stays_as_it_is() {
         for (line, words) in [
             ("poems\n".to_owned(), "line 1 is no answer"),
+            ("poems".to_owned(), "line 1 is no answer"),
+            (answer("a", 200) + "{\"a\": 1}", "line 2 is no answer"),
+            (json!({"custom_id": "a", "method": "POST"}).to_string() + "\n", "line 1 is no answer"),
             (answer("d", 200), "which --input has not"),
             ([answer("a", 200), answer("a", 200)].concat(), "line 2 is another answer"),
         ] {

@@ -17,6 +17,8 @@ const LONGEST: usize = 64 << 20;
 /// The first wait for another try, where the server names none, and the longest.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// Longest wait that a server can ask for, in seconds.
+const LONGEST_ASKED: u64 = 3600;
 
 /// What comes of a request.
 pub enum Outcome {
@@ -34,15 +36,18 @@ enum Failed {
     Silent(String),
     /// What it answered is no answer.
     Broken(String),
+    /// The time of the request is up. Another try in this run would take as long.
+    Late(String),
     /// No request would be served.
     Stop(String),
 }
 
-/// Sends a request and waits for its answer. While the server is busy or does not answer it is sent again, for so long.
+/// Sends a request and waits for its answer. While the server is busy or does not answer it is sent again, for so long from the
+/// first failure on.
 pub async fn send(client: Arc<Client>, line: Line, retry_timeout: Duration) -> Outcome {
     let Line { custom_id, endpoint, body } = line;
     let body = Value::Object(body);
-    let deadline = Instant::now() + retry_timeout;
+    let mut deadline = None;
     let mut wait = FIRST_WAIT;
     loop {
         let failed = match once(&client, endpoint, &body).await {
@@ -54,10 +59,12 @@ pub async fn send(client: Arc<Client>, line: Line, retry_timeout: Duration) -> O
             Err(failed) => failed,
         };
         let pause = match &failed {
-            Failed::Busy(_, Some(seconds)) => wait.max(Duration::from_secs(*seconds)),
+            Failed::Busy(_, Some(seconds)) => wait.max(Duration::from_secs(*seconds.min(&LONGEST_ASKED))),
             _ => wait,
         };
-        if Instant::now() + pause < deadline {
+        let now = Instant::now();
+        let deadline = *deadline.get_or_insert(now + retry_timeout);
+        if now + pause < deadline && !matches!(failed, Failed::Late(_)) {
             tokio::time::sleep(pause).await;
             wait = (wait * 2).min(LONGEST_WAIT);
             continue;
@@ -66,10 +73,32 @@ pub async fn send(client: Arc<Client>, line: Line, retry_timeout: Duration) -> O
             Failed::Silent(why) | Failed::Stop(why) => return Outcome::Stop(why),
             Failed::Busy(why, _) => ("server_busy", why),
             Failed::Broken(why) => ("no_answer", why),
+            Failed::Late(why) => ("timeout", why),
         };
         let error = json!({"code": code, "message": message});
         return Outcome::Line(told(&custom_id, Value::Null, error), false);
     }
+}
+
+/// Asks the server for its models, to see whether requests make sense. A server that is busy takes them later.
+///
+/// # Errors
+/// A sentence, when there is no server, or it serves none of these requests.
+pub async fn probe(client: &Client) -> Result<(), String> {
+    let mut answer = client.get("/v1/models").await.map_err(|error| error.to_string())?;
+    match answer.status {
+        StatusCode::OK | StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Ok(()),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(no_key(client, &answer.error().await)),
+        _ => Err(wrong_address(client, &answer.error().await)),
+    }
+}
+
+fn no_key(client: &Client, why: &str) -> String {
+    format!("{} serves none of these requests: {why} (HOST_API_KEY has the key)", client.address())
+}
+
+fn wrong_address(client: &Client, why: &str) -> String {
+    format!("{} takes no such requests: {why} (is --url right?)", client.address())
 }
 
 /// One try.
@@ -84,16 +113,18 @@ async fn once(client: &Client, endpoint: &str, body: &Value) -> Result<Value, Fa
     let text = answer.rest_up_to(LONGEST).await.map_err(Failed::Broken)?;
     let message = || format!("{status}: {}", message_in(&text));
     match status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            return Err(Failed::Busy(message(), seconds));
+        // A failure of the server is no answer to the request.
+        StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::INTERNAL_SERVER_ERROR
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::GATEWAY_TIMEOUT => return Err(Failed::Busy(message(), seconds)),
+        StatusCode::REQUEST_TIMEOUT => return Err(Failed::Late(message())),
+        StatusCode::METHOD_NOT_ALLOWED | StatusCode::MISDIRECTED_REQUEST => {
+            return Err(Failed::Stop(wrong_address(client, &message())));
         }
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            let why = format!(
-                "{} serves none of these requests: {} (HOST_API_KEY has the key)",
-                client.address(),
-                message()
-            );
-            return Err(Failed::Stop(why));
+            return Err(Failed::Stop(no_key(client, &message())));
         }
         _ => {}
     }
@@ -172,7 +203,14 @@ mod tests {
     #[tokio::test]
     async fn what_has_no_answer_in_time_is_a_line_with_an_error() {
         let busy = "429 Too Many Requests\r\nretry-after: 9|{\"error\": {\"message\": \"too many\"}}";
-        for (answer, timeout, code) in [(busy, 9, "server_busy"), ("200 OK|<html>", 0, "no_answer")] {
+        let late = "408 Request Timeout|{}";
+        let broken = "500 Internal Server Error|{}";
+        for (answer, timeout, code) in [
+            (busy, 9, "server_busy"),
+            (broken, 0, "server_busy"),
+            (late, 600, "timeout"),
+            ("200 OK|<html>", 0, "no_answer"),
+        ] {
             let Outcome::Line(line, is_success) = sent(&[answer], timeout).await else {
                 panic!("it stopped")
             };
@@ -188,6 +226,13 @@ mod tests {
         };
         assert!(!is_success, "{line}");
         assert_eq!((&line["response"]["status_code"], &line["error"]), (&json!(400), &Value::Null));
+    }
+
+    #[tokio::test]
+    async fn no_number_of_a_server_is_too_large() {
+        let busy = "503 Service Unavailable\r\nretry-after: 18446744073709551615|{}";
+        let Outcome::Line(line, is_success) = sent(&[busy], 600).await else { panic!("it stopped") };
+        assert!(!is_success, "{line}");
     }
 
     #[tokio::test]

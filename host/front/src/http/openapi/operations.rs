@@ -149,8 +149,8 @@ fn described(operation: &Operation, has_keys: bool) -> Value {
         "responses": responses,
         // What needs no key may have one.
         "security": match (has_keys, is_health) {
-            (true, true) => json!([{}, {"bearer": []}]),
-            (true, false) => json!([{"bearer": []}]),
+            (true, true) => json!([{}, {"bearer": []}, {"key": []}]),
+            (true, false) => json!([{"bearer": []}, {"key": []}]),
             (false, _) => json!([]),
         },
     });

@@ -49,6 +49,18 @@ fn message() -> Value {
     if let Some(kinds) = of_assistant["anyOf"].as_array_mut() {
         kinds.push(json!({"type": "null"}));
     }
+    // Arguments are an object, as JSON in a text or as it is.
+    let function = json!({
+        "type": "object",
+        "required": ["name", "arguments"],
+        "properties": {"name": {"type": "string"}, "arguments": {"anyOf": [{"type": "string"}, {"type": "object"}]}},
+    });
+    let call = json!({
+        "type": "object",
+        "required": ["function"],
+        "properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": function},
+    });
+    let tool_calls = json!({"anyOf": [{"type": "array", "items": call}, {"type": "null"}]});
     json!({"anyOf": [
         {
             "type": "object",
@@ -58,7 +70,7 @@ fn message() -> Value {
         {
             "type": "object",
             "required": ["role"],
-            "properties": {"role": {"const": "assistant"}, "content": of_assistant, "reasoning_content": {}},
+            "properties": {"role": {"const": "assistant"}, "content": of_assistant, "reasoning_content": {}, "tool_calls": tool_calls},
         },
     ]})
 }
@@ -69,7 +81,7 @@ fn chat(about: &About) -> Value {
         .extend(messages())
         .add("add_special_tokens", only(&[json!(false)]), "A template writes the special tokens itself")
         .add("max_tokens", integer(&TOKENS), "By default what --default-max-tokens or the context leaves")
-        .add("max_completion_tokens", integer(&TOKENS), "The same, and goes before it")
+        .add("max_completion_tokens", integer(&TOKENS), "The same. It wins over max_tokens")
         .extend(answers(about.vocabulary))
         .add("logprobs", or(boolean(), false), "Log probabilities of the tokens")
         .add("top_logprobs", or(integer(&(0..=20)), 0), "The likeliest tokens in each place. Needs logprobs")
