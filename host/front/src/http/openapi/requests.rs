@@ -49,16 +49,16 @@ fn message() -> Value {
     if let Some(kinds) = of_assistant["anyOf"].as_array_mut() {
         kinds.push(json!({"type": "null"}));
     }
-    // Arguments are an object, as JSON in a text or as it is.
+    // Arguments are an object, as JSON in a text or as it is. None are an empty one.
     let function = json!({
         "type": "object",
-        "required": ["name", "arguments"],
-        "properties": {"name": {"type": "string"}, "arguments": {"anyOf": [{"type": "string"}, {"type": "object"}]}},
+        "required": ["name"],
+        "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object", "null"]}},
     });
     let call = json!({
         "type": "object",
         "required": ["function"],
-        "properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": function},
+        "properties": {"id": {}, "type": {}, "function": function},
     });
     let tool_calls = json!({"anyOf": [{"type": "array", "items": call}, {"type": "null"}]});
     json!({"anyOf": [
