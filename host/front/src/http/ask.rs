@@ -55,6 +55,21 @@ pub(super) struct Ask {
 
 /// Most answers to one request.
 pub(super) const MOST_ANSWERS: usize = 128;
+/// Fields of what this server does not have, which may ask for nothing.
+pub(super) const ABSENT: [&str; 12] = [
+    "tools",
+    "functions",
+    "function_call",
+    "suffix",
+    "audio",
+    "prediction",
+    "web_search_options",
+    "use_beam_search",
+    "stop_regex",
+    "logits_processors",
+    "custom_logit_processor",
+    "continue_final_message",
+];
 
 pub(super) const MAX_SESSION: usize = 256;
 /// The usual one, and Dynamo's.
@@ -222,20 +237,7 @@ impl Ask {
             }
         }
         fields.refuse_unless("length_penalty", |value| matches!(value.as_f64(), Some(0.0 | 1.0)))?;
-        for name in [
-            "tools",
-            "functions",
-            "function_call",
-            "suffix",
-            "audio",
-            "prediction",
-            "web_search_options",
-            "use_beam_search",
-            "stop_regex",
-            "logits_processors",
-            "custom_logit_processor",
-            "continue_final_message",
-        ] {
+        for name in ABSENT {
             fields.refuse_unless(name, empty)?;
         }
         // Here 0 asks for something.

@@ -7,7 +7,9 @@ use super::schema::{
     Fields, NOTHING, any_object, boolean, integer, nothing_or, number, only, or, reference, short_text,
     token_list,
 };
-use crate::http::ask::{MAX_SESSION, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, MOST_ANSWERS, MOST_SECONDS};
+use crate::http::ask::{
+    ABSENT, MAX_SESSION, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, MOST_ANSWERS, MOST_SECONDS,
+};
 use crate::http::sampling::{MOST_BIAS, MOST_REPETITION, MOST_TOKENS, MOST_WORD_BYTES, MOST_WORDS};
 use crate::http::tools::{MAX_NAME, MAX_TOOLS};
 
@@ -259,20 +261,7 @@ pub(super) fn unsupported() -> Fields {
         only(&[json!(0), json!(1)]),
         off,
     );
-    for name in [
-        "tools",
-        "functions",
-        "function_call",
-        "suffix",
-        "audio",
-        "prediction",
-        "web_search_options",
-        "use_beam_search",
-        "stop_regex",
-        "logits_processors",
-        "custom_logit_processor",
-        "continue_final_message",
-    ] {
+    for name in ABSENT {
         fields.add(name, nothing_or([]), off);
     }
     fields.add("prompt_logprobs", only(&[json!(false)]), off);
