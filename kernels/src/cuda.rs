@@ -8,6 +8,8 @@
 //! nothing and waits for nothing. The kernel moves 16 bytes at a time where rows, strides and addresses of both sides are
 //! multiples of that, and 8, 4, 2 or 1 where they are not.
 
+mod device;
+pub mod exact;
 mod launch;
 mod nvrtc;
 
@@ -17,6 +19,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg, sys};
 
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
+pub use device::{Array, Device, Source};
 use launch::{Width, launches};
 pub use nvrtc::{Architecture, Image, Nvrtc};
 

@@ -124,10 +124,20 @@ impl Nvrtc {
     /// # Errors
     /// When it knows none, or the source does not compile.
     pub fn compile_for(&self, source: &str, capability: i32) -> Result<Image, CudaError> {
+        self.compile_with(source, &[], capability)
+    }
+
+    /// As [`compile_for`](Self::compile_for), with more options.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn compile_with(&self, source: &str, options: &[&str], capability: i32) -> Result<Image, CudaError> {
         let known = self.capabilities()?;
         match known.iter().rev().find(|known| **known <= capability) {
-            Some(&known) if known == capability => self.compile(source, Architecture::Binary(capability)),
-            Some(&known) => self.compile(source, Architecture::Assembly(known)),
+            Some(&known) if known == capability => {
+                self.compile_to(source, options, Architecture::Binary(capability))
+            }
+            Some(&known) => self.compile_to(source, options, Architecture::Assembly(known)),
             None => Err(CudaError::Nvrtc {
                 what: "compile for this device",
                 reason: format!(
@@ -143,16 +153,26 @@ impl Nvrtc {
     /// # Errors
     /// When the source does not compile, with the compiler's log.
     pub fn compile(&self, source: &str, architecture: Architecture) -> Result<Image, CudaError> {
+        self.compile_to(source, &[], architecture)
+    }
+
+    fn compile_to(
+        &self,
+        source: &str,
+        options: &[&str],
+        architecture: Architecture,
+    ) -> Result<Image, CudaError> {
         let text = CString::new(source)
             .map_err(|error| CudaError::Nvrtc { what: "read the source", reason: error.to_string() })?;
         let option = match architecture {
             Architecture::Binary(capability) => format!("--gpu-architecture=sm_{capability}"),
             Architecture::Assembly(capability) => format!("--gpu-architecture=compute_{capability}"),
         };
-        // A number has no zero bytes.
-        let option = CString::new(option).unwrap_or_default();
+        let options = std::iter::once(option.as_str()).chain(options.iter().copied());
+        // None of them has zero bytes.
+        let options: Vec<CString> = options.map(|option| CString::new(option).unwrap_or_default()).collect();
         let program = OpenProgram::new(self, &text)?;
-        program.compile(&option)?;
+        program.compile(&options)?;
         Ok(match architecture {
             Architecture::Binary(_) => Image::Binary(program.output(c"nvrtcGetCUBINSize", c"nvrtcGetCUBIN")?),
             Architecture::Assembly(_) => {
@@ -209,12 +229,14 @@ impl<'a> OpenProgram<'a> {
         Ok(Self { nvrtc, program })
     }
 
-    fn compile(&self, option: &CStr) -> Result<(), CudaError> {
+    fn compile(&self, options: &[CString]) -> Result<(), CudaError> {
         type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
         // SAFETY: the signature of `nvrtcCompileProgram`.
         let compile: Compile = unsafe { self.nvrtc.get(c"nvrtcCompileProgram")? };
-        // SAFETY: one option, which ends in a zero byte.
-        let code = unsafe { compile(self.program, 1, &option.as_ptr()) };
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let count = c_int::try_from(options.len()).unwrap_or(0);
+        // SAFETY: that many options, which end in zero bytes.
+        let code = unsafe { compile(self.program, count, options.as_ptr()) };
         match self.nvrtc.check("compile the kernels", code) {
             Err(CudaError::Nvrtc { what, reason }) => {
                 let log = self.output(c"nvrtcGetProgramLogSize", c"nvrtcGetProgramLog").unwrap_or_default();
