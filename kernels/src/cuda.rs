@@ -10,16 +10,19 @@
 
 mod device;
 pub mod exact;
+mod graph;
 mod launch;
 mod nvrtc;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg, sys};
+use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushKernelArg, sys};
 
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
+pub use cudarc::driver::CudaStream;
 pub use device::{Array, Device, Source};
+pub use graph::Graph;
 use launch::{Width, launches};
 pub use nvrtc::{Architecture, Image, Nvrtc};
 

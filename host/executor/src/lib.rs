@@ -2,6 +2,7 @@
 
 pub mod constraint;
 pub mod cpu;
+pub mod cuda;
 pub mod digest;
 pub mod group;
 pub mod memory;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use host_core::pool::{LayerGroup, Retained};
 use host_core::window::WindowShape;
-use host_core::{Batch, Dtype, SequenceOutput};
+use host_core::{Batch, Dtype, KvLayout, SequenceOutput};
 
 pub use constraint::Constraint;
 pub use memory::KvMemory;
@@ -131,6 +132,17 @@ pub enum ExecutorError {
 pub trait Executor: Send {
     /// The model.
     fn shape(&self) -> &ModelShape;
+
+    /// Takes a zeroed pool of this layout, in the memory that the executor computes from. Its head 0 is the model's KV head
+    /// `first_head`.
+    ///
+    /// # Errors
+    /// When there is no memory to give.
+    fn pool(&self, layout: KvLayout, first_head: usize) -> Result<KvMemory, ExecutorError> {
+        let bytes = layout.bytes();
+        KvMemory::for_heads(layout, first_head)
+            .map_err(|error| ExecutorError::Failed(format!("no memory for a KV pool of {bytes} bytes: {error}")))
+    }
 
     /// Says what limits the tokens that the executor draws. It is called before the first batch, and on rank 0 alone. An executor
     /// that draws from no logits has nothing to limit.

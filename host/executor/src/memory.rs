@@ -31,9 +31,26 @@ pub struct KvMemory {
     memory: Arc<SharedMemory>,
     layout: KvLayout,
     first_head: usize,
+    device: Option<Arc<host_kernels::cuda::Array<u8>>>,
 }
 
 impl KvMemory {
+    /// Interim.
+    pub fn on_device(
+        layout: KvLayout,
+        first_head: usize,
+        device: &Arc<host_kernels::cuda::Device>,
+    ) -> Result<Self, host_kernels::cuda::CudaError> {
+        let mut pool = host_kernels::cuda::Array::new(device, layout.bytes())?;
+        pool.zero(&*device.stream()?)?;
+        let mut kv = Self::for_heads(layout, first_head).unwrap();
+        kv.device = Some(Arc::new(pool));
+        Ok(kv)
+    }
+    /// Interim.
+    pub fn device_address(&self) -> Option<u64> {
+        self.device.as_ref().map(|d| d.address())
+    }
     /// A zeroed pool of this layout, for a rank that holds all of a model's KV heads, or the first ones.
     ///
     /// # Errors
@@ -48,7 +65,7 @@ impl KvMemory {
     /// When the system has no memory to give.
     pub fn for_heads(layout: KvLayout, first_head: usize) -> std::io::Result<Self> {
         let memory = Arc::new(SharedMemory::new("host-kv", layout.bytes())?);
-        Ok(Self { memory, layout, first_head })
+        Ok(Self { memory, layout, first_head, device: None })
     }
 
     /// Another value of the same pool, for another thread.
@@ -60,7 +77,7 @@ impl KvMemory {
     /// them no more.
     #[must_use]
     pub unsafe fn share(&self) -> Self {
-        Self { memory: self.memory.clone(), layout: self.layout, first_head: self.first_head }
+        Self { memory: self.memory.clone(), layout: self.layout, first_head: self.first_head, device: self.device.clone() }
     }
 
     /// The KV heads that the pool holds, counted over the whole model. In every other call, head 0 is the first of these.
