@@ -140,8 +140,9 @@ pub trait Executor: Send {
     /// When there is no memory to give.
     fn pool(&self, layout: KvLayout, first_head: usize) -> Result<KvMemory, ExecutorError> {
         let bytes = layout.bytes();
-        KvMemory::for_heads(layout, first_head)
-            .map_err(|error| ExecutorError::Failed(format!("no memory for a KV pool of {bytes} bytes: {error}")))
+        KvMemory::for_heads(layout, first_head).map_err(|error| {
+            ExecutorError::Failed(format!("no memory for a KV pool of {bytes} bytes: {error}"))
+        })
     }
 
     /// Says what limits the tokens that the executor draws. It is called before the first batch, and on rank 0 alone. An executor

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
 use std::path::Path;
+use std::sync::LazyLock;
 use std::thread;
 
 use host_core::heads::{counted_heads, rank_heads};
@@ -18,8 +19,8 @@ use host_executor::cuda::{CudaExecutor, CudaOptions};
 use host_executor::digest::{self, PagePart};
 use host_executor::group::{Seat, seats};
 use host_executor::{Executor, ExecutorError, KvMemory};
-use host_tests::cuda::driver_for_tests;
 use host_tests::model::{Family, Stored, TinyModel};
+use libloading::os::unix::{Library, RTLD_NOW};
 
 const PAGE_TOKENS: usize = 8;
 /// Pages of each sequence.
@@ -102,7 +103,8 @@ fn sequence(index: usize, tokens: &[u32], start: usize) -> Sequence {
 
 /// Batches that compute three sequences in chunks of these sizes, and their last eight tokens one by one, as in decoding.
 fn batches(chunks: &[usize]) -> Vec<Batch> {
-    let sequences: Vec<Vec<u32>> = [(1, 61), (2, 7), (3, 30)].map(|(seed, length)| prompt(seed, length)).into();
+    let sequences: Vec<Vec<u32>> =
+        [(1, 61), (2, 7), (3, 30)].map(|(seed, length)| prompt(seed, length)).into();
     let mut done = vec![0; sequences.len()];
     let mut batches = Vec::new();
     while done.iter().zip(&sequences).any(|(done, tokens)| *done < tokens.len()) {
@@ -164,8 +166,18 @@ fn on_cpu(directory: &Path, seat: Seat) -> CpuExecutor {
     CpuExecutor::load_rank(directory, CpuOptions { threads: 1, ..CpuOptions::default() }, seat).unwrap()
 }
 
+/// The GPU that is asked for, or the stand-in.
 fn options() -> CudaOptions {
-    CudaOptions { nvrtc: driver_for_tests(), ..CudaOptions::default() }
+    static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
+        // SAFETY: our own library, without initialisers.
+        unsafe { Library::open(Some(host_tests::cuda::library()), RTLD_NOW) }.unwrap()
+    });
+    if std::env::var("HOST_CUDA").is_ok_and(|value| value == "device") {
+        return CudaOptions { nvrtc: std::env::var_os("NVRTC").map(Into::into), ..CudaOptions::default() };
+    }
+    // What is loaded is what is found by its name.
+    LazyLock::force(&STAND_IN);
+    CudaOptions { nvrtc: Some(host_tests::cuda::library()), ..CudaOptions::default() }
 }
 
 fn on_gpu(directory: &Path, seat: Seat) -> CudaExecutor {
@@ -174,9 +186,11 @@ fn on_gpu(directory: &Path, seat: Seat) -> CudaExecutor {
 
 #[test]
 fn a_models_logits_and_kv_are_those_of_the_cpu() {
-    for (family, stored, tied) in
-        [(Family::Qwen3, Stored::Bf16, false), (Family::Llama, Stored::F32, true), (Family::Llama, Stored::F16, false)]
-    {
+    for (family, stored, tied) in [
+        (Family::Qwen3, Stored::Bf16, false),
+        (Family::Llama, Stored::F32, true),
+        (Family::Llama, Stored::F16, false),
+    ] {
         let directory = tempfile::tempdir().unwrap();
         let model = TinyModel { family, stored, tied, layers: 2, seed: 7, ..TinyModel::default() };
         model.write(directory.path()).unwrap();
@@ -235,7 +249,7 @@ fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
     };
     let right = sequence(0, &[1, 2, 3], 0);
     let token = refused(Sequence { tokens: vec![1, 70_000], ..right.clone() });
-    assert!(token.contains("room 0: token 70000 of a vocabulary of"), "{token}");
+    assert!(token.contains("token 70000 of a vocabulary of"), "{token}");
     let pages = refused(Sequence { pages: vec![PageId(1)], start: 8, ..right.clone() });
     assert!(pages.contains("1 pages of 8 tokens for 11 positions"), "{pages}");
     let outside = refused(Sequence { pages: vec![PageId(3 * PAGES)], ..right.clone() });
@@ -251,8 +265,12 @@ fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
 fn models_and_devices_that_cannot_be_used_are_told() {
     let directory = tempfile::tempdir().unwrap();
     TinyModel::gemma3().write(directory.path()).unwrap();
-    let error = CudaExecutor::load_rank(directory.path(), &options(), Seat::alone()).err().unwrap().to_string();
-    assert!(error.contains("has layers with a sliding window") && error.contains("--executor cpu"), "{error}");
+    let error =
+        CudaExecutor::load_rank(directory.path(), &options(), Seat::alone()).err().unwrap().to_string();
+    assert!(
+        error.contains("has layers with a sliding window") && error.contains("--executor cpu"),
+        "{error}"
+    );
     let far = CudaOptions { device: 9, ..options() };
     let error = CudaExecutor::load_rank(directory.path(), &far, Seat::alone()).err().unwrap().to_string();
     assert!(error.contains("cannot open device 9"), "{error}");

@@ -39,7 +39,10 @@ impl Graph {
         launched?;
         match graph? {
             Some(graph) => Ok(Self(graph)),
-            None => Err(CudaError::Driver { what: "end a graph".to_owned(), reason: "it is empty".to_owned() }.into()),
+            None => {
+                Err(CudaError::Driver { what: "end a graph".to_owned(), reason: "it is empty".to_owned() }
+                    .into())
+            }
         }
     }
 
