@@ -45,6 +45,20 @@ impl Device {
         &self.context
     }
 
+    /// Its number, as the driver counts devices.
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+
+    /// Bytes of its memory that are free now, and all that it has.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.context.mem_get_info().map_err(refused("tell how much memory the device has"))
+    }
+
     /// Its compute capability: 90 for 9.0.
     #[must_use]
     pub fn capability(&self) -> i32 {
@@ -153,6 +167,20 @@ impl<T: DeviceRepr + Copy> Array<T> {
             *self = Self::new(&self.device, length.next_power_of_two())?;
         }
         Ok(())
+    }
+
+    /// Makes every byte of the array 0, and waits until it is so.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn clear(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.device.bind()?;
+        let bytes = self.length * size_of::<T>();
+        // SAFETY: the array has so many bytes, and this value alone refers to them.
+        unsafe { sys::cuMemsetD8Async(self.address, 0, bytes, stream.cu_stream()) }
+            .result()
+            .map_err(refused(format!("clear {bytes} bytes of the device's memory")))?;
+        stream.synchronize().map_err(refused("wait until memory is cleared"))
     }
 
     /// Writes `source` to the array's first elements, and waits until `source` is not needed any more.
