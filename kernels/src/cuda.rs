@@ -140,10 +140,7 @@ impl CudaCopier {
     /// # Errors
     /// When the driver says that one of them failed.
     pub fn wait(&self) -> Result<(), CopyError> {
-        // A thread that has used no device yet has none.
-        let failed = |error: CudaError| CopyError::Device(error.to_string());
-        self.kernels.device.bind().map_err(failed)?;
-        self.stream.synchronize().map_err(refused("wait for a page copy")).map_err(failed)
+        self.kernels.device.wait(&self.stream).map_err(|error| CopyError::Device(error.to_string()))
     }
 }
 

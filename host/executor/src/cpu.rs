@@ -1,7 +1,7 @@
 //! Computes Qwen3, Llama and Gemma-3 models on the CPU, bit for bit the same however the work is batched.
 //!
 //! A model is a Hugging Face directory (config.json and safetensors weights) or a GGUF file, whose quantized weights are
-//! expanded to `f32` while they are loaded. Everything behind the module `checkpoint` is the same for both: the same weights
+//! expanded to `f32` while they are loaded. Everything behind the module `model` is the same for both: the same weights
 //! give the same bits. All arithmetic is [`host_kernels::math`]: activations and sums are `f32`, weights stay as they are stored, and K and V are rounded to
 //! the pool's type when they are written there, which is the only place attention reads them from. Logits and KV bytes
 //! therefore do not depend on the batch, the chunks of a prompt, page ids and sizes, layout or threads, and KV that came
@@ -11,17 +11,8 @@
 //! them, as it always is. What a product needs whole is gathered before it: four times per layer. No rank holds more than
 //! its part of any matrix.
 
-mod checkpoint;
-mod config;
-mod error;
-mod form;
 mod forward;
-#[doc(hidden)]
-pub mod fuzzing;
-mod identity;
 mod pages;
-mod rotation;
-mod shard;
 mod weights;
 
 use std::path::Path;
@@ -30,16 +21,11 @@ use std::sync::Arc;
 use host_core::{Batch, SequenceOutput};
 use host_kernels::math::Math;
 
-use self::checkpoint::{Checkpoint, GgufWeights, Safetensors};
-use self::config::ModelConfig;
-pub use self::error::LoadError;
-use self::form::Form;
 use self::forward::{Activations, Model, Wanted};
-use self::rotation::Rotation;
-use self::shard::Shards;
-use self::weights::Loader;
+use self::weights::Packed;
 use super::constraint::limited;
 use super::group::Seat;
+use super::model::{LoadError, Loader, Opened, Rotation, Shards};
 use super::sampling::sample;
 use super::window::LayerPlace;
 use super::{Constraint, Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
@@ -73,37 +59,7 @@ pub struct CpuOptions {
 /// When there is neither a Hugging Face directory nor a GGUF file, or no model in it that [`CpuExecutor`] could compute, as
 /// far as that shows without its tensors.
 pub fn read_shape(model: &Path) -> Result<ModelShape, LoadError> {
-    open(model).map(|(_, _, shape)| shape)
-}
-
-fn open(model: &Path) -> Result<(ModelConfig, Checkpoint, ModelShape), LoadError> {
-    let (config, checkpoint, weights) = match Form::of(model)? {
-        Form::Directory => {
-            let (bytes, config) = config::read(model)?;
-            let files = Safetensors::open(model)?;
-            let weights = identity::of_directory(&bytes, &files)?;
-            (config, Checkpoint::Safetensors(files), weights)
-        }
-        Form::Gguf(gguf) => {
-            let (architecture, config) = config::read_gguf(model, &gguf)?;
-            let file = GgufWeights::new(model, gguf, architecture, &config)?;
-            let weights = identity::of_gguf(&file)?;
-            (config, Checkpoint::Gguf(file), weights)
-        }
-    };
-    let shape = ModelShape {
-        layers: config.layers,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        vocabulary: config.vocabulary,
-        max_positions: config.max_positions,
-        kv_dtype: config.kv_dtype,
-        weights,
-        math: MATH.to_owned(),
-        sliding: config.sliding(),
-        state_layers: 0,
-    };
-    Ok((config, checkpoint, shape))
+    Opened::at(model).map(|opened| opened.shape(MATH))
 }
 
 /// An [`Executor`] for one rank, which holds its part of the model.
@@ -113,18 +69,6 @@ pub struct CpuExecutor {
     activations: Activations,
     seat: Seat,
     constraint: Option<Arc<dyn Constraint>>,
-}
-
-/// The query heads of a model: as many ranks can share it at most.
-///
-/// # Errors
-/// As [`read_shape`], as far as the configuration goes.
-pub fn read_query_heads(model: &Path) -> Result<usize, LoadError> {
-    let config = match Form::of(model)? {
-        Form::Directory => config::read(model)?.1,
-        Form::Gguf(gguf) => config::read_gguf(model, &gguf)?.1,
-    };
-    Ok(config.heads)
 }
 
 impl CpuExecutor {
@@ -142,7 +86,9 @@ impl CpuExecutor {
     /// # Errors
     /// As [`load`](CpuExecutor::load), and when the model has fewer query heads than there are ranks.
     pub fn load_rank(model: &Path, options: CpuOptions, seat: Seat) -> Result<Self, LoadError> {
-        let (config, checkpoint, shape) = open(model)?;
+        let opened = Opened::at(model)?;
+        let shape = opened.shape(MATH);
+        let Opened { config, checkpoint, .. } = opened;
         if seat.ranks() > config.heads {
             return Err(LoadError::Ranks {
                 directory: model.to_owned(),
@@ -153,9 +99,8 @@ impl CpuExecutor {
         let math = Math::new(options.threads)
             .map_err(|source| LoadError::Threads { threads: options.threads, source })?;
         let shards = Shards::new(&config, seat.ranks(), seat.rank());
-        let loader =
-            Loader { math: &math, checkpoint: &checkpoint, widen: options.weights == WeightStorage::F32 };
-        let weights = loader.load(&config, &shards)?;
+        let memory = Packed { math: &math, widen: options.weights == WeightStorage::F32 };
+        let weights = Loader { checkpoint: &checkpoint, memory: &memory }.load(&config, &shards)?;
         let rotation = Rotation::new(&config);
         let slides = config.sliding.as_ref().map(|sliding| sliding.slides.clone());
         let places = LayerPlace::of(&slides.unwrap_or_else(|| vec![false; config.layers]));
@@ -185,7 +130,7 @@ impl CpuExecutor {
     /// Bytes of the matrices that this rank holds.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
-        self.model.weights.bytes()
+        weights::bytes(&self.model.weights)
     }
 }
 

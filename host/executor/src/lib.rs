@@ -5,6 +5,7 @@ pub mod cpu;
 pub mod digest;
 pub mod group;
 pub mod memory;
+pub mod model;
 pub mod sampling;
 mod sync;
 pub mod synthetic;

@@ -73,6 +73,15 @@ impl Device {
         self.context.new_stream().map_err(refused("make a stream"))
     }
 
+    /// Waits until everything in this stream of the device is done.
+    ///
+    /// # Errors
+    /// When something in it failed.
+    pub fn wait(&self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.bind()?;
+        stream.synchronize().map_err(refused("wait for what the device does"))
+    }
+
     /// Compiles these kernels for the device, and loads them.
     ///
     /// # Errors
@@ -101,21 +110,34 @@ pub(super) fn function(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunct
     module.load_function(name).map_err(refused(format!("find the kernel {name}")))
 }
 
+/// Memory of a device, given back when its last array goes.
+#[derive(Debug)]
+struct Allocation {
+    address: u64,
+    device: Arc<Device>,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: no array has this memory any more, and the call waits for everything that uses it. An error means that
+            // the device is lost, with its memory.
+            let _freed = unsafe { sys::cuMemFree_v2(self.address) };
+        }
+    }
+}
+
 /// An array in a device's memory. Its elements are undefined until they are written.
 ///
-/// Kernels read and write it in the order of one stream. Two streams that use the same array are kept apart by the caller.
+/// Kernels read and write it in the order of one stream. Two streams that use the same array are kept apart by the caller, and so
+/// are arrays that share elements ([`Array::part`]).
 #[derive(Debug)]
 pub struct Array<T> {
     address: u64,
     length: usize,
-    device: Arc<Device>,
-    element: PhantomData<T>,
+    memory: Arc<Allocation>,
+    element: PhantomData<fn() -> T>,
 }
-
-// SAFETY: an address that only the driver follows, and a context that any thread may use.
-unsafe impl<T: Send> Send for Array<T> {}
-// SAFETY: as above.
-unsafe impl<T: Sync> Sync for Array<T> {}
 
 impl<T: DeviceRepr + Copy> Array<T> {
     /// Takes memory for `length` elements (at least one).
@@ -131,7 +153,27 @@ impl<T: DeviceRepr + Copy> Array<T> {
         unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) }
             .result()
             .map_err(refused(format!("give {bytes} bytes of the device's memory")))?;
-        Ok(Self { address, length, device: Arc::clone(device), element: PhantomData })
+        let memory = Arc::new(Allocation { address, device: Arc::clone(device) });
+        Ok(Self { address, length, memory, element: PhantomData })
+    }
+
+    /// Some of the elements as an array of their own, which shares them with this one.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    #[must_use]
+    pub fn part(&self, first: usize, length: usize) -> Self {
+        assert!(first.checked_add(length).is_some_and(|end| end <= self.length), "outside of the array");
+        let address = self.address + (first * size_of::<T>()) as u64;
+        Self { address, length, memory: Arc::clone(&self.memory), element: PhantomData }
+    }
+
+    /// The same elements as elements of another type of the same size.
+    #[must_use]
+    pub fn cast<U: DeviceRepr + Copy>(&self) -> Array<U> {
+        const { assert!(size_of::<T>() == size_of::<U>()) };
+        let (address, length) = (self.address, self.length);
+        Array { address, length, memory: Arc::clone(&self.memory), element: PhantomData }
     }
 
     /// Address on the device.
@@ -146,16 +188,16 @@ impl<T: DeviceRepr + Copy> Array<T> {
         self.length
     }
 
-    /// Never: there is at least one element.
+    /// Whether it has no elements, as a part may.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        false
+        self.length == 0
     }
 
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
-        &self.device
+        &self.memory.device
     }
 
     /// Makes the array as long as `length`, if it is shorter. What it held is lost then.
@@ -164,23 +206,21 @@ impl<T: DeviceRepr + Copy> Array<T> {
     /// As [`Array::new`].
     pub fn reserve(&mut self, length: usize) -> Result<(), CudaError> {
         if length > self.length {
-            *self = Self::new(&self.device, length.next_power_of_two())?;
+            *self = Self::new(&self.memory.device, length.next_power_of_two())?;
         }
         Ok(())
     }
 
-    /// Makes every byte of the array 0, and waits until it is so.
+    /// Makes all bytes 0, in the stream's order.
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn clear(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
-        self.device.bind()?;
-        let bytes = self.length * size_of::<T>();
-        // SAFETY: the array has so many bytes, and this value alone refers to them.
-        unsafe { sys::cuMemsetD8Async(self.address, 0, bytes, stream.cu_stream()) }
+    pub fn zero(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.device().bind()?;
+        // SAFETY: the array has as many bytes.
+        unsafe { sys::cuMemsetD8Async(self.address, 0, self.length * size_of::<T>(), stream.cu_stream()) }
             .result()
-            .map_err(refused(format!("clear {bytes} bytes of the device's memory")))?;
-        stream.synchronize().map_err(refused("wait until memory is cleared"))
+            .map_err(refused("clear memory of the device"))
     }
 
     /// Writes `source` to the array's first elements, and waits until `source` is not needed any more.
@@ -192,7 +232,7 @@ impl<T: DeviceRepr + Copy> Array<T> {
     /// When the array is shorter.
     pub fn upload(&mut self, stream: &CudaStream, source: &[T]) -> Result<(), CudaError> {
         assert!(source.len() <= self.length, "{} elements into {}", source.len(), self.length);
-        self.device.bind()?;
+        self.device().bind()?;
         let bytes = size_of_val(source);
         if bytes == 0 {
             return Ok(());
@@ -213,7 +253,7 @@ impl<T: DeviceRepr + Copy> Array<T> {
     /// When the array is shorter.
     pub fn download(&self, stream: &CudaStream, target: &mut [T]) -> Result<(), CudaError> {
         assert!(target.len() <= self.length, "{} elements out of {}", target.len(), self.length);
-        self.device.bind()?;
+        self.device().bind()?;
         let bytes = size_of_val(target);
         if bytes == 0 {
             return Ok(());
@@ -225,15 +265,5 @@ impl<T: DeviceRepr + Copy> Array<T> {
         .result()
         .map_err(refused("copy from the device"))?;
         stream.synchronize().map_err(refused("wait for a copy from the device"))
-    }
-}
-
-impl<T> Drop for Array<T> {
-    fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: the memory is this array's, and the call waits for everything that uses it. An error means that the
-            // device is lost, with its memory.
-            let _freed = unsafe { sys::cuMemFree_v2(self.address) };
-        }
     }
 }

@@ -4,12 +4,10 @@ use host_core::window::WindowShape;
 use host_core::{Batch, Dtype, Sequence};
 use host_kernels::math::{AttentionShape, Element, Heads, Math, QueryRows};
 
-use super::config::ModelConfig;
 use super::pages::{self, PagedRows};
-use super::rotation::{Angles, Rotation};
-use super::shard::Shards;
-use super::weights::{Layer, Weights};
+use super::weights::{PackedLayer, PackedWeights};
 use crate::group::{Broken, Turn};
+use crate::model::{Angles, ModelConfig, Rotation, Shards};
 use crate::window::{self, LayerPages, LayerPlace};
 use crate::{ExecutorError, KvMemory, LayersDone};
 
@@ -17,7 +15,7 @@ use crate::{ExecutorError, KvMemory, LayersDone};
 pub(super) struct Model {
     pub config: ModelConfig,
     pub shards: Shards,
-    pub weights: Weights,
+    pub weights: PackedWeights,
     pub rotation: Rotation,
     /// What the window parts of token pages take, if some layers slide.
     pub window: Option<WindowShape>,
@@ -197,7 +195,7 @@ impl Model {
         kv: &mut KvMemory,
         sequences: &[Sequence],
         index: usize,
-        layer: &Layer,
+        layer: &PackedLayer,
         rows: usize,
         a: &mut Activations,
     ) {

@@ -36,7 +36,8 @@ impl DevicePool {
         let kernels = Arc::new(CudaKernels::load(device)?);
         let stream = device.stream()?;
         let mut memory = Array::new(device, layout.bytes())?;
-        memory.clear(&stream)?;
+        memory.zero(&stream)?;
+        device.wait(&stream)?;
         let buffer = PageBuffer::of_device(device, LOOKED_AT.max(layout.shape.page_bytes()))?;
         let look = Mutex::new(Look { copier: kernels.on(stream), buffer });
         Ok(Self { memory, kernels, look })

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use host_core::Dtype;
 use host_executor::Sliding;
-use host_executor::cpu::{CpuExecutor, CpuOptions, read_query_heads, read_shape};
+use host_executor::cpu::{CpuExecutor, CpuOptions, read_shape};
+use host_executor::model::read_query_heads;
 use host_tests::gguf::{GgufFile, value};
 use host_tests::model::{Family, Stored, TinyModel, tiny_qwen3};
 

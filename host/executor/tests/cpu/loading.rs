@@ -5,7 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use host_core::Dtype;
-use host_executor::cpu::{CpuExecutor, CpuOptions, LoadError, read_shape};
+use host_executor::cpu::{CpuExecutor, CpuOptions, read_shape};
+use host_executor::model::LoadError;
 use host_executor::{ModelShape, Sliding};
 use host_tests::model::{Family, Stored, TinyModel, tiny_gemma3, tiny_qwen3};
 use serde_json::{Value, json};

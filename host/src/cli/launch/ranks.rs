@@ -4,8 +4,9 @@ use std::path::Path;
 use std::thread;
 
 use host_executor::Executor;
-use host_executor::cpu::{self, CpuExecutor, CpuOptions};
+use host_executor::cpu::{CpuExecutor, CpuOptions};
 use host_executor::group::{Seat, seats};
+use host_executor::model;
 
 use super::super::Refused;
 use super::super::settings::{ExecutorName, RoleName, Settings};
@@ -62,7 +63,8 @@ pub(super) fn of_workers(settings: &Settings) -> Result<Vec<usize>, Refused> {
 }
 
 fn query_heads(directory: &Path) -> Result<usize, Refused> {
-    cpu::read_query_heads(directory).map_err(|error| refused(format!("the model cannot be served: {error}")))
+    model::read_query_heads(directory)
+        .map_err(|error| refused(format!("the model cannot be served: {error}")))
 }
 
 /// The executors of a worker, in order of the ranks, which load their parts of the model at the same time.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use host_kernels::math::Element;
 use serde::Deserialize;
 
-use crate::cpu::LoadError;
+use crate::model::LoadError;
 
 /// Most bytes of a header, as in the reference implementation of the format.
 const MAX_HEADER: u64 = 100_000_000;
@@ -19,7 +19,7 @@ const MAX_HEADER: u64 = 100_000_000;
 const MAX_INDEX: u64 = 100_000_000;
 
 /// The weight files of a directory.
-pub(in crate::cpu) struct Safetensors {
+pub(crate) struct Safetensors {
     /// The single file, or the index: what a missing tensor is missing from.
     source: PathBuf,
     pub files: Vec<WeightFile>,
@@ -28,7 +28,7 @@ pub(in crate::cpu) struct Safetensors {
 }
 
 /// One safetensors file.
-pub(in crate::cpu) struct WeightFile {
+pub(crate) struct WeightFile {
     pub path: PathBuf,
     pub file: File,
     /// Bytes of the header.
@@ -201,7 +201,7 @@ fn read_header(
 }
 
 /// Whether the bytes are a file whose header can be read.
-pub(in crate::cpu) fn header_of_bytes(path: &Path, bytes: &[u8]) -> bool {
+pub(crate) fn header_of_bytes(path: &Path, bytes: &[u8]) -> bool {
     let read_at = |buffer: &mut [u8], at: u64| {
         let at = at as usize;
         buffer.copy_from_slice(&bytes[at..at + buffer.len()]);
@@ -227,7 +227,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, LoadError> {
 }
 
 /// Which file has each tensor, as an index says.
-pub(in crate::cpu) fn parse_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, LoadError> {
+pub(crate) fn parse_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, LoadError> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,

@@ -7,7 +7,7 @@ use host_kernels::math::{Gate, RopeScaling};
 use serde_json::Value;
 
 use super::{ModelConfig, Reader, Rope, SlidingLayers, most};
-use crate::cpu::LoadError;
+use crate::model::LoadError;
 
 /// Which layers slide where config.json does not say: all but every sixth.
 const PATTERN: usize = 6;

@@ -10,10 +10,10 @@ use host_gguf::{Array, Error, Gguf, Kind, Metadata, TensorInfo, Value};
 use host_kernels::math::{Gate, RopeScaling};
 
 use super::{HEAD_DIM_UNIT, HIDDEN_UNIT, ModelConfig, Rope, SlidingLayers, most};
-use crate::cpu::LoadError;
+use crate::model::LoadError;
 
 /// The tensor of what rotary frequencies are divided by: Llama 3.1 and later, in place of keys.
-pub(in crate::cpu) const ROPE_DIVISORS: &str = "rope_freqs.weight";
+pub(crate) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 /// The embedding, whose rows are the vocabulary.
 const EMBEDDING: &str = "token_embd.weight";
 /// Which layers of a Gemma-3 slide where no key says: all but every sixth.
@@ -54,7 +54,7 @@ const IDLE_KEYS: [&str; 3] =
 
 /// What `general.architecture` may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cpu) enum Architecture {
+pub(crate) enum Architecture {
     Llama,
     Qwen3,
     Gemma3,
@@ -76,7 +76,7 @@ impl Architecture {
 ///
 /// KV is f32 where all matrices are, and bf16 otherwise: quantized files are made of bf16 models, whose config.json asks for
 /// that.
-pub(in crate::cpu) fn read(file: &Path, gguf: &Gguf) -> Result<(Architecture, ModelConfig), LoadError> {
+pub(crate) fn read(file: &Path, gguf: &Gguf) -> Result<(Architecture, ModelConfig), LoadError> {
     let metadata = gguf.metadata();
     let plain = Reader { file, gguf, metadata, architecture: Architecture::Llama };
     plain.only("general.type", "model", |value| *value == Value::Text("model".into()))?;

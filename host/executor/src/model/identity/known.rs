@@ -16,7 +16,7 @@ use host_kernels::xxh3::xxh3;
 
 use super::content::{self, ContentDigest};
 use super::hex;
-use crate::cpu::error::LoadError;
+use crate::model::LoadError;
 
 /// Smaller files are read as fast as an entry.
 const SMALLEST: u64 = 16 << 20;

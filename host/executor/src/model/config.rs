@@ -9,7 +9,7 @@ use host_core::Dtype;
 use host_kernels::math::{Gate, RopeScaling};
 use serde_json::Value;
 
-pub(super) use self::gguf::{Architecture, ROPE_DIVISORS, read as read_gguf};
+pub(crate) use self::gguf::{Architecture, ROPE_DIVISORS, read as read_gguf};
 use super::error::LoadError;
 use crate::Sliding;
 
@@ -39,7 +39,7 @@ mod most {
 
 /// Sizes and constants of a model.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct ModelConfig {
+pub(crate) struct ModelConfig {
     pub hidden: usize,
     pub layers: usize,
     pub heads: usize,
@@ -73,14 +73,14 @@ pub(super) struct ModelConfig {
 
 /// Rotary frequencies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Rope {
+pub(crate) struct Rope {
     pub theta: f64,
     pub scaling: RopeScaling,
 }
 
 /// Layers that see the newest positions only.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct SlidingLayers {
+pub(crate) struct SlidingLayers {
     /// Positions that they see, the newest included.
     pub window: usize,
     /// For each layer of the model, whether it is one of them. One at least is not.
@@ -97,7 +97,7 @@ impl ModelConfig {
 }
 
 /// config.json as bytes, and what it says.
-pub(super) fn read(directory: &Path) -> Result<(Vec<u8>, ModelConfig), LoadError> {
+pub(crate) fn read(directory: &Path) -> Result<(Vec<u8>, ModelConfig), LoadError> {
     let file = directory.join("config.json");
     let read = |source| LoadError::Read { file: file.clone(), source };
     let length = std::fs::metadata(&file).map_err(read)?.len();
@@ -111,7 +111,7 @@ pub(super) fn read(directory: &Path) -> Result<(Vec<u8>, ModelConfig), LoadError
 }
 
 /// What a configuration says.
-pub(super) fn parse(file: PathBuf, bytes: &[u8]) -> Result<ModelConfig, LoadError> {
+pub(crate) fn parse(file: PathBuf, bytes: &[u8]) -> Result<ModelConfig, LoadError> {
     let value: Value = serde_json::from_slice(bytes)
         .map_err(|error| LoadError::Parse { file: file.clone(), reason: error.to_string() })?;
     Reader { file, value: &value }.config()

@@ -15,7 +15,7 @@ const PANEL: usize = 16;
 
 /// The parts of all ranks, in order of the ranks.
 #[derive(Clone, Debug)]
-pub(super) struct Shards {
+pub(crate) struct Shards {
     /// The rank that asks.
     pub rank: usize,
     /// KV heads that it holds.

@@ -6,7 +6,7 @@ use super::config::{ModelConfig, Rope};
 use crate::window::LayerPlace;
 
 /// A model's frequencies.
-pub(super) struct Rotation {
+pub(crate) struct Rotation {
     full: RopeFrequencies,
     /// Absent in models without sliding layers.
     sliding: Option<RopeFrequencies>,
@@ -14,7 +14,7 @@ pub(super) struct Rotation {
 
 /// Cosines and sines of a batch's rows, `[row][pair of dimensions]`. Kept between calls.
 #[derive(Default)]
-pub(super) struct Angles {
+pub(crate) struct Angles {
     full: [Vec<f32>; 2],
     sliding: [Vec<f32>; 2],
 }

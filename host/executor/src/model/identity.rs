@@ -11,7 +11,7 @@ use super::error::LoadError;
 
 /// Hex SHA-256 over config.json and, per weight file in order of first use, its name and the digest of its
 /// [content](content). Each part is preceded by its length as a little-endian u64.
-pub(super) fn of_directory(config: &[u8], weights: &Safetensors) -> Result<String, LoadError> {
+pub(crate) fn of_directory(config: &[u8], weights: &Safetensors) -> Result<String, LoadError> {
     let known = Known::of_user();
     let mut digest = PartDigest::default();
     digest.part(config);
@@ -24,7 +24,7 @@ pub(super) fn of_directory(config: &[u8], weights: &Safetensors) -> Result<Strin
 
 /// The same over a GGUF file: the text `gguf` and the digest of its content. Its name is not part of it, since it is one
 /// file that carries its own configuration.
-pub(super) fn of_gguf(weights: &GgufWeights) -> Result<String, LoadError> {
+pub(crate) fn of_gguf(weights: &GgufWeights) -> Result<String, LoadError> {
     let mut digest = PartDigest::default();
     digest.part(b"gguf");
     digest.part(&Known::of_user().digest(&weights.path, weights.gguf.source())?);

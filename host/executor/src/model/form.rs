@@ -12,7 +12,7 @@ use super::error::LoadError;
 const NAMED: usize = 3;
 
 /// What a model's path leads to.
-pub(super) enum Form {
+pub(crate) enum Form {
     /// A Hugging Face directory.
     Directory,
     /// A GGUF file, whose header was read.

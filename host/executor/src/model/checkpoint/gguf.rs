@@ -8,8 +8,8 @@ use host_gguf::{Gguf, Kind, TensorInfo};
 use host_kernels::math::Element;
 
 use super::write_floats;
-use crate::cpu::LoadError;
-use crate::cpu::config::{Architecture, ModelConfig, ROPE_DIVISORS};
+use crate::model::LoadError;
+use crate::model::config::{Architecture, ModelConfig, ROPE_DIVISORS};
 
 /// Names outside of layers: Hugging Face's, and GGUF's.
 const WHOLE: [(&str, &str); 3] = [
@@ -45,7 +45,7 @@ const OUTPUT_NORMS: [(&str, &str); 3] = [
 ];
 
 /// A GGUF file, as the weights of a model.
-pub(in crate::cpu) struct GgufWeights {
+pub(crate) struct GgufWeights {
     pub path: PathBuf,
     pub gguf: Gguf,
     /// Elements of a head, in files that keep the rows of queries and keys in the order of interleaved rotation.

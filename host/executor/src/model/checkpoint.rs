@@ -7,12 +7,12 @@ use std::path::Path;
 
 use host_kernels::math::Element;
 
-pub(super) use self::gguf::GgufWeights;
-pub(super) use self::safetensors::{Safetensors, header_of_bytes as safetensors_header, parse_index};
+pub(crate) use self::gguf::GgufWeights;
+pub(crate) use self::safetensors::{Safetensors, header_of_bytes as safetensors_header, parse_index};
 use super::error::LoadError;
 
 /// The weights of a model.
-pub(super) enum Checkpoint {
+pub(crate) enum Checkpoint {
     /// Files of a directory.
     Safetensors(Safetensors),
     /// One file.
@@ -20,7 +20,7 @@ pub(super) enum Checkpoint {
 }
 
 /// A tensor whose shape and element type have been checked.
-pub(super) struct Tensor<'a>(Rows<'a>);
+pub(crate) struct Tensor<'a>(Rows<'a>);
 
 enum Rows<'a> {
     Safetensors(safetensors::Rows<'a>),
