@@ -17,7 +17,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use host_kernels::copy::{Copier, CopyPages, Dimension, Memory, PageBlock, PagesCopy};
-use host_kernels::cuda::{CudaCopier, CudaKernels, Nvrtc};
+use host_kernels::cuda::{CudaCopier, CudaKernels, Device, Nvrtc};
 
 const ROUNDS: usize = 7;
 const TOKENS: usize = 16;
@@ -195,7 +195,7 @@ fn main() -> ExitCode {
     }
     let nvrtc = std::env::var_os("NVRTC").map(PathBuf::from);
     let (kernels, nvrtc) = match Nvrtc::open(nvrtc.as_deref())
-        .and_then(|found| Ok((CudaKernels::load(0, nvrtc.as_deref())?, found)))
+        .and_then(|found| Ok((CudaKernels::load(&Device::open(0, nvrtc.as_deref())?)?, found)))
     {
         Ok(both) => both,
         Err(error) => {

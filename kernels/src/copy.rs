@@ -124,6 +124,13 @@ impl Memory {
         Self { base: std::ptr::without_provenance_mut(address as usize), length }
     }
 
+    /// `length` bytes of it from `start` on, if it has them.
+    #[must_use]
+    pub fn part(&self, start: usize, length: usize) -> Option<Self> {
+        start.checked_add(length).filter(|end| *end <= self.length)?;
+        Some(Self { base: self.base.wrapping_add(start), length })
+    }
+
     /// Address of its first byte.
     #[must_use]
     pub fn address(&self) -> usize {

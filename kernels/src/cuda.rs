@@ -1,7 +1,7 @@
 //! Page copies in a GPU's memory, by NVIDIA's driver: the same copies as [`crate::copy::Copier`]'s, ordered in a stream.
 //!
-//! Nothing of CUDA is needed to build this. When [`CudaKernels::load`] is called it looks for the driver
-//! (`libcuda.so.1`) and for NVRTC, NVIDIA's run-time compiler, and compiles the kernels in `page_copy.cu` for the device.
+//! Nothing of CUDA is needed to build this. [`Device::open`] looks for the driver (`libcuda.so.1`), and [`CudaKernels::load`]
+//! for NVRTC, NVIDIA's run-time compiler, with which it compiles the kernels in `page_copy.cu` for the device.
 //! Where either is missing it says so, and the rest of the program goes on.
 //!
 //! A copy enqueues one launch for every few hundred pages of each block and returns. It allocates nothing, uploads
@@ -13,21 +13,25 @@ pub mod exact;
 mod graph;
 mod launch;
 mod nvrtc;
+mod registered;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushKernelArg, sys};
 
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
 pub use cudarc::driver::CudaStream;
+use device::function;
 pub use device::{Array, Device, Source};
 pub use graph::Graph;
 use launch::{Width, launches};
 pub use nvrtc::{Architecture, Image, Nvrtc};
+pub use registered::Registered;
 
 /// The source of the kernels.
 pub const SOURCE: &str = include_str!("cuda/page_copy.cu");
+/// The same with how it is compiled.
+const PAGE_COPY: Source = Source { name: "page_copy.cu", text: SOURCE, options: &[] };
 
 /// The driver interface that this is written against: 12.0.
 const OLDEST_DRIVER: i32 = 12_000;
@@ -68,40 +72,34 @@ fn refused(what: impl Into<String>) -> impl FnOnce(DriverError) -> CudaError {
 }
 
 /// The kernels on one device, in its primary context.
+#[derive(Debug)]
 pub struct CudaKernels {
-    context: Arc<CudaContext>,
+    device: Arc<Device>,
     /// By the logarithm of the bytes that they move at a time.
     functions: [CudaFunction; Width::ALL.len()],
 }
 
 impl CudaKernels {
-    /// Compiles and loads the kernels for the device with this number. `nvrtc` names NVRTC's library or a folder with it
-    /// (as [`Nvrtc::open`]).
+    /// Compiles and loads the kernels for this device.
     ///
     /// # Errors
-    /// When there is no driver, no such device or no NVRTC, or when one of them refuses.
-    pub fn load(device: usize, nvrtc: Option<&Path>) -> Result<Self, CudaError> {
-        let context = context(device)?;
-        let capability = context.compute_capability().map_err(refused("tell the device's capability"))?;
-        let image = Nvrtc::open(nvrtc)?.compile_for(SOURCE, capability.0 * 10 + capability.1)?;
-        let module = match image {
-            Image::Binary(binary) => cudarc::nvrtc::Ptx::from_binary(binary),
-            Image::Assembly(text) => cudarc::nvrtc::Ptx::from_src(text),
-        };
-        let module = context.load_module(module).map_err(refused("load the compiled kernels"))?;
-        let function = |width: Width| {
-            module
-                .load_function(width.kernel())
-                .map_err(refused(format!("find the kernel {}", width.kernel())))
-        };
-        let [a, b, c, d, e] = Width::ALL.map(function);
-        Ok(Self { functions: [a?, b?, c?, d?, e?], context })
+    /// When there is no NVRTC, or when it or the driver refuses.
+    pub fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
+        let module = device.module(&PAGE_COPY)?;
+        let [a, b, c, d, e] = Width::ALL.map(|width| function(&module, width.kernel()));
+        Ok(Self { functions: [a?, b?, c?, d?, e?], device: Arc::clone(device) })
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// The device's context.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
-        &self.context
+        self.device.context()
     }
 
     /// These kernels in this stream, which must be of the same context.
@@ -127,6 +125,7 @@ fn context(device: usize) -> Result<Arc<CudaContext>, CudaError> {
 }
 
 /// Copies pages of a device's memory, in one stream.
+#[derive(Debug)]
 pub struct CudaCopier {
     kernels: Arc<CudaKernels>,
     stream: Arc<CudaStream>,
@@ -137,6 +136,14 @@ impl CudaCopier {
     #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+
+    /// Waits until every copy so far is done.
+    ///
+    /// # Errors
+    /// When the driver says that one of them failed.
+    pub fn wait(&self) -> Result<(), CopyError> {
+        self.kernels.device.wait(&self.stream).map_err(|error| CopyError::Device(error.to_string()))
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock};
 use cases::{bytes, case, naive};
 use cudarc::driver::DevicePtr;
 use host_kernels::copy::{CopyError, CopyPages, Dimension, Memory, PageBlock, PagesCopy};
-use host_kernels::cuda::{CudaCopier, CudaError, CudaKernels};
+use host_kernels::cuda::{CudaCopier, CudaError, CudaKernels, Device};
 use libloading::os::unix::Library;
 use parking_lot::{Mutex, MutexGuard};
 use proptest::prelude::*;
@@ -60,8 +60,12 @@ impl Driver {
         name.to_str().unwrap().to_owned()
     }
 
+    fn load(&self, device: usize) -> Result<CudaKernels, CudaError> {
+        CudaKernels::load(&Device::open(device, Some(&self.path))?)
+    }
+
     fn copier(&self) -> CudaCopier {
-        let kernels = Arc::new(CudaKernels::load(0, Some(&self.path)).unwrap());
+        let kernels = Arc::new(self.load(0).unwrap());
         let stream = kernels.context().new_stream().unwrap();
         kernels.on(stream)
     }
@@ -187,7 +191,7 @@ fn what_the_cpu_refuses_a_gpu_refuses_before_any_launch() {
 #[test]
 fn a_driver_that_is_too_old_and_a_missing_device_are_told() {
     let driver = driver();
-    let refusal = || CudaKernels::load(0, Some(&driver.path)).err().unwrap();
+    let refusal = || driver.load(0).err().unwrap();
     driver.set("fake_version", 11080);
     let old = refusal();
     driver.set("fake_version", 12040);
@@ -198,12 +202,12 @@ fn a_driver_that_is_too_old_and_a_missing_device_are_told() {
     driver.set("fake_devices", 1);
     assert!(none.to_string().contains("cannot open device 0: "), "{none}");
     assert!(none.to_string().contains("no CUDA-capable device is detected"), "{none}");
-    let second = CudaKernels::load(1, Some(&driver.path)).err().unwrap();
+    let second = driver.load(1).err().unwrap();
     assert!(second.to_string().contains("cannot open device 1: "), "{second}");
     driver.set("fake_capability", 75);
     let below = refusal();
     driver.set("fake_capability", 120);
-    let above = CudaKernels::load(0, Some(&driver.path));
+    let above = driver.load(0);
     driver.set("fake_capability", 90);
     assert!(below.to_string().contains("75 is below the oldest"), "{below}");
     assert!(above.is_ok(), "a later device gets assembly");

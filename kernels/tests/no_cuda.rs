@@ -2,12 +2,12 @@
 
 #![allow(clippy::expect_used, reason = "what fails here is the test")]
 
-use host_kernels::cuda::{CudaError, CudaKernels};
+use host_kernels::cuda::{CudaError, Device};
 use host_tests::skip::skipped;
 
 #[test]
 fn a_machine_without_a_driver_says_so() {
-    match CudaKernels::load(0, None) {
+    match Device::open(0, None) {
         Err(error @ CudaError::NoDriver) => {
             assert!(error.to_string().starts_with("no CUDA driver: "), "{error}");
         }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use host_core::{Batch, Dtype, KvLayout, Sequence, SequenceOutput};
 use host_kernels::cuda::exact::KvView;
-use host_kernels::cuda::{CudaError, Device};
+use host_kernels::cuda::{Array, CudaError, Device};
 
 use self::exact::ExactModel;
 use super::constraint::limited;
@@ -95,7 +95,8 @@ impl Executor for CudaExecutor {
     }
 
     fn pool(&self, layout: KvLayout, first_head: usize) -> Result<KvMemory, ExecutorError> {
-        Ok(KvMemory::on_device(layout, first_head, &self.device)?)
+        KvMemory::on_device(layout, first_head, &self.device)
+            .map_err(|error| ExecutorError::no_pool(&layout, error))
     }
 
     fn constrain(&mut self, constraint: Arc<dyn Constraint>) {
@@ -188,7 +189,8 @@ fn checked_pool(
             .and_then(|()| window::check(sequence, &shape, None))
             .map_err(|why| ExecutorError::Failed(format!("room {}: {why}", sequence.room)))?;
     }
-    kv.device_address()
+    kv.device()
+        .map(Array::address)
         .ok_or_else(|| ExecutorError::Failed("the KV pool is not in the memory of a device".to_owned()))
 }
 

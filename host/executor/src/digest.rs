@@ -5,6 +5,8 @@
 //! layout. [`term`] mixes it with its place, and a digest of anything is the wrapping sum of the terms of its blocks. The digest
 //! of nothing is 0. Heads are counted over the whole model, so that equal KV has equal digests however many ranks it is spread
 //! over.
+//!
+//! [`parts`] digests pages of any pool. The rest is for pools in host memory, for which an executor may look at single rows.
 
 use std::ops::Range;
 
@@ -12,6 +14,9 @@ use host_core::PageId;
 use host_kernels::xxh3::xxh3;
 
 use super::KvMemory;
+use super::memory::PageCopyError;
+
+mod device;
 
 /// Where a block lies in what is digested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +93,21 @@ pub fn rows(kv: &KvMemory, page: PageId, head: usize, layer: usize, tokens: Rang
     xxh3(&bytes, 0)
 }
 
-/// Digest of part of a page.
+/// Digests of parts of pages, in order, of a pool in any memory.
+///
+/// # Errors
+/// When a device fails.
+///
+/// # Panics
+/// When a pool in host memory does not hold all of a part.
+pub fn parts(kv: &KvMemory, parts: &[PagePart]) -> Result<Vec<u64>, PageCopyError> {
+    match kv.device_pool() {
+        Some(pool) => device::parts(kv, pool, parts),
+        None => Ok(parts.iter().map(|of| part(kv, of)).collect()),
+    }
+}
+
+/// Digest of part of a page of a pool in host memory.
 ///
 /// # Panics
 /// When the pool does not hold all of it.

@@ -19,7 +19,7 @@ use host_core::window::WindowShape;
 use host_core::{Batch, Dtype, KvLayout, SequenceOutput};
 
 pub use constraint::Constraint;
-pub use memory::KvMemory;
+pub use memory::{KvMemory, MemoryError};
 
 /// What the host must know of a model before it can size pools and compare workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +117,22 @@ pub enum ExecutorError {
     /// Another rank could not.
     #[error("the executor failed: {0}")]
     Broken(#[from] group::Broken),
+    /// There is no memory for the pool.
+    #[error("no memory for a KV pool of {bytes} bytes: {error}")]
+    NoPool {
+        /// Its bytes.
+        bytes: usize,
+        /// What the system or the device said.
+        error: MemoryError,
+    },
+}
+
+impl ExecutorError {
+    /// There is no memory for a pool of this layout.
+    #[must_use]
+    pub fn no_pool(layout: &KvLayout, error: impl Into<MemoryError>) -> Self {
+        Self::NoPool { bytes: layout.bytes(), error: error.into() }
+    }
 }
 
 /// Computes batches. Lives on one rank thread, which also owns the rank's KV memory.
@@ -125,7 +141,7 @@ pub enum ExecutorError {
 /// batch, how the prompt was cut into chunks, which pages were used, or how many threads and ranks computed it.
 ///
 /// The ranks of a worker have an executor each, made with the seats of one [`group`]. They are all given the same batches
-/// in the same order, and each a pool with its own KV heads ([`KvMemory::heads`]) and the layers that see all positions
+/// in the same order, and each a pool ([`Executor::pool`]) with its own KV heads ([`KvMemory::heads`]) and the layers that see all positions
 /// ([`ModelShape::page_layers`]). KV of sliding layers is written and read through [`Sequence::window`] alone.
 ///
 /// [`Sequence::window`]: host_core::Sequence::window
@@ -133,22 +149,18 @@ pub trait Executor: Send {
     /// The model.
     fn shape(&self) -> &ModelShape;
 
-    /// Takes a zeroed pool of this layout, in the memory that the executor computes from. Its head 0 is the model's KV head
-    /// `first_head`.
-    ///
-    /// # Errors
-    /// When there is no memory to give.
-    fn pool(&self, layout: KvLayout, first_head: usize) -> Result<KvMemory, ExecutorError> {
-        let bytes = layout.bytes();
-        KvMemory::for_heads(layout, first_head).map_err(|error| {
-            ExecutorError::Failed(format!("no memory for a KV pool of {bytes} bytes: {error}"))
-        })
-    }
-
     /// Says what limits the tokens that the executor draws. It is called before the first batch, and on rank 0 alone. An executor
     /// that draws from no logits has nothing to limit.
     fn constrain(&mut self, constraint: Arc<dyn Constraint>) {
         drop(constraint);
+    }
+
+    /// A zeroed pool of this layout where the executor computes, whose head 0 is the model's KV head `first_head`.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    fn pool(&self, layout: KvLayout, first_head: usize) -> Result<KvMemory, ExecutorError> {
+        KvMemory::for_heads(layout, first_head).map_err(|error| ExecutorError::no_pool(&layout, error))
     }
 
     /// Computes one batch: writes the new positions' K and V into `kv`, reads all earlier ones from it, and samples where asked.

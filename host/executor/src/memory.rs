@@ -1,13 +1,67 @@
-//! The KV pool of one rank, as an executor sees it.
+//! The KV pool of one rank, in host memory or in a GPU's.
+//!
+//! An executor on the CPU reads and writes rows of a pool in host memory. Everything else that touches pages works with both
+//! kinds: copies between a pool and host memory ([`PageCopier`]), digests ([`crate::digest::parts`]), and what a pool is to
+//! be registered as ([`KvMemory::location`]).
+
+mod buffer;
+mod copier;
+mod device;
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use host_core::{KvLayout, PageId};
+use host_kernels::cuda::{Array, CudaError, Device};
 use host_memory::SharedMemory;
 
+pub use buffer::PageBuffer;
+pub use copier::{PageCopier, PageCopyError};
+pub(crate) use device::DevicePool;
+
+/// Memory that could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The system has none to give.
+    #[error("{0}")]
+    Host(#[from] std::io::Error),
+    /// A GPU's driver refuses.
+    #[error("{0}")]
+    Device(#[from] CudaError),
+}
+
+/// Where a pool lies, to register it with a transfer plugin.
+#[derive(Debug)]
+pub struct Location<'a> {
+    /// Its first byte: of this process, or of the device.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: usize,
+    /// The file behind host memory.
+    pub fd: Option<BorrowedFd<'a>>,
+    /// The number of the device whose memory it is, `None` for host memory.
+    pub device: Option<u32>,
+}
+
+/// What keeps a pool's memory as long as it lives.
+#[derive(Clone)]
+#[expect(dead_code, reason = "held for its drop")]
+pub struct Held(Pool);
+
+/// A pool's memory.
+#[derive(Clone)]
+enum Pool {
+    Host(Arc<SharedMemory>),
+    Device(Arc<DevicePool>),
+}
+
 /// A rank's KV pool: memory and the layout that gives it meaning.
+///
+/// The calls that name a row are for pools in host memory ([`KvMemory::host`]) and panic for others: an executor that computes with
+/// them says in [`Executor::pool`](crate::Executor::pool) that it wants such a pool, and [checks](KvMemory::expect_host) once for
+/// each batch that it was given one.
 ///
 /// One value is like a `Vec` of rows: `&mut` writes, `&` reads. Another value of the same pool is made by
 /// [`share`](KvMemory::share) alone, which asks for the promise that a compiler cannot check. There is no `Clone`:
@@ -28,29 +82,17 @@ use host_memory::SharedMemory;
 /// let other = kv.share();
 /// ```
 pub struct KvMemory {
-    memory: Arc<SharedMemory>,
+    pool: Pool,
     layout: KvLayout,
     first_head: usize,
-    device: Option<Arc<host_kernels::cuda::Array<u8>>>,
+}
+
+#[cold]
+fn no_rows() -> ! {
+    panic!("rows of a KV pool in a device's memory cannot be read or written in place")
 }
 
 impl KvMemory {
-    /// Interim.
-    pub fn on_device(
-        layout: KvLayout,
-        first_head: usize,
-        device: &Arc<host_kernels::cuda::Device>,
-    ) -> Result<Self, host_kernels::cuda::CudaError> {
-        let mut pool = host_kernels::cuda::Array::new(device, layout.bytes())?;
-        pool.zero(&*device.stream()?)?;
-        let mut kv = Self::for_heads(layout, first_head).unwrap();
-        kv.device = Some(Arc::new(pool));
-        Ok(kv)
-    }
-    /// Interim.
-    pub fn device_address(&self) -> Option<u64> {
-        self.device.as_ref().map(|d| d.address())
-    }
     /// A zeroed pool of this layout, for a rank that holds all of a model's KV heads, or the first ones.
     ///
     /// # Errors
@@ -65,7 +107,16 @@ impl KvMemory {
     /// When the system has no memory to give.
     pub fn for_heads(layout: KvLayout, first_head: usize) -> std::io::Result<Self> {
         let memory = Arc::new(SharedMemory::new("host-kv", layout.bytes())?);
-        Ok(Self { memory, layout, first_head, device: None })
+        Ok(Self { pool: Pool::Host(memory), layout, first_head })
+    }
+
+    /// The same in the memory of a GPU.
+    ///
+    /// # Errors
+    /// When the device has no memory left, there is no NVRTC for what copies pages, or the driver refuses.
+    pub fn on_device(layout: KvLayout, first_head: usize, device: &Arc<Device>) -> Result<Self, MemoryError> {
+        let pool = Pool::Device(Arc::new(DevicePool::new(&layout, device)?));
+        Ok(Self { pool, layout, first_head })
     }
 
     /// Another value of the same pool, for another thread.
@@ -77,7 +128,7 @@ impl KvMemory {
     /// them no more.
     #[must_use]
     pub unsafe fn share(&self) -> Self {
-        Self { memory: self.memory.clone(), layout: self.layout, first_head: self.first_head, device: self.device.clone() }
+        Self { pool: self.pool.clone(), layout: self.layout, first_head: self.first_head }
     }
 
     /// The KV heads that the pool holds, counted over the whole model. In every other call, head 0 is the first of these.
@@ -92,22 +143,85 @@ impl KvMemory {
         &self.layout
     }
 
-    /// The memory, to register with a transfer backend. What touches its bytes keeps the promise of [`share`](KvMemory::share).
+    /// The memory of a pool in host memory. What touches its bytes keeps the promise of [`share`](KvMemory::share).
     #[must_use]
-    pub fn memory(&self) -> &Arc<SharedMemory> {
-        &self.memory
+    pub fn host(&self) -> Option<&Arc<SharedMemory>> {
+        match &self.pool {
+            Pool::Host(memory) => Some(memory),
+            Pool::Device(_) => None,
+        }
     }
 
-    /// Address of one row. `kv` is 0 for K and 1 for V. The row is always inside the pool.
+    /// The memory of a pool in a GPU's memory. What touches its bytes keeps the promise of [`share`](KvMemory::share).
+    #[must_use]
+    pub fn device(&self) -> Option<&Array<u8>> {
+        self.device_pool().map(|pool| pool.memory())
+    }
+
+    pub(crate) fn device_pool(&self) -> Option<&DevicePool> {
+        match &self.pool {
+            Pool::Host(_) => None,
+            Pool::Device(pool) => Some(pool),
+        }
+    }
+
+    /// Checks that rows can be read and written in place.
+    ///
+    /// # Errors
+    /// When the pool lies in a device's memory.
+    pub fn expect_host(&self) -> Result<(), crate::ExecutorError> {
+        match self.pool {
+            Pool::Host(_) => Ok(()),
+            Pool::Device(_) => Err(crate::ExecutorError::Failed(
+                "it computes in host memory, and was given a KV pool in a device's memory".to_owned(),
+            )),
+        }
+    }
+
+    /// Where the pool lies, to register it.
+    #[must_use]
+    pub fn location(&self) -> Location<'_> {
+        let bytes = self.layout.bytes();
+        match &self.pool {
+            Pool::Host(memory) => Location {
+                address: memory.address().as_ptr().addr() as u64,
+                bytes: memory.bytes(),
+                fd: Some(memory.fd()),
+                device: None,
+            },
+            Pool::Device(pool) => Location {
+                address: pool.memory().address(),
+                bytes: bytes.max(1),
+                fd: None,
+                // No machine has more.
+                device: Some(u32::try_from(pool.memory().device().ordinal()).unwrap_or(u32::MAX)),
+            },
+        }
+    }
+
+    /// What keeps the memory as long as it lives.
+    #[must_use]
+    pub fn hold(&self) -> Held {
+        Held(self.pool.clone())
+    }
+
+    /// Address of one row of a pool in host memory. `kv` is 0 for K and 1 for V. The row is always inside the pool.
+    ///
+    /// # Panics
+    /// When the shape has no such row, or the pool lies in a device's memory.
     #[must_use]
     #[inline]
     pub fn row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> NonNull<u8> {
+        let Pool::Host(memory) = &self.pool else { no_rows() };
         let offset = self.layout.row(page.0 as usize, head, layer, kv, token);
         // SAFETY: `KvLayout::row` panics on an index outside the shape, and the mapping covers the whole shape.
-        unsafe { self.memory.address().add(offset) }
+        unsafe { memory.address().add(offset) }
     }
 
     /// The row's bytes, to read.
+    ///
+    /// # Panics
+    /// As [`row`](KvMemory::row).
     #[must_use]
     #[inline]
     pub fn read_row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> &[u8] {
@@ -118,6 +232,9 @@ impl KvMemory {
     }
 
     /// K and V of one head in one layer of a page, to read, where they are one piece of memory in the order K/V, token.
+    ///
+    /// # Panics
+    /// As [`row`](KvMemory::row).
     #[must_use]
     pub fn read_head(&self, page: PageId, head: usize, layer: usize) -> Option<&[u8]> {
         let shape = self.layout.shape;
@@ -133,6 +250,9 @@ impl KvMemory {
     }
 
     /// The row's bytes, to write.
+    ///
+    /// # Panics
+    /// As [`row`](KvMemory::row).
     #[must_use]
     #[inline]
     pub fn write_row(

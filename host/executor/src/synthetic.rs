@@ -319,6 +319,7 @@ impl Executor for Synthetic {
                 (full, heads)
             )));
         }
+        kv.expect_host()?;
         let content = &self.content;
         batch.sequences.iter().try_for_each(|sequence| content.check(kv, sequence))?;
         if let Some(shape) = self.shape.window() {

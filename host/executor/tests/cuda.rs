@@ -126,20 +126,20 @@ fn batches(chunks: &[usize]) -> Vec<Batch> {
 /// Digest of all KV, each head counted once.
 fn kv_digest<E: Executor>(worker: &[Rank<E>]) -> u64 {
     let kv_heads = worker[0].executor.shape().kv_heads;
-    digest::sum(worker.iter().enumerate().flat_map(|(rank, part)| {
-        let heads = counted_heads(kv_heads, worker.len(), rank);
+    let of_rank = |(rank, part): (usize, &Rank<E>)| {
         let layers = 0..part.kv.layout().shape.layers;
-        (0..3 * PAGES).map(move |page| {
-            let part_of = PagePart {
-                page: PageId(page),
-                index: page as usize,
-                layers: layers.clone(),
-                heads: heads.clone(),
-                tokens: PAGE_TOKENS,
-            };
-            digest::part(&part.kv, &part_of)
-        })
-    }))
+        let heads = counted_heads(kv_heads, worker.len(), rank);
+        let whole = |page: u32| PagePart {
+            page: PageId(page),
+            index: page as usize,
+            layers: layers.clone(),
+            heads: heads.clone(),
+            tokens: PAGE_TOKENS,
+        };
+        let all: Vec<PagePart> = (0..3 * PAGES).map(whole).collect();
+        digest::sum(digest::parts(&part.kv, &all).unwrap())
+    };
+    digest::sum(worker.iter().enumerate().map(of_rank))
 }
 
 /// Bits of all logits by sequence, and what the pools hold at the end.

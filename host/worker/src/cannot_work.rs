@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use host_plugin_api::{Error, ErrorCode};
+use host_plugin_api::{Error, ErrorCode, MemoryKind};
 
 /// What can never work, however often it is tried: the sentence names the plugin, the numbers and what would work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,12 +17,19 @@ impl fmt::Display for CannotWork {
 impl std::error::Error for CannotWork {}
 
 /// A plugin that refuses memory. What it says of the kind of memory stays so, but anything else may be otherwise at the next try.
-pub(crate) fn not_registered(plugin: &str, what: &str, error: &Error) -> anyhow::Error {
+pub(crate) fn not_registered(plugin: &str, what: &str, kind: MemoryKind, error: &Error) -> anyhow::Error {
     let text = format!("plugin {plugin:?} did not register the {what}: {error}");
     match error.code {
         ErrorCode::UNSUPPORTED | ErrorCode::INVALID_ARGUMENT | ErrorCode::CONFIG => {
-            let way_out =
-                "it cannot reach ordinary host memory, which is what this worker has: name another plugin";
+            let way_out = match kind {
+                MemoryKind::VRAM => {
+                    "it declares vram and does not reach the memory of this worker's GPU: name another plugin; with one that \
+                     does not declare vram, pages go through staging memory"
+                }
+                _ => {
+                    "it cannot reach ordinary host memory, which is what this worker has: name another plugin"
+                }
+            };
             CannotWork(format!("{text}; {way_out}")).into()
         }
         _ => anyhow::anyhow!(text),
@@ -42,7 +49,7 @@ mod tests {
             (ErrorCode::IO, false),
             (ErrorCode::PANICKED, false),
         ] {
-            let error = not_registered("wire", "KV pool", &Error::new(code, "no"));
+            let error = not_registered("wire", "KV pool", MemoryKind::DRAM, &Error::new(code, "no"));
             assert_eq!(error.is::<CannotWork>(), never, "{code:?}: {error}");
         }
     }

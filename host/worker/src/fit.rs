@@ -42,7 +42,7 @@ impl OffloadTiers {
             let memory = Mapping::private(value_bytes(shape, alignment.unwrap_or(1)))?;
             let region = tier
                 .register(&offered(memory.address(), memory.bytes(), -1))
-                .map_err(|error| not_registered(name, "host memory", &error))?;
+                .map_err(|error| not_registered(name, "host memory", MemoryKind::DRAM, &error))?;
             give_back(name, tier.deregister(region), memory)?;
         }
         Ok(())
@@ -57,7 +57,7 @@ pub fn try_out_transfer(name: &str, backend: &dyn TransferBackend) -> anyhow::Re
     let memory = SharedMemory::new("host-check", TRIED_BYTES)?;
     let region = backend
         .register(&offered(memory.address(), memory.bytes(), memory.fd().as_raw_fd()))
-        .map_err(|error| not_registered(name, "KV pool", &error))?;
+        .map_err(|error| not_registered(name, "KV pool", MemoryKind::DRAM, &error))?;
     let endpoint = backend.endpoint();
     let given_back = give_back(name, backend.deregister(region), memory);
     // A plugin that has panicked gives nothing back either.

@@ -9,15 +9,20 @@ use host_executor::KvMemory;
 use host_executor::digest::{self, PagePart};
 
 /// The sum over some layers and heads (of the model) of pages, each with its place in the transfer.
+///
+/// # Errors
+/// When the device fails that holds the pool.
 pub(super) fn of(
     kv: &KvMemory,
     pages: impl Iterator<Item = (usize, PageId)>,
-    layers: Range<usize>,
-    heads: Range<usize>,
-) -> u64 {
+    layers: &Range<usize>,
+    heads: &Range<usize>,
+) -> Result<u64, String> {
     let tokens = kv.layout().shape.page_tokens;
-    digest::sum(pages.map(|(index, page)| {
+    let part = |(index, page)| {
         let (layers, heads) = (layers.clone(), heads.clone());
-        digest::part(kv, &PagePart { page, index, layers, heads, tokens })
-    }))
+        PagePart { page, index, layers, heads, tokens }
+    };
+    let parts: Vec<PagePart> = pages.map(part).collect();
+    digest::parts(kv, &parts).map(digest::sum).map_err(|error| format!("pages cannot be digested: {error}"))
 }

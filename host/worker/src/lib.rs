@@ -207,13 +207,19 @@ impl Worker {
 
 /// Registers the ranks' pools, and opens the way to other workers' memory.
 fn open_links(parts: &Parts) -> anyhow::Result<Links> {
-    let Parts { transfer, ranks, identity, config, staging, .. } = parts;
+    let Parts { transfer, vram, ranks, identity, config, staging, .. } = parts;
     // SAFETY: transfer threads read pages that the core lets nothing write, and of a batch's pages the layers that the executor
     // has said are done. What they write, the core gave to nothing else until it has arrived.
     let share = |kv: &KvMemory| unsafe { kv.share() };
     let memories = ranks.iter().filter_map(|rank| Some((share(&rank.kv), rank.transfer.clone()?))).collect();
-    let (kv_heads, staging_bytes) = (identity.kv_heads as usize, staging.bytes_of_rank(ranks.len()));
-    Links::open(transfer.clone(), memories, kv_heads, config.max_running, staging_bytes)
+    let opening = link::Opening {
+        plugin: transfer.clone(),
+        vram: *vram,
+        kv_heads: identity.kv_heads as usize,
+        aux_rows: config.max_running,
+        staging_bytes: staging.bytes_of_rank(ranks.len()),
+    };
+    Links::open(opening, memories)
 }
 
 /// What the worker tells others about itself. The server that listens adds the addresses.

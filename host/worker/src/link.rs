@@ -10,12 +10,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use host_core::Instance;
 use host_core::aux_row::AUX_ROW_BYTES;
-use host_core::staging::{RingStats, SenderStats};
+use host_core::staging::{RingStats, SenderStats, piece_limit};
 use host_core::transfer::KvSlice;
 use host_executor::KvMemory;
-use host_memory::SharedMemory;
+use host_executor::memory::{Location, PageBuffer};
+use host_memory::{Mapping, SharedMemory};
 use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::{Address, Memory, MemoryKind, PeerId, RegionId, TransferBackend};
 use host_plugins::Running;
@@ -23,7 +25,7 @@ use host_wire::proto::{TransferEndpoint, WorkerInfo};
 use parking_lot::Mutex;
 use rustix::fd::AsRawFd;
 
-use super::cannot_work::not_registered;
+use super::cannot_work::{CannotWork, not_registered};
 use super::fit::no_endpoint;
 use super::lane_counters::LaneCounters;
 pub use peer::{Link, PeerRank};
@@ -49,7 +51,8 @@ pub fn rank_of(name: &str) -> Option<(Instance, usize)> {
 pub(super) struct Rank {
     pub backend: Arc<dyn TransferBackend>,
     pub kv: KvMemory,
-    pub kv_region: RegionId,
+    /// `None` when the plugin does not reach the pool's memory: then pages go through staging memory alone.
+    pub kv_region: Option<RegionId>,
     /// On rank 0.
     pub aux_region: Option<RegionId>,
     /// Where pieces of KV are gathered before they are sent, or lie when they have arrived. `None` when there is no staging.
@@ -60,7 +63,7 @@ pub(super) struct Rank {
 
 /// A rank's staging memory.
 pub(super) struct Staging {
-    pub memory: Arc<SharedMemory>,
+    pub memory: Arc<PageBuffer>,
     pub region: RegionId,
 }
 
@@ -77,6 +80,32 @@ impl Rank {
     /// Bytes of the staging memory.
     pub(super) fn staging_bytes(&self) -> u64 {
         self.staging.as_ref().map_or(0, |staging| staging.memory.bytes() as u64)
+    }
+}
+
+/// A pool as it is registered.
+fn of_pool(pool: &Location) -> Memory {
+    Memory {
+        address: Address(pool.address),
+        length: pool.bytes as u64,
+        kind: if pool.device.is_some() { MemoryKind::VRAM } else { MemoryKind::DRAM },
+        device: pool.device.unwrap_or_default(),
+        fd: pool.fd.map_or(-1, |fd| fd.as_raw_fd()),
+        generation: GENERATION,
+        fd_offset: 0,
+    }
+}
+
+/// Host memory as it is registered.
+fn host_memory(memory: &Mapping, fd: i32) -> Memory {
+    Memory {
+        address: Address::of(memory.address().as_ptr()),
+        length: memory.bytes() as u64,
+        kind: MemoryKind::DRAM,
+        device: 0,
+        fd,
+        generation: GENERATION,
+        fd_offset: 0,
     }
 }
 
@@ -116,46 +145,83 @@ fn panicked() -> host_plugin_api::Error {
 
 /// Our memory's generation: it is registered once in a worker's life.
 const GENERATION: u32 = 1;
+/// The region of a pool that is not registered: no plugin has it.
+const NO_REGION: u32 = u32::MAX;
 
-impl Links {
-    /// Registers each rank's pool and `staging_bytes` of staging memory (none if 0) with its instance of the plugin, and
-    /// `aux_rows` aux rows with that of rank 0. Without a plugin's name there are no links. A model has `kv_heads` heads over
-    /// all ranks.
+/// What a worker's transfer plugin and its memory are.
+#[derive(Debug)]
+pub(super) struct Opening {
+    /// The plugin's name, or `None` when there are no links.
+    pub plugin: Option<String>,
+    /// Whether it registers the memory of devices.
+    pub vram: bool,
+    /// KV heads of the model, over all ranks.
+    pub kv_heads: usize,
+    /// Aux rows of rank 0.
+    pub aux_rows: u32,
+    /// Bytes of staging memory of each rank, 0 for none.
+    pub staging_bytes: usize,
+}
+
+impl Opening {
+    /// Whether the plugin reaches this pool. Where it does not, staging memory has to be there.
     ///
     /// # Errors
-    /// When memory cannot be had, or the plugin does not take it.
+    /// When it is not.
+    fn reaches(&self, pool: &Location) -> Result<bool, CannotWork> {
+        let Some(device) = pool.device.filter(|_| !self.vram) else { return Ok(true) };
+        let plugin = self.plugin.as_deref().unwrap_or_default();
+        if self.staging_bytes > 0 {
+            return Ok(false);
+        }
+        Err(CannotWork(format!(
+            "plugin {plugin:?} does not declare vram, so that pages of a KV pool in the memory of GPU {device} have to go through \
+             staging memory, and there is none: leave --staging never and --staging-bytes 0 out, or name a transfer plugin that \
+             declares vram"
+        )))
+    }
+}
+
+impl Links {
+    /// Registers each rank's pool and its staging memory with its instance of the plugin, and the aux rows with that of rank 0. A
+    /// pool that the plugin does not reach is not registered.
+    ///
+    /// # Errors
+    /// When memory cannot be had, the plugin does not take it, or a pool can be reached in no way.
     pub(super) fn open(
-        plugin: Option<String>,
+        opening: Opening,
         ranks: Vec<(KvMemory, Arc<dyn TransferBackend>)>,
-        kv_heads: usize,
-        aux_rows: u32,
-        staging_bytes: usize,
     ) -> anyhow::Result<Self> {
+        let Opening { kv_heads, aux_rows, staging_bytes, .. } = opening;
         let aux = Arc::new(SharedMemory::new("host-aux", aux_rows as usize * AUX_ROW_BYTES)?);
-        let plugin = plugin.unwrap_or_default();
-        let register = |backend: &Arc<dyn TransferBackend>, memory: &SharedMemory, what| {
-            let registered = backend.register(&Memory {
-                address: Address::of(memory.address().as_ptr()),
-                length: memory.bytes() as u64,
-                kind: MemoryKind::DRAM,
-                device: 0,
-                fd: memory.fd().as_raw_fd(),
-                generation: GENERATION,
-                fd_offset: 0,
-            });
-            registered.map_err(|error| not_registered(&plugin, what, &error))
+        let plugin = opening.plugin.clone().unwrap_or_default();
+        let register = |backend: &Arc<dyn TransferBackend>, memory: &Memory, what| {
+            backend.register(memory).map_err(|error| not_registered(&plugin, what, memory.kind, &error))
         };
         let ranks = ranks.into_iter().enumerate().map(|(rank, (kv, backend))| {
-            let kv_region = register(&backend, kv.memory(), "KV pool")?;
-            let aux_region = (rank == 0).then(|| register(&backend, &aux, "aux rows")).transpose()?;
+            let reaches = opening.reaches(&kv.location())?;
+            let kv_region =
+                reaches.then(|| register(&backend, &of_pool(&kv.location()), "KV pool")).transpose()?;
+            let aux_rows = host_memory(&aux, aux.fd().as_raw_fd());
+            let aux_region = (rank == 0).then(|| register(&backend, &aux_rows, "aux rows")).transpose()?;
             let staging = match staging_bytes {
                 0 => None,
                 bytes => {
-                    let memory = Arc::new(SharedMemory::new("host-staging", bytes)?);
-                    let region = register(&backend, &memory, "staging memory")?;
-                    Some(Staging { memory, region })
+                    let memory = PageBuffer::shared(&kv, "host-staging", bytes).with_context(|| {
+                        format!("no {bytes} bytes of staging memory for rank {rank}: lower --staging-bytes")
+                    })?;
+                    let fd = memory.fd().map_or(-1, |fd| fd.as_raw_fd());
+                    let region = register(&backend, &host_memory(&memory, fd), "staging memory")?;
+                    Some(Staging { memory: Arc::new(memory), region })
                 }
             };
+            if rank == 0 && !reaches {
+                tracing::info!(
+                    "plugin {plugin:?} does not reach the memory of a GPU, where the KV pool is: all pages go through {staging_bytes} \
+                     bytes of staging memory of each rank, which copies them once more; a transfer plugin that declares vram would \
+                     not"
+                );
+            }
             Ok(Rank { backend, kv, kv_region, aux_region, staging, stats: Mutex::default() })
         });
         Ok(Self {
@@ -204,11 +270,12 @@ impl Links {
             Ok(TransferEndpoint {
                 plugin: self.plugin.clone(),
                 endpoint,
-                kv_region: own.kv_region.0,
+                kv_region: own.kv_region.map_or(NO_REGION, |region| region.0),
                 aux_region: own.aux_region.map_or(0, |region| region.0),
                 kv_generation: GENERATION,
                 aux_generation: GENERATION,
-                kv_bytes: own.kv.layout().bytes() as u64,
+                // A pool of no bytes is written by no peer.
+                kv_bytes: own.kv_region.map_or(0, |_| own.kv.layout().bytes() as u64),
                 aux_bytes,
                 rank: u32::try_from(rank)?,
                 staging_region: own.staging.as_ref().map_or(0, |staging| staging.region.0),
@@ -244,6 +311,9 @@ impl Links {
         };
         let (ranks, endpoints) = peer::read(peer, &self.plugin, own.kv.layout(), self.kv_heads)?;
         let (lanes, pairs) = peer::lanes(peer, self.kv_heads, self.ranks.len(), ranks.len())?;
+        pairs
+            .iter()
+            .try_for_each(|(own, theirs)| self.can_exchange(&self.ranks[*own], &ranks[*theirs], peer))?;
         let make = |session| {
             let mut link = Link { session, lanes, ranks, connections: HashMap::new() };
             for (own, theirs) in pairs {
@@ -272,6 +342,28 @@ impl Links {
                 why
             }
         })
+    }
+
+    /// Checks that pages between two ranks fit through staging memory, where there is no other way for them.
+    fn can_exchange(&self, own: &Rank, theirs: &PeerRank, peer: &WorkerInfo) -> Result<(), String> {
+        let whose = match (own.kv_region, theirs.kv_region) {
+            (Some(_), Some(_)) => return Ok(()),
+            (None, _) => "this worker",
+            (_, None) => peer.name.as_str(),
+        };
+        let block = own.kv.layout().shape.block_bytes();
+        let (here, there) = (own.staging_bytes(), theirs.staging_bytes);
+        if piece_limit(here, there) >= block as u64 {
+            return Ok(());
+        }
+        Err(format!(
+            "plugin {:?} does not reach the KV pool of {whose}, so that pages between this worker and {} go through staging memory, \
+             of which a rank has {here} bytes here and {there} there: one head of one layer of a page, {block} bytes, needs {} on \
+             both sides; raise --staging-bytes, without --staging never",
+            self.plugin,
+            peer.name,
+            block * 8
+        ))
     }
 
     /// Cuts off one link to a peer in both directions, if it is still the one in use: an earlier one was cut off when the
@@ -338,7 +430,7 @@ impl Links {
                 if self.ranks.len() == 1 { self.plugin.clone() } else { format!("{}.{rank}", self.plugin) };
             // What a plugin may still touch stays mapped as long as the process.
             let staging = own.staging.as_ref().map(|staging| staging.memory.clone());
-            let kept = (own.kv.memory().clone(), self.aux.clone(), staging);
+            let kept = (own.kv.hold(), self.aux.clone(), staging);
             running.opened(&name, move |deadline| {
                 let stopped = backend.shutdown(deadline);
                 if stopped.is_err() {

@@ -21,6 +21,8 @@ pub struct Parts {
     pub pages: Pages,
     /// The transfer plugin's name, or `None` for aggregated workers.
     pub transfer: Option<String>,
+    /// Whether the transfer plugin declares that it registers the memory of devices.
+    pub vram: bool,
     /// The tensor-parallel ranks, at least one.
     pub ranks: Vec<RankParts>,
     /// Random, new at every start.

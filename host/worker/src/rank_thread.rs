@@ -138,7 +138,9 @@ fn compute(
 ) -> Outcome {
     match catch_unwind(AssertUnwindSafe(|| executor.forward_by_layer(kv, batch, layers_done))) {
         Ok(Ok(outputs)) => Outcome::Done(outputs),
-        Ok(Err(error @ ExecutorError::Failed(_))) => Outcome::Failed(error.to_string()),
+        Ok(Err(error @ (ExecutorError::Failed(_) | ExecutorError::NoPool { .. }))) => {
+            Outcome::Failed(error.to_string())
+        }
         Ok(Err(error @ ExecutorError::Broken(_))) => Outcome::Broken(error.to_string()),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);

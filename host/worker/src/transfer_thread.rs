@@ -4,7 +4,6 @@
 //! what has settled. [`host_core::rank_barrier`] makes one report out of those of all ranks. A thread waits on two descriptors:
 //! its own inbox and the plugin's events.
 
-mod copying;
 mod receiving;
 mod sending;
 mod shares;
@@ -106,7 +105,7 @@ pub(super) struct Start {
     pub settles: bool,
     /// When pages go through staging memory.
     pub policy: StagingPolicy,
-    /// Copies between pool and staging memory, one copier for all ranks.
+    /// Threads of copies between pools in host memory and staging memory, the same for all ranks.
     pub copier: Arc<Copier>,
 }
 
@@ -118,11 +117,12 @@ pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
         anyhow::bail!("rank {rank} has no instance of a transfer plugin");
     };
     let backend = own.backend.clone();
+    let copier = own.kv.copier(&start.copier)?;
     let state = inbox.clone();
     let clock = Clock::start();
     let thread = std::thread::Builder::new().name(format!("transfer-{rank}")).spawn(move || {
         let sending = Sending::new(start.links.clone(), rank, start.settles);
-        let staging = Staging::new(&start.links.ranks()[rank], clock, start.copier.clone());
+        let staging = Staging::new(&start.links.ranks()[rank], clock, copier);
         Thread { start, backend, sending, staging }.run(&state);
     })?;
     Ok((Inbox(inbox), thread))
@@ -159,7 +159,17 @@ impl Thread {
                     Command::OpenRoom(opening) => self.open_room(&opening),
                     Command::ForgetRoom(room) => self.forget_room(room),
                     Command::CloseRoom(room) => self.close_room(room),
-                    Command::Verify(verification) => self.verify(&verification),
+                    Command::Verify(verification) => {
+                        if let Err(error) = self.verify(&verification) {
+                            // Only a new process can go on.
+                            tracing::error!(
+                                error,
+                                rank = self.start.rank,
+                                "pages cannot be read back, so this worker ends: its supervisor starts it again"
+                            );
+                            return;
+                        }
+                    }
                     Command::Stop => return,
                 }
             }

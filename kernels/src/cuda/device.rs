@@ -45,6 +45,20 @@ impl Device {
         &self.context
     }
 
+    /// Its number, as the driver counts devices.
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+
+    /// Bytes of its memory that are free now, and all that it has.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.context.mem_get_info().map_err(refused("tell how much memory the device has"))
+    }
+
     /// Its compute capability: 90 for 9.0.
     #[must_use]
     pub fn capability(&self) -> i32 {
@@ -57,6 +71,15 @@ impl Device {
     /// When the driver refuses.
     pub fn stream(&self) -> Result<Arc<CudaStream>, CudaError> {
         self.context.new_stream().map_err(refused("make a stream"))
+    }
+
+    /// Waits until everything in this stream of the device is done.
+    ///
+    /// # Errors
+    /// When something in it failed.
+    pub fn wait(&self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.bind()?;
+        stream.synchronize().map_err(refused("wait for what the device does"))
     }
 
     /// Compiles these kernels for the device, and loads them.

@@ -297,6 +297,7 @@ impl Model {
 
     /// Refuses what cannot be computed, before anything is written.
     fn check(&self, kv: &KvMemory, batch: &Batch) -> Result<(), ExecutorError> {
+        kv.expect_host()?;
         let config = &self.config;
         let shape = kv.layout().shape;
         let heads = self.shards.kv_heads.clone();

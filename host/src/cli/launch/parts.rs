@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use host_core::heads::rank_heads;
 use host_core::{Config, Instance, Role};
-use host_executor::{Executor, KvMemory};
+use host_executor::Executor;
 use host_plugin_api::transfer::TransferBackend;
 use host_wire::identity;
 use host_wire::proto::KvIdentity;
@@ -37,6 +37,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     };
     // Without a transfer nothing is in flight.
     let settles = opened.as_ref().is_none_or(|opened| opened.settles);
+    let vram = opened.as_ref().is_some_and(|opened| opened.vram);
     let (transfer, backends) = opened.map(|opened| (opened.name, opened.backends)).unzip();
     let tiers = offload::open(settings, instance, radix_cache(settings, core_role).is_some())?;
     if let Some(tiers) = &tiers {
@@ -57,6 +58,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         identity,
         pages,
         transfer,
+        vram,
         ranks: with_pools(&plan, executors, backends.unwrap_or_default())?,
         instance,
         offload: tiers,
@@ -141,8 +143,7 @@ fn with_pools(
     let mut parts = Vec::new();
     for (rank, (executor, layout)) in executors.into_iter().zip(&plan.layouts).enumerate() {
         let first_head = rank_heads(plan.shape.kv_heads, ranks, rank).start;
-        let kv = KvMemory::for_heads(*layout, first_head)
-            .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;
+        let kv = executor.pool(*layout, first_head)?;
         parts.push(RankParts { executor, kv, transfer: backends.next() });
     }
     Ok(parts)

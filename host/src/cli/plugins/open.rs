@@ -18,6 +18,8 @@ pub struct OpenedTransfer {
     pub name: String,
     /// Whether it declares that it says exactly what has settled.
     pub settles: bool,
+    /// Whether it declares that it registers the memory of devices.
+    pub vram: bool,
     /// An instance for each rank.
     pub backends: Vec<Arc<dyn TransferBackend>>,
 }
@@ -46,8 +48,9 @@ pub fn open_transfer(
         host_plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))
     };
     let backends: Result<Vec<_>, Refused> = (0..ranks).map(open).collect();
-    let settles = entry.manifest.declares("transfer", capability::SETTLED);
-    Ok(OpenedTransfer { name, settles, backends: backends? })
+    let declares = |capability| entry.manifest.declares("transfer", capability);
+    let (settles, vram) = (declares(capability::SETTLED), declares(capability::VRAM));
+    Ok(OpenedTransfer { name, settles, vram, backends: backends? })
 }
 
 /// Loads a storage tier and opens an instance for this worker.

@@ -30,8 +30,8 @@ pub struct Link {
 /// The memory of one of a peer's ranks.
 #[derive(Clone, Debug)]
 pub struct PeerRank {
-    /// Region of the KV pool.
-    pub kv_region: u32,
+    /// Region of the KV pool. `None` when it is reached through the staging memory alone.
+    pub kv_region: Option<u32>,
     /// Generation of that region.
     pub kv_generation: u32,
     /// Region of the aux rows, which only rank 0 has.
@@ -96,7 +96,9 @@ pub(super) fn read(
         let heads = rank_heads(kv_heads, ranks, rank);
         let shape = KvShape { pages: peer.pages as usize, heads: heads.len(), ..own.shape };
         let layout = KvLayout::new(shape, order);
-        if endpoint.kv_bytes != layout.bytes() as u64 {
+        // A pool that its plugin does not reach has no bytes to write to.
+        let is_reached = endpoint.kv_bytes > 0;
+        if is_reached && endpoint.kv_bytes != layout.bytes() as u64 {
             return Err(format!(
                 "{} says that the pool of rank {rank} has {} bytes, but {} pages of {} bytes are {}",
                 peer.name,
@@ -107,7 +109,7 @@ pub(super) fn read(
             ));
         }
         Ok(PeerRank {
-            kv_region: endpoint.kv_region,
+            kv_region: is_reached.then_some(endpoint.kv_region),
             kv_generation: endpoint.kv_generation,
             aux_region: endpoint.aux_region,
             aux_generation: endpoint.aux_generation,

@@ -35,9 +35,13 @@ impl PageDigests {
         let part = |(index, page): (usize, &PageId)| {
             let tokens = self.tokens.saturating_sub(index * shape.page_tokens);
             let (layers, heads) = (0..shape.layers, counted_heads(kv_heads, ranks, rank));
-            digest::part(kv, &PagePart { page: *page, index, layers, heads, tokens })
+            PagePart { page: *page, index, layers, heads, tokens }
         };
-        let own: Vec<u64> = self.pages.iter().enumerate().map(part).collect();
+        let parts: Vec<PagePart> = self.pages.iter().enumerate().map(part).collect();
+        let own = digest::parts(kv, &parts).unwrap_or_else(|error| {
+            tracing::debug!(target: "host::pages", room = %self.room, rank, %error, "pages cannot be digested");
+            Vec::new()
+        });
         let mut found = self.found.lock();
         for (digest, own) in found.digests.iter_mut().zip(own) {
             *digest = digest::sum([*digest, own]);

@@ -1,6 +1,7 @@
 //! Host memory: slots for pages, a piece of memory for each rank.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use anyhow::Context;
 use host_core::PageId;
@@ -9,8 +10,8 @@ use host_core::hierarchy::HostSlot;
 use host_core::layout::KvShape;
 use host_core::transfer::{KvSlice, Lane, copy_lane};
 use host_executor::KvMemory;
-use host_kernels::copy::{Copier, CopyPages, Dimension, Memory, PageBlock, PagesCopy};
-use host_memory::Mapping;
+use host_executor::memory::{PageBuffer, PageCopier};
+use host_kernels::copy::Copier;
 use host_plugin_api::{Address, Key, MemoryKind};
 
 use super::seal::{SEAL_BYTES, object_bytes, seal};
@@ -23,7 +24,9 @@ struct Rank {
     kv: KvMemory,
     pool: KvSlice,
     slots: KvSlice,
-    memory: Mapping,
+    memory: PageBuffer,
+    /// Between the two. The thread that copies is its only caller.
+    copier: PageCopier,
     /// Of its heads, those that it stores, so that each is stored once.
     stored: Range<usize>,
 }
@@ -31,7 +34,6 @@ struct Rank {
 /// The slots of all ranks.
 pub(super) struct HostMemory {
     ranks: Vec<Rank>,
-    copier: Copier,
     /// Bytes of one head of a page, and with what lies behind it.
     kv_bytes: usize,
     object_bytes: usize,
@@ -57,7 +59,7 @@ impl HostMemory {
     /// Takes the memory. With storage, whose `alignment` is given then, there is room behind each head for its seal.
     ///
     /// # Errors
-    /// When the system has none to give.
+    /// When the system has none to give, or the device of a pool cannot reach it.
     pub(super) fn new(
         pools: &[KvMemory],
         slots: usize,
@@ -66,6 +68,7 @@ impl HostMemory {
     ) -> anyhow::Result<Self> {
         let first = pools.first().map(|kv| kv.layout().shape);
         let object_bytes = first.map_or(0, |shape| head_bytes(&shape, alignment));
+        let threads = Arc::new(Copier::new(COPY_THREADS)?);
         let of_rank = |(rank, kv): (usize, &KvMemory)| {
             let shape = kv.layout().shape;
             let mut share = KvSlice::dense(shape, slots, kv.heads(), 0..shape.layers);
@@ -74,18 +77,19 @@ impl HostMemory {
                 side.page = object_bytes * shape.heads;
             }
             let bytes = object_bytes * shape.heads * slots;
-            let memory = Mapping::private(bytes).with_context(|| {
+            let memory = PageBuffer::private(kv, bytes).with_context(|| {
                 format!("no memory for {bytes} bytes of host cache: lower --hicache-memory")
             })?;
+            let copier = kv.copier(&threads)?;
             let stored = counted_heads(kv_heads, pools.len(), rank);
             let pool = KvSlice::pool(*kv.layout(), kv.heads().start);
             // SAFETY: this value only lends its memory to copies, which the core keeps apart from all else (see `copy`).
             let kv = unsafe { kv.share() };
-            Ok(Rank { kv, pool, slots: share, memory, stored })
+            Ok(Rank { kv, pool, slots: share, memory, copier, stored })
         };
         let ranks: anyhow::Result<Vec<Rank>> = pools.iter().enumerate().map(of_rank).collect();
         let kv_bytes = first.map_or(0, |shape| head_bytes(&shape, None));
-        Ok(Self { ranks: ranks?, copier: Copier::new(COPY_THREADS)?, kv_bytes, object_bytes })
+        Ok(Self { ranks: ranks?, kv_bytes, object_bytes })
     }
 
     /// Bytes of one head of a page with its seal, as storage takes it.
@@ -143,7 +147,7 @@ impl HostMemory {
     /// Copies pages between the ranks' pools and their slots.
     ///
     /// # Errors
-    /// When a page or slot is not there. Nothing was copied then on that rank.
+    /// When a page or slot is not there, with nothing copied on that rank, or when its device fails.
     pub(super) fn copy(&self, load: bool, pages: &[(PageId, HostSlot)]) -> anyhow::Result<()> {
         let (pool, slots): (Vec<PageId>, Vec<PageId>) =
             pages.iter().map(|(page, slot)| (*page, PageId(slot.0))).unzip();
@@ -155,33 +159,16 @@ impl HostMemory {
                 false => (rank.pool, rank.slots, &pool, &slots),
             };
             let plan = copy_lane(&Lane { source, target, heads }, from, to, layers)?;
-            let blocks: Vec<PageBlock> = plan.blocks().iter().map(block).collect();
-            let copy = PagesCopy { pages: plan.pages(), blocks: &blocks };
-            let kv = rank.kv.memory();
-            let pool = Memory::new(kv.address().as_ptr(), kv.bytes());
-            let host = Memory::new(rank.memory.address().as_ptr(), rank.memory.bytes());
-            let (source, target) = if load { (host, pool) } else { (pool, host) };
-            // SAFETY: both mappings live as long as `rank` does, and the copy stays inside them, which it checks. The core
-            // keeps all other writers from pages and slots of a copy under way, and readers from its targets.
-            unsafe { self.copier.copy_memory(&copy, source, target) }?;
+            let whole = 0..rank.memory.bytes();
+            // SAFETY: the core keeps all other writers from pages and slots of a copy under way, and readers from its targets.
+            unsafe {
+                match load {
+                    true => rank.copier.copy_in(&plan, &rank.memory, whole),
+                    false => rank.copier.copy_out(&plan, &rank.memory, whole),
+                }
+            }?;
         }
         Ok(())
-    }
-}
-
-fn block(planned: &host_core::transfer::PageBlock) -> PageBlock {
-    let dim = |dim: host_core::transfer::Dimension| Dimension {
-        extent: dim.extent,
-        source: dim.source,
-        target: dim.target,
-    };
-    PageBlock {
-        run: planned.run,
-        source: planned.source,
-        target: planned.target,
-        source_page: planned.source_page,
-        target_page: planned.target_page,
-        dims: planned.dims.map(dim),
     }
 }
 

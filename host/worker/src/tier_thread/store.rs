@@ -7,7 +7,9 @@ use anyhow::Context;
 use host_core::hierarchy::{HostSlot, PageEnd, TierAction, TierEvent, TierTag};
 use host_core::radix::PageHash;
 use host_plugin_api::tier::FOUND;
-use host_plugin_api::{ErrorCode, Key, RegionId, StorageTier, Tag, TierCompletion, TierLimits, TierPage};
+use host_plugin_api::{
+    ErrorCode, Key, MemoryKind, RegionId, StorageTier, Tag, TierCompletion, TierLimits, TierPage,
+};
 use rustix::fd::BorrowedFd;
 
 use super::host_memory::HostMemory;
@@ -84,7 +86,8 @@ impl Store {
         })?;
         let regions: Result<Vec<RegionId>, _> =
             memory.regions().map(|region| tier.register(&region)).collect();
-        let regions = regions.map_err(|error| not_registered(name, "host memory", &error))?;
+        let regions =
+            regions.map_err(|error| not_registered(name, "host memory", MemoryKind::DRAM, &error))?;
         Ok(Self {
             name: name.to_owned(),
             tier,

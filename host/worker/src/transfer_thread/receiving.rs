@@ -2,6 +2,7 @@
 
 use host_core::Event;
 use host_core::aux_row::AUX_ROW_BYTES;
+use host_core::heads::HeadLane;
 use host_core::notice::{KIND, KIND_LANE, LaneNotice};
 use host_plugin_api::transfer::{NOTIFICATION_BYTES, Notification, NotificationKind};
 
@@ -84,7 +85,11 @@ impl Thread {
         self.tell(Input::Event(Event::PeerLost { peer, session, fenced: false }));
     }
 
-    pub(super) fn verify(&self, verification: &Verification) {
+    /// Digests what has arrived, and reports it.
+    ///
+    /// # Errors
+    /// When the device fails that holds the pool.
+    pub(super) fn verify(&self, verification: &Verification) -> Result<(), String> {
         let rank = self.start.rank;
         let aux_row = (rank == 0).then(|| {
             let mut row = Box::new([0; AUX_ROW_BYTES]);
@@ -94,19 +99,20 @@ impl Thread {
             unsafe { self.start.links.aux().read(place, &mut row[..]) };
             row
         });
-        let found = self.start.page_integrity.then(|| {
+        let sums = || {
             let kv = &self.own().kv;
             let layers = 0..kv.layout().shape.layers;
             let lanes = verification.lanes.iter().filter(|lane| lane.target == rank);
-            lanes
-                .map(|lane| {
-                    let pages = (0..).zip(verification.pages.iter().copied());
-                    (lane.source, lane_sums::of(kv, pages, layers.clone(), lane.heads.clone()))
-                })
-                .collect()
-        });
+            let sum = |lane: &HeadLane| {
+                let pages = (0..).zip(verification.pages.iter().copied());
+                Ok((lane.source, lane_sums::of(kv, pages, &layers, &lane.heads)?))
+            };
+            lanes.map(sum).collect::<Result<_, String>>()
+        };
+        let found = self.start.page_integrity.then(sums).transpose()?;
         let (room, attempt) = (verification.room, verification.attempt);
         self.report(Report::Checked { rank, room, attempt, aux_row, found });
+        Ok(())
     }
 }
 

@@ -5,12 +5,12 @@ use host_core::heads::HeadLane;
 use host_core::notice::LaneNotice;
 use host_core::scheduler::PageWrite;
 use host_core::staging::{Span, piece_limit};
-use host_core::transfer::{Lane, Path, Piece, StagingPolicy, choose, copy_lane};
+use host_core::transfer::{Lane, PagesCopy, Path, Piece, StagingPolicy, choose, copy_lane};
 use host_plugin_api::transfer::{PeerId, RegionId, Write};
 
 use super::staging;
 use crate::lane_sums;
-use crate::link::{Link, Links};
+use crate::link::{Link, Links, PeerRank, Rank};
 
 /// What one of our ranks sends of a write to one of the peer's.
 pub(super) struct Share {
@@ -65,28 +65,53 @@ impl Plan<'_> {
         let planned = Lane { source: own.share(), target: theirs.share, heads: lane.heads.clone() };
         let copy = copy_lane(&planned, &write.source, &write.target, layers.clone())
             .map_err(|error| error.to_string())?;
-        let limit = piece_limit(own.staging_bytes(), theirs.staging_bytes);
-        let staged = match choose(&copy.size(), self.policy) {
-            Path::Staged => staging::pieces(&planned.source, &lane.heads, write, limit),
-            Path::Direct => None,
-        };
-        let pieces = if staged.is_some() { Vec::new() } else { copy.pieces() };
-        let to_its_place = |piece: &Piece| Write {
-            source_region: own.kv_region,
-            target_region: RegionId(theirs.kv_region),
-            source_offset: piece.source as u64,
-            target_offset: piece.target as u64,
-            length: piece.length as u32,
-            target_generation: theirs.kv_generation,
-        };
-        let mut writes: Vec<Write> = pieces.iter().map(to_its_place).collect();
+        let (staged, mut writes) = self.ways(&planned, &copy, own, theirs)?;
         writes.extend(self.aux_row(lane.target)?);
         let pages = (write.first_page as usize..).zip(write.source.iter().copied());
         let sum = match self.page_integrity {
-            true => lane_sums::of(&own.kv, pages, layers, lane.heads.clone()),
+            true => lane_sums::of(&own.kv, pages, &layers, &lane.heads)?,
             false => 0,
         };
-        Ok(Share { peer, target: lane.target, writes, staged: staged.unwrap_or_default(), sum })
+        Ok(Share { peer, target: lane.target, writes, staged, sum })
+    }
+
+    /// What of a lane goes through staging memory, or else is written to its place.
+    fn ways(
+        &self,
+        lane: &Lane,
+        copy: &PagesCopy,
+        own: &Rank,
+        theirs: &PeerRank,
+    ) -> Result<(Vec<Span>, Vec<Write>), String> {
+        let limit = piece_limit(own.staging_bytes(), theirs.staging_bytes);
+        let (size, regions) = (copy.size(), own.kv_region.zip(theirs.kv_region));
+        let path = match regions {
+            None if size.bytes > 0 => Path::Staged,
+            _ => choose(&size, self.policy),
+        };
+        let pieces = match path {
+            Path::Staged => staging::pieces(&lane.source, &lane.heads, self.write, limit),
+            Path::Direct => None,
+        };
+        match (pieces, regions) {
+            (Some(pieces), _) => Ok((pieces, Vec::new())),
+            (None, Some((source_region, target_region))) => {
+                let to_its_place = |piece: &Piece| Write {
+                    source_region,
+                    target_region: RegionId(target_region),
+                    source_offset: piece.source as u64,
+                    target_offset: piece.target as u64,
+                    length: piece.length as u32,
+                    target_generation: theirs.kv_generation,
+                };
+                Ok((Vec::new(), copy.pieces().iter().map(to_its_place).collect()))
+            }
+            (None, None) if size.bytes == 0 => Ok((Vec::new(), Vec::new())),
+            (None, None) => Err(format!(
+                "{} bytes for worker {} cannot be cut into pieces of at most {limit} bytes, and go through staging memory alone",
+                size.bytes, self.write.to
+            )),
+        }
     }
 
     /// Puts the aux row into its place here, and returns the write that takes it to rank 0 of the peer. Only rank 0 has aux rows.

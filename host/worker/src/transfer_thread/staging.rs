@@ -18,10 +18,9 @@ use host_core::staging::{
 };
 use host_core::transfer::{self, Cut, KvSlice, Tag};
 use host_core::{Instance, PageId, Room};
-use host_kernels::copy::Copier;
+use host_executor::memory::PageCopier;
 use host_plugin_api::transfer::{PeerId, RegionId, Write};
 
-use super::copying::{self, Place};
 use super::shares::Share;
 use super::{Report, Thread};
 use crate::clock::Clock;
@@ -70,14 +69,14 @@ struct StagedPart {
 /// See the module.
 pub(super) struct Staging {
     clock: Clock,
-    copier: Arc<Copier>,
+    copier: PageCopier,
     sender: Sender,
     ring: Ring<LaneNotice>,
     parts: HashMap<Tag, StagedPart>,
 }
 
 impl Staging {
-    pub(super) fn new(own: &Rank, clock: Clock, copier: Arc<Copier>) -> Self {
+    pub(super) fn new(own: &Rank, clock: Clock, copier: PageCopier) -> Self {
         let shape = own.kv.layout().shape;
         let geometry = Geometry {
             layers: u16::try_from(shape.layers).unwrap_or(u16::MAX),
@@ -335,9 +334,11 @@ impl Thread {
         let lane = transfer::Lane { source: own.share(), target: lane, heads: heads(&gather.span) };
         let copy = transfer::copy_lane(&lane, pages, &numbers(pages.len()), layers)
             .map_err(|error| error.to_string())?;
-        let from = Place { memory: own.kv.memory(), offset: 0, bytes: own.kv.memory().bytes() };
-        let to = Place { memory: &staging.memory, offset: gather.offset, bytes: gather.span.bytes as usize };
-        copying::copy(&self.staging.copier, &copy, &from, &to)
+        let slot = slot(gather.offset, &gather.span).ok_or("no such slot")?;
+        // SAFETY: a slot is its piece's alone, and pages that are sent from are written no more: the scheduler's page accounting
+        // sees to that.
+        unsafe { self.staging.copier.copy_out(&copy, &staging.memory, slot) }
+            .map_err(|error| error.to_string())
     }
 
     fn scatter(&mut self, scatter: &Scatter<LaneNotice>) {
@@ -361,15 +362,22 @@ impl Thread {
         let lane = transfer::Lane { source: lane, target: own.share(), heads: heads(&scatter.span) };
         let copy = transfer::copy_lane(&lane, &numbers(scatter.pages.len()), &scatter.pages, layers)
             .map_err(|error| error.to_string())?;
-        let from =
-            Place { memory: &staging.memory, offset: scatter.offset, bytes: scatter.span.bytes as usize };
-        let to = Place { memory: own.kv.memory(), offset: 0, bytes: own.kv.memory().bytes() };
-        copying::copy(&self.staging.copier, &copy, &from, &to)
+        let slot = slot(scatter.offset, &scatter.span).ok_or("no such slot")?;
+        // SAFETY: a slot is its piece's alone, and pages that are received into are not read before they are verified: the
+        // scheduler's page accounting sees to that.
+        unsafe { self.staging.copier.copy_in(&copy, &staging.memory, slot) }
+            .map_err(|error| error.to_string())
     }
 }
 
 fn heads(span: &Span) -> Range<usize> {
     usize::from(span.heads.start)..usize::from(span.heads.end)
+}
+
+/// The slot of a span, as a part of the staging memory.
+fn slot(offset: u64, span: &Span) -> Option<Range<usize>> {
+    let start = usize::try_from(offset).ok()?;
+    Some(start..start.checked_add(span.bytes as usize)?)
 }
 
 /// What a span is in a slot, and its layers.

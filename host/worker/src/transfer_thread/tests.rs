@@ -19,7 +19,7 @@ use host_wire::proto::{KvIdentity, WorkerInfo};
 use tokio::sync::watch;
 
 use super::*;
-use crate::link::rank_name;
+use crate::link::{Opening, rank_name};
 use wire::{Node, Wire};
 
 const HEADS: usize = 8;
@@ -81,7 +81,9 @@ impl Side {
         let shared = pools.iter().map(|kv| unsafe { kv.share() });
         let plugin = if wire.script.is_some() { "acme" } else { "wire" };
         let memories = shared.zip(nodes.iter().map(|node| wire.backend(node))).collect();
-        let links = Arc::new(Links::open(Some(plugin.into()), memories, HEADS, 4, staging_bytes).unwrap());
+        let (plugin, kv_heads) = (Some(plugin.into()), HEADS);
+        let opening = Opening { plugin, vram: false, kv_heads, aux_rows: 4, staging_bytes };
+        let links = Arc::new(Links::open(opening, memories).unwrap());
         let (sender, inputs) = mpsc::channel(4096);
         let (died, _) = watch::channel(None);
         let inbox = |rank| {

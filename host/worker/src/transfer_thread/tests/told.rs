@@ -214,7 +214,9 @@ fn what_a_transfer_plugin_does_wrong_is_told_as_the_page_says() {
     let backend = script.guard(node.node("other"));
     // SAFETY: nothing touches the pool.
     let kv = unsafe { prefill.pools[0].share() };
-    said.push(Links::open(Some("acme".into()), vec![(kv, backend)], HEADS, 4, 0).err().unwrap().to_string());
+    let (plugin, kv_heads) = (Some("acme".into()), HEADS);
+    let opening = Opening { plugin, vram: false, kv_heads, aux_rows: 4, staging_bytes: 0 };
+    said.push(Links::open(opening, vec![(kv, backend)]).err().unwrap().to_string());
     // Each of them as the host first calls it.
     for method in ["limits", "deregister"] {
         let script = Arc::new(Script::default());
