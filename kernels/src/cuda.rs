@@ -12,6 +12,7 @@ mod device;
 pub mod exact;
 mod launch;
 mod nvrtc;
+pub mod tensor;
 
 use std::path::Path;
 use std::sync::Arc;
