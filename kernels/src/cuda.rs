@@ -14,6 +14,7 @@ mod graph;
 mod launch;
 mod nvrtc;
 mod registered;
+pub mod tensor;
 
 use std::sync::Arc;
 
