@@ -23,7 +23,7 @@ use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushK
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
 pub use cudarc::driver::CudaStream;
 use device::function;
-pub use device::{Array, Device, Source};
+pub use device::{Array, Device, Pinned, Source, wait};
 pub use graph::Graph;
 use launch::{Width, launches};
 pub use nvrtc::{Architecture, Image, Nvrtc};
@@ -53,6 +53,16 @@ pub enum CudaError {
         what: String,
         /// What it said.
         reason: String,
+    },
+    /// The device lacks instructions.
+    #[error("{what} need a GPU of compute capability {needed:?}, and this one has {found}")]
+    Capability {
+        /// The kernels.
+        what: &'static str,
+        /// Capabilities that have them: 90 for 9.0.
+        needed: &'static [i32],
+        /// The device's.
+        found: i32,
     },
     /// The run-time compiler is not there.
     #[error("no NVRTC: none of {} can be loaded; install NVIDIA's nvidia-cuda-nvrtc and name its folder", .0.join(", "))]

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DeviceRepr, sys};
@@ -102,6 +103,14 @@ impl Device {
     }
 }
 
+/// Waits until a stream has done all that was put into it.
+///
+/// # Errors
+/// When a kernel or a copy of it failed.
+pub fn wait(stream: &CudaStream) -> Result<(), CudaError> {
+    stream.synchronize().map_err(refused("wait for the device"))
+}
+
 /// A kernel of a module.
 ///
 /// # Errors
@@ -123,6 +132,76 @@ impl Drop for Allocation {
             // SAFETY: no array has this memory any more, and the call waits for everything that uses it. An error means that
             // the device is lost, with its memory.
             let _freed = unsafe { sys::cuMemFree_v2(self.address) };
+        }
+    }
+}
+
+/// An array in the host's memory that the device copies from and to by itself.
+#[derive(Debug)]
+pub struct Pinned<T> {
+    first: NonNull<T>,
+    length: usize,
+    device: Arc<Device>,
+}
+
+// SAFETY: plain numbers, owned by this value.
+unsafe impl<T: Send> Send for Pinned<T> {}
+
+impl<T: DeviceRepr + Copy + Default> Pinned<T> {
+    /// Takes memory for `length` elements (at least one), all of them the default.
+    ///
+    /// # Errors
+    /// When the system has none to give.
+    pub fn new(device: &Arc<Device>, length: usize) -> Result<Self, CudaError> {
+        device.bind()?;
+        let length = length.max(1);
+        let bytes = length.saturating_mul(size_of::<T>());
+        let mut address = std::ptr::null_mut();
+        // SAFETY: the context is bound. It writes one address.
+        unsafe { sys::cuMemHostAlloc(&raw mut address, bytes, 0) }
+            .result()
+            .map_err(refused(format!("give {bytes} bytes of pinned memory")))?;
+        let first = NonNull::new(address.cast::<T>()).ok_or_else(|| CudaError::Driver {
+            what: "give pinned memory".to_owned(),
+            reason: "it is at address 0".to_owned(),
+        })?;
+        for at in 0..length {
+            // SAFETY: the memory has as many elements, and the driver aligns it to pages.
+            unsafe { first.add(at).write(T::default()) };
+        }
+        Ok(Self { first, length, device: Arc::clone(device) })
+    }
+
+    /// Makes the array as long as `length`, if it is shorter. What it held is lost then.
+    ///
+    /// # Errors
+    /// As [`Pinned::new`].
+    pub fn reserve(&mut self, length: usize) -> Result<(), CudaError> {
+        if length > self.length {
+            *self = Self::new(&self.device, length.next_power_of_two())?;
+        }
+        Ok(())
+    }
+
+    /// The elements.
+    #[must_use]
+    pub fn elements(&self) -> &[T] {
+        // SAFETY: the memory has as many elements, all of them written, and is this value's.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.length) }
+    }
+
+    /// The elements, to write.
+    pub fn elements_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and the value is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.length) }
+    }
+}
+
+impl<T> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the memory is this value's, and the call waits for the device. An error means that the device is lost.
+            let _freed = unsafe { sys::cuMemFreeHost(self.first.as_ptr().cast()) };
         }
     }
 }
@@ -242,6 +321,65 @@ impl<T: DeviceRepr + Copy> Array<T> {
             .result()
             .map_err(refused("copy to the device"))?;
         stream.synchronize().map_err(refused("wait for a copy to the device"))
+    }
+
+    /// Writes the first elements of `source` to the array's first, in the stream's order.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When either is shorter.
+    ///
+    /// # Safety
+    /// `source` lives and is not written until the stream has come to it.
+    pub unsafe fn upload_pinned(
+        &mut self,
+        stream: &CudaStream,
+        source: &Pinned<T>,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        assert!(length <= self.length && length <= source.length, "{length} elements into {}", self.length);
+        self.device().bind()?;
+        let bytes = length * size_of::<T>();
+        // SAFETY: both have as many elements, and the caller keeps the source.
+        unsafe {
+            sys::cuMemcpyHtoDAsync_v2(self.address, source.first.as_ptr().cast(), bytes, stream.cu_stream())
+        }
+        .result()
+        .map_err(refused("copy to the device"))
+    }
+
+    /// Reads the array's first elements into the first of `target`, and waits until they are there.
+    ///
+    /// # Errors
+    /// As [`download`](Array::download).
+    ///
+    /// # Panics
+    /// When either is shorter.
+    pub fn download_pinned(
+        &self,
+        stream: &CudaStream,
+        target: &mut Pinned<T>,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        assert!(length <= self.length && length <= target.length, "{length} elements out of {}", self.length);
+        self.device().bind()?;
+        let bytes = length * size_of::<T>();
+        if bytes > 0 {
+            // SAFETY: both have as many elements, and the target is borrowed until the stream was waited for.
+            unsafe {
+                sys::cuMemcpyDtoHAsync_v2(
+                    target.first.as_ptr().cast(),
+                    self.address,
+                    bytes,
+                    stream.cu_stream(),
+                )
+            }
+            .result()
+            .map_err(refused("copy from the device"))?;
+        }
+        stream.synchronize().map_err(refused("wait for the device"))
     }
 
     /// Reads the array's first elements, and waits until they are there.

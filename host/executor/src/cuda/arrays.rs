@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use host_core::Sequence;
 use host_kernels::cuda::exact::Rows;
-use host_kernels::cuda::{Array, CudaError, CudaStream, Device};
+use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Pinned, wait};
 
 use crate::model::{Angles, Rotation};
 use crate::window::LayerPlace;
@@ -12,6 +12,7 @@ use crate::window::LayerPlace;
 /// Memory for batches, kept between them. As large as the largest batch so far.
 pub(super) struct BatchMemory {
     words: Vec<u32>,
+    pinned: Pinned<u32>,
     memory: Array<u32>,
     angles: Angles,
 }
@@ -30,7 +31,13 @@ pub(super) struct BatchArrays {
 
 impl BatchMemory {
     pub fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
-        Ok(Self { words: Vec::new(), memory: Array::new(device, 1 << 12)?, angles: Angles::default() })
+        const WORDS: usize = 1 << 12;
+        Ok(Self {
+            words: Vec::new(),
+            pinned: Pinned::new(device, WORDS)?,
+            memory: Array::new(device, WORDS)?,
+            angles: Angles::default(),
+        })
     }
 
     /// Copies a batch to the device. Of each sequence the last `wanted` rows' logits are wanted.
@@ -63,8 +70,14 @@ impl BatchMemory {
         let sines = packed.add(sines.iter().map(|sine| sine.to_bits()));
         // Last, so that where the others lie depends on their numbers alone.
         let pages = packed.add(sequences.iter().flat_map(|s| s.pages.iter().map(|page| page.0)));
-        self.memory.reserve(self.words.len())?;
-        self.memory.upload(stream, &self.words)?;
+        let length = self.words.len();
+        // A batch before this one that failed may be under way still.
+        wait(stream)?;
+        self.pinned.reserve(length)?;
+        self.memory.reserve(length)?;
+        self.pinned.elements_mut()[..length].copy_from_slice(&self.words);
+        // SAFETY: the next call waits for the stream before it writes there.
+        unsafe { self.memory.upload_pinned(stream, &self.pinned, length)? };
         let part = |range: std::ops::Range<usize>| self.memory.part(range.start, range.len());
         Ok(BatchArrays {
             rows: Rows {
