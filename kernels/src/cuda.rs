@@ -9,6 +9,7 @@
 //! multiples of that, and 8, 4, 2 or 1 where they are not.
 
 mod device;
+pub mod digest;
 pub mod exact;
 mod graph;
 mod launch;

@@ -243,8 +243,8 @@ int cuGetErrorString(int code, const char **text)
 /* ---- modules and launches ---- */
 
 /* The files that list kernels. Each list ends with an entry without a name. */
-extern const Kernel page_copy_kernels[], exact_kernels[];
-static const Kernel *const lists[] = {page_copy_kernels, exact_kernels};
+extern const Kernel page_copy_kernels[], exact_kernels[], digest_kernels[];
+static const Kernel *const lists[] = {page_copy_kernels, exact_kernels, digest_kernels};
 
 /* The next kernel after one, over all lists. */
 #define EACH_KERNEL(kernel)                                                                                            \

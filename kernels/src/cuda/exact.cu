@@ -349,7 +349,7 @@ static __device__ __forceinline__ u64 kv_row(const KvView *kv, u32 side, const u
 // K and V of each row to their place in the pool. A thread is an element of K or V.
 EXPORTED __global__ void __launch_bounds__(THREADS)
     write_kv(const float *data, u32 stride, u32 first_key, u32 first_value, u32 heads, u32 head_dim, const u32 *positions,
-             const u32 *tables, const u32 *pages, const KvView kv)
+             const u32 *tables, const u32 *pages, const __grid_constant__ KvView kv)
 {
     u32 width = heads * head_dim;
     u32 column = COLUMN(THREADS);
@@ -404,7 +404,7 @@ static __device__ __forceinline__ u32 seen_by_row(const u32 *positions, u32 room
 #define ATTENTION_SCORES(name, type, eight)                                                                            \
     EXPORTED __global__ void __launch_bounds__(ATTENTION_THREADS)                                                      \
         name(const float *queries, u32 stride, u32 heads, u32 group, u32 head_dim, float scale, const u32 *positions,  \
-             const u32 *tables, const u32 *pages, const KvView kv, float *scratch, u32 room)                           \
+             const u32 *tables, const u32 *pages, const __grid_constant__ KvView kv, float *scratch, u32 room)                           \
     {                                                                                                                  \
         u32 seen = seen_by_row(positions, room);                                                                       \
         if (ATTENTION_INDEX >= seen)                                                                                   \
@@ -487,7 +487,7 @@ EXPORTED __global__ void __launch_bounds__(ATTENTION_THREADS)
 #define ATTENTION_VALUES(name, type, widen)                                                                            \
     EXPORTED __global__ void __launch_bounds__(ATTENTION_THREADS)                                                      \
         name(u32 heads, u32 group, u32 head_dim, const u32 *positions, const u32 *tables, const u32 *pages,            \
-             const KvView kv, float *scratch, u32 room, float *out)                                                    \
+             const __grid_constant__ KvView kv, float *scratch, u32 room, float *out)                                                    \
     {                                                                                                                  \
         u32 dimension = ATTENTION_INDEX;                                                                               \
         if (dimension >= head_dim)                                                                                     \
