@@ -2,6 +2,7 @@
 
 pub mod constraint;
 pub mod cpu;
+pub mod cuda;
 pub mod digest;
 pub mod group;
 pub mod memory;
