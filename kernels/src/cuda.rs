@@ -10,19 +10,21 @@
 
 mod device;
 pub mod exact;
+mod graph;
 mod launch;
 mod nvrtc;
 mod registered;
+pub mod tensor;
 
 use std::sync::Arc;
 
-use cudarc::driver::{
-    CudaContext, CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg, result, sys,
-};
+use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushKernelArg, result, sys};
 
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
+pub use cudarc::driver::CudaStream;
 use device::function;
 pub use device::{Array, Device, Source};
+pub use graph::Graph;
 use launch::{Width, launches};
 pub use nvrtc::{Architecture, Image, Nvrtc};
 pub use registered::Registered;

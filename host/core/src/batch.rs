@@ -72,6 +72,12 @@ impl Sequence {
         self.end().saturating_sub(self.drafted as usize)
     }
 
+    /// The rows that the sequence draws from: behind its last known token, and behind each drafted one.
+    #[must_use]
+    pub fn drawing_rows(&self) -> usize {
+        self.sample.as_ref().map_or(0, |_draw| 1 + self.draft().len())
+    }
+
     /// Draws the tokens that the sequence wants. `draw` gets how many drafted tokens come before, and the draw. It is asked for the
     /// one behind the next drafted token as long as that token is what was drawn.
     ///

@@ -163,7 +163,7 @@ impl Executor for CpuExecutor {
         }
         let mut rows = logits.chunks_exact(self.shape.vocabulary);
         let output = |sequence: &host_core::Sequence| {
-            let rows: Vec<&[f32]> = rows.by_ref().take(forward::drawing_rows(sequence)).collect();
+            let rows: Vec<&[f32]> = rows.by_ref().take(sequence.drawing_rows()).collect();
             let drawn = sequence.sampled(|before, draw| {
                 let row = limited(constraint, sequence, before, rows[before])?;
                 Ok(sample(&row, draw, (sequence.known() + before) as u64))

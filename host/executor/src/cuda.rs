@@ -1,41 +1,91 @@
-//! Computes models on an NVIDIA GPU.
+//! Computes Qwen3 and Llama models on a GPU, through NVIDIA's driver.
+//!
+//! Two kinds of math are there. The exact one has the bits of the CPU executor, so that workers of both kinds exchange pages. The
+//! tensor one rounds activations to bf16 and multiplies on tensor cores; its bits are its own, and no more than the CPU's do they
+//! depend on the batch, the chunks or the pages. Weights, activations and the pool lie in the device's memory. Logits come to the
+//! host, where tokens are drawn as the CPU executor draws them.
+//!
+//! Nothing of CUDA is needed to build this. The driver and NVRTC are loaded when an executor is.
+
+mod arrays;
+mod exact;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use host_core::{Batch, SequenceOutput};
+use host_core::{Batch, Dtype, KvLayout, Sequence, SequenceOutput};
+use host_kernels::cuda::exact::KvView;
+use host_kernels::cuda::{Array, CudaError, Device};
 
+use self::exact::ExactModel;
+use super::constraint::limited;
 use super::group::Seat;
-use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
+use super::model::{LoadError, ModelConfig, Opened, Shards};
+use super::sampling::sample;
+use super::{Constraint, Executor, ExecutorError, KvMemory, LayersDone, ModelShape, cpu, window};
 
-/// How to run a model on a GPU.
+/// Where a model is computed, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// The GPU's number.
+    /// Number of the device.
     pub device: usize,
-    /// NVIDIA's run-time compiler, or a folder with it.
+    /// NVRTC's library, or a folder with it. Without one, it is looked for where the system's loader looks.
     pub nvrtc: Option<PathBuf>,
 }
 
-/// Reads what the host must know of a model.
+/// Reads what the host must know of a model that this device is to compute.
 ///
 /// # Errors
-/// When there is no model that can be computed.
-pub fn read_shape(model: &Path) -> Result<ModelShape, ExecutorError> {
-    Err(ExecutorError::Failed(format!("{} cannot be computed on a GPU yet", model.display())))
+/// When there is no such device, no model, or none that [`CudaExecutor`] could compute.
+pub fn read_shape(model: &Path, options: &CudaOptions) -> Result<ModelShape, LoadError> {
+    Device::open(options.device, options.nvrtc.as_deref())?;
+    let opened = Opened::at(model)?;
+    check(model, &opened)?;
+    Ok(opened.shape(cpu::MATH))
 }
 
-/// An [`Executor`] for one rank.
+/// An [`Executor`] for one rank, which holds its part of the model in a device's memory.
 pub struct CudaExecutor {
     shape: ModelShape,
+    device: Arc<Device>,
+    model: ExactModel,
+    seat: Seat,
+    constraint: Option<Arc<dyn Constraint>>,
 }
 
 impl CudaExecutor {
     /// Loads the part of a model that one rank computes.
     ///
     /// # Errors
-    /// When that is not possible.
-    pub fn load_rank(model: &Path, _options: &CudaOptions, _seat: Seat) -> Result<Self, ExecutorError> {
-        read_shape(model).map(|shape| Self { shape })
+    /// As [`read_shape`]. Also when a file cannot be read, the model has fewer query heads than there are ranks, or it does not fit
+    /// in the device's memory.
+    pub fn load_rank(model: &Path, options: &CudaOptions, seat: Seat) -> Result<Self, LoadError> {
+        let device = Device::open(options.device, options.nvrtc.as_deref())?;
+        let opened = Opened::at(model)?;
+        check(model, &opened)?;
+        let shape = opened.shape(cpu::MATH);
+        if seat.ranks() > opened.config.heads {
+            return Err(LoadError::Ranks {
+                directory: model.to_owned(),
+                heads: opened.config.heads,
+                ranks: seat.ranks(),
+            });
+        }
+        let shards = Shards::new(&opened.config, seat.ranks(), seat.rank());
+        let model = ExactModel::load(&device, opened, shards)?;
+        Ok(Self { shape, device, model, seat, constraint: None })
+    }
+
+    /// Computes a batch and returns the logits of all its tokens, `[token][vocabulary]`, instead of sampling. Ranks other than 0
+    /// return nothing. It is for tests and for scoring text.
+    ///
+    /// # Errors
+    /// As [`Executor::forward`].
+    pub fn forward_logits(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<&[f32], ExecutorError> {
+        let mut turn = self.seat.turn()?;
+        let logits = self.model.forward(&mut turn, kv, batch, |sequence| sequence.tokens.len())?;
+        turn.finish();
+        Ok(logits)
     }
 }
 
@@ -44,12 +94,125 @@ impl Executor for CudaExecutor {
         &self.shape
     }
 
+    fn pool(&self, layout: KvLayout, first_head: usize) -> Result<KvMemory, ExecutorError> {
+        KvMemory::on_device(layout, first_head, &self.device)
+            .map_err(|error| ExecutorError::no_pool(&layout, error))
+    }
+
+    fn constrain(&mut self, constraint: Arc<dyn Constraint>) {
+        self.constraint = Some(constraint);
+    }
+
     fn forward_by_layer(
         &mut self,
-        _kv: &mut KvMemory,
-        _batch: &Batch,
-        _layers_done: &mut LayersDone<'_>,
+        kv: &mut KvMemory,
+        batch: &Batch,
+        layers_done: &mut LayersDone<'_>,
     ) -> Result<Vec<SequenceOutput>, ExecutorError> {
-        Err(ExecutorError::Failed("nothing is computed on a GPU yet".to_owned()))
+        // First of all: the other ranks learn of what fails from here on, and only of that.
+        let mut turn = self.seat.turn()?;
+        let constraint = self.constraint.as_deref().filter(|_| turn.rank() == 0);
+        if let Some(constraint) = constraint {
+            constraint.begins(batch);
+        }
+        let logits = self.model.forward(&mut turn, kv, batch, Sequence::drawing_rows)?;
+        turn.finish();
+        // The device has done all that was asked of it.
+        layers_done(self.shape.layers);
+        if self.seat.rank() > 0 {
+            return Ok(Vec::new());
+        }
+        Ok(outputs(&batch.sequences, logits, self.shape.vocabulary, constraint))
+    }
+}
+
+/// Draws the tokens that sequences want from their rows of logits.
+fn outputs(
+    sequences: &[Sequence],
+    logits: &[f32],
+    vocabulary: usize,
+    constraint: Option<&dyn Constraint>,
+) -> Vec<SequenceOutput> {
+    let mut rows = logits.chunks_exact(vocabulary);
+    let output = |sequence: &Sequence| {
+        let rows: Vec<&[f32]> = rows.by_ref().take(sequence.drawing_rows()).collect();
+        let drawn = sequence.sampled(|before, draw| {
+            let row = limited(constraint, sequence, before, rows[before])?;
+            Ok(sample(&row, draw, (sequence.known() + before) as u64))
+        });
+        let (sampled, refused) = match drawn {
+            Ok(sampled) => (sampled, None),
+            Err(reason) => (Vec::new(), Some(reason)),
+        };
+        SequenceOutput { room: sequence.room, sampled, refused }
+    };
+    sequences.iter().map(output).collect()
+}
+
+/// Refuses a model that is computed on the CPU alone.
+fn check(model: &Path, opened: &Opened) -> Result<(), LoadError> {
+    let config = &opened.config;
+    let unsupported = [
+        (config.sliding.is_some(), "layers with a sliding window"),
+        (config.output_norms, "norms after attention and MLP"),
+        (config.embedding_scale.is_some(), "a scale of the embedding"),
+    ];
+    match unsupported.iter().find(|(has, _)| *has) {
+        Some((_, feature)) => Err(LoadError::NotOnGpu { model: model.to_owned(), feature }),
+        None => Ok(()),
+    }
+}
+
+impl From<CudaError> for ExecutorError {
+    fn from(error: CudaError) -> Self {
+        ExecutorError::Failed(error.to_string())
+    }
+}
+
+/// Refuses what cannot be computed, before anything is written. Gives the address of the pool.
+fn checked_pool(
+    config: &ModelConfig,
+    shards: &Shards,
+    kv: &KvMemory,
+    batch: &Batch,
+) -> Result<u64, ExecutorError> {
+    let shape = kv.layout().shape;
+    let found = (shape.layers, kv.heads(), shape.head_dim);
+    let wanted = (config.layers, shards.kv_heads.clone(), config.head_dim);
+    if found != wanted {
+        return Err(ExecutorError::Failed(format!(
+            "the KV pool has (layers, heads, head dim) {found:?}, this rank of the model {wanted:?}"
+        )));
+    }
+    for sequence in &batch.sequences {
+        window::check_tokens(sequence, config.max_positions, config.vocabulary)
+            .and_then(|()| window::check(sequence, &shape, None))
+            .map_err(|why| ExecutorError::Failed(format!("room {}: {why}", sequence.room)))?;
+    }
+    kv.device()
+        .map(Array::address)
+        .ok_or_else(|| ExecutorError::Failed("the KV pool is not in the memory of a device".to_owned()))
+}
+
+/// Where a layer's K and V lie in a pool at this address.
+fn view(layout: &KvLayout, pool: u64, layer: usize) -> KvView {
+    let [keys, values] = &layout.sides;
+    let both = |value: fn(&host_core::layout::Strides) -> usize| [value(keys) as u64, value(values) as u64];
+    let start = [keys, values].map(|side| pool + (side.start + layer * side.layer) as u64);
+    KvView {
+        start,
+        page: both(|side| side.page),
+        head: both(|side| side.head),
+        token: both(|side| side.token),
+        page_tokens: layout.shape.page_tokens as u32,
+        element: element_bytes(layout.shape.dtype),
+    }
+}
+
+/// How elements of the pool are stored.
+fn element_bytes(dtype: Dtype) -> u32 {
+    match dtype {
+        Dtype::F32 => 4,
+        Dtype::Bf16 => 2,
     }
 }

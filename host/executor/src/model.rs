@@ -22,7 +22,7 @@ pub use self::error::LoadError;
 use self::form::Form;
 pub(crate) use self::rotation::{Angles, Rotation};
 pub(crate) use self::shard::Shards;
-pub(crate) use self::weights::{Layer, Loader, MatrixSource, WeightMemory, Weights};
+pub(crate) use self::weights::{Layer, Loader, MatrixSource, Usage, WeightMemory, Weights};
 use crate::ModelShape;
 
 /// The query heads of a model: as many ranks can share it at most.

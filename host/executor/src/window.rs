@@ -124,6 +124,24 @@ pub fn empty_unused(kv: &mut KvMemory, sequence: &Sequence, window: WindowShape,
     }
 }
 
+/// Checks that a sequence has tokens to compute, all of them in a vocabulary of so many, at positions below `max_positions`.
+///
+/// # Errors
+/// With what is wrong.
+pub fn check_tokens(sequence: &Sequence, max_positions: usize, vocabulary: usize) -> Result<(), String> {
+    let end = sequence.end();
+    if sequence.tokens.len() <= sequence.drafted as usize {
+        return Err("no tokens to compute".to_owned());
+    }
+    if end > max_positions {
+        return Err(format!("{end} positions, the model has {max_positions}"));
+    }
+    match sequence.tokens.iter().find(|token| **token as usize >= vocabulary) {
+        Some(token) => Err(format!("token {token} of a vocabulary of {vocabulary}")),
+        None => Ok(()),
+    }
+}
+
 /// Checks that a sequence names every page of the pool `shape` that its new positions write or see. `window` is that of the
 /// model's sliding layers.
 ///

@@ -26,7 +26,7 @@ impl Divisor {
     /// With `l` the logarithm of the value rounded up and `m = ceil(2^(31 + l) / value)`, `n * m / 2^(31 + l)` exceeds
     /// `n / value` by less than `1 / value`, because `m * value - 2^(31 + l) < value <= 2^l` and `n < 2^31` (Granlund and
     /// Montgomery, Division by Invariant Integers using Multiplication, 1994). The multiplier `m` is at most 2^32 - 1.
-    const fn of(value: u32) -> Self {
+    pub(super) const fn of(value: u32) -> Self {
         let shift = 31 + value.next_power_of_two().trailing_zeros();
         let multiplier = (1_u64 << shift).div_ceil(value as u64);
         Self { value, multiplier: multiplier as u32, shift }

@@ -62,11 +62,6 @@ pub(super) enum Wanted {
     All,
 }
 
-/// The rows that a sequence draws from: behind its last known token, and behind each drafted one.
-pub(super) fn drawing_rows(sequence: &Sequence) -> usize {
-    sequence.sample.as_ref().map_or(0, |_draw| 1 + sequence.draft().len())
-}
-
 impl Model {
     /// Computes a batch together with the other ranks. The logits of the wanted rows, in order, lie in what rank 0 gets
     /// back. The others get nothing.
@@ -287,7 +282,7 @@ impl Model {
             end += sequence.tokens.len();
             let first = match wanted {
                 Wanted::All => end - sequence.tokens.len(),
-                Wanted::Samples => end - drawing_rows(sequence),
+                Wanted::Samples => end - sequence.drawing_rows(),
             };
             rows += end - first;
             a.normed.extend_from_slice(&a.residual[first * hidden..end * hidden]);
@@ -315,17 +310,8 @@ impl Model {
         }
         for sequence in &batch.sequences {
             let refuse = |why: String| Err(ExecutorError::Failed(format!("room {}: {why}", sequence.room)));
-            let end = sequence.end();
-            if sequence.tokens.len() <= sequence.drafted as usize {
-                return refuse("no tokens to compute".to_owned());
-            }
-            if end > config.max_positions {
-                return refuse(format!("{end} positions, the model has {}", config.max_positions));
-            }
+            window::check_tokens(sequence, config.max_positions, config.vocabulary).or_else(refuse)?;
             window::check(sequence, &shape, self.window).or_else(refuse)?;
-            if let Some(token) = sequence.tokens.iter().find(|token| **token as usize >= config.vocabulary) {
-                return refuse(format!("token {token} of a vocabulary of {}", config.vocabulary));
-            }
         }
         Ok(())
     }

@@ -151,4 +151,15 @@ pub enum LoadError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A model that is computed on the CPU alone.
+    #[error("{model} has {feature}, which the cuda executor does not compute: use --executor cpu")]
+    NotOnGpu {
+        /// The model.
+        model: PathBuf,
+        /// What it has.
+        feature: &'static str,
+    },
+    /// The device, its driver or its compiler.
+    #[error(transparent)]
+    Device(#[from] host_kernels::cuda::CudaError),
 }

@@ -23,6 +23,19 @@ pub(crate) trait WeightMemory {
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector, LoadError>;
 }
 
+/// What a matrix is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Usage {
+    /// Its rows are looked up.
+    Lookup,
+    /// Its rows are looked up, and it is multiplied with.
+    Both,
+    /// It is multiplied with.
+    Product,
+    /// It is multiplied with. The upper half of its rows are gates, and the lower half what these let through.
+    Gates,
+}
+
 /// A matrix that is to be loaded: rows of one tensor or of several, one below the other.
 pub(crate) struct MatrixSource<'a> {
     /// Rows.
@@ -31,8 +44,8 @@ pub(crate) struct MatrixSource<'a> {
     pub inputs: usize,
     /// How its elements are read: as they are stored, or as f32 where the tensors differ.
     pub element: Element,
-    /// The upper half of its rows are gates, and the lower half what these let through.
-    pub gated: bool,
+    /// What it is for.
+    pub usage: Usage,
     name: String,
     placed: Vec<(usize, Range<usize>, Tensor<'a>)>,
 }
@@ -105,13 +118,16 @@ impl<M: WeightMemory> Loader<'_, M> {
         config: &ModelConfig,
         shards: &Shards,
     ) -> Result<Weights<M::Matrix, M::Vector>, LoadError> {
-        let tokens = |tensor| {
+        let tokens = |tensor, usage| {
             let rows = (tensor, config.vocabulary, shards.vocabulary[shards.rank].clone());
-            self.matrix(&[rows], config.hidden, false)
+            self.matrix(&[rows], config.hidden, usage)
         };
         Ok(Weights {
-            output: if config.tied { None } else { Some(tokens("lm_head.weight")?) },
-            embedding: tokens("model.embed_tokens.weight")?,
+            output: if config.tied { None } else { Some(tokens("lm_head.weight", Usage::Product)?) },
+            embedding: tokens(
+                "model.embed_tokens.weight",
+                if config.tied { Usage::Both } else { Usage::Lookup },
+            )?,
             layers: (0..config.layers)
                 .map(|index| self.layer(index, config, shards))
                 .collect::<Result<_, _>>()?,
@@ -153,14 +169,14 @@ impl<M: WeightMemory> Loader<'_, M> {
             query_key_value: self.matrix(
                 &[(&q, queries, own_queries), (&k, keys, own_keys.clone()), (&v, keys, own_keys)],
                 config.hidden,
-                false,
+                Usage::Product,
             )?,
             query_norm: head_norm("self_attn.q_norm")?,
             key_norm: head_norm("self_attn.k_norm")?,
             attention_output: self.matrix(
                 &[(&name("self_attn.o_proj"), config.hidden, own_hidden.clone())],
                 queries,
-                false,
+                Usage::Product,
             )?,
             attended_norm: attended_norm.map(norm).transpose()?,
             mlp_norm: norm(mlp_norm)?,
@@ -170,12 +186,12 @@ impl<M: WeightMemory> Loader<'_, M> {
                     (&up, config.intermediate, own_intermediate),
                 ],
                 config.hidden,
-                true,
+                Usage::Gates,
             )?,
             down: self.matrix(
                 &[(&name("mlp.down_proj"), config.hidden, own_hidden)],
                 config.intermediate,
-                false,
+                Usage::Product,
             )?,
             down_norm: down_norm.map(norm).transpose()?,
         })
@@ -191,7 +207,7 @@ impl<M: WeightMemory> Loader<'_, M> {
     }
 
     /// Rows of matrices of `inputs` columns, below one another.
-    fn matrix(&self, parts: &[Rows<'_>], inputs: usize, gated: bool) -> Result<M::Matrix, LoadError> {
+    fn matrix(&self, parts: &[Rows<'_>], inputs: usize, usage: Usage) -> Result<M::Matrix, LoadError> {
         let mut placed = Vec::with_capacity(parts.len());
         let mut outputs = 0;
         for (name, rows, wanted) in parts {
@@ -203,6 +219,6 @@ impl<M: WeightMemory> Loader<'_, M> {
         let same = placed.iter().all(|(_, _, tensor)| tensor.element() == own);
         let element = if same { own } else { Element::F32 };
         let name = parts[0].0.to_owned();
-        self.memory.matrix(&MatrixSource { outputs, inputs, element, gated, name, placed })
+        self.memory.matrix(&MatrixSource { outputs, inputs, element, usage, name, placed })
     }
 }

@@ -11,7 +11,7 @@ use host_executor::{cpu, cuda};
 use host_front::text::TextModel;
 use host_front::text::gguf::is_gguf;
 
-use super::{Refused, refused};
+use super::{Refused, gpu, refused};
 use crate::cli::settings::{ExecutorName, Settings};
 
 /// Longest step that may be modelled: a worker that is to stop waits for it.
@@ -28,7 +28,9 @@ pub(super) fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
             executor.shape().clone()
         }
         ExecutorName::Cpu => cpu::read_shape(path(settings)?).map_err(not_served)?,
-        ExecutorName::Cuda => cuda::read_shape(path(settings)?).map_err(not_served)?,
+        ExecutorName::Cuda => {
+            cuda::read_shape(path(settings)?, &gpu::options(settings)).map_err(not_served)?
+        }
     };
     if let Some(dtype) = settings.kv_dtype {
         shape.kv_dtype = dtype.into();

@@ -1,0 +1,99 @@
+//! A batch on the device: tokens, positions, page tables and angles, in one copy.
+
+use std::sync::Arc;
+
+use host_core::Sequence;
+use host_kernels::cuda::exact::Rows;
+use host_kernels::cuda::{Array, CudaError, CudaStream, Device};
+
+use crate::model::{Angles, Rotation};
+use crate::window::LayerPlace;
+
+/// Memory for batches, kept between them. As large as the largest batch so far.
+pub(super) struct BatchMemory {
+    words: Vec<u32>,
+    memory: Array<u32>,
+    angles: Angles,
+}
+
+/// What kernels are told of a batch.
+pub(super) struct BatchArrays {
+    pub rows: Rows,
+    /// Cosines and sines of each row's position, `[row][pair of dimensions]`.
+    pub cosines: Array<f32>,
+    pub sines: Array<f32>,
+    /// The rows whose logits are wanted.
+    pub wanted: Array<u32>,
+    /// How many they are.
+    pub outputs: usize,
+}
+
+impl BatchMemory {
+    pub fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        Ok(Self { words: Vec::new(), memory: Array::new(device, 1 << 12)?, angles: Angles::default() })
+    }
+
+    /// Copies a batch to the device. Of each sequence the last `wanted` rows' logits are wanted.
+    pub fn upload(
+        &mut self,
+        stream: &CudaStream,
+        sequences: &[Sequence],
+        rotation: &Rotation,
+        wanted: impl Fn(&Sequence) -> usize,
+    ) -> Result<BatchArrays, CudaError> {
+        let rows: usize = sequences.iter().map(|sequence| sequence.tokens.len()).sum();
+        let positions = || sequences.iter().flat_map(|s| s.start as usize..s.end());
+        rotation.angles(positions(), rows, &mut self.angles);
+        let (cosines, sines) = self.angles.of(LayerPlace::Full { layer: 0 });
+        let mut packed = Packed { words: &mut self.words };
+        packed.words.clear();
+        let token = packed.add(sequences.iter().flat_map(|sequence| sequence.tokens.iter().copied()));
+        let position = packed.add(sequences.iter().flat_map(|s| s.start..s.start + s.tokens.len() as u32));
+        let mut first = 0;
+        let table = packed.add(sequences.iter().flat_map(|sequence| {
+            first += sequence.pages.len() as u32;
+            std::iter::repeat_n(first - sequence.pages.len() as u32, sequence.tokens.len())
+        }));
+        let mut end = 0;
+        let chosen = packed.add(sequences.iter().flat_map(|sequence| {
+            end += sequence.tokens.len() as u32;
+            end - wanted(sequence) as u32..end
+        }));
+        let cosines = packed.add(cosines.iter().map(|cosine| cosine.to_bits()));
+        let sines = packed.add(sines.iter().map(|sine| sine.to_bits()));
+        // Last, so that where the others lie depends on their numbers alone.
+        let pages = packed.add(sequences.iter().flat_map(|s| s.pages.iter().map(|page| page.0)));
+        self.memory.reserve(self.words.len())?;
+        self.memory.upload(stream, &self.words)?;
+        let part = |range: std::ops::Range<usize>| self.memory.part(range.start, range.len());
+        Ok(BatchArrays {
+            rows: Rows {
+                rows,
+                sequences: sequences.len(),
+                token: part(token),
+                position: part(position),
+                table: part(table),
+                pages: part(pages),
+            },
+            cosines: part(cosines).cast(),
+            sines: part(sines).cast(),
+            outputs: chosen.len(),
+            wanted: part(chosen),
+        })
+    }
+}
+
+/// Arrays one behind the other.
+struct Packed<'a> {
+    words: &'a mut Vec<u32>,
+}
+
+impl Packed<'_> {
+    /// Puts an array behind those before it, at a multiple of 16 bytes. Says where it lies.
+    fn add(&mut self, values: impl Iterator<Item = u32>) -> std::ops::Range<usize> {
+        self.words.resize(self.words.len().next_multiple_of(4), 0);
+        let start = self.words.len();
+        self.words.extend(values);
+        start..self.words.len()
+    }
+}

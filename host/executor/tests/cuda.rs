@@ -1,0 +1,277 @@
+//! The CUDA executor, by what it promises: the bits of the CPU executor, whatever the batch, the chunks, the pool's layout and the
+//! number of ranks.
+//!
+//! Without more, this runs on the stand-in for NVIDIA's driver, which computes on the CPU. With `HOST_CUDA=device` it runs on the
+//! GPU of this machine, and `NVRTC` names the compiler's library or a folder with it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+
+use std::path::Path;
+use std::sync::LazyLock;
+use std::thread;
+
+use host_core::heads::{counted_heads, rank_heads};
+use host_core::layout::KvOrder;
+use host_core::window::WindowPages;
+use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence, SequenceOutput};
+use host_executor::cpu::{CpuExecutor, CpuOptions};
+use host_executor::cuda::{CudaExecutor, CudaOptions};
+use host_executor::digest::{self, PagePart};
+use host_executor::group::{Seat, seats};
+use host_executor::{Executor, ExecutorError, KvMemory};
+use host_tests::model::{Family, Stored, TinyModel};
+use libloading::os::unix::{Library, RTLD_NOW};
+
+const PAGE_TOKENS: usize = 8;
+/// Pages of each sequence.
+const PAGES: u32 = 12;
+const PLAIN: KvOrder = KvOrder::PageHeadLayerKvTokenDim;
+
+/// An executor whose logits can be had.
+trait Logits: Executor {
+    fn logits(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<&[f32], ExecutorError>;
+}
+
+impl Logits for CpuExecutor {
+    fn logits(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<&[f32], ExecutorError> {
+        self.forward_logits(kv, batch)
+    }
+}
+
+impl Logits for CudaExecutor {
+    fn logits(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<&[f32], ExecutorError> {
+        self.forward_logits(kv, batch)
+    }
+}
+
+/// One rank: its executor and its pool.
+struct Rank<E> {
+    executor: E,
+    kv: KvMemory,
+}
+
+fn worker<E: Executor>(ranks: usize, order: KvOrder, dtype: Dtype, load: impl Fn(Seat) -> E) -> Vec<Rank<E>> {
+    let rank = |(rank, seat)| {
+        let executor = load(seat);
+        let model = executor.shape();
+        let heads = rank_heads(model.kv_heads, ranks, rank);
+        let shape = KvShape {
+            pages: 3 * PAGES as usize,
+            heads: heads.len(),
+            layers: model.layers,
+            page_tokens: PAGE_TOKENS,
+            head_dim: model.head_dim,
+            value_dim: model.head_dim,
+            dtype,
+        };
+        let kv = executor.pool(KvLayout::new(shape, order), heads.start).unwrap();
+        Rank { executor, kv }
+    };
+    seats(ranks).into_iter().enumerate().map(rank).collect()
+}
+
+/// The same on every rank, at once.
+fn on_all<E: Executor, R: Send>(
+    worker: &mut [Rank<E>],
+    work: impl Fn(usize, &mut Rank<E>) -> R + Sync,
+) -> Vec<R> {
+    thread::scope(|scope| {
+        let work = &work;
+        let ranks = worker.iter_mut().enumerate();
+        let threads: Vec<_> = ranks.map(|(rank, part)| scope.spawn(move || work(rank, part))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn prompt(sequence: u32, length: u32) -> Vec<u32> {
+    (0..length).map(|i| (i + sequence * 1000).wrapping_mul(2_654_435_761) >> 8).map(|t| t % 500).collect()
+}
+
+fn sequence(index: usize, tokens: &[u32], start: usize) -> Sequence {
+    let page = |page: u32| PageId((page * 3 + index as u32 + 5) % (3 * PAGES));
+    Sequence {
+        room: Room(index as u64),
+        tokens: tokens.to_vec(),
+        start: start as u32,
+        pages: (0..PAGES).map(page).collect(),
+        window: WindowPages::default(),
+        recompute: 0..0,
+        drafted: 0,
+        sample: Some(Sampling::GREEDY.into()),
+    }
+}
+
+/// Batches that compute three sequences in chunks of these sizes, and their last eight tokens one by one, as in decoding.
+fn batches(chunks: &[usize]) -> Vec<Batch> {
+    let sequences: Vec<Vec<u32>> =
+        [(1, 61), (2, 7), (3, 30)].map(|(seed, length)| prompt(seed, length)).into();
+    let mut done = vec![0; sequences.len()];
+    let mut batches = Vec::new();
+    while done.iter().zip(&sequences).any(|(done, tokens)| *done < tokens.len()) {
+        let chunk = chunks[batches.len() % chunks.len()];
+        let mut batch = Batch { id: batches.len() as u64, sequences: Vec::new(), layer_group: 0 };
+        for (index, (tokens, done)) in sequences.iter().zip(&mut done).enumerate() {
+            let prefill = tokens.len().saturating_sub(8).max(1);
+            let end = if *done < prefill { prefill.min(*done + chunk) } else { tokens.len().min(*done + 1) };
+            if *done < end {
+                batch.sequences.push(sequence(index, &tokens[*done..end], *done));
+            }
+            *done = end;
+        }
+        batches.push(batch);
+    }
+    batches
+}
+
+/// Digest of all KV, each head counted once.
+fn kv_digest<E: Executor>(worker: &[Rank<E>]) -> u64 {
+    let kv_heads = worker[0].executor.shape().kv_heads;
+    let of_rank = |(rank, part): (usize, &Rank<E>)| {
+        let layers = 0..part.kv.layout().shape.layers;
+        let heads = counted_heads(kv_heads, worker.len(), rank);
+        let whole = |page: u32| PagePart {
+            page: PageId(page),
+            index: page as usize,
+            layers: layers.clone(),
+            heads: heads.clone(),
+            tokens: PAGE_TOKENS,
+        };
+        let all: Vec<PagePart> = (0..3 * PAGES).map(whole).collect();
+        digest::sum(digest::parts(&part.kv, &all).unwrap())
+    };
+    digest::sum(worker.iter().enumerate().map(of_rank))
+}
+
+/// Bits of all logits by sequence, and what the pools hold at the end.
+fn logits<E: Logits>(worker: &mut [Rank<E>], chunks: &[usize]) -> (Vec<u32>, u64) {
+    let batches = batches(chunks);
+    let vocabulary = worker[0].executor.shape().vocabulary;
+    let found = on_all(worker, |_rank, part| {
+        let mut logits = [const { Vec::new() }; 3];
+        for batch in &batches {
+            let mut rows = part.executor.logits(&mut part.kv, batch).unwrap().chunks_exact(vocabulary);
+            for sequence in &batch.sequences {
+                for row in rows.by_ref().take(sequence.tokens.len()) {
+                    logits[sequence.room.0 as usize].extend(row.iter().map(|logit| logit.to_bits()));
+                }
+            }
+        }
+        logits.concat()
+    });
+    assert!(found[1..].iter().all(Vec::is_empty), "only rank 0 has logits");
+    (found.into_iter().next().unwrap(), kv_digest(worker))
+}
+
+fn on_cpu(directory: &Path, seat: Seat) -> CpuExecutor {
+    CpuExecutor::load_rank(directory, CpuOptions { threads: 1, ..CpuOptions::default() }, seat).unwrap()
+}
+
+/// The GPU that is asked for, or the stand-in.
+fn options() -> CudaOptions {
+    static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
+        // SAFETY: our own library, without initialisers.
+        unsafe { Library::open(Some(host_tests::cuda::library()), RTLD_NOW) }.unwrap()
+    });
+    if std::env::var("HOST_CUDA").is_ok_and(|value| value == "device") {
+        return CudaOptions { nvrtc: std::env::var_os("NVRTC").map(Into::into), ..CudaOptions::default() };
+    }
+    // What is loaded is what is found by its name.
+    LazyLock::force(&STAND_IN);
+    CudaOptions { nvrtc: Some(host_tests::cuda::library()), ..CudaOptions::default() }
+}
+
+fn on_gpu(directory: &Path, seat: Seat) -> CudaExecutor {
+    CudaExecutor::load_rank(directory, &options(), seat).unwrap()
+}
+
+#[test]
+fn a_models_logits_and_kv_are_those_of_the_cpu() {
+    for (family, stored, tied) in [
+        (Family::Qwen3, Stored::Bf16, false),
+        (Family::Llama, Stored::F32, true),
+        (Family::Llama, Stored::F16, false),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let model = TinyModel { family, stored, tied, layers: 2, seed: 7, ..TinyModel::default() };
+        model.write(directory.path()).unwrap();
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let mut cpu = worker(1, PLAIN, dtype, |seat| on_cpu(directory.path(), seat));
+            let expected = logits(&mut cpu, &[usize::MAX / 2]);
+            assert!(expected.0.iter().all(|bits| f32::from_bits(*bits).is_finite()));
+            for (ranks, chunks, order) in [
+                (1, &[1][..], PLAIN),
+                (1, &[100], KvOrder::LayerKvPageTokenHeadDim),
+                (1, &[16, 5], KvOrder::PageLayerHeadKvTokenDim),
+                (2, &[16, 5], PLAIN),
+                (3, &[100], KvOrder::LayerKvPageTokenHeadDim),
+            ] {
+                let mut gpu = worker(ranks, order, dtype, |seat| on_gpu(directory.path(), seat));
+                let found = logits(&mut gpu, chunks);
+                let how = format!("{family:?} {stored:?}, KV {dtype}, {ranks} ranks, {chunks:?}, {order}");
+                assert!(found.0 == expected.0, "logits: {how}");
+                assert!(found.1 == expected.1, "KV: {how}");
+            }
+        }
+    }
+}
+
+/// What is drawn, sequence by sequence.
+fn drawn<E: Executor>(worker: &mut [Rank<E>], batches: &[Batch]) -> Vec<SequenceOutput> {
+    let part = &mut worker[0];
+    batches.iter().flat_map(|batch| part.executor.forward(&mut part.kv, batch).unwrap()).collect()
+}
+
+#[test]
+fn what_is_drawn_is_what_the_cpu_draws_with_seeds_and_guesses() {
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel { layers: 2, seed: 3, ..TinyModel::default() }.write(directory.path()).unwrap();
+    let mut batches = batches(&[16, 5]);
+    for (index, sequence) in batches.iter_mut().flat_map(|batch| &mut batch.sequences).enumerate() {
+        let sampling = Sampling { temperature: 0.9, seed: index as u64, top_p: 0.9, ..Sampling::GREEDY };
+        sequence.sample = Some(sampling.into());
+        // As if the last one was guessed.
+        sequence.drafted = u32::from(sequence.tokens.len() > 1);
+    }
+    let expected = drawn(&mut worker(1, PLAIN, Dtype::Bf16, |seat| on_cpu(directory.path(), seat)), &batches);
+    let found = drawn(&mut worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat)), &batches);
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel { layers: 2, ..TinyModel::default() }.write(directory.path()).unwrap();
+    let mut gpu = worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
+    let part = &mut gpu[0];
+    let mut refused = |sequence: Sequence| {
+        let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
+        part.executor.forward(&mut part.kv, &batch).unwrap_err().to_string()
+    };
+    let right = sequence(0, &[1, 2, 3], 0);
+    let token = refused(Sequence { tokens: vec![1, 70_000], ..right.clone() });
+    assert!(token.contains("token 70000 of a vocabulary of"), "{token}");
+    let pages = refused(Sequence { pages: vec![PageId(1)], start: 8, ..right.clone() });
+    assert!(pages.contains("1 pages of 8 tokens for 11 positions"), "{pages}");
+    let outside = refused(Sequence { pages: vec![PageId(3 * PAGES)], ..right.clone() });
+    assert!(outside.contains("page 36 of a pool of 36"), "{outside}");
+    let host = KvMemory::new(*part.kv.layout()).unwrap();
+    let batch = Batch { id: 2, sequences: vec![right], layer_group: 0 };
+    let elsewhere = part.executor.forward(&mut { host }, &batch).unwrap_err().to_string();
+    assert!(elsewhere.contains("the KV pool is not in the memory of a device"), "{elsewhere}");
+    assert_eq!(part.executor.forward(&mut part.kv, &batch).unwrap().len(), 1);
+}
+
+#[test]
+fn models_and_devices_that_cannot_be_used_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel::gemma3().write(directory.path()).unwrap();
+    let error =
+        CudaExecutor::load_rank(directory.path(), &options(), Seat::alone()).err().unwrap().to_string();
+    assert!(
+        error.contains("has layers with a sliding window") && error.contains("--executor cpu"),
+        "{error}"
+    );
+    let far = CudaOptions { device: 9, ..options() };
+    let error = CudaExecutor::load_rank(directory.path(), &far, Seat::alone()).err().unwrap().to_string();
+    assert!(error.contains("cannot open device 9"), "{error}");
+}

@@ -1,0 +1,522 @@
+// Attention over a paged pool of K and V in bf16, on tensor cores, with sums in f32. NVRTC compiles it when the program runs,
+// with HEAD_DIM given: 64 or 128.
+//
+// The bits of a row depend on its query and on the K and V of the positions that it sees, and on nothing else: not on the
+// batch, the chunking of its prompt, the pages, or the kernel. So the order of every sum is fixed by absolute positions:
+//
+//     position    0        64       128      192      256      320            BLOCK = 64, CHUNK = 256
+//                 | block  | block  | block  | block  | block  | block  ...
+//                 |              chunk                |        chunk    ...
+//
+// Within a chunk, blocks follow each other in an online softmax, which starts anew with every chunk. Chunks are merged in
+// ascending order by `merge`. One warp computes a block, for 16 * M rows side by side: a row's sums do not see other rows.
+// Positions that a row does not see weigh exactly 0, and adding 0 changes no sum: a row that goes through blocks behind its
+// position stays as it is. (K and V are finite. An infinite one would reach earlier rows, as 0 times infinity.)
+//
+// Decode: one warp per sequence, KV head and chunk. The group's query heads are its rows. What a chunk gives goes to memory,
+// and `attention_combine` merges the chunks. Prefill: one thread block per tile of rows and KV head. A tile's rows are tokens
+// times the heads of the group, and its warps merge as they go.
+
+// Positions of a block and of a chunk. Other numbers give other bits.
+constexpr u32 BLOCK = 64;
+constexpr u32 CHUNK = 256;
+
+constexpr u32 DIM = HEAD_DIM;
+
+// Blocks of which K and V are in shared memory or on their way, warps of a thread block, rows of a warp in 16, and thread
+// blocks that a multiprocessor holds. No bit depends on them.
+#if HEAD_DIM == 64
+constexpr int DECODE_STAGES = 3, PREFILL_STAGES = 2, PREFILL_WARPS = 4, PREFILL_M = 2, PREFILL_RESIDENT = 2;
+#elif HEAD_DIM == 128
+constexpr int DECODE_STAGES = 2, PREFILL_STAGES = 2, PREFILL_WARPS = 8, PREFILL_M = 1, PREFILL_RESIDENT = 1;
+#endif
+
+// Steps of 16 along a head and along a block, tiles of 8 along a block and along a head.
+constexpr int DIM_STEPS = DIM / 16;
+constexpr int KEY_STEPS = BLOCK / 16;
+constexpr int KEY_TILES = BLOCK / 8;
+constexpr int DIM_TILES = DIM / 8;
+
+// Shared memory holds K and then V of a block, as rows of DIM elements. The 16-byte granules of a row are permuted by its
+// number, so that the 8 rows that `ldmatrix` reads at once lie in different banks.
+constexpr u32 ROW_BYTES = DIM * 2;
+constexpr u32 GRANULES = ROW_BYTES / 16;
+constexpr u32 SIDE_BYTES = BLOCK * ROW_BYTES;
+constexpr u32 STAGE_BYTES = 2 * SIDE_BYTES;
+
+struct Attend {
+    Pool pool;
+    const u16 *queries;
+    // The pages of all sequences, one sequence after the other.
+    const u32 *pages;
+    // Query heads, and how many of them share a KV head.
+    u32 heads;
+    Divisor group;
+    // Elements from one row of queries to the next. Outputs have no gaps.
+    u32 query_stride;
+    // What scores are multiplied by, times the binary logarithm of e.
+    float scale;
+};
+
+// Rows of one sequence that one thread block computes.
+struct Tile {
+    u32 first_row;
+    u32 rows;
+    // Position of the first row.
+    u32 start;
+    // Where the sequence's pages begin.
+    u32 table;
+};
+
+// What chunks give, by [row of the batch][head][chunk].
+struct Partials {
+    // Weighted sums of V, [DIM].
+    float *values;
+    // The maximum and the sum of weights.
+    float2 *sums;
+    // Chunks that a row has room for.
+    u32 chunks;
+    u32 unused;
+};
+
+// ---- Softmax
+
+INLINE float exp2_of(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What weights are relative to: the maximum, or 0 while there is none, so that no infinity is subtracted from another.
+INLINE float base_of(float top)
+{
+    return top == MINUS_INFINITY ? 0.0f : top;
+}
+
+// What sums relative to two maxima are multiplied by when they are added up. `top` becomes the common maximum.
+struct Factors {
+    float before;
+    float after;
+};
+
+INLINE Factors factors(float &top, float other)
+{
+    float common = fmaxf(top, other);
+    float base = base_of(common);
+    Factors by = {exp2_of(top - base), exp2_of(other - base)};
+    top = common;
+    return by;
+}
+
+// The one formula by which chunks are merged. Into nothing (0, and no maximum) a chunk goes unchanged, and a chunk of which a
+// row sees nothing changes nothing.
+INLINE float merge(float before, float after, Factors by)
+{
+    return __fmaf_rn(before, by.before, __fmul_rn(after, by.after));
+}
+
+// Softmax of 16 * M rows over some positions: the maxima of scaled scores, the sums of weights, the weighted sums of V. They
+// lie as `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it, of 8 columns lane % 4 * 2 and
+// the next.
+template <int M> struct Softmax {
+    float top[M][2];
+    float sum[M][2];
+    float out[M][DIM_TILES][4];
+};
+
+template <int M> INLINE void clear(Softmax<M> &softmax)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            softmax.top[m][half] = MINUS_INFINITY;
+            softmax.sum[m][half] = 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < DIM_TILES; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                softmax.out[m][n][i] = 0.0f;
+        }
+    }
+}
+
+// Adds up the sums of weights, of which each of the four threads of a row has its columns' so far.
+template <int M> INLINE void close(Softmax<M> &softmax)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sum = softmax.sum[m][half];
+            sum += __shfl_xor_sync(0xffffffff, sum, 1);
+            sum += __shfl_xor_sync(0xffffffff, sum, 2);
+            softmax.sum[m][half] = sum;
+        }
+    }
+}
+
+template <int M> INLINE void merge(Softmax<M> &all, const Softmax<M> &chunk)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            Factors by = factors(all.top[m][half], chunk.top[m][half]);
+            all.sum[m][half] = merge(all.sum[m][half], chunk.sum[m][half], by);
+#pragma unroll
+            for (int n = 0; n < DIM_TILES; n++) {
+#pragma unroll
+                for (int i = 2 * half; i < 2 * half + 2; i++)
+                    all.out[m][n][i] = merge(all.out[m][n][i], chunk.out[m][n][i], by);
+            }
+        }
+    }
+}
+
+// ---- One block
+
+// Reads four matrices of 8 x 8 elements. Each thread gives the address of a row of one.
+INLINE void load_matrices(u32 (&to)[4], u32 address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+}
+
+INLINE void load_transposed(u32 (&to)[4], u32 address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+}
+
+// Adds the product of 16 x 16 and 16 x 8 elements.
+INLINE void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// 16 * M query rows, as `mma` takes them, and how many positions each sees.
+template <int M> struct Queries {
+    u32 bits[M][DIM_STEPS][4];
+    u32 seen[M][2];
+};
+
+// Takes a block of positions from `first` on into the softmax. `shared` is where its K and V lie. `whole`: every row sees
+// all of it.
+template <int M>
+INLINE void attend(Softmax<M> &softmax, const Queries<M> &queries, u32 shared, u32 first, bool whole, float scale)
+{
+    const u32 lane = threadIdx.x % 32;
+    float scores[M][KEY_TILES][4] = {};
+    {
+        // Of two tiles of 8 keys, the lower and the upper 8 of 16 dimensions.
+        const u32 row = lane / 16 * 8 + lane % 8;
+        const u32 granule = lane / 8 % 2;
+#pragma unroll
+        for (int k = 0; k < DIM_STEPS; k++) {
+            const u32 at = shared + row * ROW_BYTES + ((2 * k + granule) ^ (lane % 8)) * 16;
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n += 2) {
+                u32 keys[4];
+                load_matrices(keys, at + n * 8 * ROW_BYTES);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    multiply(scores[m][n], queries.bits[m][k], keys[0], keys[1]);
+                    multiply(scores[m][n + 1], queries.bits[m][k], keys[2], keys[3]);
+                }
+            }
+        }
+    }
+    if (!whole) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    if (first + n * 8 + lane % 4 * 2 + i % 2 >= queries.seen[m][i / 2])
+                        scores[m][n][i] = MINUS_INFINITY;
+                }
+            }
+        }
+    }
+
+    u32 weights[M][KEY_STEPS][4];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float highest = MINUS_INFINITY;
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n++)
+                highest = fmaxf(highest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 1));
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 2));
+            float top = fmaxf(softmax.top[m][half], __fmul_rn(highest, scale));
+            float base = base_of(top);
+            float kept = exp2_of(softmax.top[m][half] - base);
+            softmax.top[m][half] = top;
+            float sum = __fmul_rn(softmax.sum[m][half], kept);
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n++) {
+                float low = exp2_of(__fmaf_rn(scores[m][n][2 * half], scale, -base));
+                float high = exp2_of(__fmaf_rn(scores[m][n][2 * half + 1], scale, -base));
+                sum = __fadd_rn(sum, __fadd_rn(low, high));
+                weights[m][n / 2][n % 2 * 2 + half] = bf16_pair(low, high);
+            }
+            softmax.sum[m][half] = sum;
+#pragma unroll
+            for (int n = 0; n < DIM_TILES; n++) {
+                softmax.out[m][n][2 * half] = __fmul_rn(softmax.out[m][n][2 * half], kept);
+                softmax.out[m][n][2 * half + 1] = __fmul_rn(softmax.out[m][n][2 * half + 1], kept);
+            }
+        }
+    }
+
+    // Of 8 and 8 more keys, two tiles of 8 dimensions.
+    const u32 row = lane % 16;
+    const u32 granule = lane / 16;
+#pragma unroll
+    for (int k = 0; k < KEY_STEPS; k++) {
+        const u32 at = shared + SIDE_BYTES + (k * 16 + row) * ROW_BYTES;
+#pragma unroll
+        for (int n = 0; n < DIM_TILES; n += 2) {
+            u32 values[4];
+            load_transposed(values, at + ((n + granule) ^ (lane % 8)) * 16);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                multiply(softmax.out[m][n], weights[m][k], values[0], values[1]);
+                multiply(softmax.out[m][n + 1], weights[m][k], values[2], values[3]);
+            }
+        }
+    }
+}
+
+// ---- From the pool into shared memory
+
+// Copies 16 bytes while the thread goes on, or writes zeros.
+INLINE void copy_granule(u32 shared, u64 from, bool present)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(present ? 16 : 0));
+}
+
+// Begins to load K and V of the block from position `first` on. Positions from `limit` on become zeros: what lies there has
+// not been written, and is not multiplied even by 0.
+template <u32 THREADS>
+INLINE void load_block(u32 shared, const Pool &pool, const u32 *table, u32 head, u32 first, u32 limit)
+{
+    constexpr u32 ROWS = THREADS / GRANULES;
+    const u32 granule = threadIdx.x % GRANULES;
+    const u32 own = threadIdx.x / GRANULES;
+    const u64 keys = pool.start[0] + head * (u64)pool.head[0] + granule * 16;
+    const u64 values = pool.start[1] + head * (u64)pool.head[1] + granule * 16;
+#pragma unroll
+    for (u32 i = 0; i < (BLOCK + ROWS - 1) / ROWS; i++) {
+        const u32 row = i * ROWS + own;
+        if (BLOCK % ROWS != 0 && row >= BLOCK)
+            break;
+        const bool present = first + row < limit;
+        const u32 position = present ? first + row : limit - 1;
+        const u32 index = divide(position, pool.page_tokens);
+        const u32 slot = position - index * pool.page_tokens.value;
+        const u64 page = table[index];
+        const u32 to = shared + row * ROW_BYTES + (granule ^ (row % 8)) * 16;
+        copy_granule(to, keys + page * pool.page[0] + slot * pool.token[0], present);
+        copy_granule(to + SIDE_BYTES, values + page * pool.page[1] + slot * pool.token[1], present);
+    }
+}
+
+// Calls `attend` with the shared memory and the first position of each block from `first` to before `end`, in ascending order,
+// while the blocks after it are on their way. All threads of the thread block take part.
+template <u32 THREADS, int STAGES, class Attend>
+INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, u32 end, u32 limit, Attend attend)
+{
+    extern __shared__ __align__(128) unsigned char stages[];
+    const u32 shared = (u32)__cvta_generic_to_shared(stages);
+#pragma unroll
+    for (u32 ahead = 0; ahead < STAGES - 1; ahead++) {
+        if (first + ahead < end)
+            load_block<THREADS>(shared + ahead * STAGE_BYTES, pool, table, head, (first + ahead) * BLOCK, limit);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    u32 stage = 0;
+    for (u32 block = first; block < end; block++) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        // This block is there, and all threads are through with the one before it, whose place the next one takes.
+        __syncthreads();
+        const u32 next = block + STAGES - 1;
+        const u32 free = stage == 0 ? STAGES - 1 : stage - 1;
+        if (next < end)
+            load_block<THREADS>(shared + free * STAGE_BYTES, pool, table, head, next * BLOCK, limit);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        attend(shared + stage * STAGE_BYTES, block * BLOCK);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+}
+
+// Reads a row's share of this thread, or zeros where there is no row.
+INLINE void load_query(u32 (&bits)[DIM_STEPS][4], int half, const u16 *row)
+{
+#pragma unroll
+    for (int k = 0; k < DIM_STEPS; k++) {
+        const u16 *from = row + k * 16 + threadIdx.x % 4 * 2;
+        bits[k][half] = row ? *(const u32 *)from : 0;
+        bits[k][half + 2] = row ? *(const u32 *)(from + 8) : 0;
+    }
+}
+
+// ---- Decode
+
+// Grid: chunks, KV heads, rows of the batch. `position` and `table` belong to the first row of the batch.
+extern "C" __global__ void __launch_bounds__(32)
+    attention_decode(const __grid_constant__ Attend a, const __grid_constant__ Partials partials, const u32 *position,
+                     const u32 *table)
+{
+    follow();
+    const u32 chunk = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
+    const u32 own = position[row];
+    if (own == NO_POSITION || own < chunk * CHUNK)
+        return;
+    const u32 limit = min(own + 1, (chunk + 1) * CHUNK);
+    const u32 lane = threadIdx.x;
+    const u32 group = a.group.value;
+
+    Queries<1> queries;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 member = lane / 4 + 8 * half;
+        const u16 *from = a.queries + row * (u64)a.query_stride + (head * group + member) * DIM;
+        load_query(queries.bits[0], half, member < group ? from : nullptr);
+        queries.seen[0][half] = limit;
+    }
+
+    Softmax<1> softmax;
+    clear(softmax);
+    const u32 first = chunk * (CHUNK / BLOCK), end = (limit + BLOCK - 1) / BLOCK;
+    each_block<32, DECODE_STAGES>(a.pool, a.pages + table[row], head, first, end, limit, [&](u32 shared, u32 at) {
+        attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale);
+    });
+    close(softmax);
+
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 member = lane / 4 + 8 * half;
+        if (member >= group)
+            continue;
+        const u64 index = (row * (u64)a.heads + head * group + member) * partials.chunks + chunk;
+        if (lane % 4 == 0)
+            partials.sums[index] = make_float2(softmax.top[0][half], softmax.sum[0][half]);
+        float *to = partials.values + index * DIM + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < DIM_TILES; n++)
+            *(float2 *)(to + n * 8) = make_float2(softmax.out[0][n][2 * half], softmax.out[0][n][2 * half + 1]);
+    }
+}
+
+// Merges the chunks of a row and head. Grid: heads by COMBINE_HEADS, rows of the batch. One warp per head, and each thread has
+// DIM / 32 columns.
+constexpr u32 COMBINE_HEADS = 4;
+
+extern "C" __global__ void __launch_bounds__(32 * COMBINE_HEADS)
+    attention_combine(const __grid_constant__ Partials partials, const u32 *position, u16 *outputs, u32 heads)
+{
+    constexpr int COLUMNS = DIM / 32;
+    follow();
+    const u32 head = blockIdx.x * COMBINE_HEADS + threadIdx.x / 32, row = blockIdx.y;
+    const u32 own = position[row];
+    if (own == NO_POSITION || head >= heads)
+        return;
+    const u32 chunks = min(own / CHUNK + 1, partials.chunks);
+    const u64 index = (row * (u64)heads + head) * partials.chunks;
+    const u32 column = threadIdx.x % 32 * COLUMNS;
+    float top = MINUS_INFINITY, sum = 0.0f, out[COLUMNS] = {};
+#pragma unroll 4
+    for (u32 chunk = 0; chunk < chunks; chunk++) {
+        const float2 other = partials.sums[index + chunk];
+        const float2 *values = (const float2 *)(partials.values + (index + chunk) * DIM + column);
+        const Factors by = factors(top, other.x);
+        sum = merge(sum, other.y, by);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i += 2) {
+            const float2 pair = values[i / 2];
+            out[i] = merge(out[i], pair.x, by);
+            out[i + 1] = merge(out[i + 1], pair.y, by);
+        }
+    }
+    const float share = __frcp_rn(sum);
+    u32 *to = (u32 *)(outputs + (row * (u64)heads + head) * DIM + column);
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i += 2)
+        to[i / 2] = bf16_pair(out[i] * share, out[i + 1] * share);
+}
+
+// ---- Prefill
+
+// Grid: KV heads, tiles. A tile's rows are its tokens times the heads of a group, heads side by side.
+extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDENT)
+    attention_prefill(const __grid_constant__ Attend a, const Tile *tiles, u16 *outputs)
+{
+    constexpr int M = PREFILL_M;
+    follow();
+    const Tile tile = tiles[blockIdx.y];
+    const u32 head = blockIdx.x;
+    const u32 lane = threadIdx.x % 32;
+    const u32 first_row = threadIdx.x / 32 * (16 * M);
+    const u32 limit = tile.start + tile.rows;
+
+    Queries<M> queries;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 row = first_row + m * 16 + half * 8 + lane / 4;
+            const u32 token = divide(row, a.group), member = row - token * a.group.value;
+            const u16 *from = a.queries + (tile.first_row + token) * (u64)a.query_stride + (head * a.group.value + member) * DIM;
+            load_query(queries.bits[m], half, token < tile.rows ? from : nullptr);
+            queries.seen[m][half] = tile.start + token + 1;
+        }
+    }
+    // Positions that every row of the warp sees, and that none sees.
+    const u32 first_token = divide(first_row, a.group), last_token = divide(first_row + 16 * M - 1, a.group);
+    const u32 seen_by_all = tile.start + first_token + 1;
+    const u32 seen_by_none = first_token < tile.rows ? tile.start + min(last_token + 1, tile.rows) : 0;
+
+    Softmax<M> all, softmax;
+    clear(all);
+    clear(softmax);
+    const u32 end = (limit + BLOCK - 1) / BLOCK;
+    each_block<32 * PREFILL_WARPS, PREFILL_STAGES>(
+        a.pool, a.pages + tile.table, head, 0, end, limit, [&](u32 shared, u32 at) {
+            if (at < seen_by_none)
+                attend(softmax, queries, shared, at, at + BLOCK <= seen_by_all, a.scale);
+            if ((at + BLOCK) % CHUNK == 0 || at + BLOCK >= limit) {
+                close(softmax);
+                merge(all, softmax);
+                clear(softmax);
+            }
+        });
+
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 row = first_row + m * 16 + half * 8 + lane / 4;
+            const u32 token = divide(row, a.group), member = row - token * a.group.value;
+            if (token >= tile.rows)
+                continue;
+            const float share = __frcp_rn(all.sum[m][half]);
+            u16 *to = outputs + ((tile.first_row + token) * (u64)a.heads + head * a.group.value + member) * DIM + lane % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < DIM_TILES; n++)
+                *(u32 *)(to + n * 8) =
+                    bf16_pair(all.out[m][n][2 * half] * share, all.out[m][n][2 * half + 1] * share);
+        }
+    }
+}

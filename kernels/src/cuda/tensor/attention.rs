@@ -1,0 +1,342 @@
+//! Attention over a paged pool of K and V in bf16.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DeviceRepr};
+
+use super::launch::{Geometry, Kernel, argument};
+use super::pool::{Pool, source};
+use crate::cuda::exact::{Attention, KvView, Rows};
+use crate::cuda::launch::Divisor;
+use crate::cuda::{Array, CudaError, Device, Source};
+
+const TEXT: &str = source!("attention.cu");
+
+/// The kernels' source, for heads of 64 elements.
+pub const SOURCE_64: Source = Source { name: "attention.cu", text: TEXT, options: &["-DHEAD_DIM=64"] };
+/// The kernels' source, for heads of 128 elements.
+pub const SOURCE_128: Source = Source { name: "attention.cu", text: TEXT, options: &["-DHEAD_DIM=128"] };
+
+/// Positions whose sums are merged as one, as in `attention.cu`. Decode has a thread block for as many.
+pub const CHUNK: usize = 256;
+
+/// Positions of a block, as in `attention.cu`.
+const BLOCK: usize = 64;
+/// Most query heads of a KV head in decode: the rows of a tile.
+const GROUP: usize = 16;
+/// Heads of a thread block of `attention_combine`.
+const COMBINE_HEADS: usize = 4;
+
+/// Numbers that `attention.cu` has for a head's size.
+#[derive(Clone, Copy, Debug)]
+struct Tiling {
+    decode_stages: usize,
+    prefill_warps: usize,
+    /// Rows of a warp, in 16.
+    prefill_m: usize,
+    prefill_stages: usize,
+}
+
+/// Rows of one sequence that lie side by side in a batch, at ascending positions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First row in the batch.
+    pub first_row: u32,
+    /// Rows, one per token.
+    pub rows: u32,
+    /// Position of the first row in its sequence.
+    pub start: u32,
+    /// Where the sequence's pages begin in the list of all pages.
+    pub table: u32,
+}
+
+// SAFETY: numbers only, in C's layout, without padding.
+unsafe impl DeviceRepr for Run {}
+
+/// `Attend` of `attention.cu`, byte for byte.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Attend {
+    pool: Pool,
+    queries: u64,
+    pages: u64,
+    heads: u32,
+    group: Divisor,
+    query_stride: u32,
+    scale: f32,
+}
+
+// SAFETY: numbers only, in C's layout, without padding.
+unsafe impl DeviceRepr for Attend {}
+
+/// `Partials` of `attention.cu`, byte for byte.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PartialsView {
+    values: u64,
+    sums: u64,
+    chunks: u32,
+    unused: u32,
+}
+
+// SAFETY: numbers only, in C's layout, without padding.
+unsafe impl DeviceRepr for PartialsView {}
+
+/// Memory for what the chunks of decode give before they are merged.
+#[derive(Debug)]
+pub struct Partials {
+    values: Array<f32>,
+    sums: Array<f32>,
+    /// Rows times heads times chunks.
+    chunks: usize,
+    head_dim: usize,
+}
+
+impl Partials {
+    /// Room for `rows` rows of `heads` query heads that see up to `positions` positions.
+    ///
+    /// # Errors
+    /// When the device has no memory left.
+    pub fn new(
+        device: &Arc<Device>,
+        rows: usize,
+        heads: usize,
+        head_dim: usize,
+        positions: usize,
+    ) -> Result<Self, CudaError> {
+        let chunks = rows * heads * positions.div_ceil(CHUNK);
+        Ok(Self {
+            values: Array::new(device, chunks * head_dim)?,
+            sums: Array::new(device, chunks * 2)?,
+            chunks,
+            head_dim,
+        })
+    }
+}
+
+/// The kernels for one size of heads.
+///
+/// Each function enqueues its launches and returns. Rows of a batch see the pool's positions up to their own, so K and V of the
+/// batch are stored first. The bits of a row are the same by [`decode`](Self::decode) and [`prefill`](Self::prefill), and do
+/// not depend on other rows, on how a prompt is cut, or on pages. What arrays hold is not looked at: pages are those of the
+/// pool, and positions lie in their sequence's pages.
+#[derive(Debug)]
+pub struct TensorAttention {
+    head_dim: usize,
+    tiling: Tiling,
+    decode: Kernel,
+    combine: Kernel,
+    prefill: Kernel,
+}
+
+fn number(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or_else(|_| panic!("a size of {size}, 2^32 or more"))
+}
+
+impl TensorAttention {
+    /// Compiles the kernels for heads of `head_dim` elements: 64 or 128.
+    ///
+    /// # Errors
+    /// As [`Device::module`].
+    ///
+    /// # Panics
+    /// When heads have another size.
+    pub fn new(device: &Arc<Device>, head_dim: usize) -> Result<Self, CudaError> {
+        let (source, tiling) = match head_dim {
+            64 => (SOURCE_64, Tiling { decode_stages: 3, prefill_warps: 4, prefill_m: 2, prefill_stages: 2 }),
+            128 => {
+                (SOURCE_128, Tiling { decode_stages: 2, prefill_warps: 8, prefill_m: 1, prefill_stages: 2 })
+            }
+            other => panic!("heads of {other} elements: 64 or 128"),
+        };
+        let module = device.module(&source)?;
+        let kernel = |name, stages| Kernel::new(device, &module, name, shared(head_dim, stages));
+        Ok(Self {
+            head_dim,
+            tiling,
+            decode: kernel("attention_decode", tiling.decode_stages)?,
+            combine: kernel("attention_combine", 0)?,
+            prefill: kernel("attention_prefill", tiling.prefill_stages)?,
+        })
+    }
+
+    /// Attention of rows of which each is the last one of its sequence: `rows` of the batch. For each it reads its position,
+    /// so that a captured graph serves batches of all lengths up to `positions` and at most as many rows. Rows with
+    /// [`NO_POSITION`](super::rows::NO_POSITION) are left out.
+    ///
+    /// `queries` and `outputs` `[rows][heads][head_dim]` are those of the batch.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When an array or `partials` is too short, or sizes or the view are none that the kernels have.
+    #[allow(clippy::too_many_arguments, reason = "arrays of one call")]
+    pub fn decode(
+        &self,
+        stream: &CudaStream,
+        attention: &Attention,
+        queries: &Array<u16>,
+        view: &KvView,
+        batch: &Rows,
+        rows: Range<usize>,
+        positions: usize,
+        partials: &mut Partials,
+        outputs: &mut Array<u16>,
+    ) -> Result<(), CudaError> {
+        let attend = self.attend(attention, queries, view, &batch.pages, batch.rows, outputs);
+        let &Attention { heads, kv_heads, query_stride, .. } = attention;
+        assert!(rows.end <= batch.rows, "rows {rows:?} of {}", batch.rows);
+        assert!(
+            batch.position.len() >= batch.rows && batch.table.len() >= batch.rows,
+            "arrays shorter than the batch"
+        );
+        assert!(
+            heads / kv_heads <= GROUP,
+            "{heads} query heads and {kv_heads} KV heads: more than {GROUP} each"
+        );
+        let chunks = positions.div_ceil(CHUNK);
+        let needed = rows.len() * heads * chunks;
+        assert!(
+            partials.head_dim == self.head_dim && partials.chunks >= needed,
+            "partials for {} chunks of heads of {}, of {needed} of {}",
+            partials.chunks,
+            partials.head_dim,
+            self.head_dim
+        );
+        let first = rows.start as u64;
+        let attend = Attend { queries: attend.queries + first * query_stride as u64 * 2, ..attend };
+        let view = PartialsView {
+            values: partials.values.address(),
+            sums: partials.sums.address(),
+            chunks: number(chunks),
+            unused: 0,
+        };
+        let position = batch.position.address() + first * 4;
+        let table = batch.table.address() + first * 4;
+        let outputs = outputs.address() + first * (heads * self.head_dim) as u64 * 2;
+        let geometry = Geometry {
+            grid: [chunks, kv_heads, rows.len()],
+            threads: 32,
+            shared: shared(self.head_dim, self.tiling.decode_stages),
+        };
+        let arguments = [argument(&attend), argument(&view), argument(&position), argument(&table)];
+        // SAFETY: the parameters of `attention_decode`, which stays within the arrays by the checks above. The view, the
+        // positions and the pages are the caller's.
+        unsafe { self.decode.launch(stream, geometry, &arguments)? };
+        let geometry = Geometry {
+            grid: [heads.div_ceil(COMBINE_HEADS), rows.len(), 1],
+            threads: 32 * COMBINE_HEADS as u32,
+            shared: 0,
+        };
+        let arguments = [argument(&view), argument(&position), argument(&outputs), argument(&attend.heads)];
+        // SAFETY: the parameters of `attention_combine`, as above.
+        unsafe { self.combine.launch(stream, geometry, &arguments) }
+    }
+
+    /// Cuts runs of rows into the tiles that [`prefill`](Self::prefill) takes, the longest first.
+    #[must_use]
+    pub fn tiles(&self, attention: &Attention, runs: &[Run]) -> Vec<Run> {
+        let group = attention.heads / attention.kv_heads;
+        let tokens = number(16 * self.tiling.prefill_m * self.tiling.prefill_warps / group);
+        let cut = |run: &Run| {
+            let run = *run;
+            (0..run.rows.div_ceil(tokens)).map(move |index| Run {
+                first_row: run.first_row + index * tokens,
+                rows: tokens.min(run.rows - index * tokens),
+                start: run.start + index * tokens,
+                table: run.table,
+            })
+        };
+        let mut tiles: Vec<Run> = runs.iter().flat_map(cut).collect();
+        tiles.sort_by_key(|tile| std::cmp::Reverse(tile.start + tile.rows));
+        tiles
+    }
+
+    /// Attention of the first `count` of these tiles, of a batch of `rows` rows.
+    ///
+    /// `queries` and `outputs` `[rows][heads][head_dim]` are those of the batch.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When an array is too short, or sizes or the view are none that the kernels have.
+    #[allow(clippy::too_many_arguments, reason = "arrays of one call")]
+    pub fn prefill(
+        &self,
+        stream: &CudaStream,
+        attention: &Attention,
+        queries: &Array<u16>,
+        view: &KvView,
+        pages: &Array<u32>,
+        rows: usize,
+        (tiles, count): (&Array<Run>, usize),
+        outputs: &mut Array<u16>,
+    ) -> Result<(), CudaError> {
+        let attend = self.attend(attention, queries, view, pages, rows, outputs);
+        assert!(
+            count <= tiles.len() && count < 1 << 16,
+            "{count} tiles in an array of {}, at most 65535",
+            tiles.len()
+        );
+        let geometry = Geometry {
+            grid: [attention.kv_heads, count, 1],
+            threads: 32 * self.tiling.prefill_warps as u32,
+            shared: shared(self.head_dim, self.tiling.prefill_stages),
+        };
+        let (tiles, outputs) = (tiles.address(), outputs.address());
+        let arguments = [argument(&attend), argument(&tiles), argument(&outputs)];
+        // SAFETY: the parameters of `attention_prefill`, which stays within the arrays by the checks above. The view, the
+        // tiles and the pages are the caller's.
+        unsafe { self.prefill.launch(stream, geometry, &arguments) }
+    }
+
+    fn attend(
+        &self,
+        attention: &Attention,
+        queries: &Array<u16>,
+        view: &KvView,
+        pages: &Array<u32>,
+        rows: usize,
+        outputs: &Array<u16>,
+    ) -> Attend {
+        let &Attention { heads, kv_heads, head_dim, query_stride, scale } = attention;
+        assert_eq!(head_dim, self.head_dim, "elements of a head");
+        assert!(
+            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            "{heads} query heads and {kv_heads} KV heads"
+        );
+        assert!(scale > 0.0 && scale.is_finite(), "a scale of {scale}");
+        assert!(
+            query_stride.is_multiple_of(2) && query_stride >= heads * head_dim,
+            "{query_stride} elements from one row to the next, of {heads} heads of {head_dim}"
+        );
+        assert!(
+            queries.len() / query_stride >= rows,
+            "{rows} rows of queries in an array of {}",
+            queries.len()
+        );
+        assert!(
+            outputs.len() / (heads * head_dim) >= rows,
+            "{rows} rows of outputs in an array of {}",
+            outputs.len()
+        );
+        Attend {
+            pool: Pool::new(view),
+            queries: queries.address(),
+            pages: pages.address(),
+            heads: number(heads),
+            group: Divisor::of(number(heads / kv_heads)),
+            query_stride: number(query_stride),
+            scale: scale * std::f32::consts::LOG2_E,
+        }
+    }
+}
+
+/// Bytes of shared memory for K and V of as many blocks.
+fn shared(head_dim: usize, stages: usize) -> u32 {
+    number(stages * 2 * BLOCK * head_dim * 2)
+}

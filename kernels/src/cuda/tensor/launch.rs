@@ -1,0 +1,113 @@
+//! Launches of kernels that may start before the ones before them have ended.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig};
+use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DeviceRepr, sys};
+
+use crate::cuda::device::function;
+use crate::cuda::{CudaError, Device, refused};
+
+/// A kernel of this folder.
+///
+/// Each of them begins with `griddepcontrol.wait` where the device has it (compute capability 9.0), so that its launch and its
+/// first instructions overlap the end of the kernel before.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    function: CudaFunction,
+    name: &'static str,
+    /// Whether the kernel waits by itself for the one before it.
+    waits: bool,
+    device: Arc<Device>,
+}
+
+/// How many threads a launch has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    /// Thread blocks.
+    pub(super) grid: [usize; 3],
+    /// Threads of a thread block.
+    pub(super) threads: u32,
+    /// Bytes of shared memory of a thread block, besides what the kernel declares.
+    pub(super) shared: u32,
+}
+
+/// A value that a launch passes.
+pub(super) fn argument<T: DeviceRepr>(value: &T) -> *mut c_void {
+    std::ptr::from_ref(value).cast_mut().cast()
+}
+
+impl Kernel {
+    /// The kernel of this name, which may use `shared` bytes of shared memory besides what it declares.
+    ///
+    /// # Errors
+    /// When the module has no such kernel, or the device not as much memory.
+    pub(super) fn new(
+        device: &Arc<Device>,
+        module: &Arc<CudaModule>,
+        name: &'static str,
+        shared: u32,
+    ) -> Result<Self, CudaError> {
+        let function = function(module, name)?;
+        if shared > 0 {
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = i32::try_from(shared).unwrap_or(i32::MAX);
+            function
+                .set_attribute(attribute, bytes)
+                .map_err(refused(format!("give {name} {bytes} bytes of shared memory")))?;
+        }
+        Ok(Self { function, name, waits: device.capability() >= 90, device: Arc::clone(device) })
+    }
+
+    /// Enqueues the kernel, or nothing where the grid is empty.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Safety
+    /// `arguments` point to the kernel's parameters, in their order and of their types. What the kernel then reads and writes
+    /// lies in arrays that live until the stream has come that far.
+    pub(super) unsafe fn launch(
+        &self,
+        stream: &CudaStream,
+        geometry: Geometry,
+        arguments: &[*mut c_void],
+    ) -> Result<(), CudaError> {
+        if geometry.grid.contains(&0) {
+            return Ok(());
+        }
+        self.device.bind()?;
+        let mut attribute = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        // What is too large for the driver is refused by it.
+        let [x, y, z] = geometry.grid.map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
+        let config = CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: geometry.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: geometry.shared,
+            hStream: stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.waits),
+        };
+        // SAFETY: the context is bound, the function lives as long as this, and the driver copies the parameters, which the
+        // caller vouches for.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                self.function.cu_function(),
+                arguments.as_ptr().cast_mut(),
+                std::ptr::null_mut(),
+            )
+        }
+        .result()
+        .map_err(refused(format!("launch {}", self.name)))
+    }
+}

@@ -1,0 +1,52 @@
+// What the kernels of this folder share: names of types, following the kernel before, and where K and V lie. It stands before
+// each of their sources.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define INLINE static __device__ __forceinline__
+
+// Position of a row that belongs to no sequence: padding of a batch.
+constexpr u32 NO_POSITION = 0xffffffffu;
+
+#define MINUS_INFINITY __int_as_float(0xff800000)
+
+// Waits until the kernels before this one are done, and lets the next one start where there is room.
+INLINE void follow()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Two numbers as bf16, the first one in the lower bits.
+INLINE u32 bf16_pair(float low, float high)
+{
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Division by a number that the host knows, exact for dividends below 2^31.
+struct Divisor {
+    u32 value;
+    u32 multiplier;
+    u32 shift;
+};
+
+INLINE u32 divide(u32 number, Divisor by)
+{
+    return (u32)(((u64)number * by.multiplier) >> by.shift);
+}
+
+// K (0) and V (1) of one layer. Strides are in bytes.
+struct Pool {
+    u64 start[2];
+    u32 page[2];
+    u32 head[2];
+    u32 token[2];
+    Divisor page_tokens;
+    u32 unused;
+};

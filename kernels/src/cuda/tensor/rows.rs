@@ -1,0 +1,261 @@
+//! What an executor does to the rows of a batch besides matrix products and attention.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DeviceRepr};
+
+use super::launch::{Geometry, Kernel, argument};
+use super::pool::{Pool, source};
+use crate::cuda::exact::{KvView, Rows};
+use crate::cuda::{Array, CudaError, Device, Source};
+
+/// The kernels' source.
+pub const SOURCE: Source = Source { name: "rows.cu", text: source!("rows.cu"), options: &[] };
+
+/// Vectors of 4 elements that a thread of the norm keeps, as in `rows.cu`.
+const NORM_VECTORS: usize = 8;
+/// Most threads of a thread block of the norm, as in `rows.cu`.
+const NORM_THREADS: usize = 512;
+/// Threads of other thread blocks.
+const THREADS: u32 = 128;
+
+/// Position of a row that belongs to no sequence, in a batch that is larger than its sequences. Nothing is stored for it.
+pub const NO_POSITION: u32 = u32::MAX;
+
+/// Sizes of the product that [`TensorRows::rotate_and_store`] takes apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Projection<'a> {
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Elements of a head: 64 or 128.
+    pub head_dim: usize,
+    /// Cosines of the rotary angles, `[rows][head_dim / 2]`.
+    pub cosines: &'a Array<f32>,
+    /// Their sines.
+    pub sines: &'a Array<f32>,
+    /// Weights of the norms of query and key heads, `[head_dim]` each, where the model has such norms.
+    pub norms: Option<[&'a Array<f32>; 2]>,
+    /// What these norms add to the mean of squares.
+    pub epsilon: f32,
+}
+
+/// `Rotate` of `rows.cu`, byte for byte.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Rotate {
+    pool: Pool,
+    qkv: u64,
+    cosines: u64,
+    sines: u64,
+    norms: [u64; 2],
+    queries: u64,
+    position: u64,
+    table: u64,
+    pages: u64,
+    heads: u32,
+    kv_heads: u32,
+    epsilon: f32,
+    unused: u32,
+}
+
+// SAFETY: numbers only, in C's layout, without padding.
+unsafe impl DeviceRepr for Rotate {}
+
+/// The kernels on one device.
+///
+/// Each function enqueues one launch and returns. It panics where an array is shorter than the sizes say. What arrays hold is
+/// not looked at: tokens, pages and positions are those of the model and the pool.
+#[derive(Debug)]
+pub struct TensorRows {
+    embed: Kernel,
+    rms_norm: Kernel,
+    rotate_64: Kernel,
+    rotate_128: Kernel,
+    argmax: Kernel,
+}
+
+fn fits<T: DeviceRepr + Copy>(array: &Array<T>, what: &str, rows: usize, of: usize) {
+    assert!(array.len() / of.max(1) >= rows, "{what}: {rows} rows of {of}, in an array of {}", array.len());
+}
+
+fn number(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or_else(|_| panic!("a size of {size}, 2^32 or more"))
+}
+
+impl TensorRows {
+    /// Compiles the kernels.
+    ///
+    /// # Errors
+    /// As [`Device::module`].
+    pub fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        let module = device.module(&SOURCE)?;
+        let kernel = |name| Kernel::new(device, &module, name, 0);
+        Ok(Self {
+            embed: kernel("embed")?,
+            rms_norm: kernel("rms_norm")?,
+            rotate_64: kernel("rotate_and_store_64")?,
+            rotate_128: kernel("rotate_and_store_128")?,
+            argmax: kernel("argmax")?,
+        })
+    }
+
+    /// Begins the residual stream of `rows` rows of `hidden` elements with the rows of `table` that `tokens` name. A token
+    /// from `vocabulary` on gives zeros.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When an array is too short, or `hidden` is no multiple of 8.
+    pub fn embed(
+        &self,
+        stream: &CudaStream,
+        tokens: &Array<u32>,
+        rows: usize,
+        table: &Array<u16>,
+        [vocabulary, hidden]: [usize; 2],
+        residual: &mut Array<f32>,
+    ) -> Result<(), CudaError> {
+        assert!(hidden.is_multiple_of(8), "rows of {hidden} elements, not a multiple of 8");
+        fits(tokens, "tokens", rows, 1);
+        fits(table, "the embedding", vocabulary, hidden);
+        fits(residual, "the residual stream", rows, hidden);
+        let geometry = Geometry { grid: [rows, 1, 1], threads: THREADS, shared: 0 };
+        let arguments = [tokens.address(), table.address(), residual.address()];
+        let sizes = [number(hidden), number(vocabulary)];
+        let [tokens, table, residual] = arguments.each_ref().map(argument);
+        let [hidden, vocabulary] = sizes.each_ref().map(argument);
+        // SAFETY: the parameters of `embed`, which stays within the arrays by the checks above.
+        unsafe { self.embed.launch(stream, geometry, &[tokens, table, residual, hidden, vocabulary]) }
+    }
+
+    /// RMS norm of rows of the residual stream: the first `rows`, or of `selected` the first `rows`. `hidden` is the length
+    /// of `weight` that counts.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When an array is too short, or `hidden` is no multiple of 4 or more than 16384.
+    #[allow(clippy::too_many_arguments, reason = "arrays of one call")]
+    pub fn rms_norm(
+        &self,
+        stream: &CudaStream,
+        residual: &Array<f32>,
+        selected: Option<&Array<u32>>,
+        rows: usize,
+        weight: &Array<f32>,
+        hidden: usize,
+        epsilon: f32,
+        normed: &mut Array<u16>,
+    ) -> Result<(), CudaError> {
+        let vectors = hidden / 4;
+        assert!(
+            hidden.is_multiple_of(4) && (1..=NORM_VECTORS * NORM_THREADS).contains(&vectors),
+            "rows of {hidden} elements: not a multiple of 4 up to {}",
+            4 * NORM_VECTORS * NORM_THREADS
+        );
+        fits(weight, "weights", 1, hidden);
+        fits(normed, "normed rows", rows, hidden);
+        match selected {
+            Some(selected) => fits(selected, "selected rows", rows, 1),
+            None => fits(residual, "the residual stream", rows, hidden),
+        }
+        let threads = vectors.next_multiple_of(32).min(NORM_THREADS);
+        let geometry = Geometry { grid: [rows, 1, 1], threads: number(threads), shared: 0 };
+        let arrays =
+            [residual.address(), selected.map_or(0, Array::address), weight.address(), normed.address()];
+        let [residual, selected, weight, normed] = arrays.each_ref().map(argument);
+        let hidden = number(hidden);
+        let arguments = [residual, selected, weight, normed, argument(&hidden), argument(&epsilon)];
+        // SAFETY: the parameters of `rms_norm`, which stays within the arrays by the checks above. Selected rows are the
+        // caller's.
+        unsafe { self.rms_norm.launch(stream, geometry, &arguments) }
+    }
+
+    /// Takes the product `[rows][queries, K, V]` apart: norms of heads where the model has them, rotary embedding (dimension
+    /// `i` with `i + head_dim / 2`), queries in bf16 to `queries` `[rows][heads][head_dim]`, K and V in bf16 to the pool.
+    ///
+    /// A row with [`NO_POSITION`] is left out.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When an array is too short, or sizes or the view are none that the kernel has.
+    pub fn rotate_and_store(
+        &self,
+        stream: &CudaStream,
+        qkv: &Array<f32>,
+        batch: &Rows,
+        projection: &Projection<'_>,
+        view: &KvView,
+        queries: &mut Array<u16>,
+    ) -> Result<(), CudaError> {
+        let &Projection { heads, kv_heads, head_dim, cosines, sines, norms, epsilon } = projection;
+        let (rows, all) = (batch.rows, heads + 2 * kv_heads);
+        fits(qkv, "the product", rows, all * head_dim);
+        fits(cosines, "cosines", rows, head_dim / 2);
+        fits(sines, "sines", rows, head_dim / 2);
+        for weights in norms.iter().flatten() {
+            fits(weights, "weights of a head's norm", 1, head_dim);
+        }
+        fits(queries, "queries", rows, heads * head_dim);
+        fits(&batch.position, "positions", rows, 1);
+        fits(&batch.table, "tables", rows, 1);
+        let kernel = match head_dim {
+            64 => &self.rotate_64,
+            128 => &self.rotate_128,
+            other => panic!("heads of {other} elements: 64 or 128"),
+        };
+        let heads_at_once = THREADS as usize / (head_dim / 4);
+        // Rows lie in the second dimension, of which there are fewer.
+        assert!(rows < 1 << 16, "{rows} rows in one batch, 65536 or more");
+        let geometry = Geometry { grid: [all.div_ceil(heads_at_once), rows, 1], threads: THREADS, shared: 0 };
+        let rotate = Rotate {
+            pool: Pool::new(view),
+            qkv: qkv.address(),
+            cosines: cosines.address(),
+            sines: sines.address(),
+            norms: norms.map_or([0; 2], |norms| norms.map(Array::address)),
+            queries: queries.address(),
+            position: batch.position.address(),
+            table: batch.table.address(),
+            pages: batch.pages.address(),
+            heads: number(heads),
+            kv_heads: number(kv_heads),
+            epsilon,
+            unused: 0,
+        };
+        // SAFETY: the parameter of the kernel, which stays within the arrays by the checks above. The view and the pages are
+        // the caller's.
+        unsafe { kernel.launch(stream, geometry, &[argument(&rotate)]) }
+    }
+
+    /// Index of the highest of each row's `vocabulary` logits: of equal ones the lowest. NaN is never the highest (a row of
+    /// nothing else gives 0).
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When an array is too short.
+    pub fn argmax(
+        &self,
+        stream: &CudaStream,
+        logits: &Array<f32>,
+        rows: usize,
+        vocabulary: usize,
+        highest: &mut Array<u32>,
+    ) -> Result<(), CudaError> {
+        fits(logits, "logits", rows, vocabulary);
+        fits(highest, "results", rows, 1);
+        let geometry = Geometry { grid: [rows, 1, 1], threads: 1024, shared: 0 };
+        let arrays = [logits.address(), highest.address()];
+        let [logits, highest] = arrays.each_ref().map(argument);
+        // SAFETY: the parameters of `argmax`, which stays within the arrays by the checks above.
+        unsafe { self.argmax.launch(stream, geometry, &[logits, highest, argument(&number(vocabulary))]) }
+    }
+}
