@@ -19,7 +19,7 @@ pub mod tensor;
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushKernelArg, sys};
+use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushKernelArg, result, sys};
 
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
 pub use cudarc::driver::CudaStream;
@@ -123,6 +123,12 @@ impl CudaKernels {
 
 /// The device's primary context, once it is certain that asking for it cannot panic.
 fn context(device: usize) -> Result<Arc<CudaContext>, CudaError> {
+    driver()?;
+    CudaContext::new(device).map_err(refused(format!("open device {device}")))
+}
+
+/// Loads the driver, and checks that calling it cannot panic.
+fn driver() -> Result<(), CudaError> {
     // SAFETY: it loads the library and runs its initialisers, which is what a driver is installed for.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::NoDriver);
@@ -130,10 +136,23 @@ fn context(device: usize) -> Result<Arc<CudaContext>, CudaError> {
     let mut version = 0;
     // SAFETY: the library is there, every version of it has this function, and it writes one number.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(refused("tell its version"))?;
-    if version < OLDEST_DRIVER {
-        return Err(CudaError::OldDriver(version));
-    }
-    CudaContext::new(device).map_err(refused(format!("open device {device}")))
+    if version < OLDEST_DRIVER { Err(CudaError::OldDriver(version)) } else { Ok(()) }
+}
+
+/// Bytes of the memory of the device with this number. Takes none of it.
+///
+/// # Errors
+/// When there is no driver, it is too old, or there is no such device.
+pub fn total_memory(device: usize) -> Result<usize, CudaError> {
+    driver()?;
+    let ordinal = i32::try_from(device).unwrap_or(i32::MAX);
+    let total = || {
+        result::init()?;
+        let found = result::device::get(ordinal)?;
+        // SAFETY: the driver has just said that this is a device.
+        unsafe { result::device::total_mem(found) }
+    };
+    total().map_err(refused(format!("open device {device}")))
 }
 
 /// Copies pages of a device's memory, in one stream.

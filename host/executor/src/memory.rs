@@ -20,6 +20,7 @@ use host_memory::SharedMemory;
 pub use buffer::PageBuffer;
 pub use copier::{PageCopier, PageCopyError};
 pub(crate) use device::DevicePool;
+pub use device::bytes_of_device;
 
 /// Memory that could not be had.
 #[derive(Debug, thiserror::Error)]

@@ -46,6 +46,8 @@ pub enum Feature {
     RemoteWorkers,
     /// Workers that are started again when they die.
     SupervisedRestart,
+    /// KV pools in a GPU's memory, without staging memory.
+    UnstagedGpuPools,
 }
 
 /// What a feature needs.

@@ -1,5 +1,6 @@
 //! From settings to the parts of a worker: everything is checked here, before anything starts.
 
+pub mod gpu;
 mod grammars;
 mod model;
 mod model_path;
@@ -54,6 +55,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     let staging = staging::staging(settings)?;
     numbers::check(settings)?;
     model_path::check(settings)?;
+    gpu::check(settings)?;
     let shape = model::shape(settings)?;
     let roles = settings.role.map_or(vec![RoleName::Prefill, RoleName::Decode], |role| vec![role]);
     let mut needs = Needs::default();

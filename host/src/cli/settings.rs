@@ -66,8 +66,21 @@ impl RoleName {
 pub enum ExecutorName {
     /// A real model on the CPU
     Cpu,
+    /// A real model on an NVIDIA GPU, with its KV pool in the GPU's memory
+    Cuda,
     /// No model: KV that proves itself, with a modelled speed
     Synthetic,
+}
+
+impl ExecutorName {
+    /// Whether it computes the model that `--model` names.
+    #[must_use]
+    pub fn computes_a_model(self) -> bool {
+        match self {
+            ExecutorName::Cpu | ExecutorName::Cuda => true,
+            ExecutorName::Synthetic => false,
+        }
+    }
 }
 
 /// How log lines are written.
@@ -116,6 +129,15 @@ pub struct Settings {
     /// What computes the model [default: cpu]
     #[arg(long, value_enum)]
     pub executor: Option<ExecutorName>,
+
+    /// The GPU of --executor cuda, by its number. All ranks of a worker compute on it [default: 0]
+    #[arg(long, value_name = "NUMBER")]
+    pub cuda_device: Option<u32>,
+
+    /// NVIDIA's run-time compiler, which --executor cuda compiles its kernels with: libnvrtc.so, or a folder with it as the package
+    /// nvidia-cuda-nvrtc lays it out [default: what the variable NVRTC names, else where the system and CUDA's installer have it]
+    #[arg(long, value_name = "PATH")]
+    pub nvrtc: Option<PathBuf>,
 
     /// Run only this part. Without this flag, all parts are started on this machine
     #[arg(long, value_enum)]

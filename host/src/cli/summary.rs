@@ -26,6 +26,7 @@ pub fn log(settings: &Settings, notes: &[String]) {
 fn model(settings: &Settings, plan: &Plan) -> String {
     let from = match (settings.executor(), &settings.model) {
         (ExecutorName::Cpu, Some(path)) => path.display().to_string(),
+        (ExecutorName::Cuda, Some(path)) => format!("{} on GPU {}", path.display(), settings.cuda_device()),
         _ => "the synthetic executor, which computes no model".to_owned(),
     };
     let pool: u64 = plan.layouts.iter().map(|layout| layout.bytes() as u64).sum();

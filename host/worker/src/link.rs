@@ -164,20 +164,28 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// Whether the plugin reaches this pool. Where it does not, staging memory has to be there.
+    /// Whether the plugin reaches this pool. Where it does not, there has to be enough staging memory.
     ///
     /// # Errors
-    /// When it is not.
-    fn reaches(&self, pool: &Location) -> Result<bool, CannotWork> {
-        let Some(device) = pool.device.filter(|_| !self.vram) else { return Ok(true) };
-        let plugin = self.plugin.as_deref().unwrap_or_default();
-        if self.staging_bytes > 0 {
+    /// When there is not.
+    fn reaches(&self, pool: &KvMemory) -> Result<bool, CannotWork> {
+        let Some(device) = pool.location().device.filter(|_| !self.vram) else { return Ok(true) };
+        let (bytes, block) = (self.staging_bytes as u64, pool.layout().shape.block_bytes() as u64);
+        if piece_limit(bytes, bytes) >= block {
             return Ok(false);
         }
+        let there_is = match bytes {
+            0 => "none: leave --staging never and --staging-bytes 0 out".to_owned(),
+            _ => format!(
+                "{bytes} bytes for a rank, too few for one head of one layer of a page, which has {block}: raise --staging-bytes to \
+                 {} for each rank",
+                block * 8
+            ),
+        };
         Err(CannotWork(format!(
-            "plugin {plugin:?} does not declare vram, so that pages of a KV pool in the memory of GPU {device} have to go through \
-             staging memory, and there is none: leave --staging never and --staging-bytes 0 out, or name a transfer plugin that \
-             declares vram"
+            "plugin {:?} does not declare vram, so that pages of a KV pool in the memory of GPU {device} go through staging memory, \
+             of which there is {there_is}, or name a transfer plugin that declares vram",
+            self.plugin.as_deref().unwrap_or_default()
         )))
     }
 }
@@ -199,7 +207,7 @@ impl Links {
             backend.register(memory).map_err(|error| not_registered(&plugin, what, memory.kind, &error))
         };
         let ranks = ranks.into_iter().enumerate().map(|(rank, (kv, backend))| {
-            let reaches = opening.reaches(&kv.location())?;
+            let reaches = opening.reaches(&kv)?;
             let kv_region =
                 reaches.then(|| register(&backend, &of_pool(&kv.location()), "KV pool")).transpose()?;
             let aux_rows = host_memory(&aux, aux.fd().as_raw_fd());

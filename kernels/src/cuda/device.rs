@@ -52,14 +52,6 @@ impl Device {
         self.context.ordinal()
     }
 
-    /// Bytes of its memory that are free now, and all that it has.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
-        self.context.mem_get_info().map_err(refused("tell how much memory the device has"))
-    }
-
     /// Its compute capability: 90 for 9.0.
     #[must_use]
     pub fn capability(&self) -> i32 {

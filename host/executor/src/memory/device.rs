@@ -5,7 +5,7 @@ use std::sync::Arc;
 use host_core::KvLayout;
 use host_core::transfer::PagesCopy;
 use host_kernels::copy::Memory;
-use host_kernels::cuda::{Array, CudaCopier, CudaError, CudaKernels, Device};
+use host_kernels::cuda::{Array, CudaCopier, CudaError, CudaKernels, Device, total_memory};
 use parking_lot::Mutex;
 
 use super::copier::copy_out_on_device;
@@ -13,6 +13,14 @@ use super::{MemoryError, PageBuffer, PageCopyError};
 
 /// Bytes of the host memory through which pages are looked at, unless one page is longer.
 const LOOKED_AT: usize = 4 << 20;
+
+/// Bytes of the memory of the device with this number.
+///
+/// # Errors
+/// When there is no driver, it is too old, or there is no such device.
+pub fn bytes_of_device(device: usize) -> Result<u64, CudaError> {
+    total_memory(device).map(|bytes| bytes as u64)
+}
 
 /// A pool in a GPU's memory, and what reads and writes its pages.
 pub(crate) struct DevicePool {

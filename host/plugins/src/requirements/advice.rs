@@ -21,6 +21,7 @@ const fn settings(feature: Feature) -> Settings {
         F::StorageCache => (Some("give --hicache-storage"), Some("leave --hicache-storage out")),
         F::WindowRatio => (Some("give --swa-full-tokens-ratio"), Some("leave --swa-full-tokens-ratio out")),
         F::Speculation => (Some("give --speculate"), Some("leave --speculate out")),
+        F::UnstagedGpuPools => (None, Some("leave --staging never and --staging-bytes 0 out")),
         F::NoPrefixCache => (None, Some("give --decode-radix-cache or --prefill-radix-cache")),
         // They follow from the model, the machine or what else is set.
         F::PdTransfer | F::SlidingWindow | F::LayerState | F::RemoteWorkers | F::SupervisedRestart => {

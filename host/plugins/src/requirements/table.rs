@@ -64,6 +64,12 @@ pub const RULES: &[Rule] = &[
         can::SETTLED,
         "pages in the tree are evicted and used again, also those that a transfer was reading when it was aborted",
     ),
+    transfer(
+        "gpu-pools-vram",
+        Feature::UnstagedGpuPools,
+        can::VRAM,
+        "pages of a pool in a GPU's memory reach other workers through staging memory, or by a plugin that reaches a GPU's memory",
+    ),
     without(
         "tiers-need-cache",
         Feature::HierarchicalCache,

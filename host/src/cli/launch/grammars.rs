@@ -8,12 +8,12 @@ use host_grammar::Vocabulary;
 use host_worker::Grammars;
 
 use super::text_model;
-use crate::cli::settings::{ExecutorName, Settings};
+use crate::cli::settings::Settings;
 
 /// Grammars over the model's vocabulary, which is read when the first grammar comes. `None` for an executor that draws from no
 /// logits.
 pub(super) fn grammars(settings: &Settings, shape: &ModelShape) -> anyhow::Result<Option<Arc<Grammars>>> {
-    if settings.executor() == ExecutorName::Synthetic {
+    if !settings.executor().computes_a_model() {
         return Ok(None);
     }
     let settings = settings.clone();

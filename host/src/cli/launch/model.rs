@@ -1,16 +1,17 @@
 //! What is known of the model without its weights.
 
+use std::path::Path;
 use std::time::Duration;
 
 use host_core::pool::Retained;
-use host_executor::cpu;
 use host_executor::group::Seat;
 use host_executor::synthetic::{Cost, Hold, Synthetic, SyntheticShape};
 use host_executor::{Executor, ExecutorError, ModelShape, Sliding};
+use host_executor::{cpu, cuda};
 use host_front::text::TextModel;
 use host_front::text::gguf::is_gguf;
 
-use super::{Refused, refused};
+use super::{Refused, gpu, refused};
 use crate::cli::settings::{ExecutorName, Settings};
 
 /// Longest step that may be modelled: a worker that is to stop waits for it.
@@ -26,18 +27,26 @@ pub(super) fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
             let executor = synthetic(settings, Seat::alone()).map_err(|error| refused(error.to_string()))?;
             executor.shape().clone()
         }
-        ExecutorName::Cpu => {
-            let directory = settings.model.as_deref().ok_or_else(|| {
-                refused("no model: give a Hugging Face directory or a .gguf file with --model, or use --executor synthetic")
-            })?;
-            cpu::read_shape(directory)
-                .map_err(|error| refused(format!("the model cannot be served: {error}")))?
+        ExecutorName::Cpu => cpu::read_shape(path(settings)?).map_err(not_served)?,
+        ExecutorName::Cuda => {
+            cuda::read_shape(path(settings)?, &gpu::options(settings)).map_err(not_served)?
         }
     };
     if let Some(dtype) = settings.kv_dtype {
         shape.kv_dtype = dtype.into();
     }
     Ok(shape)
+}
+
+/// Where the model lies that an executor computes.
+fn path(settings: &Settings) -> Result<&Path, Refused> {
+    settings.model.as_deref().ok_or_else(|| {
+        refused("no model: give a Hugging Face directory or a .gguf file with --model, or use --executor synthetic")
+    })
+}
+
+fn not_served(error: impl std::fmt::Display) -> Refused {
+    refused(format!("the model cannot be served: {error}"))
 }
 
 /// One rank of the synthetic executor.
@@ -116,7 +125,7 @@ fn own_text_model(settings: &Settings) -> Result<TextModel, Refused> {
             .map_err(|error| refused(format!("--tokenizer cannot be used: {error}")));
     }
     let with_tokenizer = model.filter(|model| {
-        settings.executor() == ExecutorName::Cpu || is_gguf(model) || model.join("tokenizer.json").exists()
+        settings.executor().computes_a_model() || is_gguf(model) || model.join("tokenizer.json").exists()
     });
     match with_tokenizer {
         Some(model) => TextModel::load(model)

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Refused, refused};
-use crate::cli::settings::{ExecutorName, Settings};
+use crate::cli::settings::Settings;
 
 /// A model that is small, free, and answers at once.
 const EXAMPLE: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
@@ -13,14 +13,16 @@ const EXAMPLE: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
 /// # Errors
 /// When nothing is named, or nothing is there, with a command that downloads a model.
 pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
-    match (&settings.model, settings.executor()) {
-        (_, ExecutorName::Synthetic) => Ok(()),
-        (None, ExecutorName::Cpu) => Err(refused(format!(
+    if !settings.executor().computes_a_model() {
+        return Ok(());
+    }
+    match &settings.model {
+        None => Err(refused(format!(
             "no model: give a GGUF file or a Hugging Face folder with --model. To get one:\n    {}\nor try --executor \
              synthetic, which needs none",
             download(EXAMPLE)
         ))),
-        (Some(path), ExecutorName::Cpu) => there(path),
+        Some(path) => there(path),
     }
 }
 
@@ -63,6 +65,7 @@ fn is_hub_name(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::settings::ExecutorName;
 
     fn refusal(model: Option<&str>) -> String {
         let settings = Settings { model: model.map(Into::into), ..Settings::default() };

@@ -1,12 +1,12 @@
-//! The memory that workers of this machine will take, added up before any of it is taken.
+//! The memory that workers of this machine, and of its GPU, will take, added up before any of it is taken.
 
 use host_core::KvLayout;
 use host_core::hierarchy::HierarchyConfig;
 use host_worker::Staging;
 
 use super::super::memory;
-use super::super::settings::Settings;
-use super::{Refused, refused};
+use super::super::settings::{ExecutorName, Settings};
+use super::{Refused, gpu, refused, share};
 
 /// Bytes that all workers of this machine take.
 #[derive(Debug, Default)]
@@ -40,16 +40,33 @@ impl Needs {
     /// # Errors
     /// When that is less, with what asks for how much.
     pub(super) fn check(&self, settings: &Settings) -> Result<(), Refused> {
+        if settings.executor() == ExecutorName::Cuda {
+            self.check_gpu(settings, gpu::bytes(settings)?)?;
+        }
         match memory::available() {
             Some(available) => self.check_against(settings, available),
             None => Ok(()),
         }
     }
 
+    fn check_gpu(&self, settings: &Settings, has: u64) -> Result<(), Refused> {
+        if self.pools <= has {
+            return Ok(());
+        }
+        Err(refused(format!(
+            "the settings ask for {} bytes of KV pages ({}) in {} workers on GPU {}, which has {has}: lower it, and leave room for the \
+             weights",
+            self.pools,
+            pool_flag(settings),
+            self.workers,
+            settings.cuda_device()
+        )))
+    }
+
     fn check_against(&self, settings: &Settings, available: u64) -> Result<(), Refused> {
-        let pools = if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" };
+        let pools = share::pool_of_machine(settings, self.pools);
         let parts = [
-            (self.pools, "of KV pages", pools),
+            (pools, "of KV pages", pool_flag(settings)),
             (self.offload, "of host memory for pages", "--hicache-memory"),
             (self.staging, "to pack pages in", "--staging-bytes"),
         ];
@@ -66,6 +83,11 @@ impl Needs {
             said.join(", ")
         )))
     }
+}
+
+/// The flag that gives the size of a pool.
+fn pool_flag(settings: &Settings) -> &'static str {
+    if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" }
 }
 
 #[cfg(test)]

@@ -5,13 +5,14 @@ use std::thread;
 
 use host_executor::Executor;
 use host_executor::cpu::{CpuExecutor, CpuOptions};
+use host_executor::cuda::CudaExecutor;
 use host_executor::group::{Seat, seats};
 use host_executor::model;
 
 use super::super::Refused;
 use super::super::settings::{ExecutorName, RoleName, Settings};
 use super::model::synthetic;
-use super::refused;
+use super::{gpu, refused};
 
 /// Most ranks of a worker.
 const MOST_RANKS: u32 = 64;
@@ -45,9 +46,9 @@ pub(super) fn of_workers(settings: &Settings) -> Result<Vec<usize>, Refused> {
             "{flag} is for prefill or decode workers: use --tp for an aggregated one"
         )));
     }
-    let heads = match (settings.executor(), settings.model.as_deref()) {
-        (ExecutorName::Cpu, Some(directory)) => Some(query_heads(directory)?),
-        _ => None,
+    let heads = match settings.model.as_deref().filter(|_| settings.executor().computes_a_model()) {
+        Some(model) => Some(query_heads(model)?),
+        None => None,
     };
     let ranks = |(flag, own): (&str, Option<u32>)| {
         let flag = if own.is_some() { flag } else { "--tp" };
@@ -85,12 +86,18 @@ fn executor(settings: &Settings, seat: Seat) -> Result<Box<dyn Executor>, Refuse
         (ExecutorName::Cpu, Some(directory)) => {
             let threads = threads(settings.threads, seat.ranks(), seat.rank());
             let options = CpuOptions { threads, ..CpuOptions::default() };
-            let executor = CpuExecutor::load_rank(directory, options, seat)
-                .map_err(|error| refused(format!("the model cannot be loaded: {error}")))?;
-            Ok(Box::new(executor))
+            Ok(Box::new(CpuExecutor::load_rank(directory, options, seat).map_err(not_loaded)?))
+        }
+        (ExecutorName::Cuda, Some(model)) => {
+            let options = gpu::options(settings);
+            Ok(Box::new(CudaExecutor::load_rank(model, &options, seat).map_err(not_loaded)?))
         }
         _ => Ok(Box::new(synthetic(settings, seat).map_err(|error| refused(error.to_string()))?)),
     }
+}
+
+fn not_loaded(error: impl std::fmt::Display) -> Refused {
+    refused(format!("the model cannot be loaded: {error}"))
 }
 
 /// A rank's share of a worker's threads, at least one. A worker has as many threads as there are cores, unless `wanted` says

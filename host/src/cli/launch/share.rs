@@ -2,11 +2,14 @@
 //!
 //! The workers of a machine (pools, host memory for pages, staging) share a quarter of its memory. The rest is for weights and
 //! other programs. Amounts that the operator gives are taken as they are, and the others adapt as far as they can.
+//!
+//! Pools in a GPU's memory share half of that, and take nothing of the machine's. The rest of it is for weights and activations.
 
 use host_core::transfer::StagingMode;
 
+use super::gpu;
 use crate::cli::memory;
-use crate::cli::settings::{RoleName, Settings};
+use crate::cli::settings::{ExecutorName, RoleName, Settings};
 
 /// All workers together take the machine's memory divided by this.
 const PARTS: u64 = 4;
@@ -18,6 +21,8 @@ const MOST_STAGING: u64 = 128 << 20;
 const LEAST_POOL_PARTS: u64 = 8;
 /// Bytes of host memory for each byte of the pool.
 const HOST_PER_POOL: u64 = 2;
+/// The pools of all workers on a GPU together take its memory divided by this.
+const GPU_PARTS: u64 = 2;
 /// Memory of a machine that does not say how much it has.
 const UNKNOWN: u64 = 4 << 30;
 
@@ -49,7 +54,23 @@ fn most_of_worker(settings: &Settings, machine: u64) -> u64 {
 /// Bytes of the KV pool of a worker that was given neither bytes nor pages.
 #[must_use]
 pub fn pool_bytes(settings: &Settings) -> u64 {
-    pool_of(settings, machine())
+    match settings.executor() {
+        ExecutorName::Cuda => pool_on(settings, gpu::bytes(settings).unwrap_or(UNKNOWN)),
+        ExecutorName::Cpu | ExecutorName::Synthetic => pool_of(settings, machine()),
+    }
+}
+
+fn pool_on(settings: &Settings, gpu: u64) -> u64 {
+    gpu / GPU_PARTS / settings.workers_here() as u64
+}
+
+/// Bytes of the machine's memory that a pool of `pool` bytes takes.
+#[must_use]
+pub fn pool_of_machine(settings: &Settings, pool: u64) -> u64 {
+    match settings.executor() {
+        ExecutorName::Cuda => 0,
+        ExecutorName::Cpu | ExecutorName::Synthetic => pool,
+    }
 }
 
 fn pool_of(settings: &Settings, machine: u64) -> u64 {
@@ -76,7 +97,7 @@ pub fn host_bytes(settings: &Settings, pool: u64) -> u64 {
 
 fn host_of(settings: &Settings, pool: u64, machine: u64) -> u64 {
     let staging = settings.staging_bytes.map_or_else(|| staging_of(settings, machine), |given| given.0);
-    let taken = pool.saturating_add(staging);
+    let taken = pool_of_machine(settings, pool).saturating_add(staging);
     let rest = most_of_worker(settings, machine).saturating_sub(taken);
     pool.saturating_mul(HOST_PER_POOL).min(rest)
 }
@@ -119,6 +140,15 @@ mod tests {
         assert!(pool_of(&with("1GiB", "64KiB"), 24 * GIB) > 2 * GIB);
         let pool = pool_of(&with("10GiB", "0"), 24 * GIB);
         assert!(pool > 0 && 2 * (pool + 10 * GIB) < 24 * GIB, "{pool}");
+    }
+
+    #[test]
+    fn a_pool_on_a_gpu_takes_a_part_of_that_and_leaves_the_machine_to_host_memory() {
+        let settings = Settings { executor: Some(ExecutorName::Cuda), ..Settings::default() };
+        let one = Settings { role: Some(RoleName::Aggregated), ..settings.clone() };
+        assert_eq!((pool_on(&settings, 80 * GIB), pool_on(&one, 80 * GIB)), (20 * GIB, 40 * GIB));
+        let host = host_of(&settings, 20 * GIB, 64 * GIB);
+        assert_eq!(host + staging_of(&settings, 64 * GIB), 24 * GIB, "{host}");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The features that a configuration turns on.
 
 use crate::cli::launch;
-use crate::cli::settings::{RoleName, Settings};
+use crate::cli::settings::{ExecutorName, RoleName, Settings};
 use host_core::pool::Retained;
+use host_core::transfer::StagingMode;
 use host_plugins::requirements::Feature;
 use host_wire::endpoint::ListenAt;
 
@@ -26,6 +27,11 @@ const TURNED_ON: &[(Feature, On)] = &[
         computes(settings) && !settings.decode_radix_cache() && !settings.prefill_radix_cache()
     }),
     (Feature::StorageCache, |settings| computes(settings) && !settings.stores().is_empty()),
+    (Feature::UnstagedGpuPools, |settings| {
+        let pools_on_a_gpu = settings.executor() == ExecutorName::Cuda;
+        let none = settings.staging_bytes.is_some_and(|bytes| bytes.0 == 0);
+        divided(settings) && pools_on_a_gpu && (none || settings.staging == Some(StagingMode::Never))
+    }),
     (Feature::SupervisedRestart, |settings| settings.role.is_none()),
     (Feature::RemoteWorkers, |settings| {
         divided(settings) && settings.control.as_ref().is_some_and(ListenAt::is_reachable_from_elsewhere)
@@ -108,6 +114,10 @@ mod tests {
             }
             "remote-workers" => {
                 (Settings { control: Some("192.0.2.7:0".parse().unwrap()), ..decode }, None, carries())
+            }
+            "gpu-pools-vram" => {
+                let (executor, staging) = (Some(ExecutorName::Cuda), Some(StagingMode::Never));
+                (Settings { executor, staging, ..prefill }, None, carries())
             }
             "restart-reachable" => (Settings::default(), None, carries()),
             "tiers-need-cache" => {

@@ -40,6 +40,12 @@ impl Settings {
         self.executor.unwrap_or(ExecutorName::Cpu)
     }
 
+    /// The GPU of `--executor cuda`.
+    #[must_use]
+    pub fn cuda_device(&self) -> u32 {
+        self.cuda_device.unwrap_or_default()
+    }
+
     /// Plugins to load.
     #[must_use]
     pub fn plugins(&self) -> Vec<String> {

@@ -1,0 +1,75 @@
+//! The GPU of `--executor cuda`.
+
+use std::path::PathBuf;
+
+use host_executor::cuda::CudaOptions;
+use host_executor::memory;
+
+use super::{Refused, refused};
+use crate::cli::settings::{ExecutorName, Settings};
+
+/// The variable that names NVIDIA's run-time compiler where `--nvrtc` does not.
+const NVRTC: &str = "NVRTC";
+
+/// Checks that the GPU is there, and that settings of it belong to the executor.
+///
+/// # Errors
+/// When there is no such GPU or no driver for it, and for settings that say nothing.
+pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
+    if settings.executor() == ExecutorName::Cuda {
+        return bytes(settings).map(drop);
+    }
+    let set = [("--cuda-device", settings.cuda_device.is_some()), ("--nvrtc", settings.nvrtc.is_some())];
+    match set.iter().find(|(_, set)| *set) {
+        Some((flag, _)) => {
+            Err(refused(format!("{flag} says nothing without --executor cuda: leave it out, or give both")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// How the executor finds what it computes with.
+pub(super) fn options(settings: &Settings) -> CudaOptions {
+    let variable = || std::env::var_os(NVRTC).filter(|path| !path.is_empty()).map(PathBuf::from);
+    CudaOptions { device: device(settings), nvrtc: settings.nvrtc.clone().or_else(variable) }
+}
+
+/// Bytes of the GPU's memory.
+///
+/// # Errors
+/// When there is no such GPU, or no driver for it.
+pub fn bytes(settings: &Settings) -> Result<u64, Refused> {
+    let wrong = |error| refused(format!("--executor cuda cannot work here: {error}"));
+    memory::bytes_of_device(device(settings)).map_err(wrong)
+}
+
+fn device(settings: &Settings) -> usize {
+    // No machine has more.
+    usize::try_from(settings.cuda_device()).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_a_gpu_that_is_not_used_are_refused() {
+        let synthetic = Settings { executor: Some(ExecutorName::Synthetic), ..Settings::default() };
+        assert!(check(&synthetic).is_ok() && check(&Settings::default()).is_ok());
+        for (flag, settings) in [
+            ("--cuda-device", Settings { cuda_device: Some(0), ..Settings::default() }),
+            ("--nvrtc", Settings { nvrtc: Some("/opt".into()), ..synthetic }),
+        ] {
+            let said = check(&settings).unwrap_err().to_string();
+            assert!(said.contains(flag) && said.contains("--executor cuda"), "{said}");
+        }
+    }
+
+    #[test]
+    fn the_flag_names_the_compiler_before_the_variable() {
+        let settings =
+            Settings { nvrtc: Some("/opt/nvrtc".into()), cuda_device: Some(3), ..Settings::default() };
+        let options = options(&settings);
+        assert_eq!((options.device, options.nvrtc), (3, Some("/opt/nvrtc".into())));
+    }
+}
