@@ -65,7 +65,7 @@ pub struct CudaOptions {
     pub nvrtc: Option<PathBuf>,
     /// The math.
     pub math: CudaMath,
-    /// Ranks that share the model. Only one alone computes on tensor cores.
+    /// Most ranks that share the model, in this worker or in one that it exchanges pages with. Tensor cores are for one rank.
     pub ranks: usize,
 }
 
@@ -133,7 +133,7 @@ impl CudaExecutor {
         let device = Device::open(options.device, options.nvrtc.as_deref())?;
         let opened = Opened::at(model)?;
         check(model, &opened)?;
-        let math = math(model, options.math, &device, &opened, seat.ranks())?;
+        let math = math(model, options.math, &device, &opened, options.ranks.max(seat.ranks()))?;
         let shape = opened.shape(math);
         if seat.ranks() > opened.config.heads {
             return Err(LoadError::Ranks {
