@@ -55,6 +55,14 @@ pub enum CudaError {
         /// What it said.
         reason: String,
     },
+    /// The device can do nothing more for this process.
+    #[error("the GPU is lost for this process, which could not {what}: {reason}; it must be started again")]
+    Lost {
+        /// The requested operation.
+        what: String,
+        /// What the driver said.
+        reason: String,
+    },
     /// The device lacks instructions.
     #[error("{what} need a GPU of compute capability {needed:?}, and this one has {found}")]
     Capability {
@@ -80,7 +88,34 @@ pub enum CudaError {
 
 fn refused(what: impl Into<String>) -> impl FnOnce(DriverError) -> CudaError {
     let what = what.into();
-    move |error| CudaError::Driver { what, reason: format!("{error:?}") }
+    move |error| {
+        let reason = format!("{error:?}");
+        if is_lost(error.0) { CudaError::Lost { what, reason } } else { CudaError::Driver { what, reason } }
+    }
+}
+
+/// Whether an error stays: after it, every call of this process fails, and its memory on the device is not to be trusted. NVIDIA's
+/// documentation says so of each of these ("leaves the process in an inconsistent state"), or the device itself is gone.
+fn is_lost(code: sys::CUresult) -> bool {
+    use sys::CUresult as R;
+    matches!(
+        code,
+        R::CUDA_ERROR_ECC_UNCORRECTABLE
+            | R::CUDA_ERROR_ASSERT
+            | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | R::CUDA_ERROR_DEINITIALIZED
+            | R::CUDA_ERROR_EXTERNAL_DEVICE
+            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | R::CUDA_ERROR_ILLEGAL_ADDRESS
+            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | R::CUDA_ERROR_INVALID_PC
+            | R::CUDA_ERROR_LAUNCH_FAILED
+            | R::CUDA_ERROR_LAUNCH_TIMEOUT
+            | R::CUDA_ERROR_MISALIGNED_ADDRESS
+            | R::CUDA_ERROR_SYSTEM_NOT_READY
+            | R::CUDA_ERROR_UNKNOWN
+    )
 }
 
 /// The kernels on one device, in its primary context.

@@ -6,7 +6,7 @@
 
 Index blockIdx, threadIdx, blockDim, gridDim;
 
-enum { OK = 0, INVALID_VALUE = 1, NO_DEVICE = 100, NOT_FOUND = 500, LAUNCH_FAILED = 719, UNSUPPORTED = 801 };
+enum { OK = 0, INVALID_VALUE = 1, NO_DEVICE = 100, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, UNSUPPORTED = 801 };
 
 /* ---- what a test sets and reads ---- */
 
@@ -17,6 +17,9 @@ static char last_kernel[64];
 void fake_version(int value) { version = value; }
 void fake_devices(int value) { devices = value; }
 void fake_capability(int value) { capability = value; }
+/* From now on every launch and every wait answers this, as after an error that stays. 0 is a new process. */
+static int lost;
+void fake_lost(int value) { lost = value; }
 unsigned long long fake_launches(void) { return launches; }
 const char *fake_last_kernel(void) { return last_kernel; }
 
@@ -211,7 +214,7 @@ int cuCtxSetCurrent(void *context) { current = context; return OK; }
 int cuCtxSynchronize(void) { return OK; }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = &something; return OK; }
 int cuStreamDestroy_v2(void *stream) { return OK; }
-int cuStreamSynchronize(void *stream) { return OK; }
+int cuStreamSynchronize(void *stream) { return lost; }
 int cuStreamQuery(void *stream) { return OK; }
 int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) { function(data); return OK; }
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return OK; }
@@ -275,6 +278,12 @@ int cuFuncSetAttribute(void *function, int attribute, int value) { return OK; }
 int cuLaunchKernel(const Kernel *kernel, unsigned bx, unsigned by, unsigned bz, unsigned tx, unsigned ty, unsigned tz,
                    unsigned shared, void *stream, void **parameters, void **extra)
 {
+    /* A process that is started with this variable loses its device at that launch. */
+    const char *last = getenv("STAND_IN_LAUNCHES");
+    if (last != NULL && launches >= strtoull(last, NULL, 10))
+        lost = ILLEGAL_ADDRESS;
+    if (lost != OK)
+        return lost;
     if (bx == 0 || by == 0 || bz == 0 || bx > 0x7fffffff || by > 65535 || bz > 65535)
         return INVALID_VALUE;
     if (tx == 0 || ty == 0 || tz == 0 || tz > 64 || (unsigned long long)tx * ty * tz > 1024)

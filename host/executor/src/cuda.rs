@@ -270,7 +270,10 @@ fn check(model: &Path, opened: &Opened) -> Result<(), LoadError> {
 
 impl From<CudaError> for ExecutorError {
     fn from(error: CudaError) -> Self {
-        ExecutorError::Failed(error.to_string())
+        match error {
+            CudaError::Lost { .. } => ExecutorError::Lost(error.to_string()),
+            _ => ExecutorError::Failed(error.to_string()),
+        }
     }
 }
 

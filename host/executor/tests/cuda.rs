@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex};
 use std::thread;
 
 use host_core::heads::{counted_heads, rank_heads};
@@ -167,6 +167,14 @@ fn on_cpu(directory: &Path, seat: Seat) -> CpuExecutor {
     CpuExecutor::load_rank(directory, CpuOptions { threads: 1, ..CpuOptions::default() }, seat).unwrap()
 }
 
+static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
+    // SAFETY: our own library, without initialisers.
+    unsafe { Library::open(Some(host_tests::cuda::library()), RTLD_NOW) }.unwrap()
+});
+
+/// One test at a time: what the stand-in pretends, it pretends to all.
+static ONE: Mutex<()> = Mutex::new(());
+
 /// Whether this machine's GPU is asked for.
 fn on_a_device() -> bool {
     std::env::var("HOST_CUDA").is_ok_and(|value| value == "device")
@@ -174,10 +182,6 @@ fn on_a_device() -> bool {
 
 /// The GPU that is asked for, or the stand-in. In exact math, unless it is changed.
 fn options() -> CudaOptions {
-    static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
-        // SAFETY: our own library, without initialisers.
-        unsafe { Library::open(Some(host_tests::cuda::library()), RTLD_NOW) }.unwrap()
-    });
     if on_a_device() {
         let nvrtc = std::env::var_os("NVRTC").map(Into::into);
         return CudaOptions { nvrtc, math: CudaMath::Exact, ..CudaOptions::default() };
@@ -193,6 +197,7 @@ fn on_gpu(directory: &Path, seat: Seat) -> CudaExecutor {
 
 #[test]
 fn a_models_logits_and_kv_are_those_of_the_cpu() {
+    let _one = ONE.lock();
     for (family, stored, tied) in [
         (Family::Qwen3, Stored::Bf16, false),
         (Family::Llama, Stored::F32, true),
@@ -230,6 +235,7 @@ fn drawn<E: Executor>(worker: &mut [Rank<E>], batches: &[Batch]) -> Vec<Sequence
 
 #[test]
 fn what_is_drawn_is_what_the_cpu_draws_with_seeds_and_guesses() {
+    let _one = ONE.lock();
     let directory = tempfile::tempdir().unwrap();
     TinyModel { layers: 2, seed: 3, ..TinyModel::default() }.write(directory.path()).unwrap();
     let mut batches = batches(&[16, 5]);
@@ -246,6 +252,7 @@ fn what_is_drawn_is_what_the_cpu_draws_with_seeds_and_guesses() {
 
 #[test]
 fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
+    let _one = ONE.lock();
     let directory = tempfile::tempdir().unwrap();
     TinyModel { layers: 2, ..TinyModel::default() }.write(directory.path()).unwrap();
     let mut gpu = worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
@@ -269,7 +276,41 @@ fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
 }
 
 #[test]
+fn a_device_that_is_lost_is_told_apart_from_a_batch_that_cannot_be_computed() {
+    let _one = ONE.lock();
+    if on_a_device() {
+        return skipped("a lost device: one that is there would stay lost");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel { layers: 2, ..TinyModel::default() }.write(directory.path()).unwrap();
+    let mut gpu = worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
+    let part = &mut gpu[0];
+    let batch = Batch { id: 1, sequences: vec![sequence(0, &[1, 2, 3], 0)], layer_group: 0 };
+    let expected = part.executor.forward(&mut part.kv, &batch).unwrap();
+    for code in [700, 719, 214] {
+        lose(code);
+        let error = part.executor.forward(&mut part.kv, &batch).unwrap_err();
+        lose(0);
+        assert!(matches!(error, ExecutorError::Lost(_)), "{code}: {error}");
+        assert!(error.to_string().contains("the GPU is lost for this process"), "{error}");
+    }
+    // What the driver merely refuses stays with the batch.
+    lose(1);
+    let error = part.executor.forward(&mut part.kv, &batch).unwrap_err();
+    lose(0);
+    assert!(matches!(error, ExecutorError::Failed(_)), "{error}");
+    assert_eq!(part.executor.forward(&mut part.kv, &batch).unwrap(), expected);
+}
+
+/// Makes the stand-in answer this from now on.
+fn lose(code: i32) {
+    // SAFETY: driver.c has a function of this name with one number.
+    unsafe { STAND_IN.get::<unsafe extern "C" fn(i32)>(b"fake_lost").unwrap()(code) }
+}
+
+#[test]
 fn models_and_devices_that_cannot_be_used_are_told() {
+    let _one = ONE.lock();
     let directory = tempfile::tempdir().unwrap();
     TinyModel::gemma3().write(directory.path()).unwrap();
     let error =
@@ -297,6 +338,7 @@ fn even(family: Family) -> TinyModel {
 
 #[test]
 fn tensor_cores_give_the_same_bits_for_any_batch_and_chunks_and_are_near_the_cpu() {
+    let _one = ONE.lock();
     if !on_a_device() {
         return skipped("tensor cores: HOST_CUDA=device says that there is a GPU");
     }
