@@ -24,7 +24,7 @@ use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushK
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
 pub use cudarc::driver::CudaStream;
 use device::function;
-pub use device::{Array, Device, Pinned, Source, wait};
+pub use device::{Array, Device, Mark, Pinned, Source, wait};
 pub use graph::Graph;
 use launch::{Width, launches};
 pub use nvrtc::{Architecture, Image, Nvrtc};

@@ -160,7 +160,7 @@ impl CudaExecutor {
         let wanted = |sequence: &Sequence| sequence.tokens.len();
         let logits = match &mut self.model {
             Model::Exact(model) => model.forward(&mut turn, kv, batch, wanted)?,
-            Model::Tensor(model) => match model.forward(kv, batch, wanted, false)? {
+            Model::Tensor(model) => match model.forward(kv, batch, wanted, false, &mut |_layers| {})? {
                 Found::Logits(logits) => logits,
                 Found::Likeliest(_) => &[],
             },
@@ -202,7 +202,7 @@ impl Executor for CudaExecutor {
             }
             Model::Tensor(model) => {
                 let likeliest = batch.sequences.iter().all(|sequence| draws_likeliest(sequence, constraint));
-                model.forward(kv, batch, Sequence::drawing_rows, likeliest)?
+                model.forward(kv, batch, Sequence::drawing_rows, likeliest, layers_done)?
             }
         };
         turn.finish();

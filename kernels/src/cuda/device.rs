@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DeviceRepr, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStream, DeviceRepr, sys};
 
 use super::nvrtc::{Image, Nvrtc};
 use super::{CudaError, context, refused};
@@ -101,6 +101,28 @@ impl Device {
 /// When a kernel or a copy of it failed.
 pub fn wait(stream: &CudaStream) -> Result<(), CudaError> {
     stream.synchronize().map_err(refused("wait for the device"))
+}
+
+/// A place in a stream that the host can wait for.
+#[derive(Debug)]
+pub struct Mark(CudaEvent);
+
+impl Mark {
+    /// Behind all that was put into the stream so far.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn behind(stream: &CudaStream) -> Result<Self, CudaError> {
+        stream.record_event(None).map(Self).map_err(refused("mark a place in a stream"))
+    }
+
+    /// Waits until the stream has come there.
+    ///
+    /// # Errors
+    /// When a kernel or a copy before it failed.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        self.0.synchronize().map_err(refused("wait for the device"))
+    }
 }
 
 /// A kernel of a module.

@@ -11,7 +11,7 @@ use host_kernels::cuda::exact::{Attention, KvView};
 use host_kernels::cuda::tensor::attention::{CHUNK, Partials, Run, TensorAttention};
 use host_kernels::cuda::tensor::linear::{Output, TensorLinear, TensorMatrix};
 use host_kernels::cuda::tensor::rows::{Projection, TensorRows};
-use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Pinned};
+use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Mark, Pinned};
 use host_kernels::math::{Element, Gate, bf16_from_f32};
 
 use self::graphs::{Graphs, Key};
@@ -21,7 +21,7 @@ use crate::model::{
     Layer, LoadError, Loader, MatrixSource, ModelConfig, Opened, Rotation, Shards, Usage, WeightMemory,
     Weights,
 };
-use crate::{ExecutorError, KvMemory};
+use crate::{ExecutorError, KvMemory, LayersDone};
 
 type Vector = Array<f32>;
 
@@ -192,12 +192,14 @@ impl TensorModel {
     }
 
     /// Computes a batch. Of each sequence the last `wanted` rows are wanted: their logits, or with `likeliest` their likeliest token.
+    /// Tells of layers as the batch asks for it, but for one that is a recorded step: these have few rows.
     pub fn forward(
         &mut self,
         kv: &mut KvMemory,
         batch: &Batch,
         wanted: impl Fn(&Sequence) -> usize,
         likeliest: bool,
+        layers_done: &mut LayersDone<'_>,
     ) -> Result<Found<'_>, ExecutorError> {
         let pool = checked_pool(&self.config, &self.shards, kv, batch)?;
         let arrays = self.batch.upload(&self.kernels.stream, &batch.sequences, &self.rotation, wanted)?;
@@ -215,9 +217,16 @@ impl TensorModel {
         let Self { config, shards, weights, kernels, activations, graphs, .. } = self;
         let mut step = Step { config, shards, weights, kernels, activations, arrays: &arrays, plan: &plan };
         if plan.tiles == 0 && arrays.rows.rows <= GRAPH_ROWS {
-            graphs.run(&kernels.stream, key, || step.launch(pool, &layout, likeliest))?;
+            graphs.run(&kernels.stream, key, || {
+                step.launch(pool, &layout, likeliest, 0)?;
+                Ok(())
+            })?;
         } else {
-            step.launch(pool, &layout, likeliest)?;
+            // All is launched long before the first of it is done.
+            for (layers, mark) in step.launch(pool, &layout, likeliest, batch.layer_group as usize)? {
+                mark.wait()?;
+                layers_done(layers);
+            }
         }
         let (stream, rows) = (&self.kernels.stream, arrays.outputs);
         if likeliest {
@@ -326,8 +335,15 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Enqueues everything from the embedding to logits or likeliest tokens.
-    fn launch(&mut self, pool: u64, layout: &KvLayout, likeliest: bool) -> Result<(), ExecutorError> {
+    /// Enqueues everything from the embedding to logits or likeliest tokens. Gives a mark behind every group of so many layers, with
+    /// the layers up to there, or none where the group is 0.
+    fn launch(
+        &mut self,
+        pool: u64,
+        layout: &KvLayout,
+        likeliest: bool,
+        group: usize,
+    ) -> Result<Vec<(usize, Mark)>, ExecutorError> {
         let Self { config, kernels, weights, arrays, .. } = *self;
         debug_assert_eq!(self.shards.vocabulary.len(), 1, "one rank has the whole model");
         kernels.rows.embed(
@@ -338,11 +354,17 @@ impl Step<'_> {
             [config.vocabulary, config.hidden],
             &mut self.activations.residual,
         )?;
+        let mut marks = Vec::new();
         for (index, layer) in weights.layers.iter().enumerate() {
             self.attention(layer, &view(layout, pool, index))?;
+            let layers = index + 1;
+            if group > 0 && layers.is_multiple_of(group) && layers < weights.layers.len() {
+                marks.push((layers, Mark::behind(&kernels.stream)?));
+            }
             self.mlp(layer)?;
         }
-        self.output(likeliest)
+        self.output(likeliest)?;
+        Ok(marks)
     }
 
     /// A layer's attention, added to the residual stream.
