@@ -12,6 +12,7 @@ mod device;
 pub mod exact;
 mod launch;
 mod nvrtc;
+pub mod tensor;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -45,6 +46,16 @@ pub enum CudaError {
         what: String,
         /// What it said.
         reason: String,
+    },
+    /// The device lacks instructions.
+    #[error("{what} need a GPU of compute capability {needed:?}, and this one has {found}")]
+    Capability {
+        /// The kernels.
+        what: &'static str,
+        /// Capabilities that have them: 90 for 9.0.
+        needed: &'static [i32],
+        /// The device's.
+        found: i32,
     },
     /// The run-time compiler is not there.
     #[error("no NVRTC: none of {} can be loaded; install NVIDIA's nvidia-cuda-nvrtc and name its folder", .0.join(", "))]
