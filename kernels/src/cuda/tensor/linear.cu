@@ -83,9 +83,20 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+/// The same shared memory of another block of the cluster.
+__device__ __forceinline__ u32 shared_of(u32 address, u32 peer) {
+    u32 theirs;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(address), "r"(peer));
+    return theirs;
 }
+
+__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 peer) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(shared_of(barrier, peer)) : "memory");
+}
+
+/// What the blocks of a cluster wait for is that the others have started, or end. It orders no memory: a release would stall.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 /// Until the kernels before this one in the stream are done, and what they wrote is seen.
 __device__ __forceinline__ void wait_for_prerequisites() {
@@ -129,6 +140,20 @@ __device__ __forceinline__ void copy_weights(u32 target, const u16 *source, u32 
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(target),
         "l"(source), "r"(TILE_BYTES), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
+/// The map is read before it is needed.
+__device__ __forceinline__ void prefetch_map(const Map *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// As `copy_rows`, into the same place of both blocks of a pair.
+__device__ __forceinline__ void copy_rows_to_pair(u32 target, const Map *map, u32 column, u32 row, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
+            target),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<u16>(3))
         : "memory");
 }
 
@@ -207,157 +232,221 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
     return pair;
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+/// Adds where the numbers lie, in L2: nothing waits for what was there. Each is rounded once, as by the instruction.
+__device__ __forceinline__ void add(float *out, float2 value) {
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(out), "f"(value.x), "f"(value.y) : "memory");
+}
 
-/// What one thread has of 16 packed rows and 8 tokens: packed rows `g` and `g + 8` of tokens `2 q` and `2 q + 1`, where g is a
-/// quarter of the lane and q the rest.
-struct Corner {
-    float low[2];
-    float high[2];
-};
+/// Far more exact than bf16.
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-/// Writes what the warp has of 16 packed rows from `row` on and 8 tokens from `token` on. All lanes take part.
-__device__ __forceinline__ void finish(const Product &product, u32 row, u32 token, const Corner &corner) {
+/// Writes what the warp has of 16 packed rows from `row` on and COUNT * 2 tokens from `token` on. All lanes take part.
+///
+/// For each 8 tokens, a thread has packed rows `g` and `g + 8` of tokens `2 q` and `2 q + 1`: in the order of wgmma, row g of both
+/// tokens and then row g + 8, where g is a quarter of the lane and q the rest.
+template <u32 COUNT>
+__device__ __forceinline__ void finish(const Product &product, u32 row, u32 token, const float (&sums)[COUNT]) {
     const u32 lane = threadIdx.x % 32, g = lane / 4;
     token += lane % 4 * 2;
     if (product.epilogue == GATED) {
         // Packed rows are 8 gates and 8 ups. Neighbours swap a token each, so that both write two outputs at once.
-        const u32 odd = g % 2;
-        const float first = silu(corner.low[0]) * corner.high[0], second = silu(corner.low[1]) * corner.high[1];
-        const float mine = odd ? second : first;
-        const float received = __shfl_xor_sync(~0u, odd ? first : second, 4);
-        const u32 output = row / 2 + (g & ~1u);
-        if (token + odd < product.rows && output < product.outputs / 2) {
-            u16 *out = static_cast<u16 *>(product.out) + (token + odd) * product.stride + output;
-            *reinterpret_cast<u32 *>(out) = odd ? bf16_pair(received, mine) : bf16_pair(mine, received);
+        const u32 odd = g % 2, output = row / 2 + (g & ~1u);
+        token += odd;
+        u16 *out = static_cast<u16 *>(product.out) + token * product.stride + output;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i += 4, token += 8, out += 8 * product.stride) {
+            const float first = silu(sums[i]) * sums[i + 2], second = silu(sums[i + 1]) * sums[i + 3];
+            const float mine = odd ? second : first;
+            const float received = __shfl_xor_sync(~0u, odd ? first : second, 4);
+            if (token < product.rows && output < product.outputs / 2)
+                *reinterpret_cast<u32 *>(out) = odd ? bf16_pair(received, mine) : bf16_pair(mine, received);
         }
         return;
     }
     // Packed rows g and g + 8 are outputs 2 g and 2 g + 1.
     const u32 output = row + 2 * g;
     if (output >= product.outputs) return;
+    const u64 at = token * product.stride + output;
+    if (product.epilogue == STORE_BF16) {
+        u16 *out = static_cast<u16 *>(product.out) + at;
 #pragma unroll
-    for (u32 i = 0; i < 2; ++i) {
-        if (token + i >= product.rows) break;
-        const u64 at = (token + i) * product.stride + output;
-        if (product.epilogue == STORE_BF16) {
-            *reinterpret_cast<u32 *>(static_cast<u16 *>(product.out) + at) = bf16_pair(corner.low[i], corner.high[i]);
-        } else {
-            float2 *out = reinterpret_cast<float2 *>(static_cast<float *>(product.out) + at);
-            float2 value = make_float2(corner.low[i], corner.high[i]);
+        for (u32 i = 0; i < COUNT; i += 4, token += 8, out += 8 * product.stride) {
+            if (token < product.rows) *reinterpret_cast<u32 *>(out) = bf16_pair(sums[i], sums[i + 2]);
+            if (token + 1 < product.rows)
+                *reinterpret_cast<u32 *>(out + product.stride) = bf16_pair(sums[i + 1], sums[i + 3]);
+        }
+        return;
+    }
+    float *out = static_cast<float *>(product.out) + at;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i += 4, token += 8, out += 8 * product.stride) {
+#pragma unroll
+        for (u32 j = 0; j < 2; ++j) {
+            if (token + j >= product.rows) break;
+            const float2 value = make_float2(sums[i + j], sums[i + j + 2]);
             if (product.epilogue == ADD) {
-                const float2 before = *out;
-                value = make_float2(before.x + value.x, before.y + value.y);
+                add(out + j * product.stride, value);
+            } else {
+                *reinterpret_cast<float2 *>(out + j * product.stride) = value;
             }
-            *out = value;
         }
     }
 }
 
 // ------------------------------------------------------------------------------------------------------------------------- Kernels
 
-/// Which weights and which rows a block multiplies.
-struct Position {
-    /// Of the weights, in units of GROUPS tiles.
-    u32 weights;
-    /// In units of TOKENS.
-    u32 rows;
+/// Which blocks compute the slices of a product.
+enum Slices {
+    /// A block one, and the blocks of a cluster all of them.
+    SPLIT,
+    /// A block all of them, one after the other.
+    ADDED,
+    /// The matrix has only one.
+    ONE,
 };
 
-__device__ __forceinline__ Position position(u32 index, u32 weight_tiles, u32 row_tiles) {
-    const u32 band = index / (BAND * weight_tiles);
-    const u32 within = index - band * BAND * weight_tiles;
-    const u32 width = min(BAND, row_tiles - band * BAND);
-    return {within / width, band * BAND + within % width};
-}
+/// What a kernel is made for: GROUPS groups of 128 consumers multiply 64 rows of weights each with the same TOKENS rows of X.
+template <u32 GROUPS_, u32 TOKENS_, Slices SLICES_>
+struct Shape {
+    static constexpr u32 GROUPS = GROUPS_, TOKENS = TOKENS_;
+    static constexpr Slices SLICES = SLICES_;
+    /// Two blocks of large tiles are a cluster. They take the same rows of X, and each loads half of them for both.
+    static constexpr u32 PEERS = GROUPS == 2 ? 2 : 1;
+    static constexpr u32 CONSUMERS = GROUPS * 128;
+    static constexpr u32 STAGE_BYTES = (GROUPS * TILE + TOKENS) * BLOCK * 2;
+    /// Sums of a thread.
+    static constexpr u32 COUNT = TOKENS / 2;
+};
 
 /// The first block of columns of a slice.
 __device__ __forceinline__ u32 slice_start(const Product &product, u32 slice) {
     return slice * product.blocks / product.slices;
 }
 
-/// What the threads of a block share.
-template <u32 GROUPS, u32 TOKENS>
+/// What the threads of a block share. All are addresses in shared memory.
+template <class S>
 struct Ring {
-    static constexpr u32 STAGE_BYTES = (GROUPS * TILE + TOKENS) * BLOCK * 2;
-
-    /// Addresses in shared memory: the stages, and a barrier of each for when it is full and for when it is empty again.
-    u32 stages, full, empty;
+    u32 stages;
+    /// A barrier for each stage.
+    u32 full, empty;
+    /// What the blocks of a cluster send each other, and the barrier for when it is there.
+    u32 inbox, received;
 
     __device__ __forceinline__ Ring(const void *memory, u32 count) {
         stages = (shared_address(memory) + 1023) & ~1023u;
-        full = stages + count * STAGE_BYTES;
+        full = stages + count * S::STAGE_BYTES;
         empty = full + count * 8;
+        received = empty + count * 8;
+        inbox = (received + 8 + 15) & ~15u;
     }
     __device__ __forceinline__ u32 weights(u32 stage, u32 group) const {
-        return stages + stage * STAGE_BYTES + group * TILE_BYTES;
+        return stages + stage * S::STAGE_BYTES + group * TILE_BYTES;
     }
-    __device__ __forceinline__ u32 rows(u32 stage) const { return weights(stage, GROUPS); }
+    __device__ __forceinline__ u32 rows(u32 stage) const { return weights(stage, S::GROUPS); }
 };
 
 /// What a block computes: tiles `first`, `first + step`, ... below `end`, and of each these slices.
 struct Work {
     u32 first, step, end;
+    /// Tiles of the weights and of the rows, in units of what a cluster takes.
     u32 weight_tiles, row_tiles;
     u32 first_slice, last_slice;
+    /// The block's number in its cluster.
+    u32 peer;
 };
 
-template <u32 GROUPS, u32 TOKENS, bool SPLIT>
+template <class S>
 __device__ __forceinline__ Work work_of_block(const Product &product) {
     Work work;
-    work.weight_tiles = (product.tiles + GROUPS - 1) / GROUPS;
-    work.row_tiles = (product.rows + TOKENS - 1) / TOKENS;
+    work.weight_tiles = (product.tiles + S::GROUPS * S::PEERS - 1) / (S::GROUPS * S::PEERS);
+    work.row_tiles = (product.rows + S::TOKENS - 1) / S::TOKENS;
     work.end = work.weight_tiles * work.row_tiles;
-    const u32 blocks = SPLIT ? product.slices : 1;
-    work.first = blockIdx.x / blocks;
-    work.step = gridDim.x / blocks;
-    work.first_slice = blockIdx.x % blocks;
-    work.last_slice = SPLIT ? work.first_slice + 1 : product.slices;
+    const u32 cluster = S::SLICES == SPLIT ? product.slices : S::PEERS;
+    work.first = blockIdx.x / cluster;
+    work.step = gridDim.x / cluster;
+    work.peer = blockIdx.x % cluster;
+    work.first_slice = S::SLICES == SPLIT ? work.peer : 0;
+    work.last_slice = S::SLICES == SPLIT ? work.peer + 1 : product.slices;
     return work;
 }
 
+/// A tile of the result.
+struct Position {
+    /// The block's first tile of 64 rows of weights.
+    u32 weights;
+    /// The first row of X.
+    u32 row;
+};
+
+template <class S>
+__device__ __forceinline__ Position position(const Work &work, u32 index) {
+    const u32 band = index / (BAND * work.weight_tiles);
+    const u32 within = index - band * BAND * work.weight_tiles;
+    const u32 width = min(BAND, work.row_tiles - band * BAND);
+    const u32 weights = within / width, rows = band * BAND + within % width;
+    return {(weights * S::PEERS + (S::PEERS > 1 ? work.peer : 0)) * S::GROUPS, rows * S::TOKENS};
+}
+
 /// One thread fills the ring.
-template <u32 GROUPS, u32 TOKENS>
-__device__ __forceinline__ void produce(const Map *map, const Product &product, const Work &work, const Ring<GROUPS, TOKENS> &ring) {
+template <class S>
+__device__ __forceinline__ void produce(const Map *map, const Product &product, const Work &work, const Ring<S> &ring) {
     const u32 first = slice_start(product, work.first_slice), last = slice_start(product, work.last_slice);
     const u64 policy = work.row_tiles == 1 ? read_once() : read_again();
     auto fill_weights = [&](u32 stage, const Position &at, u32 block) {
-        barrier_expect(ring.full + 8 * stage, ring.STAGE_BYTES);
+        barrier_expect(ring.full + 8 * stage, S::STAGE_BYTES);
 #pragma unroll
-        for (u32 group = 0; group < GROUPS; ++group) {
-            // The last group may be beyond the matrix. Its results are not written.
-            const u32 tile = min(at.weights * GROUPS + group, product.tiles - 1);
+        for (u32 group = 0; group < S::GROUPS; ++group) {
+            // The last tile may be beyond the matrix. Its results are not written.
+            const u32 tile = min(at.weights + group, product.tiles - 1);
             const u16 *source = product.weights + (static_cast<u64>(tile) * product.blocks + block) * (TILE * BLOCK);
             copy_weights(ring.weights(stage, group), source, ring.full + 8 * stage, policy);
         }
     };
 
     // Weights depend on no earlier kernel: they are under way before it is waited for.
+    prefetch_map(map);
     const u32 ahead = min(product.stages, last - first);
-    const Position start = position(work.first, work.weight_tiles, work.row_tiles);
+    const Position start = position<S>(work, work.first);
     for (u32 i = 0; i < ahead; ++i) fill_weights(i, start, first + i);
     wait_for_prerequisites();
 
     Stage stage;
     u32 filled = 0;
     for (u32 tile = work.first; tile < work.end; tile += work.step) {
-        const Position at = position(tile, work.weight_tiles, work.row_tiles);
+        const Position at = position<S>(work, tile);
         for (u32 block = first; block < last; ++block, ++filled) {
+            const u32 full = ring.full + 8 * stage.index, rows = ring.rows(stage.index);
             if (filled >= ahead) {
                 barrier_wait(ring.empty + 8 * stage.index, stage.parity ^ 1);
                 fill_weights(stage.index, at, block);
             }
-            copy_rows(ring.rows(stage.index), map, block * BLOCK, at.rows * TOKENS, ring.full + 8 * stage.index);
+            if (S::PEERS == 2) {
+                const u32 half = work.peer * (S::TOKENS / 2);
+                copy_rows_to_pair(rows + half * BLOCK * 2, map, block * BLOCK, at.row + half, full);
+            } else {
+                copy_rows(rows, map, block * BLOCK, at.row, full);
+            }
             stage.next(product.stages);
         }
     }
 }
 
+/// A warp has read a stage.
+template <class S>
+__device__ __forceinline__ void release(const Ring<S> &ring, u32 stage) {
+    const u32 lane = threadIdx.x % 32;
+    if (S::PEERS == 1) {
+        if (lane == 0) barrier_arrive(ring.empty + 8 * stage);
+    } else {
+        // Both blocks fill it.
+        if (lane < S::PEERS) barrier_arrive_at(ring.empty + 8 * stage, lane);
+    }
+}
+
 /// Multiplies the blocks `first` to `last` of the group's weights and the rows, which are in the ring from `stage` on.
-template <u32 GROUPS, u32 TOKENS>
-__device__ __forceinline__ void multiply_slice(float (&sums)[TOKENS / 2], const Product &product, const Ring<GROUPS, TOKENS> &ring,
-                                               u32 group, u32 first, u32 last, Stage &stage) {
-    const bool leader = threadIdx.x % 32 == 0;
+template <class S>
+__device__ __forceinline__ void multiply_slice(float (&sums)[S::COUNT], const Product &product, const Ring<S> &ring, u32 group,
+                                               u32 first, u32 last, Stage &stage) {
     u32 before = 0;
     for (u32 block = first; block < last; ++block) {
         barrier_wait(ring.full + 8 * stage.index, stage.parity);
@@ -368,132 +457,158 @@ __device__ __forceinline__ void multiply_slice(float (&sums)[TOKENS / 2], const 
         multiply_commit();
         if (block > first) {
             multiply_wait<1>();
-            if (leader) barrier_arrive(ring.empty + 8 * before);
+            release(ring, before);
         }
         before = stage.index;
         stage.next(product.stages);
     }
     multiply_wait<0>();
-    if (leader) barrier_arrive(ring.empty + 8 * before);
+    release(ring, before);
 }
 
-template <u32 COUNT>
-__device__ __forceinline__ Corner corner(const float (&sums)[COUNT], u32 i) {
-    return {{sums[4 * i], sums[4 * i + 1]}, {sums[4 * i + 2], sums[4 * i + 3]}};
+/// The sums of 8 tokens of one block for another, at the place of this thread and this block.
+__device__ __forceinline__ void send(u32 inbox, u32 received, u32 peer, const float *sums) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     shared_of(inbox, peer)),
+                 "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]), "r"(shared_of(received, peer))
+                 : "memory");
 }
 
-/// Adds the slices that the blocks of the cluster have, each block for some of the tokens.
-template <u32 GROUPS, u32 TOKENS>
-__device__ __forceinline__ void finish_cluster(const float (&sums)[TOKENS / 2], const Product &product,
-                                               const Ring<GROUPS, TOKENS> &ring, u32 slice, u32 row, u32 token) {
-    // The stages are free: this block's copies have arrived, and once all its consumers are here, they have been read.
-    asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
-    const u32 mine = ring.stages + threadIdx.x * 16;
+/// Bytes of 8 tokens' sums of a block.
+constexpr u32 EIGHT_BYTES = TILE * 8 * 4;
+
+/// How many times 8 tokens a block of a cluster adds up: those whose number is the block's, modulo the number of blocks.
+template <class S>
+__device__ __forceinline__ u32 added_by(u32 peer, u32 peers) {
+    return (S::TOKENS / 8 + peers - 1 - peer) / peers;
+}
+
+/// Adds the slices that the blocks of the cluster have.
+template <class S>
+__device__ __forceinline__ void finish_cluster(const float (&sums)[S::COUNT], const Product &product, const Ring<S> &ring, u32 peer,
+                                               u32 row, u32 token) {
+    const u32 peers = product.slices;
+    auto place = [&](u32 eight, u32 slice) {
+        return ring.inbox + (eight / peers * peers + slice) * EIGHT_BYTES + threadIdx.x * 16;
+    };
+    // All have started, and wait for what is sent.
+    cluster_wait();
 #pragma unroll
-    for (u32 i = 0; i < TOKENS / 8; ++i) {
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(mine + i * GROUPS * 128 * 16), "f"(sums[4 * i]),
-                     "f"(sums[4 * i + 1]), "f"(sums[4 * i + 2]), "f"(sums[4 * i + 3])
-                     : "memory");
-    }
-    cluster_sync();
-    for (u32 i = slice; i < TOKENS / 8; i += product.slices) {
-        Corner total;
-        for (u32 other = 0; other < product.slices; ++other) {
-            u32 address;
-            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(mine + i * GROUPS * 128 * 16), "r"(other));
-            float4 sum;
-            asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(sum.x), "=f"(sum.y), "=f"(sum.z), "=f"(sum.w)
-                         : "r"(address)
+    for (u32 i = 0; i < S::TOKENS / 8; ++i) {
+        const u32 to = i % peers;
+        if (to != peer) {
+            send(place(i, peer), ring.received, to, sums + 4 * i);
+        } else {
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(place(i, peer)), "f"(sums[4 * i]), "f"(sums[4 * i + 1]),
+                         "f"(sums[4 * i + 2]), "f"(sums[4 * i + 3])
                          : "memory");
-            if (other == 0) {
-                total = {{sum.x, sum.y}, {sum.z, sum.w}};
-            } else {
-                total = {{total.low[0] + sum.x, total.low[1] + sum.y}, {total.high[0] + sum.z, total.high[1] + sum.w}};
-            }
+        }
+    }
+    if (peer >= S::TOKENS / 8) return;
+    barrier_wait(ring.received, 0);
+    for (u32 i = peer; i < S::TOKENS / 8; i += peers) {
+        float total[4];
+        for (u32 slice = 0; slice < peers; ++slice) {
+            float sum[4];
+            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                         : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+                         : "r"(place(i, slice))
+                         : "memory");
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) total[j] = slice == 0 ? sum[j] : total[j] + sum[j];
         }
         finish(product, row, token + 8 * i, total);
     }
-    cluster_sync();
 }
 
 /// A group of 128 threads multiplies 64 rows of weights.
-template <u32 GROUPS, u32 TOKENS, bool SPLIT>
-__device__ __forceinline__ void consume(const Product &product, const Work &work, const Ring<GROUPS, TOKENS> &ring) {
+template <class S>
+__device__ __forceinline__ void consume(const Product &product, const Work &work, const Ring<S> &ring) {
     const u32 group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
     Stage stage;
-    float sums[TOKENS / 2];
+    float sums[S::COUNT];
     for (u32 tile = work.first; tile < work.end; tile += work.step) {
-        const Position at = position(tile, work.weight_tiles, work.row_tiles);
-        const u32 row = (at.weights * GROUPS + group) * TILE + warp * 16, token = at.rows * TOKENS;
-        const u32 first = slice_start(product, work.first_slice), second = slice_start(product, work.first_slice + 1);
-        multiply_slice(sums, product, ring, group, first, second, stage);
-        if (SPLIT && product.slices > 1) {
-            wait_for_prerequisites();
-            finish_cluster(sums, product, ring, work.first_slice, row, token);
-            return;
-        }
-        if (!SPLIT && product.slices > 1) {
-            float total[TOKENS / 2];
+        const Position at = position<S>(work, tile);
+        const u32 row = (at.weights + group) * TILE + warp * 16;
+        auto multiply = [&](u32 slice) {
+            multiply_slice(sums, product, ring, group, slice_start(product, slice), slice_start(product, slice + 1), stage);
+        };
+        multiply(work.first_slice);
+        if (S::SLICES == ADDED) {
+            float total[S::COUNT];
 #pragma unroll
-            for (u32 i = 0; i < TOKENS / 2; ++i) total[i] = sums[i];
+            for (u32 i = 0; i < S::COUNT; ++i) total[i] = sums[i];
             for (u32 slice = 1; slice < product.slices; ++slice) {
-                multiply_slice(sums, product, ring, group, slice_start(product, slice), slice_start(product, slice + 1), stage);
+                multiply(slice);
 #pragma unroll
-                for (u32 i = 0; i < TOKENS / 2; ++i) total[i] += sums[i];
+                for (u32 i = 0; i < S::COUNT; ++i) total[i] += sums[i];
             }
-#pragma unroll
-            for (u32 i = 0; i < TOKENS / 2; ++i) sums[i] = total[i];
+            wait_for_prerequisites();
+            finish(product, row, at.row, total);
+        } else if (S::SLICES == SPLIT && product.slices > 1) {
+            // One tile for each cluster.
+            wait_for_prerequisites();
+            finish_cluster(sums, product, ring, work.peer, row, at.row);
+            return;
+        } else {
+            wait_for_prerequisites();
+            finish(product, row, at.row, sums);
         }
-        wait_for_prerequisites();
-#pragma unroll
-        for (u32 i = 0; i < TOKENS / 8; ++i) finish(product, row, token + 8 * i, corner(sums, i));
     }
 }
 
-template <u32 GROUPS, u32 TOKENS, bool SPLIT>
+template <class S>
 __device__ __forceinline__ void run(const Map *map, const Product &product) {
     extern __shared__ char memory[];
-    const Ring<GROUPS, TOKENS> ring(memory, product.stages);
-    const Work work = work_of_block<GROUPS, TOKENS, SPLIT>(product);
+    const Ring<S> ring(memory, product.stages);
+    const Work work = work_of_block<S>(product);
+    const bool split = S::SLICES == SPLIT && product.slices > 1;
     if (threadIdx.x == 0) {
         for (u32 stage = 0; stage < product.stages; ++stage) {
             barrier_init(ring.full + 8 * stage, 1);
-            barrier_init(ring.empty + 8 * stage, GROUPS * 4);
+            barrier_init(ring.empty + 8 * stage, S::CONSUMERS / 32 * S::PEERS);
         }
-        // Copies are told of them, too.
-        asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+        barrier_init(ring.received, 1);
+        // Copies, and other blocks, are told of them.
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        if (split) barrier_expect(ring.received, added_by<S>(work.peer, product.slices) * (product.slices - 1) * EIGHT_BYTES);
     }
     __syncthreads();
     launch_dependents();
-    if (threadIdx.x >= GROUPS * 128) {
-        if (GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == GROUPS * 128) produce(map, product, work, ring);
+    if (split || S::PEERS > 1) cluster_arrive();
+    if (S::PEERS > 1) cluster_wait();
+
+    if (threadIdx.x >= S::CONSUMERS) {
+        if (S::GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == S::CONSUMERS) produce(map, product, work, ring);
         __syncwarp();
-        if (SPLIT && product.slices > 1) {
-            cluster_sync();
-            cluster_sync();
-        }
+        if (split) cluster_wait();
     } else {
-        if (GROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        consume<GROUPS, TOKENS, SPLIT>(product, work, ring);
+        if (S::GROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        consume(product, work, ring);
+    }
+    if (S::PEERS > 1) {
+        // The other block arrives at barriers of this one.
+        cluster_arrive();
+        cluster_wait();
     }
 }
 
-#define KERNEL(NAME, THREADS, GROUPS, TOKENS, SPLIT)                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ Map map, const __grid_constant__ Product product) {  \
-        run<GROUPS, TOKENS, SPLIT>(&map, product);                                                                                  \
+#define KERNEL(NAME, THREADS, GROUPS, TOKENS, SLICES)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                                        \
+        NAME(const __grid_constant__ Map map, const __grid_constant__ Product product) {                                            \
+        run<Shape<GROUPS, TOKENS, SLICES>>(&map, product);                                                                          \
     }
 
 // One warp of producers beside one group of consumers. Beside two it is a group of its own, to give them its registers.
-KERNEL(linear_split_8, 160, 1, 8, true)
-KERNEL(linear_split_16, 160, 1, 16, true)
-KERNEL(linear_split_32, 160, 1, 32, true)
-KERNEL(linear_split_64, 160, 1, 64, true)
-KERNEL(linear_split_128, 160, 1, 128, true)
-KERNEL(linear_split_256, 384, 2, 256, true)
-KERNEL(linear_whole_128, 384, 2, 128, false)
-KERNEL(linear_whole_192, 384, 2, 192, false)
+KERNEL(linear_split_8, 160, 1, 8, SPLIT)
+KERNEL(linear_split_16, 160, 1, 16, SPLIT)
+KERNEL(linear_split_32, 160, 1, 32, SPLIT)
+KERNEL(linear_split_64, 160, 1, 64, SPLIT)
+KERNEL(linear_split_128, 160, 1, 128, SPLIT)
+KERNEL(linear_added_128, 384, 2, 128, ADDED)
+KERNEL(linear_added_192, 384, 2, 192, ADDED)
+KERNEL(linear_one_256, 384, 2, 256, ONE)
 
 /// Packs a matrix: each thread 16 bytes of the result. `half` is the number of gates of a gated matrix and 0 for others.
 extern "C" __global__ void __launch_bounds__(256) linear_pack(const uint4 *source, uint4 *packed, u32 outputs, u32 inputs, u32 blocks,

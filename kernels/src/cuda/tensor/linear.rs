@@ -11,7 +11,7 @@
 //!
 //! Kernels differ in how many rows of X share the weights that a block reads ([`Variant`]). For few rows the product is bound by
 //! memory: each block streams 64 rows of weights, or one slice of them, and the blocks of a cluster add their slices. For many it
-//! is bound by the tensor cores: a block multiplies 128 rows of weights with 128 to 256 rows of X.
+//! is bound by the tensor cores: a pair of blocks multiplies 256 rows of weights with 128 to 256 rows of X.
 //!
 //! A launch is programmatic: it may start while the kernel before it in the stream still runs, loads its first weights, and waits
 //! for that kernel before it reads X or touches Y. It allocates nothing and can be captured in a graph.
@@ -41,6 +41,10 @@ const SHARED_OF_TWO: usize = 113 << 10;
 const SHARED_OF_ONE: usize = 227 << 10;
 /// Stages of the ring at most.
 const MOST_STAGES: usize = 16;
+/// Of a stage: one for when it is full, and one for when it is empty.
+const BARRIERS_BYTES: usize = 16;
+/// Room to align the first stage to 1024 bytes and the inbox to 16, and one more barrier.
+const ALIGNMENT_BYTES: usize = 1024 + 32;
 
 /// A kernel. All of them give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +59,12 @@ pub enum Variant {
     Split64,
     /// As before, and 128 rows of X.
     Split128,
-    /// A block takes one slice of 128 rows of weights, and 256 rows of X.
-    Split256,
-    /// A block takes all slices of 128 rows of weights, and 128 rows of X.
-    Whole128,
+    /// A pair of blocks takes all slices of 256 rows of weights, one after the other, and 128 rows of X.
+    Added128,
     /// As before, and 192 rows of X.
-    Whole192,
+    Added192,
+    /// A pair of blocks takes 256 rows of weights, and 256 rows of X. It is for matrices of one slice.
+    One256,
 }
 
 impl Variant {
@@ -71,9 +75,9 @@ impl Variant {
         Self::Split32,
         Self::Split64,
         Self::Split128,
-        Self::Split256,
-        Self::Whole128,
-        Self::Whole192,
+        Self::Added128,
+        Self::Added192,
+        Self::One256,
     ];
 
     /// Name of the kernel in [`SOURCE`].
@@ -85,9 +89,9 @@ impl Variant {
             Self::Split32 => "linear_split_32",
             Self::Split64 => "linear_split_64",
             Self::Split128 => "linear_split_128",
-            Self::Split256 => "linear_split_256",
-            Self::Whole128 => "linear_whole_128",
-            Self::Whole192 => "linear_whole_192",
+            Self::One256 => "linear_one_256",
+            Self::Added128 => "linear_added_128",
+            Self::Added192 => "linear_added_192",
         }
     }
 
@@ -99,9 +103,9 @@ impl Variant {
             Self::Split16 => 16,
             Self::Split32 => 32,
             Self::Split64 => 64,
-            Self::Split128 | Self::Whole128 => 128,
-            Self::Split256 => 256,
-            Self::Whole192 => 192,
+            Self::Split128 | Self::Added128 => 128,
+            Self::One256 => 256,
+            Self::Added192 => 192,
         }
     }
 
@@ -109,14 +113,33 @@ impl Variant {
     #[must_use]
     pub fn groups(self) -> usize {
         match self {
-            Self::Split256 | Self::Whole128 | Self::Whole192 => 2,
+            Self::One256 | Self::Added128 | Self::Added192 => 2,
             _ => 1,
         }
     }
 
-    /// Whether a block takes one slice, and a cluster all of them.
-    fn split(self) -> bool {
-        !matches!(self, Self::Whole128 | Self::Whole192)
+    /// Whether it multiplies with this matrix.
+    #[must_use]
+    pub fn suits(self, matrix: &TensorMatrix) -> bool {
+        self != Self::One256 || matrix.slices == 1
+    }
+
+    /// Blocks of a cluster, for a matrix of so many slices.
+    fn cluster(self, slices: usize) -> usize {
+        match self {
+            Self::Added128 | Self::Added192 | Self::One256 => 2,
+            _ => slices,
+        }
+    }
+
+    /// Rows of weights that a cluster takes.
+    fn cluster_rows(self) -> usize {
+        if self.groups() == 1 { TILE } else { 2 * self.groups() * TILE }
+    }
+
+    /// Rows of X that one copy brings.
+    fn copied(self) -> usize {
+        if self.groups() == 1 { self.tokens() } else { self.tokens() / 2 }
     }
 
     /// Threads of a block: its groups, and one warp, or one group, that fills the ring.
@@ -128,15 +151,26 @@ impl Variant {
         (self.groups() * TILE + self.tokens()) * TILE * 2
     }
 
-    /// Stages of the ring: as many as there is room for.
-    fn stages(self) -> usize {
-        let room = if self.groups() == 1 { SHARED_OF_TWO } else { SHARED_OF_ONE };
-        // Two barriers for each stage, and what aligns the first stage.
-        ((room - 1024) / (self.stage_bytes() + 16)).min(MOST_STAGES)
+    /// What the blocks of a cluster send each other: 64 sums of 8 rows of X at a time.
+    fn inbox_bytes(self, slices: usize) -> usize {
+        if self.groups() > 1 || slices == 1 {
+            0
+        } else {
+            (self.tokens() / 8).next_multiple_of(slices) * TILE * 8 * 4
+        }
     }
 
-    fn shared_bytes(self) -> usize {
-        self.stages() * (self.stage_bytes() + 16) + 1024
+    /// Stages of the ring: as many as there is room for.
+    fn stages(self, slices: usize) -> usize {
+        let room = if self.groups() == 1 { SHARED_OF_TWO } else { SHARED_OF_ONE };
+        let room = room - ALIGNMENT_BYTES - self.inbox_bytes(slices);
+        (room / (self.stage_bytes() + BARRIERS_BYTES)).min(MOST_STAGES)
+    }
+
+    fn shared_bytes(self, slices: usize) -> usize {
+        self.stages(slices) * (self.stage_bytes() + BARRIERS_BYTES)
+            + self.inbox_bytes(slices)
+            + ALIGNMENT_BYTES
     }
 
     /// The fastest for this many rows.
@@ -147,12 +181,12 @@ impl Variant {
             17..=32 => Self::Split32,
             33..=64 => Self::Split64,
             65..=128 => Self::Split128,
-            _ if matrix.slices == 1 => Self::Split256,
+            _ if matrix.slices == 1 => Self::One256,
             _ => {
                 // Rounds of blocks, each as long as it has rows.
                 let tiles = matrix.tiles().div_ceil(2);
                 let time = |tokens: usize| (tiles * rows.div_ceil(tokens)).div_ceil(multiprocessors) * tokens;
-                if time(192) <= time(128) { Self::Whole192 } else { Self::Whole128 }
+                if time(192) <= time(128) { Self::Added192 } else { Self::Added128 }
             }
         }
     }
@@ -209,10 +243,14 @@ impl TensorMatrix {
     }
 }
 
+fn experiment(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
 fn slices(outputs: usize, inputs: usize) -> usize {
     let mut slices = 1;
     while slices < MOST_SLICES
-        && outputs.div_ceil(TILE) * slices < ENOUGH_BLOCKS
+        && outputs.div_ceil(TILE) * slices < experiment("ENOUGH", ENOUGH_BLOCKS)
         && inputs >= 2 * slices * LEAST_COLUMNS
     {
         slices *= 2;
@@ -302,8 +340,11 @@ impl TensorLinear {
         let kernel = |variant: Variant| {
             let kernel = function(&module, variant.kernel())?;
             let shared = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // The most that any matrix needs.
+            let bytes =
+                [1, 2, 4, 8].map(|slices| variant.shared_bytes(slices)).into_iter().max().unwrap_or(0);
             kernel
-                .set_attribute(shared, number(variant.shared_bytes()).cast_signed())
+                .set_attribute(shared, number(bytes).cast_signed())
                 .map_err(refused("give a kernel its shared memory"))?;
             Ok(kernel)
         };
@@ -392,7 +433,7 @@ impl TensorLinear {
     /// As there.
     ///
     /// # Panics
-    /// As there.
+    /// As there, and when the kernel does not [suit](Variant::suits) the matrix.
     #[allow(clippy::too_many_arguments, reason = "those of `run`, and the kernel")]
     pub fn run_as(
         &self,
@@ -406,6 +447,7 @@ impl TensorLinear {
     ) -> Result<(), CudaError> {
         let TensorMatrix { outputs, inputs, gated, slices, .. } = *matrix;
         let columns = if gated { outputs / 2 } else { outputs };
+        assert!(variant.suits(matrix), "{variant:?} for a matrix of {slices} slices");
         assert_eq!(
             gated,
             matches!(output, Output::Gated(_)),
@@ -419,12 +461,16 @@ impl TensorLinear {
         let needed = (rows - 1) * stride + columns;
         assert!(output.len() >= needed, "{} elements of output for {needed}", output.len());
 
-        let clusters = matrix.tiles().div_ceil(variant.groups()) * rows.div_ceil(variant.tokens());
-        let (clusters, cluster) = match (variant.split(), slices) {
-            (true, 2..) => (clusters, slices),
-            // Blocks that take one tile after the other, as many as there is room for.
-            _ => (clusters.min(self.multiprocessors * if variant.groups() == 1 { 2 } else { 1 }), 1),
+        let cluster = variant.cluster(slices);
+        let row_tiles = rows.div_ceil(variant.tokens());
+        let tiles = outputs.div_ceil(variant.cluster_rows()) * row_tiles;
+        // Without slices to exchange, clusters take one tile after the other, and there are as many as there is room for.
+        let clusters = match (variant.groups(), slices) {
+            (1, 1) => tiles.min(2 * self.multiprocessors),
+            (1, _) => tiles,
+            _ => tiles.min(self.multiprocessors / cluster),
         };
+        let blocks = clusters * cluster;
         let product = Product {
             weights: matrix.packed.address(),
             out: output.address(),
@@ -434,11 +480,11 @@ impl TensorLinear {
             tiles: number(matrix.tiles()),
             blocks: number(matrix.blocks()),
             slices: number(slices),
-            stages: number(variant.stages()),
+            stages: number(variant.stages(slices)),
             epilogue: output.epilogue(),
         };
-        let map = self.map(x, rows, inputs, variant.tokens())?;
-        self.launch(stream, variant, clusters * cluster, cluster, &map, &product)
+        let map = self.map(x, rows, inputs, variant.copied())?;
+        self.launch(stream, variant, blocks, cluster, &map, &product)
     }
 
     /// How the kernel's copies find `tokens` rows and 64 columns of X, and how they lay them out.
@@ -485,7 +531,9 @@ impl TensorLinear {
         map: &sys::CUtensorMap,
         product: &Product,
     ) -> Result<(), CudaError> {
-        let programmatic = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let programmatic = sys::CUlaunchAttributeValue {
+            programmaticStreamSerializationAllowed: experiment("PDL", 1) as i32,
+        };
         let size = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: number(cluster), y: 1, z: 1 };
         let size = sys::CUlaunchAttributeValue { clusterDim: size };
         let mut attributes = [
@@ -500,7 +548,7 @@ impl TensorLinear {
             blockDimX: number(variant.threads()),
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: number(variant.shared_bytes()),
+            sharedMemBytes: number(variant.shared_bytes(product.slices as usize)),
             hStream: stream.cu_stream(),
             attrs: attributes.as_mut_ptr(),
             numAttrs: 2,
@@ -551,12 +599,12 @@ mod tests {
     #[test]
     fn rings_fit_into_shared_memory_and_hold_enough_to_hide_latency() {
         for variant in Variant::ALL {
-            let (stages, bytes) = (variant.stages(), variant.shared_bytes());
-            let blocks = if variant.groups() == 1 { 2 } else { 1 };
-            assert!(blocks * (bytes + 1024) <= 228 << 10, "{variant:?}: {bytes} bytes");
-            assert!(stages >= 4, "{variant:?}: {stages} stages");
-            // The slices' sums are exchanged where the stages were.
-            assert!(variant.tokens() * variant.groups() * TILE * 4 <= bytes, "{variant:?}");
+            for slices in [1, 2, 4, 8] {
+                let (stages, bytes) = (variant.stages(slices), variant.shared_bytes(slices));
+                let blocks = if variant.groups() == 1 { 2 } else { 1 };
+                assert!(blocks * (bytes + 1024) <= 228 << 10, "{variant:?}: {bytes} bytes");
+                assert!(stages >= 3, "{variant:?}: {stages} stages");
+            }
         }
     }
 }
