@@ -9,11 +9,11 @@
 //                 |              chunk                |        chunk    ...
 //
 // Within a chunk, blocks follow each other in an online softmax, which starts anew with every chunk. Chunks are merged in
-// ascending order by `merge`. One warp computes a block, for 16 * M rows side by side: a row's sums do not see other rows.
+// ascending order by `merge`. A warp has 16 * M rows side by side: a row's sums do not see other rows.
 // Positions that a row does not see weigh exactly 0, and adding 0 changes no sum: a row that goes through blocks behind its
 // position stays as it is. (K and V are finite. An infinite one would reach earlier rows, as 0 times infinity.)
 //
-// Decode: one warp per sequence, KV head and chunk. The group's query heads are its rows. What a chunk gives goes to memory,
+// Decode: one thread block per sequence, KV head and chunk. The group's query heads are its rows, and its warps share blocks. What a chunk gives goes to memory,
 // and `attention_combine` merges the chunks. Prefill: one thread block per tile of rows and KV head. A tile's rows are tokens
 // times the heads of the group, and its warps merge as they go.
 
@@ -26,9 +26,9 @@ constexpr u32 DIM = HEAD_DIM;
 // Blocks of which K and V are in shared memory or on their way, warps of a thread block, rows of a warp in 16, and thread
 // blocks that a multiprocessor holds. No bit depends on them.
 #if HEAD_DIM == 64
-constexpr int DECODE_STAGES = 3, PREFILL_STAGES = 2, PREFILL_WARPS = 4, PREFILL_M = 2, PREFILL_RESIDENT = 2;
+constexpr int DECODE_WARPS = 4, DECODE_STAGES = 3, PREFILL_STAGES = 2, PREFILL_WARPS = 4, PREFILL_M = 2, PREFILL_RESIDENT = 2;
 #elif HEAD_DIM == 128
-constexpr int DECODE_STAGES = 2, PREFILL_STAGES = 2, PREFILL_WARPS = 8, PREFILL_M = 1, PREFILL_RESIDENT = 1;
+constexpr int DECODE_WARPS = 4, DECODE_STAGES = 2, PREFILL_STAGES = 2, PREFILL_WARPS = 8, PREFILL_M = 1, PREFILL_RESIDENT = 1;
 #endif
 
 // Steps of 16 along a head and along a block, tiles of 8 along a block and along a head.
@@ -43,6 +43,10 @@ constexpr u32 ROW_BYTES = DIM * 2;
 constexpr u32 GRANULES = ROW_BYTES / 16;
 constexpr u32 SIDE_BYTES = BLOCK * ROW_BYTES;
 constexpr u32 STAGE_BYTES = 2 * SIDE_BYTES;
+extern __shared__ __align__(128) unsigned char memory[];
+
+// Two ones in bf16.
+constexpr u32 BF16_ONES = 0x3f803f80;
 
 struct Attend {
     Pool pool;
@@ -116,60 +120,43 @@ INLINE float merge(float before, float after, Factors by)
     return __fmaf_rn(before, by.before, __fmul_rn(after, by.after));
 }
 
-// Softmax of 16 * M rows over some positions: the maxima of scaled scores, the sums of weights, the weighted sums of V. They
-// lie as `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it, of 8 columns lane % 4 * 2 and
-// the next.
-template <int M> struct Softmax {
+// Softmax of 16 * M rows over some positions: maxima of scaled scores, weighted sums of V, and sums of weights. They lie as
+// `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it, of 8 columns lane % 4 * 2 and the next.
+// Sums of weights are a product too, with a V of ones, so all columns are the same. Of the columns of V a warp has one of SPLIT
+// parts.
+template <int M, int SPLIT> struct Softmax {
     float top[M][2];
-    float sum[M][2];
-    float out[M][DIM_TILES][4];
+    float sum[M][4];
+    float out[M][DIM_TILES / SPLIT][4];
 };
 
-template <int M> INLINE void clear(Softmax<M> &softmax)
+template <int M, int SPLIT> INLINE void clear(Softmax<M, SPLIT> &softmax)
 {
 #pragma unroll
     for (int m = 0; m < M; m++) {
+        softmax.top[m][0] = softmax.top[m][1] = MINUS_INFINITY;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            softmax.top[m][half] = MINUS_INFINITY;
-            softmax.sum[m][half] = 0.0f;
-        }
+        for (int i = 0; i < 4; i++) {
+            softmax.sum[m][i] = 0.0f;
 #pragma unroll
-        for (int n = 0; n < DIM_TILES; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+            for (int n = 0; n < DIM_TILES / SPLIT; n++)
                 softmax.out[m][n][i] = 0.0f;
         }
     }
 }
 
-// Adds up the sums of weights, of which each of the four threads of a row has its columns' so far.
-template <int M> INLINE void close(Softmax<M> &softmax)
+template <int M> INLINE void merge(Softmax<M, 1> &all, const Softmax<M, 1> &chunk)
 {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float sum = softmax.sum[m][half];
-            sum += __shfl_xor_sync(0xffffffff, sum, 1);
-            sum += __shfl_xor_sync(0xffffffff, sum, 2);
-            softmax.sum[m][half] = sum;
-        }
-    }
-}
-
-template <int M> INLINE void merge(Softmax<M> &all, const Softmax<M> &chunk)
-{
+            const Factors by = factors(all.top[m][half], chunk.top[m][half]);
 #pragma unroll
-    for (int m = 0; m < M; m++) {
+            for (int i = 2 * half; i < 2 * half + 2; i++) {
+                all.sum[m][i] = merge(all.sum[m][i], chunk.sum[m][i], by);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            Factors by = factors(all.top[m][half], chunk.top[m][half]);
-            all.sum[m][half] = merge(all.sum[m][half], chunk.sum[m][half], by);
-#pragma unroll
-            for (int n = 0; n < DIM_TILES; n++) {
-#pragma unroll
-                for (int i = 2 * half; i < 2 * half + 2; i++)
+                for (int n = 0; n < DIM_TILES; n++)
                     all.out[m][n][i] = merge(all.out[m][n][i], chunk.out[m][n][i], by);
             }
         }
@@ -208,22 +195,34 @@ template <int M> struct Queries {
     u32 seen[M][2];
 };
 
-// Takes a block of positions from `first` on into the softmax. `shared` is where its K and V lie. `whole`: every row sees
-// all of it.
-template <int M>
-INLINE void attend(Softmax<M> &softmax, const Queries<M> &queries, u32 shared, u32 first, bool whole, float scale)
+// What warps tell each other that share a block: the maxima of their scores, and their weights, as `mma` takes them.
+template <int M, int SPLIT> struct Exchange {
+    float highest[SPLIT][M][16];
+    uint4 weights[M][KEY_STEPS][32];
+};
+
+// Takes a block of positions from `first` on into the softmax. `shared` is where its K and V lie. `whole`: every row sees all
+// of it. SPLIT warps share the block: each has as many keys for the scores, and as many columns of V. Alone or not, each score
+// and each sum is the same chain of products.
+template <int M, int SPLIT>
+INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 shared, u32 first, bool whole, float scale,
+                   Exchange<M, SPLIT> *exchange)
 {
+    constexpr int OWN_KEYS = KEY_TILES / SPLIT, OWN_STEPS = KEY_STEPS / SPLIT, OWN_DIMS = DIM_TILES / SPLIT;
     const u32 lane = threadIdx.x % 32;
-    float scores[M][KEY_TILES][4] = {};
+    const u32 part = SPLIT == 1 ? 0 : threadIdx.x / 32;
+    const u32 first_key = part * OWN_KEYS * 8;
+
+    float scores[M][OWN_KEYS][4] = {};
     {
         // Of two tiles of 8 keys, the lower and the upper 8 of 16 dimensions.
-        const u32 row = lane / 16 * 8 + lane % 8;
+        const u32 row = first_key + lane / 16 * 8 + lane % 8;
         const u32 granule = lane / 8 % 2;
 #pragma unroll
         for (int k = 0; k < DIM_STEPS; k++) {
             const u32 at = shared + row * ROW_BYTES + ((2 * k + granule) ^ (lane % 8)) * 16;
 #pragma unroll
-            for (int n = 0; n < KEY_TILES; n += 2) {
+            for (int n = 0; n < OWN_KEYS; n += 2) {
                 u32 keys[4];
                 load_matrices(keys, at + n * 8 * ROW_BYTES);
 #pragma unroll
@@ -238,12 +237,40 @@ INLINE void attend(Softmax<M> &softmax, const Queries<M> &queries, u32 shared, u
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
-            for (int n = 0; n < KEY_TILES; n++) {
+            for (int n = 0; n < OWN_KEYS; n++) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    if (first + n * 8 + lane % 4 * 2 + i % 2 >= queries.seen[m][i / 2])
+                    if (first + first_key + n * 8 + lane % 4 * 2 + i % 2 >= queries.seen[m][i / 2])
                         scores[m][n][i] = MINUS_INFINITY;
                 }
+            }
+        }
+    }
+
+    float highest[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float most = MINUS_INFINITY;
+#pragma unroll
+            for (int n = 0; n < OWN_KEYS; n++)
+                most = fmaxf(most, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+            most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
+            highest[m][half] = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
+            if (SPLIT > 1)
+                exchange->highest[part][m][half * 8 + lane / 4] = highest[m][half];
+        }
+    }
+    if (SPLIT > 1) {
+        __syncthreads();
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+#pragma unroll
+                for (int other = 0; other < SPLIT; other++)
+                    highest[m][half] = fmaxf(highest[m][half], exchange->highest[other][m][half * 8 + lane / 4]);
             }
         }
     }
@@ -251,43 +278,61 @@ INLINE void attend(Softmax<M> &softmax, const Queries<M> &queries, u32 shared, u
     u32 weights[M][KEY_STEPS][4];
 #pragma unroll
     for (int m = 0; m < M; m++) {
+        float kept[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float highest = MINUS_INFINITY;
-#pragma unroll
-            for (int n = 0; n < KEY_TILES; n++)
-                highest = fmaxf(highest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
-            highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 1));
-            highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 2));
-            float top = fmaxf(softmax.top[m][half], __fmul_rn(highest, scale));
-            float base = base_of(top);
-            float kept = exp2_of(softmax.top[m][half] - base);
+            const float top = fmaxf(softmax.top[m][half], __fmul_rn(highest[m][half], scale));
+            const float base = base_of(top);
+            kept[half] = exp2_of(softmax.top[m][half] - base);
             softmax.top[m][half] = top;
-            float sum = __fmul_rn(softmax.sum[m][half], kept);
 #pragma unroll
-            for (int n = 0; n < KEY_TILES; n++) {
-                float low = exp2_of(__fmaf_rn(scores[m][n][2 * half], scale, -base));
-                float high = exp2_of(__fmaf_rn(scores[m][n][2 * half + 1], scale, -base));
-                sum = __fadd_rn(sum, __fadd_rn(low, high));
+            for (int n = 0; n < OWN_KEYS; n++) {
+                const float low = exp2_of(__fmaf_rn(scores[m][n][2 * half], scale, -base));
+                const float high = exp2_of(__fmaf_rn(scores[m][n][2 * half + 1], scale, -base));
                 weights[m][n / 2][n % 2 * 2 + half] = bf16_pair(low, high);
             }
-            softmax.sum[m][half] = sum;
+        }
+        // Maxima rarely rise, and a factor of 1 changes nothing.
+        if (__any_sync(0xffffffff, kept[0] != 1.0f || kept[1] != 1.0f)) {
 #pragma unroll
-            for (int n = 0; n < DIM_TILES; n++) {
-                softmax.out[m][n][2 * half] = __fmul_rn(softmax.out[m][n][2 * half], kept);
-                softmax.out[m][n][2 * half + 1] = __fmul_rn(softmax.out[m][n][2 * half + 1], kept);
+            for (int i = 0; i < 4; i++) {
+                softmax.sum[m][i] = __fmul_rn(softmax.sum[m][i], kept[i / 2]);
+#pragma unroll
+                for (int n = 0; n < OWN_DIMS; n++)
+                    softmax.out[m][n][i] = __fmul_rn(softmax.out[m][n][i], kept[i / 2]);
+            }
+        }
+    }
+    if (SPLIT > 1) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int k = 0; k < OWN_STEPS; k++)
+                exchange->weights[m][part * OWN_STEPS + k][lane] =
+                    make_uint4(weights[m][k][0], weights[m][k][1], weights[m][k][2], weights[m][k][3]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int k = 0; k < KEY_STEPS; k++) {
+                const uint4 all = exchange->weights[m][k][lane];
+                weights[m][k][0] = all.x, weights[m][k][1] = all.y, weights[m][k][2] = all.z, weights[m][k][3] = all.w;
             }
         }
     }
 
     // Of 8 and 8 more keys, two tiles of 8 dimensions.
     const u32 row = lane % 16;
-    const u32 granule = lane / 16;
+    const u32 granule = part * OWN_DIMS + lane / 16;
 #pragma unroll
     for (int k = 0; k < KEY_STEPS; k++) {
         const u32 at = shared + SIDE_BYTES + (k * 16 + row) * ROW_BYTES;
 #pragma unroll
-        for (int n = 0; n < DIM_TILES; n += 2) {
+        for (int m = 0; m < M; m++)
+            multiply(softmax.sum[m], weights[m][k], BF16_ONES, BF16_ONES);
+#pragma unroll
+        for (int n = 0; n < OWN_DIMS; n += 2) {
             u32 values[4];
             load_transposed(values, at + ((n + granule) ^ (lane % 8)) * 16);
 #pragma unroll
@@ -307,29 +352,40 @@ INLINE void copy_granule(u32 shared, u64 from, bool present)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(present ? 16 : 0));
 }
 
-// Begins to load K and V of the block from position `first` on. Positions from `limit` on become zeros: what lies there has
-// not been written, and is not multiplied even by 0.
-template <u32 THREADS>
-INLINE void load_block(u32 shared, const Pool &pool, const u32 *table, u32 head, u32 first, u32 limit)
+// Where the K of a block's rows lie, in rows of the pool: a thread knows those at lane, and lane + 32.
+struct Places {
+    u32 row[BLOCK / 32];
+};
+
+INLINE Places find(const Pool &pool, const u32 *table, u32 head, u32 first, u32 limit)
 {
-    constexpr u32 ROWS = THREADS / GRANULES;
-    const u32 granule = threadIdx.x % GRANULES;
-    const u32 own = threadIdx.x / GRANULES;
-    const u64 keys = pool.start[0] + head * (u64)pool.head[0] + granule * 16;
-    const u64 values = pool.start[1] + head * (u64)pool.head[1] + granule * 16;
+    Places places;
 #pragma unroll
-    for (u32 i = 0; i < (BLOCK + ROWS - 1) / ROWS; i++) {
-        const u32 row = i * ROWS + own;
-        if (BLOCK % ROWS != 0 && row >= BLOCK)
-            break;
-        const bool present = first + row < limit;
-        const u32 position = present ? first + row : limit - 1;
+    for (u32 i = 0; i < BLOCK / 32; i++) {
+        const u32 position = min(first + i * 32 + threadIdx.x % 32, limit - 1);
         const u32 index = divide(position, pool.page_tokens);
         const u32 slot = position - index * pool.page_tokens.value;
-        const u64 page = table[index];
+        places.row[i] = table[index] * pool.page + head * pool.head + slot * pool.token;
+    }
+    return places;
+}
+
+// Begins to load K and V of the block from position `first` on. Positions from `limit` on become zeros: what lies there has
+// not been written, and is not multiplied even by 0.
+template <u32 THREADS> INLINE void load_block(u32 shared, const Pool &pool, const Places &places, u32 first, u32 limit)
+{
+    constexpr u32 ROWS = THREADS / GRANULES;
+    static_assert(BLOCK % ROWS == 0, "each thread copies as many granules");
+    const u32 granule = threadIdx.x % GRANULES;
+    const u64 keys = pool.start[0] + granule * 16, values = pool.start[1] + granule * 16;
+#pragma unroll
+    for (u32 i = 0; i < BLOCK / ROWS; i++) {
+        // The rows of a warp are side by side and on one side of 32.
+        const u32 row = i * ROWS + threadIdx.x / GRANULES;
+        const u64 from = __shfl_sync(0xffffffff, row < 32 ? places.row[0] : places.row[1], row % 32) * (u64)ROW_BYTES;
         const u32 to = shared + row * ROW_BYTES + (granule ^ (row % 8)) * 16;
-        copy_granule(to, keys + page * pool.page[0] + slot * pool.token[0], present);
-        copy_granule(to + SIDE_BYTES, values + page * pool.page[1] + slot * pool.token[1], present);
+        copy_granule(to, keys + from, first + row < limit);
+        copy_granule(to + SIDE_BYTES, values + from, first + row < limit);
     }
 }
 
@@ -338,14 +394,16 @@ INLINE void load_block(u32 shared, const Pool &pool, const u32 *table, u32 head,
 template <u32 THREADS, int STAGES, class Attend>
 INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, u32 end, u32 limit, Attend attend)
 {
-    extern __shared__ __align__(128) unsigned char stages[];
-    const u32 shared = (u32)__cvta_generic_to_shared(stages);
+    const u32 shared = (u32)__cvta_generic_to_shared(memory);
+    Places places;
 #pragma unroll
     for (u32 ahead = 0; ahead < STAGES - 1; ahead++) {
+        places = find(pool, table, head, (first + ahead) * BLOCK, limit);
         if (first + ahead < end)
-            load_block<THREADS>(shared + ahead * STAGE_BYTES, pool, table, head, (first + ahead) * BLOCK, limit);
+            load_block<THREADS>(shared + ahead * STAGE_BYTES, pool, places, (first + ahead) * BLOCK, limit);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
+    places = find(pool, table, head, (first + STAGES - 1) * BLOCK, limit);
     u32 stage = 0;
     for (u32 block = first; block < end; block++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
@@ -354,8 +412,10 @@ INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, 
         const u32 next = block + STAGES - 1;
         const u32 free = stage == 0 ? STAGES - 1 : stage - 1;
         if (next < end)
-            load_block<THREADS>(shared + free * STAGE_BYTES, pool, table, head, next * BLOCK, limit);
+            load_block<THREADS>(shared + free * STAGE_BYTES, pool, places, next * BLOCK, limit);
         asm volatile("cp.async.commit_group;" ::: "memory");
+        // What this reads has come when it is needed.
+        places = find(pool, table, head, (next + 1) * BLOCK, limit);
         attend(shared + stage * STAGE_BYTES, block * BLOCK);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
@@ -375,7 +435,7 @@ INLINE void load_query(u32 (&bits)[DIM_STEPS][4], int half, const u16 *row)
 // ---- Decode
 
 // Grid: chunks, KV heads, rows of the batch. `position` and `table` belong to the first row of the batch.
-extern "C" __global__ void __launch_bounds__(32)
+extern "C" __global__ void __launch_bounds__(32 * DECODE_WARPS)
     attention_decode(const __grid_constant__ Attend a, const __grid_constant__ Partials partials, const u32 *position,
                      const u32 *table)
 {
@@ -385,7 +445,7 @@ extern "C" __global__ void __launch_bounds__(32)
     if (own == NO_POSITION || own < chunk * CHUNK)
         return;
     const u32 limit = min(own + 1, (chunk + 1) * CHUNK);
-    const u32 lane = threadIdx.x;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 group = a.group.value;
 
     Queries<1> queries;
@@ -397,13 +457,14 @@ extern "C" __global__ void __launch_bounds__(32)
         queries.seen[0][half] = limit;
     }
 
-    Softmax<1> softmax;
+    Softmax<1, DECODE_WARPS> softmax;
     clear(softmax);
     const u32 first = chunk * (CHUNK / BLOCK), end = (limit + BLOCK - 1) / BLOCK;
-    each_block<32, DECODE_STAGES>(a.pool, a.pages + table[row], head, first, end, limit, [&](u32 shared, u32 at) {
-        attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale);
-    });
-    close(softmax);
+    Exchange<1, DECODE_WARPS> *exchange = (Exchange<1, DECODE_WARPS> *)(memory + DECODE_STAGES * STAGE_BYTES);
+    each_block<32 * DECODE_WARPS, DECODE_STAGES>(
+        a.pool, a.pages + table[row], head, first, end, limit, [&](u32 shared, u32 at) {
+            attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale, exchange);
+        });
 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -411,11 +472,11 @@ extern "C" __global__ void __launch_bounds__(32)
         if (member >= group)
             continue;
         const u64 index = (row * (u64)a.heads + head * group + member) * partials.chunks + chunk;
-        if (lane % 4 == 0)
-            partials.sums[index] = make_float2(softmax.top[0][half], softmax.sum[0][half]);
-        float *to = partials.values + index * DIM + lane % 4 * 2;
+        if (threadIdx.x % 4 == 0 && warp == 0)
+            partials.sums[index] = make_float2(softmax.top[0][half], softmax.sum[0][2 * half]);
+        float *to = partials.values + index * DIM + warp * (DIM / DECODE_WARPS) + lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < DIM_TILES; n++)
+        for (int n = 0; n < DIM_TILES / DECODE_WARPS; n++)
             *(float2 *)(to + n * 8) = make_float2(softmax.out[0][n][2 * half], softmax.out[0][n][2 * half + 1]);
     }
 }
@@ -488,16 +549,15 @@ extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDEN
     const u32 seen_by_all = tile.start + first_token + 1;
     const u32 seen_by_none = first_token < tile.rows ? tile.start + min(last_token + 1, tile.rows) : 0;
 
-    Softmax<M> all, softmax;
+    Softmax<M, 1> all, softmax;
     clear(all);
     clear(softmax);
     const u32 end = (limit + BLOCK - 1) / BLOCK;
     each_block<32 * PREFILL_WARPS, PREFILL_STAGES>(
         a.pool, a.pages + tile.table, head, 0, end, limit, [&](u32 shared, u32 at) {
             if (at < seen_by_none)
-                attend(softmax, queries, shared, at, at + BLOCK <= seen_by_all, a.scale);
+                attend(softmax, queries, shared, at, at + BLOCK <= seen_by_all, a.scale, (Exchange<M, 1> *)nullptr);
             if ((at + BLOCK) % CHUNK == 0 || at + BLOCK >= limit) {
-                close(softmax);
                 merge(all, softmax);
                 clear(softmax);
             }
@@ -511,7 +571,7 @@ extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDEN
             const u32 token = divide(row, a.group), member = row - token * a.group.value;
             if (token >= tile.rows)
                 continue;
-            const float share = __frcp_rn(all.sum[m][half]);
+            const float share = __frcp_rn(all.sum[m][2 * half]);
             u16 *to = outputs + ((tile.first_row + token) * (u64)a.heads + head * a.group.value + member) * DIM + lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < DIM_TILES; n++)

@@ -31,11 +31,28 @@ const COMBINE_HEADS: usize = 4;
 /// Numbers that `attention.cu` has for a head's size.
 #[derive(Clone, Copy, Debug)]
 struct Tiling {
+    decode_warps: usize,
     decode_stages: usize,
     prefill_warps: usize,
     /// Rows of a warp, in 16.
     prefill_m: usize,
     prefill_stages: usize,
+}
+
+impl Tiling {
+    /// Bytes of shared memory for K and V of as many blocks.
+    fn blocks(head_dim: usize, stages: usize) -> usize {
+        stages * 2 * BLOCK * head_dim * 2
+    }
+
+    /// The same for decode, with what its warps exchange: 16 maxima of each, and weights of 16 rows and a block in bf16.
+    fn decode_shared(&self, head_dim: usize) -> u32 {
+        number(Self::blocks(head_dim, self.decode_stages) + self.decode_warps * 16 * 4 + 16 * BLOCK * 2)
+    }
+
+    fn prefill_shared(&self, head_dim: usize) -> u32 {
+        number(Self::blocks(head_dim, self.prefill_stages))
+    }
 }
 
 /// Rows of one sequence that lie side by side in a batch, at ascending positions.
@@ -145,20 +162,36 @@ impl TensorAttention {
     /// When heads have another size.
     pub fn new(device: &Arc<Device>, head_dim: usize) -> Result<Self, CudaError> {
         let (source, tiling) = match head_dim {
-            64 => (SOURCE_64, Tiling { decode_stages: 3, prefill_warps: 4, prefill_m: 2, prefill_stages: 2 }),
-            128 => {
-                (SOURCE_128, Tiling { decode_stages: 2, prefill_warps: 8, prefill_m: 1, prefill_stages: 2 })
-            }
+            64 => (
+                SOURCE_64,
+                Tiling {
+                    decode_warps: 4,
+                    decode_stages: 3,
+                    prefill_warps: 4,
+                    prefill_m: 2,
+                    prefill_stages: 2,
+                },
+            ),
+            128 => (
+                SOURCE_128,
+                Tiling {
+                    decode_warps: 4,
+                    decode_stages: 2,
+                    prefill_warps: 8,
+                    prefill_m: 1,
+                    prefill_stages: 2,
+                },
+            ),
             other => panic!("heads of {other} elements: 64 or 128"),
         };
         let module = device.module(&source)?;
-        let kernel = |name, stages| Kernel::new(device, &module, name, shared(head_dim, stages));
+        let kernel = |name, shared| Kernel::new(device, &module, name, shared);
         Ok(Self {
             head_dim,
             tiling,
-            decode: kernel("attention_decode", tiling.decode_stages)?,
+            decode: kernel("attention_decode", tiling.decode_shared(head_dim))?,
             combine: kernel("attention_combine", 0)?,
-            prefill: kernel("attention_prefill", tiling.prefill_stages)?,
+            prefill: kernel("attention_prefill", tiling.prefill_shared(head_dim))?,
         })
     }
 
@@ -219,8 +252,8 @@ impl TensorAttention {
         let outputs = outputs.address() + first * (heads * self.head_dim) as u64 * 2;
         let geometry = Geometry {
             grid: [chunks, kv_heads, rows.len()],
-            threads: 32,
-            shared: shared(self.head_dim, self.tiling.decode_stages),
+            threads: 32 * self.tiling.decode_warps as u32,
+            shared: self.tiling.decode_shared(self.head_dim),
         };
         let arguments = [argument(&attend), argument(&view), argument(&position), argument(&table)];
         // SAFETY: the parameters of `attention_decode`, which stays within the arrays by the checks above. The view, the
@@ -285,7 +318,7 @@ impl TensorAttention {
         let geometry = Geometry {
             grid: [attention.kv_heads, count, 1],
             threads: 32 * self.tiling.prefill_warps as u32,
-            shared: shared(self.head_dim, self.tiling.prefill_stages),
+            shared: self.tiling.prefill_shared(self.head_dim),
         };
         let (tiles, outputs) = (tiles.address(), outputs.address());
         let arguments = [argument(&attend), argument(&tiles), argument(&outputs)];
@@ -325,7 +358,7 @@ impl TensorAttention {
             outputs.len()
         );
         Attend {
-            pool: Pool::new(view),
+            pool: Pool::new(view, head_dim),
             queries: queries.address(),
             pages: pages.address(),
             heads: number(heads),
@@ -334,9 +367,4 @@ impl TensorAttention {
             scale: scale * std::f32::consts::LOG2_E,
         }
     }
-}
-
-/// Bytes of shared memory for K and V of as many blocks.
-fn shared(head_dim: usize, stages: usize) -> u32 {
-    number(stages * 2 * BLOCK * head_dim * 2)
 }
