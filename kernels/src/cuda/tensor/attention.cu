@@ -14,7 +14,7 @@
 // position stays as it is. (K and V are finite. An infinite one would reach earlier rows, as 0 times infinity.)
 //
 // Decode: one thread block per sequence, KV head and chunk. The group's query heads are its rows, and its warps share blocks. What a chunk gives goes to memory,
-// and `attention_combine` merges the chunks. Prefill: one thread block per tile of rows and KV head. A tile's rows are tokens
+// and the last thread block merges it. Prefill: one thread block per tile of rows and KV head. A tile's rows are tokens
 // times the heads of the group, and its warps merge as they go.
 
 // Positions of a block and of a chunk. Other numbers give other bits.
@@ -76,8 +76,10 @@ struct Tile {
 struct Partials {
     // Weighted sums of V, [DIM].
     float *values;
-    // The maximum and the sum of weights.
+    // The reference and the sum of weights.
     float2 *sums;
+    // Thread blocks that are done, by [row of the batch][KV head]. 0 before and after.
+    u32 *done;
     // Chunks that a row has room for.
     u32 chunks;
     u32 unused;
@@ -92,13 +94,20 @@ INLINE float exp2_of(float x)
     return y;
 }
 
-// What weights are relative to: the maximum, or 0 while there is none, so that no infinity is subtracted from another.
-INLINE float base_of(float top)
+// What weights of a maximum are relative to: the next multiple of 8 in logarithms to base 2. So it rarely rises, and weights are
+// up to 1 and of full precision all the same. Nothing has minus infinity.
+INLINE float reference_of(float highest)
 {
-    return top == MINUS_INFINITY ? 0.0f : top;
+    return 8.0f * ceilf(0.125f * highest);
 }
 
-// What sums relative to two maxima are multiplied by when they are added up. `top` becomes the common maximum.
+// What is subtracted from scores: 0 for nothing, so that no infinity is subtracted from another.
+INLINE float base_of(float reference)
+{
+    return reference == MINUS_INFINITY ? 0.0f : reference;
+}
+
+// What sums with two references are multiplied by when they are added up. `top` becomes the common reference.
 struct Factors {
     float before;
     float after;
@@ -120,7 +129,7 @@ INLINE float merge(float before, float after, Factors by)
     return __fmaf_rn(before, by.before, __fmul_rn(after, by.after));
 }
 
-// Softmax of 16 * M rows over some positions: maxima of scaled scores, weighted sums of V, and sums of weights. They lie as
+// Softmax of 16 * M rows over some positions: references, weighted sums of V, and sums of weights. They lie as
 // `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it, of 8 columns lane % 4 * 2 and the next.
 // Sums of weights are a product too, with a V of ones, so all columns are the same. Of the columns of V a warp has one of SPLIT
 // parts.
@@ -145,21 +154,46 @@ template <int M, int SPLIT> INLINE void clear(Softmax<M, SPLIT> &softmax)
     }
 }
 
-template <int M> INLINE void merge(Softmax<M, 1> &all, const Softmax<M, 1> &chunk)
+// The merged chunks of prefill. What is weighted sums of V in a softmax lies in shared memory here, [tile][thread]: it is touched
+// once per chunk, and registers are short.
+template <int M> struct Merged {
+    float top[M][2];
+    float sum[M][2];
+    float4 *out;
+};
+
+template <int M, u32 THREADS> INLINE void merge(Merged<M> &all, const Softmax<M, 1> &chunk)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        Factors by[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            by[half] = factors(all.top[m][half], chunk.top[m][half]);
+            all.sum[m][half] = merge(all.sum[m][half], chunk.sum[m][2 * half], by[half]);
+        }
+#pragma unroll
+        for (int n = 0; n < DIM_TILES; n++) {
+            float4 *out = all.out + (m * DIM_TILES + n) * THREADS + threadIdx.x;
+            const float4 before = *out;
+            *out = make_float4(merge(before.x, chunk.out[m][n][0], by[0]), merge(before.y, chunk.out[m][n][1], by[0]),
+                               merge(before.z, chunk.out[m][n][2], by[1]), merge(before.w, chunk.out[m][n][3], by[1]));
+        }
+    }
+}
+
+template <int M, u32 THREADS> INLINE void clear(Merged<M> &all)
 {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const Factors by = factors(all.top[m][half], chunk.top[m][half]);
-#pragma unroll
-            for (int i = 2 * half; i < 2 * half + 2; i++) {
-                all.sum[m][i] = merge(all.sum[m][i], chunk.sum[m][i], by);
-#pragma unroll
-                for (int n = 0; n < DIM_TILES; n++)
-                    all.out[m][n][i] = merge(all.out[m][n][i], chunk.out[m][n][i], by);
-            }
+            all.top[m][half] = MINUS_INFINITY;
+            all.sum[m][half] = 0.0f;
         }
+#pragma unroll
+        for (int n = 0; n < DIM_TILES; n++)
+            all.out[(m * DIM_TILES + n) * THREADS + threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 }
 
@@ -281,7 +315,7 @@ INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 sh
         float kept[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float top = fmaxf(softmax.top[m][half], __fmul_rn(highest[m][half], scale));
+            const float top = fmaxf(softmax.top[m][half], reference_of(__fmul_rn(highest[m][half], scale)));
             const float base = base_of(top);
             kept[half] = exp2_of(softmax.top[m][half] - base);
             softmax.top[m][half] = top;
@@ -292,7 +326,7 @@ INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 sh
                 weights[m][n / 2][n % 2 * 2 + half] = bf16_pair(low, high);
             }
         }
-        // Maxima rarely rise, and a factor of 1 changes nothing.
+        // References rarely rise, and a factor of 1 changes nothing.
         if (__any_sync(0xffffffff, kept[0] != 1.0f || kept[1] != 1.0f)) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -375,13 +409,14 @@ INLINE Places find(const Pool &pool, const u32 *table, u32 head, u32 first, u32 
 template <u32 THREADS> INLINE void load_block(u32 shared, const Pool &pool, const Places &places, u32 first, u32 limit)
 {
     constexpr u32 ROWS = THREADS / GRANULES;
-    static_assert(BLOCK % ROWS == 0, "each thread copies as many granules");
     const u32 granule = threadIdx.x % GRANULES;
     const u64 keys = pool.start[0] + granule * 16, values = pool.start[1] + granule * 16;
 #pragma unroll
-    for (u32 i = 0; i < BLOCK / ROWS; i++) {
+    for (u32 i = 0; i < (BLOCK + ROWS - 1) / ROWS; i++) {
         // The rows of a warp are side by side and on one side of 32.
         const u32 row = i * ROWS + threadIdx.x / GRANULES;
+        if (BLOCK % ROWS != 0 && row >= BLOCK)
+            break;
         const u64 from = __shfl_sync(0xffffffff, row < 32 ? places.row[0] : places.row[1], row % 32) * (u64)ROW_BYTES;
         const u32 to = shared + row * ROW_BYTES + (granule ^ (row % 8)) * 16;
         copy_granule(to, keys + from, first + row < limit);
@@ -434,14 +469,41 @@ INLINE void load_query(u32 (&bits)[DIM_STEPS][4], int half, const u16 *row)
 
 // ---- Decode
 
+// Merges the chunks of a row and head, and writes the output. A warp does it, of which each thread has DIM / 32 columns.
+INLINE void combine(const Partials &partials, u64 row_and_head, u32 chunks, u16 *outputs)
+{
+    constexpr int COLUMNS = DIM / 32;
+    const u64 first = row_and_head * partials.chunks;
+    const u32 column = threadIdx.x % 32 * COLUMNS;
+    float top = MINUS_INFINITY, sum = 0.0f, out[COLUMNS] = {};
+#pragma unroll 4
+    for (u64 chunk = first; chunk < first + chunks; chunk++) {
+        const float2 sums = __ldcg(partials.sums + chunk);
+        const Factors by = factors(top, sums.x);
+        sum = merge(sum, sums.y, by);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i += 2) {
+            const float2 values = __ldcg((const float2 *)(partials.values + chunk * DIM + column + i));
+            out[i] = merge(out[i], values.x, by);
+            out[i + 1] = merge(out[i + 1], values.y, by);
+        }
+    }
+    const float share = __frcp_rn(sum);
+    u32 *to = (u32 *)(outputs + row_and_head * DIM + column);
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i += 2)
+        to[i / 2] = bf16_pair(out[i] * share, out[i + 1] * share);
+}
+
 // Grid: chunks, KV heads, rows of the batch. `position` and `table` belong to the first row of the batch.
 extern "C" __global__ void __launch_bounds__(32 * DECODE_WARPS)
     attention_decode(const __grid_constant__ Attend a, const __grid_constant__ Partials partials, const u32 *position,
-                     const u32 *table)
+                     const u32 *table, u16 *outputs)
 {
     follow();
     const u32 chunk = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
     const u32 own = position[row];
+    const u32 *pages = a.pages + table[row];
     if (own == NO_POSITION || own < chunk * CHUNK)
         return;
     const u32 limit = min(own + 1, (chunk + 1) * CHUNK);
@@ -461,17 +523,17 @@ extern "C" __global__ void __launch_bounds__(32 * DECODE_WARPS)
     clear(softmax);
     const u32 first = chunk * (CHUNK / BLOCK), end = (limit + BLOCK - 1) / BLOCK;
     Exchange<1, DECODE_WARPS> *exchange = (Exchange<1, DECODE_WARPS> *)(memory + DECODE_STAGES * STAGE_BYTES);
-    each_block<32 * DECODE_WARPS, DECODE_STAGES>(
-        a.pool, a.pages + table[row], head, first, end, limit, [&](u32 shared, u32 at) {
-            attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale, exchange);
-        });
+    each_block<32 * DECODE_WARPS, DECODE_STAGES>(a.pool, pages, head, first, end, limit, [&](u32 shared, u32 at) {
+        attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale, exchange);
+    });
 
+    const u64 first_head = row * (u64)a.heads + head * group;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const u32 member = lane / 4 + 8 * half;
         if (member >= group)
             continue;
-        const u64 index = (row * (u64)a.heads + head * group + member) * partials.chunks + chunk;
+        const u64 index = (first_head + member) * partials.chunks + chunk;
         if (threadIdx.x % 4 == 0 && warp == 0)
             partials.sums[index] = make_float2(softmax.top[0][half], softmax.sum[0][2 * half]);
         float *to = partials.values + index * DIM + warp * (DIM / DECODE_WARPS) + lane % 4 * 2;
@@ -479,43 +541,24 @@ extern "C" __global__ void __launch_bounds__(32 * DECODE_WARPS)
         for (int n = 0; n < DIM_TILES / DECODE_WARPS; n++)
             *(float2 *)(to + n * 8) = make_float2(softmax.out[0][n][2 * half], softmax.out[0][n][2 * half + 1]);
     }
-}
 
-// Merges the chunks of a row and head. Grid: heads by COMBINE_HEADS, rows of the batch. One warp per head, and each thread has
-// DIM / 32 columns.
-constexpr u32 COMBINE_HEADS = 4;
-
-extern "C" __global__ void __launch_bounds__(32 * COMBINE_HEADS)
-    attention_combine(const __grid_constant__ Partials partials, const u32 *position, u16 *outputs, u32 heads)
-{
-    constexpr int COLUMNS = DIM / 32;
-    follow();
-    const u32 head = blockIdx.x * COMBINE_HEADS + threadIdx.x / 32, row = blockIdx.y;
-    const u32 own = position[row];
-    if (own == NO_POSITION || head >= heads)
-        return;
-    const u32 chunks = min(own / CHUNK + 1, partials.chunks);
-    const u64 index = (row * (u64)heads + head) * partials.chunks;
-    const u32 column = threadIdx.x % 32 * COLUMNS;
-    float top = MINUS_INFINITY, sum = 0.0f, out[COLUMNS] = {};
-#pragma unroll 4
-    for (u32 chunk = 0; chunk < chunks; chunk++) {
-        const float2 other = partials.sums[index + chunk];
-        const float2 *values = (const float2 *)(partials.values + (index + chunk) * DIM + column);
-        const Factors by = factors(top, other.x);
-        sum = merge(sum, other.y, by);
-#pragma unroll
-        for (int i = 0; i < COLUMNS; i += 2) {
-            const float2 pair = values[i / 2];
-            out[i] = merge(out[i], pair.x, by);
-            out[i + 1] = merge(out[i + 1], pair.y, by);
-        }
+    // The last thread block of a row and KV head merges what all of them have written.
+    const u32 chunks = own / CHUNK + 1;
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 *done = partials.done + row * gridDim.y + head;
+        last = atomicAdd(done, 1) + 1 == chunks;
+        if (last)
+            *done = 0;
+        __threadfence();
     }
-    const float share = __frcp_rn(sum);
-    u32 *to = (u32 *)(outputs + (row * (u64)heads + head) * DIM + column);
-#pragma unroll
-    for (int i = 0; i < COLUMNS; i += 2)
-        to[i / 2] = bf16_pair(out[i] * share, out[i + 1] * share);
+    __syncthreads();
+    if (last) {
+        for (u32 member = warp; member < group; member += DECODE_WARPS)
+            combine(partials, first_head + member, chunks, outputs);
+    }
 }
 
 // ---- Prefill
@@ -525,6 +568,7 @@ extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDEN
     attention_prefill(const __grid_constant__ Attend a, const Tile *tiles, u16 *outputs)
 {
     constexpr int M = PREFILL_M;
+    constexpr u32 THREADS = 32 * PREFILL_WARPS;
     follow();
     const Tile tile = tiles[blockIdx.y];
     const u32 head = blockIdx.x;
@@ -549,16 +593,18 @@ extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDEN
     const u32 seen_by_all = tile.start + first_token + 1;
     const u32 seen_by_none = first_token < tile.rows ? tile.start + min(last_token + 1, tile.rows) : 0;
 
-    Softmax<M, 1> all, softmax;
-    clear(all);
+    Merged<M> all;
+    all.out = (float4 *)(memory + PREFILL_STAGES * STAGE_BYTES);
+    clear<M, THREADS>(all);
+    Softmax<M, 1> softmax;
     clear(softmax);
     const u32 end = (limit + BLOCK - 1) / BLOCK;
-    each_block<32 * PREFILL_WARPS, PREFILL_STAGES>(
+    each_block<THREADS, PREFILL_STAGES>(
         a.pool, a.pages + tile.table, head, 0, end, limit, [&](u32 shared, u32 at) {
             if (at < seen_by_none)
                 attend(softmax, queries, shared, at, at + BLOCK <= seen_by_all, a.scale, (Exchange<M, 1> *)nullptr);
             if ((at + BLOCK) % CHUNK == 0 || at + BLOCK >= limit) {
-                merge(all, softmax);
+                merge<M, THREADS>(all, softmax);
                 clear(softmax);
             }
         });
@@ -571,12 +617,13 @@ extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDEN
             const u32 token = divide(row, a.group), member = row - token * a.group.value;
             if (token >= tile.rows)
                 continue;
-            const float share = __frcp_rn(all.sum[m][2 * half]);
+            const float share = __frcp_rn(all.sum[m][half]);
             u16 *to = outputs + ((tile.first_row + token) * (u64)a.heads + head * a.group.value + member) * DIM + lane % 4 * 2;
 #pragma unroll
-            for (int n = 0; n < DIM_TILES; n++)
-                *(u32 *)(to + n * 8) =
-                    bf16_pair(all.out[m][n][2 * half] * share, all.out[m][n][2 * half + 1] * share);
+            for (int n = 0; n < DIM_TILES; n++) {
+                const float *out = (const float *)(all.out + (m * DIM_TILES + n) * THREADS + threadIdx.x) + 2 * half;
+                *(u32 *)(to + n * 8) = bf16_pair(out[0] * share, out[1] * share);
+            }
         }
     }
 }

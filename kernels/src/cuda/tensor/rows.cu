@@ -106,14 +106,14 @@ struct Rotate {
     u32 unused;
 };
 
-// Grid: heads of queries, K and V by heads of a thread block, rows. A head is DIM / 4 threads, each with elements 2i, 2i + 1
+// Grid: rows, heads of queries, K and V by heads of a thread block. A head is DIM / 4 threads, each with elements 2i, 2i + 1
 // and the two that they are rotated with.
 template <u32 DIM> INLINE void rotate_and_store(const Rotate &r)
 {
     constexpr u32 THREADS = DIM / 4;
     follow();
-    const u32 row = blockIdx.y, position = r.position[row];
-    const u32 head = blockIdx.x * (blockDim.x / THREADS) + threadIdx.x / THREADS;
+    const u32 row = blockIdx.x, position = r.position[row];
+    const u32 head = blockIdx.y * (blockDim.x / THREADS) + threadIdx.x / THREADS;
     const u32 heads = r.heads + 2 * r.kv_heads;
     if (position == NO_POSITION || head >= heads)
         return;
@@ -189,26 +189,26 @@ INLINE u64 warp_highest(u64 rank)
 constexpr u32 PARTS = 32;
 constexpr u32 ARGMAX_THREADS = 256;
 
-// The highest of each part of each row, [row][part]. Grid: parts, rows.
+// The highest of each part of each row, [row][part]. Grid: rows, parts.
 extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS)
     argmax_parts(const float *logits, u64 *highest, u32 vocabulary)
 {
     follow();
-    const float *row = logits + blockIdx.y * (u64)vocabulary;
+    const float *row = logits + blockIdx.x * (u64)vocabulary;
     // A row begins anywhere, its vectors at the first multiple of 16 bytes. What is before and after them is in part 0.
     const u32 before = min((u32)(-(u64)row / sizeof(float) % 4), vocabulary);
     const u32 vectors = (vocabulary - before) / 4, each = (vectors + PARTS - 1) / PARTS;
     u64 best = 0;
-    if (blockIdx.x == 0) {
+    if (blockIdx.y == 0) {
         const u32 i = threadIdx.x, after = before + 4 * vectors + i;
         if (i < before)
             best = rank_of(row[i], i);
         if (after < vocabulary)
             best = max(best, rank_of(row[after], after));
     }
-    const u32 end = min((blockIdx.x + 1) * each, vectors);
+    const u32 end = min((blockIdx.y + 1) * each, vectors);
 #pragma unroll 4
-    for (u32 i = blockIdx.x * each + threadIdx.x; i < end; i += ARGMAX_THREADS) {
+    for (u32 i = blockIdx.y * each + threadIdx.x; i < end; i += ARGMAX_THREADS) {
         const float4 v = ((const float4 *)(row + before))[i];
         const u32 index = before + 4 * i;
         best = max(best, max(rank_of(v.x, index), rank_of(v.y, index + 1)));
@@ -222,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS)
     if (threadIdx.x < 32) {
         best = warp_highest(threadIdx.x < ARGMAX_THREADS / 32 ? bests[threadIdx.x] : 0);
         if (threadIdx.x == 0)
-            highest[blockIdx.y * PARTS + blockIdx.x] = best;
+            highest[blockIdx.x * PARTS + blockIdx.y] = best;
     }
 }
 

@@ -217,9 +217,7 @@ impl TensorRows {
             other => panic!("heads of {other} elements: 64 or 128"),
         };
         let heads_at_once = THREADS as usize / (head_dim / 4);
-        // Rows lie in the second dimension, of which there are fewer.
-        assert!(rows < 1 << 16, "{rows} rows in one batch, 65536 or more");
-        let geometry = Geometry { grid: [all.div_ceil(heads_at_once), rows, 1], threads: THREADS, shared: 0 };
+        let geometry = Geometry { grid: [rows, all.div_ceil(heads_at_once), 1], threads: THREADS, shared: 0 };
         let rotate = Rotate {
             pool: Pool::new(view, head_dim),
             qkv: qkv.address(),
@@ -247,7 +245,7 @@ impl TensorRows {
     /// When the driver refuses.
     ///
     /// # Panics
-    /// When an array is too short, or rows are 65536 or more.
+    /// When an array is too short.
     pub fn argmax(
         &self,
         stream: &CudaStream,
@@ -260,11 +258,10 @@ impl TensorRows {
         fits(logits, "logits", rows, vocabulary);
         fits(parts, "parts", rows, ARGMAX_PARTS);
         fits(highest, "results", rows, 1);
-        assert!(rows < 1 << 16, "{rows} rows, 65536 or more");
         let vocabulary = number(vocabulary);
         let arrays = [logits.address(), parts.address(), highest.address()];
         let [logits, parts, highest] = arrays.each_ref().map(argument);
-        let geometry = Geometry { grid: [ARGMAX_PARTS, rows, 1], threads: ARGMAX_THREADS, shared: 0 };
+        let geometry = Geometry { grid: [rows, ARGMAX_PARTS, 1], threads: ARGMAX_THREADS, shared: 0 };
         // SAFETY: the parameters of `argmax_parts`, which stays within the arrays by the checks above.
         unsafe { self.argmax_parts.launch(stream, geometry, &[logits, parts, argument(&vocabulary)])? };
         let geometry = Geometry { grid: [rows, 1, 1], threads: ARGMAX_PARTS as u32, shared: 0 };
