@@ -256,8 +256,9 @@ fn error(prompts: &Prompts, found: &[u16]) -> f64 {
     largest
 }
 
-/// Rounding weights and outputs to bf16 is off by 2^-9 each, relative to the weighted magnitudes of V. The rest is for f32.
-const BOUND: f64 = 1.0 / 256.0 + 1.0 / 4096.0;
+/// Rounding weights and outputs to bf16 is off by up to 2^-8 each, relative to the weighted magnitudes of V, and the sum of
+/// weights is of rounded ones, too. The rest is for f32.
+const BOUND: f64 = 2.0 / 256.0 + 1.0 / 4096.0;
 
 fn check_shape(gpu: &Gpu, kernels: &TensorAttention, shape: [usize; 3], seed: u64) -> Result<f64, String> {
     let prompts = Prompts::new(attention_of(shape), &LENGTHS, seed);
@@ -353,13 +354,19 @@ fn scattered_pages(sequences: usize, length: usize) -> Vec<u32> {
     pages
 }
 
-fn zeros(gpu: &Gpu, elements: usize) -> Array<u16> {
+/// Random numbers, repeated after some: power and thus clocks depend on the data.
+fn noise(gpu: &Gpu, elements: usize) -> Array<u16> {
+    let mut rng = fastrand::Rng::with_seed(5);
+    let some: Vec<u16> = (0..1 << 20).map(|_| bf16_from_f32((rng.f32() + rng.f32() - 1.0) * 3.0)).collect();
     let array = Array::new(&gpu.device, elements).unwrap();
-    // SAFETY: the array has as many bytes.
-    unsafe {
-        cudarc::driver::result::memset_d8_async(array.address(), 0, 2 * elements, gpu.stream.cu_stream())
+    for at in (0..elements).step_by(some.len()) {
+        let count = some.len().min(elements - at);
+        let to = array.address() + 2 * at as u64;
+        // SAFETY: both have as many elements, and the stream is waited for before `some` goes.
+        unsafe { cudarc::driver::result::memcpy_htod_async(to, &some[..count], gpu.stream.cu_stream()) }
+            .unwrap();
     }
-    .unwrap();
+    gpu.stream.synchronize().unwrap();
     array
 }
 
@@ -378,9 +385,9 @@ fn time_decode(
     let layers = (200_000_000_usize).div_ceil(bytes).min(40);
     let pages = scattered_pages(sequences, length);
     let sizes = Sizes { pages: pages.len(), layers, ..sizes(&attention, order, 16) };
-    let pool = zeros(gpu, sizes.elements());
-    let queries = zeros(gpu, sequences * heads * head_dim);
-    let mut outputs = zeros(gpu, sequences * heads * head_dim);
+    let pool = noise(gpu, sizes.elements());
+    let queries = noise(gpu, sequences * heads * head_dim);
+    let mut outputs = noise(gpu, sequences * heads * head_dim);
     let mut partials = Partials::new(&gpu.device, sequences, heads, head_dim, length).unwrap();
     let batch = Rows {
         rows: sequences,
@@ -420,10 +427,10 @@ fn time_prefill(
     let length = before + rows;
     let pages = scattered_pages(sequences, length);
     let sizes = Sizes { pages: pages.len(), layers: 1, ..sizes(&attention, Order::PageHead, 16) };
-    let pool = zeros(gpu, sizes.elements());
+    let pool = noise(gpu, sizes.elements());
     let all = sequences * rows;
-    let queries = zeros(gpu, all * heads * head_dim);
-    let mut outputs = zeros(gpu, all * heads * head_dim);
+    let queries = noise(gpu, all * heads * head_dim);
+    let mut outputs = noise(gpu, all * heads * head_dim);
     let runs: Vec<Run> = (0..sequences)
         .map(|i| Run {
             first_row: (i * rows) as u32,

@@ -25,17 +25,38 @@ pub const CHUNK: usize = 256;
 const BLOCK: usize = 64;
 /// Most query heads of a KV head in decode: the rows of a tile.
 const GROUP: usize = 16;
-/// Heads of a thread block of `attention_combine`.
-const COMBINE_HEADS: usize = 4;
 
 /// Numbers that `attention.cu` has for a head's size.
 #[derive(Clone, Copy, Debug)]
 struct Tiling {
+    decode_warps: usize,
     decode_stages: usize,
     prefill_warps: usize,
     /// Rows of a warp, in 16.
     prefill_m: usize,
     prefill_stages: usize,
+}
+
+impl Tiling {
+    /// Bytes of shared memory for K and V of as many blocks.
+    fn blocks(head_dim: usize, stages: usize) -> usize {
+        stages * 2 * BLOCK * head_dim * 2
+    }
+
+    /// Rows of a tile of prefill.
+    fn rows(&self) -> usize {
+        16 * self.prefill_m * self.prefill_warps
+    }
+
+    /// The same for decode, with what its warps exchange: 16 maxima of each, and weights of 16 rows and a block in bf16.
+    fn decode_shared(&self, head_dim: usize) -> u32 {
+        number(Self::blocks(head_dim, self.decode_stages) + self.decode_warps * 16 * 4 + 16 * BLOCK * 2)
+    }
+
+    /// The same for prefill, with sums of V in f32.
+    fn prefill_shared(&self, head_dim: usize) -> u32 {
+        number(Self::blocks(head_dim, self.prefill_stages) + self.rows() * head_dim * 4)
+    }
 }
 
 /// Rows of one sequence that lie side by side in a batch, at ascending positions.
@@ -77,6 +98,7 @@ unsafe impl DeviceRepr for Attend {}
 struct PartialsView {
     values: u64,
     sums: u64,
+    done: u64,
     chunks: u32,
     unused: u32,
 }
@@ -89,6 +111,8 @@ unsafe impl DeviceRepr for PartialsView {}
 pub struct Partials {
     values: Array<f32>,
     sums: Array<f32>,
+    /// Thread blocks that are done, of each row and head. All 0 between launches.
+    done: Array<u32>,
     /// Rows times heads times chunks.
     chunks: usize,
     head_dim: usize,
@@ -107,7 +131,10 @@ impl Partials {
         positions: usize,
     ) -> Result<Self, CudaError> {
         let chunks = rows * heads * positions.div_ceil(CHUNK);
+        let mut done = Array::new(device, rows * heads)?;
+        done.upload(&*device.stream()?, &vec![0; rows * heads])?;
         Ok(Self {
+            done,
             values: Array::new(device, chunks * head_dim)?,
             sums: Array::new(device, chunks * 2)?,
             chunks,
@@ -127,7 +154,6 @@ pub struct TensorAttention {
     head_dim: usize,
     tiling: Tiling,
     decode: Kernel,
-    combine: Kernel,
     prefill: Kernel,
 }
 
@@ -145,20 +171,35 @@ impl TensorAttention {
     /// When heads have another size.
     pub fn new(device: &Arc<Device>, head_dim: usize) -> Result<Self, CudaError> {
         let (source, tiling) = match head_dim {
-            64 => (SOURCE_64, Tiling { decode_stages: 3, prefill_warps: 4, prefill_m: 2, prefill_stages: 2 }),
-            128 => {
-                (SOURCE_128, Tiling { decode_stages: 2, prefill_warps: 8, prefill_m: 1, prefill_stages: 2 })
-            }
+            64 => (
+                SOURCE_64,
+                Tiling {
+                    decode_warps: 4,
+                    decode_stages: 3,
+                    prefill_warps: 4,
+                    prefill_m: 2,
+                    prefill_stages: 2,
+                },
+            ),
+            128 => (
+                SOURCE_128,
+                Tiling {
+                    decode_warps: 4,
+                    decode_stages: 2,
+                    prefill_warps: 8,
+                    prefill_m: 1,
+                    prefill_stages: 2,
+                },
+            ),
             other => panic!("heads of {other} elements: 64 or 128"),
         };
         let module = device.module(&source)?;
-        let kernel = |name, stages| Kernel::new(device, &module, name, shared(head_dim, stages));
+        let kernel = |name, shared| Kernel::new(device, &module, name, shared);
         Ok(Self {
             head_dim,
             tiling,
-            decode: kernel("attention_decode", tiling.decode_stages)?,
-            combine: kernel("attention_combine", 0)?,
-            prefill: kernel("attention_prefill", tiling.prefill_stages)?,
+            decode: kernel("attention_decode", tiling.decode_shared(head_dim))?,
+            prefill: kernel("attention_prefill", tiling.prefill_shared(head_dim))?,
         })
     }
 
@@ -189,6 +230,7 @@ impl TensorAttention {
         let attend = self.attend(attention, queries, view, &batch.pages, batch.rows, outputs);
         let &Attention { heads, kv_heads, query_stride, .. } = attention;
         assert!(rows.end <= batch.rows, "rows {rows:?} of {}", batch.rows);
+        assert!(rows.len() < 1 << 16, "decode of {} rows, at most 65535", rows.len());
         assert!(
             batch.position.len() >= batch.rows && batch.table.len() >= batch.rows,
             "arrays shorter than the batch"
@@ -200,7 +242,9 @@ impl TensorAttention {
         let chunks = positions.div_ceil(CHUNK);
         let needed = rows.len() * heads * chunks;
         assert!(
-            partials.head_dim == self.head_dim && partials.chunks >= needed,
+            partials.head_dim == self.head_dim
+                && partials.chunks >= needed
+                && partials.done.len() >= rows.len() * kv_heads,
             "partials for {} chunks of heads of {}, of {needed} of {}",
             partials.chunks,
             partials.head_dim,
@@ -211,6 +255,7 @@ impl TensorAttention {
         let view = PartialsView {
             values: partials.values.address(),
             sums: partials.sums.address(),
+            done: partials.done.address(),
             chunks: number(chunks),
             unused: 0,
         };
@@ -219,28 +264,21 @@ impl TensorAttention {
         let outputs = outputs.address() + first * (heads * self.head_dim) as u64 * 2;
         let geometry = Geometry {
             grid: [chunks, kv_heads, rows.len()],
-            threads: 32,
-            shared: shared(self.head_dim, self.tiling.decode_stages),
+            threads: 32 * self.tiling.decode_warps as u32,
+            shared: self.tiling.decode_shared(self.head_dim),
         };
-        let arguments = [argument(&attend), argument(&view), argument(&position), argument(&table)];
+        let arguments =
+            [argument(&attend), argument(&view), argument(&position), argument(&table), argument(&outputs)];
         // SAFETY: the parameters of `attention_decode`, which stays within the arrays by the checks above. The view, the
         // positions and the pages are the caller's.
-        unsafe { self.decode.launch(stream, geometry, &arguments)? };
-        let geometry = Geometry {
-            grid: [heads.div_ceil(COMBINE_HEADS), rows.len(), 1],
-            threads: 32 * COMBINE_HEADS as u32,
-            shared: 0,
-        };
-        let arguments = [argument(&view), argument(&position), argument(&outputs), argument(&attend.heads)];
-        // SAFETY: the parameters of `attention_combine`, as above.
-        unsafe { self.combine.launch(stream, geometry, &arguments) }
+        unsafe { self.decode.launch(stream, geometry, &arguments) }
     }
 
     /// Cuts runs of rows into the tiles that [`prefill`](Self::prefill) takes, the longest first.
     #[must_use]
     pub fn tiles(&self, attention: &Attention, runs: &[Run]) -> Vec<Run> {
         let group = attention.heads / attention.kv_heads;
-        let tokens = number(16 * self.tiling.prefill_m * self.tiling.prefill_warps / group);
+        let tokens = number(self.tiling.rows() / group);
         let cut = |run: &Run| {
             let run = *run;
             (0..run.rows.div_ceil(tokens)).map(move |index| Run {
@@ -285,7 +323,7 @@ impl TensorAttention {
         let geometry = Geometry {
             grid: [attention.kv_heads, count, 1],
             threads: 32 * self.tiling.prefill_warps as u32,
-            shared: shared(self.head_dim, self.tiling.prefill_stages),
+            shared: self.tiling.prefill_shared(self.head_dim),
         };
         let (tiles, outputs) = (tiles.address(), outputs.address());
         let arguments = [argument(&attend), argument(&tiles), argument(&outputs)];
@@ -325,7 +363,7 @@ impl TensorAttention {
             outputs.len()
         );
         Attend {
-            pool: Pool::new(view),
+            pool: Pool::new(view, head_dim),
             queries: queries.address(),
             pages: pages.address(),
             heads: number(heads),
@@ -334,9 +372,4 @@ impl TensorAttention {
             scale: scale * std::f32::consts::LOG2_E,
         }
     }
-}
-
-/// Bytes of shared memory for K and V of as many blocks.
-fn shared(head_dim: usize, stages: usize) -> u32 {
-    number(stages * 2 * BLOCK * head_dim * 2)
 }
