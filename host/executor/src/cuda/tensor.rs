@@ -10,7 +10,7 @@ use host_core::{Batch, KvLayout, Sequence};
 use host_kernels::cuda::exact::{Attention, KvView};
 use host_kernels::cuda::tensor::attention::{CHUNK, Partials, Run, TensorAttention};
 use host_kernels::cuda::tensor::linear::{Output, TensorLinear, TensorMatrix};
-use host_kernels::cuda::tensor::rows::{Projection, TensorRows};
+use host_kernels::cuda::tensor::rows::{ARGMAX_PARTS, Projection, TensorRows};
 use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Mark, Pinned};
 use host_kernels::math::{Element, Gate, bf16_from_f32};
 
@@ -69,6 +69,8 @@ struct Activations {
     attended: Array<u16>,
     gated: Array<u16>,
     logits: Vector,
+    /// The likeliest of parts of the vocabulary.
+    parts: Array<u64>,
     likeliest: Array<u32>,
     tiles: Array<Run>,
     partials: Partials,
@@ -285,6 +287,7 @@ impl Activations {
             attended: Array::new(device, 1)?,
             gated: Array::new(device, 1)?,
             logits: Array::new(device, 1)?,
+            parts: Array::new(device, 1)?,
             likeliest: Array::new(device, 1)?,
             tiles: Array::new(device, 1)?,
             partials: Partials::new(device, 1, 1, head_dim, 1)?,
@@ -296,7 +299,7 @@ impl Activations {
     fn addresses(&self, others: [u64; 2]) -> Vec<u64> {
         let floats = [&self.residual, &self.query_key_value, &self.logits].map(Array::address);
         let halves = [&self.normed, &self.queries, &self.attended, &self.gated].map(Array::address);
-        let rest = [self.likeliest.address(), self.partial_chunks as u64];
+        let rest = [self.parts.address(), self.likeliest.address(), self.partial_chunks as u64];
         others.into_iter().chain(floats).chain(halves).chain(rest).collect()
     }
 
@@ -311,6 +314,7 @@ impl Activations {
         self.attended.reserve(rows * queries)?;
         self.gated.reserve(rows * config.intermediate)?;
         self.logits.reserve(outputs * config.vocabulary)?;
+        self.parts.reserve(outputs * ARGMAX_PARTS)?;
         self.likeliest.reserve(outputs)?;
         let chunks = plan.single * config.heads * plan.positions.div_ceil(CHUNK);
         if chunks > self.partial_chunks {
@@ -463,7 +467,7 @@ impl Step<'_> {
         let output = weights.output.as_ref().unwrap_or(&weights.embedding).packed()?;
         linear.run(stream, &a.normed, rows, output, Output::Store(&mut a.logits), config.vocabulary)?;
         if likeliest {
-            kernels.argmax(stream, &a.logits, rows, config.vocabulary, &mut a.likeliest)?;
+            kernels.argmax(stream, &a.logits, rows, config.vocabulary, &mut a.parts, &mut a.likeliest)?;
         }
         Ok(())
     }
