@@ -2,7 +2,6 @@
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStream, DeviceRepr, sys};
@@ -133,33 +132,37 @@ pub(super) fn function(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunct
     module.load_function(name).map_err(refused(format!("find the kernel {name}")))
 }
 
-/// Memory of a device, given back when its last array goes.
+/// Memory that was taken of the driver, given back when its last array goes.
 #[derive(Debug)]
 struct Allocation {
     address: u64,
+    /// Pinned memory of the host, or else the device's.
+    host: bool,
     device: Arc<Device>,
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: no array has this memory any more, and the call waits for everything that uses it. An error means that
+            // SAFETY: no array has this memory any more, and both calls wait for everything that uses it. An error means that
             // the device is lost, with its memory.
-            let _freed = unsafe { sys::cuMemFree_v2(self.address) };
+            let _freed = unsafe {
+                match self.host {
+                    true => sys::cuMemFreeHost(self.address as usize as *mut _),
+                    false => sys::cuMemFree_v2(self.address),
+                }
+            };
         }
     }
 }
 
-/// An array in the host's memory that the device copies from and to by itself.
+/// An array in the host's memory that the device copies from and to by itself, and that kernels may read and write in place.
 #[derive(Debug)]
 pub struct Pinned<T> {
-    first: NonNull<T>,
     length: usize,
-    device: Arc<Device>,
+    memory: Arc<Allocation>,
+    element: PhantomData<T>,
 }
-
-// SAFETY: plain numbers, owned by this value.
-unsafe impl<T: Send> Send for Pinned<T> {}
 
 impl<T: DeviceRepr + Copy + Default> Pinned<T> {
     /// Takes memory for `length` elements (at least one), all of them the default.
@@ -172,18 +175,22 @@ impl<T: DeviceRepr + Copy + Default> Pinned<T> {
         let bytes = length.saturating_mul(size_of::<T>());
         let mut address = std::ptr::null_mut();
         // SAFETY: the context is bound. It writes one address.
-        unsafe { sys::cuMemHostAlloc(&raw mut address, bytes, 0) }
+        unsafe { sys::cuMemHostAlloc(&raw mut address, bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }
             .result()
             .map_err(refused(format!("give {bytes} bytes of pinned memory")))?;
-        let first = NonNull::new(address.cast::<T>()).ok_or_else(|| CudaError::Driver {
-            what: "give pinned memory".to_owned(),
-            reason: "it is at address 0".to_owned(),
-        })?;
+        let memory =
+            Arc::new(Allocation { address: address.addr() as u64, host: true, device: Arc::clone(device) });
+        let pinned = Self { length, memory, element: PhantomData };
         for at in 0..length {
             // SAFETY: the memory has as many elements, and the driver aligns it to pages.
-            unsafe { first.add(at).write(T::default()) };
+            unsafe { pinned.first().add(at).write(T::default()) };
         }
-        Ok(Self { first, length, device: Arc::clone(device) })
+        Ok(pinned)
+    }
+
+    /// The first element.
+    fn first(&self) -> *mut T {
+        self.memory.address as usize as *mut T
     }
 
     /// Makes the array as long as `length`, if it is shorter. What it held is lost then.
@@ -192,31 +199,51 @@ impl<T: DeviceRepr + Copy + Default> Pinned<T> {
     /// As [`Pinned::new`].
     pub fn reserve(&mut self, length: usize) -> Result<(), CudaError> {
         if length > self.length {
-            *self = Self::new(&self.device, length.next_power_of_two())?;
+            *self = Self::new(&self.memory.device, length.next_power_of_two())?;
         }
         Ok(())
     }
 
-    /// The elements.
+    /// Elements.
     #[must_use]
-    pub fn elements(&self) -> &[T] {
-        // SAFETY: the memory has as many elements, all of them written, and is this value's.
-        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.length) }
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Never: there is at least one element.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The same memory as kernels see it, at the address that it has here: drivers of 64-bit systems have one space of addresses.
+    #[must_use]
+    pub fn array(&self) -> Array<T> {
+        Array {
+            address: self.memory.address,
+            length: self.length,
+            memory: Arc::clone(&self.memory),
+            element: PhantomData,
+        }
+    }
+
+    /// The elements.
+    ///
+    /// # Safety
+    /// No kernel or copy that writes them is under way as long as the slice is alive.
+    #[must_use]
+    pub unsafe fn elements(&self) -> &[T] {
+        // SAFETY: the memory has as many elements, all of them written. The caller keeps the device out.
+        unsafe { std::slice::from_raw_parts(self.first(), self.length) }
     }
 
     /// The elements, to write.
-    pub fn elements_mut(&mut self) -> &mut [T] {
+    ///
+    /// # Safety
+    /// No kernel or copy that reads or writes them is under way as long as the slice is alive.
+    pub unsafe fn elements_mut(&mut self) -> &mut [T] {
         // SAFETY: as above, and the value is borrowed alone.
-        unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.length) }
-    }
-}
-
-impl<T> Drop for Pinned<T> {
-    fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: the memory is this value's, and the call waits for the device. An error means that the device is lost.
-            let _freed = unsafe { sys::cuMemFreeHost(self.first.as_ptr().cast()) };
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.first(), self.length) }
     }
 }
 
@@ -246,7 +273,7 @@ impl<T: DeviceRepr + Copy> Array<T> {
         unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) }
             .result()
             .map_err(refused(format!("give {bytes} bytes of the device's memory")))?;
-        let memory = Arc::new(Allocation { address, device: Arc::clone(device) });
+        let memory = Arc::new(Allocation { address, host: false, device: Arc::clone(device) });
         Ok(Self { address, length, memory, element: PhantomData })
     }
 
@@ -337,63 +364,29 @@ impl<T: DeviceRepr + Copy> Array<T> {
         stream.synchronize().map_err(refused("wait for a copy to the device"))
     }
 
-    /// Writes the first elements of `source` to the array's first, in the stream's order.
+    /// Copies the first elements of another array, of the device or pinned, in the stream's order.
     ///
     /// # Errors
     /// When the driver refuses.
     ///
     /// # Panics
-    /// When either is shorter.
-    ///
-    /// # Safety
-    /// `source` lives and is not written until the stream has come to it.
-    pub unsafe fn upload_pinned(
+    /// When either array is shorter.
+    pub fn copy_from(
         &mut self,
         stream: &CudaStream,
-        source: &Pinned<T>,
+        source: &Array<T>,
         length: usize,
     ) -> Result<(), CudaError> {
         assert!(length <= self.length && length <= source.length, "{length} elements into {}", self.length);
         self.device().bind()?;
         let bytes = length * size_of::<T>();
-        // SAFETY: both have as many elements, and the caller keeps the source.
-        unsafe {
-            sys::cuMemcpyHtoDAsync_v2(self.address, source.first.as_ptr().cast(), bytes, stream.cu_stream())
+        if bytes == 0 {
+            return Ok(());
         }
-        .result()
-        .map_err(refused("copy to the device"))
-    }
-
-    /// Reads the array's first elements into the first of `target`, and waits until they are there.
-    ///
-    /// # Errors
-    /// As [`download`](Array::download).
-    ///
-    /// # Panics
-    /// When either is shorter.
-    pub fn download_pinned(
-        &self,
-        stream: &CudaStream,
-        target: &mut Pinned<T>,
-        length: usize,
-    ) -> Result<(), CudaError> {
-        assert!(length <= self.length && length <= target.length, "{length} elements out of {}", self.length);
-        self.device().bind()?;
-        let bytes = length * size_of::<T>();
-        if bytes > 0 {
-            // SAFETY: both have as many elements, and the target is borrowed until the stream was waited for.
-            unsafe {
-                sys::cuMemcpyDtoHAsync_v2(
-                    target.first.as_ptr().cast(),
-                    self.address,
-                    bytes,
-                    stream.cu_stream(),
-                )
-            }
+        // SAFETY: both have as many elements. An array's memory lives until the stream has come to it: giving it back waits.
+        unsafe { sys::cuMemcpyAsync(self.address, source.address, bytes, stream.cu_stream()) }
             .result()
-            .map_err(refused("copy from the device"))?;
-        }
-        stream.synchronize().map_err(refused("wait for the device"))
+            .map_err(refused("copy between arrays"))
     }
 
     /// Reads the array's first elements, and waits until they are there.

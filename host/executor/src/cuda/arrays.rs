@@ -19,6 +19,12 @@ pub(super) struct BatchMemory {
 
 /// What kernels are told of a batch.
 pub(super) struct BatchArrays {
+    /// Where all of them lie one behind the other, in the host's memory.
+    pub source: Array<u32>,
+    /// The same on the device.
+    pub all: Array<u32>,
+    /// How many words they are, a multiple of 4.
+    pub words: usize,
     pub rows: Rows,
     /// Cosines and sines of each row's position, `[row][pair of dimensions]`.
     pub cosines: Array<f32>,
@@ -40,8 +46,9 @@ impl BatchMemory {
         })
     }
 
-    /// Copies a batch to the device. Of each sequence the last `wanted` rows' logits are wanted.
-    pub fn upload(
+    /// Lays a batch out for the device. Of each sequence the last `wanted` rows' logits are wanted. The arrays are to be filled by a
+    /// copy from [`BatchArrays::source`] to [`BatchArrays::all`].
+    pub fn lay_out(
         &mut self,
         stream: &CudaStream,
         sequences: &[Sequence],
@@ -70,14 +77,14 @@ impl BatchMemory {
         let sines = packed.add(sines.iter().map(|sine| sine.to_bits()));
         // Last, so that where the others lie depends on their numbers alone.
         let pages = packed.add(sequences.iter().flat_map(|s| s.pages.iter().map(|page| page.0)));
-        let length = self.words.len();
+        let length = self.words.len().next_multiple_of(4);
         // A batch before this one that failed may be under way still.
         wait(stream)?;
         self.pinned.reserve(length)?;
         self.memory.reserve(length)?;
-        self.pinned.elements_mut()[..length].copy_from_slice(&self.words);
-        // SAFETY: the next call waits for the stream before it writes there.
-        unsafe { self.memory.upload_pinned(stream, &self.pinned, length)? };
+        // SAFETY: the stream was waited for, and nothing else reads it.
+        let words = unsafe { self.pinned.elements_mut() };
+        words[..self.words.len()].copy_from_slice(&self.words);
         let part = |range: std::ops::Range<usize>| self.memory.part(range.start, range.len());
         Ok(BatchArrays {
             rows: Rows {
@@ -90,6 +97,9 @@ impl BatchMemory {
             },
             cosines: part(cosines).cast(),
             sines: part(sines).cast(),
+            source: self.pinned.array(),
+            all: self.memory.part(0, self.memory.len()),
+            words: length,
             outputs: chosen.len(),
             wanted: part(chosen),
         })

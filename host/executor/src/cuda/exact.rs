@@ -154,7 +154,8 @@ impl ExactModel {
         wanted: impl Fn(&Sequence) -> usize,
     ) -> Result<&[f32], ExecutorError> {
         let pool = checked_pool(&self.config, &self.shards, kv, batch)?;
-        let arrays = self.batch.upload(self.math.stream(), &batch.sequences, &self.rotation, wanted)?;
+        let mut arrays = self.batch.lay_out(self.math.stream(), &batch.sequences, &self.rotation, wanted)?;
+        arrays.all.copy_from(self.math.stream(), &arrays.source, arrays.words)?;
         self.embed(turn, &batch.sequences, &arrays)?;
         for index in 0..self.config.layers {
             self.attention(turn, &arrays, &view(kv.layout(), pool, index), index)?;

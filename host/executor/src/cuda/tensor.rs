@@ -11,7 +11,7 @@ use host_kernels::cuda::exact::{Attention, KvView};
 use host_kernels::cuda::tensor::attention::{CHUNK, Partials, Run, TensorAttention};
 use host_kernels::cuda::tensor::linear::{Output, TensorLinear, TensorMatrix};
 use host_kernels::cuda::tensor::rows::{ARGMAX_PARTS, Projection, TensorRows};
-use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Mark, Pinned};
+use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Mark, Pinned, wait};
 use host_kernels::math::{Element, Gate, bf16_from_f32};
 
 use self::graphs::{Graphs, Key};
@@ -48,9 +48,6 @@ pub(super) struct TensorModel {
     batch: BatchMemory,
     activations: Activations,
     graphs: Graphs,
-    /// What came back from the device.
-    logits: Pinned<f32>,
-    tokens: Pinned<u32>,
 }
 
 struct Kernels {
@@ -69,9 +66,11 @@ struct Activations {
     attended: Array<u16>,
     gated: Array<u16>,
     logits: Vector,
+    /// What comes back of them.
+    read_logits: Pinned<f32>,
     /// The likeliest of parts of the vocabulary.
     parts: Array<u64>,
-    likeliest: Array<u32>,
+    likeliest: Pinned<u32>,
     tiles: Array<Run>,
     partials: Partials,
     /// What `partials` has room for.
@@ -184,8 +183,6 @@ impl TensorModel {
             batch: BatchMemory::new(device)?,
             activations: Activations::new(device, config.head_dim)?,
             graphs: Graphs::default(),
-            logits: Pinned::new(device, 1)?,
-            tokens: Pinned::new(device, GRAPH_ROWS)?,
             config,
             shards,
             weights,
@@ -204,9 +201,9 @@ impl TensorModel {
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Found<'_>, ExecutorError> {
         let pool = checked_pool(&self.config, &self.shards, kv, batch)?;
-        let arrays = self.batch.upload(&self.kernels.stream, &batch.sequences, &self.rotation, wanted)?;
+        let arrays = self.batch.lay_out(&self.kernels.stream, &batch.sequences, &self.rotation, wanted)?;
         let plan = self.plan(&batch.sequences)?;
-        self.activations.reserve(&self.config, &arrays, &plan)?;
+        self.activations.reserve(&self.config, &arrays, &plan, likeliest)?;
         let layout = *kv.layout();
         let key = Key {
             rows: arrays.rows.rows,
@@ -214,7 +211,12 @@ impl TensorModel {
             positions: plan.positions,
             likeliest,
             layout,
-            addresses: self.activations.addresses([pool, arrays.rows.token.address()]),
+            words: arrays.words.next_power_of_two(),
+            addresses: self.activations.addresses([
+                pool,
+                arrays.source.address(),
+                arrays.rows.token.address(),
+            ]),
         };
         let Self { config, shards, weights, kernels, activations, graphs, .. } = self;
         let mut step = Step { config, shards, weights, kernels, activations, arrays: &arrays, plan: &plan };
@@ -230,16 +232,15 @@ impl TensorModel {
                 layers_done(layers);
             }
         }
-        let (stream, rows) = (&self.kernels.stream, arrays.outputs);
-        if likeliest {
-            self.tokens.reserve(rows)?;
-            self.activations.likeliest.download_pinned(stream, &mut self.tokens, rows)?;
-            return Ok(Found::Likeliest(&self.tokens.elements()[..rows]));
-        }
-        let length = rows * self.config.vocabulary;
-        self.logits.reserve(length)?;
-        self.activations.logits.download_pinned(stream, &mut self.logits, length)?;
-        Ok(Found::Logits(&self.logits.elements()[..length]))
+        wait(&self.kernels.stream)?;
+        let (a, rows) = (&self.activations, arrays.outputs);
+        // SAFETY: the stream was waited for, and nothing else writes what came back.
+        Ok(unsafe {
+            match likeliest {
+                true => Found::Likeliest(&a.likeliest.elements()[..rows]),
+                false => Found::Logits(&a.read_logits.elements()[..rows * self.config.vocabulary]),
+            }
+        })
     }
 
     /// What attention does with these sequences, with its tiles on the device.
@@ -288,7 +289,8 @@ impl Activations {
             gated: Array::new(device, 1)?,
             logits: Array::new(device, 1)?,
             parts: Array::new(device, 1)?,
-            likeliest: Array::new(device, 1)?,
+            likeliest: Pinned::new(device, GRAPH_ROWS)?,
+            read_logits: Pinned::new(device, 1)?,
             tiles: Array::new(device, 1)?,
             partials: Partials::new(device, 1, 1, head_dim, 1)?,
             partial_chunks: 1,
@@ -296,15 +298,26 @@ impl Activations {
     }
 
     /// Where everything lies that launches name, behind these addresses.
-    fn addresses(&self, others: [u64; 2]) -> Vec<u64> {
+    fn addresses(&self, others: [u64; 3]) -> Vec<u64> {
         let floats = [&self.residual, &self.query_key_value, &self.logits].map(Array::address);
         let halves = [&self.normed, &self.queries, &self.attended, &self.gated].map(Array::address);
-        let rest = [self.parts.address(), self.likeliest.address(), self.partial_chunks as u64];
+        let rest = [
+            self.parts.address(),
+            self.likeliest.array().address(),
+            self.read_logits.array().address(),
+            self.partial_chunks as u64,
+        ];
         others.into_iter().chain(floats).chain(halves).chain(rest).collect()
     }
 
     /// Room for a batch.
-    fn reserve(&mut self, config: &ModelConfig, arrays: &BatchArrays, plan: &Plan) -> Result<(), CudaError> {
+    fn reserve(
+        &mut self,
+        config: &ModelConfig,
+        arrays: &BatchArrays,
+        plan: &Plan,
+        likeliest: bool,
+    ) -> Result<(), CudaError> {
         let (rows, outputs) = (arrays.rows.rows, arrays.outputs);
         let queries = config.heads * config.head_dim;
         self.residual.reserve(rows * config.hidden)?;
@@ -316,6 +329,9 @@ impl Activations {
         self.logits.reserve(outputs * config.vocabulary)?;
         self.parts.reserve(outputs * ARGMAX_PARTS)?;
         self.likeliest.reserve(outputs)?;
+        if !likeliest {
+            self.read_logits.reserve(outputs * config.vocabulary)?;
+        }
         let chunks = plan.single * config.heads * plan.positions.div_ceil(CHUNK);
         if chunks > self.partial_chunks {
             let chunks = chunks.next_power_of_two();
@@ -350,6 +366,10 @@ impl Step<'_> {
     ) -> Result<Vec<(usize, Mark)>, ExecutorError> {
         let Self { config, kernels, weights, arrays, .. } = *self;
         debug_assert_eq!(self.shards.vocabulary.len(), 1, "one rank has the whole model");
+        // What is reserved, so that the launch is the same for batches of other lengths.
+        let words = arrays.words.next_power_of_two().min(arrays.all.len()).min(arrays.source.len());
+        let target = &mut arrays.all.part(0, arrays.all.len());
+        kernels.rows.copy_words(&kernels.stream, &arrays.source, target, words)?;
         kernels.rows.embed(
             &kernels.stream,
             &arrays.rows.token,
@@ -466,8 +486,18 @@ impl Step<'_> {
         )?;
         let output = weights.output.as_ref().unwrap_or(&weights.embedding).packed()?;
         linear.run(stream, &a.normed, rows, output, Output::Store(&mut a.logits), config.vocabulary)?;
-        if likeliest {
-            kernels.argmax(stream, &a.logits, rows, config.vocabulary, &mut a.parts, &mut a.likeliest)?;
+        if !likeliest {
+            let length = rows * config.vocabulary;
+            a.read_logits.array().copy_from(stream, &a.logits, length)?;
+        } else {
+            kernels.argmax(
+                stream,
+                &a.logits,
+                rows,
+                config.vocabulary,
+                &mut a.parts,
+                &mut a.likeliest.array(),
+            )?;
         }
         Ok(())
     }

@@ -234,3 +234,14 @@ extern "C" __global__ void __launch_bounds__(PARTS) argmax_merge(const u64 *part
     if (threadIdx.x == 0)
         highest[blockIdx.x] = ~(u32)best;
 }
+
+// ---- What a batch is told of
+
+// Copies `vectors` vectors, from the host's memory too. Grid: enough thread blocks of any size.
+extern "C" __global__ void copy_words(const uint4 *source, uint4 *target, u32 vectors)
+{
+    follow();
+    const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < vectors)
+        target[at] = source[at];
+}

@@ -79,6 +79,7 @@ pub struct TensorRows {
     rotate_128: Kernel,
     argmax_parts: Kernel,
     argmax_merge: Kernel,
+    copy_words: Kernel,
 }
 
 fn fits<T: DeviceRepr + Copy>(array: &Array<T>, what: &str, rows: usize, of: usize) {
@@ -104,6 +105,7 @@ impl TensorRows {
             rotate_128: kernel("rotate_and_store_128")?,
             argmax_parts: kernel("argmax_parts")?,
             argmax_merge: kernel("argmax_merge")?,
+            copy_words: kernel("copy_words")?,
         })
     }
 
@@ -267,5 +269,32 @@ impl TensorRows {
         let geometry = Geometry { grid: [rows, 1, 1], threads: ARGMAX_PARTS as u32, shared: 0 };
         // SAFETY: the parameters of `argmax_merge`, as above.
         unsafe { self.argmax_merge.launch(stream, geometry, &[parts, highest]) }
+    }
+
+    /// Copies the first `words` words, which may lie in the host's memory ([`Pinned::array`](crate::cuda::Pinned::array)): a launch in
+    /// the stream's order, where a copy by the driver would wait for another engine.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When an array is too short, or `words` is no multiple of 4.
+    pub fn copy_words(
+        &self,
+        stream: &CudaStream,
+        source: &Array<u32>,
+        target: &mut Array<u32>,
+        words: usize,
+    ) -> Result<(), CudaError> {
+        assert!(words.is_multiple_of(4), "{words} words, not a multiple of 4");
+        fits(source, "words to copy", words, 1);
+        fits(target, "copied words", words, 1);
+        let vectors = number(words / 4);
+        let geometry =
+            Geometry { grid: [vectors.div_ceil(THREADS) as usize, 1, 1], threads: THREADS, shared: 0 };
+        let arrays = [source.address(), target.address()];
+        let [source, target] = arrays.each_ref().map(argument);
+        // SAFETY: the parameters of `copy_words`, which stays within the arrays by the checks above.
+        unsafe { self.copy_words.launch(stream, geometry, &[source, target, argument(&vectors)]) }
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct Key {
     /// Most positions that a row sees, rounded up.
     pub positions: usize,
     pub likeliest: bool,
+    /// Words that are copied first.
+    pub words: usize,
     pub layout: KvLayout,
     /// Addresses of all arrays.
     pub addresses: Vec<u64>,
