@@ -8,6 +8,7 @@
 //! nothing and waits for nothing. The kernel moves 16 bytes at a time where rows, strides and addresses of both sides are
 //! multiples of that, and 8, 4, 2 or 1 where they are not.
 
+mod cache;
 mod device;
 pub mod digest;
 pub mod exact;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg, sys};
 
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
+use device::function;
 pub use device::{Array, Device, Source};
 use launch::{Width, launches};
 pub use nvrtc::{Architecture, Image, Nvrtc};
@@ -79,21 +81,10 @@ impl CudaKernels {
     /// # Errors
     /// When there is no driver, no such device or no NVRTC, or when one of them refuses.
     pub fn load(device: usize, nvrtc: Option<&Path>) -> Result<Self, CudaError> {
-        let context = context(device)?;
-        let capability = context.compute_capability().map_err(refused("tell the device's capability"))?;
-        let image = Nvrtc::open(nvrtc)?.compile_for(SOURCE, capability.0 * 10 + capability.1)?;
-        let module = match image {
-            Image::Binary(binary) => cudarc::nvrtc::Ptx::from_binary(binary),
-            Image::Assembly(text) => cudarc::nvrtc::Ptx::from_src(text),
-        };
-        let module = context.load_module(module).map_err(refused("load the compiled kernels"))?;
-        let function = |width: Width| {
-            module
-                .load_function(width.kernel())
-                .map_err(refused(format!("find the kernel {}", width.kernel())))
-        };
-        let [a, b, c, d, e] = Width::ALL.map(function);
-        Ok(Self { functions: [a?, b?, c?, d?, e?], context })
+        let device = Device::open(device, nvrtc)?;
+        let module = device.module(&Source { name: "page_copy.cu", text: SOURCE, options: &[] })?;
+        let [a, b, c, d, e] = Width::ALL.map(|width| function(&module, width.kernel()));
+        Ok(Self { functions: [a?, b?, c?, d?, e?], context: Arc::clone(device.context()) })
     }
 
     /// The device's context.
