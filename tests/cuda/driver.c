@@ -11,7 +11,7 @@ enum { OK = 0, INVALID_VALUE = 1, NO_DEVICE = 100, NOT_FOUND = 500, ILLEGAL_ADDR
 /* ---- what a test sets and reads ---- */
 
 static int version = 12040, devices = 1, capability = 90;
-static unsigned long long launches;
+static unsigned long long launches, compilations;
 static char last_kernel[64];
 
 void fake_version(int value) { version = value; }
@@ -21,6 +21,7 @@ void fake_capability(int value) { capability = value; }
 static int lost;
 void fake_lost(int value) { lost = value; }
 unsigned long long fake_launches(void) { return launches; }
+unsigned long long fake_compilations(void) { return compilations; }
 const char *fake_last_kernel(void) { return last_kernel; }
 
 /* ---- memory ---- */
@@ -308,12 +309,19 @@ int cuLaunchKernel(const Kernel *kernel, unsigned bx, unsigned by, unsigned bz, 
 
 /* ---- the compiler ---- */
 
-int nvrtcVersion(int *major, int *minor) { *major = 12; *minor = 0; return OK; }
+/* No version of the real one, which must not take what this one has compiled. */
+int nvrtcVersion(int *major, int *minor) { *major = 12; *minor = 999; return OK; }
 int nvrtcGetNumSupportedArchs(int *count) { *count = 2; return OK; }
 int nvrtcGetSupportedArchs(int *list) { list[0] = 80; list[1] = 90; return OK; }
 const char *nvrtcGetErrorString(int code) { return "an error of the stand-in"; }
 int nvrtcDestroyProgram(void **program) { return OK; }
-int nvrtcCompileProgram(void *program, int count, const char *const *options) { return count >= 1 ? OK : 1; }
+
+int nvrtcCompileProgram(void *program, int count, const char *const *options)
+{
+    compilations++;
+    return count >= 1 ? OK : 1;
+}
+
 int nvrtcGetCUBINSize(void *program, size_t *size) { *size = 8; return OK; }
 int nvrtcGetCUBIN(void *program, char *bytes) { memcpy(bytes, "compiled", 8); return OK; }
 int nvrtcGetPTXSize(void *program, size_t *size) { *size = 9; return OK; }

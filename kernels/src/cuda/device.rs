@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStream, DeviceRepr, sys};
 
+use super::cache::Cache;
 use super::nvrtc::{Image, Nvrtc};
 use super::{CudaError, context, refused};
 
@@ -26,17 +27,36 @@ pub struct Device {
     context: Arc<CudaContext>,
     capability: i32,
     nvrtc: Option<PathBuf>,
+    cache: Cache,
 }
 
 impl Device {
-    /// Opens the device with this number. `nvrtc` names NVRTC's library or a folder with it (as [`Nvrtc::open`]).
+    /// Opens the device with this number. `nvrtc` names NVRTC's library or a folder with it (as [`Nvrtc::open`]). Compiled
+    /// kernels are kept in `host/kernels` in the user's cache directory.
     ///
     /// # Errors
     /// When there is no driver, it is too old, or there is no such device.
     pub fn open(ordinal: usize, nvrtc: Option<&Path>) -> Result<Arc<Self>, CudaError> {
+        Self::with(ordinal, nvrtc, Cache::of_user())
+    }
+
+    /// The same with another folder for compiled kernels, or none.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with_cache(
+        ordinal: usize,
+        nvrtc: Option<&Path>,
+        folder: Option<&Path>,
+    ) -> Result<Arc<Self>, CudaError> {
+        Self::with(ordinal, nvrtc, Cache::at(folder))
+    }
+
+    fn with(ordinal: usize, nvrtc: Option<&Path>, cache: Cache) -> Result<Arc<Self>, CudaError> {
         let context = context(ordinal)?;
         let (major, minor) = context.compute_capability().map_err(refused("tell the device's capability"))?;
-        Ok(Arc::new(Self { context, capability: major * 10 + minor, nvrtc: nvrtc.map(Path::to_owned) }))
+        let (capability, nvrtc) = (major * 10 + minor, nvrtc.map(Path::to_owned));
+        Ok(Arc::new(Self { context, capability, nvrtc, cache }))
     }
 
     /// The device's context.
@@ -74,13 +94,23 @@ impl Device {
         stream.synchronize().map_err(refused("wait for what the device does"))
     }
 
-    /// Compiles these kernels for the device, and loads them.
+    /// Compiles these kernels for the device, unless this NVRTC did so before, and loads them.
     ///
     /// # Errors
     /// When there is no NVRTC, it refuses the source, or the driver refuses what it made.
     pub fn module(&self, source: &Source) -> Result<Arc<CudaModule>, CudaError> {
-        let image =
-            Nvrtc::open(self.nvrtc.as_deref())?.compile_with(source.text, source.options, self.capability)?;
+        let nvrtc = Nvrtc::open(self.nvrtc.as_deref())?;
+        let entry = self.cache.entry(source, self.capability, nvrtc.version()?);
+        // What this driver does not take is compiled anew.
+        if let Some(module) = entry.read().and_then(|image| self.load(source, image).ok()) {
+            return Ok(module);
+        }
+        let image = nvrtc.compile_with(source.text, source.options, self.capability)?;
+        entry.write(&image);
+        self.load(source, image)
+    }
+
+    fn load(&self, source: &Source, image: Image) -> Result<Arc<CudaModule>, CudaError> {
         let module = match image {
             Image::Binary(binary) => cudarc::nvrtc::Ptx::from_binary(binary),
             Image::Assembly(text) => cudarc::nvrtc::Ptx::from_src(text),
@@ -92,14 +122,6 @@ impl Device {
     pub(super) fn bind(&self) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(refused("use the device"))
     }
-}
-
-/// Waits until a stream has done all that was put into it.
-///
-/// # Errors
-/// When a kernel or a copy of it failed.
-pub fn wait(stream: &CudaStream) -> Result<(), CudaError> {
-    stream.synchronize().map_err(refused("wait for the device"))
 }
 
 /// A place in a stream that the host can wait for.

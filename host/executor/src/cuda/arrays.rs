@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use host_core::Sequence;
 use host_kernels::cuda::exact::Rows;
-use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Pinned, wait};
+use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Pinned};
 
 use crate::model::{Angles, Rotation};
 use crate::window::LayerPlace;
@@ -79,7 +79,7 @@ impl BatchMemory {
         let pages = packed.add(sequences.iter().flat_map(|s| s.pages.iter().map(|page| page.0)));
         let length = self.words.len().next_multiple_of(4);
         // A batch before this one that failed may be under way still.
-        wait(stream)?;
+        self.memory.device().wait(stream)?;
         self.pinned.reserve(length)?;
         self.memory.reserve(length)?;
         // SAFETY: the stream was waited for, and nothing else reads it.

@@ -11,7 +11,7 @@ use host_kernels::cuda::exact::{Attention, KvView};
 use host_kernels::cuda::tensor::attention::{CHUNK, Partials, Run, TensorAttention};
 use host_kernels::cuda::tensor::linear::{Output, TensorLinear, TensorMatrix};
 use host_kernels::cuda::tensor::rows::{ARGMAX_PARTS, Projection, TensorRows};
-use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Mark, Pinned, wait};
+use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Mark, Pinned};
 use host_kernels::math::{Element, Gate, bf16_from_f32};
 
 use self::graphs::{Graphs, Key};
@@ -232,7 +232,7 @@ impl TensorModel {
                 layers_done(layers);
             }
         }
-        wait(&self.kernels.stream)?;
+        self.activations.residual.device().wait(&self.kernels.stream)?;
         let (a, rows) = (&self.activations, arrays.outputs);
         // SAFETY: the stream was waited for, and nothing else writes what came back.
         Ok(unsafe {
