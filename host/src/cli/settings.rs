@@ -375,7 +375,8 @@ pub struct Settings {
     pub pool_pages: Option<u32>,
 
     /// Memory for a worker's KV pool, for example 512MiB [default: what remains of a quarter of
-    /// this machine's memory, shared between its workers, beside host memory for pages and staging]
+    /// this machine's memory, shared between its workers, beside host memory for pages and staging; with --executor cuda half of the
+    /// GPU's memory, shared between the workers]
     #[arg(long, value_name = "BYTES")]
     pub kv_memory: Option<Bytes>,
 

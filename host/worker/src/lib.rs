@@ -18,6 +18,8 @@ mod channels;
 pub mod clock;
 mod complaints;
 pub mod fit;
+#[cfg(test)]
+mod gpu_pools;
 mod grammars;
 mod handle;
 pub mod lane_counters;

@@ -179,6 +179,7 @@ mod tests {
     use host_core::{Dtype, KvLayout};
 
     use super::*;
+    use crate::gpu_pools;
 
     fn shape(heads: usize) -> KvShape {
         KvShape { pages: 4, heads, layers: 3, page_tokens: 2, head_dim: 4, value_dim: 4, dtype: Dtype::Bf16 }
@@ -217,15 +218,38 @@ mod tests {
                     pool(order, heads.start, heads.len())
                 };
                 let pools: Vec<KvMemory> = (0..ranks).map(of_rank).collect();
-                let memory = HostMemory::new(&pools, 6, 4, Some(1)).unwrap();
-                memory.copy(false, &pages).unwrap();
-                let objects =
-                    pages.iter().flat_map(|(_, slot)| memory.blocks(*slot, true).collect::<Vec<_>>());
-                let objects: Vec<Vec<u8>> = objects.map(|block| object(&memory, block)).collect();
-                assert_eq!(objects.len(), 8);
-                let before = expected.get_or_insert_with(|| objects.clone());
-                assert_eq!(*before, objects, "{order} over {ranks} ranks");
+                let on_gpu = pools.iter().map(gpu_pools::on_gpu).collect();
+                for (pools, place) in [(pools, "host memory"), (on_gpu, "a GPU's memory")] {
+                    let memory = HostMemory::new(&pools, 6, 4, Some(1)).unwrap();
+                    memory.copy(false, &pages).unwrap();
+                    let objects =
+                        pages.iter().flat_map(|(_, slot)| memory.blocks(*slot, true).collect::<Vec<_>>());
+                    let objects: Vec<Vec<u8>> = objects.map(|block| object(&memory, block)).collect();
+                    assert_eq!(objects.len(), 8);
+                    let before = expected.get_or_insert_with(|| objects.clone());
+                    assert_eq!(*before, objects, "{order} over {ranks} ranks in {place}");
+                }
             }
+        }
+    }
+
+    #[test]
+    fn pages_come_back_to_a_pool_on_a_gpu_as_to_one_in_host_memory() {
+        let (out, back) = (
+            [(PageId(1), HostSlot(2)), (PageId(2), HostSlot(0))],
+            [(PageId(0), HostSlot(2)), (PageId(3), HostSlot(0))],
+        );
+        for order in KvOrder::ALL {
+            let pools = [pool(order, 1, 3), gpu_pools::on_gpu(&pool(order, 1, 3))];
+            let [host, gpu] = pools.map(|pool| {
+                let memory = HostMemory::new(std::slice::from_ref(&pool), 3, 4, None).unwrap();
+                memory.copy(false, &out).unwrap();
+                memory.copy(true, &back).unwrap();
+                assert!(memory.copy(true, &[(PageId(9), HostSlot(0))]).is_err(), "a page that is not there");
+                gpu_pools::in_host_memory(&pool)
+            });
+            assert_eq!(gpu_pools::bytes(&host), gpu_pools::bytes(&gpu), "{order}");
+            assert_eq!(host.read_row(PageId(0), 2, 1, 1, 1), host.read_row(PageId(1), 2, 1, 1, 1));
         }
     }
 

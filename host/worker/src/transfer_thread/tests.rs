@@ -1,3 +1,4 @@
+mod gpu;
 mod lost;
 mod panicked;
 mod staged;
@@ -19,6 +20,7 @@ use host_wire::proto::{KvIdentity, WorkerInfo};
 use tokio::sync::watch;
 
 use super::*;
+use crate::gpu_pools;
 use crate::link::{Opening, rank_name};
 use wire::{Node, Wire};
 
@@ -29,6 +31,16 @@ const ROOM: Room = Room(77);
 const PREFILL: Instance = Instance(0xa);
 const DECODE: Instance = Instance(0xb);
 const ORDERS: [KvOrder; 2] = [KvOrder::PageHeadLayerKvTokenDim, KvOrder::LayerKvPageTokenHeadDim];
+
+/// Where pools are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Host,
+    /// In a GPU's memory, which the plugin does not reach.
+    Gpu,
+    /// In a GPU's memory, which it reaches.
+    ReachedGpu,
+}
 
 /// The ranks of one worker, their transfer threads, and what the scheduler thread is told.
 struct Side {
@@ -59,6 +71,16 @@ impl Side {
         mode: StagingMode,
         staging_bytes: usize,
     ) -> Self {
+        Self::with_pools(wire, role, (ranks, order, pages), (mode, staging_bytes), Place::Host)
+    }
+
+    fn with_pools(
+        wire: &Arc<Wire>,
+        role: &'static str,
+        (ranks, order, pages): (usize, KvOrder, u32),
+        (mode, staging_bytes): (StagingMode, usize),
+        place: Place,
+    ) -> Self {
         let policy = StagingPolicy { mode, ..StagingPolicy::default() };
         let instance = if role == "prefill" { PREFILL } else { DECODE };
         let mut nodes = Vec::new();
@@ -74,7 +96,13 @@ impl Side {
                 value_dim: 2,
                 dtype: Dtype::F32,
             };
-            pools.push(KvMemory::for_heads(KvLayout::new(shape, order), heads.start).unwrap());
+            let layout = KvLayout::new(shape, order);
+            pools.push(match place {
+                Place::Host => KvMemory::for_heads(layout, heads.start).unwrap(),
+                Place::Gpu | Place::ReachedGpu => {
+                    KvMemory::on_device(layout, heads.start, &gpu_pools::device()).unwrap()
+                }
+            });
             nodes.push(wire.node(&rank_name(instance, rank)));
         }
         // SAFETY: the tests touch the pools only while no transfer is under way.
@@ -82,7 +110,8 @@ impl Side {
         let plugin = if wire.script.is_some() { "acme" } else { "wire" };
         let memories = shared.zip(nodes.iter().map(|node| wire.backend(node))).collect();
         let (plugin, kv_heads) = (Some(plugin.into()), HEADS);
-        let opening = Opening { plugin, vram: false, kv_heads, aux_rows: 4, staging_bytes };
+        let vram = place == Place::ReachedGpu;
+        let opening = Opening { plugin, vram, kv_heads, aux_rows: 4, staging_bytes };
         let links = Arc::new(Links::open(opening, memories).unwrap());
         let (sender, inputs) = mpsc::channel(4096);
         let (died, _) = watch::channel(None);
@@ -140,16 +169,13 @@ impl Side {
     /// Fills pages with what follows from page, head of the model, layer, side and token alone.
     fn fill(&mut self) {
         for kv in &mut self.pools {
-            let first = kv.heads().start;
-            for (page, head, layer, side, token) in rows(self.pages, kv.heads().len()) {
-                kv.write_row(PageId(page), head, layer, side, token).fill(byte(
-                    page,
-                    first + head,
-                    layer,
-                    side,
-                    token,
-                ));
-            }
+            let (first, pages) = (kv.heads().start, self.pages);
+            gpu_pools::change(kv, |kv| {
+                for (page, head, layer, side, token) in rows(pages, kv.heads().len()) {
+                    let byte = byte(page, first + head, layer, side, token);
+                    kv.write_row(PageId(page), head, layer, side, token).fill(byte);
+                }
+            });
         }
     }
 

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Each rank's: a piece of at most 512 bytes, of which the transfer in this test has many.
-const STAGING: usize = 4096;
+pub(super) const STAGING: usize = 4096;
 
 fn staged_pair(
     from: (usize, KvOrder),
@@ -25,15 +25,15 @@ fn staged_pair(
 
 const ALWAYS: [StagingMode; 2] = [StagingMode::Always; 2];
 
-fn staged_bytes(side: &Side) -> u64 {
+pub(super) fn staged_bytes(side: &Side) -> u64 {
     side.links.counters().staged.read().0
 }
 
-fn assert_received(decode: &mut Side) {
+pub(super) fn assert_received(decode: &mut Side) {
     let found = decode.verify(1, &EXPECTED);
     assert!(found.lanes.unwrap().iter().all(|lane| lane.sent == lane.found && lane.sent != 0));
     assert_eq!(AuxRow::decode(&found.aux_row), Ok(row()));
-    for kv in &decode.pools {
+    for kv in decode.pools.iter().map(gpu_pools::in_host_memory) {
         let first = kv.heads().start;
         for (page, head, layer, side, token) in rows(9, kv.heads().len()) {
             let sent = EXPECTED.iter().position(|other| *other == page);

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use host_plugin_api::transfer::{
-    Completion, Memory, Notification, NotificationKind, PeerId, RegionId, Submission, Tag, TransferBackend,
-    TransferLimits, Write,
+    Completion, Memory, MemoryKind, Notification, NotificationKind, PeerId, RegionId, Submission, Tag,
+    TransferBackend, TransferLimits, Write,
 };
 use host_plugin_api::{Error, ErrorCode, Result};
 
@@ -51,6 +51,7 @@ pub struct Node {
     wire: Weak<Wire>,
     name: String,
     regions: Mutex<Vec<(usize, usize)>>,
+    kinds: Mutex<Vec<MemoryKind>>,
     peers: Mutex<HashMap<u32, String>>,
     last_peer: AtomicU32,
     /// The instances from which it takes writes.
@@ -102,6 +103,7 @@ impl Wire {
             wire: Arc::downgrade(self),
             name: name.into(),
             regions: Mutex::default(),
+            kinds: Mutex::default(),
             peers: Mutex::default(),
             last_peer: AtomicU32::new(0),
             open_to: Mutex::default(),
@@ -175,6 +177,11 @@ impl Node {
         !self.notifications.lock().unwrap().is_empty()
     }
 
+    /// The kinds of memory that were registered.
+    pub fn kinds(&self) -> Vec<MemoryKind> {
+        self.kinds.lock().unwrap().clone()
+    }
+
     pub fn connections(&self) -> usize {
         self.peers.lock().unwrap().len()
     }
@@ -223,6 +230,8 @@ impl TransferBackend for Node {
     }
 
     fn register(&self, memory: &Memory) -> Result<RegionId> {
+        assert!((memory.kind == MemoryKind::VRAM) == (memory.fd < 0), "{memory:?}");
+        self.kinds.lock().unwrap().push(memory.kind);
         let mut regions = self.regions.lock().unwrap();
         regions.push((memory.address.0 as usize, memory.length as usize));
         Ok(RegionId(regions.len() as u32 - 1))
