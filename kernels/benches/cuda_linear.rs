@@ -461,7 +461,7 @@ fn main() -> ExitCode {
             false => chosen.to_vec(),
         };
         for shape in &LAYER {
-            bench.time(shape, &[128, 256, 512, 2048, 8192], &large, &mut buffers);
+            bench.time(shape, &[64, 128, 192, 256, 384, 512, 1024, 2048, 8192], &large, &mut buffers);
         }
     }
     ExitCode::SUCCESS

@@ -47,6 +47,7 @@ struct Product {
     u32 slices;
     /// Stages of the ring.
     u32 stages;
+    u32 ahead;
     Epilogue epilogue;
 };
 
@@ -311,11 +312,11 @@ struct Shape {
     static constexpr u32 GROUPS = GROUPS_, TOKENS = TOKENS_;
     static constexpr Slices SLICES = SLICES_;
     /// Two blocks of large tiles are a cluster. They take the same rows of X, and each loads half of them for both.
-    static constexpr u32 PEERS = GROUPS == 2 ? 2 : 1;
+    static constexpr u32 PEERS = GROUPS == 2 && SLICES != SPLIT ? 2 : 1;
     static constexpr u32 CONSUMERS = GROUPS * 128;
     static constexpr u32 STAGE_BYTES = (GROUPS * TILE + TOKENS) * BLOCK * 2;
-    /// Sums of a thread.
-    static constexpr u32 COUNT = TOKENS / 2;
+    /// Sums of a thread, and bytes of the block's sums of 8 tokens.
+    static constexpr u32 COUNT = TOKENS / 2, EIGHT_BYTES = CONSUMERS * 4 * 4;
 };
 
 /// The first block of columns of a slice.
@@ -408,6 +409,11 @@ __device__ __forceinline__ void produce(const Map *map, const Product &product, 
     const u32 ahead = min(product.stages, last - first);
     const Position start = position<S>(work, work.first);
     for (u32 i = 0; i < ahead; ++i) fill_weights(i, start, first + i);
+    const u32 more = min(product.ahead, last - first - ahead);
+    if (more > 0) {
+        const u16 *source = product.weights + (static_cast<u64>(start.weights) * product.blocks + first + ahead) * (TILE * BLOCK);
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(more * TILE_BYTES) : "memory");
+    }
     wait_for_prerequisites();
 
     Stage stage;
@@ -474,9 +480,6 @@ __device__ __forceinline__ void send(u32 inbox, u32 received, u32 peer, const fl
                  : "memory");
 }
 
-/// Bytes of 8 tokens' sums of a block.
-constexpr u32 EIGHT_BYTES = TILE * 8 * 4;
-
 /// How many times 8 tokens a block of a cluster adds up: those whose number is the block's, modulo the number of blocks.
 template <class S>
 __device__ __forceinline__ u32 added_by(u32 peer, u32 peers) {
@@ -489,7 +492,7 @@ __device__ __forceinline__ void finish_cluster(const float (&sums)[S::COUNT], co
                                                u32 row, u32 token) {
     const u32 peers = product.slices;
     auto place = [&](u32 eight, u32 slice) {
-        return ring.inbox + (eight / peers * peers + slice) * EIGHT_BYTES + threadIdx.x * 16;
+        return ring.inbox + (eight / peers * peers + slice) * S::EIGHT_BYTES + threadIdx.x * 16;
     };
     // All have started, and wait for what is sent.
     cluster_wait();
@@ -571,7 +574,7 @@ __device__ __forceinline__ void run(const Map *map, const Product &product) {
         barrier_init(ring.received, 1);
         // Copies, and other blocks, are told of them.
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        if (split) barrier_expect(ring.received, added_by<S>(work.peer, product.slices) * (product.slices - 1) * EIGHT_BYTES);
+        if (split) barrier_expect(ring.received, added_by<S>(work.peer, product.slices) * (product.slices - 1) * S::EIGHT_BYTES);
     }
     __syncthreads();
     launch_dependents();
@@ -606,6 +609,7 @@ KERNEL(linear_split_16, 160, 1, 16, SPLIT)
 KERNEL(linear_split_32, 160, 1, 32, SPLIT)
 KERNEL(linear_split_64, 160, 1, 64, SPLIT)
 KERNEL(linear_split_128, 160, 1, 128, SPLIT)
+KERNEL(linear_wide_128, 384, 2, 128, SPLIT)
 KERNEL(linear_added_128, 384, 2, 128, ADDED)
 KERNEL(linear_added_192, 384, 2, 192, ADDED)
 KERNEL(linear_one_256, 384, 2, 256, ONE)

@@ -31,7 +31,7 @@ pub const SOURCE: Source =
 /// Rows of weights in a tile, and columns in a block of it.
 const TILE: usize = 64;
 /// Blocks that should be there to keep all multiprocessors loading. With fewer tiles, K is sliced.
-const ENOUGH_BLOCKS: usize = 96;
+const ENOUGH_BLOCKS: usize = 128;
 /// Slices of a matrix at most: the blocks of a cluster that every device can launch.
 const MOST_SLICES: usize = 8;
 /// Columns of a slice at least.
@@ -59,6 +59,8 @@ pub enum Variant {
     Split64,
     /// As before, and 128 rows of X.
     Split128,
+    /// A block takes one slice of 128 rows of weights, and 128 rows of X.
+    Wide128,
     /// A pair of blocks takes all slices of 256 rows of weights, one after the other, and 128 rows of X.
     Added128,
     /// As before, and 192 rows of X.
@@ -69,12 +71,13 @@ pub enum Variant {
 
 impl Variant {
     /// All of them, in the order of the enum.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Split8,
         Self::Split16,
         Self::Split32,
         Self::Split64,
         Self::Split128,
+        Self::Wide128,
         Self::Added128,
         Self::Added192,
         Self::One256,
@@ -83,39 +86,19 @@ impl Variant {
     /// Name of the kernel in [`SOURCE`].
     #[must_use]
     pub fn kernel(self) -> &'static str {
-        match self {
-            Self::Split8 => "linear_split_8",
-            Self::Split16 => "linear_split_16",
-            Self::Split32 => "linear_split_32",
-            Self::Split64 => "linear_split_64",
-            Self::Split128 => "linear_split_128",
-            Self::One256 => "linear_one_256",
-            Self::Added128 => "linear_added_128",
-            Self::Added192 => "linear_added_192",
-        }
+        self.shape().0
     }
 
     /// Rows of X that a block takes.
     #[must_use]
     pub fn tokens(self) -> usize {
-        match self {
-            Self::Split8 => 8,
-            Self::Split16 => 16,
-            Self::Split32 => 32,
-            Self::Split64 => 64,
-            Self::Split128 | Self::Added128 => 128,
-            Self::One256 => 256,
-            Self::Added192 => 192,
-        }
+        self.shape().2
     }
 
     /// Tiles of 64 rows of weights that a block takes, each with a group of threads.
     #[must_use]
     pub fn groups(self) -> usize {
-        match self {
-            Self::One256 | Self::Added128 | Self::Added192 => 2,
-            _ => 1,
-        }
+        self.shape().1
     }
 
     /// Whether it multiplies with this matrix.
@@ -124,22 +107,39 @@ impl Variant {
         self != Self::One256 || matrix.slices == 1
     }
 
+    /// Its kernel, groups, and rows of X.
+    fn shape(self) -> (&'static str, usize, usize) {
+        match self {
+            Self::Split8 => ("linear_split_8", 1, 8),
+            Self::Split16 => ("linear_split_16", 1, 16),
+            Self::Split32 => ("linear_split_32", 1, 32),
+            Self::Split64 => ("linear_split_64", 1, 64),
+            Self::Split128 => ("linear_split_128", 1, 128),
+            Self::Wide128 => ("linear_wide_128", 2, 128),
+            Self::Added128 => ("linear_added_128", 2, 128),
+            Self::Added192 => ("linear_added_192", 2, 192),
+            Self::One256 => ("linear_one_256", 2, 256),
+        }
+    }
+
+    /// Whether a block takes one slice, and a cluster all of them. Else blocks are in pairs.
+    fn split(self) -> bool {
+        !matches!(self, Self::Added128 | Self::Added192 | Self::One256)
+    }
+
     /// Blocks of a cluster, for a matrix of so many slices.
     fn cluster(self, slices: usize) -> usize {
-        match self {
-            Self::Added128 | Self::Added192 | Self::One256 => 2,
-            _ => slices,
-        }
+        if self.split() { slices } else { 2 }
     }
 
     /// Rows of weights that a cluster takes.
     fn cluster_rows(self) -> usize {
-        if self.groups() == 1 { TILE } else { 2 * self.groups() * TILE }
+        self.groups() * TILE * if self.split() { 1 } else { 2 }
     }
 
     /// Rows of X that one copy brings.
     fn copied(self) -> usize {
-        if self.groups() == 1 { self.tokens() } else { self.tokens() / 2 }
+        if self.split() { self.tokens() } else { self.tokens() / 2 }
     }
 
     /// Threads of a block: its groups, and one warp, or one group, that fills the ring.
@@ -151,24 +151,22 @@ impl Variant {
         (self.groups() * TILE + self.tokens()) * TILE * 2
     }
 
-    /// What the blocks of a cluster send each other: 64 sums of 8 rows of X at a time.
+    /// What the blocks of a cluster send each other: 8 rows of X at a time.
     fn inbox_bytes(self, slices: usize) -> usize {
-        if self.groups() > 1 || slices == 1 {
-            0
-        } else {
-            (self.tokens() / 8).next_multiple_of(slices) * TILE * 8 * 4
-        }
+        let eights = (self.tokens() / 8).next_multiple_of(slices);
+        if self.split() && slices > 1 { eights * self.groups() * TILE * 8 * 4 } else { 0 }
     }
 
-    /// Stages of the ring: as many as there is room for.
-    fn stages(self, slices: usize) -> usize {
+    /// Stages of the ring: as many as there is room for, and no more than a block fills.
+    fn stages(self, slices: usize, blocks: usize) -> usize {
         let room = if self.groups() == 1 { SHARED_OF_TWO } else { SHARED_OF_ONE };
         let room = room - ALIGNMENT_BYTES - self.inbox_bytes(slices);
-        (room / (self.stage_bytes() + BARRIERS_BYTES)).min(MOST_STAGES)
+        let most = if self.split() && slices > 1 { blocks.div_ceil(slices) } else { MOST_STAGES };
+        (room / (self.stage_bytes() + BARRIERS_BYTES)).min(most)
     }
 
-    fn shared_bytes(self, slices: usize) -> usize {
-        self.stages(slices) * (self.stage_bytes() + BARRIERS_BYTES)
+    fn shared_bytes(self, slices: usize, blocks: usize) -> usize {
+        self.stages(slices, blocks) * (self.stage_bytes() + BARRIERS_BYTES)
             + self.inbox_bytes(slices)
             + ALIGNMENT_BYTES
     }
@@ -221,7 +219,7 @@ impl TensorMatrix {
         self.gated
     }
 
-    /// Ranges of K that are summed apart. It depends on the size of the matrix alone: the fewest, 1, 2, 4 or 8, that make 96 pieces
+    /// Ranges of K that are summed apart. It depends on the size of the matrix alone: the fewest, 1, 2, 4 or 8, that make 128 pieces
     /// of 64 rows and at least 256 columns, or as many as there are.
     #[must_use]
     pub fn slices(&self) -> usize {
@@ -310,6 +308,7 @@ struct Product {
     blocks: u32,
     slices: u32,
     stages: u32,
+    ahead: u32,
     epilogue: u32,
 }
 
@@ -340,15 +339,13 @@ impl TensorLinear {
         let kernel = |variant: Variant| {
             let kernel = function(&module, variant.kernel())?;
             let shared = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // The most that any matrix needs.
-            let bytes =
-                [1, 2, 4, 8].map(|slices| variant.shared_bytes(slices)).into_iter().max().unwrap_or(0);
+            let bytes = if variant.groups() == 1 { SHARED_OF_TWO } else { SHARED_OF_ONE };
             kernel
                 .set_attribute(shared, number(bytes).cast_signed())
                 .map_err(refused("give a kernel its shared memory"))?;
             Ok(kernel)
         };
-        let [a, b, c, d, e, f, g, h] = Variant::ALL.map(kernel);
+        let [a, b, c, d, e, f, g, h, i] = Variant::ALL.map(kernel);
         let multiprocessors = device
             .context()
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
@@ -356,7 +353,7 @@ impl TensorLinear {
         Ok(Self {
             device: Arc::clone(device),
             pack: function(&module, "linear_pack")?,
-            kernels: [a?, b?, c?, d?, e?, f?, g?, h?],
+            kernels: [a?, b?, c?, d?, e?, f?, g?, h?, i?],
             multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
         })
     }
@@ -465,12 +462,14 @@ impl TensorLinear {
         let row_tiles = rows.div_ceil(variant.tokens());
         let tiles = outputs.div_ceil(variant.cluster_rows()) * row_tiles;
         // Without slices to exchange, clusters take one tile after the other, and there are as many as there is room for.
-        let clusters = match (variant.groups(), slices) {
-            (1, 1) => tiles.min(2 * self.multiprocessors),
-            (1, _) => tiles,
+        let clusters = match (variant.split(), slices) {
+            (true, 2..) => tiles,
+            (true, _) if variant.groups() == 1 => tiles.min(experiment("PERSM", 2) * self.multiprocessors),
             _ => tiles.min(self.multiprocessors / cluster),
         };
         let blocks = clusters * cluster;
+        let ahead =
+            if variant.groups() == 1 && row_tiles == 1 { experiment("AHEAD", 0) / blocks / 8192 } else { 0 };
         let product = Product {
             weights: matrix.packed.address(),
             out: output.address(),
@@ -480,7 +479,8 @@ impl TensorLinear {
             tiles: number(matrix.tiles()),
             blocks: number(matrix.blocks()),
             slices: number(slices),
-            stages: number(variant.stages(slices)),
+            stages: number(variant.stages(slices, matrix.blocks())),
+            ahead: number(ahead),
             epilogue: output.epilogue(),
         };
         let map = self.map(x, rows, inputs, variant.copied())?;
@@ -548,7 +548,7 @@ impl TensorLinear {
             blockDimX: number(variant.threads()),
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: number(variant.shared_bytes(product.slices as usize)),
+            sharedMemBytes: number(variant.shared_bytes(product.slices as usize, product.blocks as usize)),
             hStream: stream.cu_stream(),
             attrs: attributes.as_mut_ptr(),
             numAttrs: 2,
@@ -583,10 +583,11 @@ mod tests {
         for (outputs, inputs, expected) in [
             (16384, 2048, 1),
             (128_256, 2048, 1),
-            (6144, 4096, 1),
-            (3072, 2048, 2),
+            (6144, 4096, 2),
+            (3072, 2048, 4),
             (2048, 2048, 4),
             (2048, 8192, 4),
+            (4096, 4096, 2),
             (576, 1536, 4),
             (576, 576, 2),
             (256, 256, 1),
@@ -600,7 +601,7 @@ mod tests {
     fn rings_fit_into_shared_memory_and_hold_enough_to_hide_latency() {
         for variant in Variant::ALL {
             for slices in [1, 2, 4, 8] {
-                let (stages, bytes) = (variant.stages(slices), variant.shared_bytes(slices));
+                let (stages, bytes) = (variant.stages(slices, 256), variant.shared_bytes(slices, 256));
                 let blocks = if variant.groups() == 1 { 2 } else { 1 };
                 assert!(blocks * (bytes + 1024) <= 228 << 10, "{variant:?}: {bytes} bytes");
                 assert!(stages >= 3, "{variant:?}: {stages} stages");
