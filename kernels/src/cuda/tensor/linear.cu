@@ -47,7 +47,6 @@ struct Product {
     u32 slices;
     /// Stages of the ring.
     u32 stages;
-    u32 ahead;
     Epilogue epilogue;
 };
 
@@ -166,6 +165,16 @@ __device__ __forceinline__ void copy_rows(u32 target, const Map *map, u32 column
         : "memory");
 }
 
+__device__ __forceinline__ void copy_row(void *target, u32 source, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes) : "memory");
+}
+
+/// Adds numbers in f32 to those at the target.
+__device__ __forceinline__ void add_row(void *target, u32 source, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)
+                 : "memory");
+}
+
 // ------------------------------------------------------------------------------------------------------------------- Tensor cores
 
 __device__ __forceinline__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -241,56 +250,123 @@ __device__ __forceinline__ void add(float *out, float2 value) {
 /// Far more exact than bf16.
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-/// Writes what the warp has of 16 packed rows from `row` on and COUNT * 2 tokens from `token` on. All lanes take part.
-///
-/// For each 8 tokens, a thread has packed rows `g` and `g + 8` of tokens `2 q` and `2 q + 1`: in the order of wgmma, row g of both
-/// tokens and then row g + 8, where g is a quarter of the lane and q the rest.
+/// What a thread has of 16 packed rows and 8 tokens: packed rows `g` and `g + 8` of tokens `2 q` and `2 q + 1`, where g is a quarter of
+/// the lane and q the rest. It is in the order of wgmma: row g of both tokens, and then row g + 8.
+struct Corner {
+    float values[4];
+
+    /// Packed rows g and g + 8 are outputs 2 g and 2 g + 1.
+    __device__ __forceinline__ float2 pair(u32 token) const { return make_float2(values[token], values[token + 2]); }
+    __device__ __forceinline__ u32 bf16(u32 token) const { return bf16_pair(values[token], values[token + 2]); }
+    /// Of a gated matrix they are a gate and an up. Neighbours in g swap a token each, so that each has two outputs, g and g ^ 1, of
+    /// token `2 q + g % 2`. All lanes take part.
+    __device__ __forceinline__ u32 gated() const {
+        const u32 odd = threadIdx.x / 4 % 2;
+        const float first = silu(values[0]) * values[2], second = silu(values[1]) * values[3];
+        const float mine = odd ? second : first;
+        const float received = __shfl_xor_sync(~0u, odd ? first : second, 4);
+        return odd ? bf16_pair(received, mine) : bf16_pair(mine, received);
+    }
+};
+
+template <u32 COUNT>
+__device__ __forceinline__ Corner corner(const float (&sums)[COUNT], u32 eight) {
+    return {{sums[4 * eight], sums[4 * eight + 1], sums[4 * eight + 2], sums[4 * eight + 3]}};
+}
+
+/// Writes what the warp has of 16 packed rows from `row` on and COUNT * 2 tokens from `token` on, each thread for itself.
 template <u32 COUNT>
 __device__ __forceinline__ void finish(const Product &product, u32 row, u32 token, const float (&sums)[COUNT]) {
     const u32 lane = threadIdx.x % 32, g = lane / 4;
     token += lane % 4 * 2;
     if (product.epilogue == GATED) {
-        // Packed rows are 8 gates and 8 ups. Neighbours swap a token each, so that both write two outputs at once.
-        const u32 odd = g % 2, output = row / 2 + (g & ~1u);
-        token += odd;
+        const u32 output = row / 2 + (g & ~1u);
+        token += g % 2;
         u16 *out = static_cast<u16 *>(product.out) + token * product.stride + output;
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i += 4, token += 8, out += 8 * product.stride) {
-            const float first = silu(sums[i]) * sums[i + 2], second = silu(sums[i + 1]) * sums[i + 3];
-            const float mine = odd ? second : first;
-            const float received = __shfl_xor_sync(~0u, odd ? first : second, 4);
-            if (token < product.rows && output < product.outputs / 2)
-                *reinterpret_cast<u32 *>(out) = odd ? bf16_pair(received, mine) : bf16_pair(mine, received);
+        for (u32 i = 0; i < COUNT / 4; ++i, token += 8, out += 8 * product.stride) {
+            const u32 pair = corner(sums, i).gated();
+            if (token < product.rows && output < product.outputs / 2) *reinterpret_cast<u32 *>(out) = pair;
         }
         return;
     }
-    // Packed rows g and g + 8 are outputs 2 g and 2 g + 1.
     const u32 output = row + 2 * g;
     if (output >= product.outputs) return;
-    const u64 at = token * product.stride + output;
-    if (product.epilogue == STORE_BF16) {
-        u16 *out = static_cast<u16 *>(product.out) + at;
+    u64 at = token * product.stride + output;
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i += 4, token += 8, out += 8 * product.stride) {
-            if (token < product.rows) *reinterpret_cast<u32 *>(out) = bf16_pair(sums[i], sums[i + 2]);
-            if (token + 1 < product.rows)
-                *reinterpret_cast<u32 *>(out + product.stride) = bf16_pair(sums[i + 1], sums[i + 3]);
-        }
-        return;
-    }
-    float *out = static_cast<float *>(product.out) + at;
-#pragma unroll
-    for (u32 i = 0; i < COUNT; i += 4, token += 8, out += 8 * product.stride) {
+    for (u32 i = 0; i < COUNT / 4; ++i, token += 8, at += 8 * product.stride) {
 #pragma unroll
         for (u32 j = 0; j < 2; ++j) {
             if (token + j >= product.rows) break;
-            const float2 value = make_float2(sums[i + j], sums[i + j + 2]);
-            if (product.epilogue == ADD) {
-                add(out + j * product.stride, value);
+            const u64 place = at + j * product.stride;
+            if (product.epilogue == STORE_BF16) {
+                *reinterpret_cast<u32 *>(static_cast<u16 *>(product.out) + place) = corner(sums, i).bf16(j);
+            } else if (product.epilogue == ADD) {
+                add(static_cast<float *>(product.out) + place, corner(sums, i).pair(j));
             } else {
-                *reinterpret_cast<float2 *>(out + j * product.stride) = value;
+                *reinterpret_cast<float2 *>(static_cast<float *>(product.out) + place) = corner(sums, i).pair(j);
             }
         }
+    }
+}
+
+/// Tokens whose rows leave through shared memory at a time, and bytes of a group's part of a row, if it is f32. Rows are 16 bytes
+/// further apart than they are long, so that those of a warp are in different banks.
+constexpr u32 LEAVING = 64, LEAVING_BYTES = LEAVING * (TILE * 4 + 16);
+
+__device__ __forceinline__ void shared_store(u32 address, float2 value) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
+}
+
+__device__ __forceinline__ void shared_store(u32 address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+/// Writes what a group of 128 threads has of 64 packed rows from `row` on and COUNT * 2 tokens from `token` on, through shared
+/// memory: copies take it from there while the group multiplies on.
+template <u32 COUNT>
+__device__ __forceinline__ void finish_group(const Product &product, u32 row, u32 token, const float (&sums)[COUNT], u32 outbox) {
+    const u32 thread = threadIdx.x % 128, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
+    const u32 group = threadIdx.x / 128;
+    const bool gated = product.epilogue == GATED, bf16 = product.epilogue == STORE_BF16;
+    // Bytes of a packed row in a row of the result: a gate and an up make one bf16.
+    const u32 each = gated ? 1 : bf16 ? 2 : 4;
+    const u32 distance = TILE * each + 16;
+    const u32 mine = outbox + warp * 16 * each + (gated ? (2 * q + g % 2) * distance + g / 2 * 4 : 2 * q * distance + 2 * g * each);
+    // What is beyond the matrix stays here.
+    const u32 bytes = row < product.outputs ? min(TILE, product.outputs - row) * each : 0;
+    const u32 element = gated || bf16 ? 2 : 4;
+    char *out = static_cast<char *>(product.out) + (token + thread) * product.stride * element + row * each;
+#pragma unroll
+    for (u32 start = 0; start < COUNT / 4; start += LEAVING / 8) {
+        // Those that copied before have read what they copied.
+        if (thread < LEAVING) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+#pragma unroll
+        for (u32 i = 0; i < LEAVING / 8; ++i) {
+            const u32 to = mine + i * 8 * distance;
+            const Corner values = corner(sums, start + i);
+            if (gated) {
+                shared_store(to, values.gated());
+            } else if (bf16) {
+                shared_store(to, values.bf16(0));
+                shared_store(to + distance, values.bf16(1));
+            } else {
+                shared_store(to, values.pair(0));
+                shared_store(to + distance, values.pair(1));
+            }
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+        if (thread < LEAVING && token + thread + start * 8 < product.rows && bytes > 0) {
+            if (product.epilogue == ADD) {
+                add_row(out, outbox + thread * distance, bytes);
+            } else {
+                copy_row(out, outbox + thread * distance, bytes);
+            }
+        }
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        out += LEAVING * product.stride * element;
     }
 }
 
@@ -332,13 +408,15 @@ struct Ring {
     u32 full, empty;
     /// What the blocks of a cluster send each other, and the barrier for when it is there.
     u32 inbox, received;
+    /// Rows of the result on their way out.
+    u32 outbox;
 
     __device__ __forceinline__ Ring(const void *memory, u32 count) {
-        stages = (shared_address(memory) + 1023) & ~1023u;
+        stages = shared_address(memory);
         full = stages + count * S::STAGE_BYTES;
         empty = full + count * 8;
         received = empty + count * 8;
-        inbox = (received + 8 + 15) & ~15u;
+        inbox = outbox = received + 16;
     }
     __device__ __forceinline__ u32 weights(u32 stage, u32 group) const {
         return stages + stage * S::STAGE_BYTES + group * TILE_BYTES;
@@ -409,11 +487,6 @@ __device__ __forceinline__ void produce(const Map *map, const Product &product, 
     const u32 ahead = min(product.stages, last - first);
     const Position start = position<S>(work, work.first);
     for (u32 i = 0; i < ahead; ++i) fill_weights(i, start, first + i);
-    const u32 more = min(product.ahead, last - first - ahead);
-    if (more > 0) {
-        const u16 *source = product.weights + (static_cast<u64>(start.weights) * product.blocks + first + ahead) * (TILE * BLOCK);
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(more * TILE_BYTES) : "memory");
-    }
     wait_for_prerequisites();
 
     Stage stage;
@@ -528,11 +601,12 @@ __device__ __forceinline__ void finish_cluster(const float (&sums)[S::COUNT], co
 template <class S>
 __device__ __forceinline__ void consume(const Product &product, const Work &work, const Ring<S> &ring) {
     const u32 group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
+    const u32 outbox = ring.outbox + group * LEAVING_BYTES;
     Stage stage;
     float sums[S::COUNT];
     for (u32 tile = work.first; tile < work.end; tile += work.step) {
         const Position at = position<S>(work, tile);
-        const u32 row = (at.weights + group) * TILE + warp * 16;
+        const u32 row = (at.weights + group) * TILE;
         auto multiply = [&](u32 slice) {
             multiply_slice(sums, product, ring, group, slice_start(product, slice), slice_start(product, slice + 1), stage);
         };
@@ -547,22 +621,28 @@ __device__ __forceinline__ void consume(const Product &product, const Work &work
                 for (u32 i = 0; i < S::COUNT; ++i) total[i] += sums[i];
             }
             wait_for_prerequisites();
-            finish(product, row, at.row, total);
+            finish_group(product, row, at.row, total, outbox);
         } else if (S::SLICES == SPLIT && product.slices > 1) {
             // One tile for each cluster.
             wait_for_prerequisites();
-            finish_cluster(sums, product, ring, work.peer, row, at.row);
+            finish_cluster(sums, product, ring, work.peer, row + warp * 16, at.row);
             return;
         } else {
             wait_for_prerequisites();
-            finish(product, row, at.row, sums);
+            if (S::PEERS > 1) {
+                finish_group(product, row, at.row, sums, outbox);
+            } else {
+                finish(product, row + warp * 16, at.row, sums);
+            }
         }
     }
+    // What leaves is read from here until it is gone.
+    if (S::PEERS > 1) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 template <class S>
 __device__ __forceinline__ void run(const Map *map, const Product &product) {
-    extern __shared__ char memory[];
+    extern __shared__ __align__(1024) char memory[];
     const Ring<S> ring(memory, product.stages);
     const Work work = work_of_block<S>(product);
     const bool split = S::SLICES == SPLIT && product.slices > 1;
@@ -608,8 +688,7 @@ KERNEL(linear_split_8, 160, 1, 8, SPLIT)
 KERNEL(linear_split_16, 160, 1, 16, SPLIT)
 KERNEL(linear_split_32, 160, 1, 32, SPLIT)
 KERNEL(linear_split_64, 160, 1, 64, SPLIT)
-KERNEL(linear_split_128, 160, 1, 128, SPLIT)
-KERNEL(linear_wide_128, 384, 2, 128, SPLIT)
+KERNEL(linear_split_128, 384, 2, 128, SPLIT)
 KERNEL(linear_added_128, 384, 2, 128, ADDED)
 KERNEL(linear_added_192, 384, 2, 192, ADDED)
 KERNEL(linear_one_256, 384, 2, 256, ONE)
