@@ -180,7 +180,7 @@ impl Bench {
 
         let worst = self.error(&x, &weights, &matrix, &expected)?;
         for rows in CHECKED_ROWS {
-            let suitable = Variant::ALL.into_iter().filter(|variant| variant.suits(&matrix));
+            let suitable = Variant::ALL.into_iter().filter(|variant| variant.suits(matrix.slices()));
             for variant in suitable.map(Some).chain([None]) {
                 let found = self.store(variant, &x, rows, &matrix);
                 if let Some(at) = found.iter().zip(&expected).position(|(found, expected)| found != expected)
@@ -197,7 +197,7 @@ impl Bench {
         for row in [0, 1, 7, 8, 200, 999] {
             let mut alone = Array::new(&self.device, inputs).unwrap();
             alone.upload(&self.stream, &elements[row * inputs..][..inputs]).unwrap();
-            for variant in Variant::ALL.into_iter().filter(|variant| variant.suits(&matrix)) {
+            for variant in Variant::ALL.into_iter().filter(|variant| variant.suits(matrix.slices())) {
                 if self.store(Some(variant), &alone, 1, &matrix) != expected[row * outputs..][..outputs] {
                     return Err(format!("{name}, {variant:?}: row {row} alone has other bits"));
                 }
@@ -254,10 +254,10 @@ impl Bench {
         let plain = self.matrix(&shape("", outputs, inputs, Kind::Store), &weights);
         let gated = self.matrix(&shape("", outputs, inputs, Kind::Gated), &weights);
         let product: Vec<f32> = self.store(None, &x, rows, &plain).into_iter().map(f32::from_bits).collect();
-        let stride = outputs + 6;
+        let stride = outputs + 8;
         let before: Vec<f32> = (0..rows * stride).map(|i| i as f32 / 7.0).collect();
         let untouched: Vec<u16> = (0..rows * stride).map(|i| i as u16).collect();
-        for variant in Variant::ALL.into_iter().filter(|variant| variant.suits(&plain)) {
+        for variant in Variant::ALL.into_iter().filter(|variant| variant.suits(plain.slices())) {
             let mut floats = Array::<f32>::new(&self.device, rows * stride).unwrap();
             let mut halves = Array::<u16>::new(&self.device, rows * stride).unwrap();
             let run = |matrix: &TensorMatrix, output: Output<'_>| {
@@ -353,8 +353,9 @@ impl Bench {
         let copies = (WORKING_SET / bytes).clamp(1, 64);
         let matrices: Vec<_> = (0..copies).map(|_| self.matrix(shape, &weights)).collect();
         for &rows in rows {
-            let suits =
-                |variant: &&Option<Variant>| variant.is_none_or(|variant| variant.suits(&matrices[0]));
+            let suits = |variant: &&Option<Variant>| {
+                variant.is_none_or(|variant| variant.suits(matrices[0].slices()))
+            };
             for &variant in variants.iter().filter(suits) {
                 let launches = copies.max(8);
                 let seconds = self.seconds(|| {
@@ -461,7 +462,7 @@ fn main() -> ExitCode {
             false => chosen.to_vec(),
         };
         for shape in &LAYER {
-            bench.time(shape, &[128, 256, 512, 2048, 8192], &large, &mut buffers);
+            bench.time(shape, &[64, 128, 192, 256, 384, 512, 1024, 2048, 8192], &large, &mut buffers);
         }
     }
     ExitCode::SUCCESS

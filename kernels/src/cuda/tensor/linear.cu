@@ -165,6 +165,16 @@ __device__ __forceinline__ void copy_rows(u32 target, const Map *map, u32 column
         : "memory");
 }
 
+__device__ __forceinline__ void copy_row(void *target, u32 source, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes) : "memory");
+}
+
+/// Adds numbers in f32 to those at the target.
+__device__ __forceinline__ void add_row(void *target, u32 source, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)
+                 : "memory");
+}
+
 // ------------------------------------------------------------------------------------------------------------------- Tensor cores
 
 __device__ __forceinline__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -240,56 +250,123 @@ __device__ __forceinline__ void add(float *out, float2 value) {
 /// Far more exact than bf16.
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-/// Writes what the warp has of 16 packed rows from `row` on and COUNT * 2 tokens from `token` on. All lanes take part.
-///
-/// For each 8 tokens, a thread has packed rows `g` and `g + 8` of tokens `2 q` and `2 q + 1`: in the order of wgmma, row g of both
-/// tokens and then row g + 8, where g is a quarter of the lane and q the rest.
+/// What a thread has of 16 packed rows and 8 tokens: packed rows `g` and `g + 8` of tokens `2 q` and `2 q + 1`, where g is a quarter of
+/// the lane and q the rest. It is in the order of wgmma: row g of both tokens, and then row g + 8.
+struct Corner {
+    float values[4];
+
+    /// Packed rows g and g + 8 are outputs 2 g and 2 g + 1.
+    __device__ __forceinline__ float2 pair(u32 token) const { return make_float2(values[token], values[token + 2]); }
+    __device__ __forceinline__ u32 bf16(u32 token) const { return bf16_pair(values[token], values[token + 2]); }
+    /// Of a gated matrix they are a gate and an up. Neighbours in g swap a token each, so that each has two outputs, g and g ^ 1, of
+    /// token `2 q + g % 2`. All lanes take part.
+    __device__ __forceinline__ u32 gated() const {
+        const u32 odd = threadIdx.x / 4 % 2;
+        const float first = silu(values[0]) * values[2], second = silu(values[1]) * values[3];
+        const float mine = odd ? second : first;
+        const float received = __shfl_xor_sync(~0u, odd ? first : second, 4);
+        return odd ? bf16_pair(received, mine) : bf16_pair(mine, received);
+    }
+};
+
+template <u32 COUNT>
+__device__ __forceinline__ Corner corner(const float (&sums)[COUNT], u32 eight) {
+    return {{sums[4 * eight], sums[4 * eight + 1], sums[4 * eight + 2], sums[4 * eight + 3]}};
+}
+
+/// Writes what the warp has of 16 packed rows from `row` on and COUNT * 2 tokens from `token` on, each thread for itself.
 template <u32 COUNT>
 __device__ __forceinline__ void finish(const Product &product, u32 row, u32 token, const float (&sums)[COUNT]) {
     const u32 lane = threadIdx.x % 32, g = lane / 4;
     token += lane % 4 * 2;
     if (product.epilogue == GATED) {
-        // Packed rows are 8 gates and 8 ups. Neighbours swap a token each, so that both write two outputs at once.
-        const u32 odd = g % 2, output = row / 2 + (g & ~1u);
-        token += odd;
+        const u32 output = row / 2 + (g & ~1u);
+        token += g % 2;
         u16 *out = static_cast<u16 *>(product.out) + token * product.stride + output;
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i += 4, token += 8, out += 8 * product.stride) {
-            const float first = silu(sums[i]) * sums[i + 2], second = silu(sums[i + 1]) * sums[i + 3];
-            const float mine = odd ? second : first;
-            const float received = __shfl_xor_sync(~0u, odd ? first : second, 4);
-            if (token < product.rows && output < product.outputs / 2)
-                *reinterpret_cast<u32 *>(out) = odd ? bf16_pair(received, mine) : bf16_pair(mine, received);
+        for (u32 i = 0; i < COUNT / 4; ++i, token += 8, out += 8 * product.stride) {
+            const u32 pair = corner(sums, i).gated();
+            if (token < product.rows && output < product.outputs / 2) *reinterpret_cast<u32 *>(out) = pair;
         }
         return;
     }
-    // Packed rows g and g + 8 are outputs 2 g and 2 g + 1.
     const u32 output = row + 2 * g;
     if (output >= product.outputs) return;
-    const u64 at = token * product.stride + output;
-    if (product.epilogue == STORE_BF16) {
-        u16 *out = static_cast<u16 *>(product.out) + at;
+    u64 at = token * product.stride + output;
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i += 4, token += 8, out += 8 * product.stride) {
-            if (token < product.rows) *reinterpret_cast<u32 *>(out) = bf16_pair(sums[i], sums[i + 2]);
-            if (token + 1 < product.rows)
-                *reinterpret_cast<u32 *>(out + product.stride) = bf16_pair(sums[i + 1], sums[i + 3]);
-        }
-        return;
-    }
-    float *out = static_cast<float *>(product.out) + at;
-#pragma unroll
-    for (u32 i = 0; i < COUNT; i += 4, token += 8, out += 8 * product.stride) {
+    for (u32 i = 0; i < COUNT / 4; ++i, token += 8, at += 8 * product.stride) {
 #pragma unroll
         for (u32 j = 0; j < 2; ++j) {
             if (token + j >= product.rows) break;
-            const float2 value = make_float2(sums[i + j], sums[i + j + 2]);
-            if (product.epilogue == ADD) {
-                add(out + j * product.stride, value);
+            const u64 place = at + j * product.stride;
+            if (product.epilogue == STORE_BF16) {
+                *reinterpret_cast<u32 *>(static_cast<u16 *>(product.out) + place) = corner(sums, i).bf16(j);
+            } else if (product.epilogue == ADD) {
+                add(static_cast<float *>(product.out) + place, corner(sums, i).pair(j));
             } else {
-                *reinterpret_cast<float2 *>(out + j * product.stride) = value;
+                *reinterpret_cast<float2 *>(static_cast<float *>(product.out) + place) = corner(sums, i).pair(j);
             }
         }
+    }
+}
+
+/// Tokens whose rows leave through shared memory at a time, and bytes of a group's part of a row, if it is f32. Rows are 16 bytes
+/// further apart than they are long, so that those of a warp are in different banks.
+constexpr u32 LEAVING = 64, LEAVING_BYTES = LEAVING * (TILE * 4 + 16);
+
+__device__ __forceinline__ void shared_store(u32 address, float2 value) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
+}
+
+__device__ __forceinline__ void shared_store(u32 address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+/// Writes what a group of 128 threads has of 64 packed rows from `row` on and COUNT * 2 tokens from `token` on, through shared
+/// memory: copies take it from there while the group multiplies on.
+template <u32 COUNT>
+__device__ __forceinline__ void finish_group(const Product &product, u32 row, u32 token, const float (&sums)[COUNT], u32 outbox) {
+    const u32 thread = threadIdx.x % 128, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
+    const u32 group = threadIdx.x / 128;
+    const bool gated = product.epilogue == GATED, bf16 = product.epilogue == STORE_BF16;
+    // Bytes of a packed row in a row of the result: a gate and an up make one bf16.
+    const u32 each = gated ? 1 : bf16 ? 2 : 4;
+    const u32 distance = TILE * each + 16;
+    const u32 mine = outbox + warp * 16 * each + (gated ? (2 * q + g % 2) * distance + g / 2 * 4 : 2 * q * distance + 2 * g * each);
+    // What is beyond the matrix stays here.
+    const u32 bytes = row < product.outputs ? min(TILE, product.outputs - row) * each : 0;
+    const u32 element = gated || bf16 ? 2 : 4;
+    char *out = static_cast<char *>(product.out) + (token + thread) * product.stride * element + row * each;
+#pragma unroll
+    for (u32 start = 0; start < COUNT / 4; start += LEAVING / 8) {
+        // Those that copied before have read what they copied.
+        if (thread < LEAVING) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+#pragma unroll
+        for (u32 i = 0; i < LEAVING / 8; ++i) {
+            const u32 to = mine + i * 8 * distance;
+            const Corner values = corner(sums, start + i);
+            if (gated) {
+                shared_store(to, values.gated());
+            } else if (bf16) {
+                shared_store(to, values.bf16(0));
+                shared_store(to + distance, values.bf16(1));
+            } else {
+                shared_store(to, values.pair(0));
+                shared_store(to + distance, values.pair(1));
+            }
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+        if (thread < LEAVING && token + thread + start * 8 < product.rows && bytes > 0) {
+            if (product.epilogue == ADD) {
+                add_row(out, outbox + thread * distance, bytes);
+            } else {
+                copy_row(out, outbox + thread * distance, bytes);
+            }
+        }
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        out += LEAVING * product.stride * element;
     }
 }
 
@@ -311,11 +388,11 @@ struct Shape {
     static constexpr u32 GROUPS = GROUPS_, TOKENS = TOKENS_;
     static constexpr Slices SLICES = SLICES_;
     /// Two blocks of large tiles are a cluster. They take the same rows of X, and each loads half of them for both.
-    static constexpr u32 PEERS = GROUPS == 2 ? 2 : 1;
+    static constexpr u32 PEERS = GROUPS == 2 && SLICES != SPLIT ? 2 : 1;
     static constexpr u32 CONSUMERS = GROUPS * 128;
     static constexpr u32 STAGE_BYTES = (GROUPS * TILE + TOKENS) * BLOCK * 2;
-    /// Sums of a thread.
-    static constexpr u32 COUNT = TOKENS / 2;
+    /// Sums of a thread, and bytes of the block's sums of 8 tokens.
+    static constexpr u32 COUNT = TOKENS / 2, EIGHT_BYTES = CONSUMERS * 4 * 4;
 };
 
 /// The first block of columns of a slice.
@@ -331,13 +408,15 @@ struct Ring {
     u32 full, empty;
     /// What the blocks of a cluster send each other, and the barrier for when it is there.
     u32 inbox, received;
+    /// Rows of the result on their way out.
+    u32 outbox;
 
     __device__ __forceinline__ Ring(const void *memory, u32 count) {
-        stages = (shared_address(memory) + 1023) & ~1023u;
+        stages = shared_address(memory);
         full = stages + count * S::STAGE_BYTES;
         empty = full + count * 8;
         received = empty + count * 8;
-        inbox = (received + 8 + 15) & ~15u;
+        inbox = outbox = received + 16;
     }
     __device__ __forceinline__ u32 weights(u32 stage, u32 group) const {
         return stages + stage * S::STAGE_BYTES + group * TILE_BYTES;
@@ -474,9 +553,6 @@ __device__ __forceinline__ void send(u32 inbox, u32 received, u32 peer, const fl
                  : "memory");
 }
 
-/// Bytes of 8 tokens' sums of a block.
-constexpr u32 EIGHT_BYTES = TILE * 8 * 4;
-
 /// How many times 8 tokens a block of a cluster adds up: those whose number is the block's, modulo the number of blocks.
 template <class S>
 __device__ __forceinline__ u32 added_by(u32 peer, u32 peers) {
@@ -489,7 +565,7 @@ __device__ __forceinline__ void finish_cluster(const float (&sums)[S::COUNT], co
                                                u32 row, u32 token) {
     const u32 peers = product.slices;
     auto place = [&](u32 eight, u32 slice) {
-        return ring.inbox + (eight / peers * peers + slice) * EIGHT_BYTES + threadIdx.x * 16;
+        return ring.inbox + (eight / peers * peers + slice) * S::EIGHT_BYTES + threadIdx.x * 16;
     };
     // All have started, and wait for what is sent.
     cluster_wait();
@@ -525,11 +601,12 @@ __device__ __forceinline__ void finish_cluster(const float (&sums)[S::COUNT], co
 template <class S>
 __device__ __forceinline__ void consume(const Product &product, const Work &work, const Ring<S> &ring) {
     const u32 group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
+    const u32 outbox = ring.outbox + group * LEAVING_BYTES;
     Stage stage;
     float sums[S::COUNT];
     for (u32 tile = work.first; tile < work.end; tile += work.step) {
         const Position at = position<S>(work, tile);
-        const u32 row = (at.weights + group) * TILE + warp * 16;
+        const u32 row = (at.weights + group) * TILE;
         auto multiply = [&](u32 slice) {
             multiply_slice(sums, product, ring, group, slice_start(product, slice), slice_start(product, slice + 1), stage);
         };
@@ -544,22 +621,28 @@ __device__ __forceinline__ void consume(const Product &product, const Work &work
                 for (u32 i = 0; i < S::COUNT; ++i) total[i] += sums[i];
             }
             wait_for_prerequisites();
-            finish(product, row, at.row, total);
+            finish_group(product, row, at.row, total, outbox);
         } else if (S::SLICES == SPLIT && product.slices > 1) {
             // One tile for each cluster.
             wait_for_prerequisites();
-            finish_cluster(sums, product, ring, work.peer, row, at.row);
+            finish_cluster(sums, product, ring, work.peer, row + warp * 16, at.row);
             return;
         } else {
             wait_for_prerequisites();
-            finish(product, row, at.row, sums);
+            if (S::PEERS > 1) {
+                finish_group(product, row, at.row, sums, outbox);
+            } else {
+                finish(product, row + warp * 16, at.row, sums);
+            }
         }
     }
+    // What leaves is read from here until it is gone.
+    if (S::PEERS > 1) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 template <class S>
 __device__ __forceinline__ void run(const Map *map, const Product &product) {
-    extern __shared__ char memory[];
+    extern __shared__ __align__(1024) char memory[];
     const Ring<S> ring(memory, product.stages);
     const Work work = work_of_block<S>(product);
     const bool split = S::SLICES == SPLIT && product.slices > 1;
@@ -571,7 +654,7 @@ __device__ __forceinline__ void run(const Map *map, const Product &product) {
         barrier_init(ring.received, 1);
         // Copies, and other blocks, are told of them.
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        if (split) barrier_expect(ring.received, added_by<S>(work.peer, product.slices) * (product.slices - 1) * EIGHT_BYTES);
+        if (split) barrier_expect(ring.received, added_by<S>(work.peer, product.slices) * (product.slices - 1) * S::EIGHT_BYTES);
     }
     __syncthreads();
     launch_dependents();
@@ -605,7 +688,7 @@ KERNEL(linear_split_8, 160, 1, 8, SPLIT)
 KERNEL(linear_split_16, 160, 1, 16, SPLIT)
 KERNEL(linear_split_32, 160, 1, 32, SPLIT)
 KERNEL(linear_split_64, 160, 1, 64, SPLIT)
-KERNEL(linear_split_128, 160, 1, 128, SPLIT)
+KERNEL(linear_split_128, 384, 2, 128, SPLIT)
 KERNEL(linear_added_128, 384, 2, 128, ADDED)
 KERNEL(linear_added_192, 384, 2, 192, ADDED)
 KERNEL(linear_one_256, 384, 2, 256, ONE)

@@ -16,6 +16,8 @@
 //! A launch is programmatic: it may start while the kernel before it in the stream still runs, loads its first weights, and waits
 //! for that kernel before it reads X or touches Y. It allocates nothing and can be captured in a graph.
 
+mod variant;
+
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -23,6 +25,7 @@ use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKer
 
 use super::super::device::function;
 use super::super::{Array, CudaError, Device, Source, refused};
+pub use variant::Variant;
 
 /// The source of the kernels. It is for devices of compute capability 9.0: their `wgmma` instructions are in no other.
 pub const SOURCE: Source =
@@ -31,164 +34,39 @@ pub const SOURCE: Source =
 /// Rows of weights in a tile, and columns in a block of it.
 const TILE: usize = 64;
 /// Blocks that should be there to keep all multiprocessors loading. With fewer tiles, K is sliced.
-const ENOUGH_BLOCKS: usize = 96;
+const ENOUGH_BLOCKS: usize = 128;
 /// Slices of a matrix at most: the blocks of a cluster that every device can launch.
 const MOST_SLICES: usize = 8;
 /// Columns of a slice at least.
 const LEAST_COLUMNS: usize = 256;
-/// Shared memory that a block may have when two of them share a multiprocessor, and when it has it alone.
-const SHARED_OF_TWO: usize = 113 << 10;
-const SHARED_OF_ONE: usize = 227 << 10;
-/// Stages of the ring at most.
-const MOST_STAGES: usize = 16;
-/// Of a stage: one for when it is full, and one for when it is empty.
-const BARRIERS_BYTES: usize = 16;
-/// Room to align the first stage to 1024 bytes and the inbox to 16, and one more barrier.
-const ALIGNMENT_BYTES: usize = 1024 + 32;
-
-/// A kernel. All of them give the same bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Variant {
-    /// A block takes one slice of 64 rows of weights, and 8 rows of X.
-    Split8,
-    /// As before, and 16 rows of X.
-    Split16,
-    /// As before, and 32 rows of X.
-    Split32,
-    /// As before, and 64 rows of X.
-    Split64,
-    /// As before, and 128 rows of X.
-    Split128,
-    /// A pair of blocks takes all slices of 256 rows of weights, one after the other, and 128 rows of X.
-    Added128,
-    /// As before, and 192 rows of X.
-    Added192,
-    /// A pair of blocks takes 256 rows of weights, and 256 rows of X. It is for matrices of one slice.
-    One256,
+/// How a product is cut up. It depends on the matrix alone.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    outputs: usize,
+    inputs: usize,
+    slices: usize,
 }
 
-impl Variant {
-    /// All of them, in the order of the enum.
-    pub const ALL: [Self; 8] = [
-        Self::Split8,
-        Self::Split16,
-        Self::Split32,
-        Self::Split64,
-        Self::Split128,
-        Self::Added128,
-        Self::Added192,
-        Self::One256,
-    ];
-
-    /// Name of the kernel in [`SOURCE`].
-    #[must_use]
-    pub fn kernel(self) -> &'static str {
-        match self {
-            Self::Split8 => "linear_split_8",
-            Self::Split16 => "linear_split_16",
-            Self::Split32 => "linear_split_32",
-            Self::Split64 => "linear_split_64",
-            Self::Split128 => "linear_split_128",
-            Self::One256 => "linear_one_256",
-            Self::Added128 => "linear_added_128",
-            Self::Added192 => "linear_added_192",
+impl Size {
+    fn new(outputs: usize, inputs: usize) -> Self {
+        let mut slices = 1;
+        while slices < MOST_SLICES
+            && outputs.div_ceil(TILE) * slices < ENOUGH_BLOCKS
+            && inputs >= 2 * slices * LEAST_COLUMNS
+        {
+            slices *= 2;
         }
+        Self { outputs, inputs, slices }
     }
 
-    /// Rows of X that a block takes.
-    #[must_use]
-    pub fn tokens(self) -> usize {
-        match self {
-            Self::Split8 => 8,
-            Self::Split16 => 16,
-            Self::Split32 => 32,
-            Self::Split64 => 64,
-            Self::Split128 | Self::Added128 => 128,
-            Self::One256 => 256,
-            Self::Added192 => 192,
-        }
+    /// Tiles of 64 rows of weights.
+    fn tiles(self) -> usize {
+        self.outputs.div_ceil(TILE)
     }
 
-    /// Tiles of 64 rows of weights that a block takes, each with a group of threads.
-    #[must_use]
-    pub fn groups(self) -> usize {
-        match self {
-            Self::One256 | Self::Added128 | Self::Added192 => 2,
-            _ => 1,
-        }
-    }
-
-    /// Whether it multiplies with this matrix.
-    #[must_use]
-    pub fn suits(self, matrix: &TensorMatrix) -> bool {
-        self != Self::One256 || matrix.slices == 1
-    }
-
-    /// Blocks of a cluster, for a matrix of so many slices.
-    fn cluster(self, slices: usize) -> usize {
-        match self {
-            Self::Added128 | Self::Added192 | Self::One256 => 2,
-            _ => slices,
-        }
-    }
-
-    /// Rows of weights that a cluster takes.
-    fn cluster_rows(self) -> usize {
-        if self.groups() == 1 { TILE } else { 2 * self.groups() * TILE }
-    }
-
-    /// Rows of X that one copy brings.
-    fn copied(self) -> usize {
-        if self.groups() == 1 { self.tokens() } else { self.tokens() / 2 }
-    }
-
-    /// Threads of a block: its groups, and one warp, or one group, that fills the ring.
-    fn threads(self) -> usize {
-        if self.groups() == 1 { 160 } else { 384 }
-    }
-
-    fn stage_bytes(self) -> usize {
-        (self.groups() * TILE + self.tokens()) * TILE * 2
-    }
-
-    /// What the blocks of a cluster send each other: 64 sums of 8 rows of X at a time.
-    fn inbox_bytes(self, slices: usize) -> usize {
-        if self.groups() > 1 || slices == 1 {
-            0
-        } else {
-            (self.tokens() / 8).next_multiple_of(slices) * TILE * 8 * 4
-        }
-    }
-
-    /// Stages of the ring: as many as there is room for.
-    fn stages(self, slices: usize) -> usize {
-        let room = if self.groups() == 1 { SHARED_OF_TWO } else { SHARED_OF_ONE };
-        let room = room - ALIGNMENT_BYTES - self.inbox_bytes(slices);
-        (room / (self.stage_bytes() + BARRIERS_BYTES)).min(MOST_STAGES)
-    }
-
-    fn shared_bytes(self, slices: usize) -> usize {
-        self.stages(slices) * (self.stage_bytes() + BARRIERS_BYTES)
-            + self.inbox_bytes(slices)
-            + ALIGNMENT_BYTES
-    }
-
-    /// The fastest for this many rows.
-    fn best(rows: usize, matrix: &TensorMatrix, multiprocessors: usize) -> Self {
-        match rows {
-            0..=8 => Self::Split8,
-            9..=16 => Self::Split16,
-            17..=32 => Self::Split32,
-            33..=64 => Self::Split64,
-            65..=128 => Self::Split128,
-            _ if matrix.slices == 1 => Self::One256,
-            _ => {
-                // Rounds of blocks, each as long as it has rows.
-                let tiles = matrix.tiles().div_ceil(2);
-                let time = |tokens: usize| (tiles * rows.div_ceil(tokens)).div_ceil(multiprocessors) * tokens;
-                if time(192) <= time(128) { Self::Added192 } else { Self::Added128 }
-            }
-        }
+    /// Blocks of 64 columns.
+    fn blocks(self) -> usize {
+        self.inputs.div_ceil(TILE)
     }
 }
 
@@ -196,23 +74,21 @@ impl Variant {
 #[derive(Debug)]
 pub struct TensorMatrix {
     packed: Array<u16>,
-    outputs: usize,
-    inputs: usize,
+    size: Size,
     gated: bool,
-    slices: usize,
 }
 
 impl TensorMatrix {
     /// Rows of weights. Of a gated matrix, half of them are gates.
     #[must_use]
     pub fn outputs(&self) -> usize {
-        self.outputs
+        self.size.outputs
     }
 
     /// Columns of weights.
     #[must_use]
     pub fn inputs(&self) -> usize {
-        self.inputs
+        self.size.inputs
     }
 
     /// Whether its rows are gates and ups.
@@ -221,41 +97,12 @@ impl TensorMatrix {
         self.gated
     }
 
-    /// Ranges of K that are summed apart. It depends on the size of the matrix alone: the fewest, 1, 2, 4 or 8, that make 96 pieces
+    /// Ranges of K that are summed apart. It depends on the size of the matrix alone: the fewest, 1, 2, 4 or 8, that make 128 pieces
     /// of 64 rows and at least 256 columns, or as many as there are.
     #[must_use]
     pub fn slices(&self) -> usize {
-        self.slices
+        self.size.slices
     }
-
-    /// Columns at which the slices begin, and the last one ends.
-    #[must_use]
-    pub fn slice_columns(&self) -> Vec<usize> {
-        (0..=self.slices).map(|slice| (slice * self.blocks() / self.slices * TILE).min(self.inputs)).collect()
-    }
-
-    fn tiles(&self) -> usize {
-        self.outputs.div_ceil(TILE)
-    }
-
-    fn blocks(&self) -> usize {
-        self.inputs.div_ceil(TILE)
-    }
-}
-
-fn experiment(name: &str, default: usize) -> usize {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
-fn slices(outputs: usize, inputs: usize) -> usize {
-    let mut slices = 1;
-    while slices < MOST_SLICES
-        && outputs.div_ceil(TILE) * slices < experiment("ENOUGH", ENOUGH_BLOCKS)
-        && inputs >= 2 * slices * LEAST_COLUMNS
-    {
-        slices *= 2;
-    }
-    slices
 }
 
 /// Where a product goes, and what is done with it.
@@ -340,11 +187,8 @@ impl TensorLinear {
         let kernel = |variant: Variant| {
             let kernel = function(&module, variant.kernel())?;
             let shared = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // The most that any matrix needs.
-            let bytes =
-                [1, 2, 4, 8].map(|slices| variant.shared_bytes(slices)).into_iter().max().unwrap_or(0);
             kernel
-                .set_attribute(shared, number(bytes).cast_signed())
+                .set_attribute(shared, number(variant.most_shared_bytes()).cast_signed())
                 .map_err(refused("give a kernel its shared memory"))?;
             Ok(kernel)
         };
@@ -380,12 +224,12 @@ impl TensorLinear {
         assert!(outputs > 0 && outputs.is_multiple_of(16), "{outputs} outputs are no multiple of 16");
         assert!(inputs > 0 && inputs.is_multiple_of(8), "{inputs} inputs are no multiple of 8");
         assert!(weights.len() >= outputs * inputs, "{} weights for {outputs} x {inputs}", weights.len());
-        let blocks = inputs.div_ceil(TILE);
-        let elements = outputs.div_ceil(TILE) * blocks * TILE * TILE;
+        let size = Size::new(outputs, inputs);
+        let elements = size.tiles() * size.blocks() * TILE * TILE;
         let packed = Array::new(&self.device, elements)?;
         let chunks = elements as u64 / 8;
         let half = if gated { outputs / 2 } else { 0 };
-        let sizes = [outputs, inputs, blocks, half].map(number);
+        let sizes = [outputs, inputs, size.blocks(), half].map(number);
         let addresses = [weights.address(), packed.address()];
         let config = LaunchConfig {
             grid_dim: (number(elements / 8).div_ceil(256), 1, 1),
@@ -402,7 +246,7 @@ impl TensorLinear {
         builder.arg(&chunks);
         // SAFETY: the kernel's parameters. It reads `outputs` rows of `inputs` elements, and writes `chunks` times 8 elements.
         unsafe { builder.launch(config) }.map_err(refused("launch the packing of weights"))?;
-        Ok(TensorMatrix { packed, outputs, inputs, gated, slices: slices(outputs, inputs) })
+        Ok(TensorMatrix { packed, size, gated })
     }
 
     /// The product of the first `rows` rows of `x`, `[rows][inputs]`, with every row of the matrix. `stride` is the distance from one
@@ -412,7 +256,7 @@ impl TensorLinear {
     /// When the driver refuses.
     ///
     /// # Panics
-    /// When `x` or the output is shorter, `stride` is odd or less than a row, or one of the matrix and the output is gated and the
+    /// When `x` or the output is shorter, `stride` is less than a row or no multiple of 8, or one of the matrix and the output is gated and the
     /// other is not.
     pub fn run(
         &self,
@@ -423,7 +267,7 @@ impl TensorLinear {
         output: Output<'_>,
         stride: usize,
     ) -> Result<(), CudaError> {
-        let variant = Variant::best(rows, matrix, self.multiprocessors);
+        let variant = Variant::best(rows, matrix.size, self.multiprocessors);
         self.run_as(variant, stream, x, rows, matrix, output, stride)
     }
 
@@ -445,46 +289,39 @@ impl TensorLinear {
         output: Output<'_>,
         stride: usize,
     ) -> Result<(), CudaError> {
-        let TensorMatrix { outputs, inputs, gated, slices, .. } = *matrix;
+        let TensorMatrix { size, gated, .. } = *matrix;
+        let Size { outputs, inputs, slices } = size;
         let columns = if gated { outputs / 2 } else { outputs };
-        assert!(variant.suits(matrix), "{variant:?} for a matrix of {slices} slices");
+        assert!(variant.suits(slices), "{variant:?} for a matrix of {slices} slices");
         assert_eq!(
             gated,
             matches!(output, Output::Gated(_)),
             "a gated matrix and its output belong together"
         );
         assert!(x.len() >= rows * inputs, "{} elements of X for {rows} rows of {inputs}", x.len());
-        assert!(stride >= columns && stride.is_multiple_of(2), "rows of {columns} at a stride of {stride}");
+        assert!(stride >= columns && stride.is_multiple_of(8), "rows of {columns} at a stride of {stride}");
         if rows == 0 {
             return Ok(());
         }
         let needed = (rows - 1) * stride + columns;
         assert!(output.len() >= needed, "{} elements of output for {needed}", output.len());
 
-        let cluster = variant.cluster(slices);
-        let row_tiles = rows.div_ceil(variant.tokens());
-        let tiles = outputs.div_ceil(variant.cluster_rows()) * row_tiles;
-        // Without slices to exchange, clusters take one tile after the other, and there are as many as there is room for.
-        let clusters = match (variant.groups(), slices) {
-            (1, 1) => tiles.min(2 * self.multiprocessors),
-            (1, _) => tiles,
-            _ => tiles.min(self.multiprocessors / cluster),
-        };
-        let blocks = clusters * cluster;
         let product = Product {
             weights: matrix.packed.address(),
             out: output.address(),
             stride: stride as u64,
             rows: number(rows),
             outputs: number(outputs),
-            tiles: number(matrix.tiles()),
-            blocks: number(matrix.blocks()),
+            tiles: number(size.tiles()),
+            blocks: number(size.blocks()),
             slices: number(slices),
-            stages: number(variant.stages(slices)),
+            stages: number(variant.stages(size)),
             epilogue: output.epilogue(),
         };
-        let map = self.map(x, rows, inputs, variant.copied())?;
-        self.launch(stream, variant, blocks, cluster, &map, &product)
+        let map = self.map(x, rows, inputs, variant.copied_rows())?;
+        let cluster = variant.cluster(slices);
+        let blocks = cluster * variant.clusters(rows, size, self.multiprocessors);
+        self.launch(stream, variant, [blocks, cluster, variant.shared_bytes(size)], &map, &product)
     }
 
     /// How the kernel's copies find `tokens` rows and 64 columns of X, and how they lay them out.
@@ -526,14 +363,11 @@ impl TensorLinear {
         &self,
         stream: &CudaStream,
         variant: Variant,
-        blocks: usize,
-        cluster: usize,
+        [blocks, cluster, shared]: [usize; 3],
         map: &sys::CUtensorMap,
         product: &Product,
     ) -> Result<(), CudaError> {
-        let programmatic = sys::CUlaunchAttributeValue {
-            programmaticStreamSerializationAllowed: experiment("PDL", 1) as i32,
-        };
+        let programmatic = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
         let size = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: number(cluster), y: 1, z: 1 };
         let size = sys::CUlaunchAttributeValue { clusterDim: size };
         let mut attributes = [
@@ -548,7 +382,7 @@ impl TensorLinear {
             blockDimX: number(variant.threads()),
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: number(variant.shared_bytes(product.slices as usize)),
+            sharedMemBytes: number(shared),
             hStream: stream.cu_stream(),
             attrs: attributes.as_mut_ptr(),
             numAttrs: 2,
@@ -583,28 +417,17 @@ mod tests {
         for (outputs, inputs, expected) in [
             (16384, 2048, 1),
             (128_256, 2048, 1),
-            (6144, 4096, 1),
-            (3072, 2048, 2),
+            (6144, 4096, 2),
+            (3072, 2048, 4),
             (2048, 2048, 4),
             (2048, 8192, 4),
+            (4096, 4096, 2),
             (576, 1536, 4),
             (576, 576, 2),
             (256, 256, 1),
             (16, 16384, 8),
         ] {
-            assert_eq!(slices(outputs, inputs), expected, "{outputs} x {inputs}");
-        }
-    }
-
-    #[test]
-    fn rings_fit_into_shared_memory_and_hold_enough_to_hide_latency() {
-        for variant in Variant::ALL {
-            for slices in [1, 2, 4, 8] {
-                let (stages, bytes) = (variant.stages(slices), variant.shared_bytes(slices));
-                let blocks = if variant.groups() == 1 { 2 } else { 1 };
-                assert!(blocks * (bytes + 1024) <= 228 << 10, "{variant:?}: {bytes} bytes");
-                assert!(stages >= 3, "{variant:?}: {stages} stages");
-            }
+            assert_eq!(Size::new(outputs, inputs).slices, expected, "{outputs} x {inputs}");
         }
     }
 }
