@@ -292,11 +292,11 @@ INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 sh
                 most = fmaxf(most, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
             most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
             highest[m][half] = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
-            if (SPLIT > 1)
+            if constexpr (SPLIT > 1)
                 exchange->highest[part][m][half * 8 + lane / 4] = highest[m][half];
         }
     }
-    if (SPLIT > 1) {
+    if constexpr (SPLIT > 1) {
         __syncthreads();
 #pragma unroll
         for (int m = 0; m < M; m++) {
@@ -309,70 +309,81 @@ INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 sh
         }
     }
 
-    u32 weights[M][KEY_STEPS][4];
+    float base[M][2], kept[M][2];
+    bool rises = false;
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        float kept[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float top = fmaxf(softmax.top[m][half], reference_of(__fmul_rn(highest[m][half], scale)));
-            const float base = base_of(top);
-            kept[half] = exp2_of(softmax.top[m][half] - base);
+            base[m][half] = base_of(top);
+            kept[m][half] = exp2_of(softmax.top[m][half] - base[m][half]);
+            rises |= softmax.top[m][half] != top;
             softmax.top[m][half] = top;
-#pragma unroll
-            for (int n = 0; n < OWN_KEYS; n++) {
-                const float low = exp2_of(__fmaf_rn(scores[m][n][2 * half], scale, -base));
-                const float high = exp2_of(__fmaf_rn(scores[m][n][2 * half + 1], scale, -base));
-                weights[m][n / 2][n % 2 * 2 + half] = bf16_pair(low, high);
-            }
-        }
-        // References rarely rise, and a factor of 1 changes nothing.
-        if (__any_sync(0xffffffff, kept[0] != 1.0f || kept[1] != 1.0f)) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                softmax.sum[m][i] = __fmul_rn(softmax.sum[m][i], kept[i / 2]);
-#pragma unroll
-                for (int n = 0; n < OWN_DIMS; n++)
-                    softmax.out[m][n][i] = __fmul_rn(softmax.out[m][n][i], kept[i / 2]);
-            }
         }
     }
-    if (SPLIT > 1) {
+    // References rarely rise, and a factor of 1 changes nothing.
+    if (__any_sync(0xffffffff, rises)) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
-            for (int k = 0; k < OWN_STEPS; k++)
-                exchange->weights[m][part * OWN_STEPS + k][lane] =
-                    make_uint4(weights[m][k][0], weights[m][k][1], weights[m][k][2], weights[m][k][3]);
-        }
-        __syncthreads();
+            for (int i = 0; i < 4; i++) {
+                softmax.sum[m][i] = __fmul_rn(softmax.sum[m][i], kept[m][i / 2]);
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-#pragma unroll
-            for (int k = 0; k < KEY_STEPS; k++) {
-                const uint4 all = exchange->weights[m][k][lane];
-                weights[m][k][0] = all.x, weights[m][k][1] = all.y, weights[m][k][2] = all.z, weights[m][k][3] = all.w;
+                for (int n = 0; n < OWN_DIMS; n++)
+                    softmax.out[m][n][i] = __fmul_rn(softmax.out[m][n][i], kept[m][i / 2]);
             }
         }
     }
 
-    // Of 8 and 8 more keys, two tiles of 8 dimensions.
+    // The weights of 16 keys become a factor of the second product as they lie.
+    auto weigh = [&](u32 (&weights)[4], int m, int k) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float(&pair)[4] = scores[m][2 * k + i / 2];
+            const int half = i % 2;
+            weights[i] = bf16_pair(exp2_of(__fmaf_rn(pair[2 * half], scale, -base[m][half])),
+                                   exp2_of(__fmaf_rn(pair[2 * half + 1], scale, -base[m][half])));
+        }
+    };
+    if constexpr (SPLIT > 1) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int k = 0; k < OWN_STEPS; k++) {
+                u32 weights[4];
+                weigh(weights, m, k);
+                exchange->weights[m][part * OWN_STEPS + k][lane] = make_uint4(weights[0], weights[1], weights[2], weights[3]);
+            }
+        }
+        __syncthreads();
+    }
+
+    // Of 8 and 8 more keys, two tiles of 8 dimensions. The weights of the next keys are computed while these are multiplied.
     const u32 row = lane % 16;
     const u32 granule = part * OWN_DIMS + lane / 16;
 #pragma unroll
     for (int k = 0; k < KEY_STEPS; k++) {
-        const u32 at = shared + SIDE_BYTES + (k * 16 + row) * ROW_BYTES;
+        u32 weights[M][4];
 #pragma unroll
-        for (int m = 0; m < M; m++)
-            multiply(softmax.sum[m], weights[m][k], BF16_ONES, BF16_ONES);
+        for (int m = 0; m < M; m++) {
+            if constexpr (SPLIT > 1) {
+                const uint4 all = exchange->weights[m][k][lane];
+                weights[m][0] = all.x, weights[m][1] = all.y, weights[m][2] = all.z, weights[m][3] = all.w;
+            } else {
+                weigh(weights[m], m, k);
+            }
+            multiply(softmax.sum[m], weights[m], BF16_ONES, BF16_ONES);
+        }
+        const u32 at = shared + SIDE_BYTES + (k * 16 + row) * ROW_BYTES;
 #pragma unroll
         for (int n = 0; n < OWN_DIMS; n += 2) {
             u32 values[4];
             load_transposed(values, at + ((n + granule) ^ (lane % 8)) * 16);
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                multiply(softmax.out[m][n], weights[m][k], values[0], values[1]);
-                multiply(softmax.out[m][n + 1], weights[m][k], values[2], values[3]);
+                multiply(softmax.out[m][n], weights[m], values[0], values[1]);
+                multiply(softmax.out[m][n + 1], weights[m], values[2], values[3]);
             }
         }
     }
@@ -425,20 +436,24 @@ template <u32 THREADS> INLINE void load_block(u32 shared, const Pool &pool, cons
 }
 
 // Calls `attend` with the shared memory and the first position of each block from `first` to before `end`, in ascending order,
-// while the blocks after it are on their way. All threads of the thread block take part.
-template <u32 THREADS, int STAGES, class Attend>
-INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, u32 end, u32 limit, Attend attend)
+// while the blocks after it are on their way. Before it reads K and V, but after it has looked up where the first ones lie, it
+// calls `ready`. All threads of the thread block take part.
+template <u32 THREADS, int STAGES, class Ready, class Attend>
+INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, u32 end, u32 limit, Ready ready, Attend attend)
 {
     const u32 shared = (u32)__cvta_generic_to_shared(memory);
-    Places places;
+    Places places[STAGES];
+#pragma unroll
+    for (u32 ahead = 0; ahead < STAGES; ahead++)
+        places[ahead] = find(pool, table, head, (first + ahead) * BLOCK, limit);
+    ready();
 #pragma unroll
     for (u32 ahead = 0; ahead < STAGES - 1; ahead++) {
-        places = find(pool, table, head, (first + ahead) * BLOCK, limit);
         if (first + ahead < end)
-            load_block<THREADS>(shared + ahead * STAGE_BYTES, pool, places, (first + ahead) * BLOCK, limit);
+            load_block<THREADS>(shared + ahead * STAGE_BYTES, pool, places[ahead], (first + ahead) * BLOCK, limit);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    places = find(pool, table, head, (first + STAGES - 1) * BLOCK, limit);
+    Places next_places = places[STAGES - 1];
     u32 stage = 0;
     for (u32 block = first; block < end; block++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
@@ -447,10 +462,10 @@ INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, 
         const u32 next = block + STAGES - 1;
         const u32 free = stage == 0 ? STAGES - 1 : stage - 1;
         if (next < end)
-            load_block<THREADS>(shared + free * STAGE_BYTES, pool, places, next * BLOCK, limit);
+            load_block<THREADS>(shared + free * STAGE_BYTES, pool, next_places, next * BLOCK, limit);
         asm volatile("cp.async.commit_group;" ::: "memory");
         // What this reads has come when it is needed.
-        places = find(pool, table, head, (next + 1) * BLOCK, limit);
+        next_places = find(pool, table, head, (next + 1) * BLOCK, limit);
         attend(shared + stage * STAGE_BYTES, block * BLOCK);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
@@ -495,70 +510,107 @@ INLINE void combine(const Partials &partials, u64 row_and_head, u32 chunks, u16 
         to[i / 2] = bf16_pair(out[i] * share, out[i + 1] * share);
 }
 
-// Grid: chunks, KV heads, rows of the batch. `position` and `table` belong to the first row of the batch.
-extern "C" __global__ void __launch_bounds__(32 * DECODE_WARPS)
-    attention_decode(const __grid_constant__ Attend a, const __grid_constant__ Partials partials, const u32 *position,
-                     const u32 *table, u16 *outputs)
+// Counts one more, and returns how many there were. What the threads of this thread block wrote before it is seen by those that
+// count later, when all threads of either thread block have met before and after.
+INLINE u32 count(u32 *counter)
 {
-    follow();
+    u32 before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
+// Grid: chunks, KV heads, rows of the batch. `position` and `table` belong to the first row of the batch.
+template <int STAGES>
+INLINE void decode(const Attend &a, const Partials &partials, const u32 *position, const u32 *table, u16 *outputs)
+{
     const u32 chunk = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
     const u32 own = position[row];
     const u32 *pages = a.pages + table[row];
-    if (own == NO_POSITION || own < chunk * CHUNK)
+    if (own == NO_POSITION || own < chunk * CHUNK) {
+        follow();
         return;
+    }
     const u32 limit = min(own + 1, (chunk + 1) * CHUNK);
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 group = a.group.value;
+    const u64 first_head = row * (u64)a.heads + head * group;
 
     Queries<1> queries;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const u32 member = lane / 4 + 8 * half;
-        const u16 *from = a.queries + row * (u64)a.query_stride + (head * group + member) * DIM;
-        load_query(queries.bits[0], half, member < group ? from : nullptr);
-        queries.seen[0][half] = limit;
-    }
-
     Softmax<1, DECODE_WARPS> softmax;
     clear(softmax);
     const u32 first = chunk * (CHUNK / BLOCK), end = (limit + BLOCK - 1) / BLOCK;
-    Exchange<1, DECODE_WARPS> *exchange = (Exchange<1, DECODE_WARPS> *)(memory + DECODE_STAGES * STAGE_BYTES);
-    each_block<32 * DECODE_WARPS, DECODE_STAGES>(a.pool, pages, head, first, end, limit, [&](u32 shared, u32 at) {
-        attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale, exchange);
-    });
+    Exchange<1, DECODE_WARPS> *exchange = (Exchange<1, DECODE_WARPS> *)(memory + STAGES * STAGE_BYTES);
+    each_block<32 * DECODE_WARPS, STAGES>(
+        a.pool, pages, head, first, end, limit,
+        [&] {
+            follow();
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const u32 member = lane / 4 + 8 * half;
+                const u16 *from = a.queries + row * (u64)a.query_stride + (head * group + member) * DIM;
+                load_query(queries.bits[0], half, member < group ? from : nullptr);
+                queries.seen[0][half] = limit;
+            }
+        },
+        [&](u32 shared, u32 at) { attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale, exchange); });
 
-    const u64 first_head = row * (u64)a.heads + head * group;
+    const u32 chunks = own / CHUNK + 1;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const u32 member = lane / 4 + 8 * half;
         if (member >= group)
             continue;
-        const u64 index = (first_head + member) * partials.chunks + chunk;
-        if (threadIdx.x % 4 == 0 && warp == 0)
-            partials.sums[index] = make_float2(softmax.top[0][half], softmax.sum[0][2 * half]);
-        float *to = partials.values + index * DIM + warp * (DIM / DECODE_WARPS) + lane % 4 * 2;
+        const u32 column = warp * (DIM / DECODE_WARPS) + lane % 4 * 2;
+        if (chunks == 1) {
+            // As merged with nothing.
+            const float share = __frcp_rn(softmax.sum[0][2 * half]);
+            u16 *to = outputs + (first_head + member) * DIM + column;
 #pragma unroll
-        for (int n = 0; n < DIM_TILES / DECODE_WARPS; n++)
-            *(float2 *)(to + n * 8) = make_float2(softmax.out[0][n][2 * half], softmax.out[0][n][2 * half + 1]);
+            for (int n = 0; n < DIM_TILES / DECODE_WARPS; n++)
+                *(u32 *)(to + n * 8) =
+                    bf16_pair(softmax.out[0][n][2 * half] * share, softmax.out[0][n][2 * half + 1] * share);
+        } else {
+            const u64 index = (first_head + member) * partials.chunks + chunk;
+            if (lane % 4 == 0 && warp == 0)
+                partials.sums[index] = make_float2(softmax.top[0][half], softmax.sum[0][2 * half]);
+            float *to = partials.values + index * DIM + column;
+#pragma unroll
+            for (int n = 0; n < DIM_TILES / DECODE_WARPS; n++)
+                *(float2 *)(to + n * 8) = make_float2(softmax.out[0][n][2 * half], softmax.out[0][n][2 * half + 1]);
+        }
     }
+    if (chunks == 1)
+        return;
 
     // The last thread block of a row and KV head merges what all of them have written.
-    const u32 chunks = own / CHUNK + 1;
     __shared__ bool last;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
         u32 *done = partials.done + row * gridDim.y + head;
-        last = atomicAdd(done, 1) + 1 == chunks;
+        last = count(done) + 1 == chunks;
         if (last)
             *done = 0;
-        __threadfence();
     }
     __syncthreads();
     if (last) {
         for (u32 member = warp; member < group; member += DECODE_WARPS)
             combine(partials, first_head + member, chunks, outputs);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * DECODE_WARPS)
+    attention_decode(const __grid_constant__ Attend a, const __grid_constant__ Partials partials, const u32 *position,
+                     const u32 *table, u16 *outputs)
+{
+    decode<DECODE_STAGES>(a, partials, position, table, outputs);
+}
+
+// For so few thread blocks that each may have all of its K and V on their way at once.
+extern "C" __global__ void __launch_bounds__(32 * DECODE_WARPS)
+    attention_decode_few(const __grid_constant__ Attend a, const __grid_constant__ Partials partials, const u32 *position,
+                         const u32 *table, u16 *outputs)
+{
+    decode<CHUNK / BLOCK + 1>(a, partials, position, table, outputs);
 }
 
 // ---- Prefill
@@ -569,25 +621,26 @@ extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDEN
 {
     constexpr int M = PREFILL_M;
     constexpr u32 THREADS = 32 * PREFILL_WARPS;
-    follow();
     const Tile tile = tiles[blockIdx.y];
     const u32 head = blockIdx.x;
     const u32 lane = threadIdx.x % 32;
     const u32 first_row = threadIdx.x / 32 * (16 * M);
     const u32 limit = tile.start + tile.rows;
-
     Queries<M> queries;
+    auto load_queries = [&] {
 #pragma unroll
-    for (int m = 0; m < M; m++) {
+        for (int m = 0; m < M; m++) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const u32 row = first_row + m * 16 + half * 8 + lane / 4;
-            const u32 token = divide(row, a.group), member = row - token * a.group.value;
-            const u16 *from = a.queries + (tile.first_row + token) * (u64)a.query_stride + (head * a.group.value + member) * DIM;
-            load_query(queries.bits[m], half, token < tile.rows ? from : nullptr);
-            queries.seen[m][half] = tile.start + token + 1;
+            for (int half = 0; half < 2; half++) {
+                const u32 row = first_row + m * 16 + half * 8 + lane / 4;
+                const u32 token = divide(row, a.group), member = row - token * a.group.value;
+                const u16 *from =
+                    a.queries + (tile.first_row + token) * (u64)a.query_stride + (head * a.group.value + member) * DIM;
+                load_query(queries.bits[m], half, token < tile.rows ? from : nullptr);
+                queries.seen[m][half] = tile.start + token + 1;
+            }
         }
-    }
+    };
     // Positions that every row of the warp sees, and that none sees.
     const u32 first_token = divide(first_row, a.group), last_token = divide(first_row + 16 * M - 1, a.group);
     const u32 seen_by_all = tile.start + first_token + 1;
@@ -600,7 +653,12 @@ extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDEN
     clear(softmax);
     const u32 end = (limit + BLOCK - 1) / BLOCK;
     each_block<THREADS, PREFILL_STAGES>(
-        a.pool, a.pages + tile.table, head, 0, end, limit, [&](u32 shared, u32 at) {
+        a.pool, a.pages + tile.table, head, 0, end, limit,
+        [&] {
+            follow();
+            load_queries();
+        },
+        [&](u32 shared, u32 at) {
             if (at < seen_by_none)
                 attend(softmax, queries, shared, at, at + BLOCK <= seen_by_all, a.scale, (Exchange<M, 1> *)nullptr);
             if ((at + BLOCK) % CHUNK == 0 || at + BLOCK >= limit) {

@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaStream, DeviceRepr};
 
 use super::launch::{Geometry, Kernel, argument};
 use super::pool::{Pool, source};
 use crate::cuda::exact::{Attention, KvView, Rows};
 use crate::cuda::launch::Divisor;
-use crate::cuda::{Array, CudaError, Device, Source};
+use crate::cuda::{Array, CudaError, Device, Source, refused};
 
 const TEXT: &str = source!("attention.cu");
 
@@ -23,6 +24,10 @@ pub const CHUNK: usize = 256;
 
 /// Positions of a block, as in `attention.cu`.
 const BLOCK: usize = 64;
+/// Stages that hold a chunk and the block after it, as in `attention.cu`.
+const FEW_STAGES: usize = CHUNK / BLOCK + 1;
+/// Bytes of shared memory of a thread block that CUDA takes for itself.
+const RESERVED: u32 = 1024;
 /// Most query heads of a KV head in decode: the rows of a tile.
 const GROUP: usize = 16;
 
@@ -49,8 +54,8 @@ impl Tiling {
     }
 
     /// The same for decode, with what its warps exchange: 16 maxima of each, and weights of 16 rows and a block in bf16.
-    fn decode_shared(&self, head_dim: usize) -> u32 {
-        number(Self::blocks(head_dim, self.decode_stages) + self.decode_warps * 16 * 4 + 16 * BLOCK * 2)
+    fn decode_shared(&self, head_dim: usize, stages: usize) -> u32 {
+        number(Self::blocks(head_dim, stages) + self.decode_warps * 16 * 4 + 16 * BLOCK * 2)
     }
 
     /// The same for prefill, with sums of V in f32.
@@ -147,13 +152,18 @@ impl Partials {
 ///
 /// Each function enqueues its launches and returns. Rows of a batch see the pool's positions up to their own, so K and V of the
 /// batch are stored first. The bits of a row are the same by [`decode`](Self::decode) and [`prefill`](Self::prefill), and do
-/// not depend on other rows, on how a prompt is cut, or on pages. What arrays hold is not looked at: pages are those of the
-/// pool, and positions lie in their sequence's pages.
+/// not depend on other rows, on how a prompt is cut, or on pages.
+///
+/// What arrays hold is not looked at: pages are those of the pool, and positions lie in their sequence's pages. Positions,
+/// tables, pages and tiles are read while the kernel before may still run, so it must not be what writes them.
 #[derive(Debug)]
 pub struct TensorAttention {
     head_dim: usize,
     tiling: Tiling,
     decode: Kernel,
+    decode_few: Kernel,
+    /// Thread blocks of `decode_few` that the device holds at once.
+    few: usize,
     prefill: Kernel,
 }
 
@@ -195,10 +205,19 @@ impl TensorAttention {
         };
         let module = device.module(&source)?;
         let kernel = |name, shared| Kernel::new(device, &module, name, shared);
+        let number_of = |attribute| {
+            let number = device.context().attribute(attribute).map_err(refused("tell its sizes"))?;
+            Ok(usize::try_from(number).unwrap_or(0))
+        };
+        let shared = number_of(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?;
+        let few_shared = tiling.decode_shared(head_dim, FEW_STAGES);
         Ok(Self {
             head_dim,
             tiling,
-            decode: kernel("attention_decode", tiling.decode_shared(head_dim))?,
+            decode: kernel("attention_decode", tiling.decode_shared(head_dim, tiling.decode_stages))?,
+            decode_few: kernel("attention_decode_few", few_shared)?,
+            few: number_of(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
+                * (shared / (few_shared + RESERVED) as usize),
             prefill: kernel("attention_prefill", tiling.prefill_shared(head_dim))?,
         })
     }
@@ -262,16 +281,19 @@ impl TensorAttention {
         let position = batch.position.address() + first * 4;
         let table = batch.table.address() + first * 4;
         let outputs = outputs.address() + first * (heads * self.head_dim) as u64 * 2;
-        let geometry = Geometry {
-            grid: [chunks, kv_heads, rows.len()],
-            threads: 32 * self.tiling.decode_warps as u32,
-            shared: self.tiling.decode_shared(self.head_dim),
+        let grid = [chunks, kv_heads, rows.len()];
+        let (kernel, stages) = if grid.iter().product::<usize>() <= self.few {
+            (&self.decode_few, FEW_STAGES)
+        } else {
+            (&self.decode, self.tiling.decode_stages)
         };
+        let threads = 32 * self.tiling.decode_warps as u32;
+        let geometry = Geometry { grid, threads, shared: self.tiling.decode_shared(self.head_dim, stages) };
         let arguments =
             [argument(&attend), argument(&view), argument(&position), argument(&table), argument(&outputs)];
         // SAFETY: the parameters of `attention_decode`, which stays within the arrays by the checks above. The view, the
         // positions and the pages are the caller's.
-        unsafe { self.decode.launch(stream, geometry, &arguments) }
+        unsafe { kernel.launch(stream, geometry, &arguments) }
     }
 
     /// Cuts runs of rows into the tiles that [`prefill`](Self::prefill) takes, the longest first.

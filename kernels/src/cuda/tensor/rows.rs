@@ -171,7 +171,8 @@ impl TensorRows {
             Some(selected) => fits(selected, "selected rows", rows, 1),
             None => fits(residual, "the residual stream", rows, hidden),
         }
-        let threads = vectors.next_multiple_of(32).min(NORM_THREADS);
+        // Half of what a thread can keep: several loads on the way, and several warps for a row.
+        let threads = vectors.div_ceil(NORM_VECTORS / 2).next_multiple_of(32).min(NORM_THREADS);
         let geometry = Geometry { grid: [rows, 1, 1], threads: number(threads), shared: 0 };
         let arrays =
             [residual.address(), selected.map_or(0, Array::address), weight.address(), normed.address()];
