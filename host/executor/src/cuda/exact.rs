@@ -162,6 +162,8 @@ impl ExactModel {
             self.mlp(turn, arrays.rows.rows, index)?;
         }
         self.output(turn, &arrays)?;
+        // Also where nothing came back that would have been waited for: from now on other streams read the pool.
+        self.activations.residual.device().wait(self.math.stream())?;
         Ok(if turn.rank() == 0 { &self.logits } else { &[] })
     }
 
