@@ -46,37 +46,42 @@ impl BatchMemory {
         })
     }
 
-    /// Lays a batch out for the device. Of each sequence the last `wanted` rows' logits are wanted. The arrays are to be filled by a
-    /// copy from [`BatchArrays::source`] to [`BatchArrays::all`].
+    /// Lays a batch out for the device: the rows of the sequences in this order, which names each once. Of each sequence the last
+    /// `wanted` rows' logits are wanted, in the order of the batch. The arrays are to be filled by a copy from
+    /// [`BatchArrays::source`] to [`BatchArrays::all`].
     pub fn lay_out(
         &mut self,
         stream: &CudaStream,
         sequences: &[Sequence],
+        order: &[usize],
         rotation: &Rotation,
         wanted: impl Fn(&Sequence) -> usize,
     ) -> Result<BatchArrays, CudaError> {
+        let placed = || order.iter().map(|index| &sequences[*index]);
         let rows: usize = sequences.iter().map(|sequence| sequence.tokens.len()).sum();
-        let positions = || sequences.iter().flat_map(|s| s.start as usize..s.end());
-        rotation.angles(positions(), rows, &mut self.angles);
+        rotation.angles(placed().flat_map(|s| s.start as usize..s.end()), rows, &mut self.angles);
         let (cosines, sines) = self.angles.of(LayerPlace::Full { layer: 0 });
         let mut packed = Packed { words: &mut self.words };
         packed.words.clear();
-        let token = packed.add(sequences.iter().flat_map(|sequence| sequence.tokens.iter().copied()));
-        let position = packed.add(sequences.iter().flat_map(|s| s.start..s.start + s.tokens.len() as u32));
+        let token = packed.add(placed().flat_map(|sequence| sequence.tokens.iter().copied()));
+        let position = packed.add(placed().flat_map(|s| s.start..s.start + s.tokens.len() as u32));
         let mut first = 0;
-        let table = packed.add(sequences.iter().flat_map(|sequence| {
+        let table = packed.add(placed().flat_map(|sequence| {
             first += sequence.pages.len() as u32;
             std::iter::repeat_n(first - sequence.pages.len() as u32, sequence.tokens.len())
         }));
+        let mut ends = vec![0; sequences.len()];
         let mut end = 0;
-        let chosen = packed.add(sequences.iter().flat_map(|sequence| {
+        for (index, sequence) in order.iter().zip(placed()) {
             end += sequence.tokens.len() as u32;
-            end - wanted(sequence) as u32..end
-        }));
+            ends[*index] = end;
+        }
+        let chosen = packed
+            .add(sequences.iter().zip(&ends).flat_map(|(sequence, end)| end - wanted(sequence) as u32..*end));
         let cosines = packed.add(cosines.iter().map(|cosine| cosine.to_bits()));
         let sines = packed.add(sines.iter().map(|sine| sine.to_bits()));
         // Last, so that where the others lie depends on their numbers alone.
-        let pages = packed.add(sequences.iter().flat_map(|s| s.pages.iter().map(|page| page.0)));
+        let pages = packed.add(placed().flat_map(|s| s.pages.iter().map(|page| page.0)));
         let length = self.words.len().next_multiple_of(4);
         // A batch before this one that failed may be under way still.
         self.memory.device().wait(stream)?;

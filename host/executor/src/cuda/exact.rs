@@ -154,7 +154,9 @@ impl ExactModel {
         wanted: impl Fn(&Sequence) -> usize,
     ) -> Result<&[f32], ExecutorError> {
         let pool = checked_pool(&self.config, &self.shards, kv, batch)?;
-        let mut arrays = self.batch.lay_out(self.math.stream(), &batch.sequences, &self.rotation, wanted)?;
+        let order: Vec<usize> = (0..batch.sequences.len()).collect();
+        let (stream, sequences) = (self.math.stream(), &batch.sequences);
+        let mut arrays = self.batch.lay_out(stream, sequences, &order, &self.rotation, wanted)?;
         arrays.all.copy_from(self.math.stream(), &arrays.source, arrays.words)?;
         self.embed(turn, &batch.sequences, &arrays)?;
         for index in 0..self.config.layers {

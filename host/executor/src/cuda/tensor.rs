@@ -201,8 +201,12 @@ impl TensorModel {
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Found<'_>, ExecutorError> {
         let pool = checked_pool(&self.config, &self.shards, kv, batch)?;
-        let arrays = self.batch.lay_out(&self.kernels.stream, &batch.sequences, &self.rotation, wanted)?;
-        let plan = self.plan(&batch.sequences)?;
+        let sequences = &batch.sequences;
+        // Those with one row first: their attention is that of decode.
+        let mut order: Vec<usize> = (0..sequences.len()).collect();
+        order.sort_by_key(|index| sequences[*index].tokens.len() > 1);
+        let arrays = self.batch.lay_out(&self.kernels.stream, sequences, &order, &self.rotation, wanted)?;
+        let plan = self.plan(sequences, &order)?;
         self.activations.reserve(&self.config, &arrays, &plan, likeliest)?;
         let layout = *kv.layout();
         let key = Key {
@@ -243,14 +247,15 @@ impl TensorModel {
         })
     }
 
-    /// What attention does with these sequences, with its tiles on the device.
-    fn plan(&mut self, sequences: &[Sequence]) -> Result<Plan, ExecutorError> {
+    /// What attention does with these sequences in this order, with its tiles on the device.
+    fn plan(&mut self, sequences: &[Sequence], order: &[usize]) -> Result<Plan, ExecutorError> {
         let attention = attention(&self.config);
-        let single = sequences.iter().take_while(|sequence| sequence.tokens.len() == 1).count();
-        let seen = sequences[..single].iter().map(Sequence::end).max().unwrap_or(0);
+        let placed = || order.iter().map(|index| &sequences[*index]);
+        let single = placed().take_while(|sequence| sequence.tokens.len() == 1).count();
+        let seen = placed().take(single).map(Sequence::end).max().unwrap_or(0);
         let (mut first_row, mut table) = (0, 0);
         let mut runs = Vec::new();
-        for (index, sequence) in sequences.iter().enumerate() {
+        for (index, sequence) in placed().enumerate() {
             let rows = sequence.tokens.len() as u32;
             if index >= single {
                 runs.push(Run { first_row, rows, start: sequence.start, table });
