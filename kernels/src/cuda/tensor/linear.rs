@@ -43,6 +43,7 @@ const ENOUGH_BLOCKS: usize = 128;
 const MOST_SLICES: usize = 8;
 /// Columns of a slice at least.
 const LEAST_COLUMNS: usize = 256;
+
 /// How a product is cut up. It depends on the matrix alone.
 #[derive(Clone, Copy, Debug)]
 struct Size {
@@ -261,8 +262,9 @@ impl TensorLinear {
     /// # Errors
     /// When the driver refuses.
     ///
-    /// # Panics When `x` or the output is shorter, `stride` is odd or less than a row, or one of the matrix and the
-    /// output is gated and the other is not.
+    /// # Panics
+    /// When `x` or the output is shorter, `stride` is odd or less than a row, or one of the matrix and the output is
+    /// gated and the other is not.
     pub fn run(
         &self,
         stream: &CudaStream,
