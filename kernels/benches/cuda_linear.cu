@@ -15,7 +15,8 @@ extern "C" __global__ void fill(u16 *out, u64 count, u32 seed) {
 }
 
 /// Of row-major X and W, one warp for 16 outputs and 8 rows: a chain of mma.sync over each slice, and the slices added.
-extern "C" __global__ void chain(const u16 *x, const u16 *w, float *y, u32 rows, u32 outputs, u32 inputs, u32 blocks, u32 slices) {
+extern "C" __global__ void chain(const u16 *x, const u16 *w, float *y, u32 rows, u32 outputs, u32 inputs, u32 blocks,
+                                 u32 slices) {
     const u32 g = threadIdx.x / 4, q = threadIdx.x % 4;
     const u32 output = blockIdx.x * 16 + g, row = blockIdx.y * 8;
     const u32 *const weights = reinterpret_cast<const u32 *>(w), *const elements = reinterpret_cast<const u32 *>(x);
@@ -35,7 +36,8 @@ extern "C" __global__ void chain(const u16 *x, const u16 *w, float *y, u32 rows,
                 const u64 at = static_cast<u64>(row + g) * inputs + column;
                 b[i] = column < inputs && row + g < rows ? elements[at / 2] : 0;
             }
-            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                         "{%0, %1, %2, %3};"
                          : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
         }

@@ -5,16 +5,17 @@
 //! ```
 //!
 //! **A row's results do not depend on the batch.** The sum of an output is defined by the matrix: K is cut into
-//! [`TensorMatrix::slices`] ranges; within one it is a chain of tensor core operations over 16 columns each, ascending, and the
-//! ranges' sums are added in f32, ascending. Kernels for few and for many rows all follow it, so which one runs, and what other
-//! rows there are, changes no bit.
+//! [`TensorMatrix::slices`] ranges; within one it is a chain of tensor core operations over 16 columns each, ascending,
+//! and the ranges' sums are added in f32, ascending. Kernels for few and for many rows all follow it, so which one
+//! runs, and what other rows there are, changes no bit.
 //!
-//! Kernels differ in how many rows of X share the weights that a block reads ([`Variant`]). For few rows the product is bound by
-//! memory: each block streams 64 rows of weights, or one slice of them, and the blocks of a cluster add their slices. For many it
-//! is bound by the tensor cores: a pair of blocks multiplies 256 rows of weights with 128 to 256 rows of X.
+//! Kernels differ in how many rows of X share the weights that a block reads ([`Variant`]). For few rows the product is
+//! bound by memory: each block streams 64 rows of weights, or one slice of them, and the blocks of a cluster add their
+//! slices. For many it is bound by the tensor cores: a pair of blocks multiplies 256 rows of weights with 128 to 256
+//! rows of X.
 //!
-//! A launch is programmatic: it may start while the kernel before it in the stream still runs, loads its first weights, and waits
-//! for that kernel before it reads X or touches Y. It allocates nothing and can be captured in a graph.
+//! A launch is programmatic: it may start while the kernel before it in the stream still runs, loads its first weights,
+//! and waits for that kernel before it reads X or touches Y. It allocates nothing and can be captured in a graph.
 
 mod variant;
 
@@ -28,8 +29,11 @@ use super::super::{Array, CudaError, Device, Source, refused};
 pub use variant::Variant;
 
 /// The source of the kernels. It is for devices of compute capability 9.0: their `wgmma` instructions are in no other.
-pub const SOURCE: Source =
-    Source { name: "linear.cu", text: include_str!("linear.cu"), options: &["--gpu-architecture=sm_90a"] };
+pub const SOURCE: Source = Source {
+    name: "linear.cu",
+    text: concat!(include_str!("hopper.cu"), include_str!("linear.cu")),
+    options: &["--gpu-architecture=sm_90a"],
+};
 
 /// Rows of weights in a tile, and columns in a block of it.
 const TILE: usize = 64;
@@ -39,6 +43,7 @@ const ENOUGH_BLOCKS: usize = 128;
 const MOST_SLICES: usize = 8;
 /// Columns of a slice at least.
 const LEAST_COLUMNS: usize = 256;
+
 /// How a product is cut up. It depends on the matrix alone.
 #[derive(Clone, Copy, Debug)]
 struct Size {
@@ -97,8 +102,8 @@ impl TensorMatrix {
         self.gated
     }
 
-    /// Ranges of K that are summed apart. It depends on the size of the matrix alone: the fewest, 1, 2, 4 or 8, that make 128 pieces
-    /// of 64 rows and at least 256 columns, or as many as there are.
+    /// Ranges of K that are summed apart. It depends on the size of the matrix alone: the fewest, 1, 2, 4 or 8, that
+    /// make 128 pieces of 64 rows and at least 256 columns, or as many as there are.
     #[must_use]
     pub fn slices(&self) -> usize {
         self.size.slices
@@ -110,11 +115,12 @@ impl TensorMatrix {
 pub enum Output<'a> {
     /// Is written.
     Store(&'a mut Array<f32>),
-    /// Is added to what is there.
+    /// Is added to what is there. Numbers below 2^-126 count as zero in this sum.
     Add(&'a mut Array<f32>),
     /// Is rounded to bf16 and written.
     StoreBf16(&'a mut Array<u16>),
-    /// Of a gated matrix: `silu(gate) * up` is rounded to bf16 and written, half as many columns as the matrix has rows.
+    /// Of a gated matrix: `silu(gate) * up` is rounded to bf16 and written, half as many columns as the matrix has
+    /// rows.
     Gated(&'a mut Array<u16>),
 }
 
@@ -205,8 +211,8 @@ impl TensorLinear {
         })
     }
 
-    /// Packs row-major weights, `[outputs][inputs]`. Of a gated matrix the first half of the rows are gates, and the others the ups
-    /// of the same outputs. The rows may be freed when the stream has come to it.
+    /// Packs row-major weights, `[outputs][inputs]`. Of a gated matrix the first half of the rows are gates, and the
+    /// others the ups of the same outputs. The rows may be freed when the stream has come to it.
     ///
     /// # Errors
     /// When the device has no memory left, or the driver refuses.
@@ -244,20 +250,21 @@ impl TensorLinear {
             builder.arg(size);
         });
         builder.arg(&chunks);
-        // SAFETY: the kernel's parameters. It reads `outputs` rows of `inputs` elements, and writes `chunks` times 8 elements.
+        // SAFETY: the kernel's parameters. It reads `outputs` rows of `inputs` elements, and writes `chunks` times 8
+        // elements.
         unsafe { builder.launch(config) }.map_err(refused("launch the packing of weights"))?;
         Ok(TensorMatrix { packed, size, gated })
     }
 
-    /// The product of the first `rows` rows of `x`, `[rows][inputs]`, with every row of the matrix. `stride` is the distance from one
-    /// row of the output to the next, in elements.
+    /// The product of the first `rows` rows of `x`, `[rows][inputs]`, with every row of the matrix. `stride` is the
+    /// distance from one row of the output to the next, in elements.
     ///
     /// # Errors
     /// When the driver refuses.
     ///
     /// # Panics
-    /// When `x` or the output is shorter, `stride` is less than a row or no multiple of 8, or one of the matrix and the output is gated and the
-    /// other is not.
+    /// When `x` or the output is shorter, `stride` is odd or less than a row, or one of the matrix and the output is
+    /// gated and the other is not.
     pub fn run(
         &self,
         stream: &CudaStream,
@@ -299,7 +306,7 @@ impl TensorLinear {
             "a gated matrix and its output belong together"
         );
         assert!(x.len() >= rows * inputs, "{} elements of X for {rows} rows of {inputs}", x.len());
-        assert!(stride >= columns && stride.is_multiple_of(8), "rows of {columns} at a stride of {stride}");
+        assert!(stride >= columns && stride.is_multiple_of(2), "rows of {columns} at a stride of {stride}");
         if rows == 0 {
             return Ok(());
         }
@@ -390,8 +397,8 @@ impl TensorLinear {
         let mut parameters =
             [std::ptr::from_ref(map).cast_mut().cast(), std::ptr::from_ref(product).cast_mut().cast()];
         let kernel = self.kernels[variant as usize].cu_function();
-        // SAFETY: the kernel's two parameters, which are copied. It reads the rows of the map and the packed weights, and writes
-        // `rows` rows of the output, all of which were checked to be there.
+        // SAFETY: the kernel's two parameters, which are copied. It reads the rows of the map and the packed weights,
+        // and writes `rows` rows of the output, all of which were checked to be there.
         unsafe {
             sys::cuLaunchKernelEx(&raw const config, kernel, parameters.as_mut_ptr(), std::ptr::null_mut())
         }

@@ -9,10 +9,8 @@ pub(super) const SHARED_OF_ONE: usize = 227 << 10;
 const MOST_STAGES: usize = 16;
 /// Of a stage: one for when it is full, and one for when it is empty.
 const STAGE_BARRIERS_BYTES: usize = 16;
-/// One more barrier, and what aligns the boxes after it.
+/// One more barrier, and what aligns the inbox after it.
 const BARRIER_BYTES: usize = 16;
-/// `LEAVING_BYTES` of linear.cu: 64 rows of the result, 64 columns of f32 and 16 bytes long.
-const LEAVING_BYTES: usize = 64 * (64 * 4 + 16);
 
 /// A kernel. All of them give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +49,8 @@ struct Shape {
     /// Rows of X that a block takes.
     tokens: usize,
     slices: Slices,
-    /// Nanoseconds of a block of 64 columns, and of what there is besides, as measured on an H100 when all its multiprocessors
-    /// are busy. They only compare kernels for more than 64 rows.
+    /// Nanoseconds of a block of 64 columns, and of what there is besides, as measured on an H100 when all its
+    /// multiprocessors are busy. They only compare kernels for more than 64 rows.
     nanoseconds: [usize; 2],
 }
 
@@ -134,9 +132,10 @@ impl Variant {
         if self.groups() == 1 { 160 } else { 384 }
     }
 
-    /// Stages of the ring: as many as there is room for, and no more than a block fills. What it leaves is the next kernel's.
+    /// Stages of the ring: as many as there is room for, and no more than a block fills. What it leaves is the next
+    /// kernel's.
     pub(super) fn stages(self, size: Size) -> usize {
-        let room = self.most_shared_bytes() - BARRIER_BYTES - self.boxes_bytes(size.slices);
+        let room = self.most_shared_bytes() - BARRIER_BYTES - self.inbox_bytes(size.slices);
         let most = if self.is_split() && size.slices > 1 {
             size.blocks().div_ceil(size.slices)
         } else {
@@ -146,7 +145,7 @@ impl Variant {
     }
 
     pub(super) fn shared_bytes(self, size: Size) -> usize {
-        self.stages(size) * self.stage_bytes() + self.boxes_bytes(size.slices) + BARRIER_BYTES
+        self.stages(size) * self.stage_bytes() + self.inbox_bytes(size.slices) + BARRIER_BYTES
     }
 
     pub(super) fn most_shared_bytes(self) -> usize {
@@ -157,15 +156,10 @@ impl Variant {
         (self.groups() * TILE + self.tokens()) * TILE * 2 + STAGE_BARRIERS_BYTES
     }
 
-    /// What the blocks of a cluster send each other: for each 8 rows of X as many sums as there are rows of weights. Or what
-    /// leaves a block of a pair.
-    fn boxes_bytes(self, slices: usize) -> usize {
+    /// What the blocks of a cluster send each other: for each 8 rows of X as many sums as there are rows of weights.
+    fn inbox_bytes(self, slices: usize) -> usize {
         let eights = (self.tokens() / 8).next_multiple_of(slices);
-        match (self.is_split(), slices) {
-            (true, 1) => 0,
-            (true, _) => eights * self.groups() * TILE * 8 * 4,
-            (false, _) => self.groups() * LEAVING_BYTES,
-        }
+        if self.is_split() && slices > 1 { eights * self.groups() * TILE * 8 * 4 } else { 0 }
     }
 
     fn is_split(self) -> bool {
@@ -231,7 +225,7 @@ mod tests {
     fn a_ring_is_no_longer_than_the_slice_that_it_is_for() {
         let size = Size { outputs: 2048, inputs: 2048, slices: 4 };
         assert_eq!(Variant::Split8.stages(size), 8);
-        assert_eq!(Variant::Split8.stages(Size { inputs: 8192, ..size }), 12);
+        assert_eq!(Variant::Split8.stages(Size { inputs: 8192, ..size }), 11);
     }
 
     #[test]
