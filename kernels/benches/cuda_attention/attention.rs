@@ -3,6 +3,7 @@
 use host_kernels::cuda::Array;
 use host_kernels::cuda::exact::{Attention, Rows};
 use host_kernels::cuda::tensor::attention::{Partials, Run, TensorAttention};
+use host_kernels::cuda::tensor::rows::{Projection, TensorRows};
 use host_kernels::math::{bf16_from_f32, f32_from_bf16};
 
 use crate::Gpu;
@@ -260,6 +261,53 @@ fn error(prompts: &Prompts, found: &[u16]) -> f64 {
 /// weights is of rounded ones, too. The rest is for f32.
 const BOUND: f64 = 2.0 / 256.0 + 1.0 / 4096.0;
 
+/// Stores the last row of each sequence and decodes it, one launch right after the other. Returns the rows' outputs.
+fn step(
+    gpu: &Gpu,
+    kernels: &TensorAttention,
+    partials: &mut Partials,
+    prompts: &Prompts,
+    seed: u64,
+) -> Vec<u16> {
+    let Attention { heads, kv_heads, head_dim, query_stride, .. } = prompts.attention;
+    let attention = Attention { query_stride: heads * head_dim, ..prompts.attention };
+    let pool = prompts.pool(gpu, Order::PageHead, 16, seed, |length| length - 1);
+    let rows = prompts.lengths.len();
+    let mut qkv = Vec::new();
+    for (sequence, &length) in prompts.lengths.iter().enumerate() {
+        let at = (prompts.first[sequence] + length - 1) * query_stride;
+        qkv.extend(prompts.queries[at..at + heads * head_dim].iter().map(|&bits| f32_from_bf16(bits)));
+        for (kv, head) in (0..2).flat_map(|kv| (0..kv_heads).map(move |head| (kv, head))) {
+            let row = prompts.row(kv, sequence, length - 1, head);
+            qkv.extend(row.iter().map(|&bits| f32_from_bf16(bits)));
+        }
+    }
+    let batch = Rows {
+        rows,
+        sequences: rows,
+        token: gpu.array(&[0]),
+        position: gpu.array(&prompts.lengths.iter().map(|&length| length as u32 - 1).collect::<Vec<_>>()),
+        table: gpu.array(&pool.tables),
+        pages: gpu.array(&pool.pages),
+    };
+    // Not rotated, so that the bits are the prompt's.
+    let cosines = gpu.array(&vec![1.0; rows * head_dim / 2]);
+    let sines = gpu.array(&vec![0.0; rows * head_dim / 2]);
+    let projection =
+        Projection { heads, kv_heads, head_dim, cosines: &cosines, sines: &sines, norms: None, epsilon: 0.0 };
+    let qkv = gpu.array(&qkv);
+    let mut queries = gpu.array(&vec![0; rows * heads * head_dim]);
+    let mut outputs = gpu.array(&vec![0; rows * heads * head_dim]);
+    let storing = TensorRows::new(&gpu.device).unwrap();
+    let (stream, view) = (&gpu.stream, pool.view());
+    let longest = *prompts.lengths.iter().max().unwrap();
+    storing.rotate_and_store(stream, &qkv, &batch, &projection, &view, &mut queries).unwrap();
+    kernels
+        .decode(stream, &attention, &queries, &view, &batch, 0..rows, longest, partials, &mut outputs)
+        .unwrap();
+    gpu.read(&outputs)
+}
+
 fn check_shape(gpu: &Gpu, kernels: &TensorAttention, shape: [usize; 3], seed: u64) -> Result<f64, String> {
     let prompts = Prompts::new(attention_of(shape), &LENGTHS, seed);
     let mut test = Test::new(gpu, kernels, &prompts);
@@ -308,6 +356,15 @@ fn check_shape(gpu: &Gpu, kernels: &TensorAttention, shape: [usize; 3], seed: u6
         test.decode(&pool, &batch, row..row + 1, &mut outputs);
     }
     same("a mixed batch", &prompts, &gpu.read(&outputs), &whole, all)?;
+
+    let found = step(gpu, kernels, &mut test.partials, &prompts, seed);
+    let mut outputs = whole.clone();
+    let row = shape[0] * shape[2];
+    for (sequence, found) in found.chunks(row).enumerate() {
+        let at = (prompts.first[sequence] + prompts.lengths[sequence] - 1) * row;
+        outputs[at..at + row].copy_from_slice(found);
+    }
+    same("decode right after K and V are stored", &prompts, &outputs, &whole, all)?;
 
     for (order, page_tokens) in ORDERS.into_iter().zip([48, 16, 1]) {
         // Only two thirds of each sequence are there: what comes later is NaN.
@@ -462,10 +519,12 @@ pub fn time(gpu: &Gpu) {
     let kernels = |shape: [usize; 3]| &kernels[usize::from(shape[2] == 128)];
     println!("decode: heads, order of the pool, sequences, positions of each");
     for (shape, order, sequences, length) in [
+        (LLAMA_1B, Order::PageHead, 1, 128),
         (LLAMA_1B, Order::PageHead, 1, 1024),
         (LLAMA_1B, Order::PageHead, 1, 4096),
         (LLAMA_1B, Order::PageHead, 1, 32768),
-        (LLAMA_1B, Order::PageHead, 32, 512),
+        (LLAMA_1B, Order::PageHead, 64, 512),
+        (LLAMA_1B, Order::PageHead, 32, 1024),
         (LLAMA_1B, Order::PageHead, 32, 4096),
         (LLAMA_1B, Order::Layer, 32, 4096),
         (LLAMA_1B, Order::PageHead, 128, 2048),

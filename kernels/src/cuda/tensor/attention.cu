@@ -45,6 +45,9 @@ constexpr u32 SIDE_BYTES = BLOCK * ROW_BYTES;
 constexpr u32 STAGE_BYTES = 2 * SIDE_BYTES;
 extern __shared__ __align__(128) unsigned char memory[];
 
+// Tiles of 8 keys whose scores a warp computes side by side.
+constexpr int SCORES_AT_ONCE = 4;
+
 // Two ones in bf16.
 constexpr u32 BF16_ONES = 0x3f803f80;
 
@@ -235,11 +238,11 @@ template <int M, int SPLIT> struct Exchange {
     uint4 weights[M][KEY_STEPS][32];
 };
 
-// Takes a block of positions from `first` on into the softmax. `shared` is where its K and V lie. `whole`: every row sees all
+// Takes a block of positions from `first` on into the softmax. `shared` is where its K and V lie. WHOLE: every row sees all
 // of it. SPLIT warps share the block: each has as many keys for the scores, and as many columns of V. Alone or not, each score
 // and each sum is the same chain of products.
-template <int M, int SPLIT>
-INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 shared, u32 first, bool whole, float scale,
+template <bool WHOLE, int M, int SPLIT>
+INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 shared, u32 first, float scale,
                    Exchange<M, SPLIT> *exchange)
 {
     constexpr int OWN_KEYS = KEY_TILES / SPLIT, OWN_STEPS = KEY_STEPS / SPLIT, OWN_DIMS = DIM_TILES / SPLIT;
@@ -249,25 +252,30 @@ INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 sh
 
     float scores[M][OWN_KEYS][4] = {};
     {
-        // Of two tiles of 8 keys, the lower and the upper 8 of 16 dimensions.
+        // Of two tiles of 8 keys, the lower and the upper 8 of 16 dimensions. Maxima of some tiles are found while the next ones
+        // are multiplied.
+        constexpr int AT_ONCE = OWN_KEYS < SCORES_AT_ONCE ? OWN_KEYS : SCORES_AT_ONCE;
         const u32 row = first_key + lane / 16 * 8 + lane % 8;
         const u32 granule = lane / 8 % 2;
 #pragma unroll
-        for (int k = 0; k < DIM_STEPS; k++) {
-            const u32 at = shared + row * ROW_BYTES + ((2 * k + granule) ^ (lane % 8)) * 16;
+        for (int tiles = 0; tiles < OWN_KEYS; tiles += AT_ONCE) {
 #pragma unroll
-            for (int n = 0; n < OWN_KEYS; n += 2) {
-                u32 keys[4];
-                load_matrices(keys, at + n * 8 * ROW_BYTES);
+            for (int k = 0; k < DIM_STEPS; k++) {
+                const u32 at = shared + row * ROW_BYTES + ((2 * k + granule) ^ (lane % 8)) * 16;
 #pragma unroll
-                for (int m = 0; m < M; m++) {
-                    multiply(scores[m][n], queries.bits[m][k], keys[0], keys[1]);
-                    multiply(scores[m][n + 1], queries.bits[m][k], keys[2], keys[3]);
+                for (int n = tiles; n < tiles + AT_ONCE; n += 2) {
+                    u32 keys[4];
+                    load_matrices(keys, at + n * 8 * ROW_BYTES);
+#pragma unroll
+                    for (int m = 0; m < M; m++) {
+                        multiply(scores[m][n], queries.bits[m][k], keys[0], keys[1]);
+                        multiply(scores[m][n + 1], queries.bits[m][k], keys[2], keys[3]);
+                    }
                 }
             }
         }
     }
-    if (!whole) {
+    if constexpr (!WHOLE) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -397,9 +405,11 @@ INLINE void copy_granule(u32 shared, u64 from, bool present)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(present ? 16 : 0));
 }
 
-// Where the K of a block's rows lie, in rows of the pool: a thread knows those at lane, and lane + 32.
+// Where the K of a block's rows lie: their pages, and the rows of the pool from there on. A thread knows those at lane, and
+// lane + 32. What is read from memory is not used before `load_block`, so that a thread can go on meanwhile.
 struct Places {
-    u32 row[BLOCK / 32];
+    u32 page[BLOCK / 32];
+    u32 within[BLOCK / 32];
 };
 
 INLINE Places find(const Pool &pool, const u32 *table, u32 head, u32 first, u32 limit)
@@ -410,7 +420,8 @@ INLINE Places find(const Pool &pool, const u32 *table, u32 head, u32 first, u32 
         const u32 position = min(first + i * 32 + threadIdx.x % 32, limit - 1);
         const u32 index = divide(position, pool.page_tokens);
         const u32 slot = position - index * pool.page_tokens.value;
-        places.row[i] = table[index] * pool.page + head * pool.head + slot * pool.token;
+        places.page[i] = table[index];
+        places.within[i] = head * pool.head + slot * pool.token;
     }
     return places;
 }
@@ -422,13 +433,14 @@ template <u32 THREADS> INLINE void load_block(u32 shared, const Pool &pool, cons
     constexpr u32 ROWS = THREADS / GRANULES;
     const u32 granule = threadIdx.x % GRANULES;
     const u64 keys = pool.start[0] + granule * 16, values = pool.start[1] + granule * 16;
+    const u32 low = places.page[0] * pool.page + places.within[0], high = places.page[1] * pool.page + places.within[1];
 #pragma unroll
     for (u32 i = 0; i < (BLOCK + ROWS - 1) / ROWS; i++) {
         // The rows of a warp are side by side and on one side of 32.
         const u32 row = i * ROWS + threadIdx.x / GRANULES;
         if (BLOCK % ROWS != 0 && row >= BLOCK)
             break;
-        const u64 from = __shfl_sync(0xffffffff, row < 32 ? places.row[0] : places.row[1], row % 32) * (u64)ROW_BYTES;
+        const u64 from = __shfl_sync(0xffffffff, row < 32 ? low : high, row % 32) * (u64)ROW_BYTES;
         const u32 to = shared + row * ROW_BYTES + (granule ^ (row % 8)) * 16;
         copy_granule(to, keys + from, first + row < limit);
         copy_granule(to + SIDE_BYTES, values + from, first + row < limit);
@@ -436,23 +448,33 @@ template <u32 THREADS> INLINE void load_block(u32 shared, const Pool &pool, cons
 }
 
 // Calls `attend` with the shared memory and the first position of each block from `first` to before `end`, in ascending order,
-// while the blocks after it are on their way. Before it reads K and V, but after it has looked up where the first ones lie, it
-// calls `ready`. All threads of the thread block take part.
+// while the blocks after it are on their way. Before, it calls `ready`, which waits for the kernel before. Until then it looks up
+// pages, and loads blocks that lie before the position `settled`, which that kernel does not write. All threads of the thread
+// block take part.
 template <u32 THREADS, int STAGES, class Ready, class Attend>
-INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, u32 end, u32 limit, Ready ready, Attend attend)
+INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, u32 end, u32 limit, u32 settled, Ready ready,
+                       Attend attend)
 {
     const u32 shared = (u32)__cvta_generic_to_shared(memory);
     Places places[STAGES];
 #pragma unroll
     for (u32 ahead = 0; ahead < STAGES; ahead++)
         places[ahead] = find(pool, table, head, (first + ahead) * BLOCK, limit);
-    ready();
+    // Of the first blocks those that are settled, which are the first ones, or the others.
+    auto load_first = [&](bool of_settled) {
 #pragma unroll
-    for (u32 ahead = 0; ahead < STAGES - 1; ahead++) {
-        if (first + ahead < end)
-            load_block<THREADS>(shared + ahead * STAGE_BYTES, pool, places[ahead], (first + ahead) * BLOCK, limit);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    }
+        for (u32 ahead = 0; ahead < STAGES - 1; ahead++) {
+            const u32 block = first + ahead;
+            if (((block + 1) * BLOCK <= settled) != of_settled)
+                continue;
+            if (block < end)
+                load_block<THREADS>(shared + ahead * STAGE_BYTES, pool, places[ahead], block * BLOCK, limit);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        }
+    };
+    load_first(true);
+    ready();
+    load_first(false);
     Places next_places = places[STAGES - 1];
     u32 stage = 0;
     for (u32 block = first; block < end; block++) {
@@ -541,7 +563,7 @@ INLINE void decode(const Attend &a, const Partials &partials, const u32 *positio
     const u32 first = chunk * (CHUNK / BLOCK), end = (limit + BLOCK - 1) / BLOCK;
     Exchange<1, DECODE_WARPS> *exchange = (Exchange<1, DECODE_WARPS> *)(memory + STAGES * STAGE_BYTES);
     each_block<32 * DECODE_WARPS, STAGES>(
-        a.pool, pages, head, first, end, limit,
+        a.pool, pages, head, first, end, limit, own,
         [&] {
             follow();
 #pragma unroll
@@ -552,7 +574,12 @@ INLINE void decode(const Attend &a, const Partials &partials, const u32 *positio
                 queries.seen[0][half] = limit;
             }
         },
-        [&](u32 shared, u32 at) { attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale, exchange); });
+        [&](u32 shared, u32 at) {
+            if (at + BLOCK <= limit)
+                attend<true>(softmax, queries, shared, at, a.scale, exchange);
+            else
+                attend<false>(softmax, queries, shared, at, a.scale, exchange);
+        });
 
     const u32 chunks = own / CHUNK + 1;
 #pragma unroll
@@ -653,14 +680,17 @@ extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDEN
     clear(softmax);
     const u32 end = (limit + BLOCK - 1) / BLOCK;
     each_block<THREADS, PREFILL_STAGES>(
-        a.pool, a.pages + tile.table, head, 0, end, limit,
+        a.pool, a.pages + tile.table, head, 0, end, limit, 0,
         [&] {
             follow();
             load_queries();
         },
         [&](u32 shared, u32 at) {
-            if (at < seen_by_none)
-                attend(softmax, queries, shared, at, at + BLOCK <= seen_by_all, a.scale, (Exchange<M, 1> *)nullptr);
+            Exchange<M, 1> *none = nullptr;
+            if (at + BLOCK <= seen_by_all)
+                attend<true>(softmax, queries, shared, at, a.scale, none);
+            else if (at < seen_by_none)
+                attend<false>(softmax, queries, shared, at, a.scale, none);
             if ((at + BLOCK) % CHUNK == 0 || at + BLOCK >= limit) {
                 merge<M, THREADS>(all, softmax);
                 clear(softmax);

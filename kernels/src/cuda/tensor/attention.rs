@@ -222,7 +222,8 @@ impl TensorAttention {
         })
     }
 
-    /// Attention of rows of which each is the last one of its sequence: `rows` of the batch. For each it reads its position,
+    /// Attention of rows of which each is the last one of its sequence: `rows` of the batch. What a row sees besides itself was
+    /// stored by other kernels than the one right before. For each row the position is read on the device,
     /// so that a captured graph serves batches of all lengths up to `positions` and at most as many rows. Rows with
     /// [`NO_POSITION`](super::rows::NO_POSITION) are left out.
     ///
