@@ -9,13 +9,13 @@
 //                 |              chunk                |        chunk    ...
 //
 // Within a chunk, blocks follow each other in an online softmax, which starts anew with every chunk. Chunks are merged in
-// ascending order by `merge`. A warp has 16 * M rows side by side: a row's sums do not see other rows.
-// Positions that a row does not see weigh exactly 0, and adding 0 changes no sum: a row that goes through blocks behind its
-// position stays as it is. (K and V are finite. An infinite one would reach earlier rows, as 0 times infinity.)
+// ascending order by `merge`. A warp has 16 * M rows side by side: a row's sums do not see other rows. Positions that a row does
+// not see weigh exactly 0, and adding 0 changes no sum: a row that goes through blocks behind its position stays as it is. (K and
+// V are finite. An infinite V would reach earlier rows, as 0 times infinity.)
 //
-// Decode: one thread block per sequence, KV head and chunk. The group's query heads are its rows, and its warps share blocks. What a chunk gives goes to memory,
-// and the last thread block merges it. Prefill: one thread block per tile of rows and KV head. A tile's rows are tokens
-// times the heads of the group, and its warps merge as they go.
+// Decode: one thread block per sequence, KV head and chunk. The group's query heads are its rows, and its warps share a block.
+// What the chunks give goes to memory, and the last thread block merges it. Prefill: one thread block per tile of rows and KV
+// head. A tile's rows are tokens times the heads of the group, each warp has some of them, and merges as it goes.
 
 // Positions of a block and of a chunk. Other numbers give other bits.
 constexpr u32 BLOCK = 64;
@@ -132,10 +132,9 @@ INLINE float merge(float before, float after, Factors by)
     return __fmaf_rn(before, by.before, __fmul_rn(after, by.after));
 }
 
-// Softmax of 16 * M rows over some positions: references, weighted sums of V, and sums of weights. They lie as
-// `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it, of 8 columns lane % 4 * 2 and the next.
-// Sums of weights are a product too, with a V of ones, so all columns are the same. Of the columns of V a warp has one of SPLIT
-// parts.
+// Softmax of 16 * M rows over some positions: references, sums of weights, and weighted sums of V, of whose columns a warp has one
+// of SPLIT parts. They lie as `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it, of 8 columns
+// lane % 4 * 2 and the next. Sums of weights are products with a V of ones, so that their columns are all the same.
 template <int M, int SPLIT> struct Softmax {
     float top[M][2];
     float sum[M][4];
@@ -581,7 +580,8 @@ INLINE void decode(const Attend &a, const Partials &partials, const u32 *positio
                 attend<false>(softmax, queries, shared, at, a.scale, exchange);
         });
 
-    const u32 chunks = own / CHUNK + 1;
+    // Positions for which there is no room are not seen.
+    const u32 chunks = min(own / CHUNK + 1, partials.chunks);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const u32 member = lane / 4 + 8 * half;
