@@ -3,12 +3,12 @@
 use host_kernels::cuda::Array;
 use host_kernels::cuda::exact::{Attention, Rows};
 use host_kernels::cuda::tensor::attention::{Partials, Run, TensorAttention};
-use host_kernels::cuda::tensor::rows::{Projection, TensorRows};
+use host_kernels::cuda::tensor::rows::{NO_POSITION, Projection, TensorRows};
 use host_kernels::math::{bf16_from_f32, f32_from_bf16};
 
 use crate::Gpu;
 use crate::pool::{LAYERS, ORDERS, Order, Pool, Sizes};
-use crate::speed::seconds;
+use crate::speed::{capture, seconds};
 
 /// Lengths of the sequences of a test: around blocks, chunks and pages.
 const LENGTHS: [usize; 12] = [1, 2, 17, 63, 64, 65, 200, 255, 256, 257, 513, 1100];
@@ -327,6 +327,28 @@ fn check_shape(gpu: &Gpu, kernels: &TensorAttention, shape: [usize; 3], seed: u6
     test.decode(&pool, &batch, 0..prompts.rows, &mut outputs);
     same("decode of every row", &prompts, &gpu.read(&outputs), &whole, all)?;
 
+    // The same launch in a graph, captured before the positions are known. Every third row is not there.
+    let mut batch = batch;
+    let positions = gpu.read(&batch.position);
+    batch.position.upload(&gpu.stream, &vec![0; prompts.rows]).unwrap();
+    let mut outputs = gpu.array(&whole);
+    let graph = capture(gpu, || test.decode(&pool, &batch, 0..prompts.rows, &mut outputs));
+    outputs.upload(&gpu.stream, &vec![0xffff; whole.len()]).unwrap();
+    let some: Vec<u32> =
+        (0..).zip(&positions).map(|(row, &at)| if row % 3 == 2 { NO_POSITION } else { at }).collect();
+    batch.position.upload(&gpu.stream, &some).unwrap();
+    graph.launch().unwrap();
+    let mut found = gpu.read(&outputs);
+    let row = shape[0] * shape[2];
+    for (index, found) in found.chunks_mut(row).enumerate().skip(2).step_by(3) {
+        if found.iter().any(|&bits| bits != 0xffff) {
+            return Err(format!("{shape:?}: row {index} has no position and an output"));
+        }
+        found.copy_from_slice(&whole[index * row..(index + 1) * row]);
+    }
+    same("decode in a graph", &prompts, &found, &whole, all)?;
+    batch.position.upload(&gpu.stream, &positions).unwrap();
+
     // One row at a time, in an array of the others.
     let mut outputs = gpu.array(&whole);
     for row in (0..prompts.rows).step_by(97) {
@@ -359,7 +381,6 @@ fn check_shape(gpu: &Gpu, kernels: &TensorAttention, shape: [usize; 3], seed: u6
 
     let found = step(gpu, kernels, &mut test.partials, &prompts, seed);
     let mut outputs = whole.clone();
-    let row = shape[0] * shape[2];
     for (sequence, found) in found.chunks(row).enumerate() {
         let at = (prompts.first[sequence] + prompts.lengths[sequence] - 1) * row;
         outputs[at..at + row].copy_from_slice(found);

@@ -23,13 +23,13 @@ constexpr u32 CHUNK = 256;
 
 constexpr u32 DIM = HEAD_DIM;
 
-// Blocks of which K and V are in shared memory or on their way, warps of a thread block, rows of a warp in 16, and thread
-// blocks that a multiprocessor holds. No bit depends on them.
-#if HEAD_DIM == 64
-constexpr int DECODE_WARPS = 4, DECODE_STAGES = 3, PREFILL_STAGES = 2, PREFILL_WARPS = 4, PREFILL_M = 2, PREFILL_RESIDENT = 2;
-#elif HEAD_DIM == 128
-constexpr int DECODE_WARPS = 4, DECODE_STAGES = 2, PREFILL_STAGES = 2, PREFILL_WARPS = 8, PREFILL_M = 1, PREFILL_RESIDENT = 1;
-#endif
+// Warps of a thread block, blocks of which K and V are in shared memory or on their way, rows of a warp in 16, and thread blocks
+// that a multiprocessor holds. No bit depends on them. (On an H100 these were the fastest of those that fit.)
+constexpr int DECODE_WARPS = 4, PREFILL_WARPS = 4;
+constexpr int DECODE_STAGES = DIM == 64 ? 3 : 2, PREFILL_STAGES = 2;
+constexpr int PREFILL_M = DIM == 64 ? 2 : 1;
+constexpr int PREFILL_RESIDENT = 2;
+static_assert(DIM == 64 || DIM == 128, "sizes of heads that there are numbers for");
 
 // Steps of 16 along a head and along a block, tiles of 8 along a block and along a head.
 constexpr int DIM_STEPS = DIM / 16;
@@ -44,9 +44,6 @@ constexpr u32 GRANULES = ROW_BYTES / 16;
 constexpr u32 SIDE_BYTES = BLOCK * ROW_BYTES;
 constexpr u32 STAGE_BYTES = 2 * SIDE_BYTES;
 extern __shared__ __align__(128) unsigned char memory[];
-
-// Tiles of 8 keys whose scores a warp computes side by side.
-constexpr int SCORES_AT_ONCE = 4;
 
 // Two ones in bf16.
 constexpr u32 BF16_ONES = 0x3f803f80;
@@ -237,11 +234,11 @@ template <int M, int SPLIT> struct Exchange {
     uint4 weights[M][KEY_STEPS][32];
 };
 
-// Takes a block of positions from `first` on into the softmax. `shared` is where its K and V lie. WHOLE: every row sees all
+// Takes a block of positions from `first` on into the softmax. `shared` is where its K and V lie. `whole`: every row sees all
 // of it. SPLIT warps share the block: each has as many keys for the scores, and as many columns of V. Alone or not, each score
 // and each sum is the same chain of products.
-template <bool WHOLE, int M, int SPLIT>
-INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 shared, u32 first, float scale,
+template <int M, int SPLIT>
+INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 shared, u32 first, bool whole, float scale,
                    Exchange<M, SPLIT> *exchange)
 {
     constexpr int OWN_KEYS = KEY_TILES / SPLIT, OWN_STEPS = KEY_STEPS / SPLIT, OWN_DIMS = DIM_TILES / SPLIT;
@@ -251,30 +248,25 @@ INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 sh
 
     float scores[M][OWN_KEYS][4] = {};
     {
-        // Of two tiles of 8 keys, the lower and the upper 8 of 16 dimensions. Maxima of some tiles are found while the next ones
-        // are multiplied.
-        constexpr int AT_ONCE = OWN_KEYS < SCORES_AT_ONCE ? OWN_KEYS : SCORES_AT_ONCE;
+        // Of two tiles of 8 keys, the lower and the upper 8 of 16 dimensions.
         const u32 row = first_key + lane / 16 * 8 + lane % 8;
         const u32 granule = lane / 8 % 2;
 #pragma unroll
-        for (int tiles = 0; tiles < OWN_KEYS; tiles += AT_ONCE) {
+        for (int k = 0; k < DIM_STEPS; k++) {
+            const u32 at = shared + row * ROW_BYTES + ((2 * k + granule) ^ (lane % 8)) * 16;
 #pragma unroll
-            for (int k = 0; k < DIM_STEPS; k++) {
-                const u32 at = shared + row * ROW_BYTES + ((2 * k + granule) ^ (lane % 8)) * 16;
+            for (int n = 0; n < OWN_KEYS; n += 2) {
+                u32 keys[4];
+                load_matrices(keys, at + n * 8 * ROW_BYTES);
 #pragma unroll
-                for (int n = tiles; n < tiles + AT_ONCE; n += 2) {
-                    u32 keys[4];
-                    load_matrices(keys, at + n * 8 * ROW_BYTES);
-#pragma unroll
-                    for (int m = 0; m < M; m++) {
-                        multiply(scores[m][n], queries.bits[m][k], keys[0], keys[1]);
-                        multiply(scores[m][n + 1], queries.bits[m][k], keys[2], keys[3]);
-                    }
+                for (int m = 0; m < M; m++) {
+                    multiply(scores[m][n], queries.bits[m][k], keys[0], keys[1]);
+                    multiply(scores[m][n + 1], queries.bits[m][k], keys[2], keys[3]);
                 }
             }
         }
     }
-    if constexpr (!WHOLE) {
+    if (!whole) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -573,12 +565,7 @@ INLINE void decode(const Attend &a, const Partials &partials, const u32 *positio
                 queries.seen[0][half] = limit;
             }
         },
-        [&](u32 shared, u32 at) {
-            if (at + BLOCK <= limit)
-                attend<true>(softmax, queries, shared, at, a.scale, exchange);
-            else
-                attend<false>(softmax, queries, shared, at, a.scale, exchange);
-        });
+        [&](u32 shared, u32 at) { attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale, exchange); });
 
     // Positions for which there is no room are not seen.
     const u32 chunks = min(own / CHUNK + 1, partials.chunks);
@@ -686,11 +673,8 @@ extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDEN
             load_queries();
         },
         [&](u32 shared, u32 at) {
-            Exchange<M, 1> *none = nullptr;
-            if (at + BLOCK <= seen_by_all)
-                attend<true>(softmax, queries, shared, at, a.scale, none);
-            else if (at < seen_by_none)
-                attend<false>(softmax, queries, shared, at, a.scale, none);
+            if (at < seen_by_none)
+                attend(softmax, queries, shared, at, at + BLOCK <= seen_by_all, a.scale, (Exchange<M, 1> *)nullptr);
             if ((at + BLOCK) % CHUNK == 0 || at + BLOCK >= limit) {
                 merge<M, THREADS>(all, softmax);
                 clear(softmax);
