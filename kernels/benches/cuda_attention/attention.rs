@@ -411,7 +411,8 @@ pub fn check(gpu: &Gpu) -> Result<(), String> {
         largest = largest.max(check_shape(gpu, kernels, shape, seed as u64)?);
     }
     println!(
-        "attention: {} shapes, off by up to {largest:.5} of the weighted magnitudes of V (bound {BOUND:.5}), the same bits in all forms",
+        "attention: {} shapes, the same bits in all forms, off by up to {largest:.5} of the weighted magnitudes of V \
+         (bound {BOUND:.5})",
         SHAPES.len()
     );
     Ok(())

@@ -9,9 +9,9 @@
 //                 |              chunk                |        chunk    ...
 //
 // Within a chunk, blocks follow each other in an online softmax, which starts anew with every chunk. Chunks are merged in
-// ascending order by `merge`. A warp has 16 * M rows side by side: a row's sums do not see other rows. Positions that a row does
-// not see weigh exactly 0, and adding 0 changes no sum: a row that goes through blocks behind its position stays as it is. (K and
-// V are finite. An infinite V would reach earlier rows, as 0 times infinity.)
+// ascending order by `merge`. A warp has 16 * M rows side by side: a row's sums do not see other rows. Positions that a row
+// does not see weigh exactly 0, and adding 0 changes no sum: a row that goes through blocks behind its position stays as it
+// is. (K and V are finite. An infinite V would reach earlier rows, as 0 times infinity.)
 //
 // Decode: one thread block per sequence, KV head and chunk. The group's query heads are its rows, and its warps share a block.
 // What the chunks give goes to memory, and the last thread block merges it. Prefill: one thread block per tile of rows and KV
@@ -23,8 +23,8 @@ constexpr u32 CHUNK = 256;
 
 constexpr u32 DIM = HEAD_DIM;
 
-// Warps of a thread block, blocks of which K and V are in shared memory or on their way, rows of a warp in 16, and thread blocks
-// that a multiprocessor holds. No bit depends on them. (On an H100 these were the fastest of those that fit.)
+// Warps of a thread block, blocks of which K and V are in shared memory or on their way, rows of a warp in 16, and thread
+// blocks that a multiprocessor holds. No bit depends on them. (On an H100 these were the fastest of those that fit.)
 constexpr int DECODE_WARPS = 4, PREFILL_WARPS = 4;
 constexpr int DECODE_STAGES = DIM == 64 ? 3 : 2, PREFILL_STAGES = 2;
 constexpr int PREFILL_M = DIM == 64 ? 2 : 1;
@@ -94,8 +94,8 @@ INLINE float exp2_of(float x)
     return y;
 }
 
-// What weights of a maximum are relative to: the next multiple of 8 in logarithms to base 2. So it rarely rises, and weights are
-// up to 1 and of full precision all the same. Nothing has minus infinity.
+// What weights of a maximum are relative to: the next multiple of 8 in logarithms to base 2. So it rarely rises, and weights
+// are up to 1 and of full precision all the same. Nothing has minus infinity.
 INLINE float reference_of(float highest)
 {
     return 8.0f * ceilf(0.125f * highest);
@@ -129,9 +129,10 @@ INLINE float merge(float before, float after, Factors by)
     return __fmaf_rn(before, by.before, __fmul_rn(after, by.after));
 }
 
-// Softmax of 16 * M rows over some positions: references, sums of weights, and weighted sums of V, of whose columns a warp has one
-// of SPLIT parts. They lie as `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it, of 8 columns
-// lane % 4 * 2 and the next. Sums of weights are products with a V of ones, so that their columns are all the same.
+// Softmax of 16 * M rows over some positions: references, sums of weights, and weighted sums of V, of whose columns a warp
+// has one of SPLIT parts. They lie as `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it,
+// of 8 columns lane % 4 * 2 and the next. Sums of weights are products with a V of ones, so that their columns are all the
+// same.
 template <int M, int SPLIT> struct Softmax {
     float top[M][2];
     float sum[M][4];
@@ -153,8 +154,8 @@ template <int M, int SPLIT> INLINE void clear(Softmax<M, SPLIT> &softmax)
     }
 }
 
-// The merged chunks of prefill. What is weighted sums of V in a softmax lies in shared memory here, [tile][thread]: it is touched
-// once per chunk, and registers are short.
+// The merged chunks of prefill. What is weighted sums of V in a softmax lies in shared memory here, [tile][thread]: it is
+// touched once per chunk, and registers are short.
 template <int M> struct Merged {
     float top[M][2];
     float sum[M][2];
@@ -438,10 +439,10 @@ template <u32 THREADS> INLINE void load_block(u32 shared, const Pool &pool, cons
     }
 }
 
-// Calls `attend` with the shared memory and the first position of each block from `first` to before `end`, in ascending order,
-// while the blocks after it are on their way. Before, it calls `ready`, which waits for the kernel before. Until then it looks up
-// pages, and loads blocks that lie before the position `settled`, which that kernel does not write. All threads of the thread
-// block take part.
+// Calls `attend` with the shared memory and the first position of each block from `first` to before `end`, in ascending
+// order, while the blocks after it are on their way. Before, it calls `ready`, which waits for the kernel before. Until then
+// it looks up pages, and loads blocks that lie before the position `settled`, which that kernel does not write. All threads
+// of the thread block take part.
 template <u32 THREADS, int STAGES, class Ready, class Attend>
 INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, u32 end, u32 limit, u32 settled, Ready ready,
                        Attend attend)

@@ -30,7 +30,7 @@ const WARPS: usize = 4;
 const PREFILL_STAGES: usize = 2;
 /// Those of decode with few thread blocks: a chunk, and the place of the block after it.
 const FEW_STAGES: usize = CHUNK / BLOCK + 1;
-/// Most query heads of a KV head in decode: the rows of a matrix of `mma`.
+/// Most query heads of a KV head: the rows of a matrix of `mma`.
 const GROUP: usize = 16;
 /// Bytes of shared memory of a thread block that CUDA takes for itself.
 const RESERVED: usize = 1024;
@@ -193,8 +193,8 @@ impl TensorAttention {
         })
     }
 
-    /// Attention of `rows` of the batch, each of which is the last one of its sequence. What a row sees besides itself was stored
-    /// by other kernels than the one right before.
+    /// Attention of `rows` of the batch, each of which is the last one of its sequence. What a row sees besides itself was
+    /// stored by other kernels than the one right before.
     ///
     /// Positions are read on the device: a captured graph serves sequences of all lengths up to `positions` (what is beyond is
     /// not seen), and fewer sequences than rows: rows with [`NO_POSITION`](super::rows::NO_POSITION) are left out.
@@ -226,10 +226,6 @@ impl TensorAttention {
         assert!(
             batch.position.len() >= batch.rows && batch.table.len() >= batch.rows,
             "arrays shorter than the batch"
-        );
-        assert!(
-            heads / kv_heads <= GROUP,
-            "{heads} query heads and {kv_heads} KV heads: more than {GROUP} each"
         );
         let chunks = positions.div_ceil(CHUNK);
         let needed = rows.len() * heads * chunks;
@@ -273,19 +269,7 @@ impl TensorAttention {
     #[must_use]
     pub fn tiles(&self, attention: &Attention, runs: &[Run]) -> Vec<Run> {
         let group = attention.heads / attention.kv_heads;
-        let tokens = number(prefill_rows(self.head_dim) / group);
-        let cut = |run: &Run| {
-            let run = *run;
-            (0..run.rows.div_ceil(tokens)).map(move |index| Run {
-                first_row: run.first_row + index * tokens,
-                rows: tokens.min(run.rows - index * tokens),
-                start: run.start + index * tokens,
-                table: run.table,
-            })
-        };
-        let mut tiles: Vec<Run> = runs.iter().flat_map(cut).collect();
-        tiles.sort_by_key(|tile| std::cmp::Reverse(tile.start + tile.rows));
-        tiles
+        cut(runs, number(prefill_rows(self.head_dim) / group))
     }
 
     /// Attention of the first `count` of these tiles, of a batch of `rows` rows.
@@ -339,8 +323,12 @@ impl TensorAttention {
         let &Attention { heads, kv_heads, head_dim, query_stride, scale } = attention;
         assert_eq!(head_dim, self.head_dim, "elements of a head");
         assert!(
-            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            kv_heads > 0 && heads >= kv_heads && heads.is_multiple_of(kv_heads),
             "{heads} query heads and {kv_heads} KV heads"
+        );
+        assert!(
+            heads / kv_heads <= GROUP,
+            "{heads} query heads and {kv_heads} KV heads: more than {GROUP} each"
         );
         assert!(scale > 0.0 && scale.is_finite(), "a scale of {scale}");
         assert!(
@@ -366,5 +354,46 @@ impl TensorAttention {
             query_stride: number(query_stride),
             scale: scale * std::f32::consts::LOG2_E,
         }
+    }
+}
+
+/// Cuts runs into tiles of up to `tokens` rows, those that see the most positions first: they take the longest, and the short
+/// ones fill what is left of the device's time.
+fn cut(runs: &[Run], tokens: u32) -> Vec<Run> {
+    let tiles = |&run: &Run| {
+        (0..run.rows.div_ceil(tokens)).map(move |index| Run {
+            first_row: run.first_row + index * tokens,
+            rows: tokens.min(run.rows - index * tokens),
+            start: run.start + index * tokens,
+            table: run.table,
+        })
+    };
+    let mut tiles: Vec<Run> = runs.iter().flat_map(tiles).collect();
+    tiles.sort_by_key(|tile| std::cmp::Reverse(tile.start + tile.rows));
+    tiles
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_have_every_row_once_and_the_longest_come_first() {
+        let runs = [(0, 70, 5, 0), (70, 1, 300, 9), (71, 0, 0, 40), (71, 32, 0, 50)];
+        let runs = runs.map(|(first_row, rows, start, table)| Run { first_row, rows, start, table });
+        let tiles = cut(&runs, 32);
+        let ends: Vec<u32> = tiles.iter().map(|tile| tile.start + tile.rows).collect();
+        assert_eq!(ends, [301, 75, 69, 37, 32]);
+        let mut rows: Vec<[u32; 3]> = Vec::new();
+        for tile in &tiles {
+            assert!((1..=32).contains(&tile.rows), "{tile:?}");
+            rows.extend((0..tile.rows).map(|row| [tile.first_row + row, tile.start + row, tile.table]));
+        }
+        rows.sort_unstable();
+        let expected: Vec<[u32; 3]> = runs
+            .iter()
+            .flat_map(|run| (0..run.rows).map(|row| [run.first_row + row, run.start + row, run.table]))
+            .collect();
+        assert_eq!(rows, expected);
     }
 }
