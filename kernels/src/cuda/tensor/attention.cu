@@ -9,13 +9,13 @@
 //                 |              chunk                |        chunk    ...
 //
 // Within a chunk, blocks follow each other in an online softmax, which starts anew with every chunk. Chunks are merged in
-// ascending order by `merge`. A warp has 16 * M rows side by side: a row's sums do not see other rows.
-// Positions that a row does not see weigh exactly 0, and adding 0 changes no sum: a row that goes through blocks behind its
-// position stays as it is. (K and V are finite. An infinite one would reach earlier rows, as 0 times infinity.)
+// ascending order by `merge`. A warp has 16 * M rows side by side: a row's sums do not see other rows. Positions that a row
+// does not see weigh exactly 0, and adding 0 changes no sum: a row that goes through blocks behind its position stays as it
+// is. (K and V are finite. An infinite V would reach earlier rows, as 0 times infinity.)
 //
-// Decode: one thread block per sequence, KV head and chunk. The group's query heads are its rows, and its warps share blocks. What a chunk gives goes to memory,
-// and the last thread block merges it. Prefill: one thread block per tile of rows and KV head. A tile's rows are tokens
-// times the heads of the group, and its warps merge as they go.
+// Decode: one thread block per sequence, KV head and chunk. The group's query heads are its rows, and its warps share a block.
+// What the chunks give goes to memory, and the last thread block merges it. Prefill: one thread block per tile of rows and KV
+// head. A tile's rows are tokens times the heads of the group, each warp has some of them, and merges as it goes.
 
 // Positions of a block and of a chunk. Other numbers give other bits.
 constexpr u32 BLOCK = 64;
@@ -23,13 +23,13 @@ constexpr u32 CHUNK = 256;
 
 constexpr u32 DIM = HEAD_DIM;
 
-// Blocks of which K and V are in shared memory or on their way, warps of a thread block, rows of a warp in 16, and thread
-// blocks that a multiprocessor holds. No bit depends on them.
-#if HEAD_DIM == 64
-constexpr int DECODE_WARPS = 4, DECODE_STAGES = 3, PREFILL_STAGES = 2, PREFILL_WARPS = 4, PREFILL_M = 2, PREFILL_RESIDENT = 2;
-#elif HEAD_DIM == 128
-constexpr int DECODE_WARPS = 4, DECODE_STAGES = 2, PREFILL_STAGES = 2, PREFILL_WARPS = 8, PREFILL_M = 1, PREFILL_RESIDENT = 1;
-#endif
+// Warps of a thread block, blocks of which K and V are in shared memory or on their way, rows of a warp in 16, and thread
+// blocks that a multiprocessor holds. No bit depends on them. (On an H100 these were the fastest of those that fit.)
+constexpr int DECODE_WARPS = 4, PREFILL_WARPS = 4;
+constexpr int DECODE_STAGES = DIM == 64 ? 3 : 2, PREFILL_STAGES = 2;
+constexpr int PREFILL_M = DIM == 64 ? 2 : 1;
+constexpr int PREFILL_RESIDENT = 2;
+static_assert(DIM == 64 || DIM == 128, "sizes of heads that there are numbers for");
 
 // Steps of 16 along a head and along a block, tiles of 8 along a block and along a head.
 constexpr int DIM_STEPS = DIM / 16;
@@ -94,8 +94,8 @@ INLINE float exp2_of(float x)
     return y;
 }
 
-// What weights of a maximum are relative to: the next multiple of 8 in logarithms to base 2. So it rarely rises, and weights are
-// up to 1 and of full precision all the same. Nothing has minus infinity.
+// What weights of a maximum are relative to: the next multiple of 8 in logarithms to base 2. So it rarely rises, and weights
+// are up to 1 and of full precision all the same. Nothing has minus infinity.
 INLINE float reference_of(float highest)
 {
     return 8.0f * ceilf(0.125f * highest);
@@ -129,10 +129,10 @@ INLINE float merge(float before, float after, Factors by)
     return __fmaf_rn(before, by.before, __fmul_rn(after, by.after));
 }
 
-// Softmax of 16 * M rows over some positions: references, weighted sums of V, and sums of weights. They lie as
-// `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it, of 8 columns lane % 4 * 2 and the next.
-// Sums of weights are a product too, with a V of ones, so all columns are the same. Of the columns of V a warp has one of SPLIT
-// parts.
+// Softmax of 16 * M rows over some positions: references, sums of weights, and weighted sums of V, of whose columns a warp
+// has one of SPLIT parts. They lie as `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it,
+// of 8 columns lane % 4 * 2 and the next. Sums of weights are products with a V of ones, so that their columns are all the
+// same.
 template <int M, int SPLIT> struct Softmax {
     float top[M][2];
     float sum[M][4];
@@ -154,8 +154,8 @@ template <int M, int SPLIT> INLINE void clear(Softmax<M, SPLIT> &softmax)
     }
 }
 
-// The merged chunks of prefill. What is weighted sums of V in a softmax lies in shared memory here, [tile][thread]: it is touched
-// once per chunk, and registers are short.
+// The merged chunks of prefill. What is weighted sums of V in a softmax lies in shared memory here, [tile][thread]: it is
+// touched once per chunk, and registers are short.
 template <int M> struct Merged {
     float top[M][2];
     float sum[M][2];
@@ -397,9 +397,11 @@ INLINE void copy_granule(u32 shared, u64 from, bool present)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(present ? 16 : 0));
 }
 
-// Where the K of a block's rows lie, in rows of the pool: a thread knows those at lane, and lane + 32.
+// Where the K of a block's rows lie: their pages, and the rows of the pool from there on. A thread knows those at lane, and
+// lane + 32. What is read from memory is not used before `load_block`, so that a thread can go on meanwhile.
 struct Places {
-    u32 row[BLOCK / 32];
+    u32 page[BLOCK / 32];
+    u32 within[BLOCK / 32];
 };
 
 INLINE Places find(const Pool &pool, const u32 *table, u32 head, u32 first, u32 limit)
@@ -410,7 +412,8 @@ INLINE Places find(const Pool &pool, const u32 *table, u32 head, u32 first, u32 
         const u32 position = min(first + i * 32 + threadIdx.x % 32, limit - 1);
         const u32 index = divide(position, pool.page_tokens);
         const u32 slot = position - index * pool.page_tokens.value;
-        places.row[i] = table[index] * pool.page + head * pool.head + slot * pool.token;
+        places.page[i] = table[index];
+        places.within[i] = head * pool.head + slot * pool.token;
     }
     return places;
 }
@@ -422,37 +425,48 @@ template <u32 THREADS> INLINE void load_block(u32 shared, const Pool &pool, cons
     constexpr u32 ROWS = THREADS / GRANULES;
     const u32 granule = threadIdx.x % GRANULES;
     const u64 keys = pool.start[0] + granule * 16, values = pool.start[1] + granule * 16;
+    const u32 low = places.page[0] * pool.page + places.within[0], high = places.page[1] * pool.page + places.within[1];
 #pragma unroll
     for (u32 i = 0; i < (BLOCK + ROWS - 1) / ROWS; i++) {
         // The rows of a warp are side by side and on one side of 32.
         const u32 row = i * ROWS + threadIdx.x / GRANULES;
         if (BLOCK % ROWS != 0 && row >= BLOCK)
             break;
-        const u64 from = __shfl_sync(0xffffffff, row < 32 ? places.row[0] : places.row[1], row % 32) * (u64)ROW_BYTES;
+        const u64 from = __shfl_sync(0xffffffff, row < 32 ? low : high, row % 32) * (u64)ROW_BYTES;
         const u32 to = shared + row * ROW_BYTES + (granule ^ (row % 8)) * 16;
         copy_granule(to, keys + from, first + row < limit);
         copy_granule(to + SIDE_BYTES, values + from, first + row < limit);
     }
 }
 
-// Calls `attend` with the shared memory and the first position of each block from `first` to before `end`, in ascending order,
-// while the blocks after it are on their way. Before it reads K and V, but after it has looked up where the first ones lie, it
-// calls `ready`. All threads of the thread block take part.
+// Calls `attend` with the shared memory and the first position of each block from `first` to before `end`, in ascending
+// order, while the blocks after it are on their way. Before, it calls `ready`, which waits for the kernel before. Until then
+// it looks up pages, and loads blocks that lie before the position `settled`, which that kernel does not write. All threads
+// of the thread block take part.
 template <u32 THREADS, int STAGES, class Ready, class Attend>
-INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, u32 end, u32 limit, Ready ready, Attend attend)
+INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, u32 end, u32 limit, u32 settled, Ready ready,
+                       Attend attend)
 {
     const u32 shared = (u32)__cvta_generic_to_shared(memory);
     Places places[STAGES];
 #pragma unroll
     for (u32 ahead = 0; ahead < STAGES; ahead++)
         places[ahead] = find(pool, table, head, (first + ahead) * BLOCK, limit);
-    ready();
+    // Of the first blocks those that are settled, which are the first ones, or the others.
+    auto load_first = [&](bool of_settled) {
 #pragma unroll
-    for (u32 ahead = 0; ahead < STAGES - 1; ahead++) {
-        if (first + ahead < end)
-            load_block<THREADS>(shared + ahead * STAGE_BYTES, pool, places[ahead], (first + ahead) * BLOCK, limit);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    }
+        for (u32 ahead = 0; ahead < STAGES - 1; ahead++) {
+            const u32 block = first + ahead;
+            if (((block + 1) * BLOCK <= settled) != of_settled)
+                continue;
+            if (block < end)
+                load_block<THREADS>(shared + ahead * STAGE_BYTES, pool, places[ahead], block * BLOCK, limit);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        }
+    };
+    load_first(true);
+    ready();
+    load_first(false);
     Places next_places = places[STAGES - 1];
     u32 stage = 0;
     for (u32 block = first; block < end; block++) {
@@ -541,7 +555,7 @@ INLINE void decode(const Attend &a, const Partials &partials, const u32 *positio
     const u32 first = chunk * (CHUNK / BLOCK), end = (limit + BLOCK - 1) / BLOCK;
     Exchange<1, DECODE_WARPS> *exchange = (Exchange<1, DECODE_WARPS> *)(memory + STAGES * STAGE_BYTES);
     each_block<32 * DECODE_WARPS, STAGES>(
-        a.pool, pages, head, first, end, limit,
+        a.pool, pages, head, first, end, limit, own,
         [&] {
             follow();
 #pragma unroll
@@ -554,7 +568,8 @@ INLINE void decode(const Attend &a, const Partials &partials, const u32 *positio
         },
         [&](u32 shared, u32 at) { attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale, exchange); });
 
-    const u32 chunks = own / CHUNK + 1;
+    // Positions for which there is no room are not seen.
+    const u32 chunks = min(own / CHUNK + 1, partials.chunks);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const u32 member = lane / 4 + 8 * half;
@@ -653,7 +668,7 @@ extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDEN
     clear(softmax);
     const u32 end = (limit + BLOCK - 1) / BLOCK;
     each_block<THREADS, PREFILL_STAGES>(
-        a.pool, a.pages + tile.table, head, 0, end, limit,
+        a.pool, a.pages + tile.table, head, 0, end, limit, 0,
         [&] {
             follow();
             load_queries();

@@ -24,44 +24,36 @@ pub const CHUNK: usize = 256;
 
 /// Positions of a block, as in `attention.cu`.
 const BLOCK: usize = 64;
-/// Stages that hold a chunk and the block after it, as in `attention.cu`.
+/// Warps of a thread block, as there.
+const WARPS: usize = 4;
+/// Blocks of K and V that prefill has in shared memory, as there.
+const PREFILL_STAGES: usize = 2;
+/// Those of decode with few thread blocks: a chunk, and the place of the block after it.
 const FEW_STAGES: usize = CHUNK / BLOCK + 1;
-/// Bytes of shared memory of a thread block that CUDA takes for itself.
-const RESERVED: u32 = 1024;
-/// Most query heads of a KV head in decode: the rows of a tile.
+/// Most query heads of a KV head: the rows of a matrix of `mma`.
 const GROUP: usize = 16;
+/// Bytes of shared memory of a thread block that CUDA takes for itself.
+const RESERVED: usize = 1024;
 
-/// Numbers that `attention.cu` has for a head's size.
-#[derive(Clone, Copy, Debug)]
-struct Tiling {
-    decode_warps: usize,
-    decode_stages: usize,
-    prefill_warps: usize,
-    /// Rows of a warp, in 16.
-    prefill_m: usize,
-    prefill_stages: usize,
+/// Blocks of K and V that decode has in shared memory, as in `attention.cu`.
+fn decode_stages(head_dim: usize) -> usize {
+    if head_dim == 64 { 3 } else { 2 }
 }
 
-impl Tiling {
-    /// Bytes of shared memory for K and V of as many blocks.
-    fn blocks(head_dim: usize, stages: usize) -> usize {
-        stages * 2 * BLOCK * head_dim * 2
-    }
+/// Bytes of shared memory of a thread block of decode: K and V of as many blocks, and what its warps exchange, 16 maxima of
+/// each and weights of 16 rows and a block in bf16.
+fn decode_shared(head_dim: usize, stages: usize) -> usize {
+    stages * 2 * BLOCK * head_dim * 2 + WARPS * 16 * 4 + 16 * BLOCK * 2
+}
 
-    /// Rows of a tile of prefill.
-    fn rows(&self) -> usize {
-        16 * self.prefill_m * self.prefill_warps
-    }
+/// Rows of a tile of prefill: tokens times heads of a group.
+fn prefill_rows(head_dim: usize) -> usize {
+    16 * WARPS * if head_dim == 64 { 2 } else { 1 }
+}
 
-    /// The same for decode, with what its warps exchange: 16 maxima of each, and weights of 16 rows and a block in bf16.
-    fn decode_shared(&self, head_dim: usize, stages: usize) -> u32 {
-        number(Self::blocks(head_dim, stages) + self.decode_warps * 16 * 4 + 16 * BLOCK * 2)
-    }
-
-    /// The same for prefill, with sums of V in f32.
-    fn prefill_shared(&self, head_dim: usize) -> u32 {
-        number(Self::blocks(head_dim, self.prefill_stages) + self.rows() * head_dim * 4)
-    }
+/// Bytes of shared memory of a thread block of prefill: K and V of as many blocks, and sums of V in f32.
+fn prefill_shared(head_dim: usize) -> usize {
+    PREFILL_STAGES * 2 * BLOCK * head_dim * 2 + prefill_rows(head_dim) * head_dim * 4
 }
 
 /// Rows of one sequence that lie side by side in a batch, at ascending positions.
@@ -159,7 +151,6 @@ impl Partials {
 #[derive(Debug)]
 pub struct TensorAttention {
     head_dim: usize,
-    tiling: Tiling,
     decode: Kernel,
     decode_few: Kernel,
     /// Thread blocks of `decode_few` that the device holds at once.
@@ -180,51 +171,33 @@ impl TensorAttention {
     /// # Panics
     /// When heads have another size.
     pub fn new(device: &Arc<Device>, head_dim: usize) -> Result<Self, CudaError> {
-        let (source, tiling) = match head_dim {
-            64 => (
-                SOURCE_64,
-                Tiling {
-                    decode_warps: 4,
-                    decode_stages: 3,
-                    prefill_warps: 4,
-                    prefill_m: 2,
-                    prefill_stages: 2,
-                },
-            ),
-            128 => (
-                SOURCE_128,
-                Tiling {
-                    decode_warps: 4,
-                    decode_stages: 2,
-                    prefill_warps: 8,
-                    prefill_m: 1,
-                    prefill_stages: 2,
-                },
-            ),
+        let source = match head_dim {
+            64 => SOURCE_64,
+            128 => SOURCE_128,
             other => panic!("heads of {other} elements: 64 or 128"),
         };
         let module = device.module(&source)?;
-        let kernel = |name, shared| Kernel::new(device, &module, name, shared);
-        let number_of = |attribute| {
-            let number = device.context().attribute(attribute).map_err(refused("tell its sizes"))?;
-            Ok(usize::try_from(number).unwrap_or(0))
+        let kernel = |name, shared| Kernel::new(device, &module, name, number(shared));
+        let size = |attribute| {
+            let size = device.context().attribute(attribute).map_err(refused("tell its sizes"))?;
+            Ok(usize::try_from(size).unwrap_or(0))
         };
-        let shared = number_of(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?;
-        let few_shared = tiling.decode_shared(head_dim, FEW_STAGES);
+        let shared = size(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?;
+        let few_at_once = shared / (decode_shared(head_dim, FEW_STAGES) + RESERVED);
         Ok(Self {
             head_dim,
-            tiling,
-            decode: kernel("attention_decode", tiling.decode_shared(head_dim, tiling.decode_stages))?,
-            decode_few: kernel("attention_decode_few", few_shared)?,
-            few: number_of(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
-                * (shared / (few_shared + RESERVED) as usize),
-            prefill: kernel("attention_prefill", tiling.prefill_shared(head_dim))?,
+            decode: kernel("attention_decode", decode_shared(head_dim, decode_stages(head_dim)))?,
+            decode_few: kernel("attention_decode_few", decode_shared(head_dim, FEW_STAGES))?,
+            few: size(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? * few_at_once,
+            prefill: kernel("attention_prefill", prefill_shared(head_dim))?,
         })
     }
 
-    /// Attention of rows of which each is the last one of its sequence: `rows` of the batch. For each it reads its position,
-    /// so that a captured graph serves batches of all lengths up to `positions` and at most as many rows. Rows with
-    /// [`NO_POSITION`](super::rows::NO_POSITION) are left out.
+    /// Attention of `rows` of the batch, each of which is the last one of its sequence. What a row sees besides itself was
+    /// stored by other kernels than the one right before.
+    ///
+    /// Positions are read on the device: a captured graph serves sequences of all lengths up to `positions` (what is beyond is
+    /// not seen), and fewer sequences than rows: rows with [`NO_POSITION`](super::rows::NO_POSITION) are left out.
     ///
     /// `queries` and `outputs` `[rows][heads][head_dim]` are those of the batch.
     ///
@@ -254,10 +227,6 @@ impl TensorAttention {
             batch.position.len() >= batch.rows && batch.table.len() >= batch.rows,
             "arrays shorter than the batch"
         );
-        assert!(
-            heads / kv_heads <= GROUP,
-            "{heads} query heads and {kv_heads} KV heads: more than {GROUP} each"
-        );
         let chunks = positions.div_ceil(CHUNK);
         let needed = rows.len() * heads * chunks;
         assert!(
@@ -285,10 +254,10 @@ impl TensorAttention {
         let (kernel, stages) = if grid.iter().product::<usize>() <= self.few {
             (&self.decode_few, FEW_STAGES)
         } else {
-            (&self.decode, self.tiling.decode_stages)
+            (&self.decode, decode_stages(self.head_dim))
         };
-        let threads = 32 * self.tiling.decode_warps as u32;
-        let geometry = Geometry { grid, threads, shared: self.tiling.decode_shared(self.head_dim, stages) };
+        let shared = number(decode_shared(self.head_dim, stages));
+        let geometry = Geometry { grid, threads: 32 * WARPS as u32, shared };
         let arguments =
             [argument(&attend), argument(&view), argument(&position), argument(&table), argument(&outputs)];
         // SAFETY: the parameters of `attention_decode`, which stays within the arrays by the checks above. The view, the
@@ -300,19 +269,7 @@ impl TensorAttention {
     #[must_use]
     pub fn tiles(&self, attention: &Attention, runs: &[Run]) -> Vec<Run> {
         let group = attention.heads / attention.kv_heads;
-        let tokens = number(self.tiling.rows() / group);
-        let cut = |run: &Run| {
-            let run = *run;
-            (0..run.rows.div_ceil(tokens)).map(move |index| Run {
-                first_row: run.first_row + index * tokens,
-                rows: tokens.min(run.rows - index * tokens),
-                start: run.start + index * tokens,
-                table: run.table,
-            })
-        };
-        let mut tiles: Vec<Run> = runs.iter().flat_map(cut).collect();
-        tiles.sort_by_key(|tile| std::cmp::Reverse(tile.start + tile.rows));
-        tiles
+        cut(runs, number(prefill_rows(self.head_dim) / group))
     }
 
     /// Attention of the first `count` of these tiles, of a batch of `rows` rows.
@@ -344,8 +301,8 @@ impl TensorAttention {
         );
         let geometry = Geometry {
             grid: [attention.kv_heads, count, 1],
-            threads: 32 * self.tiling.prefill_warps as u32,
-            shared: self.tiling.prefill_shared(self.head_dim),
+            threads: 32 * WARPS as u32,
+            shared: number(prefill_shared(self.head_dim)),
         };
         let (tiles, outputs) = (tiles.address(), outputs.address());
         let arguments = [argument(&attend), argument(&tiles), argument(&outputs)];
@@ -366,8 +323,12 @@ impl TensorAttention {
         let &Attention { heads, kv_heads, head_dim, query_stride, scale } = attention;
         assert_eq!(head_dim, self.head_dim, "elements of a head");
         assert!(
-            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            kv_heads > 0 && heads >= kv_heads && heads.is_multiple_of(kv_heads),
             "{heads} query heads and {kv_heads} KV heads"
+        );
+        assert!(
+            heads / kv_heads <= GROUP,
+            "{heads} query heads and {kv_heads} KV heads: more than {GROUP} each"
         );
         assert!(scale > 0.0 && scale.is_finite(), "a scale of {scale}");
         assert!(
@@ -393,5 +354,46 @@ impl TensorAttention {
             query_stride: number(query_stride),
             scale: scale * std::f32::consts::LOG2_E,
         }
+    }
+}
+
+/// Cuts runs into tiles of up to `tokens` rows, those that see the most positions first: they take the longest, and the short
+/// ones fill what is left of the device's time.
+fn cut(runs: &[Run], tokens: u32) -> Vec<Run> {
+    let tiles = |&run: &Run| {
+        (0..run.rows.div_ceil(tokens)).map(move |index| Run {
+            first_row: run.first_row + index * tokens,
+            rows: tokens.min(run.rows - index * tokens),
+            start: run.start + index * tokens,
+            table: run.table,
+        })
+    };
+    let mut tiles: Vec<Run> = runs.iter().flat_map(tiles).collect();
+    tiles.sort_by_key(|tile| std::cmp::Reverse(tile.start + tile.rows));
+    tiles
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_have_every_row_once_and_the_longest_come_first() {
+        let runs = [(0, 70, 5, 0), (70, 1, 300, 9), (71, 0, 0, 40), (71, 32, 0, 50)];
+        let runs = runs.map(|(first_row, rows, start, table)| Run { first_row, rows, start, table });
+        let tiles = cut(&runs, 32);
+        let ends: Vec<u32> = tiles.iter().map(|tile| tile.start + tile.rows).collect();
+        assert_eq!(ends, [301, 75, 69, 37, 32]);
+        let mut rows: Vec<[u32; 3]> = Vec::new();
+        for tile in &tiles {
+            assert!((1..=32).contains(&tile.rows), "{tile:?}");
+            rows.extend((0..tile.rows).map(|row| [tile.first_row + row, tile.start + row, tile.table]));
+        }
+        rows.sort_unstable();
+        let expected: Vec<[u32; 3]> = runs
+            .iter()
+            .flat_map(|run| (0..run.rows).map(|row| [run.first_row + row, run.start + row, run.table]))
+            .collect();
+        assert_eq!(rows, expected);
     }
 }

@@ -47,13 +47,18 @@ INLINE float warp_sum(float sum)
 extern "C" __global__ void __launch_bounds__(512)
     rms_norm(const float *residual, const u32 *selected, const float *weight, u16 *normed, u32 hidden, float epsilon)
 {
+    const u32 vectors = hidden / 4;
+    float4 weights[NORM_VECTORS], kept[NORM_VECTORS];
+#pragma unroll
+    for (int i = 0; i < NORM_VECTORS; i++) {
+        const u32 at = i * blockDim.x + threadIdx.x;
+        if (at < vectors)
+            weights[i] = ((const float4 *)weight)[at];
+    }
     follow();
     const u32 row = selected ? selected[blockIdx.x] : blockIdx.x;
     const float4 *from = (const float4 *)(residual + row * (u64)hidden);
     uint2 *to = (uint2 *)(normed + blockIdx.x * (u64)hidden);
-    const u32 vectors = hidden / 4;
-
-    float4 kept[NORM_VECTORS];
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < NORM_VECTORS; i++) {
@@ -77,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(512)
     for (int i = 0; i < NORM_VECTORS; i++) {
         const u32 at = i * blockDim.x + threadIdx.x;
         if (at < vectors) {
-            const float4 v = kept[i], w = ((const float4 *)weight)[at];
+            const float4 v = kept[i], w = weights[i];
             to[at] = make_uint2(bf16_pair(v.x * factor * w.x, v.y * factor * w.y),
                                 bf16_pair(v.z * factor * w.z, v.w * factor * w.w));
         }
@@ -111,14 +116,28 @@ struct Rotate {
 template <u32 DIM> INLINE void rotate_and_store(const Rotate &r)
 {
     constexpr u32 THREADS = DIM / 4;
-    follow();
     const u32 row = blockIdx.x, position = r.position[row];
     const u32 head = blockIdx.y * (blockDim.x / THREADS) + threadIdx.x / THREADS;
     const u32 heads = r.heads + 2 * r.kv_heads;
-    if (position == NO_POSITION || head >= heads)
-        return;
     const u32 at = threadIdx.x % THREADS * 2;
     const bool query = head < r.heads, value = head >= r.heads + r.kv_heads;
+    if (position == NO_POSITION || head >= heads) {
+        follow();
+        return;
+    }
+    u16 *to;
+    if (query) {
+        to = r.queries + (row * (u64)r.heads + head) * DIM;
+    } else {
+        const u32 kv_head = value ? head - r.heads - r.kv_heads : head - r.heads;
+        const u32 index = divide(position, r.pool.page_tokens), slot = position - index * r.pool.page_tokens.value;
+        const u64 page = r.pages[r.table[row] + index];
+        to = (u16 *)r.pool.start[value] + (page * r.pool.page + kv_head * r.pool.head + slot * r.pool.token) * DIM;
+    }
+    const u64 angle = row * (u64)(DIM / 2) + at;
+    const float2 c = *(const float2 *)(r.cosines + angle), s = *(const float2 *)(r.sines + angle);
+    follow();
+
     const float *from = r.qkv + (row * (u64)heads + head) * DIM + at;
     float2 low = *(const float2 *)from, high = *(const float2 *)(from + DIM / 2);
 
@@ -136,22 +155,11 @@ template <u32 DIM> INLINE void rotate_and_store(const Rotate &r)
         high = make_float2(high.x * factor * b.x, high.y * factor * b.y);
     }
     if (!value) {
-        const u64 angle = row * (u64)(DIM / 2) + at;
-        const float2 c = *(const float2 *)(r.cosines + angle), s = *(const float2 *)(r.sines + angle);
         const float2 l = low, h = high;
         low = make_float2(__fmaf_rn(l.x, c.x, -__fmul_rn(h.x, s.x)), __fmaf_rn(l.y, c.y, -__fmul_rn(h.y, s.y)));
         high = make_float2(__fmaf_rn(h.x, c.x, __fmul_rn(l.x, s.x)), __fmaf_rn(h.y, c.y, __fmul_rn(l.y, s.y)));
     }
 
-    u16 *to;
-    if (query) {
-        to = r.queries + (row * (u64)r.heads + head) * DIM;
-    } else {
-        const u32 kv_head = value ? head - r.heads - r.kv_heads : head - r.heads;
-        const u32 index = divide(position, r.pool.page_tokens), slot = position - index * r.pool.page_tokens.value;
-        const u64 page = r.pages[r.table[row] + index];
-        to = (u16 *)r.pool.start[value] + (page * r.pool.page + kv_head * r.pool.head + slot * r.pool.token) * DIM;
-    }
     *(u32 *)(to + at) = bf16_pair(low.x, low.y);
     *(u32 *)(to + at + DIM / 2) = bf16_pair(high.x, high.y);
 }

@@ -69,8 +69,9 @@ unsafe impl DeviceRepr for Rotate {}
 
 /// The kernels on one device.
 ///
-/// Each function enqueues its launches and returns. It panics where an array is shorter than the sizes say. What arrays hold is
-/// not looked at: tokens, pages and positions are those of the model and the pool.
+/// Each function enqueues its launches and returns. It panics where an array is shorter than the sizes say. What arrays hold
+/// is not looked at: tokens, pages and positions are those of the model and the pool. Weights, positions, tables, pages and
+/// angles are read while the kernel before may still run, so it must not be what writes them.
 #[derive(Debug)]
 pub struct TensorRows {
     embed: Kernel,
