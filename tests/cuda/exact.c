@@ -86,12 +86,6 @@ static void run_linear_f32_8(void **parameters)
         ARGUMENT(u32, 4), ARGUMENT(float *, 5));
 }
 
-static void run_linear_f32_32(void **parameters)
-{
-    linear_f32_32(ARGUMENT(const float *, 0), ARGUMENT(u32, 1), ARGUMENT(const float *, 2), ARGUMENT(u32, 3),
-        ARGUMENT(u32, 4), ARGUMENT(float *, 5));
-}
-
 static void run_linear_bf16_1(void **parameters)
 {
     linear_bf16_1(ARGUMENT(const float *, 0), ARGUMENT(u32, 1), ARGUMENT(const u16 *, 2), ARGUMENT(u32, 3),
@@ -110,12 +104,6 @@ static void run_linear_bf16_8(void **parameters)
         ARGUMENT(u32, 4), ARGUMENT(float *, 5));
 }
 
-static void run_linear_bf16_32(void **parameters)
-{
-    linear_bf16_32(ARGUMENT(const float *, 0), ARGUMENT(u32, 1), ARGUMENT(const u16 *, 2), ARGUMENT(u32, 3),
-        ARGUMENT(u32, 4), ARGUMENT(float *, 5));
-}
-
 static void run_linear_f16_1(void **parameters)
 {
     linear_f16_1(ARGUMENT(const float *, 0), ARGUMENT(u32, 1), ARGUMENT(const u16 *, 2), ARGUMENT(u32, 3),
@@ -131,12 +119,6 @@ static void run_linear_f16_2(void **parameters)
 static void run_linear_f16_8(void **parameters)
 {
     linear_f16_8(ARGUMENT(const float *, 0), ARGUMENT(u32, 1), ARGUMENT(const u16 *, 2), ARGUMENT(u32, 3),
-        ARGUMENT(u32, 4), ARGUMENT(float *, 5));
-}
-
-static void run_linear_f16_32(void **parameters)
-{
-    linear_f16_32(ARGUMENT(const float *, 0), ARGUMENT(u32, 1), ARGUMENT(const u16 *, 2), ARGUMENT(u32, 3),
         ARGUMENT(u32, 4), ARGUMENT(float *, 5));
 }
 
@@ -190,8 +172,7 @@ static void run_attention_values_bf16(void **parameters)
 const Kernel exact_kernels[] = {
     ENTRY(embed_f32), ENTRY(embed_bf16), ENTRY(embed_f16), ENTRY(square_lanes), ENTRY(rms_norm), ENTRY(rotate_heads),
     ENTRY(gated_silu), ENTRY(gated_gelu_tanh), ENTRY(add), ENTRY(select_rows), ENTRY(greatest_of_shares),
-    ENTRY(greatest_of_rows), ENTRY(linear_f32_1), ENTRY(linear_f32_2), ENTRY(linear_f32_8), ENTRY(linear_f32_32),
-    ENTRY(linear_bf16_1), ENTRY(linear_bf16_2), ENTRY(linear_bf16_8), ENTRY(linear_bf16_32), ENTRY(linear_f16_1),
-    ENTRY(linear_f16_2), ENTRY(linear_f16_8), ENTRY(linear_f16_32), ENTRY(write_kv), ENTRY(attention_scores_f32),
-    ENTRY(attention_scores_bf16), ENTRY(attention_maxima), ENTRY(attention_weights), ENTRY(attention_values_f32),
-    ENTRY(attention_values_bf16), {0}};
+    ENTRY(greatest_of_rows), ENTRY(linear_f32_1), ENTRY(linear_f32_2), ENTRY(linear_f32_8), ENTRY(linear_bf16_1),
+    ENTRY(linear_bf16_2), ENTRY(linear_bf16_8), ENTRY(linear_f16_1), ENTRY(linear_f16_2), ENTRY(linear_f16_8),
+    ENTRY(write_kv), ENTRY(attention_scores_f32), ENTRY(attention_scores_bf16), ENTRY(attention_maxima),
+    ENTRY(attention_weights), ENTRY(attention_values_f32), ENTRY(attention_values_bf16), {0}};

@@ -37,7 +37,7 @@ typedef unsigned long long u64;
 // Stripes after which the sums are scrambled.
 #define ROUND 16
 // Stripes that a thread loads before it uses the first.
-#define EACH 8
+#define EACH 16
 // Bytes of the longest value that has a formula of its own.
 #define SHORT 240
 

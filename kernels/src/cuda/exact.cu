@@ -348,15 +348,12 @@ EXPORTED __global__ void __launch_bounds__(32)
 LINEAR(linear_f32_1, float, from_f32, eight_f32, 1, 8)
 LINEAR(linear_f32_2, float, from_f32, eight_f32, 2, 8)
 LINEAR(linear_f32_8, float, from_f32, eight_f32, 8, 2)
-LINEAR(linear_f32_32, float, from_f32, eight_f32, 32, 1)
 LINEAR(linear_bf16_1, u16, from_bf16, eight_bf16, 1, 8)
 LINEAR(linear_bf16_2, u16, from_bf16, eight_bf16, 2, 8)
 LINEAR(linear_bf16_8, u16, from_bf16, eight_bf16, 8, 2)
-LINEAR(linear_bf16_32, u16, from_bf16, eight_bf16, 32, 1)
 LINEAR(linear_f16_1, u16, from_f16, eight_f16, 1, 8)
 LINEAR(linear_f16_2, u16, from_f16, eight_f16, 2, 8)
 LINEAR(linear_f16_8, u16, from_f16, eight_f16, 8, 2)
-LINEAR(linear_f16_32, u16, from_f16, eight_f16, 32, 1)
 
 // ---- K and V ----
 
@@ -561,8 +558,6 @@ EXPORTED __global__ void __launch_bounds__(ATTENTION_THREADS)
             weighted = weighted * corrections[i];                                                                      \
             _Pragma("unroll") for (u32 slot = i * BLOCK; slot < (i + 1) * BLOCK; slot++)                               \
             {                                                                                                          \
-                u32 position = block * BLOCK + slot;                                                                   \
-                (void)position;                                                                                        \
                 if (is_seen)                                                                                           \
                     weighted = fmaf(weights[slot], values[slot], weighted);                                            \
             }                                                                                                          \
@@ -588,7 +583,7 @@ EXPORTED __global__ void __launch_bounds__(ATTENTION_THREADS)
         for (; (block + VALUE_BLOCKS) * BLOCK <= seen; block += VALUE_BLOCKS)                                          \
             ATTENTION_STEP(type, widen, VALUE_BLOCKS, 1)                                                               \
         for (; block * BLOCK < seen; block++)                                                                          \
-            ATTENTION_STEP(type, widen, 1, position < seen)                                                            \
+            ATTENTION_STEP(type, widen, 1, block * BLOCK + slot < seen)                                                \
         float inverse = 1.0f / sum;                                                                                    \
         STORE(out + ((u64)blockIdx.x * heads + blockIdx.y) * head_dim + dimension, weighted * inverse);                \
     }

@@ -90,7 +90,7 @@ pub const SOURCE: Source = Source {
 const THREADS: usize = 256;
 const LINEAR_THREADS: usize = 32;
 /// Numbers of rows that share a pass over a matrix.
-const LINEAR_ROWS: [usize; 4] = [32, 8, 2, 1];
+const LINEAR_ROWS: [usize; 3] = [8, 2, 1];
 const ATTENTION_THREADS: usize = 64;
 /// Positions of one step of the online softmax.
 const BLOCK: usize = 16;
@@ -120,9 +120,9 @@ macro_rules! functions {
 
 functions! {
     embed_f32 embed_bf16 embed_f16 square_lanes rms_norm rotate_heads gated_silu gated_gelu_tanh add select_rows
-    greatest_of_shares greatest_of_rows linear_f32_1 linear_f32_2 linear_f32_8 linear_f32_32 linear_bf16_1 linear_bf16_2 linear_bf16_8 linear_bf16_32 linear_f16_1 linear_f16_2 linear_f16_8 linear_f16_32
-    write_kv attention_scores_f32 attention_scores_bf16 attention_maxima attention_weights attention_values_f32
-    attention_values_bf16
+    greatest_of_shares greatest_of_rows linear_f32_1 linear_f32_2 linear_f32_8 linear_bf16_1 linear_bf16_2 linear_bf16_8
+    linear_f16_1 linear_f16_2 linear_f16_8 write_kv attention_scores_f32 attention_scores_bf16 attention_maxima
+    attention_weights attention_values_f32 attention_values_bf16
 }
 
 /// Puts a launch into the stream. Arguments are variables with the kernel's own types (addresses are `u64`).
@@ -329,15 +329,12 @@ impl Exact {
             };
         }
         match (weight.element, tile) {
-            (Element::F32, 32) => product!(linear_f32_32),
             (Element::F32, 8) => product!(linear_f32_8),
             (Element::F32, 2) => product!(linear_f32_2),
             (Element::F32, _) => product!(linear_f32_1),
-            (Element::Bf16, 32) => product!(linear_bf16_32),
             (Element::Bf16, 8) => product!(linear_bf16_8),
             (Element::Bf16, 2) => product!(linear_bf16_2),
             (Element::Bf16, _) => product!(linear_bf16_1),
-            (Element::F16, 32) => product!(linear_f16_32),
             (Element::F16, 8) => product!(linear_f16_8),
             (Element::F16, 2) => product!(linear_f16_2),
             (Element::F16, _) => product!(linear_f16_1),
