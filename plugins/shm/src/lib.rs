@@ -17,6 +17,8 @@ mod backend;
 mod config;
 mod control;
 mod copier;
+mod cuda;
+mod device_copier;
 #[doc(hidden)]
 pub mod fuzzing;
 mod inbound;
