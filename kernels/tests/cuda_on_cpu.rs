@@ -1,5 +1,5 @@
 //! The CUDA copies from end to end on a machine without a GPU: the real host side and the real source of the kernels, on a
-//! stand-in for NVIDIA's libraries that gcc compiles together with them (`cuda_on_cpu/driver.c`).
+//! stand-in for NVIDIA's libraries that gcc compiles together with them (`host_tests::cuda`).
 //!
 //! It shows that parameters, grids and index arithmetic are right, and that no access is out of bounds or unaligned. It
 //! shows nothing of a GPU's memory model or speed. `benches/cuda_copy.rs` is for those.
@@ -9,8 +9,7 @@
 #[path = "page_copy/cases.rs"]
 mod cases;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
 use cases::{bytes, case, naive};
@@ -32,25 +31,9 @@ fn driver() -> MutexGuard<'static, Driver> {
     DRIVER.lock()
 }
 
-/// Compiles and loads it under the name that is opened later, so that the later call finds this library.
+/// Loads it under the name that is opened later, so that the later call finds this library.
 fn build() -> Driver {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("libcuda.so");
-    let flags =
-        ["-std=gnu11", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC", "-pthread"];
-    let status = Command::new(std::env::var_os("CC").unwrap_or_else(|| "gcc".into()))
-        .args(flags)
-        .arg("-Wl,-soname,libcuda.so")
-        .arg("-I")
-        .arg(here.join("src/cuda"))
-        .arg("-include")
-        .arg(here.join("tests/cuda_on_cpu/words.h"))
-        .arg("-o")
-        .arg(&path)
-        .arg(here.join("tests/cuda_on_cpu/driver.c"))
-        .status()
-        .unwrap();
-    assert!(status.success(), "gcc refuses the stand-in or the kernels");
+    let path = host_tests::cuda::library();
     // SAFETY: our own library, without initialisers.
     let library = unsafe { Library::open(Some(&path), libloading::os::unix::RTLD_NOW) }.unwrap();
     Driver { library, path }

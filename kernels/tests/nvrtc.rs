@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 
-use host_kernels::cuda::{Architecture, CudaError, Image, Nvrtc, SOURCE};
+use host_kernels::cuda::{Architecture, CudaError, Image, Nvrtc, SOURCE, exact};
 use host_tests::skip::skipped;
 
 fn compilers() -> Vec<Nvrtc> {
@@ -78,6 +78,27 @@ fn rows_of_sixteen_bytes_are_loaded_and_stored_as_vectors_all_loads_before_the_f
                     "{name}"
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn the_exact_math_has_no_products_that_the_compiler_fused_and_no_approximations() {
+    for nvrtc in compilers() {
+        for capability in [80, 90] {
+            let binary = nvrtc.compile_with(exact::SOURCE.text, exact::SOURCE.options, capability).unwrap();
+            assert!(matches!(binary, Image::Binary(_)), "no machine code for {capability}");
+        }
+        let latest = *nvrtc.capabilities().unwrap().last().unwrap();
+        let Image::Assembly(text) =
+            nvrtc.compile_with(exact::SOURCE.text, exact::SOURCE.options, latest + 1).unwrap()
+        else {
+            panic!("machine code for a GPU that the compiler does not know");
+        };
+        // The assembler may fuse `mul.f32` with the sum after it, and must not fuse `mul.rn.f32`.
+        assert!(kernel(&text, "rotate_heads").contains("mul.rn.f32"), "{text:.500}");
+        for wrong in [".approx", ".ftz", "mul.f32", "add.f32", "div.full"] {
+            assert!(!text.contains(wrong), "{wrong}");
         }
     }
 }

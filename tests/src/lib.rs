@@ -7,6 +7,7 @@ pub mod built;
 pub mod c_plugins;
 pub mod caches;
 pub mod cluster;
+pub mod cuda;
 pub mod defect;
 pub mod elf;
 pub mod fetched;

@@ -3,11 +3,12 @@
 //! It is for weights of 32 bits, for machines whose answers have to be those of the CPU's, and for tests. Each function puts its
 //! launches into the stream and returns.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaStream, DeviceRepr};
+use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::{Array, CudaError, Device};
+use super::device::function;
+use super::{Array, CudaError, Device, Source, refused};
 use crate::math::{Element, Gate, Heads};
 
 /// A matrix on the device, `[outputs][inputs]`.
@@ -76,9 +77,602 @@ pub struct Attention {
     pub scale: f32,
 }
 
+/// The kernels of [`Exact`].
+pub const SOURCE: Source = Source {
+    name: "exact.cu",
+    text: include_str!("exact.cu"),
+    // A fused multiply-add is only where the source says so.
+    options: &["--fmad=false"],
+};
+
+/// Threads of a block, as in the source.
+const THREADS: usize = 256;
+const LINEAR_THREADS: usize = 32;
+/// Rows that share a pass over a matrix.
+const LINEAR_ROWS: usize = 8;
+const ATTENTION_THREADS: usize = 64;
+/// Positions of one step of the online softmax.
+const BLOCK: usize = 16;
+/// Threads that look for a row's greatest element.
+const SHARES: usize = 256;
+/// Elements of what lies between the launches of one function. More rows than fit are done a part at a time.
+const SCRATCH: usize = 1 << 24;
+/// Blocks of a grid in its second dimension, at most.
+const COLUMNS: usize = 65_535;
+
+macro_rules! functions {
+    ($($name:ident)*) => {
+        /// All kernels of the source.
+        #[derive(Debug)]
+        struct Functions {
+            $($name: CudaFunction,)*
+        }
+
+        impl Functions {
+            fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
+                let module = device.module(&SOURCE)?;
+                Ok(Self { $($name: function(&module, stringify!($name))?,)* })
+            }
+        }
+    };
+}
+
+functions! {
+    embed_f32 embed_bf16 embed_f16 square_lanes rms_norm rotate_heads gated_silu gated_gelu_tanh add select_rows
+    greatest_of_shares greatest_of_rows linear_f32_1 linear_bf16_1 linear_f16_1 linear_f32_8 linear_bf16_8 linear_f16_8
+    write_kv attention_scores_f32 attention_scores_bf16 attention_maxima attention_weights attention_values_f32
+    attention_values_bf16
+}
+
+/// Puts a launch into the stream. Arguments are variables with the kernel's own types (addresses are `u64`).
+macro_rules! launch {
+    ($exact:ident . $name:ident, $grid:expr, $threads:expr, $($argument:ident),*) => {{
+        let mut builder = $exact.stream.launch_builder(&$exact.functions.$name);
+        $(builder.arg(&$argument);)*
+        let (grid_dim, threads): (_, usize) = ($grid, $threads);
+        let config = LaunchConfig { grid_dim, block_dim: (number(threads), 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the arguments are those of the kernel with this name. The function that launches has checked that the
+        // arrays are as long as its sizes say, and a kernel touches nothing else but what the caller vouches for.
+        unsafe { builder.launch(config) }
+            .map(|_no_events| ())
+            .map_err(refused(concat!("launch the kernel ", stringify!($name))))
+    }};
+}
+
 /// The math, in one stream.
+///
+/// Numbers are those of [`crate::math::Math`] to the last bit, except for the bits of a NaN. Arrays may be longer than what
+/// is used of them. The device, not these functions, reads tokens, positions and tables: where those of [`Rows`] name pages
+/// that the pool does not have, or more pages than there are, kernels touch memory that is not theirs.
 #[derive(Debug)]
 pub struct Exact {
     device: Arc<Device>,
     stream: Arc<CudaStream>,
+    functions: Functions,
+    /// What lies between two launches. It is locked until both are in the stream.
+    scratch: Mutex<Array<f32>>,
+}
+
+/// A number that a kernel counts in 32 bits.
+fn number(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or_else(|_| panic!("{value} is too large for the kernels"))
+}
+
+/// A grid with a row of blocks for each of `rows`, wide enough for `columns` threads.
+fn grid(rows: usize, columns: usize, threads: usize) -> (u32, u32, u32) {
+    let blocks = columns.div_ceil(threads);
+    assert!(blocks <= COLUMNS, "rows of {columns} elements are too long for the kernels");
+    (number(rows), number(blocks), 1)
+}
+
+/// Address of an element.
+fn at<T: DeviceRepr + Copy>(array: &Array<T>, element: usize) -> u64 {
+    array.address() + (element * size_of::<T>()) as u64
+}
+
+fn assert_holds<T: DeviceRepr + Copy>(array: &Array<T>, elements: usize, what: &str) {
+    assert!(array.len() >= elements, "{what}: {elements} elements in an array of {}", array.len());
+}
+
+impl Exact {
+    /// Compiles and loads the kernels.
+    ///
+    /// # Errors
+    /// When there is no NVRTC, or the driver refuses.
+    pub fn new(device: &Arc<Device>, stream: Arc<CudaStream>) -> Result<Self, CudaError> {
+        let functions = Functions::load(device)?;
+        let scratch = Mutex::new(Array::new(device, SCRATCH)?);
+        Ok(Self { device: Arc::clone(device), stream, functions, scratch })
+    }
+
+    /// The stream that everything is ordered in.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Brings a matrix of `[outputs][inputs]` little-endian elements to the device, as it is. Waits until it is there.
+    ///
+    /// # Errors
+    /// When the device has no memory left.
+    ///
+    /// # Panics
+    /// When `bytes` is no such matrix.
+    pub fn upload_matrix(
+        &self,
+        bytes: &[u8],
+        element: Element,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<Matrix, CudaError> {
+        assert_eq!(
+            bytes.len(),
+            outputs * inputs * element.bytes(),
+            "bytes of {outputs} rows of {inputs} {element:?}"
+        );
+        let mut array = Array::new(&self.device, bytes.len())?;
+        array.upload(&self.stream, bytes)?;
+        Ok(Matrix { bytes: array, element, outputs, inputs })
+    }
+
+    /// `out[row] = table[token[row] - first_token]`, widened. Rows of tokens that the table does not have are zeros.
+    ///
+    /// # Errors
+    /// When the driver refuses a launch, as for all functions here.
+    ///
+    /// # Panics
+    /// When `out` or the rows' tokens are too short.
+    pub fn embed(
+        &self,
+        table: &Matrix,
+        rows: &Rows,
+        first_token: u32,
+        out: &mut Array<f32>,
+    ) -> Result<(), CudaError> {
+        let width = table.inputs;
+        assert_holds(out, rows.rows * width, "embedded rows");
+        assert_holds(&rows.token, rows.rows, "tokens");
+        if rows.rows * width == 0 {
+            return Ok(());
+        }
+        let grid = grid(rows.rows, width, THREADS);
+        let (held, width) = (number(table.outputs), number(width));
+        let (table_at, tokens, out) = (table.bytes.address(), rows.token.address(), out.address());
+        match table.element {
+            Element::F32 => {
+                launch!(self.embed_f32, grid, THREADS, table_at, tokens, first_token, held, width, out)
+            }
+            Element::Bf16 => {
+                launch!(self.embed_bf16, grid, THREADS, table_at, tokens, first_token, held, width, out)
+            }
+            Element::F16 => {
+                launch!(self.embed_f16, grid, THREADS, table_at, tokens, first_token, held, width, out)
+            }
+        }
+    }
+
+    /// `y = x / sqrt(mean(x^2) + epsilon) * weight` for `rows` rows of `weight.len()` elements.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    ///
+    /// # Panics
+    /// When the row length is no multiple of 8, or an array is too short.
+    pub fn rms_norm(
+        &self,
+        x: &Array<f32>,
+        rows: usize,
+        weight: &Array<f32>,
+        epsilon: f32,
+        y: &mut Array<f32>,
+    ) -> Result<(), CudaError> {
+        let width = weight.len();
+        assert!(width.is_multiple_of(8), "rows of {width} elements, which is no multiple of 8");
+        assert_holds(x, rows * width, "rows to norm");
+        assert_holds(y, rows * width, "normed rows");
+        let scratch = self.scratch();
+        for (first, rows) in parts(rows, SCRATCH / 8) {
+            let (x, y, weight) = (at(x, first * width), at(y, first * width), weight.address());
+            let sums = scratch.address();
+            self.square_lanes(x, width, 1, width, rows, sums)?;
+            let grid = grid(rows, width, THREADS);
+            let width = number(width);
+            launch!(self.rms_norm, grid, THREADS, x, sums, weight, epsilon, width, y)?;
+        }
+        Ok(())
+    }
+
+    /// The lanes of the sums of squares of `heads` heads of `width` elements in each of `rows` rows.
+    fn square_lanes(
+        &self,
+        data: u64,
+        stride: usize,
+        heads: usize,
+        width: usize,
+        rows: usize,
+        sums: u64,
+    ) -> Result<(), CudaError> {
+        let lanes = rows * heads * 8;
+        let grid = (number(lanes.div_ceil(THREADS)), 1, 1);
+        let (stride, heads, width, lanes) = (number(stride), number(heads), number(width), lanes as u64);
+        launch!(self.square_lanes, grid, THREADS, data, stride, heads, width, lanes, sums)
+    }
+
+    /// `y[m][n] = sum over k of x[m][k] * weight[n][k]` for `rows` rows: one chain of fused multiply-adds over k from 0.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    ///
+    /// # Panics
+    /// When an array is too short.
+    pub fn linear(
+        &self,
+        x: &Array<f32>,
+        rows: usize,
+        weight: &Matrix,
+        y: &mut Array<f32>,
+    ) -> Result<(), CudaError> {
+        let (outputs, inputs) = (weight.outputs, weight.inputs);
+        assert_holds(x, rows * inputs, "inputs of a product");
+        assert_holds(y, rows * outputs, "outputs of a product");
+        if rows * outputs == 0 {
+            return Ok(());
+        }
+        let tile = if rows == 1 { 1 } else { LINEAR_ROWS };
+        let grid = grid(rows.div_ceil(tile), outputs, LINEAR_THREADS);
+        let (rows, outputs, inputs) = (number(rows), number(outputs), number(inputs));
+        let (x, w, y) = (x.address(), weight.bytes.address(), y.address());
+        macro_rules! product {
+            ($name:ident) => {
+                launch!(self.$name, grid, LINEAR_THREADS, x, rows, w, outputs, inputs, y)
+            };
+        }
+        match (weight.element, tile) {
+            (Element::F32, 1) => product!(linear_f32_1),
+            (Element::F32, _) => product!(linear_f32_8),
+            (Element::Bf16, 1) => product!(linear_bf16_1),
+            (Element::Bf16, _) => product!(linear_bf16_8),
+            (Element::F16, 1) => product!(linear_f16_1),
+            (Element::F16, _) => product!(linear_f16_8),
+        }
+    }
+
+    /// Prepares queries or keys in place, as [`crate::math::Math::rotate_heads`]: the RMS norm of each head if there is one
+    /// (`norm`: weight, epsilon), then the rotation by the row's angles, `head_dim / 2` of them for each row.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    ///
+    /// # Panics
+    /// When the sizes do not fit together.
+    pub fn rotate_heads(
+        &self,
+        data: &mut Array<f32>,
+        rows: usize,
+        heads: Heads,
+        norm: Option<(&Array<f32>, f32)>,
+        cosines: &Array<f32>,
+        sines: &Array<f32>,
+    ) -> Result<(), CudaError> {
+        let Heads { stride, offset, heads, head_dim } = heads;
+        let pairs = head_dim / 2;
+        assert!(
+            head_dim.is_multiple_of(16) && offset + heads * head_dim <= stride,
+            "heads of {head_dim} in rows of {stride}"
+        );
+        assert_holds(data, rows * stride, "rows of heads");
+        assert_holds(cosines, rows * pairs, "cosines");
+        assert_holds(sines, rows * pairs, "sines");
+        if let Some((weight, _)) = norm {
+            assert_holds(weight, head_dim, "norm weights of a head");
+        }
+        if heads * head_dim == 0 {
+            return Ok(());
+        }
+        let scratch = self.scratch();
+        for (first, rows) in parts(rows, (SCRATCH / 8 / heads).max(1)) {
+            let (data, sums) = (at(data, first * stride + offset), scratch.address());
+            assert!(rows * heads * 8 <= SCRATCH, "{heads} heads are too many for the kernels");
+            if norm.is_some() {
+                self.square_lanes(data, stride, heads, head_dim, rows, sums)?;
+            }
+            let (weight, epsilon) = norm.map_or((0, 0.0), |(weight, epsilon)| (weight.address(), epsilon));
+            let (cosines, sines) = (at(cosines, first * pairs), at(sines, first * pairs));
+            let grid = grid(rows, heads * pairs, THREADS);
+            let (stride, heads, head_dim) = (number(stride), number(heads), number(head_dim));
+            launch!(
+                self.rotate_heads,
+                grid,
+                THREADS,
+                data,
+                stride,
+                heads,
+                head_dim,
+                weight,
+                epsilon,
+                sums,
+                cosines,
+                sines
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Writes each row's K and V to its place in the pool, rounded to the nearest bf16 where the pool holds those. In a row of
+    /// `stride` elements, K begins at element `first[0]` and V at `first[1]`, `heads` heads of `head_dim` elements each.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    ///
+    /// # Panics
+    /// When the sizes do not fit together.
+    #[expect(clippy::too_many_arguments, reason = "where K and V are in a row, and where they go")]
+    pub fn write_kv(
+        &self,
+        data: &Array<f32>,
+        rows: &Rows,
+        stride: usize,
+        first: [usize; 2],
+        heads: usize,
+        head_dim: usize,
+        kv: &KvView,
+    ) -> Result<(), CudaError> {
+        let width = heads * head_dim;
+        assert!(
+            first.iter().all(|first| first + width <= stride),
+            "K and V of {width} elements in rows of {stride}"
+        );
+        assert_holds(data, rows.rows * stride, "rows with K and V");
+        assert_rows(rows);
+        assert_kv(kv, head_dim);
+        if rows.rows * width == 0 {
+            return Ok(());
+        }
+        let grid = grid(rows.rows, 2 * width, THREADS);
+        let (data, stride, keys, values) =
+            (data.address(), number(stride), number(first[0]), number(first[1]));
+        let (heads, head_dim, kv) = (number(heads), number(head_dim), *kv);
+        let (positions, tables, pages) =
+            (rows.position.address(), rows.table.address(), rows.pages.address());
+        launch!(
+            self.write_kv,
+            grid,
+            THREADS,
+            data,
+            stride,
+            keys,
+            values,
+            heads,
+            head_dim,
+            positions,
+            tables,
+            pages,
+            kv
+        )
+    }
+
+    /// `out[row][head] = softmax(q . k * scale) v` over positions 0 to the row's own, whose K and V are in the pool.
+    /// A row of `out` is `heads * head_dim` elements.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed), and when the device has no memory left for the scores of one row, which is one f32 for each
+    /// head and each token that `rows.pages` has room for.
+    ///
+    /// # Panics
+    /// When the sizes do not fit together, or query rows do not start at multiples of 4 elements.
+    pub fn attention(
+        &self,
+        shape: Attention,
+        queries: &Array<f32>,
+        rows: &Rows,
+        kv: &KvView,
+        out: &mut Array<f32>,
+    ) -> Result<(), CudaError> {
+        let Attention { heads, kv_heads, head_dim, query_stride, scale } = shape;
+        assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads over {kv_heads} KV heads");
+        assert!(head_dim > 0 && head_dim.is_multiple_of(8), "heads of {head_dim} elements");
+        assert!(
+            query_stride >= heads * head_dim && query_stride.is_multiple_of(4),
+            "query rows of {query_stride} elements, which are {} at least and a multiple of 4",
+            heads * head_dim
+        );
+        assert!(heads <= COLUMNS, "{heads} heads are too many for the kernels");
+        assert_holds(queries, rows.rows * query_stride, "query rows");
+        assert_holds(out, rows.rows * heads * head_dim, "attention's rows");
+        assert_rows(rows);
+        assert_kv(kv, head_dim);
+        if rows.rows * heads == 0 {
+            return Ok(());
+        }
+        // No row sees more than all pages hold.
+        let room = (rows.pages.len() * kv.page_tokens as usize).next_multiple_of(BLOCK);
+        let row_scratch = heads * (room + 3 * (room / BLOCK));
+        let mut scratch = self.scratch();
+        scratch.reserve(row_scratch)?;
+        let between = scratch.address();
+        let grid = |rows: usize, columns: usize, most: usize| {
+            (number(rows), number(heads), number(columns.div_ceil(ATTENTION_THREADS).min(most)))
+        };
+        let group = number(heads / kv_heads);
+        let positions_of = &rows.position;
+        for (first, part) in parts(rows.rows, scratch.len() / row_scratch) {
+            let (queries, out) = (at(queries, first * query_stride), at(out, first * heads * head_dim));
+            let (positions, tables) = (at(positions_of, first), at(&rows.table, first));
+            let (pages, kv, bf16) = (rows.pages.address(), *kv, kv.element == 2);
+            let by_position = grid(part, room, 16);
+            let by_block = grid(part, room / BLOCK, 4);
+            let by_dimension = grid(part, head_dim, COLUMNS);
+            let (stride, heads, head_dim, room) =
+                (number(query_stride), number(heads), number(head_dim), number(room));
+            macro_rules! scores {
+                ($name:ident) => {
+                    launch!(
+                        self.$name,
+                        by_position,
+                        ATTENTION_THREADS,
+                        queries,
+                        stride,
+                        heads,
+                        group,
+                        head_dim,
+                        scale,
+                        positions,
+                        tables,
+                        pages,
+                        kv,
+                        between,
+                        room
+                    )
+                };
+            }
+            macro_rules! values {
+                ($name:ident) => {
+                    launch!(
+                        self.$name,
+                        by_dimension,
+                        ATTENTION_THREADS,
+                        heads,
+                        group,
+                        head_dim,
+                        positions,
+                        tables,
+                        pages,
+                        kv,
+                        between,
+                        room,
+                        out
+                    )
+                };
+            }
+            if bf16 { scores!(attention_scores_bf16) } else { scores!(attention_scores_f32) }?;
+            launch!(self.attention_maxima, by_block, ATTENTION_THREADS, heads, positions, between, room)?;
+            launch!(self.attention_weights, by_block, ATTENTION_THREADS, heads, positions, between, room)?;
+            if bf16 { values!(attention_values_bf16) } else { values!(attention_values_f32) }?;
+        }
+        Ok(())
+    }
+
+    /// `y = gate(g) * up` for `rows` rows of `gate_up`, each `width` elements g and then `width` ups.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    ///
+    /// # Panics
+    /// When an array is too short.
+    pub fn gated(
+        &self,
+        gate: Gate,
+        gate_up: &Array<f32>,
+        rows: usize,
+        width: usize,
+        y: &mut Array<f32>,
+    ) -> Result<(), CudaError> {
+        assert_holds(gate_up, 2 * rows * width, "gates and ups");
+        assert_holds(y, rows * width, "gated rows");
+        if rows * width == 0 {
+            return Ok(());
+        }
+        let grid = grid(rows, width, THREADS);
+        let (gate_up, width, y) = (gate_up.address(), number(width), y.address());
+        match gate {
+            Gate::Silu => launch!(self.gated_silu, grid, THREADS, gate_up, width, y),
+            Gate::GeluTanh => launch!(self.gated_gelu_tanh, grid, THREADS, gate_up, width, y),
+        }
+    }
+
+    /// `x += y` for the first `length` elements.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    ///
+    /// # Panics
+    /// When an array is too short.
+    pub fn add(&self, x: &mut Array<f32>, y: &Array<f32>, length: usize) -> Result<(), CudaError> {
+        assert_holds(x, length, "sums");
+        assert_holds(y, length, "addends");
+        if length == 0 {
+            return Ok(());
+        }
+        let grid = (number(length.div_ceil(THREADS)), 1, 1);
+        let (x, y, length) = (x.address(), y.address(), length as u64);
+        launch!(self.add, grid, THREADS, x, y, length)
+    }
+
+    /// `y[i] = x[indices[i]]` for the first `count` indices and rows of `width` elements.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    ///
+    /// # Panics
+    /// When `indices` or `y` is too short. An index beyond x is not noticed.
+    pub fn select(
+        &self,
+        x: &Array<f32>,
+        indices: &Array<u32>,
+        count: usize,
+        width: usize,
+        y: &mut Array<f32>,
+    ) -> Result<(), CudaError> {
+        assert_holds(indices, count, "indices of rows");
+        assert_holds(y, count * width, "selected rows");
+        if count * width == 0 {
+            return Ok(());
+        }
+        let grid = grid(count, width, THREADS);
+        let (x, indices, width, y) = (x.address(), indices.address(), number(width), y.address());
+        launch!(self.select_rows, grid, THREADS, x, indices, width, y)
+    }
+
+    /// The place of the greatest of each row's `width` elements, the lowest among equals. NaN is never the greatest, and a row
+    /// without anything greater than -inf has place 0.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    ///
+    /// # Panics
+    /// When an array is too short.
+    pub fn argmax(
+        &self,
+        x: &Array<f32>,
+        rows: usize,
+        width: usize,
+        places: &mut Array<u32>,
+    ) -> Result<(), CudaError> {
+        assert_holds(x, rows * width, "rows");
+        assert_holds(places, rows, "places of the greatest");
+        let scratch = self.scratch();
+        for (first, rows) in parts(rows, SCRATCH / SHARES / 2) {
+            let (x, out) = (at(x, first * width), at(places, first));
+            let (values, shares) = (scratch.address(), at(&scratch, rows * SHARES));
+            let grid = ((number(rows), 1, 1), (number(rows.div_ceil(32)), 1, 1));
+            let (rows, width) = (number(rows), number(width));
+            launch!(self.greatest_of_shares, grid.0, SHARES, x, width, values, shares)?;
+            launch!(self.greatest_of_rows, grid.1, 32, values, shares, rows, out)?;
+        }
+        Ok(())
+    }
+
+    fn scratch(&self) -> MutexGuard<'_, Array<f32>> {
+        // A panic in between leaves nothing in it that counts.
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The first row and the number of rows of each part with at most so many.
+fn parts(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).step_by(most).map(move |first| (first, most.min(rows - first)))
+}
+
+fn assert_rows(rows: &Rows) {
+    assert_holds(&rows.position, rows.rows, "positions");
+    assert_holds(&rows.table, rows.rows, "where the rows' pages begin");
+}
+
+/// K and V are read 16 bytes at a time.
+fn assert_kv(kv: &KvView, head_dim: usize) {
+    assert!(kv.element == 4 || kv.element == 2, "K and V of {} bytes an element", kv.element);
+    assert!(kv.page_tokens > 0, "pages of no tokens");
+    let aligned =
+        [kv.start, kv.page, kv.head, kv.token].iter().flatten().all(|bytes| bytes.is_multiple_of(16));
+    assert!(aligned && head_dim.is_multiple_of(8), "rows of K and V start at multiples of 16 bytes: {kv:?}");
 }

@@ -1,0 +1,94 @@
+//! A stand-in for NVIDIA's driver and compiler on machines without a GPU: our kernels, compiled by gcc, with as much of both
+//! libraries as calls them (`tests/cuda`).
+//!
+//! It shows that parameters, grids and index arithmetic are right, that sums are those of the CPU's, and that no access is out
+//! of bounds or unaligned. It shows nothing of a GPU's memory model or speed.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::built::{repository, target};
+
+/// What is compiled. Each file that lists kernels includes their source.
+const FILES: [&str; 3] = ["driver.c", "page_copy.c", "exact.c"];
+/// Names under which programs look for it. The first is the library's own.
+const NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvrtc.so.12"];
+
+/// The folder of the stand-in, built before if nothing has changed since.
+///
+/// A program that is started with the folder in `LD_LIBRARY_PATH`, and with it for its folder of NVRTC, has a GPU. A test that has
+/// loaded [`library`] has one, too: later loads by name find what is there by that name.
+///
+/// # Panics
+/// When gcc refuses it.
+#[must_use]
+pub fn stand_in() -> PathBuf {
+    let sources = [repository().join("tests/cuda"), repository().join("kernels/src/cuda")];
+    // Flags that the compiler needs to round as a GPU does: products and sums are fused where the source says so. Without the
+    // instruction, the C library does it.
+    let mut flags =
+        vec!["-std=gnu11", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off"];
+    flags.extend(["-shared", "-fPIC", "-pthread", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so"]);
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("fma") {
+        flags.push("-mfma");
+    }
+    let mut state = DefaultHasher::new();
+    flags.hash(&mut state);
+    for folder in &sources {
+        for file in files(folder) {
+            file.hash(&mut state);
+            std::fs::read(&file).unwrap().hash(&mut state);
+        }
+    }
+    let all = target().join("cuda-stand-in");
+    let folder = all.join(format!("{:016x}", state.finish()));
+    if folder.is_dir() {
+        return folder;
+    }
+    std::fs::create_dir_all(&all).unwrap();
+    let unfinished = tempfile::tempdir_in(&all).unwrap();
+    let status = Command::new(std::env::var_os("CC").unwrap_or_else(|| "gcc".into()))
+        .args(flags)
+        .arg("-include")
+        .arg(sources[0].join("words.h"))
+        .arg("-I")
+        .arg(&sources[1])
+        .arg("-o")
+        .arg(unfinished.path().join(NAMES[0]))
+        .args(FILES.map(|file| sources[0].join(file)))
+        .arg("-lm")
+        .status()
+        .unwrap();
+    assert!(status.success(), "gcc refuses the stand-in or the kernels");
+    for name in &NAMES[1..] {
+        symlink(NAMES[0], unfinished.path().join(name)).unwrap();
+    }
+    // Another test may have been first.
+    if std::fs::rename(unfinished.path(), &folder).is_err() {
+        assert!(folder.is_dir(), "the stand-in cannot be moved to {}", folder.display());
+    }
+    folder
+}
+
+/// The library in the [stand-in's folder](stand_in), to be loaded by its path before anything looks for a driver. It is NVRTC, too.
+///
+/// # Panics
+/// As there.
+#[must_use]
+pub fn library() -> PathBuf {
+    stand_in().join(NAMES[0])
+}
+
+/// The files of a folder that the stand-in is made of, in order.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let is_source = |path: &PathBuf| {
+        path.extension().is_some_and(|ending| ending == "c" || ending == "h" || ending == "cu")
+    };
+    let mut files: Vec<PathBuf> = all.filter(is_source).collect();
+    files.sort();
+    files
+}
