@@ -78,8 +78,6 @@ impl Shm {
             self.spawn("shm-device", device_copier::run)?;
             *runs = true;
         }
-        drop(runs);
-        self.core.pin();
         Ok(())
     }
 
@@ -130,12 +128,9 @@ impl Backend for Shm {
     fn register(&self, memory: &Memory) -> Result<RegionId> {
         let region = if memory.kind == MemoryKind::VRAM {
             let device = self.core.devices.get(memory.device).map_err(|why| no_device(&why))?;
+            self.use_devices()?;
             let region = self.core.regions.add_on(&device, memory)?;
-            if let Err(error) = self.use_devices() {
-                self.core.regions.kill(region)?;
-                self.core.regions.remove(region);
-                return Err(error);
-            }
+            self.core.pin();
             region
         } else {
             let region = self.core.regions.add(memory)?;
@@ -185,14 +180,16 @@ impl Backend for Shm {
         let (instance, own_name) = (endpoint.instance, endpoint.name);
         let handover = Handover { id, name: name.to_owned(), own_name, instance, socket, regions, fds };
         let peer = Arc::new(Outbound::new(handover, &self.core.devices)?);
-        let has_devices = peer.devices().next().is_some();
+        if peer.devices().next().is_some() {
+            self.use_devices()?;
+        }
         let replaced = |old: &Outbound| old.is_gone() && old.name == name;
         if !self.core.instance.peers.add(peer, MAX_PEERS, replaced) {
             let text = format!("{MAX_PEERS} peers are connected, disconnect one first");
             return Err(Error::new(ErrorCode::NO_RESOURCE, text));
         }
-        if has_devices || *locked(&self.device_thread) {
-            self.use_devices()?;
+        if *locked(&self.device_thread) {
+            self.core.pin();
         }
         log!(Level::INFO, "connected to {name} as peer {}", id.0);
         self.core.wake.signal();

@@ -39,10 +39,12 @@ pub type Content = host_transfer_kit::Content<Outbound, Progress>;
 pub fn run(core: &Core, thread: usize) {
     while let Some(index) = core.ready.next() {
         let mut content = core.instance.queue.content(index);
-        let step = carry(core, thread, index, &mut content);
+        // There until the submission is finished.
+        let Some(peer) = content.peer().cloned() else { continue };
+        let step = carry(core, thread, index, &mut content, &peer);
         let bytes = content.progress.bytes;
         drop(content);
-        step.take(core, index, bytes);
+        step.take(core, index, &peer, bytes);
     }
 }
 
@@ -57,11 +59,13 @@ pub enum Step {
     ByDevice,
     /// With this status.
     Ended(i32),
+    /// With an error of a device, which may go on copying.
+    Unproven,
 }
 
 impl Step {
     /// Hands the submission on. `bytes`: how many were written.
-    pub fn take(self, core: &Core, index: u32, bytes: u64) {
+    pub fn take(self, core: &Core, index: u32, peer: &Outbound, bytes: u64) {
         let instance = &core.instance;
         match self {
             Self::Parked => core.ready.park(index),
@@ -73,6 +77,10 @@ impl Step {
                 instance.queue.finish(index, status, bytes, None);
                 instance.event.signal();
             }
+            Self::Unproven => {
+                instance.queue.finish(index, ErrorCode::IO.0, bytes, Some(peer.id));
+                instance.event.signal();
+            }
         }
     }
 }
@@ -80,16 +88,15 @@ impl Step {
 /// Why a piece was not copied.
 pub type Refusal = ErrorCode;
 
-fn carry(core: &Core, thread: usize, index: u32, content: &mut Content) -> Step {
-    let Some(peer) = content.peer().cloned() else { return Step::Ended(ErrorCode::INTERNAL.0) };
+fn carry(core: &Core, thread: usize, index: u32, content: &mut Content, peer: &Outbound) -> Step {
     while content.progress.next < content.len() {
-        match copy_piece(core, thread, index, content, &peer) {
+        match copy_piece(core, thread, index, content, peer) {
             Ok(Piece::Copied) => {}
             Ok(Piece::ByDevice) => return Step::ByDevice,
             Err(code) => return Step::Ended(code.0),
         }
     }
-    conclude(core, thread, index, content, &peer)
+    conclude(core, thread, index, content, peer)
 }
 
 /// All data is there: says so to the receiver. `thread`: the line of the control page that is marked meanwhile.

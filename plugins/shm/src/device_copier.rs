@@ -52,8 +52,8 @@ struct DeviceCopier<'a> {
     /// In the order in which they were begun. Devices of different lanes may end them in another one.
     flights: VecDeque<Flight>,
     batch: Batch,
-    /// Why devices copy nothing any more. What was under way then stays marked: nobody knows whether it has ended, before this
-    /// process has.
+    /// A device refused something, and devices copy nothing any more. What was under way then stays marked: nobody knows whether it
+    /// has ended before this process has.
     broken: bool,
 }
 
@@ -62,6 +62,12 @@ pub fn run(core: &Core) {
     let flights = VecDeque::with_capacity(DEVICE_BATCHES);
     let mut copier =
         DeviceCopier { core, lanes: Vec::new(), flights, batch: Batch::default(), broken: false };
+    // Not in the first submission, since the driver compiles the kernel.
+    for device in core.devices.known() {
+        if let Err(refused) = copier.lane(device.ordinal) {
+            copier.refused(&refused);
+        }
+    }
     // The submission of which more is to be begun.
     let mut current = None;
     let mut looks = 0;
@@ -103,11 +109,8 @@ impl DeviceCopier<'_> {
     /// Begins a batch of a submission. True when nothing more of it is to be begun.
     fn begin(&mut self, index: u32) -> bool {
         let mut content = self.core.instance.queue.content(index);
-        let Some(peer) = content.peer().cloned() else {
-            drop(content);
-            Step::Ended(ErrorCode::INTERNAL.0).take(self.core, index, 0);
-            return true;
-        };
+        // There until the submission is finished.
+        let Some(peer) = content.peer().cloned() else { return true };
         let begun = self.begin_batch(index, &mut content, &peer);
         drop(content);
         let (then, over) = match begun {
@@ -163,7 +166,7 @@ impl DeviceCopier<'_> {
                 to: target.address + at,
                 from: source.address + at,
                 bytes: u64::from(write.length) - at,
-                in_reach: host.is_none_or(|spot| spot.pinned),
+                in_reach: host.map_or(source.device == target.device, |spot| spot.pinned),
                 to_or_from_host: host.is_some(),
             });
             if taken == 0 {
@@ -184,7 +187,8 @@ impl DeviceCopier<'_> {
         let begun = unsafe { self.lanes[lane].begin(slot, &self.batch) };
         if let Err(refused) = begun {
             self.broken = true;
-            return Err(self.refused(&refused));
+            self.refused(&refused);
+            return Ok(Begun::Nothing(After::Step(Step::Unproven)));
         }
         Ok(Begun::Flight { lane, slot, last })
     }
@@ -233,7 +237,7 @@ impl DeviceCopier<'_> {
 
     fn ended(&mut self, flight: Flight) {
         let Some(then) = flight.then else { return };
-        let then = if self.broken { After::Step(Step::Ended(ErrorCode::IO.0)) } else { then };
+        let then = if self.broken { After::Step(Step::Unproven) } else { then };
         // Of two batches on different devices the later one may end first.
         match self.flights.iter_mut().rev().find(|other| other.index == flight.index) {
             Some(other) => other.then = Some(then),
@@ -249,6 +253,6 @@ impl DeviceCopier<'_> {
             After::Step(step) => step,
         };
         drop(content);
-        step.take(self.core, index, bytes);
+        step.take(self.core, index, peer, bytes);
     }
 }

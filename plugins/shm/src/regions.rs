@@ -150,20 +150,27 @@ impl Regions {
         Ok(RegionId(id))
     }
 
-    /// Has all regions in host memory kept in their places for this device. The first error is of one that is not.
+    /// Has all regions in host memory kept in their places for this device, by one thread at a time. The first error is of one that
+    /// is not.
     pub fn pin(&self, device: &Arc<Device>) -> std::result::Result<(), Refused> {
+        let book = self.book();
+        let unpinned = |(slot, held): (usize, &Option<Held>)| {
+            let held = held.as_ref().filter(|held| held.fd.is_some())?;
+            let wanted = !self.pinned[slot].load(Ordering::Relaxed);
+            wanted.then_some((slot, held.region.id, held.address, held.region.length))
+        };
+        let unpinned: Vec<_> = book.slots.iter().enumerate().filter_map(unpinned).collect();
+        // Which takes seconds for a large region, and peers connect meanwhile.
+        drop(book);
         let mut first = Ok(());
-        for (slot, held) in self.book().slots.iter_mut().enumerate() {
-            let Some(held) = held.as_mut().filter(|held| held.fd.is_some()) else { continue };
-            if self.pinned[slot].load(Ordering::Relaxed)
-                || !self.live.lives(held.region.id, held.region.generation)
-            {
-                continue;
-            }
-            match device.pin(held.address, held.region.length) {
+        for (slot, id, address, length) in unpinned {
+            match device.pin(address, length) {
                 Ok(pinned) => {
-                    held.pinned = pinned;
-                    self.pinned[slot].store(true, Ordering::Release);
+                    let mut book = self.book();
+                    if let Some(held) = book.slots[slot].as_mut().filter(|held| held.region.id == id) {
+                        held.pinned = pinned;
+                        self.pinned[slot].store(true, Ordering::Release);
+                    }
                 }
                 Err(refused) => first = first.and(Err(refused)),
             }

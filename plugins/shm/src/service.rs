@@ -42,6 +42,7 @@ pub struct Core {
     /// Busy marks of our copies, for our own fences.
     pub holds: [Line; LINES],
     pub devices: Devices,
+    pinning: Mutex<()>,
     /// Submissions that wait for the thread that copies by devices.
     pub device_ready: Ready,
     /// Readable once this process is gone, for peers that our devices write to.
@@ -65,6 +66,7 @@ impl Core {
             instance,
             ready: Ready::new(max_submissions),
             devices: Devices::default(),
+            pinning: Mutex::default(),
             device_ready: Ready::new(max_submissions),
             // Linux before 5.3 has none.
             process: pidfd_open(getpid(), PidfdFlags::empty()).ok(),
@@ -85,6 +87,7 @@ impl Core {
 
     /// Has host memory that takes part in copies with devices kept in its place. Without it these copies work, and are slower.
     pub fn pin(&self) {
+        let _one_at_a_time = locked(&self.pinning);
         let ours: Vec<_> = self.regions.devices();
         let peers = self.instance.peers.all();
         let theirs: Vec<u32> = peers.iter().flat_map(|peer| peer.devices().collect::<Vec<_>>()).collect();

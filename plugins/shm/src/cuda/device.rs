@@ -244,6 +244,7 @@ impl Devices {
         let device = self.find(driver, export.uuid)?;
         for other in self.known() {
             other.reach(&device)?;
+            device.reach(&other)?;
         }
         let mut base = 0;
         if here.is_none() {

@@ -129,10 +129,15 @@ impl Driver {
     /// The process's driver, loaded and initialised at the first call.
     ///
     /// # Errors
-    /// When there is none, it is too old, or it has no device. The answer stays the same.
+    /// When there is none, it is too old, or it has no device.
     pub fn get() -> Result<&'static Self, Refused> {
-        static DRIVER: OnceLock<Result<Driver, Refused>> = OnceLock::new();
-        DRIVER.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+        static DRIVER: OnceLock<Driver> = OnceLock::new();
+        if let Some(driver) = DRIVER.get() {
+            return Ok(driver);
+        }
+        // Several threads may load it at once. It counts, and stays.
+        let driver = Self::load()?;
+        Ok(DRIVER.get_or_init(|| driver))
     }
 
     fn load() -> Result<Self, Refused> {
