@@ -262,7 +262,8 @@ static int within(unsigned long long start, size_t bytes)
 static void perform(const Work *what)
 {
     if (what->list != NULL)
-        for (unsigned i = 0; i < what->pieces; i++) {
+        /* In an order that nobody counts on. */
+        for (unsigned i = what->pieces; i-- > 0;) {
             Piece piece = what->list[i];
             if ((piece.to | piece.from | piece.bytes) % 16 == 0 && within(piece.to, piece.bytes) && within(piece.from, piece.bytes))
                 memcpy((void *)piece.to, (void *)piece.from, piece.bytes);

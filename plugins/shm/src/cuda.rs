@@ -5,10 +5,10 @@
 
 mod device;
 mod driver;
-mod lane;
 mod list;
+mod stream;
 
 pub use device::{Device, Devices, Export, Opened, Pinned};
 pub use driver::{IpcHandle, Refused, Uuid};
-pub use lane::Lane;
 pub use list::{Batch, Run};
+pub use stream::Stream;

@@ -15,7 +15,7 @@ use host_plugin_api::{ErrorCode, Level, log};
 
 use crate::control::{DEVICE_BATCHES, MAX_COPY_THREADS};
 use crate::copier::{self, Content, Refusal, Step};
-use crate::cuda::{Batch, Lane, Refused, Run};
+use crate::cuda::{Batch, Refused, Run, Stream};
 use crate::outbound::Outbound;
 use crate::service::Core;
 
@@ -30,8 +30,8 @@ const PAUSE: Duration = Duration::from_micros(20);
 struct Flight {
     index: u32,
     peer: Arc<Outbound>,
-    /// Which lane, and which of its slots, whose number is that of the line, too.
-    lane: usize,
+    /// Which stream, and which of its slots, whose number is that of the line, too.
+    stream: usize,
     slot: usize,
     /// What comes when it has ended, if nothing more of the submission is to be begun.
     then: Option<After>,
@@ -48,8 +48,8 @@ enum After {
 
 struct DeviceCopier<'a> {
     core: &'a Core,
-    lanes: Vec<Lane>,
-    /// In the order in which they were begun. Devices of different lanes may end them in another one.
+    streams: Vec<Stream>,
+    /// In the order in which they were begun. Devices of different streams may end them in another one.
     flights: VecDeque<Flight>,
     batch: Batch,
     /// A device refused something, and devices copy nothing any more. What was under way then stays marked: nobody knows whether it
@@ -61,10 +61,10 @@ struct DeviceCopier<'a> {
 pub fn run(core: &Core) {
     let flights = VecDeque::with_capacity(DEVICE_BATCHES);
     let mut copier =
-        DeviceCopier { core, lanes: Vec::new(), flights, batch: Batch::default(), broken: false };
+        DeviceCopier { core, streams: Vec::new(), flights, batch: Batch::default(), broken: false };
     // Not in the first submission, since the driver compiles the kernel.
     for device in core.devices.known() {
-        if let Err(refused) = copier.lane(device.ordinal) {
+        if let Err(refused) = copier.stream(device.ordinal) {
             copier.refused(&refused);
         }
     }
@@ -100,7 +100,7 @@ pub fn run(core: &Core) {
 /// A batch that was begun, or why none was.
 enum Begun {
     /// `last`: it has all that this thread has to do for the submission.
-    Flight { lane: usize, slot: usize, last: Option<After> },
+    Flight { stream: usize, slot: usize, last: Option<After> },
     /// Nothing was: there is nothing more to do.
     Nothing(After),
 }
@@ -114,8 +114,8 @@ impl DeviceCopier<'_> {
         let begun = self.begin_batch(index, &mut content, &peer);
         drop(content);
         let (then, over) = match begun {
-            Ok(Begun::Flight { lane, slot, last }) => {
-                self.flights.push_back(Flight { index, peer, lane, slot, then: last });
+            Ok(Begun::Flight { stream, slot, last }) => {
+                self.flights.push_back(Flight { index, peer, stream, slot, then: last });
                 return last.is_some();
             }
             Ok(Begun::Nothing(after)) => (after, true),
@@ -178,19 +178,19 @@ impl DeviceCopier<'_> {
         let Some(device) = device else {
             return Ok(Begun::Nothing(last.unwrap_or(After::Conclude)));
         };
-        let lane = self.lane(device).map_err(|refused| self.refused(&refused))?;
+        let stream = self.stream(device).map_err(|refused| self.refused(&refused))?;
         // From here on the device may be copying.
         std::mem::forget((ours, theirs));
         // SAFETY: all ranges were checked against their regions just now. Sources stay while our mark is set, targets are held by
         // `peer` and stay while its mark is set. What is in reach is memory of devices, or was pinned. The host's page accounting
         // sees to it that no other write touches the same bytes meanwhile.
-        let begun = unsafe { self.lanes[lane].begin(slot, &self.batch) };
+        let begun = unsafe { self.streams[stream].begin(slot, &self.batch) };
         if let Err(refused) = begun {
             self.broken = true;
             self.refused(&refused);
             return Ok(Begun::Nothing(After::Step(Step::Unproven)));
         }
-        Ok(Begun::Flight { lane, slot, last })
+        Ok(Begun::Flight { stream, slot, last })
     }
 
     fn refused(&self, refused: &Refused) -> Refusal {
@@ -198,12 +198,12 @@ impl DeviceCopier<'_> {
         ErrorCode::IO
     }
 
-    fn lane(&mut self, device: u32) -> Result<usize, Refused> {
-        if let Some(at) = self.lanes.iter().position(|lane| lane.device() == device) {
+    fn stream(&mut self, device: u32) -> Result<usize, Refused> {
+        if let Some(at) = self.streams.iter().position(|stream| stream.device() == device) {
             return Ok(at);
         }
-        self.lanes.push(Lane::new(self.core.devices.get(device)?, DEVICE_BATCHES)?);
-        Ok(self.lanes.len() - 1)
+        self.streams.push(Stream::new(self.core.devices.get(device)?, DEVICE_BATCHES)?);
+        Ok(self.streams.len() - 1)
     }
 
     /// Sees which batches have ended. True when one has.
@@ -211,7 +211,7 @@ impl DeviceCopier<'_> {
         let mut any = false;
         let mut at = 0;
         while let Some(flight) = self.flights.get(at) {
-            match self.lanes[flight.lane].is_done(flight.slot) {
+            match self.streams[flight.stream].is_done(flight.slot) {
                 Ok(false) => {
                     at += 1;
                     continue;

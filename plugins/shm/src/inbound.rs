@@ -133,3 +133,51 @@ impl Inbound {
         !self.is_finished() && (self.is_lost() || self.control.has_waiting())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::pipe::pipe;
+
+    use super::*;
+    use crate::control::{LINES, MAX_COPY_THREADS};
+    use crate::mapping::Writers;
+
+    #[test]
+    fn a_sender_whose_device_was_copying_is_lost_when_its_process_is_gone() {
+        for busy in [None, Some(MAX_COPY_THREADS - 1), Some(MAX_COPY_THREADS), Some(LINES - 1)] {
+            let (control, file) = SharedPage::<ControlPage>::create("test", Writers::All).unwrap();
+            let sender = SharedPage::<ControlPage>::open(&file, true).unwrap();
+            if let Some(line) = busy {
+                std::mem::forget(sender.enter(line));
+            }
+            let ((socket, _other), (process, _writer)) = (pipe().unwrap(), pipe().unwrap());
+            let numbers = [&socket, &process].map(std::os::fd::AsRawFd::as_raw_fd);
+            let inbound = Inbound::new([0; 16], "prefill".into(), (socket, Some(process)), control);
+            let watched = || inbound.watched().map(|fd| std::os::fd::AsRawFd::as_raw_fd(&fd));
+            assert!(!inbound.notice(|_| false) && watched() == Some(numbers[0]), "it only said something");
+            let by_device = busy.is_some_and(|line| line >= MAX_COPY_THREADS);
+            assert_eq!(inbound.notice(|_| true), !by_device);
+            assert_eq!((inbound.is_lost(), inbound.take().is_some()), (!by_device, !by_device));
+            if by_device {
+                assert!(!inbound.fence(Instant::now()), "its device may go on");
+                assert_eq!(watched(), Some(numbers[1]));
+                assert!(inbound.notice(|_| unreachable!("the socket says nothing more")));
+                assert!(inbound.is_lost() && inbound.fence(Instant::now()));
+                assert_eq!(inbound.take().unwrap().kind, NotificationKind::PEER_LOST);
+            }
+        }
+    }
+
+    #[test]
+    fn regions_are_let_go_when_the_sender_says_so_or_is_lost() {
+        let (control, file) = SharedPage::<ControlPage>::create("test", Writers::All).unwrap();
+        let sender = SharedPage::<ControlPage>::open(&file, true).unwrap();
+        let inbound = Inbound::new([0; 16], "prefill".into(), (pipe().unwrap().0, None), control);
+        let soon = Instant::now();
+        assert_eq!((inbound.tell(), inbound.tell()), (1, 2));
+        sender.let_go();
+        assert!(inbound.wait_let_go(1, soon) && !inbound.wait_let_go(2, soon));
+        inbound.set_lost();
+        assert!(inbound.wait_let_go(2, soon));
+    }
+}

@@ -42,7 +42,7 @@ struct Slot {
 }
 
 /// See the module. It belongs to one thread.
-pub struct Lane {
+pub struct Stream {
     device: Arc<Device>,
     stream: Object,
     slots: Vec<Slot>,
@@ -52,12 +52,12 @@ pub struct Lane {
     order: Vec<u32>,
 }
 
-impl Lane {
-    /// A lane that has at most `at_once` copies under way.
+impl Stream {
+    /// A stream that has at most `at_once` copies under way.
     pub fn new(device: Arc<Device>, at_once: usize) -> Result<Self, Refused> {
         let null = std::ptr::null_mut();
         let order = Vec::with_capacity(BATCH_RUNS);
-        let mut lane = Self {
+        let mut made = Self {
             device: device.clone(),
             stream: null,
             slots: Vec::new(),
@@ -65,8 +65,8 @@ impl Lane {
             kernel: null,
             order,
         };
-        device.within(|driver| lane.fill(driver, at_once))?;
-        Ok(lane)
+        device.within(|driver| made.fill(driver, at_once))?;
+        Ok(made)
     }
 
     fn fill(&mut self, driver: &Driver, at_once: usize) -> Result<(), Refused> {
@@ -189,10 +189,10 @@ impl Lane {
     }
 }
 
-// SAFETY: the lists and the driver's objects belong to the lane, which one thread has at a time.
-unsafe impl Send for Lane {}
+// SAFETY: the lists and the driver's objects belong to the value, which one thread has at a time.
+unsafe impl Send for Stream {}
 
-impl Drop for Lane {
+impl Drop for Stream {
     fn drop(&mut self) {
         let freed = self.device.clone().within(|driver| {
             // SAFETY: all of this is ours, and no copy is under way. Errors mean that the driver has gone before.
