@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
 use crate::config::Config;
-use crate::copier::{self, Progress};
+use crate::copier::{self, Between, Progress};
 use crate::outbound::{Handover, Outbound};
 use crate::regions::no_device;
 use crate::service::{Core, HANDSHAKE, MAX_PEERS};
@@ -108,12 +108,6 @@ impl Shm {
                 );
             }
         }
-    }
-
-    fn fits(&self, peer: &Outbound, write: &Write) -> bool {
-        let source =
-            self.core.regions.source(write.source_region.0, write.source_offset, write.length.into());
-        write.length > 0 && source.is_some() && peer.contains(write)
     }
 }
 
@@ -223,7 +217,15 @@ impl Backend for Shm {
     }
 
     fn misfit(&self, peer: &Outbound, writes: &[Write]) -> Option<usize> {
-        writes.iter().position(|write| !self.fits(peer, write))
+        // Most are between the same two regions.
+        let mut between: Option<Between> = None;
+        writes.iter().position(|write| {
+            if !between.as_ref().is_some_and(|known| known.is_of(write)) {
+                between = Between::regions_of(&self.core, peer, write);
+            }
+            let places = between.as_ref().and_then(|known| known.places(write));
+            write.length == 0 || places.is_none()
+        })
     }
 
     fn start(&self, peer: &Arc<Outbound>, index: u32) -> bool {

@@ -128,10 +128,40 @@ pub fn may_copy(core: &Core, index: u32, peer: &Outbound) -> Result<(), Refusal>
 }
 
 /// Where a write begins on both sides, while busy: source and target.
-pub fn places(core: &Core, peer: &Outbound, write: &Write) -> Result<(Spot, Spot), Refusal> {
+fn places(core: &Core, peer: &Outbound, write: &Write) -> Result<(Spot, Spot), Refusal> {
     let source = core.regions.source(write.source_region.0, write.source_offset, write.length.into());
     let target = peer.target(write).filter(|_| peer.lives(write));
     source.zip(target).ok_or(ErrorCode::INVALID_ARGUMENT)
+}
+
+/// Two regions between which many writes are, looked up once.
+pub struct Between {
+    of: Write,
+    source: (Spot, u64),
+    target: (Spot, u64),
+}
+
+impl Between {
+    /// **Hot.** The regions of a write. Whether the target's lives is looked at later, while busy.
+    pub fn regions_of(core: &Core, peer: &Outbound, write: &Write) -> Option<Self> {
+        let (source, target) = (core.regions.whole(write.source_region.0)?, peer.whole(write)?);
+        Some(Self { of: *write, source, target })
+    }
+
+    /// Whether another write is between them.
+    pub fn is_of(&self, write: &Write) -> bool {
+        let regions = |write: &Write| (write.source_region, write.target_region, write.target_generation);
+        regions(&self.of) == regions(write)
+    }
+
+    /// **Hot.** Where one of their writes begins on both sides, source and target, when it lies inside.
+    pub fn places(&self, write: &Write) -> Option<(Spot, Spot)> {
+        let place = |(spot, length): (Spot, u64), offset: u64| {
+            let end = offset.checked_add(write.length.into())?;
+            (end <= length).then(|| spot.after(offset))
+        };
+        place(self.source, write.source_offset).zip(place(self.target, write.target_offset))
+    }
 }
 
 impl Core {

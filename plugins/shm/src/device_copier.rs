@@ -14,7 +14,7 @@ use std::time::Duration;
 use host_plugin_api::{ErrorCode, Level, log};
 
 use crate::control::{DEVICE_BATCHES, MAX_COPY_THREADS};
-use crate::copier::{self, Content, Refusal, Step};
+use crate::copier::{self, Between, Content, Refusal, Step};
 use crate::cuda::{Batch, Refused, Run, Stream};
 use crate::outbound::Outbound;
 use crate::service::Core;
@@ -145,13 +145,21 @@ impl DeviceCopier<'_> {
         copier::may_copy(self.core, index, peer)?;
         let mut device = None;
         let mut last = None;
+        let mut between: Option<Between> = None;
         self.batch.clear();
         loop {
             let Some(write) = content.write(content.progress.next) else {
                 last = Some(After::Conclude);
                 break;
             };
-            let (source, target) = copier::places(self.core, peer, &write)?;
+            let between = match &between {
+                Some(known) if known.is_of(&write) => known,
+                _ => {
+                    let found = Between::regions_of(self.core, peer, &write).filter(|_| peer.lives(&write));
+                    between.insert(found.ok_or(ErrorCode::INVALID_ARGUMENT)?)
+                }
+            };
+            let (source, target) = between.places(&write).ok_or(ErrorCode::INVALID_ARGUMENT)?;
             let Some(its) = target.device.or(source.device) else {
                 last = Some(After::Step(Step::ByThread));
                 break;

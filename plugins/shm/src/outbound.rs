@@ -116,25 +116,23 @@ impl Outbound {
         !self.gone.swap(true, Ordering::SeqCst)
     }
 
-    /// Whether the write lies inside a region we were told of.
-    pub fn contains(&self, write: &Write) -> bool {
-        self.target(write).is_some()
-    }
-
     /// Where the write's target is. The generation is looked at later, while busy.
     pub fn target(&self, write: &Write) -> Option<Spot> {
-        let (region, target) = self.targets.iter().find(|(region, _)| region.id == write.target_region.0)?;
+        let (spot, length) = self.whole(write)?;
         let end = write.target_offset.checked_add(write.length.into())?;
-        if end > region.length {
-            return None;
-        }
+        (end <= length).then(|| spot.after(write.target_offset))
+    }
+
+    /// Where the region of the write's target begins, and how long it is.
+    pub fn whole(&self, write: &Write) -> Option<(Spot, u64)> {
+        let (region, target) = self.targets.iter().find(|(region, _)| region.id == write.target_region.0)?;
         let (address, device, pinned) = match target {
             Target::Host { mapping, pinned } => {
                 (mapping.base() as usize as u64, None, pinned.load(Ordering::Acquire))
             }
             Target::Device(opened) => (opened.address(), Some(opened.device()), false),
         };
-        Some(Spot { address: address + write.target_offset, device, pinned })
+        Some((Spot { address, device, pinned }, region.length))
     }
 
     /// The devices that the peer has memory on.

@@ -41,6 +41,13 @@ pub struct Spot {
     pub pinned: bool,
 }
 
+impl Spot {
+    /// So many bytes further.
+    pub fn after(self, bytes: u64) -> Self {
+        Self { address: self.address + bytes, ..self }
+    }
+}
+
 struct Held {
     region: RegionDescriptor,
     address: u64,
@@ -210,13 +217,23 @@ impl Regions {
         }
     }
 
+    /// Where a live region begins, and how long it is. Meaningful while busy.
+    pub fn whole(&self, id: u32) -> Option<(Spot, u64)> {
+        let (address, length) = self.places.whole(&self.live, id)?;
+        Some((self.spot(id, address), length))
+    }
+
     /// Where a live region's bytes are, when the range lies inside. Meaningful while busy.
     #[inline]
     pub fn source(&self, id: u32, offset: u64, length: u64) -> Option<Spot> {
-        let address = self.places.find(&self.live, id, offset, length)?;
+        self.places.find(&self.live, id, offset, length).map(|address| self.spot(id, address))
+    }
+
+    #[inline]
+    fn spot(&self, id: u32, address: u64) -> Spot {
         let slot = id as usize % MAX_REGIONS;
         let device = self.devices[slot].load(Ordering::Relaxed).checked_sub(1);
-        Some(Spot { address, device, pinned: self.pinned[slot].load(Ordering::Acquire) })
+        Spot { address, device, pinned: self.pinned[slot].load(Ordering::Acquire) }
     }
 
     /// Calls `with` with what a peer needs to map all live regions.

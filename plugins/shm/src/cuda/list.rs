@@ -90,16 +90,70 @@ impl Batch {
     }
 }
 
-/// Whether two of the runs write to the same byte. `order` is room for as many numbers.
-pub fn overlap(runs: &[Run], order: &mut Vec<u32>) -> bool {
-    let apart = |first: &Run, second: &Run| first.to + first.bytes <= second.to;
-    if runs.is_sorted_by(apart) {
-        return false;
+/// Most cells that a table of places holds. It has twice the room.
+const CELLS: u64 = 2 * BATCH_RUNS as u64;
+const ROOM: usize = 2 * CELLS as usize;
+
+/// Finds out whether runs write to the same byte.
+pub struct Overlaps {
+    /// Cells that runs write to, each with the number of the search.
+    table: Vec<(u64, u32)>,
+    search: u32,
+    order: Vec<u32>,
+}
+
+impl Default for Overlaps {
+    fn default() -> Self {
+        Self { table: vec![(0, 0); ROOM], search: 0, order: Vec::with_capacity(BATCH_RUNS) }
     }
-    order.clear();
-    order.extend(0..runs.len() as u32);
-    order.sort_unstable_by_key(|at| runs[*at as usize].to);
-    !order.is_sorted_by(|first, second| apart(&runs[*first as usize], &runs[*second as usize]))
+}
+
+fn apart(first: &Run, second: &Run) -> bool {
+    first.to + first.bytes <= second.to
+}
+
+impl Overlaps {
+    /// Whether two of the runs write to the same byte.
+    pub fn any(&mut self, runs: &[Run]) -> bool {
+        if runs.is_sorted_by(apart) {
+            return false;
+        }
+        // Pages begin at multiples of one length, which makes cells of them.
+        let start = runs.iter().map(|run| run.to).min().unwrap_or(0);
+        let bits = runs.iter().fold(0, |bits, run| bits | (run.to - start) | run.bytes);
+        let cell = bits.trailing_zeros();
+        let cells: u64 = runs.iter().map(|run| run.bytes >> cell).sum();
+        if cells > CELLS { self.sorted(runs) } else { self.by_cells(runs, start, cell) }
+    }
+
+    fn by_cells(&mut self, runs: &[Run], start: u64, cell: u32) -> bool {
+        self.search = self.search.wrapping_add(1);
+        if self.search == 0 {
+            self.table.fill((0, 0));
+            self.search = 1;
+        }
+        for run in runs {
+            let first = (run.to - start) >> cell;
+            for number in first..first + (run.bytes >> cell) {
+                let mut at = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % ROOM;
+                while self.table[at].1 == self.search {
+                    if self.table[at].0 == number {
+                        return true;
+                    }
+                    at = (at + 1) % ROOM;
+                }
+                self.table[at] = (number, self.search);
+            }
+        }
+        false
+    }
+
+    fn sorted(&mut self, runs: &[Run]) -> bool {
+        self.order.clear();
+        self.order.extend(0..runs.len() as u32);
+        self.order.sort_unstable_by_key(|at| runs[*at as usize].to);
+        !self.order.is_sorted_by(|first, second| apart(&runs[*first as usize], &runs[*second as usize]))
+    }
 }
 
 #[cfg(test)]
@@ -156,12 +210,34 @@ mod tests {
 
     #[test]
     fn runs_that_write_the_same_byte_are_noticed_in_any_order() {
-        let mut order = Vec::new();
-        let mut overlap = |runs: &[Run]| super::overlap(runs, &mut order);
+        let mut overlaps = Overlaps::default();
+        let mut overlap = |runs: &[Run]| {
+            let any = overlaps.any(runs);
+            assert_eq!(any, overlaps.sorted(runs), "{runs:?}");
+            any
+        };
         assert!(!overlap(&[]) && !overlap(&[run(0, 0, 5)]));
         assert!(!overlap(&[run(20, 0, 5), run(0, 0, 5), run(5, 0, 15)]));
         assert!(overlap(&[run(20, 0, 5), run(0, 0, 5), run(5, 0, 16)]));
         assert!(overlap(&[run(0, 0, 5), run(4, 9, 5)]));
         assert!(overlap(&[run(0, 0, 5), run(0, 9, 5)]));
+        // Pages of one length, in an order of their own, a page twice, and one that is only half of another's.
+        let page = |at: u64| run(4096 + at * 7 % 997 * 8192, 0, 8192);
+        let mut pages: Vec<Run> = (0..997).map(page).collect();
+        assert!(!overlap(&pages));
+        pages[996].to = pages[500].to;
+        assert!(overlap(&pages));
+        pages[996].to += 4096;
+        assert!(overlap(&pages));
+        pages[996].to += 1 << 40;
+        assert!(!overlap(&pages));
+    }
+
+    #[test]
+    fn searches_do_not_see_what_others_left_even_after_all_their_numbers() {
+        let mut overlaps = Overlaps { search: u32::MAX - 1, ..Overlaps::default() };
+        for _ in 0..4 {
+            assert!(!overlaps.any(&[run(16, 0, 16), run(0, 0, 16)]));
+        }
     }
 }

@@ -7,7 +7,7 @@ use host_plugin_api::{Level, log};
 
 use super::device::Device;
 use super::driver::{Driver, NOT_READY, Object, Refused};
-use super::list::{BATCH_BYTES, BATCH_RUNS, Batch, Run, overlap};
+use super::list::{BATCH_BYTES, BATCH_RUNS, Batch, Overlaps, Run};
 
 /// Text that every driver compiles for its device when it is loaded.
 const KERNEL: &CStr =
@@ -49,21 +49,20 @@ pub struct Stream {
     module: Object,
     /// Null where the driver does not take the kernel.
     kernel: Object,
-    order: Vec<u32>,
+    overlaps: Overlaps,
 }
 
 impl Stream {
     /// A stream that has at most `at_once` copies under way.
     pub fn new(device: Arc<Device>, at_once: usize) -> Result<Self, Refused> {
         let null = std::ptr::null_mut();
-        let order = Vec::with_capacity(BATCH_RUNS);
         let mut made = Self {
             device: device.clone(),
             stream: null,
             slots: Vec::new(),
             module: null,
             kernel: null,
-            order,
+            overlaps: Overlaps::default(),
         };
         device.within(|driver| made.fill(driver, at_once))?;
         Ok(made)
@@ -128,7 +127,7 @@ impl Stream {
     unsafe fn begin_within(&mut self, driver: &Driver, slot: usize, runs: &[Run]) -> Result<(), Refused> {
         let Slot { event, list } = self.slots[slot];
         // A kernel's pieces are copied in no order. Only the driver's copies keep that of the runs.
-        let by_kernel = !self.kernel.is_null() && !overlap(runs, &mut self.order);
+        let by_kernel = !self.kernel.is_null() && !self.overlaps.any(runs);
         let mut pieces = 0;
         for run in runs {
             if !by_kernel || !run.is_for_kernel() {
