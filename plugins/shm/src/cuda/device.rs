@@ -161,10 +161,12 @@ pub struct Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: registered by us, and no copy uses it any more. An error means that the driver has gone before.
         let unpin = |driver: &Driver| {
-            driver.check(unsafe { (driver.cuMemHostUnregister)(self.address as *mut c_void) }, "unpin")
+            // SAFETY: registered by us, and no copy uses it any more.
+            let unpinned = unsafe { (driver.cuMemHostUnregister)(self.address as *mut c_void) };
+            driver.check(unpinned, "unpin host memory")
         };
+        // An error means that the driver has gone before.
         let _unpinned = self.device.within(unpin);
     }
 }
@@ -195,12 +197,14 @@ impl Opened {
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
-        if let Some(base) = self.opened {
-            // SAFETY: opened by us, and no copy uses it any more. An error means that the driver has gone before.
-            let close =
-                |driver: &Driver| driver.check(unsafe { (driver.cuIpcCloseMemHandle)(base) }, "close");
-            let _closed = self.device.within(close);
-        }
+        let Some(base) = self.opened else { return };
+        let close = |driver: &Driver| {
+            // SAFETY: opened by us, and no copy uses it any more.
+            let closed = unsafe { (driver.cuIpcCloseMemHandle)(base) };
+            driver.check(closed, "close the memory of another process")
+        };
+        // An error means that the driver has gone before.
+        let _closed = self.device.within(close);
     }
 }
 

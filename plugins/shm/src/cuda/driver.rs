@@ -171,11 +171,13 @@ impl Driver {
             return Ok(());
         }
         let mut text: *const c_char = std::ptr::null();
-        // SAFETY: it writes one pointer, to a text that stays.
+        // SAFETY: it writes one pointer.
         let known = unsafe { (self.cuGetErrorString)(code, &raw mut text) } == 0 && !text.is_null();
-        // SAFETY: the driver's texts end with a zero.
-        let text =
-            if known { unsafe { CStr::from_ptr(text) }.to_string_lossy() } else { "an unknown error".into() };
+        let text = match known {
+            // SAFETY: the driver's texts end with a zero, and stay.
+            true => unsafe { CStr::from_ptr(text) }.to_string_lossy(),
+            false => "an unknown error".into(),
+        };
         Err(Refused { code, text: format!("cannot {what}: {text} (CUDA error {code})") })
     }
 }
