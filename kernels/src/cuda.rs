@@ -8,7 +8,9 @@
 //! nothing and waits for nothing. The kernel moves 16 bytes at a time where rows, strides and addresses of both sides are
 //! multiples of that, and 8, 4, 2 or 1 where they are not.
 
+mod cache;
 mod device;
+pub mod digest;
 pub mod exact;
 mod graph;
 mod launch;
@@ -23,7 +25,7 @@ use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushK
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
 pub use cudarc::driver::CudaStream;
 use device::function;
-pub use device::{Array, Device, Source};
+pub use device::{Array, Device, Mark, Pinned, Source};
 pub use graph::Graph;
 use launch::{Width, launches};
 pub use nvrtc::{Architecture, Image, Nvrtc};
@@ -54,6 +56,24 @@ pub enum CudaError {
         /// What it said.
         reason: String,
     },
+    /// The device can do nothing more for this process.
+    #[error("the GPU is lost for this process, which could not {what}: {reason}; it must be started again")]
+    Lost {
+        /// The requested operation.
+        what: String,
+        /// What the driver said.
+        reason: String,
+    },
+    /// The device lacks instructions.
+    #[error("{what} need a GPU of compute capability {needed:?}, and this one has {found}")]
+    Capability {
+        /// The kernels.
+        what: &'static str,
+        /// Capabilities that have them: 90 for 9.0.
+        needed: &'static [i32],
+        /// The device's.
+        found: i32,
+    },
     /// The run-time compiler is not there.
     #[error("no NVRTC: none of {} can be loaded; install NVIDIA's nvidia-cuda-nvrtc and name its folder", .0.join(", "))]
     NoNvrtc(Vec<String>),
@@ -69,7 +89,34 @@ pub enum CudaError {
 
 fn refused(what: impl Into<String>) -> impl FnOnce(DriverError) -> CudaError {
     let what = what.into();
-    move |error| CudaError::Driver { what, reason: format!("{error:?}") }
+    move |error| {
+        let reason = format!("{error:?}");
+        if is_lost(error.0) { CudaError::Lost { what, reason } } else { CudaError::Driver { what, reason } }
+    }
+}
+
+/// Whether an error stays: after it, every call of this process fails, and its memory on the device is not to be trusted. NVIDIA's
+/// documentation says so of each of these ("leaves the process in an inconsistent state"), or the device itself is gone.
+fn is_lost(code: sys::CUresult) -> bool {
+    use sys::CUresult as R;
+    matches!(
+        code,
+        R::CUDA_ERROR_ECC_UNCORRECTABLE
+            | R::CUDA_ERROR_ASSERT
+            | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | R::CUDA_ERROR_DEINITIALIZED
+            | R::CUDA_ERROR_EXTERNAL_DEVICE
+            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | R::CUDA_ERROR_ILLEGAL_ADDRESS
+            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | R::CUDA_ERROR_INVALID_PC
+            | R::CUDA_ERROR_LAUNCH_FAILED
+            | R::CUDA_ERROR_LAUNCH_TIMEOUT
+            | R::CUDA_ERROR_MISALIGNED_ADDRESS
+            | R::CUDA_ERROR_SYSTEM_NOT_READY
+            | R::CUDA_ERROR_UNKNOWN
+    )
 }
 
 /// The kernels on one device, in its primary context.

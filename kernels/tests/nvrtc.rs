@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 
-use host_kernels::cuda::{Architecture, CudaError, Image, Nvrtc, SOURCE, exact};
+use host_kernels::cuda::{Architecture, CudaError, Image, Nvrtc, SOURCE, digest, exact};
 use host_tests::skip::skipped;
 
 fn compilers() -> Vec<Nvrtc> {
@@ -99,6 +99,23 @@ fn the_exact_math_has_no_products_that_the_compiler_fused_and_no_approximations(
         assert!(kernel(&text, "rotate_heads").contains("mul.rn.f32"), "{text:.500}");
         for wrong in [".approx", ".ftz", "mul.f32", "add.f32", "div.full"] {
             assert!(!text.contains(wrong), "{wrong}");
+        }
+    }
+}
+
+#[test]
+fn digests_load_sixteen_bytes_at_a_time_and_keep_everything_in_registers() {
+    for nvrtc in compilers() {
+        for capability in [80, 90] {
+            let Image::Assembly(text) =
+                nvrtc.compile(digest::SOURCE.text, Architecture::Assembly(capability)).unwrap()
+            else {
+                panic!("machine code where assembly was requested");
+            };
+            let body = kernel(&text, "digest_folds");
+            assert!(!body.contains(".local"), "{body}");
+            // Two batches in the loop, two behind it, and the last stripe.
+            assert_eq!(body.matches("ld.global.cs.v2.u64").count(), 4 * 8 + 1, "{body}");
         }
     }
 }

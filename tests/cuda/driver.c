@@ -6,18 +6,22 @@
 
 Index blockIdx, threadIdx, blockDim, gridDim;
 
-enum { OK = 0, INVALID_VALUE = 1, NO_DEVICE = 100, NOT_FOUND = 500, LAUNCH_FAILED = 719, UNSUPPORTED = 801 };
+enum { OK = 0, INVALID_VALUE = 1, NO_DEVICE = 100, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, UNSUPPORTED = 801 };
 
 /* ---- what a test sets and reads ---- */
 
 static int version = 12040, devices = 1, capability = 90;
-static unsigned long long launches;
+static unsigned long long launches, compilations;
 static char last_kernel[64];
 
 void fake_version(int value) { version = value; }
 void fake_devices(int value) { devices = value; }
 void fake_capability(int value) { capability = value; }
+/* From now on every launch and every wait answers this, as after an error that stays. 0 is a new process. */
+static int lost;
+void fake_lost(int value) { lost = value; }
 unsigned long long fake_launches(void) { return launches; }
+unsigned long long fake_compilations(void) { return compilations; }
 const char *fake_last_kernel(void) { return last_kernel; }
 
 /* ---- memory ---- */
@@ -211,7 +215,7 @@ int cuCtxSetCurrent(void *context) { current = context; return OK; }
 int cuCtxSynchronize(void) { return OK; }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = &something; return OK; }
 int cuStreamDestroy_v2(void *stream) { return OK; }
-int cuStreamSynchronize(void *stream) { return OK; }
+int cuStreamSynchronize(void *stream) { return lost; }
 int cuStreamQuery(void *stream) { return OK; }
 int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) { function(data); return OK; }
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return OK; }
@@ -243,8 +247,8 @@ int cuGetErrorString(int code, const char **text)
 /* ---- modules and launches ---- */
 
 /* The files that list kernels. Each list ends with an entry without a name. */
-extern const Kernel page_copy_kernels[], exact_kernels[];
-static const Kernel *const lists[] = {page_copy_kernels, exact_kernels};
+extern const Kernel page_copy_kernels[], exact_kernels[], digest_kernels[];
+static const Kernel *const lists[] = {page_copy_kernels, exact_kernels, digest_kernels};
 
 /* The next kernel after one, over all lists. */
 #define EACH_KERNEL(kernel)                                                                                            \
@@ -275,6 +279,12 @@ int cuFuncSetAttribute(void *function, int attribute, int value) { return OK; }
 int cuLaunchKernel(const Kernel *kernel, unsigned bx, unsigned by, unsigned bz, unsigned tx, unsigned ty, unsigned tz,
                    unsigned shared, void *stream, void **parameters, void **extra)
 {
+    /* A process that is started with this variable loses its device at that launch. */
+    const char *last = getenv("STAND_IN_LAUNCHES");
+    if (last != NULL && launches >= strtoull(last, NULL, 10))
+        lost = ILLEGAL_ADDRESS;
+    if (lost != OK)
+        return lost;
     if (bx == 0 || by == 0 || bz == 0 || bx > 0x7fffffff || by > 65535 || bz > 65535)
         return INVALID_VALUE;
     if (tx == 0 || ty == 0 || tz == 0 || tz > 64 || (unsigned long long)tx * ty * tz > 1024)
@@ -299,12 +309,19 @@ int cuLaunchKernel(const Kernel *kernel, unsigned bx, unsigned by, unsigned bz, 
 
 /* ---- the compiler ---- */
 
-int nvrtcVersion(int *major, int *minor) { *major = 12; *minor = 0; return OK; }
+/* No version of the real one, which must not take what this one has compiled. */
+int nvrtcVersion(int *major, int *minor) { *major = 12; *minor = 999; return OK; }
 int nvrtcGetNumSupportedArchs(int *count) { *count = 2; return OK; }
 int nvrtcGetSupportedArchs(int *list) { list[0] = 80; list[1] = 90; return OK; }
 const char *nvrtcGetErrorString(int code) { return "an error of the stand-in"; }
 int nvrtcDestroyProgram(void **program) { return OK; }
-int nvrtcCompileProgram(void *program, int count, const char *const *options) { return count >= 1 ? OK : 1; }
+
+int nvrtcCompileProgram(void *program, int count, const char *const *options)
+{
+    compilations++;
+    return count >= 1 ? OK : 1;
+}
+
 int nvrtcGetCUBINSize(void *program, size_t *size) { *size = 8; return OK; }
 int nvrtcGetCUBIN(void *program, char *bytes) { memcpy(bytes, "compiled", 8); return OK; }
 int nvrtcGetPTXSize(void *program, size_t *size) { *size = 9; return OK; }

@@ -7,6 +7,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
 #define __grid_constant__
+#define __constant__
 
 typedef struct { unsigned x, y, z, w; } uint4;
 typedef struct { unsigned x, y; } uint2;
@@ -27,6 +28,11 @@ static inline unsigned __float_as_uint(float value)
 {
     union { float value; unsigned bits; } both = {.value = value};
     return both.bits;
+}
+
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
 
 /* Where the access at one place of the source was last: most of the next ones are in the same memory. */
@@ -54,6 +60,7 @@ static inline void *looked_at(Seen *seen, unsigned long long address, size_t byt
         (__typeof__(pointer))looked_at(&seen, (unsigned long long)(pointer), sizeof *(pointer));                       \
     }))
 #define STORE(pointer, value) ((void)(LOAD(pointer) = (value)))
+#define ADD_AT_ONCE(pointer, value) ((void)(LOAD(pointer) += (value)))
 #define __ldcs(pointer) LOAD(pointer)
 #define __stcg(pointer, value) STORE(pointer, value)
 

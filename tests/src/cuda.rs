@@ -12,7 +12,7 @@ use std::process::Command;
 use crate::built::{repository, target};
 
 /// What is compiled. Each file that lists kernels includes their source.
-const FILES: [&str; 3] = ["driver.c", "page_copy.c", "exact.c"];
+const FILES: [&str; 4] = ["driver.c", "page_copy.c", "exact.c", "digest.c"];
 /// Names under which programs look for it. The first is the library's own.
 const NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvrtc.so.12"];
 

@@ -1,4 +1,4 @@
-//! Repository commands: `cargo xtask demo`, `test`, `fetch`, `compare`, `chaos`, `roll`, `dist`, `msrv` and `nightly`.
+//! Repository commands: `cargo xtask demo`, `test`, `fetch`, `compare`, `chaos`, `gpu`, `roll`, `dist`, `msrv` and `nightly`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waits for real processes and measures them")]
@@ -9,6 +9,7 @@ mod compare;
 mod demo;
 mod dist;
 mod fetch;
+mod gpu;
 mod msrv;
 mod nightly;
 mod node;
@@ -32,6 +33,7 @@ Commands:
   fetch    Fetch the models, tokenizers and programs that tests compare with
   compare  Measure speed beside llama.cpp
   chaos    Inject faults into real processes under load, and compare every answer
+  gpu      Run on a GPU what runs elsewhere on a stand-in for one, and measure it
   roll     Replace the build of one commit by that of another under load, and compare every answer
   dist     Make an archive to install, and try it in an empty root
   msrv     Build and test what plugins are made of with the oldest compiler that may build them
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Some((command, rest)) if command == "test" => test::run(rest),
         Some((command, rest)) if command == "compare" => compare::run(rest),
         Some((command, rest)) if command == "chaos" => chaos::run(rest),
+        Some((command, rest)) if command == "gpu" => gpu::run(rest),
         Some((command, rest)) if command == "roll" => roll::run(rest),
         Some((command, rest)) if command == "dist" => dist::run(rest),
         Some((command, rest)) if command == "msrv" => msrv::run(rest),

@@ -9,20 +9,52 @@
 
 mod arrays;
 mod exact;
+mod tensor;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use host_core::{Batch, Dtype, KvLayout, Sequence, SequenceOutput};
+use host_core::{Batch, Dtype, KvLayout, Sampled, Sampling, Sequence, SequenceOutput};
 use host_kernels::cuda::exact::KvView;
 use host_kernels::cuda::{Array, CudaError, Device};
 
 use self::exact::ExactModel;
+use self::tensor::{Found, TensorModel};
 use super::constraint::limited;
 use super::group::Seat;
 use super::model::{LoadError, ModelConfig, Opened, Shards};
 use super::sampling::sample;
 use super::{Constraint, Executor, ExecutorError, KvMemory, LayersDone, ModelShape, cpu, window};
+
+/// Name and version of the math on tensor cores. To be raised whenever a change alters any bit of KV or logits.
+pub const TENSOR_MATH: &str = "cuda-bf16-1";
+
+/// How a GPU computes a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CudaMath {
+    /// On tensor cores where model and device allow it, else exact.
+    #[default]
+    Auto,
+    /// With the bits of the CPU executor.
+    Exact,
+    /// On tensor cores, with weights and activations in bf16.
+    Tensor,
+}
+
+impl CudaMath {
+    /// The two that are asked for by name.
+    pub const ALL: [CudaMath; 3] = [CudaMath::Auto, CudaMath::Exact, CudaMath::Tensor];
+
+    /// The name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            CudaMath::Auto => "auto",
+            CudaMath::Exact => "exact",
+            CudaMath::Tensor => "tensor",
+        }
+    }
+}
 
 /// Where a model is computed, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +63,10 @@ pub struct CudaOptions {
     pub device: usize,
     /// NVRTC's library, or a folder with it. Without one, it is looked for where the system's loader looks.
     pub nvrtc: Option<PathBuf>,
+    /// The math.
+    pub math: CudaMath,
+    /// Most ranks that share the model, in this worker or in one that it exchanges pages with. Tensor cores are for one rank.
+    pub ranks: usize,
 }
 
 /// Reads what the host must know of a model that this device is to compute.
@@ -38,17 +74,51 @@ pub struct CudaOptions {
 /// # Errors
 /// When there is no such device, no model, or none that [`CudaExecutor`] could compute.
 pub fn read_shape(model: &Path, options: &CudaOptions) -> Result<ModelShape, LoadError> {
-    Device::open(options.device, options.nvrtc.as_deref())?;
+    let device = Device::open(options.device, options.nvrtc.as_deref())?;
     let opened = Opened::at(model)?;
     check(model, &opened)?;
-    Ok(opened.shape(cpu::MATH))
+    let math = math(model, options.math, &device, &opened, options.ranks)?;
+    Ok(opened.shape(math))
+}
+
+/// Name and version of the math that this model is computed with.
+fn math(
+    model: &Path,
+    wanted: CudaMath,
+    device: &Device,
+    opened: &Opened,
+    ranks: usize,
+) -> Result<&'static str, LoadError> {
+    let config = &opened.config;
+    let reasons = [
+        (device.capability() != 90, "a device of another compute capability than 9.0"),
+        (ranks > 1, "more than one rank"),
+        (
+            !tensor::fits(config),
+            "sizes that the kernels do not have (heads of 64 or 128 elements, SiLU, multiples of 16)",
+        ),
+        (config.kv_dtype != Dtype::Bf16, "KV in f32"),
+    ];
+    match (wanted, reasons.iter().find(|(is_there, _)| *is_there)) {
+        (CudaMath::Exact, _) | (CudaMath::Auto, Some(_)) => Ok(cpu::MATH),
+        (CudaMath::Auto | CudaMath::Tensor, None) => Ok(TENSOR_MATH),
+        (CudaMath::Tensor, Some((_, reason))) => {
+            Err(LoadError::NoTensorMath { model: model.to_owned(), reason })
+        }
+    }
+}
+
+/// A rank's part of a model in one math or the other.
+enum Model {
+    Exact(Box<ExactModel>),
+    Tensor(Box<TensorModel>),
 }
 
 /// An [`Executor`] for one rank, which holds its part of the model in a device's memory.
 pub struct CudaExecutor {
     shape: ModelShape,
     device: Arc<Device>,
-    model: ExactModel,
+    model: Model,
     seat: Seat,
     constraint: Option<Arc<dyn Constraint>>,
 }
@@ -63,7 +133,8 @@ impl CudaExecutor {
         let device = Device::open(options.device, options.nvrtc.as_deref())?;
         let opened = Opened::at(model)?;
         check(model, &opened)?;
-        let shape = opened.shape(cpu::MATH);
+        let math = math(model, options.math, &device, &opened, options.ranks.max(seat.ranks()))?;
+        let shape = opened.shape(math);
         if seat.ranks() > opened.config.heads {
             return Err(LoadError::Ranks {
                 directory: model.to_owned(),
@@ -72,7 +143,10 @@ impl CudaExecutor {
             });
         }
         let shards = Shards::new(&opened.config, seat.ranks(), seat.rank());
-        let model = ExactModel::load(&device, opened, shards)?;
+        let model = match math {
+            TENSOR_MATH => Model::Tensor(Box::new(TensorModel::load(&device, opened, shards)?)),
+            _ => Model::Exact(Box::new(ExactModel::load(&device, opened, shards)?)),
+        };
         Ok(Self { shape, device, model, seat, constraint: None })
     }
 
@@ -83,7 +157,14 @@ impl CudaExecutor {
     /// As [`Executor::forward`].
     pub fn forward_logits(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<&[f32], ExecutorError> {
         let mut turn = self.seat.turn()?;
-        let logits = self.model.forward(&mut turn, kv, batch, |sequence| sequence.tokens.len())?;
+        let wanted = |sequence: &Sequence| sequence.tokens.len();
+        let logits = match &mut self.model {
+            Model::Exact(model) => model.forward(&mut turn, kv, batch, wanted)?,
+            Model::Tensor(model) => match model.forward(kv, batch, wanted, false, &mut |_layers| {})? {
+                Found::Logits(logits) => logits,
+                Found::Likeliest(_) => &[],
+            },
+        };
         turn.finish();
         Ok(logits)
     }
@@ -115,30 +196,54 @@ impl Executor for CudaExecutor {
         if let Some(constraint) = constraint {
             constraint.begins(batch);
         }
-        let logits = self.model.forward(&mut turn, kv, batch, Sequence::drawing_rows)?;
+        let found = match &mut self.model {
+            Model::Exact(model) => {
+                Found::Logits(model.forward(&mut turn, kv, batch, Sequence::drawing_rows)?)
+            }
+            Model::Tensor(model) => {
+                let likeliest = batch.sequences.iter().all(|sequence| draws_likeliest(sequence, constraint));
+                model.forward(kv, batch, Sequence::drawing_rows, likeliest, layers_done)?
+            }
+        };
         turn.finish();
         // The device has done all that was asked of it.
         layers_done(self.shape.layers);
         if self.seat.rank() > 0 {
             return Ok(Vec::new());
         }
-        Ok(outputs(&batch.sequences, logits, self.shape.vocabulary, constraint))
+        Ok(outputs(&batch.sequences, &found, self.shape.vocabulary, constraint))
     }
 }
 
-/// Draws the tokens that sequences want from their rows of logits.
+/// Whether the token that a sequence draws is the likeliest one, and nothing else of its logits is asked for.
+fn draws_likeliest(sequence: &Sequence, constraint: Option<&dyn Constraint>) -> bool {
+    let plain = sequence.sample.as_ref().is_none_or(|draw| {
+        let Sampling { temperature, logprobs, shaping, .. } = &draw.sampling;
+        *temperature <= 0.0 && logprobs.is_none() && shaping.is_none()
+    });
+    plain && !constraint.is_some_and(|constraint| constraint.limits(sequence))
+}
+
+/// The tokens that sequences draw, by what their rows came to.
 fn outputs(
     sequences: &[Sequence],
-    logits: &[f32],
+    found: &Found<'_>,
     vocabulary: usize,
     constraint: Option<&dyn Constraint>,
 ) -> Vec<SequenceOutput> {
-    let mut rows = logits.chunks_exact(vocabulary);
+    let mut first = 0;
     let output = |sequence: &Sequence| {
-        let rows: Vec<&[f32]> = rows.by_ref().take(sequence.drawing_rows()).collect();
-        let drawn = sequence.sampled(|before, draw| {
-            let row = limited(constraint, sequence, before, rows[before])?;
-            Ok(sample(&row, draw, (sequence.known() + before) as u64))
+        let start = first;
+        first += sequence.drawing_rows();
+        let drawn = sequence.sampled(|before, draw| match found {
+            Found::Likeliest(tokens) => {
+                Ok(Sampled { token: tokens[start + before], logprob: None, top: Vec::new() })
+            }
+            Found::Logits(logits) => {
+                let row = &logits[(start + before) * vocabulary..][..vocabulary];
+                let row = limited(constraint, sequence, before, row)?;
+                Ok(sample(&row, draw, (sequence.known() + before) as u64))
+            }
         });
         let (sampled, refused) = match drawn {
             Ok(sampled) => (sampled, None),
@@ -165,7 +270,10 @@ fn check(model: &Path, opened: &Opened) -> Result<(), LoadError> {
 
 impl From<CudaError> for ExecutorError {
     fn from(error: CudaError) -> Self {
-        ExecutorError::Failed(error.to_string())
+        match error {
+            CudaError::Lost { .. } => ExecutorError::Lost(error.to_string()),
+            _ => ExecutorError::Failed(error.to_string()),
+        }
     }
 }
 

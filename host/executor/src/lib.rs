@@ -108,12 +108,15 @@ fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// A forward pass that could not be done. Fatal to the batch, not to the worker.
+/// A forward pass that could not be done. Fatal to the batch, and not to the worker, but for [`Lost`](Self::Lost).
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     /// This rank cannot compute it.
     #[error("the executor failed: {0}")]
     Failed(String),
+    /// What this rank computes on is gone. It computes nothing more, and the worker has to be started again.
+    #[error("the executor is lost: {0}")]
+    Lost(String),
     /// Another rank could not.
     #[error("the executor failed: {0}")]
     Broken(#[from] group::Broken),

@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex};
 use std::thread;
 
 use host_core::heads::{counted_heads, rank_heads};
@@ -15,11 +15,12 @@ use host_core::layout::KvOrder;
 use host_core::window::WindowPages;
 use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence, SequenceOutput};
 use host_executor::cpu::{CpuExecutor, CpuOptions};
-use host_executor::cuda::{CudaExecutor, CudaOptions};
+use host_executor::cuda::{CudaExecutor, CudaMath, CudaOptions, TENSOR_MATH};
 use host_executor::digest::{self, PagePart};
 use host_executor::group::{Seat, seats};
 use host_executor::{Executor, ExecutorError, KvMemory};
 use host_tests::model::{Family, Stored, TinyModel};
+use host_tests::skip::skipped;
 use libloading::os::unix::{Library, RTLD_NOW};
 
 const PAGE_TOKENS: usize = 8;
@@ -166,18 +167,28 @@ fn on_cpu(directory: &Path, seat: Seat) -> CpuExecutor {
     CpuExecutor::load_rank(directory, CpuOptions { threads: 1, ..CpuOptions::default() }, seat).unwrap()
 }
 
-/// The GPU that is asked for, or the stand-in.
+static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
+    // SAFETY: our own library, without initialisers.
+    unsafe { Library::open(Some(host_tests::cuda::library()), RTLD_NOW) }.unwrap()
+});
+
+/// One test at a time: what the stand-in pretends, it pretends to all.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// Whether this machine's GPU is asked for.
+fn on_a_device() -> bool {
+    std::env::var("HOST_CUDA").is_ok_and(|value| value == "device")
+}
+
+/// The GPU that is asked for, or the stand-in. In exact math, unless it is changed.
 fn options() -> CudaOptions {
-    static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
-        // SAFETY: our own library, without initialisers.
-        unsafe { Library::open(Some(host_tests::cuda::library()), RTLD_NOW) }.unwrap()
-    });
-    if std::env::var("HOST_CUDA").is_ok_and(|value| value == "device") {
-        return CudaOptions { nvrtc: std::env::var_os("NVRTC").map(Into::into), ..CudaOptions::default() };
+    if on_a_device() {
+        let nvrtc = std::env::var_os("NVRTC").map(Into::into);
+        return CudaOptions { nvrtc, math: CudaMath::Exact, ..CudaOptions::default() };
     }
     // What is loaded is what is found by its name.
     LazyLock::force(&STAND_IN);
-    CudaOptions { nvrtc: Some(host_tests::cuda::library()), ..CudaOptions::default() }
+    CudaOptions { nvrtc: Some(host_tests::cuda::library()), math: CudaMath::Exact, ..CudaOptions::default() }
 }
 
 fn on_gpu(directory: &Path, seat: Seat) -> CudaExecutor {
@@ -186,6 +197,7 @@ fn on_gpu(directory: &Path, seat: Seat) -> CudaExecutor {
 
 #[test]
 fn a_models_logits_and_kv_are_those_of_the_cpu() {
+    let _one = ONE.lock();
     for (family, stored, tied) in [
         (Family::Qwen3, Stored::Bf16, false),
         (Family::Llama, Stored::F32, true),
@@ -223,6 +235,7 @@ fn drawn<E: Executor>(worker: &mut [Rank<E>], batches: &[Batch]) -> Vec<Sequence
 
 #[test]
 fn what_is_drawn_is_what_the_cpu_draws_with_seeds_and_guesses() {
+    let _one = ONE.lock();
     let directory = tempfile::tempdir().unwrap();
     TinyModel { layers: 2, seed: 3, ..TinyModel::default() }.write(directory.path()).unwrap();
     let mut batches = batches(&[16, 5]);
@@ -239,6 +252,7 @@ fn what_is_drawn_is_what_the_cpu_draws_with_seeds_and_guesses() {
 
 #[test]
 fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
+    let _one = ONE.lock();
     let directory = tempfile::tempdir().unwrap();
     TinyModel { layers: 2, ..TinyModel::default() }.write(directory.path()).unwrap();
     let mut gpu = worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
@@ -262,7 +276,41 @@ fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
 }
 
 #[test]
+fn a_device_that_is_lost_is_told_apart_from_a_batch_that_cannot_be_computed() {
+    let _one = ONE.lock();
+    if on_a_device() {
+        return skipped("a lost device: one that is there would stay lost");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel { layers: 2, ..TinyModel::default() }.write(directory.path()).unwrap();
+    let mut gpu = worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
+    let part = &mut gpu[0];
+    let batch = Batch { id: 1, sequences: vec![sequence(0, &[1, 2, 3], 0)], layer_group: 0 };
+    let expected = part.executor.forward(&mut part.kv, &batch).unwrap();
+    for code in [700, 719, 214] {
+        lose(code);
+        let error = part.executor.forward(&mut part.kv, &batch).unwrap_err();
+        lose(0);
+        assert!(matches!(error, ExecutorError::Lost(_)), "{code}: {error}");
+        assert!(error.to_string().contains("the GPU is lost for this process"), "{error}");
+    }
+    // What the driver merely refuses stays with the batch.
+    lose(1);
+    let error = part.executor.forward(&mut part.kv, &batch).unwrap_err();
+    lose(0);
+    assert!(matches!(error, ExecutorError::Failed(_)), "{error}");
+    assert_eq!(part.executor.forward(&mut part.kv, &batch).unwrap(), expected);
+}
+
+/// Makes the stand-in answer this from now on.
+fn lose(code: i32) {
+    // SAFETY: driver.c has a function of this name with one number.
+    unsafe { STAND_IN.get::<unsafe extern "C" fn(i32)>(b"fake_lost").unwrap()(code) }
+}
+
+#[test]
 fn models_and_devices_that_cannot_be_used_are_told() {
+    let _one = ONE.lock();
     let directory = tempfile::tempdir().unwrap();
     TinyModel::gemma3().write(directory.path()).unwrap();
     let error =
@@ -274,4 +322,72 @@ fn models_and_devices_that_cannot_be_used_are_told() {
     let far = CudaOptions { device: 9, ..options() };
     let error = CudaExecutor::load_rank(directory.path(), &far, Seat::alone()).err().unwrap().to_string();
     assert!(error.contains("cannot open device 9"), "{error}");
+}
+
+/// A model with the sizes of the tensor cores' kernels.
+fn even(family: Family) -> TinyModel {
+    let sizes = TinyModel { family, layers: 3, hidden: 256, heads: 8, kv_heads: 2, ..TinyModel::default() };
+    TinyModel {
+        head_dim: if family == Family::Qwen3 { 128 } else { 64 },
+        intermediate: 640,
+        vocabulary: 1008,
+        seed: 5,
+        ..sizes
+    }
+}
+
+#[test]
+fn tensor_cores_give_the_same_bits_for_any_batch_and_chunks_and_are_near_the_cpu() {
+    let _one = ONE.lock();
+    if !on_a_device() {
+        return skipped("tensor cores: HOST_CUDA=device says that there is a GPU");
+    }
+    for family in [Family::Llama, Family::Qwen3] {
+        let directory = tempfile::tempdir().unwrap();
+        even(family).write(directory.path()).unwrap();
+        let options = CudaOptions { math: CudaMath::Tensor, ..options() };
+        let load = |seat| CudaExecutor::load_rank(directory.path(), &options, seat).unwrap();
+        let mut whole = worker(1, PLAIN, Dtype::Bf16, &load);
+        assert_eq!(whole[0].executor.shape().math, TENSOR_MATH);
+        let expected = logits(&mut whole, &[100]);
+        for (chunks, order) in [
+            (&[1][..], PLAIN),
+            (&[16, 5], KvOrder::LayerKvPageTokenHeadDim),
+            (&[3, 50], KvOrder::PageLayerHeadKvTokenDim),
+        ] {
+            let found = logits(&mut worker(1, order, Dtype::Bf16, &load), chunks);
+            assert!(found.0 == expected.0, "{family:?}, logits in chunks of {chunks:?}, {order}");
+            assert!(found.1 == expected.1, "{family:?}, KV in chunks of {chunks:?}, {order}");
+        }
+        // The same tokens again, one by one, are drawn on the device.
+        let (drawn, read) = (drawn(&mut worker(1, PLAIN, Dtype::Bf16, &load), &batches(&[100])), &expected.0);
+        let rows: Vec<Vec<f32>> = read
+            .chunks_exact(1008)
+            .map(|row| row.iter().map(|bits| f32::from_bits(*bits)).collect())
+            .collect();
+        let likeliest =
+            |row: &[f32]| (0..1008).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as u32;
+        let of_room = |room: u64| {
+            let all: Vec<u32> = drawn
+                .iter()
+                .filter(|output| output.room == Room(room))
+                .flat_map(|output| output.sampled.iter().map(|sampled| sampled.token))
+                .collect();
+            all
+        };
+        let first = of_room(0);
+        let tail: Vec<u32> = rows[..61][61 - first.len()..].iter().map(|row| likeliest(row)).collect();
+        assert_eq!(first, tail, "{family:?}");
+        let cpu = logits(&mut worker(1, PLAIN, Dtype::Bf16, |seat| on_cpu(directory.path(), seat)), &[100]);
+        let (mut apart, mut size) = (0.0, 0.0);
+        for (found, expected) in
+            expected.0.iter().zip(&cpu.0).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)))
+        {
+            apart += f64::from(found - expected).powi(2);
+            size += f64::from(expected).powi(2);
+        }
+        let apart = (apart / size).sqrt();
+        println!("{family:?}: {apart:.4} of the logits' size apart from the CPU's");
+        assert!(apart < 0.05, "{family:?}: {apart}");
+    }
 }

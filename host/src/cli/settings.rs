@@ -72,6 +72,19 @@ pub enum ExecutorName {
     Synthetic,
 }
 
+/// How a GPU computes the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum CudaMathName {
+    /// On tensor cores where that is possible, else exact
+    #[default]
+    Auto,
+    /// With the bits of the CPU executor
+    Exact,
+    /// On tensor cores
+    Tensor,
+}
+
 impl ExecutorName {
     /// Whether it computes the model that `--model` names.
     #[must_use]
@@ -138,6 +151,11 @@ pub struct Settings {
     /// nvidia-cuda-nvrtc lays it out [default: what the variable NVRTC names, else where the system and CUDA's installer have it]
     #[arg(long, value_name = "PATH")]
     pub nvrtc: Option<PathBuf>,
+
+    /// How --executor cuda computes: "tensor" on tensor cores with weights and activations in bf16, "exact" with the bits of --executor
+    /// cpu, slowly. "auto" takes tensor cores where model and GPU allow it and no worker has several ranks [default: auto]
+    #[arg(long, value_enum)]
+    pub cuda_math: Option<CudaMathName>,
 
     /// Run only this part. Without this flag, all parts are started on this machine
     #[arg(long, value_enum)]

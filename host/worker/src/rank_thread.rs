@@ -92,9 +92,13 @@ impl Rank {
                 Command::Run(batch) => {
                     let mut layers_done =
                         news(self.rank, &batch, self.executor.shape().layers, &self.batch, &self.inputs);
-                    let outcome = compute(self.executor.as_mut(), &mut self.kv, &batch, &mut layers_done);
+                    let (outcome, lost) =
+                        compute(self.executor.as_mut(), &mut self.kv, &batch, &mut layers_done);
                     let event = self.batch.lock().ended(self.rank, outcome);
-                    if event.is_some_and(|event| self.inputs.blocking_send(Input::Event(event)).is_err()) {
+                    let unheard =
+                        event.is_some_and(|event| self.inputs.blocking_send(Input::Event(event)).is_err());
+                    // A rank without a device ends, and the worker with it: another one takes its requests.
+                    if unheard || lost {
                         return;
                     }
                 }
@@ -129,17 +133,21 @@ fn news<'a>(
     }
 }
 
-/// A panic of the executor fails the batch's requests and nothing else.
+/// What came of a batch, and whether the executor is lost. A panic of it fails the batch's requests and nothing else.
 fn compute(
     executor: &mut dyn Executor,
     kv: &mut KvMemory,
     batch: &Batch,
     layers_done: &mut LayersDone<'_>,
-) -> Outcome {
-    match catch_unwind(AssertUnwindSafe(|| executor.forward_by_layer(kv, batch, layers_done))) {
+) -> (Outcome, bool) {
+    let outcome = match catch_unwind(AssertUnwindSafe(|| executor.forward_by_layer(kv, batch, layers_done))) {
         Ok(Ok(outputs)) => Outcome::Done(outputs),
         Ok(Err(error @ (ExecutorError::Failed(_) | ExecutorError::NoPool { .. }))) => {
             Outcome::Failed(error.to_string())
+        }
+        Ok(Err(error @ ExecutorError::Lost(_))) => {
+            tracing::error!(%error, "this rank ends");
+            return (Outcome::Failed(error.to_string()), true);
         }
         Ok(Err(error @ ExecutorError::Broken(_))) => Outcome::Broken(error.to_string()),
         Err(panic) => {
@@ -147,5 +155,6 @@ fn compute(
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
             Outcome::Failed(format!("the executor panicked: {text}"))
         }
-    }
+    };
+    (outcome, false)
 }

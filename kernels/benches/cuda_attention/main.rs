@@ -1,12 +1,13 @@
-//! Attention and the other kernels of rows on a GPU: what they compute, that no bit depends on the batch, and how fast they are.
+//! Attention and the other kernels of rows on a GPU: what they compute, that no bit depends on the batch, and how fast they
+//! are.
 //!
 //!     NVRTC=FOLDER cargo bench -p host-kernels --bench cuda_attention
 //!
 //! or, on another machine than the one that built it, the program alone with `--bench`: it needs the driver and NVRTC, which
-//! `NVRTC` names. First everything is compared with a plain computation on the CPU, within a bound, and with itself, bit for bit:
-//! rows alone, in decode and in prefill, in prompts cut anywhere, in other pages and in another order of the pool. The exit code
-//! is 1 when something differs. Then come times: best of several batches between two events, over more data than the L2 cache
-//! holds. `-- check` leaves out the times.
+//! `NVRTC` names. First everything is compared with a plain computation on the CPU, within a bound, and with itself, bit for
+//! bit: rows alone, in decode and in prefill, in prompts cut anywhere, in other pages and in another order of the pool. The
+//! exit code is 1 when something differs. Then come times: best of several batches between two events, over more data than
+//! the L2 cache holds. `-- check` leaves out the times.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 

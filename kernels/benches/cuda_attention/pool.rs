@@ -85,8 +85,8 @@ pub const LAYER: usize = 1;
 pub const LAYERS: usize = 2;
 
 impl Pool {
-    /// Pages drawn at random for sequences of these lengths. What `fill` gives for sequence, K or V, position and head is there,
-    /// and NaN everywhere else.
+    /// Pages drawn at random for sequences of these lengths. What `fill` gives for sequence, K or V, position and head is
+    /// there, and NaN everywhere else.
     pub fn new<'a>(
         gpu: &Gpu,
         mut sizes: Sizes,

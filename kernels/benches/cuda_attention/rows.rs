@@ -2,7 +2,7 @@
 
 use host_kernels::cuda::Array;
 use host_kernels::cuda::exact::Rows;
-use host_kernels::cuda::tensor::rows::{NO_POSITION, Projection, TensorRows};
+use host_kernels::cuda::tensor::rows::{ARGMAX_PARTS, NO_POSITION, Projection, TensorRows};
 use host_kernels::math::{bf16_from_f32, f32_from_bf16};
 
 use crate::Gpu;
@@ -206,7 +206,8 @@ fn check_argmax(gpu: &Gpu, kernels: &TensorRows, rng: &mut fastrand::Rng) -> Res
             })
             .collect();
         let mut highest = gpu.array(&vec![u32::MAX; rows]);
-        kernels.argmax(&gpu.stream, &gpu.array(&logits), rows, vocabulary, &mut highest).unwrap();
+        let (logits, mut parts) = (gpu.array(&logits), gpu.array(&vec![0; rows * ARGMAX_PARTS]));
+        kernels.argmax(&gpu.stream, &logits, rows, vocabulary, &mut parts, &mut highest).unwrap();
         let found = gpu.read(&highest);
         ensure(found == expected, || format!("highest of {vocabulary}: {found:?}, not {expected:?}"))?;
     }
@@ -281,9 +282,10 @@ pub fn time(gpu: &Gpu) {
     }
     for rows in [1, 32, 128] {
         let logits = gpu.array(&vec![1.0_f32; rows * vocabulary]);
+        let mut parts = gpu.array(&vec![0; rows * ARGMAX_PARTS]);
         let mut highest = gpu.array(&vec![0_u32; rows]);
         let time = seconds(gpu, 20, |_| {
-            kernels.argmax(&gpu.stream, &logits, rows, vocabulary, &mut highest).unwrap();
+            kernels.argmax(&gpu.stream, &logits, rows, vocabulary, &mut parts, &mut highest).unwrap();
         });
         line("argmax", rows, time, rows * vocabulary * 4);
     }

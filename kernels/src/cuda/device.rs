@@ -4,8 +4,9 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DeviceRepr, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStream, DeviceRepr, sys};
 
+use super::cache::Cache;
 use super::nvrtc::{Image, Nvrtc};
 use super::{CudaError, context, refused};
 
@@ -26,17 +27,36 @@ pub struct Device {
     context: Arc<CudaContext>,
     capability: i32,
     nvrtc: Option<PathBuf>,
+    cache: Cache,
 }
 
 impl Device {
-    /// Opens the device with this number. `nvrtc` names NVRTC's library or a folder with it (as [`Nvrtc::open`]).
+    /// Opens the device with this number. `nvrtc` names NVRTC's library or a folder with it (as [`Nvrtc::open`]). Compiled
+    /// kernels are kept in `host/kernels` in the user's cache directory.
     ///
     /// # Errors
     /// When there is no driver, it is too old, or there is no such device.
     pub fn open(ordinal: usize, nvrtc: Option<&Path>) -> Result<Arc<Self>, CudaError> {
+        Self::with(ordinal, nvrtc, Cache::of_user())
+    }
+
+    /// The same with another folder for compiled kernels, or none.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with_cache(
+        ordinal: usize,
+        nvrtc: Option<&Path>,
+        folder: Option<&Path>,
+    ) -> Result<Arc<Self>, CudaError> {
+        Self::with(ordinal, nvrtc, Cache::at(folder))
+    }
+
+    fn with(ordinal: usize, nvrtc: Option<&Path>, cache: Cache) -> Result<Arc<Self>, CudaError> {
         let context = context(ordinal)?;
         let (major, minor) = context.compute_capability().map_err(refused("tell the device's capability"))?;
-        Ok(Arc::new(Self { context, capability: major * 10 + minor, nvrtc: nvrtc.map(Path::to_owned) }))
+        let (capability, nvrtc) = (major * 10 + minor, nvrtc.map(Path::to_owned));
+        Ok(Arc::new(Self { context, capability, nvrtc, cache }))
     }
 
     /// The device's context.
@@ -74,13 +94,23 @@ impl Device {
         stream.synchronize().map_err(refused("wait for what the device does"))
     }
 
-    /// Compiles these kernels for the device, and loads them.
+    /// Compiles these kernels for the device, unless this NVRTC did so before, and loads them.
     ///
     /// # Errors
     /// When there is no NVRTC, it refuses the source, or the driver refuses what it made.
     pub fn module(&self, source: &Source) -> Result<Arc<CudaModule>, CudaError> {
-        let image =
-            Nvrtc::open(self.nvrtc.as_deref())?.compile_with(source.text, source.options, self.capability)?;
+        let nvrtc = Nvrtc::open(self.nvrtc.as_deref())?;
+        let entry = self.cache.entry(source, self.capability, nvrtc.version()?);
+        // What this driver does not take is compiled anew.
+        if let Some(module) = entry.read().and_then(|image| self.load(source, image).ok()) {
+            return Ok(module);
+        }
+        let image = nvrtc.compile_with(source.text, source.options, self.capability)?;
+        entry.write(&image);
+        self.load(source, image)
+    }
+
+    fn load(&self, source: &Source, image: Image) -> Result<Arc<CudaModule>, CudaError> {
         let module = match image {
             Image::Binary(binary) => cudarc::nvrtc::Ptx::from_binary(binary),
             Image::Assembly(text) => cudarc::nvrtc::Ptx::from_src(text),
@@ -94,6 +124,28 @@ impl Device {
     }
 }
 
+/// A place in a stream that the host can wait for.
+#[derive(Debug)]
+pub struct Mark(CudaEvent);
+
+impl Mark {
+    /// Behind all that was put into the stream so far.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn behind(stream: &CudaStream) -> Result<Self, CudaError> {
+        stream.record_event(None).map(Self).map_err(refused("mark a place in a stream"))
+    }
+
+    /// Waits until the stream has come there.
+    ///
+    /// # Errors
+    /// When a kernel or a copy before it failed.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        self.0.synchronize().map_err(refused("wait for the device"))
+    }
+}
+
 /// A kernel of a module.
 ///
 /// # Errors
@@ -102,20 +154,118 @@ pub(super) fn function(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunct
     module.load_function(name).map_err(refused(format!("find the kernel {name}")))
 }
 
-/// Memory of a device, given back when its last array goes.
+/// Memory that was taken of the driver, given back when its last array goes.
 #[derive(Debug)]
 struct Allocation {
     address: u64,
+    /// Pinned memory of the host, or else the device's.
+    host: bool,
     device: Arc<Device>,
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: no array has this memory any more, and the call waits for everything that uses it. An error means that
+            // SAFETY: no array has this memory any more, and both calls wait for everything that uses it. An error means that
             // the device is lost, with its memory.
-            let _freed = unsafe { sys::cuMemFree_v2(self.address) };
+            let _freed = unsafe {
+                match self.host {
+                    true => sys::cuMemFreeHost(self.address as usize as *mut _),
+                    false => sys::cuMemFree_v2(self.address),
+                }
+            };
         }
+    }
+}
+
+/// An array in the host's memory that the device copies from and to by itself, and that kernels may read and write in place.
+#[derive(Debug)]
+pub struct Pinned<T> {
+    length: usize,
+    memory: Arc<Allocation>,
+    element: PhantomData<T>,
+}
+
+impl<T: DeviceRepr + Copy + Default> Pinned<T> {
+    /// Takes memory for `length` elements (at least one), all of them the default.
+    ///
+    /// # Errors
+    /// When the system has none to give.
+    pub fn new(device: &Arc<Device>, length: usize) -> Result<Self, CudaError> {
+        device.bind()?;
+        let length = length.max(1);
+        let bytes = length.saturating_mul(size_of::<T>());
+        let mut address = std::ptr::null_mut();
+        // SAFETY: the context is bound. It writes one address.
+        unsafe { sys::cuMemHostAlloc(&raw mut address, bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }
+            .result()
+            .map_err(refused(format!("give {bytes} bytes of pinned memory")))?;
+        let memory =
+            Arc::new(Allocation { address: address.addr() as u64, host: true, device: Arc::clone(device) });
+        let pinned = Self { length, memory, element: PhantomData };
+        for at in 0..length {
+            // SAFETY: the memory has as many elements, and the driver aligns it to pages.
+            unsafe { pinned.first().add(at).write(T::default()) };
+        }
+        Ok(pinned)
+    }
+
+    /// The first element.
+    fn first(&self) -> *mut T {
+        self.memory.address as usize as *mut T
+    }
+
+    /// Makes the array as long as `length`, if it is shorter. What it held is lost then.
+    ///
+    /// # Errors
+    /// As [`Pinned::new`].
+    pub fn reserve(&mut self, length: usize) -> Result<(), CudaError> {
+        if length > self.length {
+            *self = Self::new(&self.memory.device, length.next_power_of_two())?;
+        }
+        Ok(())
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Never: there is at least one element.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The same memory as kernels see it, at the address that it has here: drivers of 64-bit systems have one space of addresses.
+    #[must_use]
+    pub fn array(&self) -> Array<T> {
+        Array {
+            address: self.memory.address,
+            length: self.length,
+            memory: Arc::clone(&self.memory),
+            element: PhantomData,
+        }
+    }
+
+    /// The elements.
+    ///
+    /// # Safety
+    /// No kernel or copy that writes them is under way as long as the slice is alive.
+    #[must_use]
+    pub unsafe fn elements(&self) -> &[T] {
+        // SAFETY: the memory has as many elements, all of them written. The caller keeps the device out.
+        unsafe { std::slice::from_raw_parts(self.first(), self.length) }
+    }
+
+    /// The elements, to write.
+    ///
+    /// # Safety
+    /// No kernel or copy that reads or writes them is under way as long as the slice is alive.
+    pub unsafe fn elements_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and the value is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.first(), self.length) }
     }
 }
 
@@ -145,7 +295,7 @@ impl<T: DeviceRepr + Copy> Array<T> {
         unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) }
             .result()
             .map_err(refused(format!("give {bytes} bytes of the device's memory")))?;
-        let memory = Arc::new(Allocation { address, device: Arc::clone(device) });
+        let memory = Arc::new(Allocation { address, host: false, device: Arc::clone(device) });
         Ok(Self { address, length, memory, element: PhantomData })
     }
 
@@ -234,6 +384,31 @@ impl<T: DeviceRepr + Copy> Array<T> {
             .result()
             .map_err(refused("copy to the device"))?;
         stream.synchronize().map_err(refused("wait for a copy to the device"))
+    }
+
+    /// Copies the first elements of another array, of the device or pinned, in the stream's order.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When either array is shorter.
+    pub fn copy_from(
+        &mut self,
+        stream: &CudaStream,
+        source: &Array<T>,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        assert!(length <= self.length && length <= source.length, "{length} elements into {}", self.length);
+        self.device().bind()?;
+        let bytes = length * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both have as many elements. An array's memory lives until the stream has come to it: giving it back waits.
+        unsafe { sys::cuMemcpyAsync(self.address, source.address, bytes, stream.cu_stream()) }
+            .result()
+            .map_err(refused("copy between arrays"))
     }
 
     /// Reads the array's first elements, and waits until they are there.

@@ -28,6 +28,8 @@ typedef unsigned long long u64;
 #define COLUMN(threads) (blockIdx.y * (threads) + threadIdx.x)
 
 #define THREADS 256
+// Loads of a thread that are on their way together, in sums that wait for memory.
+#define AT_ONCE 32
 
 // ---- numbers ----
 
@@ -141,10 +143,20 @@ EXPORTED __global__ void __launch_bounds__(THREADS)
     if (lane >= lanes)
         return;
     u64 head = lane / 8;
-    const float *x = data + head / heads * stride + head % heads * width;
+    const float *x = data + head / heads * stride + head % heads * width + lane % 8;
     float sum = 0.0f;
-#pragma unroll 8
-    for (u32 i = lane % 8; i < width; i += 8) {
+    u32 i = 0;
+    // Many loads are on their way before the first is used.
+    for (; i + 8 * AT_ONCE <= width; i += 8 * AT_ONCE) {
+        float values[AT_ONCE];
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++)
+            values[j] = LOAD(x + i + 8 * j);
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++)
+            sum = fmaf(values[j], values[j], sum);
+    }
+    for (; i < width; i += 8) {
         float value = LOAD(x + i);
         sum = fmaf(value, value, sum);
     }
@@ -238,8 +250,20 @@ EXPORTED __global__ void __launch_bounds__(SHARES) greatest_of_shares(const floa
     const float *row = x + (u64)blockIdx.x * width;
     float greatest = __uint_as_float(0xff800000);
     u32 place = 0;
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < width; i += SHARES) {
+    u32 i = threadIdx.x;
+    for (; i + SHARES * (AT_ONCE - 1) < width; i += SHARES * AT_ONCE) {
+        float values[AT_ONCE];
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++)
+            values[j] = LOAD(row + i + SHARES * j);
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++)
+            if (values[j] > greatest) {
+                greatest = values[j];
+                place = i + SHARES * j;
+            }
+    }
+    for (; i < width; i += SHARES) {
         float value = LOAD(row + i);
         if (value > greatest) {
             greatest = value;
@@ -258,7 +282,7 @@ EXPORTED __global__ void __launch_bounds__(32)
         return;
     float greatest = __uint_as_float(0xff800000);
     u32 place = 0;
-#pragma unroll 8
+#pragma unroll 32
     for (u32 i = row * SHARES; i < (row + 1) * SHARES; i++) {
         float value = LOAD(values + i);
         u32 at = LOAD(places + i);
@@ -274,8 +298,26 @@ EXPORTED __global__ void __launch_bounds__(32)
 
 #define LINEAR_THREADS 32
 
-// One chain of multiply-adds over the inner dimension for each output. A thread has one output of `tile` rows.
-#define LINEAR(name, type, widen, eight, tile)                                                                         \
+// The next `ahead` vectors of weights, all of which are loaded before the first is used.
+#define LINEAR_STEP(eight, tile, ahead)                                                                                \
+    {                                                                                                                  \
+        float weights[ahead][8];                                                                                       \
+        _Pragma("unroll") for (u32 step = 0; step < ahead; step++) eight(row + k + 8 * step, weights[step]);           \
+        _Pragma("unroll") for (u32 step = 0; step < ahead; step++)                                                     \
+        {                                                                                                              \
+            _Pragma("unroll") for (u32 i = 0; i < tile; i++)                                                           \
+            {                                                                                                          \
+                float values[8];                                                                                       \
+                eight_f32(input + (u64)i * inputs + k + 8 * step, values);                                             \
+                _Pragma("unroll") for (u32 j = 0; j < 8; j++) sums[i] = fmaf(values[j], weights[step][j], sums[i]);    \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+// One chain of multiply-adds over the inner dimension for each output. A thread has one output of `tile` rows, of which there
+// are as many at least. The last tile may overlap the one before it, and then writes the same once more. `ahead` is how many
+// vectors of weights are on their way together.
+#define LINEAR(name, type, widen, eight, tile, ahead)                                                                  \
     EXPORTED __global__ void __launch_bounds__(LINEAR_THREADS)                                                         \
         name(const float *__restrict__ x, u32 rows, const type *__restrict__ weight, u32 outputs, u32 inputs,          \
              float *__restrict__ y)                                                                                    \
@@ -283,48 +325,35 @@ EXPORTED __global__ void __launch_bounds__(32)
         u32 output = COLUMN(LINEAR_THREADS);                                                                           \
         if (output >= outputs)                                                                                         \
             return;                                                                                                    \
-        u32 first = blockIdx.x * tile;                                                                                 \
-        u32 count = rows - first < tile ? rows - first : tile;                                                         \
+        u32 first = blockIdx.x * tile < rows - tile ? blockIdx.x * tile : rows - tile;                                 \
         const float *input = x + (u64)first * inputs;                                                                  \
         const type *row = weight + (u64)output * inputs;                                                               \
         float sums[tile];                                                                                              \
         _Pragma("unroll") for (u32 i = 0; i < tile; i++) sums[i] = 0.0f;                                               \
         u32 k = 0;                                                                                                     \
         if (inputs % 8 == 0) {                                                                                         \
-            _Pragma("unroll 4") for (; k < inputs; k += 8)                                                             \
-            {                                                                                                          \
-                float weights[8], values[8];                                                                           \
-                eight(row + k, weights);                                                                               \
-                _Pragma("unroll") for (u32 i = 0; i < tile; i++)                                                       \
-                {                                                                                                      \
-                    if (i < count) {                                                                                   \
-                        eight_f32(input + (u64)i * inputs + k, values);                                                \
-                        _Pragma("unroll") for (u32 j = 0; j < 8; j++) sums[i] = fmaf(values[j], weights[j], sums[i]);  \
-                    }                                                                                                  \
-                }                                                                                                      \
-            }                                                                                                          \
+            for (; k + 8 * ahead <= inputs; k += 8 * ahead)                                                            \
+                LINEAR_STEP(eight, tile, ahead)                                                                        \
+            for (; k < inputs; k += 8)                                                                                 \
+                LINEAR_STEP(eight, tile, 1)                                                                            \
         }                                                                                                              \
         for (; k < inputs; k++) {                                                                                      \
             float value = widen(LOAD(row + k));                                                                        \
-            _Pragma("unroll") for (u32 i = 0; i < tile; i++)                                                           \
-            {                                                                                                          \
-                if (i < count)                                                                                         \
-                    sums[i] = fmaf(LOAD(input + (u64)i * inputs + k), value, sums[i]);                                 \
-            }                                                                                                          \
+            _Pragma("unroll") for (u32 i = 0; i < tile; i++) sums[i] =                                                 \
+                fmaf(LOAD(input + (u64)i * inputs + k), value, sums[i]);                                               \
         }                                                                                                              \
-        _Pragma("unroll") for (u32 i = 0; i < tile; i++)                                                               \
-        {                                                                                                              \
-            if (i < count)                                                                                             \
-                STORE(y + (u64)(first + i) * outputs + output, sums[i]);                                               \
-        }                                                                                                              \
+        _Pragma("unroll") for (u32 i = 0; i < tile; i++) STORE(y + (u64)(first + i) * outputs + output, sums[i]);      \
     }
 
-LINEAR(linear_f32_1, float, from_f32, eight_f32, 1)
-LINEAR(linear_bf16_1, u16, from_bf16, eight_bf16, 1)
-LINEAR(linear_f16_1, u16, from_f16, eight_f16, 1)
-LINEAR(linear_f32_8, float, from_f32, eight_f32, 8)
-LINEAR(linear_bf16_8, u16, from_bf16, eight_bf16, 8)
-LINEAR(linear_f16_8, u16, from_f16, eight_f16, 8)
+LINEAR(linear_f32_1, float, from_f32, eight_f32, 1, 8)
+LINEAR(linear_f32_2, float, from_f32, eight_f32, 2, 8)
+LINEAR(linear_f32_8, float, from_f32, eight_f32, 8, 2)
+LINEAR(linear_bf16_1, u16, from_bf16, eight_bf16, 1, 8)
+LINEAR(linear_bf16_2, u16, from_bf16, eight_bf16, 2, 8)
+LINEAR(linear_bf16_8, u16, from_bf16, eight_bf16, 8, 2)
+LINEAR(linear_f16_1, u16, from_f16, eight_f16, 1, 8)
+LINEAR(linear_f16_2, u16, from_f16, eight_f16, 2, 8)
+LINEAR(linear_f16_8, u16, from_f16, eight_f16, 8, 2)
 
 // ---- K and V ----
 
@@ -338,18 +367,26 @@ typedef struct {
     u32 element;
 } KvView;
 
-// Address of a row of K or V. `pages` are those of the row's sequence.
-static __device__ __forceinline__ u64 kv_row(const KvView *kv, u32 side, const u32 *pages, u32 head, u32 position)
+// Division by a number that the host knows, exact for dividends below 2^31: (n * multiplier) >> shift.
+typedef struct {
+    u32 value;
+    u32 multiplier;
+    u32 shift;
+} Divisor;
+
+// Address of a row of K or V of one head, whose first page would begin at `start`. `pages` are those of the row's sequence, and
+// `tokens` divides by the tokens of a page.
+static __device__ __forceinline__ u64 kv_row(const KvView *kv, u32 side, u64 start, Divisor tokens, const u32 *pages,
+                                             u32 position)
 {
-    u32 page = LOAD(pages + position / kv->page_tokens);
-    return kv->start[side] + page * kv->page[side] + head * kv->head[side] +
-           position % kv->page_tokens * kv->token[side];
+    u32 number = (u32)(((u64)position * tokens.multiplier) >> tokens.shift);
+    return start + LOAD(pages + number) * kv->page[side] + (position - number * tokens.value) * kv->token[side];
 }
 
 // K and V of each row to their place in the pool. A thread is an element of K or V.
 EXPORTED __global__ void __launch_bounds__(THREADS)
     write_kv(const float *data, u32 stride, u32 first_key, u32 first_value, u32 heads, u32 head_dim, const u32 *positions,
-             const u32 *tables, const u32 *pages, const KvView kv)
+             const u32 *tables, const u32 *pages, const __grid_constant__ KvView kv, const Divisor tokens)
 {
     u32 width = heads * head_dim;
     u32 column = COLUMN(THREADS);
@@ -358,7 +395,8 @@ EXPORTED __global__ void __launch_bounds__(THREADS)
     u32 side = column >= width;
     u32 at = column - side * width;
     float value = LOAD(data + (u64)blockIdx.x * stride + (side ? first_value : first_key) + at);
-    u64 row = kv_row(&kv, side, pages + LOAD(tables + blockIdx.x), at / head_dim, LOAD(positions + blockIdx.x));
+    u64 start = kv.start[side] + at / head_dim * kv.head[side];
+    u64 row = kv_row(&kv, side, start, tokens, pages + LOAD(tables + blockIdx.x), LOAD(positions + blockIdx.x));
     if (kv.element == 4)
         STORE((float *)row + at % head_dim, value);
     else
@@ -374,7 +412,8 @@ EXPORTED __global__ void __launch_bounds__(THREADS)
 #define ATTENTION_INDEX (blockIdx.z * ATTENTION_THREADS + threadIdx.x)
 
 // What lies in between, for one row's head: scores and then weights, each block's greatest score, sum of weights, and what
-// is before it is multiplied by. `room` is the number of positions, a multiple of 16.
+// is before it is multiplied by. `room` is the number of positions, a multiple of 16. A fourth number per block keeps scores
+// at multiples of 16 bytes.
 typedef struct {
     float *scores;
     float *maxima;
@@ -386,7 +425,7 @@ static __device__ __forceinline__ Between between(float *scratch, u32 heads, u32
 {
     u32 blocks = room / BLOCK;
     Between all;
-    all.scores = scratch + ((u64)blockIdx.x * heads + blockIdx.y) * (room + 3 * blocks);
+    all.scores = scratch + ((u64)blockIdx.x * heads + blockIdx.y) * (room + 4 * blocks);
     all.maxima = all.scores + room;
     all.added = all.maxima + blocks;
     all.corrections = all.added + blocks;
@@ -404,7 +443,7 @@ static __device__ __forceinline__ u32 seen_by_row(const u32 *positions, u32 room
 #define ATTENTION_SCORES(name, type, eight)                                                                            \
     EXPORTED __global__ void __launch_bounds__(ATTENTION_THREADS)                                                      \
         name(const float *queries, u32 stride, u32 heads, u32 group, u32 head_dim, float scale, const u32 *positions,  \
-             const u32 *tables, const u32 *pages, const KvView kv, float *scratch, u32 room)                           \
+             const u32 *tables, const u32 *pages, const __grid_constant__ KvView kv, const Divisor tokens, float *scratch, u32 room) \
     {                                                                                                                  \
         u32 seen = seen_by_row(positions, room);                                                                       \
         if (ATTENTION_INDEX >= seen)                                                                                   \
@@ -412,10 +451,11 @@ static __device__ __forceinline__ u32 seen_by_row(const u32 *positions, u32 room
         Between at = between(scratch, heads, room);                                                                    \
         const float *query = queries + (u64)blockIdx.x * stride + (u64)blockIdx.y * head_dim;                          \
         const u32 *own = pages + LOAD(tables + blockIdx.x);                                                            \
+        u64 start = kv.start[0] + blockIdx.y / group * kv.head[0];                                                     \
         for (u32 position = ATTENTION_INDEX; position < seen; position += gridDim.z * ATTENTION_THREADS) {             \
-            const type *key = (const type *)kv_row(&kv, 0, own, blockIdx.y / group, position);                         \
+            const type *key = (const type *)kv_row(&kv, 0, start, tokens, own, position);                         \
             float sums[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};                                          \
-            _Pragma("unroll 4") for (u32 i = 0; i < head_dim; i += 8)                                                  \
+            _Pragma("unroll 8") for (u32 i = 0; i < head_dim; i += 8)                                                  \
             {                                                                                                          \
                 float a[8], b[8];                                                                                      \
                 eight_f32(query + i, a);                                                                               \
@@ -454,40 +494,82 @@ EXPORTED __global__ void __launch_bounds__(ATTENTION_THREADS)
     float before = __uint_as_float(0xff800000);
     u32 passed = 0;
     for (u32 block = ATTENTION_INDEX; block * BLOCK < seen; block += gridDim.z * ATTENTION_THREADS) {
-#pragma unroll 8
+        for (; passed + AT_ONCE <= block; passed += AT_ONCE) {
+            float maxima[AT_ONCE];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                maxima[i] = LOAD(at.maxima + passed + i);
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                before = maxima[i] > before ? maxima[i] : before;
+        }
         for (; passed < block; passed++) {
             float score = LOAD(at.maxima + passed);
             before = score > before ? score : before;
         }
         float own = LOAD(at.maxima + block);
         float maximum = own > before ? own : before;
-        float lanes[8];
+        float weights[BLOCK], lanes[8];
 #pragma unroll
-        for (u32 lane = 0; lane < 8; lane++) {
-            float weights[2];
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                // What the row does not see weighs as a score of -inf.
-                u32 position = block * BLOCK + half * 8 + lane;
-                float score = __uint_as_float(0xff800000);
-                if (position < seen)
-                    score = LOAD(at.scores + position);
-                weights[half] = exponential(score - maximum);
-                if (position < seen)
-                    STORE(at.scores + position, weights[half]);
-            }
-            lanes[lane] = weights[0] + weights[1];
+        for (u32 slot = 0; slot < BLOCK; slot++) {
+            // What the row does not see weighs as a score of -inf.
+            weights[slot] = __uint_as_float(0xff800000);
+            if (block * BLOCK + slot < seen)
+                weights[slot] = LOAD(at.scores + block * BLOCK + slot);
         }
+#pragma unroll
+        for (u32 slot = 0; slot < BLOCK; slot++) {
+            weights[slot] = exponential(weights[slot] - maximum);
+            if (block * BLOCK + slot < seen)
+                STORE(at.scores + block * BLOCK + slot, weights[slot]);
+        }
+#pragma unroll
+        for (u32 lane = 0; lane < 8; lane++)
+            lanes[lane] = weights[lane] + weights[lane + 8];
         STORE(at.added + block, tree(lanes));
         STORE(at.corrections + block, exponential(before - maximum));
     }
 }
 
+// Blocks whose values are loaded before the first is used.
+#define VALUE_BLOCKS 4
+
+// Adds the values of the next blocks.
+#define ATTENTION_STEP(type, widen, count, is_seen)                                                                    \
+    {                                                                                                                  \
+        float values[count * BLOCK], weights[count * BLOCK], added[count], corrections[count];                         \
+        _Pragma("unroll") for (u32 slot = 0; slot < count * BLOCK; slot++)                                             \
+        {                                                                                                              \
+            u32 position = block * BLOCK + slot;                                                                       \
+            values[slot] = 0.0f;                                                                                       \
+            if (is_seen)                                                                                               \
+                values[slot] = widen(LOAD((const type *)kv_row(&kv, 1, start, tokens, own, position)));                \
+        }                                                                                                              \
+        _Pragma("unroll") for (u32 i = 0; i < 2 * count; i++)                                                          \
+            eight_f32(at.scores + block * BLOCK + 8 * i, weights + 8 * i);                                             \
+        _Pragma("unroll") for (u32 i = 0; i < count; i++)                                                              \
+        {                                                                                                              \
+            added[i] = LOAD(at.added + block + i);                                                                     \
+            corrections[i] = LOAD(at.corrections + block + i);                                                         \
+        }                                                                                                              \
+        _Pragma("unroll") for (u32 i = 0; i < count; i++)                                                              \
+        {                                                                                                              \
+            sum = fmaf(sum, corrections[i], added[i]);                                                                 \
+            weighted = weighted * corrections[i];                                                                      \
+            _Pragma("unroll") for (u32 slot = i * BLOCK; slot < (i + 1) * BLOCK; slot++)                               \
+            {                                                                                                          \
+                if (is_seen)                                                                                           \
+                    weighted = fmaf(weights[slot], values[slot], weighted);                                            \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
 // The weighted values over the sum of the weights. A thread is a dimension.
 #define ATTENTION_VALUES(name, type, widen)                                                                            \
     EXPORTED __global__ void __launch_bounds__(ATTENTION_THREADS)                                                      \
-        name(u32 heads, u32 group, u32 head_dim, const u32 *positions, const u32 *tables, const u32 *pages,            \
-             const KvView kv, float *scratch, u32 room, float *out)                                                    \
+        name(u32 heads, u32 group, u32 head_dim, const u32 *__restrict__ positions, const u32 *__restrict__ tables,    \
+             const u32 *__restrict__ pages, const __grid_constant__ KvView kv, const Divisor tokens,                   \
+             float *__restrict__ scratch, u32 room, float *__restrict__ out)                                           \
     {                                                                                                                  \
         u32 dimension = ATTENTION_INDEX;                                                                               \
         if (dimension >= head_dim)                                                                                     \
@@ -495,21 +577,13 @@ EXPORTED __global__ void __launch_bounds__(ATTENTION_THREADS)
         u32 seen = seen_by_row(positions, room);                                                                       \
         Between at = between(scratch, heads, room);                                                                    \
         const u32 *own = pages + LOAD(tables + blockIdx.x);                                                            \
+        u64 start = kv.start[1] + blockIdx.y / group * kv.head[1] + dimension * sizeof(type);                          \
         float sum = 0.0f, weighted = 0.0f;                                                                             \
-        for (u32 block = 0; block * BLOCK < seen; block++) {                                                           \
-            float correction = LOAD(at.corrections + block);                                                           \
-            sum = fmaf(sum, correction, LOAD(at.added + block));                                                       \
-            weighted = weighted * correction;                                                                          \
-            _Pragma("unroll") for (u32 slot = 0; slot < BLOCK; slot++)                                                 \
-            {                                                                                                          \
-                u32 position = block * BLOCK + slot;                                                                   \
-                if (position < seen) {                                                                                 \
-                    u64 row = kv_row(&kv, 1, own, blockIdx.y / group, position);                                       \
-                    weighted =                                                                                         \
-                        fmaf(LOAD(at.scores + position), widen(LOAD((const type *)row + dimension)), weighted);        \
-                }                                                                                                      \
-            }                                                                                                          \
-        }                                                                                                              \
+        u32 block = 0;                                                                                                 \
+        for (; (block + VALUE_BLOCKS) * BLOCK <= seen; block += VALUE_BLOCKS)                                          \
+            ATTENTION_STEP(type, widen, VALUE_BLOCKS, 1)                                                               \
+        for (; block * BLOCK < seen; block++)                                                                          \
+            ATTENTION_STEP(type, widen, 1, block * BLOCK + slot < seen)                                                \
         float inverse = 1.0f / sum;                                                                                    \
         STORE(out + ((u64)blockIdx.x * heads + blockIdx.y) * head_dim + dimension, weighted * inverse);                \
     }

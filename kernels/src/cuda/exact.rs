@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::device::function;
+use super::launch::Divisor;
 use super::{Array, CudaError, Device, Source, refused};
 use crate::math::{Element, Gate, Heads};
 
@@ -88,8 +89,8 @@ pub const SOURCE: Source = Source {
 /// Threads of a block, as in the source.
 const THREADS: usize = 256;
 const LINEAR_THREADS: usize = 32;
-/// Rows that share a pass over a matrix.
-const LINEAR_ROWS: usize = 8;
+/// Numbers of rows that share a pass over a matrix.
+const LINEAR_ROWS: [usize; 3] = [8, 2, 1];
 const ATTENTION_THREADS: usize = 64;
 /// Positions of one step of the online softmax.
 const BLOCK: usize = 16;
@@ -119,9 +120,9 @@ macro_rules! functions {
 
 functions! {
     embed_f32 embed_bf16 embed_f16 square_lanes rms_norm rotate_heads gated_silu gated_gelu_tanh add select_rows
-    greatest_of_shares greatest_of_rows linear_f32_1 linear_bf16_1 linear_f16_1 linear_f32_8 linear_bf16_8 linear_f16_8
-    write_kv attention_scores_f32 attention_scores_bf16 attention_maxima attention_weights attention_values_f32
-    attention_values_bf16
+    greatest_of_shares greatest_of_rows linear_f32_1 linear_f32_2 linear_f32_8 linear_bf16_1 linear_bf16_2 linear_bf16_8
+    linear_f16_1 linear_f16_2 linear_f16_8 write_kv attention_scores_f32 attention_scores_bf16 attention_maxima
+    attention_weights attention_values_f32 attention_values_bf16
 }
 
 /// Puts a launch into the stream. Arguments are variables with the kernel's own types (addresses are `u64`).
@@ -318,7 +319,7 @@ impl Exact {
         if rows * outputs == 0 {
             return Ok(());
         }
-        let tile = if rows == 1 { 1 } else { LINEAR_ROWS };
+        let tile = LINEAR_ROWS.into_iter().find(|tile| *tile <= rows).unwrap_or(1);
         let grid = grid(rows.div_ceil(tile), outputs, LINEAR_THREADS);
         let (rows, outputs, inputs) = (number(rows), number(outputs), number(inputs));
         let (x, w, y) = (x.address(), weight.bytes.address(), y.address());
@@ -328,12 +329,15 @@ impl Exact {
             };
         }
         match (weight.element, tile) {
-            (Element::F32, 1) => product!(linear_f32_1),
-            (Element::F32, _) => product!(linear_f32_8),
-            (Element::Bf16, 1) => product!(linear_bf16_1),
-            (Element::Bf16, _) => product!(linear_bf16_8),
-            (Element::F16, 1) => product!(linear_f16_1),
-            (Element::F16, _) => product!(linear_f16_8),
+            (Element::F32, 8) => product!(linear_f32_8),
+            (Element::F32, 2) => product!(linear_f32_2),
+            (Element::F32, _) => product!(linear_f32_1),
+            (Element::Bf16, 8) => product!(linear_bf16_8),
+            (Element::Bf16, 2) => product!(linear_bf16_2),
+            (Element::Bf16, _) => product!(linear_bf16_1),
+            (Element::F16, 8) => product!(linear_f16_8),
+            (Element::F16, 2) => product!(linear_f16_2),
+            (Element::F16, _) => product!(linear_f16_1),
         }
     }
 
@@ -431,7 +435,8 @@ impl Exact {
         let grid = grid(rows.rows, 2 * width, THREADS);
         let (data, stride, keys, values) =
             (data.address(), number(stride), number(first[0]), number(first[1]));
-        let (heads, head_dim, kv) = (number(heads), number(head_dim), *kv);
+        let (heads, head_dim, kv, tokens) =
+            (number(heads), number(head_dim), *kv, Divisor::of(kv.page_tokens));
         let (positions, tables, pages) =
             (rows.position.address(), rows.table.address(), rows.pages.address());
         launch!(
@@ -447,7 +452,8 @@ impl Exact {
             positions,
             tables,
             pages,
-            kv
+            kv,
+            tokens
         )
     }
 
@@ -486,7 +492,7 @@ impl Exact {
         }
         // No row sees more than all pages hold.
         let room = (rows.pages.len() * kv.page_tokens as usize).next_multiple_of(BLOCK);
-        let row_scratch = heads * (room + 3 * (room / BLOCK));
+        let row_scratch = heads * (room + 4 * (room / BLOCK));
         let mut scratch = self.scratch();
         scratch.reserve(row_scratch)?;
         let between = scratch.address();
@@ -494,6 +500,7 @@ impl Exact {
             (number(rows), number(heads), number(columns.div_ceil(ATTENTION_THREADS).min(most)))
         };
         let group = number(heads / kv_heads);
+        let tokens = Divisor::of(kv.page_tokens);
         let positions_of = &rows.position;
         for (first, part) in parts(rows.rows, scratch.len() / row_scratch) {
             let (queries, out) = (at(queries, first * query_stride), at(out, first * heads * head_dim));
@@ -520,6 +527,7 @@ impl Exact {
                         tables,
                         pages,
                         kv,
+                        tokens,
                         between,
                         room
                     )
@@ -538,6 +546,7 @@ impl Exact {
                         tables,
                         pages,
                         kv,
+                        tokens,
                         between,
                         room,
                         out
@@ -671,7 +680,7 @@ fn assert_rows(rows: &Rows) {
 /// K and V are read 16 bytes at a time.
 fn assert_kv(kv: &KvView, head_dim: usize) {
     assert!(kv.element == 4 || kv.element == 2, "K and V of {} bytes an element", kv.element);
-    assert!(kv.page_tokens > 0, "pages of no tokens");
+    assert!((1..=1 << 30).contains(&kv.page_tokens), "pages of {} tokens", kv.page_tokens);
     let aligned =
         [kv.start, kv.page, kv.head, kv.token].iter().flatten().all(|bytes| bytes.is_multiple_of(16));
     assert!(aligned && head_dim.is_multiple_of(8), "rows of K and V start at multiples of 16 bytes: {kv:?}");

@@ -20,6 +20,9 @@ pub(super) struct Divisor {
     shift: u32,
 }
 
+// SAFETY: numbers only, in C's layout, without padding.
+unsafe impl cudarc::driver::DeviceRepr for Divisor {}
+
 impl Divisor {
     /// Division by `value`, from 1 to 2^31.
     ///

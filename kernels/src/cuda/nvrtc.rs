@@ -127,7 +127,8 @@ impl Nvrtc {
         self.compile_with(source, &[], capability)
     }
 
-    /// As [`compile_for`](Self::compile_for), with more options.
+    /// As [`compile_for`](Self::compile_for), with more options. If they name an architecture, such as
+    /// `--gpu-architecture=sm_90a`, it takes the place of the device's own.
     ///
     /// # Errors
     /// As there.
@@ -168,7 +169,9 @@ impl Nvrtc {
             Architecture::Binary(capability) => format!("--gpu-architecture=sm_{capability}"),
             Architecture::Assembly(capability) => format!("--gpu-architecture=compute_{capability}"),
         };
-        let options = std::iter::once(option.as_str()).chain(options.iter().copied());
+        let named = options.iter().any(|option| option.starts_with("--gpu-architecture"));
+        let default = (!named).then_some(option.as_str());
+        let options = default.into_iter().chain(options.iter().copied());
         // None of them has zero bytes.
         let options: Vec<CString> = options.map(|option| CString::new(option).unwrap_or_default()).collect();
         let program = OpenProgram::new(self, &text)?;

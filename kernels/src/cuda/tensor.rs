@@ -2,5 +2,6 @@
 
 pub mod attention;
 mod launch;
+pub mod linear;
 mod pool;
 pub mod rows;

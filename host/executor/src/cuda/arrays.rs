@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use host_core::Sequence;
 use host_kernels::cuda::exact::Rows;
-use host_kernels::cuda::{Array, CudaError, CudaStream, Device};
+use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Pinned};
 
 use crate::model::{Angles, Rotation};
 use crate::window::LayerPlace;
@@ -12,12 +12,19 @@ use crate::window::LayerPlace;
 /// Memory for batches, kept between them. As large as the largest batch so far.
 pub(super) struct BatchMemory {
     words: Vec<u32>,
+    pinned: Pinned<u32>,
     memory: Array<u32>,
     angles: Angles,
 }
 
 /// What kernels are told of a batch.
 pub(super) struct BatchArrays {
+    /// Where all of them lie one behind the other, in the host's memory.
+    pub source: Array<u32>,
+    /// The same on the device.
+    pub all: Array<u32>,
+    /// How many words they are, a multiple of 4.
+    pub words: usize,
     pub rows: Rows,
     /// Cosines and sines of each row's position, `[row][pair of dimensions]`.
     pub cosines: Array<f32>,
@@ -30,41 +37,59 @@ pub(super) struct BatchArrays {
 
 impl BatchMemory {
     pub fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
-        Ok(Self { words: Vec::new(), memory: Array::new(device, 1 << 12)?, angles: Angles::default() })
+        const WORDS: usize = 1 << 12;
+        Ok(Self {
+            words: Vec::new(),
+            pinned: Pinned::new(device, WORDS)?,
+            memory: Array::new(device, WORDS)?,
+            angles: Angles::default(),
+        })
     }
 
-    /// Copies a batch to the device. Of each sequence the last `wanted` rows' logits are wanted.
-    pub fn upload(
+    /// Lays a batch out for the device: the rows of the sequences in this order, which names each once. Of each sequence the last
+    /// `wanted` rows' logits are wanted, in the order of the batch. The arrays are to be filled by a copy from
+    /// [`BatchArrays::source`] to [`BatchArrays::all`].
+    pub fn lay_out(
         &mut self,
         stream: &CudaStream,
         sequences: &[Sequence],
+        order: &[usize],
         rotation: &Rotation,
         wanted: impl Fn(&Sequence) -> usize,
     ) -> Result<BatchArrays, CudaError> {
+        let placed = || order.iter().map(|index| &sequences[*index]);
         let rows: usize = sequences.iter().map(|sequence| sequence.tokens.len()).sum();
-        let positions = || sequences.iter().flat_map(|s| s.start as usize..s.end());
-        rotation.angles(positions(), rows, &mut self.angles);
+        rotation.angles(placed().flat_map(|s| s.start as usize..s.end()), rows, &mut self.angles);
         let (cosines, sines) = self.angles.of(LayerPlace::Full { layer: 0 });
         let mut packed = Packed { words: &mut self.words };
         packed.words.clear();
-        let token = packed.add(sequences.iter().flat_map(|sequence| sequence.tokens.iter().copied()));
-        let position = packed.add(sequences.iter().flat_map(|s| s.start..s.start + s.tokens.len() as u32));
+        let token = packed.add(placed().flat_map(|sequence| sequence.tokens.iter().copied()));
+        let position = packed.add(placed().flat_map(|s| s.start..s.start + s.tokens.len() as u32));
         let mut first = 0;
-        let table = packed.add(sequences.iter().flat_map(|sequence| {
+        let table = packed.add(placed().flat_map(|sequence| {
             first += sequence.pages.len() as u32;
             std::iter::repeat_n(first - sequence.pages.len() as u32, sequence.tokens.len())
         }));
+        let mut ends = vec![0; sequences.len()];
         let mut end = 0;
-        let chosen = packed.add(sequences.iter().flat_map(|sequence| {
+        for (index, sequence) in order.iter().zip(placed()) {
             end += sequence.tokens.len() as u32;
-            end - wanted(sequence) as u32..end
-        }));
+            ends[*index] = end;
+        }
+        let chosen = packed
+            .add(sequences.iter().zip(&ends).flat_map(|(sequence, end)| end - wanted(sequence) as u32..*end));
         let cosines = packed.add(cosines.iter().map(|cosine| cosine.to_bits()));
         let sines = packed.add(sines.iter().map(|sine| sine.to_bits()));
         // Last, so that where the others lie depends on their numbers alone.
-        let pages = packed.add(sequences.iter().flat_map(|s| s.pages.iter().map(|page| page.0)));
-        self.memory.reserve(self.words.len())?;
-        self.memory.upload(stream, &self.words)?;
+        let pages = packed.add(placed().flat_map(|s| s.pages.iter().map(|page| page.0)));
+        let length = self.words.len().next_multiple_of(4);
+        // A batch before this one that failed may be under way still.
+        self.memory.device().wait(stream)?;
+        self.pinned.reserve(length)?;
+        self.memory.reserve(length)?;
+        // SAFETY: the stream was waited for, and nothing else reads it.
+        let words = unsafe { self.pinned.elements_mut() };
+        words[..self.words.len()].copy_from_slice(&self.words);
         let part = |range: std::ops::Range<usize>| self.memory.part(range.start, range.len());
         Ok(BatchArrays {
             rows: Rows {
@@ -77,6 +102,9 @@ impl BatchMemory {
             },
             cosines: part(cosines).cast(),
             sines: part(sines).cast(),
+            source: self.pinned.array(),
+            all: self.memory.part(0, self.memory.len()),
+            words: length,
             outputs: chosen.len(),
             wanted: part(chosen),
         })

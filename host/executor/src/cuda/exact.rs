@@ -154,13 +154,18 @@ impl ExactModel {
         wanted: impl Fn(&Sequence) -> usize,
     ) -> Result<&[f32], ExecutorError> {
         let pool = checked_pool(&self.config, &self.shards, kv, batch)?;
-        let arrays = self.batch.upload(self.math.stream(), &batch.sequences, &self.rotation, wanted)?;
+        let order: Vec<usize> = (0..batch.sequences.len()).collect();
+        let (stream, sequences) = (self.math.stream(), &batch.sequences);
+        let mut arrays = self.batch.lay_out(stream, sequences, &order, &self.rotation, wanted)?;
+        arrays.all.copy_from(self.math.stream(), &arrays.source, arrays.words)?;
         self.embed(turn, &batch.sequences, &arrays)?;
         for index in 0..self.config.layers {
             self.attention(turn, &arrays, &view(kv.layout(), pool, index), index)?;
             self.mlp(turn, arrays.rows.rows, index)?;
         }
         self.output(turn, &arrays)?;
+        // Also where nothing came back that would have been waited for: from now on other streams read the pool.
+        self.activations.residual.device().wait(self.math.stream())?;
         Ok(if turn.rank() == 0 { &self.logits } else { &[] })
     }
 

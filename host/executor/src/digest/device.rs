@@ -1,11 +1,12 @@
-//! Digests of pages in a GPU's memory, which are brought to the CPU for it.
+//! Digests of pages in a GPU's memory, computed there.
 
-use host_core::PageId;
-use host_core::transfer::{KvSlice, Lane, copy_lane};
+use std::ops::Range;
+
+use host_core::layout::Strides;
 use host_kernels::copy::CopyError;
-use host_kernels::xxh3::xxh3;
+use host_kernels::cuda::digest::{self, Pool, Side};
 
-use super::{PagePart, Place, sum, term};
+use super::PagePart;
 use crate::KvMemory;
 use crate::memory::{DevicePool, PageCopyError};
 
@@ -14,57 +15,42 @@ use crate::memory::{DevicePool, PageCopyError};
 /// # Errors
 /// When the pool does not hold all of them, or the device fails.
 pub(super) fn parts(kv: &KvMemory, pool: &DevicePool, parts: &[PagePart]) -> Result<Vec<u64>, PageCopyError> {
-    let most = pool.looked_at();
-    let alike = |a: &PagePart, b: &PagePart| (&a.layers, &a.heads) == (&b.layers, &b.heads);
-    let mut digests = Vec::with_capacity(parts.len());
-    for group in parts.chunk_by(alike) {
-        let Some(PagePart { layers, heads, .. }) = group.first() else { continue };
-        let bytes = kv.layout().shape.block_bytes() * layers.len() * heads.len();
-        for some in group.chunks((most / bytes.max(1)).max(1)) {
-            digests.extend(at_once(kv, pool, some, bytes)?);
+    let shape = kv.layout().shape;
+    let lies_inside = |inner: &Range<usize>, outer: &Range<usize>| {
+        inner.is_empty() || (outer.start <= inner.start && inner.end <= outer.end)
+    };
+    for part in parts {
+        let inside = (part.page.0 as usize) < shape.pages
+            && lies_inside(&part.layers, &(0..shape.layers))
+            && lies_inside(&part.heads, &kv.heads());
+        if !inside {
+            return Err(PageCopyError::Outside);
         }
     }
-    Ok(digests)
-}
-
-/// Digests of parts of the same layers and heads that fit into the buffer. Each has so many bytes.
-fn at_once(
-    kv: &KvMemory,
-    pool: &DevicePool,
-    parts: &[PagePart],
-    bytes: usize,
-) -> Result<Vec<u64>, PageCopyError> {
-    let Some(PagePart { layers, heads, .. }) = parts.first().filter(|_| bytes > 0) else {
-        return Ok(vec![0; parts.len()]);
+    let side = |strides: &Strides| Side {
+        start: pool.address() + strides.start as u64,
+        page: strides.page as u64,
+        head: strides.head as u64,
+        layer: strides.layer as u64,
+        token: strides.token as u64,
+        row: strides.row,
     };
-    let shape = kv.layout().shape;
-    let source = KvSlice::pool(*kv.layout(), kv.heads().start);
-    let target = KvSlice::dense(shape, parts.len(), heads.clone(), layers.clone());
-    let pages: Vec<PageId> = parts.iter().map(|part| part.page).collect();
-    let places: Vec<PageId> = (0..).take(parts.len()).map(PageId).collect();
-    let lane = Lane { source, target, heads: heads.clone() };
-    let refused = |error: host_core::transfer::PlanError| CopyError::Device(error.to_string());
-    let copy = copy_lane(&lane, &pages, &places, layers.clone()).map_err(refused)?;
-    let of_page = |(part, page): (&PagePart, &[u8])| {
-        let blocks = page.chunks_exact(shape.block_bytes());
-        let places = heads.clone().flat_map(|head| layers.clone().map(move |layer| (head, layer)));
-        let terms = places.zip(blocks).map(|((head, layer), block)| {
-            let place = Place { page: part.index, layer, head };
-            term(place, first_tokens(block, &shape, part.tokens))
-        });
-        sum(terms)
+    let [keys, values] = &kv.layout().sides;
+    let place = Pool {
+        sides: [side(keys), side(values)],
+        pages: shape.pages,
+        page_tokens: shape.page_tokens,
+        layers: shape.layers,
+        heads: shape.heads,
+        first_head: kv.heads().start,
     };
-    let digest = |all: &[u8]| parts.iter().zip(all.chunks_exact(bytes)).map(of_page).collect();
-    // SAFETY: the caller of a digest has pages that nothing writes, as for one in host memory.
-    unsafe { pool.look(&copy, bytes * parts.len(), digest) }
-}
-
-/// Digest of the first tokens of a block, K and V.
-fn first_tokens(block: &[u8], shape: &host_core::KvShape, tokens: usize) -> u64 {
-    if tokens >= shape.page_tokens {
-        return xxh3(block, 0);
-    }
-    let (keys, values) = block.split_at(shape.page_tokens * shape.row_bytes(0));
-    let (keys, values) = (&keys[..tokens * shape.row_bytes(0)], &values[..tokens * shape.row_bytes(1)]);
-    xxh3(&[keys, values].concat(), 0)
+    let part = |part: &PagePart| digest::PagePart {
+        page: part.page.0 as usize,
+        index: part.index as u64,
+        layers: part.layers.clone(),
+        heads: part.heads.clone(),
+        tokens: part.tokens,
+    };
+    let parts: Vec<digest::PagePart> = parts.iter().map(part).collect();
+    pool.digests(&place, &parts).map_err(|error| CopyError::Device(error.to_string()).into())
 }

@@ -41,12 +41,6 @@ impl PageBuffer {
         let memory = Kind::Shared(SharedMemory::new(name, bytes)?);
         Self::registered(memory, pool.device().map(|memory| memory.device()))
     }
-
-    /// Memory of this process alone that this device reaches.
-    pub(super) fn of_device(device: &Arc<Device>, bytes: usize) -> Result<Self, MemoryError> {
-        Self::registered(Kind::Private(Mapping::private(bytes)?), Some(device))
-    }
-
     fn registered(memory: Kind, device: Option<&Arc<Device>>) -> Result<Self, MemoryError> {
         let mut buffer = Self { registered: None, memory };
         if let Some(device) = device {

@@ -119,20 +119,6 @@ impl PageCopier {
     }
 }
 
-/// Copies pages of a device's memory out of it, and waits for that.
-///
-/// # Safety
-/// As [`CopyPages::copy_memory`].
-pub(super) unsafe fn copy_out_on_device(
-    copier: &CudaCopier,
-    copy: &PagesCopy,
-    pool: Memory,
-    buffer: Memory,
-) -> Result<(), PageCopyError> {
-    // SAFETY: as the caller promises.
-    unsafe { run_and_wait(copier, copy, pool, buffer, Way::ToBuffer) }
-}
-
 /// # Safety
 /// As [`CopyPages::copy_memory`].
 unsafe fn run_and_wait(

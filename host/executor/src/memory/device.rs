@@ -3,16 +3,12 @@
 use std::sync::Arc;
 
 use host_core::KvLayout;
-use host_core::transfer::PagesCopy;
 use host_kernels::copy::Memory;
-use host_kernels::cuda::{Array, CudaCopier, CudaError, CudaKernels, Device, total_memory};
+use host_kernels::cuda::digest::{self, DigestKernels};
+use host_kernels::cuda::{Array, CudaCopier, CudaError, CudaKernels, CudaStream, Device, total_memory};
 use parking_lot::Mutex;
 
-use super::copier::copy_out_on_device;
-use super::{MemoryError, PageBuffer, PageCopyError};
-
-/// Bytes of the host memory through which pages are looked at, unless one page is longer.
-const LOOKED_AT: usize = 4 << 20;
+use super::MemoryError;
 
 /// Bytes of the memory of the device with this number.
 ///
@@ -26,13 +22,9 @@ pub fn bytes_of_device(device: usize) -> Result<u64, CudaError> {
 pub(crate) struct DevicePool {
     memory: Array<u8>,
     kernels: Arc<CudaKernels>,
-    look: Mutex<Look>,
-}
-
-/// What brings pages to the CPU, to be looked at.
-struct Look {
-    copier: CudaCopier,
-    buffer: PageBuffer,
+    digests: DigestKernels,
+    /// The stream that digests are computed in.
+    digests_in: Mutex<Arc<CudaStream>>,
 }
 
 impl DevicePool {
@@ -46,9 +38,8 @@ impl DevicePool {
         let mut memory = Array::new(device, layout.bytes())?;
         memory.zero(&stream)?;
         device.wait(&stream)?;
-        let buffer = PageBuffer::of_device(device, LOOKED_AT.max(layout.shape.page_bytes()))?;
-        let look = Mutex::new(Look { copier: kernels.on(stream), buffer });
-        Ok(Self { memory, kernels, look })
+        let digests = DigestKernels::new(device)?;
+        Ok(Self { memory, kernels, digests, digests_in: Mutex::new(stream) })
     }
 
     pub(super) fn memory(&self) -> &Array<u8> {
@@ -65,30 +56,21 @@ impl DevicePool {
         Ok(self.kernels.on(self.memory.device().stream()?))
     }
 
-    /// Bytes of pages that can be looked at at once: those of one page at least.
-    pub(crate) fn looked_at(&self) -> usize {
-        self.look.lock().buffer.bytes()
+    /// Address of its first byte.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.address()
     }
 
-    /// Brings `bytes` bytes of pages to the CPU for `look`. One caller at a time.
+    /// Digests of parts of pages, which nothing writes meanwhile. One caller at a time.
     ///
     /// # Errors
-    /// When the copy does not fit, or the driver fails.
-    ///
-    /// # Safety
-    /// Nothing writes the pages that the copy reads until this returns.
-    pub(crate) unsafe fn look<T>(
+    /// When the device fails.
+    pub(crate) fn digests(
         &self,
-        copy: &PagesCopy,
-        bytes: usize,
-        look: impl FnOnce(&[u8]) -> T,
-    ) -> Result<T, PageCopyError> {
-        let Look { copier, buffer } = &*self.look.lock();
-        let target = buffer.device_part(&(0..bytes)).ok_or(PageCopyError::Outside)?;
-        // SAFETY: the pool's memory and the buffer stay as they are until the copy was waited for. The caller keeps writers from
-        // the pages, and the lock keeps others from the buffer.
-        unsafe { copy_out_on_device(copier, copy, self.as_memory(), target) }?;
-        // SAFETY: nothing writes the buffer under the lock but the copy, which is done.
-        Ok(look(unsafe { buffer.bytes_at(0, bytes) }))
+        pool: &digest::Pool,
+        parts: &[digest::PagePart],
+    ) -> Result<Vec<u64>, CudaError> {
+        let stream = self.digests_in.lock();
+        self.digests.digests(&stream, pool, parts)
     }
 }

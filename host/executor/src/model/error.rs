@@ -159,6 +159,14 @@ pub enum LoadError {
         /// What it has.
         feature: &'static str,
     },
+    /// Tensor cores were asked for, and the model cannot be computed on them.
+    #[error("{model} cannot be computed on tensor cores: there is {reason}; use --cuda-math exact")]
+    NoTensorMath {
+        /// The model.
+        model: PathBuf,
+        /// What is in the way.
+        reason: &'static str,
+    },
     /// The device, its driver or its compiler.
     #[error(transparent)]
     Device(#[from] host_kernels::cuda::CudaError),

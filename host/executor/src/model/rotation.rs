@@ -17,6 +17,50 @@ pub(crate) struct Rotation {
 pub(crate) struct Angles {
     full: [Vec<f32>; 2],
     sliding: [Vec<f32>; 2],
+    known_full: Known,
+    known_sliding: Known,
+}
+
+/// Positions whose angles are computed together, the first time that one of them is asked for.
+const BLOCK: usize = 64;
+/// Positions from which on angles are computed each time: 64 MiB of them are kept at most, for heads of 128.
+const MOST_KNOWN: usize = 1 << 17;
+
+/// Angles of positions that were asked for before: computing one takes as long as copying a hundred.
+#[derive(Default)]
+struct Known {
+    /// `[block][position][cosines, sines]`.
+    blocks: Vec<Option<Box<[f32]>>>,
+}
+
+impl Known {
+    /// Cosines and sines of a position.
+    fn copy(
+        &mut self,
+        frequencies: &RopeFrequencies,
+        position: usize,
+        cosines: &mut [f32],
+        sines: &mut [f32],
+    ) {
+        if position >= MOST_KNOWN {
+            return frequencies.angles(position, cosines, sines);
+        }
+        let (index, width) = (position / BLOCK, 2 * frequencies.pairs());
+        if self.blocks.len() <= index {
+            self.blocks.resize_with(index + 1, || None);
+        }
+        let block = self.blocks[index].get_or_insert_with(|| {
+            let mut block = vec![0.0; BLOCK * width].into_boxed_slice();
+            for (position, angles) in (index * BLOCK..).zip(block.chunks_exact_mut(width)) {
+                let (cosines, sines) = angles.split_at_mut(width / 2);
+                frequencies.angles(position, cosines, sines);
+            }
+            block
+        });
+        let (known_cosines, known_sines) = block[position % BLOCK * width..][..width].split_at(width / 2);
+        cosines.copy_from_slice(known_cosines);
+        sines.copy_from_slice(known_sines);
+    }
 }
 
 impl Rotation {
@@ -34,15 +78,16 @@ impl Rotation {
 
     /// The angles of rows at these positions.
     pub fn angles(&self, positions: impl Iterator<Item = usize> + Clone, rows: usize, angles: &mut Angles) {
-        let kinds = [(Some(&self.full), &mut angles.full), (self.sliding.as_ref(), &mut angles.sliding)];
-        for (frequencies, [cosines, sines]) in kinds {
+        let Angles { full, sliding, known_full, known_sliding } = angles;
+        let kinds = [(Some(&self.full), full, known_full), (self.sliding.as_ref(), sliding, known_sliding)];
+        for (frequencies, [cosines, sines], known) in kinds {
             let Some(frequencies) = frequencies else { continue };
             let pairs = frequencies.pairs();
             cosines.resize(rows * pairs, 0.0);
             sines.resize(rows * pairs, 0.0);
             let targets = cosines.chunks_exact_mut(pairs).zip(sines.chunks_exact_mut(pairs));
             for (position, (cosines, sines)) in positions.clone().zip(targets) {
-                frequencies.angles(position, cosines, sines);
+                known.copy(frequencies, position, cosines, sines);
             }
         }
     }

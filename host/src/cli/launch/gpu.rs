@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use host_executor::cuda::CudaOptions;
+use host_executor::cuda::{CudaMath, CudaOptions};
 use host_executor::memory;
 
 use super::{Refused, refused};
-use crate::cli::settings::{ExecutorName, Settings};
+use crate::cli::settings::{CudaMathName, ExecutorName, Settings};
 
 /// The variable that names NVIDIA's run-time compiler where `--nvrtc` does not.
 const NVRTC: &str = "NVRTC";
@@ -19,7 +19,11 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
     if settings.executor() == ExecutorName::Cuda {
         return bytes(settings).map(drop);
     }
-    let set = [("--cuda-device", settings.cuda_device.is_some()), ("--nvrtc", settings.nvrtc.is_some())];
+    let set = [
+        ("--cuda-device", settings.cuda_device.is_some()),
+        ("--nvrtc", settings.nvrtc.is_some()),
+        ("--cuda-math", settings.cuda_math.is_some()),
+    ];
     match set.iter().find(|(_, set)| *set) {
         Some((flag, _)) => {
             Err(refused(format!("{flag} says nothing without --executor cuda: leave it out, or give both")))
@@ -31,7 +35,19 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
 /// How the executor finds what it computes with.
 pub(super) fn options(settings: &Settings) -> CudaOptions {
     let variable = || std::env::var_os(NVRTC).filter(|path| !path.is_empty()).map(PathBuf::from);
-    CudaOptions { device: device(settings), nvrtc: settings.nvrtc.clone().or_else(variable) }
+    let math = match settings.cuda_math.unwrap_or_default() {
+        CudaMathName::Auto => CudaMath::Auto,
+        CudaMathName::Exact => CudaMath::Exact,
+        CudaMathName::Tensor => CudaMath::Tensor,
+    };
+    // All workers of this command compute alike, so that they can exchange pages.
+    let ranks = [settings.tp, settings.prefill_tp, settings.decode_tp].into_iter().flatten().max();
+    CudaOptions {
+        device: device(settings),
+        nvrtc: settings.nvrtc.clone().or_else(variable),
+        math,
+        ranks: ranks.unwrap_or(1) as usize,
+    }
 }
 
 /// Bytes of the GPU's memory.
@@ -58,7 +74,8 @@ mod tests {
         assert!(check(&synthetic).is_ok() && check(&Settings::default()).is_ok());
         for (flag, settings) in [
             ("--cuda-device", Settings { cuda_device: Some(0), ..Settings::default() }),
-            ("--nvrtc", Settings { nvrtc: Some("/opt".into()), ..synthetic }),
+            ("--nvrtc", Settings { nvrtc: Some("/opt".into()), ..synthetic.clone() }),
+            ("--cuda-math", Settings { cuda_math: Some(CudaMathName::Exact), ..synthetic }),
         ] {
             let said = check(&settings).unwrap_err().to_string();
             assert!(said.contains(flag) && said.contains("--executor cuda"), "{said}");

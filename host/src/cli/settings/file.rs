@@ -50,7 +50,7 @@ impl Settings {
         })?;
         flags_over_file!(self, file,
             flag_wins: [
-                model tokenizer chat_template tool_parser reasoning_parser served_model_name executor cuda_device nvrtc role plugins transfer plugins_dir plugin_publishers plugin_call_timeout host port
+                model tokenizer chat_template tool_parser reasoning_parser served_model_name executor cuda_device nvrtc cuda_math role plugins transfer plugins_dir plugin_publishers plugin_call_timeout host port
                 api_keys tenant_header tls_cert tls_key admin allowed_hosts max_requests
                 max_connections max_body_bytes max_uploads max_upload_bytes max_text_bytes body_timeout idle_timeout
                 stream_keep_alive cors_origins

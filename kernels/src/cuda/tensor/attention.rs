@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaStream, DeviceRepr};
 
 use super::launch::{Geometry, Kernel, argument};
 use super::pool::{Pool, source};
 use crate::cuda::exact::{Attention, KvView, Rows};
 use crate::cuda::launch::Divisor;
-use crate::cuda::{Array, CudaError, Device, Source};
+use crate::cuda::{Array, CudaError, Device, Source, refused};
 
 const TEXT: &str = source!("attention.cu");
 
@@ -23,19 +24,36 @@ pub const CHUNK: usize = 256;
 
 /// Positions of a block, as in `attention.cu`.
 const BLOCK: usize = 64;
-/// Most query heads of a KV head in decode: the rows of a tile.
+/// Warps of a thread block, as there.
+const WARPS: usize = 4;
+/// Blocks of K and V that prefill has in shared memory, as there.
+const PREFILL_STAGES: usize = 2;
+/// Those of decode with few thread blocks: a chunk, and the place of the block after it.
+const FEW_STAGES: usize = CHUNK / BLOCK + 1;
+/// Most query heads of a KV head: the rows of a matrix of `mma`.
 const GROUP: usize = 16;
-/// Heads of a thread block of `attention_combine`.
-const COMBINE_HEADS: usize = 4;
+/// Bytes of shared memory of a thread block that CUDA takes for itself.
+const RESERVED: usize = 1024;
 
-/// Numbers that `attention.cu` has for a head's size.
-#[derive(Clone, Copy, Debug)]
-struct Tiling {
-    decode_stages: usize,
-    prefill_warps: usize,
-    /// Rows of a warp, in 16.
-    prefill_m: usize,
-    prefill_stages: usize,
+/// Blocks of K and V that decode has in shared memory, as in `attention.cu`.
+fn decode_stages(head_dim: usize) -> usize {
+    if head_dim == 64 { 3 } else { 2 }
+}
+
+/// Bytes of shared memory of a thread block of decode: K and V of as many blocks, and what its warps exchange, 16 maxima of
+/// each and weights of 16 rows and a block in bf16.
+fn decode_shared(head_dim: usize, stages: usize) -> usize {
+    stages * 2 * BLOCK * head_dim * 2 + WARPS * 16 * 4 + 16 * BLOCK * 2
+}
+
+/// Rows of a tile of prefill: tokens times heads of a group.
+fn prefill_rows(head_dim: usize) -> usize {
+    16 * WARPS * if head_dim == 64 { 2 } else { 1 }
+}
+
+/// Bytes of shared memory of a thread block of prefill: K and V of as many blocks, and sums of V in f32.
+fn prefill_shared(head_dim: usize) -> usize {
+    PREFILL_STAGES * 2 * BLOCK * head_dim * 2 + prefill_rows(head_dim) * head_dim * 4
 }
 
 /// Rows of one sequence that lie side by side in a batch, at ascending positions.
@@ -77,6 +95,7 @@ unsafe impl DeviceRepr for Attend {}
 struct PartialsView {
     values: u64,
     sums: u64,
+    done: u64,
     chunks: u32,
     unused: u32,
 }
@@ -89,6 +108,8 @@ unsafe impl DeviceRepr for PartialsView {}
 pub struct Partials {
     values: Array<f32>,
     sums: Array<f32>,
+    /// Thread blocks that are done, of each row and head. All 0 between launches.
+    done: Array<u32>,
     /// Rows times heads times chunks.
     chunks: usize,
     head_dim: usize,
@@ -107,7 +128,10 @@ impl Partials {
         positions: usize,
     ) -> Result<Self, CudaError> {
         let chunks = rows * heads * positions.div_ceil(CHUNK);
+        let mut done = Array::new(device, rows * heads)?;
+        done.upload(&*device.stream()?, &vec![0; rows * heads])?;
         Ok(Self {
+            done,
             values: Array::new(device, chunks * head_dim)?,
             sums: Array::new(device, chunks * 2)?,
             chunks,
@@ -120,14 +144,17 @@ impl Partials {
 ///
 /// Each function enqueues its launches and returns. Rows of a batch see the pool's positions up to their own, so K and V of the
 /// batch are stored first. The bits of a row are the same by [`decode`](Self::decode) and [`prefill`](Self::prefill), and do
-/// not depend on other rows, on how a prompt is cut, or on pages. What arrays hold is not looked at: pages are those of the
-/// pool, and positions lie in their sequence's pages.
+/// not depend on other rows, on how a prompt is cut, or on pages.
+///
+/// What arrays hold is not looked at: pages are those of the pool, and positions lie in their sequence's pages. Positions,
+/// tables, pages and tiles are read while the kernel before may still run, so it must not be what writes them.
 #[derive(Debug)]
 pub struct TensorAttention {
     head_dim: usize,
-    tiling: Tiling,
     decode: Kernel,
-    combine: Kernel,
+    decode_few: Kernel,
+    /// Thread blocks of `decode_few` that the device holds at once.
+    few: usize,
     prefill: Kernel,
 }
 
@@ -144,27 +171,33 @@ impl TensorAttention {
     /// # Panics
     /// When heads have another size.
     pub fn new(device: &Arc<Device>, head_dim: usize) -> Result<Self, CudaError> {
-        let (source, tiling) = match head_dim {
-            64 => (SOURCE_64, Tiling { decode_stages: 3, prefill_warps: 4, prefill_m: 2, prefill_stages: 2 }),
-            128 => {
-                (SOURCE_128, Tiling { decode_stages: 2, prefill_warps: 8, prefill_m: 1, prefill_stages: 2 })
-            }
+        let source = match head_dim {
+            64 => SOURCE_64,
+            128 => SOURCE_128,
             other => panic!("heads of {other} elements: 64 or 128"),
         };
         let module = device.module(&source)?;
-        let kernel = |name, stages| Kernel::new(device, &module, name, shared(head_dim, stages));
+        let kernel = |name, shared| Kernel::new(device, &module, name, number(shared));
+        let size = |attribute| {
+            let size = device.context().attribute(attribute).map_err(refused("tell its sizes"))?;
+            Ok(usize::try_from(size).unwrap_or(0))
+        };
+        let shared = size(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?;
+        let few_at_once = shared / (decode_shared(head_dim, FEW_STAGES) + RESERVED);
         Ok(Self {
             head_dim,
-            tiling,
-            decode: kernel("attention_decode", tiling.decode_stages)?,
-            combine: kernel("attention_combine", 0)?,
-            prefill: kernel("attention_prefill", tiling.prefill_stages)?,
+            decode: kernel("attention_decode", decode_shared(head_dim, decode_stages(head_dim)))?,
+            decode_few: kernel("attention_decode_few", decode_shared(head_dim, FEW_STAGES))?,
+            few: size(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? * few_at_once,
+            prefill: kernel("attention_prefill", prefill_shared(head_dim))?,
         })
     }
 
-    /// Attention of rows of which each is the last one of its sequence: `rows` of the batch. For each it reads its position,
-    /// so that a captured graph serves batches of all lengths up to `positions` and at most as many rows. Rows with
-    /// [`NO_POSITION`](super::rows::NO_POSITION) are left out.
+    /// Attention of `rows` of the batch, each of which is the last one of its sequence. What a row sees besides itself was
+    /// stored by other kernels than the one right before.
+    ///
+    /// Positions are read on the device: a captured graph serves sequences of all lengths up to `positions` (what is beyond is
+    /// not seen), and fewer sequences than rows: rows with [`NO_POSITION`](super::rows::NO_POSITION) are left out.
     ///
     /// `queries` and `outputs` `[rows][heads][head_dim]` are those of the batch.
     ///
@@ -189,18 +222,17 @@ impl TensorAttention {
         let attend = self.attend(attention, queries, view, &batch.pages, batch.rows, outputs);
         let &Attention { heads, kv_heads, query_stride, .. } = attention;
         assert!(rows.end <= batch.rows, "rows {rows:?} of {}", batch.rows);
+        assert!(rows.len() < 1 << 16, "decode of {} rows, at most 65535", rows.len());
         assert!(
             batch.position.len() >= batch.rows && batch.table.len() >= batch.rows,
             "arrays shorter than the batch"
         );
-        assert!(
-            heads / kv_heads <= GROUP,
-            "{heads} query heads and {kv_heads} KV heads: more than {GROUP} each"
-        );
         let chunks = positions.div_ceil(CHUNK);
         let needed = rows.len() * heads * chunks;
         assert!(
-            partials.head_dim == self.head_dim && partials.chunks >= needed,
+            partials.head_dim == self.head_dim
+                && partials.chunks >= needed
+                && partials.done.len() >= rows.len() * kv_heads,
             "partials for {} chunks of heads of {}, of {needed} of {}",
             partials.chunks,
             partials.head_dim,
@@ -211,48 +243,33 @@ impl TensorAttention {
         let view = PartialsView {
             values: partials.values.address(),
             sums: partials.sums.address(),
+            done: partials.done.address(),
             chunks: number(chunks),
             unused: 0,
         };
         let position = batch.position.address() + first * 4;
         let table = batch.table.address() + first * 4;
         let outputs = outputs.address() + first * (heads * self.head_dim) as u64 * 2;
-        let geometry = Geometry {
-            grid: [chunks, kv_heads, rows.len()],
-            threads: 32,
-            shared: shared(self.head_dim, self.tiling.decode_stages),
+        let grid = [chunks, kv_heads, rows.len()];
+        let (kernel, stages) = if grid.iter().product::<usize>() <= self.few {
+            (&self.decode_few, FEW_STAGES)
+        } else {
+            (&self.decode, decode_stages(self.head_dim))
         };
-        let arguments = [argument(&attend), argument(&view), argument(&position), argument(&table)];
+        let shared = number(decode_shared(self.head_dim, stages));
+        let geometry = Geometry { grid, threads: 32 * WARPS as u32, shared };
+        let arguments =
+            [argument(&attend), argument(&view), argument(&position), argument(&table), argument(&outputs)];
         // SAFETY: the parameters of `attention_decode`, which stays within the arrays by the checks above. The view, the
         // positions and the pages are the caller's.
-        unsafe { self.decode.launch(stream, geometry, &arguments)? };
-        let geometry = Geometry {
-            grid: [heads.div_ceil(COMBINE_HEADS), rows.len(), 1],
-            threads: 32 * COMBINE_HEADS as u32,
-            shared: 0,
-        };
-        let arguments = [argument(&view), argument(&position), argument(&outputs), argument(&attend.heads)];
-        // SAFETY: the parameters of `attention_combine`, as above.
-        unsafe { self.combine.launch(stream, geometry, &arguments) }
+        unsafe { kernel.launch(stream, geometry, &arguments) }
     }
 
     /// Cuts runs of rows into the tiles that [`prefill`](Self::prefill) takes, the longest first.
     #[must_use]
     pub fn tiles(&self, attention: &Attention, runs: &[Run]) -> Vec<Run> {
         let group = attention.heads / attention.kv_heads;
-        let tokens = number(16 * self.tiling.prefill_m * self.tiling.prefill_warps / group);
-        let cut = |run: &Run| {
-            let run = *run;
-            (0..run.rows.div_ceil(tokens)).map(move |index| Run {
-                first_row: run.first_row + index * tokens,
-                rows: tokens.min(run.rows - index * tokens),
-                start: run.start + index * tokens,
-                table: run.table,
-            })
-        };
-        let mut tiles: Vec<Run> = runs.iter().flat_map(cut).collect();
-        tiles.sort_by_key(|tile| std::cmp::Reverse(tile.start + tile.rows));
-        tiles
+        cut(runs, number(prefill_rows(self.head_dim) / group))
     }
 
     /// Attention of the first `count` of these tiles, of a batch of `rows` rows.
@@ -284,8 +301,8 @@ impl TensorAttention {
         );
         let geometry = Geometry {
             grid: [attention.kv_heads, count, 1],
-            threads: 32 * self.tiling.prefill_warps as u32,
-            shared: shared(self.head_dim, self.tiling.prefill_stages),
+            threads: 32 * WARPS as u32,
+            shared: number(prefill_shared(self.head_dim)),
         };
         let (tiles, outputs) = (tiles.address(), outputs.address());
         let arguments = [argument(&attend), argument(&tiles), argument(&outputs)];
@@ -306,8 +323,12 @@ impl TensorAttention {
         let &Attention { heads, kv_heads, head_dim, query_stride, scale } = attention;
         assert_eq!(head_dim, self.head_dim, "elements of a head");
         assert!(
-            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            kv_heads > 0 && heads >= kv_heads && heads.is_multiple_of(kv_heads),
             "{heads} query heads and {kv_heads} KV heads"
+        );
+        assert!(
+            heads / kv_heads <= GROUP,
+            "{heads} query heads and {kv_heads} KV heads: more than {GROUP} each"
         );
         assert!(scale > 0.0 && scale.is_finite(), "a scale of {scale}");
         assert!(
@@ -325,7 +346,7 @@ impl TensorAttention {
             outputs.len()
         );
         Attend {
-            pool: Pool::new(view),
+            pool: Pool::new(view, head_dim),
             queries: queries.address(),
             pages: pages.address(),
             heads: number(heads),
@@ -336,7 +357,43 @@ impl TensorAttention {
     }
 }
 
-/// Bytes of shared memory for K and V of as many blocks.
-fn shared(head_dim: usize, stages: usize) -> u32 {
-    number(stages * 2 * BLOCK * head_dim * 2)
+/// Cuts runs into tiles of up to `tokens` rows, those that see the most positions first: they take the longest, and the short
+/// ones fill what is left of the device's time.
+fn cut(runs: &[Run], tokens: u32) -> Vec<Run> {
+    let tiles = |&run: &Run| {
+        (0..run.rows.div_ceil(tokens)).map(move |index| Run {
+            first_row: run.first_row + index * tokens,
+            rows: tokens.min(run.rows - index * tokens),
+            start: run.start + index * tokens,
+            table: run.table,
+        })
+    };
+    let mut tiles: Vec<Run> = runs.iter().flat_map(tiles).collect();
+    tiles.sort_by_key(|tile| std::cmp::Reverse(tile.start + tile.rows));
+    tiles
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_have_every_row_once_and_the_longest_come_first() {
+        let runs = [(0, 70, 5, 0), (70, 1, 300, 9), (71, 0, 0, 40), (71, 32, 0, 50)];
+        let runs = runs.map(|(first_row, rows, start, table)| Run { first_row, rows, start, table });
+        let tiles = cut(&runs, 32);
+        let ends: Vec<u32> = tiles.iter().map(|tile| tile.start + tile.rows).collect();
+        assert_eq!(ends, [301, 75, 69, 37, 32]);
+        let mut rows: Vec<[u32; 3]> = Vec::new();
+        for tile in &tiles {
+            assert!((1..=32).contains(&tile.rows), "{tile:?}");
+            rows.extend((0..tile.rows).map(|row| [tile.first_row + row, tile.start + row, tile.table]));
+        }
+        rows.sort_unstable();
+        let expected: Vec<[u32; 3]> = runs
+            .iter()
+            .flat_map(|run| (0..run.rows).map(|row| [run.first_row + row, run.start + row, run.table]))
+            .collect();
+        assert_eq!(rows, expected);
+    }
 }

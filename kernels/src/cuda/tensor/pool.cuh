@@ -41,12 +41,11 @@ INLINE u32 divide(u32 number, Divisor by)
     return (u32)(((u64)number * by.multiplier) >> by.shift);
 }
 
-// K (0) and V (1) of one layer. Strides are in bytes.
+// K (0) and V (1) of one layer, as rows of one head's K or V of one token. Both lie alike. Strides are in rows.
 struct Pool {
     u64 start[2];
-    u32 page[2];
-    u32 head[2];
-    u32 token[2];
+    u32 page;
+    u32 head;
+    u32 token;
     Divisor page_tokens;
-    u32 unused;
 };

@@ -16,36 +16,40 @@ pub(super) use source;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pool {
     start: [u64; 2],
-    page: [u32; 2],
-    head: [u32; 2],
-    token: [u32; 2],
+    page: u32,
+    head: u32,
+    token: u32,
     page_tokens: Divisor,
-    unused: u32,
 }
 
 impl Pool {
     /// The pool of this view, for heads of `head_dim` elements of bf16.
     ///
     /// # Panics
-    /// When elements have other sizes, or rows do not lie at multiples of 16 bytes, or strides are of 4 GiB and more.
-    pub(super) fn new(view: &KvView) -> Self {
+    /// When elements have other sizes, K and V do not lie alike, or rows do not lie side by side and at multiples of 16 bytes.
+    pub(super) fn new(view: &KvView, head_dim: usize) -> Self {
         assert_eq!(view.element, 2, "bytes of an element of K and V");
         assert!(view.page_tokens > 0, "pages of no tokens");
         assert!(
             view.start.iter().all(|start| start.is_multiple_of(16)),
-            "K and V do not begin at a multiple of 16 bytes"
+            "K and V do not begin at multiples of 16 bytes"
         );
-        let stride = |stride: u64| {
-            assert!(stride.is_multiple_of(16), "a stride of {stride} bytes, not a multiple of 16");
-            u32::try_from(stride).unwrap_or_else(|_| panic!("a stride of {stride} bytes, 4 GiB or more"))
+        let row = 2 * head_dim as u64;
+        let rows = |what, [keys, values]: [u64; 2]| {
+            assert_eq!(keys, values, "bytes from one {what} to the next in K and in V");
+            assert!(
+                keys.is_multiple_of(row),
+                "{keys} bytes from one {what} to the next are no whole rows of {row}"
+            );
+            u32::try_from(keys / row)
+                .unwrap_or_else(|_| panic!("{keys} bytes from one {what} to the next are 2^32 rows or more"))
         };
         Self {
             start: view.start,
-            page: view.page.map(stride),
-            head: view.head.map(stride),
-            token: view.token.map(stride),
+            page: rows("page", view.page),
+            head: rows("head", view.head),
+            token: rows("token", view.token),
             page_tokens: Divisor::of(view.page_tokens),
-            unused: 0,
         }
     }
 }

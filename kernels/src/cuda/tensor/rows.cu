@@ -47,13 +47,18 @@ INLINE float warp_sum(float sum)
 extern "C" __global__ void __launch_bounds__(512)
     rms_norm(const float *residual, const u32 *selected, const float *weight, u16 *normed, u32 hidden, float epsilon)
 {
+    const u32 vectors = hidden / 4;
+    float4 weights[NORM_VECTORS], kept[NORM_VECTORS];
+#pragma unroll
+    for (int i = 0; i < NORM_VECTORS; i++) {
+        const u32 at = i * blockDim.x + threadIdx.x;
+        if (at < vectors)
+            weights[i] = ((const float4 *)weight)[at];
+    }
     follow();
     const u32 row = selected ? selected[blockIdx.x] : blockIdx.x;
     const float4 *from = (const float4 *)(residual + row * (u64)hidden);
     uint2 *to = (uint2 *)(normed + blockIdx.x * (u64)hidden);
-    const u32 vectors = hidden / 4;
-
-    float4 kept[NORM_VECTORS];
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < NORM_VECTORS; i++) {
@@ -77,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(512)
     for (int i = 0; i < NORM_VECTORS; i++) {
         const u32 at = i * blockDim.x + threadIdx.x;
         if (at < vectors) {
-            const float4 v = kept[i], w = ((const float4 *)weight)[at];
+            const float4 v = kept[i], w = weights[i];
             to[at] = make_uint2(bf16_pair(v.x * factor * w.x, v.y * factor * w.y),
                                 bf16_pair(v.z * factor * w.z, v.w * factor * w.w));
         }
@@ -106,19 +111,33 @@ struct Rotate {
     u32 unused;
 };
 
-// Grid: heads of queries, K and V by heads of a thread block, rows. A head is DIM / 4 threads, each with elements 2i, 2i + 1
+// Grid: rows, heads of queries, K and V by heads of a thread block. A head is DIM / 4 threads, each with elements 2i, 2i + 1
 // and the two that they are rotated with.
 template <u32 DIM> INLINE void rotate_and_store(const Rotate &r)
 {
     constexpr u32 THREADS = DIM / 4;
-    follow();
-    const u32 row = blockIdx.y, position = r.position[row];
-    const u32 head = blockIdx.x * (blockDim.x / THREADS) + threadIdx.x / THREADS;
+    const u32 row = blockIdx.x, position = r.position[row];
+    const u32 head = blockIdx.y * (blockDim.x / THREADS) + threadIdx.x / THREADS;
     const u32 heads = r.heads + 2 * r.kv_heads;
-    if (position == NO_POSITION || head >= heads)
-        return;
     const u32 at = threadIdx.x % THREADS * 2;
     const bool query = head < r.heads, value = head >= r.heads + r.kv_heads;
+    if (position == NO_POSITION || head >= heads) {
+        follow();
+        return;
+    }
+    u16 *to;
+    if (query) {
+        to = r.queries + (row * (u64)r.heads + head) * DIM;
+    } else {
+        const u32 kv_head = value ? head - r.heads - r.kv_heads : head - r.heads;
+        const u32 index = divide(position, r.pool.page_tokens), slot = position - index * r.pool.page_tokens.value;
+        const u64 page = r.pages[r.table[row] + index];
+        to = (u16 *)r.pool.start[value] + (page * r.pool.page + kv_head * r.pool.head + slot * r.pool.token) * DIM;
+    }
+    const u64 angle = row * (u64)(DIM / 2) + at;
+    const float2 c = *(const float2 *)(r.cosines + angle), s = *(const float2 *)(r.sines + angle);
+    follow();
+
     const float *from = r.qkv + (row * (u64)heads + head) * DIM + at;
     float2 low = *(const float2 *)from, high = *(const float2 *)(from + DIM / 2);
 
@@ -136,23 +155,11 @@ template <u32 DIM> INLINE void rotate_and_store(const Rotate &r)
         high = make_float2(high.x * factor * b.x, high.y * factor * b.y);
     }
     if (!value) {
-        const u64 angle = row * (u64)(DIM / 2) + at;
-        const float2 c = *(const float2 *)(r.cosines + angle), s = *(const float2 *)(r.sines + angle);
         const float2 l = low, h = high;
         low = make_float2(__fmaf_rn(l.x, c.x, -__fmul_rn(h.x, s.x)), __fmaf_rn(l.y, c.y, -__fmul_rn(h.y, s.y)));
         high = make_float2(__fmaf_rn(h.x, c.x, __fmul_rn(l.x, s.x)), __fmaf_rn(h.y, c.y, __fmul_rn(l.y, s.y)));
     }
 
-    u16 *to;
-    if (query) {
-        to = r.queries + (row * (u64)r.heads + head) * DIM;
-    } else {
-        const u32 kv_head = value ? head - r.heads - r.kv_heads : head - r.heads;
-        const u32 index = divide(position, r.pool.page_tokens), slot = position - index * r.pool.page_tokens.value;
-        const u64 page = r.pages[r.table[row] + index];
-        to = (u16 *)(r.pool.start[value] + page * r.pool.page[value] + kv_head * (u64)r.pool.head[value] +
-                     slot * (u64)r.pool.token[value]);
-    }
     *(u32 *)(to + at) = bf16_pair(low.x, low.y);
     *(u32 *)(to + at + DIM / 2) = bf16_pair(high.x, high.y);
 }
@@ -178,39 +185,71 @@ INLINE u64 rank_of(float logit, u32 index)
     return (u64)(logit == logit ? order : 0) << 32 | ~index;
 }
 
-// Grid: rows. Thread blocks of 1024.
-extern "C" __global__ void __launch_bounds__(1024) argmax(const float *logits, u32 *highest, u32 vocabulary)
+INLINE u64 warp_highest(u64 rank)
+{
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+        rank = max(rank, __shfl_xor_sync(0xffffffff, rank, distance));
+    return rank;
+}
+
+// Parts of a row, one per thread of a warp in the end.
+constexpr u32 PARTS = 32;
+constexpr u32 ARGMAX_THREADS = 256;
+
+// The highest of each part of each row, [row][part]. Grid: rows, parts.
+extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS)
+    argmax_parts(const float *logits, u64 *highest, u32 vocabulary)
 {
     follow();
     const float *row = logits + blockIdx.x * (u64)vocabulary;
+    // A row begins anywhere, its vectors at the first multiple of 16 bytes. What is before and after them is in part 0.
+    const u32 before = min((u32)(-(u64)row / sizeof(float) % 4), vocabulary);
+    const u32 vectors = (vocabulary - before) / 4, each = (vectors + PARTS - 1) / PARTS;
     u64 best = 0;
-    // Rows begin anywhere, so vectors begin at the first address that is a multiple of 16.
-    const u32 before = min((u32)(-(u64)row / 4 % 4), vocabulary), vectors = (vocabulary - before) / 4;
-    if (threadIdx.x < before)
-        best = rank_of(row[threadIdx.x], threadIdx.x);
+    if (blockIdx.y == 0) {
+        const u32 i = threadIdx.x, after = before + 4 * vectors + i;
+        if (i < before)
+            best = rank_of(row[i], i);
+        if (after < vocabulary)
+            best = max(best, rank_of(row[after], after));
+    }
+    const u32 end = min((blockIdx.y + 1) * each, vectors);
 #pragma unroll 4
-    for (u32 i = threadIdx.x; i < vectors; i += 1024) {
+    for (u32 i = blockIdx.y * each + threadIdx.x; i < end; i += ARGMAX_THREADS) {
         const float4 v = ((const float4 *)(row + before))[i];
         const u32 index = before + 4 * i;
-        best = max(best, max(max(rank_of(v.x, index), rank_of(v.y, index + 1)), max(rank_of(v.z, index + 2), rank_of(v.w, index + 3))));
+        best = max(best, max(rank_of(v.x, index), rank_of(v.y, index + 1)));
+        best = max(best, max(rank_of(v.z, index + 2), rank_of(v.w, index + 3)));
     }
-    const u32 after = before + 4 * vectors + threadIdx.x;
-    if (after < vocabulary)
-        best = max(best, rank_of(row[after], after));
-
-    __shared__ u64 bests[32];
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-        best = max(best, __shfl_xor_sync(0xffffffff, best, distance));
+    __shared__ u64 bests[ARGMAX_THREADS / 32];
+    best = warp_highest(best);
     if (threadIdx.x % 32 == 0)
         bests[threadIdx.x / 32] = best;
     __syncthreads();
     if (threadIdx.x < 32) {
-        best = bests[threadIdx.x];
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2)
-            best = max(best, __shfl_xor_sync(0xffffffff, best, distance));
+        best = warp_highest(threadIdx.x < ARGMAX_THREADS / 32 ? bests[threadIdx.x] : 0);
         if (threadIdx.x == 0)
-            highest[blockIdx.x] = ~(u32)best;
+            highest[blockIdx.x * PARTS + blockIdx.y] = best;
     }
+}
+
+// Grid: rows. Thread blocks of a warp.
+extern "C" __global__ void __launch_bounds__(PARTS) argmax_merge(const u64 *parts, u32 *highest)
+{
+    follow();
+    const u64 best = warp_highest(parts[blockIdx.x * PARTS + threadIdx.x]);
+    if (threadIdx.x == 0)
+        highest[blockIdx.x] = ~(u32)best;
+}
+
+// ---- What a batch is told of
+
+// Copies `vectors` vectors, from the host's memory too. Grid: enough thread blocks of any size.
+extern "C" __global__ void copy_words(const uint4 *source, uint4 *target, u32 vectors)
+{
+    follow();
+    const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < vectors)
+        target[at] = source[at];
 }

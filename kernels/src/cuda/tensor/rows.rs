@@ -16,6 +16,10 @@ pub const SOURCE: Source = Source { name: "rows.cu", text: source!("rows.cu"), o
 const NORM_VECTORS: usize = 8;
 /// Most threads of a thread block of the norm, as in `rows.cu`.
 const NORM_THREADS: usize = 512;
+/// Parts of a row of [`TensorRows::argmax`], as in `rows.cu`.
+pub const ARGMAX_PARTS: usize = 32;
+/// Threads of a thread block of `argmax_parts`, as in `rows.cu`.
+const ARGMAX_THREADS: u32 = 256;
 /// Threads of other thread blocks.
 const THREADS: u32 = 128;
 
@@ -65,15 +69,18 @@ unsafe impl DeviceRepr for Rotate {}
 
 /// The kernels on one device.
 ///
-/// Each function enqueues one launch and returns. It panics where an array is shorter than the sizes say. What arrays hold is
-/// not looked at: tokens, pages and positions are those of the model and the pool.
+/// Each function enqueues its launches and returns. It panics where an array is shorter than the sizes say. What arrays hold
+/// is not looked at: tokens, pages and positions are those of the model and the pool. Weights, positions, tables, pages and
+/// angles are read while the kernel before may still run, so it must not be what writes them.
 #[derive(Debug)]
 pub struct TensorRows {
     embed: Kernel,
     rms_norm: Kernel,
     rotate_64: Kernel,
     rotate_128: Kernel,
-    argmax: Kernel,
+    argmax_parts: Kernel,
+    argmax_merge: Kernel,
+    copy_words: Kernel,
 }
 
 fn fits<T: DeviceRepr + Copy>(array: &Array<T>, what: &str, rows: usize, of: usize) {
@@ -97,7 +104,9 @@ impl TensorRows {
             rms_norm: kernel("rms_norm")?,
             rotate_64: kernel("rotate_and_store_64")?,
             rotate_128: kernel("rotate_and_store_128")?,
-            argmax: kernel("argmax")?,
+            argmax_parts: kernel("argmax_parts")?,
+            argmax_merge: kernel("argmax_merge")?,
+            copy_words: kernel("copy_words")?,
         })
     }
 
@@ -163,7 +172,8 @@ impl TensorRows {
             Some(selected) => fits(selected, "selected rows", rows, 1),
             None => fits(residual, "the residual stream", rows, hidden),
         }
-        let threads = vectors.next_multiple_of(32).min(NORM_THREADS);
+        // Half of what a thread can keep: several loads on the way, and several warps for a row.
+        let threads = vectors.div_ceil(NORM_VECTORS / 2).next_multiple_of(32).min(NORM_THREADS);
         let geometry = Geometry { grid: [rows, 1, 1], threads: number(threads), shared: 0 };
         let arrays =
             [residual.address(), selected.map_or(0, Array::address), weight.address(), normed.address()];
@@ -211,11 +221,9 @@ impl TensorRows {
             other => panic!("heads of {other} elements: 64 or 128"),
         };
         let heads_at_once = THREADS as usize / (head_dim / 4);
-        // Rows lie in the second dimension, of which there are fewer.
-        assert!(rows < 1 << 16, "{rows} rows in one batch, 65536 or more");
-        let geometry = Geometry { grid: [all.div_ceil(heads_at_once), rows, 1], threads: THREADS, shared: 0 };
+        let geometry = Geometry { grid: [rows, all.div_ceil(heads_at_once), 1], threads: THREADS, shared: 0 };
         let rotate = Rotate {
-            pool: Pool::new(view),
+            pool: Pool::new(view, head_dim),
             qkv: qkv.address(),
             cosines: cosines.address(),
             sines: sines.address(),
@@ -235,7 +243,7 @@ impl TensorRows {
     }
 
     /// Index of the highest of each row's `vocabulary` logits: of equal ones the lowest. NaN is never the highest (a row of
-    /// nothing else gives 0).
+    /// nothing else gives 0). `parts` is memory for [`ARGMAX_PARTS`] numbers of each row.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -248,14 +256,47 @@ impl TensorRows {
         logits: &Array<f32>,
         rows: usize,
         vocabulary: usize,
+        parts: &mut Array<u64>,
         highest: &mut Array<u32>,
     ) -> Result<(), CudaError> {
         fits(logits, "logits", rows, vocabulary);
+        fits(parts, "parts", rows, ARGMAX_PARTS);
         fits(highest, "results", rows, 1);
-        let geometry = Geometry { grid: [rows, 1, 1], threads: 1024, shared: 0 };
-        let arrays = [logits.address(), highest.address()];
-        let [logits, highest] = arrays.each_ref().map(argument);
-        // SAFETY: the parameters of `argmax`, which stays within the arrays by the checks above.
-        unsafe { self.argmax.launch(stream, geometry, &[logits, highest, argument(&number(vocabulary))]) }
+        let vocabulary = number(vocabulary);
+        let arrays = [logits.address(), parts.address(), highest.address()];
+        let [logits, parts, highest] = arrays.each_ref().map(argument);
+        let geometry = Geometry { grid: [rows, ARGMAX_PARTS, 1], threads: ARGMAX_THREADS, shared: 0 };
+        // SAFETY: the parameters of `argmax_parts`, which stays within the arrays by the checks above.
+        unsafe { self.argmax_parts.launch(stream, geometry, &[logits, parts, argument(&vocabulary)])? };
+        let geometry = Geometry { grid: [rows, 1, 1], threads: ARGMAX_PARTS as u32, shared: 0 };
+        // SAFETY: the parameters of `argmax_merge`, as above.
+        unsafe { self.argmax_merge.launch(stream, geometry, &[parts, highest]) }
+    }
+
+    /// Copies the first `words` words, which may lie in the host's memory ([`Pinned::array`](crate::cuda::Pinned::array)): a launch in
+    /// the stream's order, where a copy by the driver would wait for another engine.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When an array is too short, or `words` is no multiple of 4.
+    pub fn copy_words(
+        &self,
+        stream: &CudaStream,
+        source: &Array<u32>,
+        target: &mut Array<u32>,
+        words: usize,
+    ) -> Result<(), CudaError> {
+        assert!(words.is_multiple_of(4), "{words} words, not a multiple of 4");
+        fits(source, "words to copy", words, 1);
+        fits(target, "copied words", words, 1);
+        let vectors = number(words / 4);
+        let geometry =
+            Geometry { grid: [vectors.div_ceil(THREADS) as usize, 1, 1], threads: THREADS, shared: 0 };
+        let arrays = [source.address(), target.address()];
+        let [source, target] = arrays.each_ref().map(argument);
+        // SAFETY: the parameters of `copy_words`, which stays within the arrays by the checks above.
+        unsafe { self.copy_words.launch(stream, geometry, &[source, target, argument(&vectors)]) }
     }
 }

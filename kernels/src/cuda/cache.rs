@@ -1,0 +1,107 @@
+//! Compiled kernels of earlier starts, so that the second start of a program does not compile them.
+//!
+//! One file per source, options, device and compiler, in `host/kernels` in the user's cache directory: a line that says what it
+//! is of, the image, and a sum over both. A file that is damaged, or that cannot be written, only costs the compilation.
+//! Starts at the same time write files of their own and rename them.
+
+use std::fmt::Write as _;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::device::Source;
+use super::nvrtc::Image;
+use crate::xxh3::{xxh3, xxh3_128};
+
+/// Bytes of the sum at a file's end.
+const SUM: usize = 8;
+
+/// Where compiled kernels are kept.
+#[derive(Debug)]
+pub(super) struct Cache {
+    /// Absent where none are.
+    folder: Option<PathBuf>,
+}
+
+impl Cache {
+    /// In the user's cache directory, if the environment names one.
+    pub(super) fn of_user() -> Self {
+        let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+        Self { folder: cache.map(|cache| cache.join("host").join("kernels")) }
+    }
+
+    /// In this folder, or nowhere.
+    pub(super) fn at(folder: Option<&Path>) -> Self {
+        Self { folder: folder.map(Path::to_owned) }
+    }
+
+    /// The entry of what this compiler makes of a source for devices of this capability.
+    pub(super) fn entry(&self, source: &Source, capability: i32, (major, minor): (i32, i32)) -> Entry {
+        let text = xxh3_128(&[0; 32], source.text.as_bytes());
+        // The number at its begin is that of this format.
+        let mut line = format!("1 {} {text:032x} sm_{capability} NVRTC {major}.{minor}", source.name);
+        for option in source.options {
+            // Writing to a string cannot fail.
+            let _written = write!(line, " {option}");
+        }
+        line.push('\n');
+        let name = source.name.trim_end_matches(".cu");
+        let file = format!("{name}-{:032x}", xxh3_128(&[0; 32], line.as_bytes()));
+        Entry { path: self.folder.as_ref().map(|folder| folder.join(file)), line }
+    }
+}
+
+/// The place of one image.
+pub(super) struct Entry {
+    path: Option<PathBuf>,
+    line: String,
+}
+
+impl Entry {
+    /// The image, if it is there and whole.
+    pub(super) fn read(&self) -> Option<Image> {
+        let mut bytes = std::fs::read(self.path.as_ref()?).ok()?;
+        let (content, sum) = bytes.split_last_chunk::<SUM>()?;
+        if xxh3(content, 0) != u64::from_le_bytes(*sum) {
+            return None;
+        }
+        let &kind = content.strip_prefix(self.line.as_bytes())?.first()?;
+        bytes.truncate(bytes.len() - SUM);
+        let image = bytes.split_off(self.line.len() + 1);
+        match kind {
+            b'b' => Some(Image::Binary(image)),
+            b'a' => String::from_utf8(image).ok().map(Image::Assembly),
+            _ => None,
+        }
+    }
+
+    /// Keeps an image for later starts, if that can be done.
+    pub(super) fn write(&self, image: &Image) {
+        // The next start compiles again.
+        let _not_kept = self.path.as_ref().map(|path| self.write_to(path, image));
+    }
+
+    fn write_to(&self, path: &Path, image: &Image) -> io::Result<()> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let (kind, bytes) = match image {
+            Image::Binary(bytes) => (b'b', bytes.as_slice()),
+            Image::Assembly(text) => (b'a', text.as_bytes()),
+        };
+        let mut content = [self.line.as_bytes(), &[kind], bytes].concat();
+        content.extend(xxh3(&content, 0).to_le_bytes());
+        if let Some(folder) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let temporary = path.with_extension(format!("{}-{number}", std::process::id()));
+        // One that a killed process of this number left is written anew.
+        let open = || File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
+        let written = open().and_then(|mut file| file.write_all(&content));
+        written.and_then(|()| std::fs::rename(&temporary, path)).inspect_err(|_error| {
+            let _gone = std::fs::remove_file(&temporary);
+        })
+    }
+}
