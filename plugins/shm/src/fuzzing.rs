@@ -4,9 +4,9 @@ use host_plugin_api::{Error, ErrorCode};
 
 use crate::cuda::{Export, IpcHandle, Uuid};
 use crate::regions::{Place, RegionDescriptor};
-use crate::wire::{Endpoint, Hello, decode_welcome, encode_welcome};
+use crate::wire::{Endpoint, Hello, LetGo, decode_welcome, encode_welcome};
 
-/// An endpoint, a hello or a welcome. True when it is one of them, and then it comes back as it was.
+/// An endpoint, a hello, a welcome, or the message to let a region go. True when it is one of them, and then it comes back as it was.
 #[must_use]
 pub fn wire(bytes: &[u8]) -> bool {
     let endpoint = Endpoint::decode(bytes).is_ok_and(|endpoint| {
@@ -23,7 +23,11 @@ pub fn wire(bytes: &[u8]) -> bool {
         }
         true
     });
-    endpoint || hello || welcome
+    let let_go = LetGo::decode(bytes).is_ok_and(|message| {
+        assert_eq!(message.encode(), bytes);
+        true
+    });
+    endpoint || hello || welcome || let_go
 }
 
 /// One of each.
@@ -39,5 +43,6 @@ pub fn seeds() -> Vec<Vec<u8>> {
         encode_welcome(Ok(&[region; 3])),
         encode_welcome(Ok(&[region, on_device, region])),
         encode_welcome(Err(&Error::new(ErrorCode::VERSION, "another version"))),
+        LetGo { region: 130 }.encode(),
     ]
 }

@@ -88,8 +88,9 @@ impl Outbound {
                 Place::Device(export) => {
                     let opened = devices.open(export, in_this_process(&instance, region.id));
                     Target::Device(opened.map_err(|why| {
-                        let text = format!("shm cannot write to the GPU memory of {name}: {why}; pages can go through host memory (--staging always)");
-                        Error::new(ErrorCode::UNSUPPORTED, text)
+                        let what = format!("shm cannot write to the GPU memory of {name}: {why}");
+                        let instead = "pages can go through host memory (--staging always)";
+                        Error::new(ErrorCode::UNSUPPORTED, format!("{what}; {instead}"))
                     })?)
                 }
             };

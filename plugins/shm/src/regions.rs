@@ -264,8 +264,7 @@ impl Drop for Regions {
 
 /// Why memory of a device cannot be registered, and what works instead.
 pub fn no_device(why: &dyn std::fmt::Display) -> Error {
-    let text = format!(
-        "shm cannot register memory of a GPU: {why}; pages can go through host memory (--staging always)"
-    );
+    let instead = "pages can go through host memory (--staging always)";
+    let text = format!("shm cannot register memory of a GPU: {why}; {instead}");
     Error::new(ErrorCode::UNSUPPORTED, text)
 }
