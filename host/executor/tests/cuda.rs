@@ -347,7 +347,7 @@ fn tensor_cores_give_the_same_bits_for_any_batch_and_chunks_and_are_near_the_cpu
         even(family).write(directory.path()).unwrap();
         let options = CudaOptions { math: CudaMath::Tensor, ..options() };
         let load = |seat| CudaExecutor::load_rank(directory.path(), &options, seat).unwrap();
-        let mut whole = worker(1, PLAIN, Dtype::Bf16, &load);
+        let mut whole = worker(1, PLAIN, Dtype::Bf16, load);
         assert_eq!(whole[0].executor.shape().math, TENSOR_MATH);
         let expected = logits(&mut whole, &[100]);
         for (chunks, order) in [
@@ -355,12 +355,12 @@ fn tensor_cores_give_the_same_bits_for_any_batch_and_chunks_and_are_near_the_cpu
             (&[16, 5], KvOrder::LayerKvPageTokenHeadDim),
             (&[3, 50], KvOrder::PageLayerHeadKvTokenDim),
         ] {
-            let found = logits(&mut worker(1, order, Dtype::Bf16, &load), chunks);
+            let found = logits(&mut worker(1, order, Dtype::Bf16, load), chunks);
             assert!(found.0 == expected.0, "{family:?}, logits in chunks of {chunks:?}, {order}");
             assert!(found.1 == expected.1, "{family:?}, KV in chunks of {chunks:?}, {order}");
         }
         // The same tokens again, one by one, are drawn on the device.
-        let (drawn, read) = (drawn(&mut worker(1, PLAIN, Dtype::Bf16, &load), &batches(&[100])), &expected.0);
+        let (drawn, read) = (drawn(&mut worker(1, PLAIN, Dtype::Bf16, load), &batches(&[100])), &expected.0);
         let rows: Vec<Vec<f32>> = read
             .chunks_exact(1008)
             .map(|row| row.iter().map(|bits| f32::from_bits(*bits)).collect())
