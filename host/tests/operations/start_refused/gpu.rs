@@ -10,7 +10,7 @@ use host_tests::{cuda, plugin_files};
 fn run(driver: Option<&Path>, nvrtc: &Path, flags: &[&str]) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
     tiny_qwen3(folder.path(), 1).unwrap();
-    let plugins = plugin_files::directory(&["shm"]);
+    let plugins = plugin_files::directory(&["shm", "wire"]);
     let mut command = Command::new("timeout");
     command.args([
         "60",
@@ -72,12 +72,14 @@ fn a_missing_compiler_is_told() {
 fn a_pool_on_a_gpu_that_neither_the_plugin_nor_staging_memory_reaches_is_refused() {
     let stand_in = cuda::stand_in();
     for flags in [["--staging", "never"], ["--staging-bytes", "0"]] {
+        let flags = [&["--plugins", "wire"], &flags[..]].concat();
         let (code, said) = run(Some(&stand_in), &stand_in, &flags);
         assert_eq!(code, Some(2), "{said}");
         assert!(
-            said.contains("UnstagedGpuPools needs vram") && said.contains("plugin \"shm\" declares"),
+            said.contains("UnstagedGpuPools needs vram") && said.contains("plugin \"wire\" declares"),
             "{said}"
         );
+        assert!(said.contains("use instead: shm"), "{said}");
         assert!(said.contains("or leave --staging never and --staging-bytes 0 out"), "{said}");
     }
 }
