@@ -8,6 +8,8 @@ use host_tests::model::{Family, TinyModel};
 use host_tests::{cuda, plugin_files};
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
+/// What reaches a GPU's memory, and what does not.
+const MOVERS: [&str; 2] = ["shm", "wire"];
 /// Not named by the flags of a test, they are off.
 const CACHES: [&str; 2] = ["prefill-radix-cache", "decode-radix-cache"];
 
@@ -22,7 +24,7 @@ impl Fixture {
     fn new(family: Family) -> Self {
         let model = tempfile::tempdir().unwrap();
         TinyModel { family, layers: 2, seed: 3, ..TinyModel::default() }.write(model.path()).unwrap();
-        Self { model, plugins: plugin_files::directory(&["shm", "memory"]), driver: cuda::stand_in() }
+        Self { model, plugins: plugin_files::directory(&["shm", "wire", "memory"]), driver: cuda::stand_in() }
     }
 
     fn environment(&self) -> [(&str, &Path); 2] {
@@ -89,17 +91,19 @@ fn prefill_and_decode_on_a_gpu_answer_as_on_the_cpu() {
     for family in [Family::Qwen3, Family::Llama] {
         let fixture = Fixture::new(family);
         let right = answers(&fixture.start(&["--executor", "cpu", "--role", "aggregated"]));
-        for flags in [
-            &["--chunk-tokens", "64"][..],
-            &["--prefill-tp", "2", "--kv-layout", "layer-kv-page-token-head-dim"],
-            &["--role", "aggregated"],
-        ] {
-            let cluster = fixture.start(&[&["--executor", "cuda"], flags].concat());
-            assert_eq!(answers(&cluster), right, "{family:?} {flags:?}");
-            let split = !flags.contains(&"aggregated");
-            let staged = cluster.log().contains("does not reach the memory of a GPU");
-            assert_eq!(staged, split, "{}", cluster.log());
-            cluster.wait("all requests to end", || cluster.all_free());
+        let alone = fixture.start(&["--executor", "cuda", "--role", "aggregated"]);
+        assert_eq!(answers(&alone), right, "{family:?}");
+        for mover in MOVERS {
+            for flags in [
+                &["--chunk-tokens", "64"][..],
+                &["--prefill-tp", "2", "--kv-layout", "layer-kv-page-token-head-dim"],
+            ] {
+                let cluster = fixture.start(&[&["--executor", "cuda", "--plugins", mover], flags].concat());
+                assert_eq!(answers(&cluster), right, "{family:?} {mover} {flags:?}");
+                let staged = cluster.log().contains("does not reach the memory of a GPU");
+                assert_eq!(staged, mover == "wire", "{}", cluster.log());
+                cluster.wait("all requests to end", || cluster.all_free());
+            }
         }
     }
 }
@@ -108,14 +112,16 @@ fn prefill_and_decode_on_a_gpu_answer_as_on_the_cpu() {
 fn a_gpu_and_a_cpu_hand_over_to_each_other() {
     let fixture = Fixture::new(Family::Qwen3);
     let right = answers(&fixture.start(&["--executor", "cpu", "--role", "aggregated"]));
-    for executors in [["cpu", "cuda"], ["cuda", "cpu"]] {
+    let ways =
+        MOVERS.into_iter().flat_map(|mover| [["cpu", "cuda"], ["cuda", "cpu"]].map(|both| (mover, both)));
+    for (mover, executors) in ways {
         let (cluster, control) = fixture.router();
         let workers = [
-            fixture.worker(&control, "prefill", executors[0], &[]),
-            fixture.worker(&control, "decode", executors[1], &[]),
+            fixture.worker(&control, "prefill", executors[0], &["--plugins", mover]),
+            fixture.worker(&control, "decode", executors[1], &["--plugins", mover]),
         ];
         cluster.wait("both to register", || cluster.workers().len() == 2);
-        assert_eq!(answers(&cluster), right, "{executors:?}");
+        assert_eq!(answers(&cluster), right, "{mover} {executors:?}");
         cluster.wait("all requests to end", || cluster.all_free());
         drop(workers);
     }
@@ -126,8 +132,8 @@ fn a_worker_whose_peer_has_no_staging_memory_is_not_paired_with_a_gpu() {
     let fixture = Fixture::new(Family::Qwen3);
     let (cluster, control) = fixture.router();
     let workers = [
-        fixture.worker(&control, "prefill", "cuda", &[]),
-        fixture.worker(&control, "decode", "cpu", &["--staging", "never"]),
+        fixture.worker(&control, "prefill", "cuda", &["--plugins", "wire"]),
+        fixture.worker(&control, "decode", "cpu", &["--plugins", "wire", "--staging", "never"]),
     ];
     cluster.wait("both to register", || cluster.workers().len() == 2);
     let error = cluster.generate(&[1, 2, 3], 4).unwrap_err();

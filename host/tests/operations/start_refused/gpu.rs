@@ -10,20 +10,13 @@ use host_tests::{cuda, plugin_files};
 fn run(driver: Option<&Path>, nvrtc: &Path, flags: &[&str]) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
     tiny_qwen3(folder.path(), 1).unwrap();
-    let plugins = plugin_files::directory(&["shm"]);
+    let plugins = plugin_files::directory(&["shm", "wire"]);
     let mut command = Command::new("timeout");
-    command.args([
-        "60",
-        env!("CARGO_BIN_EXE_host"),
-        "--executor",
-        "cuda",
-        "--port",
-        "0",
-        "--kv-memory",
-        "1MiB",
-    ]);
+    command.args(["60", env!("CARGO_BIN_EXE_host"), "--executor", "cuda", "--port", "0"]);
     command.arg("--model").arg(folder.path()).arg("--plugins-dir").arg(plugins.path());
     command.args(flags).env("NVRTC", nvrtc).env_remove("LD_LIBRARY_PATH");
+    // No kernels from an earlier start.
+    command.env("XDG_CACHE_HOME", folder.path().join("cache"));
     if let Some(driver) = driver {
         command.env("LD_LIBRARY_PATH", driver);
     }
@@ -46,13 +39,9 @@ fn a_gpu_that_is_not_there_is_told_once_before_anything_starts() {
         Some(&stand_in),
         "--executor cuda cannot work here: the CUDA driver cannot open device 3",
     );
-    shown(
-        &["--kv-memory", "1GiB", "--pool-pages", "9999999"],
-        Some(&stand_in),
-        "(--pool-pages) in 2 workers on GPU 0",
-    );
+    shown(&["--pool-pages", "9999999"], Some(&stand_in), "(--pool-pages) in 2 workers on GPU 0");
     // A machine with a driver of its own has nothing to say here.
-    let (code, said) = run(None, &stand_in, &["--role", "aggregated"]);
+    let (code, said) = run(None, &stand_in, &["--role", "aggregated", "--kv-memory", "1MiB"]);
     if code == Some(2) {
         assert_eq!(said.matches("no CUDA driver: libcuda.so.1 cannot be loaded").count(), 1, "{said}");
     }
@@ -61,7 +50,7 @@ fn a_gpu_that_is_not_there_is_told_once_before_anything_starts() {
 #[test]
 fn a_missing_compiler_is_told() {
     let (stand_in, nowhere) = (cuda::stand_in(), Path::new("/nowhere/libnvrtc.so"));
-    let flags = ["--role", "aggregated", "--control", "127.0.0.1:0"];
+    let flags = ["--role", "aggregated", "--kv-memory", "1MiB"];
     let (code, said) = run(Some(&stand_in), nowhere, &flags);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("no NVRTC: none of /nowhere/libnvrtc.so"), "{said}");
@@ -72,12 +61,14 @@ fn a_missing_compiler_is_told() {
 fn a_pool_on_a_gpu_that_neither_the_plugin_nor_staging_memory_reaches_is_refused() {
     let stand_in = cuda::stand_in();
     for flags in [["--staging", "never"], ["--staging-bytes", "0"]] {
+        let flags = [&["--plugins", "wire"], &flags[..]].concat();
         let (code, said) = run(Some(&stand_in), &stand_in, &flags);
         assert_eq!(code, Some(2), "{said}");
         assert!(
-            said.contains("UnstagedGpuPools needs vram") && said.contains("plugin \"shm\" declares"),
+            said.contains("UnstagedGpuPools needs vram") && said.contains("plugin \"wire\" declares"),
             "{said}"
         );
+        assert!(said.contains("use instead: shm"), "{said}");
         assert!(said.contains("or leave --staging never and --staging-bytes 0 out"), "{said}");
     }
 }
