@@ -251,6 +251,31 @@ fn what_is_drawn_is_what_the_cpu_draws_with_seeds_and_guesses() {
 }
 
 #[test]
+fn kv_is_there_for_other_streams_when_a_batch_returns_in_which_nothing_is_drawn() {
+    let _one = ONE.lock();
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel { layers: 2, ..TinyModel::default() }.write(directory.path()).unwrap();
+    let mut batches = batches(&[16, 5]);
+    batches.iter_mut().flat_map(|batch| &mut batch.sequences).for_each(|sequence| sequence.sample = None);
+    for ranks in [1, 2] {
+        let mut cpu = worker(ranks, PLAIN, Dtype::Bf16, |seat| on_cpu(directory.path(), seat));
+        let mut gpu = worker(ranks, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
+        for batch in &batches {
+            let expected = computed(&mut cpu, batch);
+            // Digests are computed in a stream of the pool's, which waits for no other.
+            assert_eq!(computed(&mut gpu, batch), expected, "{ranks} ranks, batch {}", batch.id);
+        }
+    }
+}
+
+/// Computes a batch in which nothing is drawn. What the pools hold then.
+fn computed<E: Executor>(worker: &mut [Rank<E>], batch: &Batch) -> u64 {
+    let drawn = on_all(worker, |_rank, part| part.executor.forward(&mut part.kv, batch).unwrap());
+    assert!(drawn.iter().flatten().all(|output| output.sampled.is_empty()));
+    kv_digest(worker)
+}
+
+#[test]
 fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
     let _one = ONE.lock();
     let directory = tempfile::tempdir().unwrap();
