@@ -35,6 +35,9 @@ void fake_capability(int value) { capability = value; }
  * process. */
 static int lost;
 void fake_lost(int value) { lost = value; }
+/* The launch behind so many from now on is refused, once. Never if it is negative. */
+static int refused_after = -1;
+void fake_refused_after(int value) { refused_after = value; }
 unsigned long long fake_launches(void) { return launches; }
 unsigned long long fake_compilations(void) { return compilations; }
 const char *fake_last_kernel(void) { return last_kernel; }
@@ -625,6 +628,8 @@ int cuLaunchKernel(const Kernel *kernel, unsigned bx, unsigned by, unsigned bz, 
     int before = told(stream);
     if (before != OK)
         return unlocked(before);
+    if (refused_after >= 0 && refused_after-- == 0)
+        return unlocked(INVALID_VALUE);
     if (bx == 0 || by == 0 || bz == 0 || bx > 0x7fffffff || by > 65535 || bz > 65535)
         return unlocked(INVALID_VALUE);
     if (tx == 0 || ty == 0 || tz == 0 || tz > 64 || (unsigned long long)tx * ty * tz > 1024)

@@ -276,6 +276,29 @@ fn computed<E: Executor>(worker: &mut [Rank<E>], batch: &Batch) -> u64 {
 }
 
 #[test]
+fn nothing_is_written_any_more_when_a_batch_returns_that_failed_on_its_way() {
+    let _one = ONE.lock();
+    if on_a_device() {
+        return skipped("a batch that fails on its way: a device refuses no launch");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel { layers: 2, ..TinyModel::default() }.write(directory.path()).unwrap();
+    let batch = &batches(&[16])[0];
+    for launches in [5, 25] {
+        let mut gpu = worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
+        pretend(b"fake_refused_after", launches);
+        let Rank { executor, kv } = &mut gpu[0];
+        let error = executor.forward(kv, batch).unwrap_err();
+        assert!(matches!(error, ExecutorError::Failed(_)), "{error}");
+        let found = kv_digest(&gpu);
+        // An empty batch waits for what the executor's stream has.
+        let Rank { executor, kv } = &mut gpu[0];
+        executor.forward(kv, &Batch { sequences: Vec::new(), ..batch.clone() }).unwrap();
+        assert_eq!(kv_digest(&gpu), found, "refused after {launches} launches");
+    }
+}
+
+#[test]
 fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
     let _one = ONE.lock();
     let directory = tempfile::tempdir().unwrap();
@@ -329,8 +352,13 @@ fn a_device_that_is_lost_is_told_apart_from_a_batch_that_cannot_be_computed() {
 
 /// Makes the stand-in answer this from now on.
 fn lose(code: i32) {
-    // SAFETY: driver.c has a function of this name with one number.
-    unsafe { STAND_IN.get::<unsafe extern "C" fn(i32)>(b"fake_lost").unwrap()(code) }
+    pretend(b"fake_lost", code);
+}
+
+/// Calls what makes the stand-in pretend something.
+fn pretend(what: &[u8], value: i32) {
+    // SAFETY: driver.c has functions of these names, each with one number.
+    unsafe { STAND_IN.get::<unsafe extern "C" fn(i32)>(what).unwrap()(value) }
 }
 
 #[test]

@@ -153,6 +153,22 @@ impl ExactModel {
         batch: &Batch,
         wanted: impl Fn(&Sequence) -> usize,
     ) -> Result<&[f32], ExecutorError> {
+        let computed = self.compute(turn, kv, batch, wanted);
+        // Also where nothing came back that would have been waited for, and for what was launched before an error: from now on other
+        // streams use the pool.
+        self.activations.residual.device().wait(self.math.stream())?;
+        computed?;
+        Ok(if turn.rank() == 0 { &self.logits } else { &[] })
+    }
+
+    /// The same without waiting for the end.
+    fn compute(
+        &mut self,
+        turn: &mut Turn<'_>,
+        kv: &KvMemory,
+        batch: &Batch,
+        wanted: impl Fn(&Sequence) -> usize,
+    ) -> Result<(), ExecutorError> {
         let pool = checked_pool(&self.config, &self.shards, kv, batch)?;
         let order: Vec<usize> = (0..batch.sequences.len()).collect();
         let (stream, sequences) = (self.math.stream(), &batch.sequences);
@@ -163,10 +179,7 @@ impl ExactModel {
             self.attention(turn, &arrays, &view(kv.layout(), pool, index), index)?;
             self.mlp(turn, arrays.rows.rows, index)?;
         }
-        self.output(turn, &arrays)?;
-        // Also where nothing came back that would have been waited for: from now on other streams read the pool.
-        self.activations.residual.device().wait(self.math.stream())?;
-        Ok(if turn.rank() == 0 { &self.logits } else { &[] })
+        self.output(turn, &arrays)
     }
 
     /// The tokens' rows of the embedding: each from the rank that holds it.

@@ -200,6 +200,28 @@ impl TensorModel {
         likeliest: bool,
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Found<'_>, ExecutorError> {
+        let computed = self.compute(kv, batch, wanted, likeliest, layers_done);
+        // Also for what was launched before an error: from now on other streams use the pool.
+        self.activations.residual.device().wait(&self.kernels.stream)?;
+        let (a, rows) = (&self.activations, computed?);
+        // SAFETY: the stream was waited for, and nothing else writes what came back.
+        Ok(unsafe {
+            match likeliest {
+                true => Found::Likeliest(&a.likeliest.elements()[..rows]),
+                false => Found::Logits(&a.read_logits.elements()[..rows * self.config.vocabulary]),
+            }
+        })
+    }
+
+    /// The same without waiting for the end. Says how many rows' logits come back.
+    fn compute(
+        &mut self,
+        kv: &KvMemory,
+        batch: &Batch,
+        wanted: impl Fn(&Sequence) -> usize,
+        likeliest: bool,
+        layers_done: &mut LayersDone<'_>,
+    ) -> Result<usize, ExecutorError> {
         let pool = checked_pool(&self.config, &self.shards, kv, batch)?;
         let sequences = &batch.sequences;
         // Those with one row first: their attention is that of decode.
@@ -236,15 +258,7 @@ impl TensorModel {
                 layers_done(layers);
             }
         }
-        self.activations.residual.device().wait(&self.kernels.stream)?;
-        let (a, rows) = (&self.activations, arrays.outputs);
-        // SAFETY: the stream was waited for, and nothing else writes what came back.
-        Ok(unsafe {
-            match likeliest {
-                true => Found::Likeliest(&a.likeliest.elements()[..rows]),
-                false => Found::Logits(&a.read_logits.elements()[..rows * self.config.vocabulary]),
-            }
-        })
+        Ok(arrays.outputs)
     }
 
     /// What attention does with these sequences in this order, with its tiles on the device.
