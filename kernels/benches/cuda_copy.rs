@@ -17,7 +17,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use host_kernels::copy::{Copier, CopyPages, Dimension, Memory, PageBlock, PagesCopy};
-use host_kernels::cuda::{CudaCopier, CudaKernels, Device, Nvrtc};
+use host_kernels::cuda::{Array, CudaCopier, CudaKernels, Device, Nvrtc, Pinned};
 
 const ROUNDS: usize = 7;
 const TOKENS: usize = 16;
@@ -189,6 +189,38 @@ fn time(copier: &CudaCopier, shape: &Shape) {
     );
 }
 
+/// The same between a pool and pinned memory of the host, beside the driver's copy of as many bytes between the two.
+fn time_host(copier: &CudaCopier, device: &Arc<Device>, shape: &Shape) {
+    let stream = copier.stream();
+    let (blocks, pairs) = (shape.blocks(), shape.pairs());
+    let payload = shape.dense_bytes();
+    let pool = stream.alloc_zeros::<u8>(shape.pool_bytes() + shape.shift).unwrap();
+    let mut plain = Array::<u8>::new(device, payload).unwrap();
+    let pinned = Pinned::<u8>::new(device, payload).unwrap();
+    let mut dense = pinned.array();
+    let (from, to) = (memory(&pool, shape.shift, stream), Memory::device(dense.address(), payload));
+    let back: Vec<[u32; 2]> = pairs.iter().map(|&[from, to]| [to, from]).collect();
+    let reversed = blocks.map(PageBlock::reversed);
+    let gather = PagesCopy { pages: &pairs, blocks: &blocks };
+    let scatter = PagesCopy { pages: &back, blocks: &reversed };
+    // SAFETY: both buffers live until the events of the stream were waited for, and nothing else uses them.
+    let saved = speed(stream, payload, || unsafe { copier.copy_memory(&gather, from, to).unwrap() });
+    // SAFETY: as above.
+    let restored = speed(stream, payload, || unsafe { copier.copy_memory(&scatter, to, from).unwrap() });
+    let down = speed(stream, payload, || dense.copy_from(stream, &plain, payload).unwrap());
+    let up = speed(stream, payload, || plain.copy_from(stream, &dense, payload).unwrap());
+    println!(
+        "{:>16} {:>6} {:>6} {:>5} B {:>7.1} MiB {down:>10.1} {saved:>10.1} ({:.2}) {up:>10.1} {restored:>10.1} ({:.2})",
+        shape.name,
+        shape.heads,
+        shape.pages,
+        shape.row,
+        payload as f64 / f64::from(1 << 20),
+        saved / down,
+        restored / up,
+    );
+}
+
 fn main() -> ExitCode {
     if !std::env::args().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
@@ -229,6 +261,13 @@ fn main() -> ExitCode {
     );
     for shape in &SHAPES {
         time(&copier, shape);
+    }
+    println!(
+        "{:>16} {:>6} {:>6} {:>7} {:>11} {:>10} {:>17} {:>10} {:>17}",
+        "to and from host", "heads", "pages", "row", "", "copy down", "gather", "copy up", "scatter"
+    );
+    for shape in SHAPES.iter().take(4) {
+        time_host(&copier, kernels.device(), shape);
     }
     ExitCode::SUCCESS
 }

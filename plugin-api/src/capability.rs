@@ -15,7 +15,8 @@ pub const ARRIVAL_NOTIFICATION: &str = "arrival_notification";
 /// did not end well as in flight until the peer is disconnected.
 pub const SETTLED: &str = "settled";
 
-/// Registers device memory ([`MemoryKind::VRAM`](crate::MemoryKind::VRAM)).
+/// Registers device memory ([`MemoryKind::VRAM`](crate::MemoryKind::VRAM)). On a machine without the device or its driver,
+/// `register` answers `UNSUPPORTED` with a text that says what is missing, and what works instead.
 pub const VRAM: &str = "vram";
 
 /// Reaches peers on other machines.

@@ -2,15 +2,17 @@
  * that name, compiled from the same source, for every thread of the grid.
  *
  * It is lazy: what is put into a stream is done when something waits for it and not before, so that a program that does not wait
- * finds memory as it was. */
+ * finds memory as it was. In a process that is started with STAND_IN_COPY_US, a thread does it instead, and each copy and launch
+ * takes so many microseconds, so that it is under way when a test looks. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 Index blockIdx, threadIdx, blockDim, gridDim;
 
 enum { OK = 0, INVALID_VALUE = 1, NO_MEMORY = 2, NO_DEVICE = 100, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-       ILLEGAL_ADDRESS = 700, REGISTERED_BEFORE = 712, LAUNCH_FAILED = 719 };
+       ILLEGAL_ADDRESS = 700, REGISTERED_BEFORE = 712, LAUNCH_FAILED = 719, UNSUPPORTED = 801 };
 
 /* Of all that follows but what a test sets and reads. The driver's functions take it, the others need it, unless they say that they
  * take it themselves. */
@@ -115,8 +117,9 @@ static int forget(unsigned long long start)
 
 /* ---- streams ---- */
 
-/* How far a stream is: after so many pieces of work of all it ever had. The stream is named by its number, as it may be gone. */
-typedef struct { unsigned long long stream, after; } Place;
+struct Stream;
+/* How far a stream is: after so many pieces of work of all it ever had. */
+typedef struct { struct Stream *stream; unsigned long long after; } Place;
 
 /* A piece of work. What it needs of the caller's was copied when it was put into the stream. */
 typedef struct Work {
@@ -135,49 +138,61 @@ typedef struct Work {
 
 typedef struct Stream {
     struct Stream *next;
-    unsigned long long number, added, done;
+    unsigned long long added, done;
     /* What is not done yet. */
     Work *first, **end;
     /* What a piece of work failed with, until it is told. */
     int failed;
+    /* Destroyed. The next one that is made is this again, so that a place in it stays one. */
+    int gone;
 } Stream;
 
 /* The one without a handle is always there. All are as if made with CU_STREAM_NON_BLOCKING. */
-static Stream first_stream = {.number = 1, .end = &first_stream.first};
-static Stream *streams = &first_stream;
-static unsigned long long numbered = 1;
+static Stream first_stream = {.end = &first_stream.first};
+/* No stream ever leaves the list. */
+static Stream *const streams = &first_stream;
 
 /* The stream of a handle. NULL if there is none. */
 static Stream *stream_of(const void *handle)
 {
     for (Stream *stream = streams; stream != NULL; stream = stream->next)
         if (stream == (handle == NULL ? &first_stream : handle))
-            return stream;
+            return stream->gone ? NULL : stream;
     return NULL;
 }
 
-/* The stream of a number. NULL when it is gone. */
-static Stream *numbered_stream(unsigned long long number)
+/* How long a copy or launch takes. 0 where no thread does what is in the streams. */
+static int copy_us;
+/* Something was put into a stream, or is done. For the thread and those who wait for it. */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static void *work_over_time(void *none);
+
+/* Has a thread do the work, if the process was started so. */
+static void start_once(void)
 {
-    for (Stream *stream = streams; stream != NULL; stream = stream->next)
-        if (stream->number == number)
-            return stream;
-    return NULL;
+    static int started;
+    const char *us = getenv("STAND_IN_COPY_US");
+    pthread_t thread;
+    if (!started && us != NULL && (copy_us = atoi(us)) > 0)
+        pthread_create(&thread, NULL, work_over_time, NULL);
+    started = 1;
 }
 
 /* Puts a piece of work, with so many bytes of its own, at the end of a stream. */
 static Work *put(Stream *stream, int kind, size_t bytes)
 {
+    start_once();
     Work *work = aligned_alloc(16, (sizeof *work + bytes + 15) / 16 * 16);
     work->next = NULL;
     work->kind = kind;
     *stream->end = work;
     stream->end = &work->next;
     stream->added++;
+    pthread_cond_broadcast(&changed);
     return work;
 }
 
-static void carry_out(Stream *stream, unsigned long long after);
+static void do_until(Place place);
 
 /* Where the next parameter lies. */
 static size_t padded(size_t size) { return (size + 15) / 16 * 16; }
@@ -212,32 +227,64 @@ static int perform(Work *work)
             memcpy((char *)work->fill.to + at * work->fill.width, &work->fill.value, work->fill.width);
         return OK;
     case CALL: work->call.function(work->call.data); return OK;
-    case WAIT: {
+    case WAIT:
         /* An event lies before what waits for it, so that two streams never wait for each other. */
-        Stream *other = numbered_stream(work->wait.stream);
-        if (other == NULL)
-            return OK;
-        carry_out(other, work->wait.after);
-        return other->failed;
-    }
+        do_until(work->wait);
+        return work->wait.stream->failed;
     }
     return OK;
 }
 
-/* Does what is in a stream, until so many pieces of work are done. */
+/* Does the next piece of work of a stream. */
+static void do_next(Stream *stream)
+{
+    Work *work = stream->first;
+    int result = lost == OK ? perform(work) : OK;
+    if (result != OK)
+        stream->failed = result;
+    stream->first = work->next;
+    if (stream->first == NULL)
+        stream->end = &stream->first;
+    stream->done++;
+    free(work);
+}
+
+static void do_until(Place place)
+{
+    while (place.stream->done < place.after)
+        do_next(place.stream);
+}
+
+/* The thread: one piece of work of each stream after the other. */
+static void *work_over_time(void *none)
+{
+    pthread_mutex_lock(&lock);
+    for (Stream *stream = streams;;) {
+        Stream *last = stream;
+        do
+            stream = stream->next != NULL ? stream->next : streams;
+        while (stream->first == NULL && stream != last);
+        if (stream->first == NULL) {
+            pthread_cond_wait(&changed, &lock);
+            continue;
+        }
+        if (stream->first->kind == COPY || stream->first->kind == LAUNCH) {
+            pthread_mutex_unlock(&lock);
+            usleep(copy_us);
+            pthread_mutex_lock(&lock);
+        }
+        do_next(stream);
+        pthread_cond_broadcast(&changed);
+    }
+    return NULL;
+}
+
+/* Waits for what is in a stream, until so many pieces of work are done. */
 static void carry_out(Stream *stream, unsigned long long after)
 {
-    while (stream->done < after) {
-        Work *work = stream->first;
-        int result = lost == OK ? perform(work) : OK;
-        if (result != OK)
-            stream->failed = result;
-        stream->first = work->next;
-        if (stream->first == NULL)
-            stream->end = &stream->first;
-        stream->done++;
-        free(work);
-    }
+    while (copy_us > 0 && stream->done < after)
+        pthread_cond_wait(&changed, &lock);
+    do_until((Place){stream, after});
 }
 
 static void carry_out_all(void)
@@ -256,12 +303,17 @@ static int told(Stream *stream)
 
 int cuStreamCreate(void **handle, unsigned flags)
 {
-    Stream *stream = calloc(1, sizeof *stream);
-    stream->end = &stream->first;
     pthread_mutex_lock(&lock);
-    stream->number = ++numbered;
-    stream->next = first_stream.next;
-    first_stream.next = stream;
+    Stream *stream = streams;
+    while (stream != NULL && !stream->gone)
+        stream = stream->next;
+    if (stream == NULL) {
+        stream = calloc(1, sizeof *stream);
+        stream->end = &stream->first;
+        stream->next = first_stream.next;
+        first_stream.next = stream;
+    }
+    stream->gone = 0;
     *handle = stream;
     return unlocked(OK);
 }
@@ -273,13 +325,8 @@ int cuStreamDestroy_v2(void *handle)
     if (stream == NULL || stream == &first_stream)
         return unlocked(INVALID_HANDLE);
     carry_out(stream, stream->added);
-    int result = told(stream);
-    Stream *before = streams;
-    while (before->next != stream)
-        before = before->next;
-    before->next = stream->next;
-    free(stream);
-    return unlocked(result);
+    stream->gone = 1;
+    return unlocked(told(stream));
 }
 
 int cuStreamSynchronize(void *handle)
@@ -304,13 +351,14 @@ int cuCtxSynchronize(void)
     return unlocked(result);
 }
 
-/* Whether a stream has come to a place. Where it has not, it does one piece of work, so that who asks again and again is answered
- * in the end, and who asks once cannot count on it. */
+/* Whether a stream has come to a place. Where it has not, it does one piece of work, if no thread does, so that who asks again and
+ * again is answered in the end, and who asks once cannot count on it. */
 static int asked(Stream *stream, unsigned long long after)
 {
     if (stream->done >= after)
         return told(stream);
-    carry_out(stream, stream->done + 1);
+    if (copy_us == 0)
+        do_next(stream);
     return lost != OK ? lost : NOT_READY;
 }
 
@@ -353,7 +401,7 @@ int cuEventRecord(Place *event, void *handle)
     Stream *stream = stream_of(handle);
     if (stream == NULL)
         return unlocked(INVALID_HANDLE);
-    *event = (Place){stream->number, stream->added};
+    *event = (Place){stream, stream->added};
     return unlocked(OK);
 }
 
@@ -363,7 +411,7 @@ int cuStreamWaitEvent(void *handle, Place *event, unsigned flags)
     Stream *stream = stream_of(handle);
     if (stream == NULL)
         return unlocked(INVALID_HANDLE);
-    if (event->stream != 0)
+    if (event->stream != NULL)
         put(stream, WAIT, 0)->wait = *event;
     return unlocked(OK);
 }
@@ -371,18 +419,17 @@ int cuStreamWaitEvent(void *handle, Place *event, unsigned flags)
 int cuEventQuery(Place *event)
 {
     pthread_mutex_lock(&lock);
-    Stream *stream = numbered_stream(event->stream);
-    return unlocked(stream == NULL ? lost : asked(stream, event->after));
+    return unlocked(event->stream == NULL ? lost : asked(event->stream, event->after));
 }
 
 int cuEventSynchronize(Place *event)
 {
     pthread_mutex_lock(&lock);
-    Stream *stream = numbered_stream(event->stream);
-    if (stream == NULL)
+    Place place = *event;
+    if (place.stream == NULL)
         return unlocked(lost);
-    carry_out(stream, event->after);
-    return unlocked(told(stream));
+    carry_out(place.stream, place.after);
+    return unlocked(told(place.stream));
 }
 
 int cuEventElapsedTime(float *ms, void *from, void *to) { *ms = 1; return OK; }
@@ -411,25 +458,19 @@ static int released(unsigned long long start)
     return unlocked(forget(start));
 }
 
-int cuMemAlloc_v2(unsigned long long *address, size_t bytes)
-{
-    void *memory;
-    int result = allocate(&memory, bytes, 256);
-    *address = (unsigned long long)memory;
-    return result;
-}
-
-int cuMemFree_v2(unsigned long long address)
-{
-    int result = released(address);
-    if (result == OK)
-        free((void *)address);
-    return result;
-}
+#include "ipc.c"
 
 int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) { return allocate(memory, bytes, 4096); }
 int cuMemAllocHost_v2(void **memory, size_t bytes) { return allocate(memory, bytes, 4096); }
-int cuMemFreeHost(void *memory) { return cuMemFree_v2((unsigned long long)memory); }
+
+int cuMemFreeHost(void *memory)
+{
+    int result = released((unsigned long long)memory);
+    if (result == OK)
+        free(memory);
+    return result;
+}
+
 int cuMemHostUnregister(void *memory) { return released((unsigned long long)memory); }
 
 int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
@@ -544,21 +585,18 @@ int cuMemsetD8_v2(unsigned long long to, unsigned char value, size_t bytes)
     return at_once(bytes_filled, to, value, bytes);
 }
 
-/* ---- device and context: there is one of each ---- */
+/* ---- devices: all alike, with one primary context ---- */
 
 static char something;
-static _Thread_local void *current;
 
-int cuInit(unsigned flags) { return devices > 0 ? OK : NO_DEVICE; }
+int cuInit(unsigned flags) { return visible() > 0 ? OK : NO_DEVICE; }
 int cuDriverGetVersion(int *value) { *value = version; return OK; }
-int cuDeviceGetCount(int *count) { *count = devices; return OK; }
-int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < devices ? OK : 101; }
+int cuDeviceGetCount(int *count) { *count = visible(); return OK; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < visible() ? OK : 101; }
 int cuDeviceGetName(char *name, int length, int device) { strncpy(name, "none: a CPU", length); return OK; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 1 << 30; return OK; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &something; return OK; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return OK; }
-int cuCtxGetCurrent(void **context) { *context = current; return OK; }
-int cuCtxSetCurrent(void *context) { current = context; return OK; }
 
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
@@ -581,7 +619,7 @@ int cuGetErrorString(int code, const char **text)
 
 /* The files that list kernels. Each list ends with an entry without a name. */
 extern const Kernel page_copy_kernels[], exact_kernels[], digest_kernels[];
-static const Kernel *const lists[] = {page_copy_kernels, exact_kernels, digest_kernels};
+static const Kernel *const lists[] = {page_copy_kernels, exact_kernels, digest_kernels, piece_kernels};
 
 /* The next kernel after one, over all lists. */
 #define EACH_KERNEL(kernel)                                                                                            \
@@ -591,8 +629,9 @@ static const Kernel *const lists[] = {page_copy_kernels, exact_kernels, digest_k
 int cuModuleLoadData(void **module, const void *image)
 {
     *module = &something;
-    /* What the compiler below gives, or machine code of the real one. */
-    return memcmp(image, "compiled", 8) == 0 || memcmp(image, "\177ELF", 4) == 0 ? OK : INVALID_VALUE;
+    /* What the compiler below gives, the text of copy_pieces, or machine code of the real one. */
+    int taken = memcmp(image, "compiled", 8) == 0 || memcmp(image, "//", 2) == 0 || memcmp(image, "\177ELF", 4) == 0;
+    return taken ? OK : INVALID_VALUE;
 }
 
 int cuModuleUnload(void *module)

@@ -46,7 +46,7 @@ const fn bench(name: &'static str, package: &'static str, seconds: u32, sanitize
     Program { name, package, target: ["--bench", name], arguments: "--bench", seconds, sanitized }
 }
 
-const PROGRAMS: [Program; 7] = [
+const PROGRAMS: [Program; 8] = [
     bench("cuda_copy", "host-kernels", 60, true),
     bench("cuda_exact", "host-kernels", 60, true),
     bench("cuda_digest", "host-kernels", 60, true),
@@ -60,6 +60,7 @@ const PROGRAMS: [Program; 7] = [
         seconds: 90,
         sanitized: None,
     },
+    bench("device_handover", "host-plugin-shm", 60, false),
     bench("cuda_speed", "host-executor", 120, false),
 ];
 

@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
+mod gpu;
 mod real_models;
 mod window_servers;

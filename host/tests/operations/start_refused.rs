@@ -1,6 +1,7 @@
 //! A configuration that cannot work ends with exit code 2 and one message, before any worker starts.
 
 mod addresses;
+mod gpu;
 mod numbers;
 mod plugins;
 mod settings;

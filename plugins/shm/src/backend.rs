@@ -1,12 +1,13 @@
 //! The transfer role.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{
-    Error, ErrorCode, Level, Memory, Notification, Opening, PeerId, RegionId, Result, Write, log,
+    Error, ErrorCode, Level, Memory, MemoryKind, Notification, Opening, PeerId, RegionId, Result, Write, log,
 };
 use host_transfer_kit::{
     Backend, Frontend, Instance, Peer as _, locked, start_thread, unknown_peer, unproven,
@@ -15,11 +16,12 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
 use crate::config::Config;
-use crate::copier::{self, Progress};
+use crate::copier::{self, Between, Progress};
 use crate::outbound::{Handover, Outbound};
+use crate::regions::no_device;
 use crate::service::{Core, HANDSHAKE, MAX_PEERS};
-use crate::wire::{Endpoint, Hello, decode_welcome};
-use crate::{service, socket};
+use crate::wire::{Endpoint, Hello, LetGo, decode_welcome};
+use crate::{device_copier, service, socket};
 
 /// An instance of the backend. See the crate.
 pub type ShmBackend = Frontend<Shm>;
@@ -29,6 +31,8 @@ pub struct Shm {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     next_peer: AtomicU32,
+    /// Whether the thread that copies by devices runs.
+    device_thread: Mutex<bool>,
 }
 
 /// Starts an instance and its threads.
@@ -41,7 +45,12 @@ pub fn open(opening: &Opening) -> Result<ShmBackend> {
     let core = Arc::new(Core::new(config, &opening.name)?);
     let io = |e: Errno| Error::new(ErrorCode::IO, format!("cannot listen for peers: {e}"));
     let listener = socket::listener(&core.endpoint.socket).map_err(io)?;
-    let backend = Shm { core, threads: Mutex::default(), next_peer: AtomicU32::new(1) };
+    let backend = Shm {
+        core,
+        threads: Mutex::default(),
+        next_peer: AtomicU32::new(1),
+        device_thread: Mutex::new(false),
+    };
     backend.spawn("shm-service", move |core| service::run(core, &listener))?;
     for thread in 0..copy_threads {
         backend.spawn(&format!("shm-copy-{thread}"), move |core| copier::run(core, thread))?;
@@ -57,14 +66,48 @@ impl Shm {
         Ok(())
     }
 
+    /// Starts the thread that copies by devices, unless it runs.
+    fn use_devices(&self) -> Result<()> {
+        let mut runs = locked(&self.device_thread);
+        if !*runs {
+            if self.core.process.is_none() {
+                let text =
+                    "this kernel cannot prove that a process is gone with its GPU's copies, Linux 5.3 can";
+                return Err(no_device(&text));
+            }
+            self.spawn("shm-device", device_copier::run)?;
+            *runs = true;
+        }
+        Ok(())
+    }
+
     fn deadline(&self) -> Instant {
         Instant::now() + self.core.config.fence_timeout()
     }
 
-    fn fits(&self, peer: &Outbound, write: &Write) -> bool {
-        let source =
-            self.core.regions.source(write.source_region.0, write.source_offset, write.length.into());
-        write.length > 0 && source.is_some() && peer.contains(write)
+    /// Has every peer that may have a region on a device open close it. One that does not has the memory longer, and writes
+    /// nothing to it.
+    fn have_closed(&self, region: RegionId, deadline: Instant) {
+        let message = LetGo { region: region.0 }.encode();
+        let told: Vec<_> = self
+            .core
+            .inbounds()
+            .into_iter()
+            .filter_map(|peer| {
+                let sent = !peer.is_lost() && socket::send(&peer.socket, &message, &[]).is_ok();
+                sent.then(|| (peer.tell(), peer))
+            })
+            .collect();
+        for (count, peer) in told {
+            if !peer.wait_let_go(count, deadline) {
+                log!(
+                    Level::WARN,
+                    "{} still has region {} open, whose memory the GPU keeps until it lets go",
+                    peer.name,
+                    region.0
+                );
+            }
+        }
     }
 }
 
@@ -77,7 +120,20 @@ impl Backend for Shm {
     }
 
     fn register(&self, memory: &Memory) -> Result<RegionId> {
-        self.core.regions.add(memory)
+        let region = if memory.kind == MemoryKind::VRAM {
+            let device = self.core.devices.get(memory.device).map_err(|why| no_device(&why))?;
+            self.use_devices()?;
+            let region = self.core.regions.add_on(&device, memory)?;
+            self.core.pin();
+            region
+        } else {
+            let region = self.core.regions.add(memory)?;
+            if *locked(&self.device_thread) {
+                self.core.pin();
+            }
+            region
+        };
+        Ok(region)
     }
 
     fn deregister(&self, region: RegionId) -> Result<()> {
@@ -88,6 +144,9 @@ impl Backend for Shm {
             && self.core.inbounds().iter().all(|peer| peer.wait(deadline));
         if !fenced {
             return Err(unproven(&format!("to region {}", region.0), "its pages"));
+        }
+        if self.core.regions.is_on_device(region) {
+            self.have_closed(region, deadline);
         }
         self.core.regions.remove(region);
         Ok(())
@@ -101,7 +160,8 @@ impl Backend for Shm {
         let endpoint = Endpoint::decode(endpoint)?;
         let own = &self.core.endpoint;
         let hello = Hello { token: endpoint.token, instance: own.instance, name: own.name.clone() };
-        let dialled = socket::dial(&endpoint.socket, &hello.encode(), HANDSHAKE);
+        let process: Vec<_> = self.core.process.iter().map(AsFd::as_fd).collect();
+        let dialled = socket::dial(&endpoint.socket, &hello.encode(), &process, HANDSHAKE);
         let (socket, answer, fds) = dialled.map_err(|e| match e {
             Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE | Errno::AGAIN => {
                 let text = format!("no process answers for {name} on this machine: {e}");
@@ -113,11 +173,17 @@ impl Backend for Shm {
         let id = PeerId(self.next_peer.fetch_add(1, Ordering::Relaxed));
         let (instance, own_name) = (endpoint.instance, endpoint.name);
         let handover = Handover { id, name: name.to_owned(), own_name, instance, socket, regions, fds };
-        let peer = Arc::new(Outbound::new(handover)?);
+        let peer = Arc::new(Outbound::new(handover, &self.core.devices)?);
+        if peer.devices().next().is_some() {
+            self.use_devices()?;
+        }
         let replaced = |old: &Outbound| old.is_gone() && old.name == name;
         if !self.core.instance.peers.add(peer, MAX_PEERS, replaced) {
             let text = format!("{MAX_PEERS} peers are connected, disconnect one first");
             return Err(Error::new(ErrorCode::NO_RESOURCE, text));
+        }
+        if *locked(&self.device_thread) {
+            self.core.pin();
         }
         log!(Level::INFO, "connected to {name} as peer {}", id.0);
         self.core.wake.signal();
@@ -151,11 +217,22 @@ impl Backend for Shm {
     }
 
     fn misfit(&self, peer: &Outbound, writes: &[Write]) -> Option<usize> {
-        writes.iter().position(|write| !self.fits(peer, write))
+        // Most are between the same two regions.
+        let mut between: Option<Between> = None;
+        writes.iter().position(|write| {
+            if !between.as_ref().is_some_and(|known| known.is_of(write)) {
+                between = Between::regions_of(&self.core, peer, write);
+            }
+            let places = between.as_ref().and_then(|known| known.places(write));
+            write.length == 0 || places.is_none()
+        })
     }
 
-    fn start(&self, _: &Arc<Outbound>, index: u32) -> bool {
-        self.core.ready.push(index);
+    fn start(&self, peer: &Arc<Outbound>, index: u32) -> bool {
+        let first = self.core.instance.queue.content(index).write(0);
+        let by_device = first.is_some_and(|write| self.core.is_by_device(peer, &write));
+        let ready = if by_device { &self.core.device_ready } else { &self.core.ready };
+        ready.push(index);
         true
     }
 

@@ -12,6 +12,10 @@ use crate::sync::hint;
 
 /// Most copy threads of one instance.
 pub const MAX_COPY_THREADS: usize = 16;
+/// Batches of copies that devices of one instance have under way at once.
+pub const DEVICE_BATCHES: usize = 2;
+/// One line for each copy thread, for each batch of the devices, and for the notifications of the thread that begins those.
+pub const LINES: usize = MAX_COPY_THREADS + DEVICE_BATCHES + 1;
 /// Notifications that wait for the receiver, per connection.
 pub const RING: usize = 1024;
 const WORDS: usize = NOTIFICATION_BYTES / 8;
@@ -34,6 +38,17 @@ impl Line {
         // With the one in `wait`: either the thread sees the gate closed, or the fence sees the thread busy.
         fence(Ordering::SeqCst);
         Busy { line: self, even }
+    }
+
+    /// Ends what [`enter`](Self::enter) began, where the value that it returned was forgotten.
+    pub fn leave(&self) {
+        let odd = self.0.load(Ordering::Relaxed) | 1;
+        self.0.store(odd.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Whether no thread is busy. Meaningful when none enters any more.
+    pub fn is_left(&self) -> bool {
+        self.0.load(Ordering::Acquire).is_multiple_of(2)
     }
 
     /// Waits until the thread has moved on, if it was busy. False when `deadline` passed first. To be called after the gate was
@@ -84,14 +99,16 @@ struct Entry {
 
 /// See the module. Its size is that of the protocol, except in models of it.
 #[repr(C)]
-pub struct ControlPage<const THREADS: usize = MAX_COPY_THREADS, const PLACES: usize = RING> {
+pub struct ControlPage<const THREADS: usize = LINES, const PLACES: usize = RING> {
     /// Written by the receiver: not 0 once nothing more may be written.
     closed: Line,
     /// Written by the sender: notifications pushed, ever.
     pushed: Line,
     /// Written by the receiver: notifications taken, ever.
     taken: Line,
-    /// Written by the sender, one line per copy thread.
+    /// Written by the sender: regions on devices that it has closed because it was told to, ever.
+    let_go: Line,
+    /// Written by the sender, see [`LINES`].
     busy: [Line; THREADS],
     ring: [Entry; PLACES],
 }
@@ -108,6 +125,7 @@ impl<const THREADS: usize, const PLACES: usize> Default for ControlPage<THREADS,
             closed: Line::default(),
             pushed: Line::default(),
             taken: Line::default(),
+            let_go: Line::default(),
             busy: std::array::from_fn(|_| Line::default()),
             ring: std::array::from_fn(entry),
         }
@@ -128,6 +146,27 @@ impl<const THREADS: usize, const PLACES: usize> ControlPage<THREADS, PLACES> {
     /// Sender: marks a copy thread busy.
     pub fn enter(&self, thread: usize) -> Busy<'_> {
         self.busy[thread % THREADS].enter()
+    }
+
+    /// Sender: ends what `enter` of this thread began, where the value that it returned was forgotten.
+    pub fn leave(&self, thread: usize) {
+        self.busy[thread % THREADS].leave();
+    }
+
+    /// Receiver: whether no copy of a device is under way. Meaningful when the sender begins none any more.
+    pub fn devices_are_done(&self) -> bool {
+        self.busy.iter().skip(MAX_COPY_THREADS).all(Line::is_left)
+    }
+
+    /// Sender, one thread at a time: has closed a region on a device.
+    pub fn let_go(&self) {
+        let before = self.let_go.0.load(Ordering::Relaxed);
+        self.let_go.0.store(before.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Receiver: how many regions the sender has closed.
+    pub fn count_let_go(&self) -> u64 {
+        self.let_go.0.load(Ordering::Acquire)
     }
 
     /// Receiver: waits for all copy threads, see [`Line::wait`].
@@ -204,6 +243,22 @@ mod tests {
             drop(_second);
             assert!(waiting.join().unwrap(), "looked early: {first_look}");
         });
+    }
+
+    #[test]
+    fn a_device_is_done_when_its_batches_are_left() {
+        let page = ControlPage::<LINES, 2>::default();
+        let copier = page.enter(MAX_COPY_THREADS - 1);
+        assert!(page.devices_are_done(), "a copy thread's line is none of a device's");
+        for batch in MAX_COPY_THREADS..LINES {
+            std::mem::forget(page.enter(batch));
+            assert!(!page.devices_are_done());
+            assert!(!page.wait(Instant::now(), || false));
+            page.leave(batch);
+            assert!(page.devices_are_done());
+        }
+        drop(copier);
+        assert!(page.wait(Instant::now(), || false));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! A copy thread.
 
-use host_plugin_api::ErrorCode;
+use host_plugin_api::{ErrorCode, Write};
 use host_transfer_kit::Peer as _;
 
 use crate::outbound::Outbound;
+use crate::regions::Spot;
 use crate::service::Core;
 
 /// Most bytes copied between two looks at whether that is still allowed. Bounds how long a fence waits.
@@ -13,52 +14,93 @@ pub const PIECE: u32 = 1 << 20;
 #[derive(Default)]
 pub struct Progress {
     /// The write being copied, and how much of it is.
-    next: usize,
-    copied: u32,
+    pub next: usize,
+    pub copied: u32,
     /// Of all writes.
-    bytes: u64,
+    pub bytes: u64,
+}
+
+impl Progress {
+    /// So many bytes more of a write are copied, or will be before anything else happens to the submission.
+    pub fn advance(&mut self, write: &Write, bytes: u32) {
+        self.copied += bytes;
+        self.bytes += u64::from(bytes);
+        if self.copied == write.length {
+            self.next += 1;
+            self.copied = 0;
+        }
+    }
 }
 
 /// A submission to one of our peers.
-type Content = host_transfer_kit::Content<Outbound, Progress>;
+pub type Content = host_transfer_kit::Content<Outbound, Progress>;
 
 /// Works until there is nothing more to do. `thread` is this thread's number among the instance's copy threads.
 pub fn run(core: &Core, thread: usize) {
-    let instance = &core.instance;
     while let Some(index) = core.ready.next() {
-        let mut content = instance.queue.content(index);
-        let step = carry(core, thread, index, &mut content);
+        let mut content = core.instance.queue.content(index);
+        // There until the submission is finished.
+        let Some(peer) = content.peer().cloned() else { continue };
+        let step = carry(core, thread, index, &mut content, &peer);
         let bytes = content.progress.bytes;
         drop(content);
-        match step {
-            Step::Parked => core.ready.park(index),
-            Step::Ended(status) => {
+        step.take(core, index, &peer, bytes);
+    }
+}
+
+/// What becomes of a submission.
+#[derive(Clone, Copy)]
+pub enum Step {
+    /// The data is there, the notification does not fit yet.
+    Parked,
+    /// The next write is one between places in host memory.
+    ByThread,
+    /// The next write is one that a device copies.
+    ByDevice,
+    /// With this status.
+    Ended(i32),
+    /// With an error of a device, which may go on copying.
+    Unproven,
+}
+
+impl Step {
+    /// Hands the submission on. `bytes`: how many were written.
+    pub fn take(self, core: &Core, index: u32, peer: &Outbound, bytes: u64) {
+        let instance = &core.instance;
+        match self {
+            Self::Parked => core.ready.park(index),
+            Self::ByThread => core.ready.push(index),
+            Self::ByDevice => core.device_ready.push(index),
+            Self::Ended(status) => {
                 instance.bytes_written.add(bytes);
                 instance.submissions_written.add(u64::from(status == 0));
                 instance.queue.finish(index, status, bytes, None);
+                instance.event.signal();
+            }
+            Self::Unproven => {
+                instance.queue.finish(index, ErrorCode::IO.0, bytes, Some(peer.id));
                 instance.event.signal();
             }
         }
     }
 }
 
-enum Step {
-    /// The data is there, the notification does not fit yet.
-    Parked,
-    /// With this status.
-    Ended(i32),
-}
-
 /// Why a piece was not copied.
-type Refusal = ErrorCode;
+pub type Refusal = ErrorCode;
 
-fn carry(core: &Core, thread: usize, index: u32, content: &mut Content) -> Step {
-    let Some(peer) = content.peer().cloned() else { return Step::Ended(ErrorCode::INTERNAL.0) };
+fn carry(core: &Core, thread: usize, index: u32, content: &mut Content, peer: &Outbound) -> Step {
     while content.progress.next < content.len() {
-        if let Err(code) = copy_piece(core, thread, index, content, &peer) {
-            return Step::Ended(code.0);
+        match copy_piece(core, thread, index, content, peer) {
+            Ok(Piece::Copied) => {}
+            Ok(Piece::ByDevice) => return Step::ByDevice,
+            Err(code) => return Step::Ended(code.0),
         }
     }
+    conclude(core, thread, index, content, peer)
+}
+
+/// All data is there: says so to the receiver. `thread`: the line of the control page that is marked meanwhile.
+pub fn conclude(core: &Core, thread: usize, index: u32, content: &Content, peer: &Outbound) -> Step {
     if core.instance.queue.is_cancelled(index) {
         return Step::Ended(ErrorCode::CANCELLED.0);
     }
@@ -71,18 +113,8 @@ fn carry(core: &Core, thread: usize, index: u32, content: &mut Content) -> Step 
     if told { Step::Ended(0) } else { Step::Parked }
 }
 
-/// Copies up to [`PIECE`] bytes, of one write or several.
-fn copy_piece(
-    core: &Core,
-    thread: usize,
-    index: u32,
-    content: &mut Content,
-    peer: &Outbound,
-) -> Result<(), Refusal> {
-    // Two marks: ours keeps the host from unmapping the source, the receiver's keeps it from reusing the target.
-    // Everything that could forbid the copy is looked at after both are set.
-    let _ours = core.holds[thread].enter();
-    let _theirs = peer.enter(thread).ok_or(ErrorCode::PEER_LOST)?;
+/// Whether anything but the marks, which are set, forbids to copy more of a submission.
+pub fn may_copy(core: &Core, index: u32, peer: &Outbound) -> Result<(), Refusal> {
     if core.instance.is_stopping() {
         return Err(ErrorCode::CLOSED);
     }
@@ -92,29 +124,90 @@ fn copy_piece(
     if core.instance.queue.is_cancelled(index) {
         return Err(ErrorCode::CANCELLED);
     }
+    Ok(())
+}
+
+/// Where a write begins on both sides, while busy: source and target.
+fn places(core: &Core, peer: &Outbound, write: &Write) -> Result<(Spot, Spot), Refusal> {
+    let source = core.regions.source(write.source_region.0, write.source_offset, write.length.into());
+    let target = peer.target(write).filter(|_| peer.lives(write));
+    source.zip(target).ok_or(ErrorCode::INVALID_ARGUMENT)
+}
+
+/// Two regions between which many writes are, looked up once.
+pub struct Between {
+    of: Write,
+    source: (Spot, u64),
+    target: (Spot, u64),
+}
+
+impl Between {
+    /// **Hot.** The regions of a write. Whether the target's lives is looked at later, while busy.
+    pub fn regions_of(core: &Core, peer: &Outbound, write: &Write) -> Option<Self> {
+        let (source, target) = (core.regions.whole(write.source_region.0)?, peer.whole(write)?);
+        Some(Self { of: *write, source, target })
+    }
+
+    /// Whether another write is between them.
+    pub fn is_of(&self, write: &Write) -> bool {
+        let regions = |write: &Write| (write.source_region, write.target_region, write.target_generation);
+        regions(&self.of) == regions(write)
+    }
+
+    /// **Hot.** Where one of their writes begins on both sides, source and target, when it lies inside.
+    pub fn places(&self, write: &Write) -> Option<(Spot, Spot)> {
+        let place = |(spot, length): (Spot, u64), offset: u64| {
+            let end = offset.checked_add(write.length.into())?;
+            (end <= length).then(|| spot.after(offset))
+        };
+        place(self.source, write.source_offset).zip(place(self.target, write.target_offset))
+    }
+}
+
+impl Core {
+    /// **Hot.** Whether a device copies a write.
+    pub fn is_by_device(&self, peer: &Outbound, write: &Write) -> bool {
+        let source = self.regions.source(write.source_region.0, write.source_offset, write.length.into());
+        [source, peer.target(write)].into_iter().flatten().any(|spot| spot.device.is_some())
+    }
+}
+
+enum Piece {
+    Copied,
+    /// Nothing was copied: a device has to.
+    ByDevice,
+}
+
+/// Copies up to [`PIECE`] bytes, of one write or several.
+fn copy_piece(
+    core: &Core,
+    thread: usize,
+    index: u32,
+    content: &mut Content,
+    peer: &Outbound,
+) -> Result<Piece, Refusal> {
+    // Two marks: ours keeps the host from unmapping the source, the receiver's keeps it from reusing the target.
+    // Everything that could forbid the copy is looked at after both are set.
+    let _ours = core.holds[thread].enter();
+    let _theirs = peer.enter(thread).ok_or(ErrorCode::PEER_LOST)?;
+    may_copy(core, index, peer)?;
     let mut budget = PIECE;
     while budget > 0
         && let Some(write) = content.write(content.progress.next)
     {
-        let source = core.regions.source(write.source_region.0, write.source_offset, write.length.into());
-        let target = peer.target(&write).filter(|_| peer.lives(&write));
-        let (Some(source), Some(target)) = (source, target) else {
-            return Err(ErrorCode::INVALID_ARGUMENT);
-        };
-        let progress = &mut content.progress;
-        let bytes = budget.min(write.length - progress.copied);
-        let at = progress.copied as usize;
+        let (source, target) = places(core, peer, &write)?;
+        if source.device.is_some() || target.device.is_some() {
+            return Ok(if budget == PIECE { Piece::ByDevice } else { Piece::Copied });
+        }
+        let (source, target) = (source.address as *const u8, target.address as *mut u8);
+        let bytes = budget.min(write.length - content.progress.copied);
+        let at = content.progress.copied as usize;
         // SAFETY: both ranges were checked against their regions just now. The source stays mapped while our mark is
         // set (a deregistration waits for it), the target's mapping is held by `peer`. They are different mappings.
         // The host's page accounting sees to it that no other write touches the same bytes meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(source.add(at), target.add(at), bytes as usize) };
         budget -= bytes;
-        progress.copied += bytes;
-        progress.bytes += u64::from(bytes);
-        if progress.copied == write.length {
-            progress.next += 1;
-            progress.copied = 0;
-        }
+        content.progress.advance(&write, bytes);
     }
-    Ok(())
+    Ok(Piece::Copied)
 }

@@ -9,6 +9,10 @@
 //! the connection is open and the region alive, and copies at most [`PIECE`](copier::PIECE) bytes before it looks again.
 //! A fence closes the one or clears the other, and waits until every thread that was busy has moved on, or is proven dead.
 //!
+//! Regions on GPUs are handed over as handles of CUDA IPC, and a thread has the GPU copy, see [`device_copier`]. A batch of copies
+//! that a GPU has under way is marked as a copy thread is. It outlives its process's threads and socket, so a sender that ends in
+//! mid batch is lost only when its process is gone, see [`inbound`].
+//!
 //! Peers are processes of the same user. The token in the endpoint protects from accidents, not from attackers. What is handed
 //! over is sealed as far as a peer's work allows: no page changes its size, and the table of live regions is written by its
 //! owner alone. Regions are the host's, which fixes their size, and are there to be written.
@@ -17,6 +21,8 @@ mod backend;
 mod config;
 mod control;
 mod copier;
+mod cuda;
+mod device_copier;
 #[doc(hidden)]
 pub mod fuzzing;
 mod inbound;

@@ -68,6 +68,12 @@ impl<const SLOTS: usize> Places<SLOTS> {
         self.lengths[id as usize % SLOTS].store(length, Ordering::Relaxed);
     }
 
+    /// Address and length of a live region. Meaningful while busy.
+    pub fn whole(&self, live: &LiveTable<SLOTS>, id: u32) -> Option<(u64, u64)> {
+        let address = self.find(live, id, 0, 0)?;
+        Some((address, self.lengths[id as usize % SLOTS].load(Ordering::Relaxed)))
+    }
+
     /// The address of a live region's bytes, when the range lies inside. Meaningful while busy.
     #[inline]
     pub fn find(&self, live: &LiveTable<SLOTS>, id: u32, offset: u64, length: u64) -> Option<u64> {

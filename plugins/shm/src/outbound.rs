@@ -1,16 +1,17 @@
 //! A connection on which we are the sender.
 
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use host_plugin_api::{Error, ErrorCode, PeerId, Result, Submission, Write};
 use host_transfer_kit::{Event, Peer, Random, locked};
 
 use crate::control::{Busy, ControlPage};
+use crate::cuda::{Device, Devices, Opened, Pinned, Refused};
 use crate::live::LiveTable;
 use crate::mapping::{Mapping, SharedPage, cannot_shrink};
-use crate::regions::RegionDescriptor;
+use crate::regions::{Place, RegionDescriptor, Spot, in_this_process};
 
 /// See the module.
 pub struct Outbound {
@@ -26,9 +27,17 @@ pub struct Outbound {
     control: SharedPage<ControlPage>,
     live: SharedPage<LiveTable>,
     event: Event,
-    targets: Vec<(RegionDescriptor, Mapping)>,
+    /// Before the mappings, since it goes first.
+    pins: Mutex<Vec<Pinned>>,
+    targets: Vec<(RegionDescriptor, Target)>,
     /// The ring takes one pusher at a time.
     pushing: Mutex<()>,
+}
+
+/// A region of the peer's.
+enum Target {
+    Host { mapping: Mapping, pinned: AtomicBool },
+    Device(Opened),
 }
 
 /// What a receiver hands over, and what we know of it.
@@ -44,10 +53,12 @@ pub struct Handover {
 }
 
 impl Outbound {
-    pub fn new(handover: Handover) -> Result<Self> {
+    /// `devices`: those of the instance, which get to know the peer's.
+    pub fn new(handover: Handover, devices: &Devices) -> Result<Self> {
         let Handover { id, name, own_name, instance, socket, regions, fds } = handover;
-        if fds.len() != regions.len() + 3 {
-            let text = format!("{name} sent {} descriptors for {} regions", fds.len(), regions.len());
+        let files = regions.iter().filter(|region| matches!(region.place, Place::File { .. })).count();
+        if fds.len() != files + 3 {
+            let text = format!("{name} sent {} descriptors for {files} regions in files", fds.len());
             return Err(Error::new(ErrorCode::IO, text));
         }
         let io = |e| Error::new(ErrorCode::IO, format!("cannot map the memory of {name}: {e}"));
@@ -64,10 +75,26 @@ impl Outbound {
         let control = SharedPage::open(control, true).map_err(io)?;
         let live = SharedPage::open(live, false).map_err(io)?;
         let mut targets = Vec::with_capacity(regions.len());
-        for (region, fd) in regions.into_iter().zip(fds) {
-            let length =
-                usize::try_from(region.length).ok().ok_or_else(|| io(rustix::io::Errno::OVERFLOW))?;
-            targets.push((region, Mapping::new(fd, region.fd_offset, length, true).map_err(io)?));
+        for region in regions {
+            let target = match &region.place {
+                Place::File { offset } => {
+                    let length = usize::try_from(region.length).ok();
+                    let length = length.ok_or_else(|| io(rustix::io::Errno::OVERFLOW))?;
+                    // As many as there are such regions.
+                    let fd = fds.next().ok_or_else(|| io(rustix::io::Errno::BADF))?;
+                    let mapping = Mapping::new(fd, *offset, length, true).map_err(io)?;
+                    Target::Host { mapping, pinned: AtomicBool::new(false) }
+                }
+                Place::Device(export) => {
+                    let opened = devices.open(export, in_this_process(&instance, region.id));
+                    Target::Device(opened.map_err(|why| {
+                        let what = format!("shm cannot write to the GPU memory of {name}: {why}");
+                        let instead = "pages can go through host memory (--staging always)";
+                        Error::new(ErrorCode::UNSUPPORTED, format!("{what}; {instead}"))
+                    })?)
+                }
+            };
+            targets.push((region, target));
         }
         Ok(Self {
             id,
@@ -79,6 +106,7 @@ impl Outbound {
             control,
             live,
             event: event.into(),
+            pins: Mutex::default(),
             targets,
             pushing: Mutex::new(()),
         })
@@ -89,17 +117,79 @@ impl Outbound {
         !self.gone.swap(true, Ordering::SeqCst)
     }
 
-    /// Whether the write lies inside a region we were told of.
-    pub fn contains(&self, write: &Write) -> bool {
-        self.target(write).is_some()
+    /// Where the write's target is. The generation is looked at later, while busy.
+    pub fn target(&self, write: &Write) -> Option<Spot> {
+        let (spot, length) = self.whole(write)?;
+        let end = write.target_offset.checked_add(write.length.into())?;
+        (end <= length).then(|| spot.after(write.target_offset))
     }
 
-    /// Address of the write's target. The generation is looked at later, while busy.
-    pub fn target(&self, write: &Write) -> Option<*mut u8> {
-        let (_, mapping) = self.targets.iter().find(|(region, _)| region.id == write.target_region.0)?;
-        let end = write.target_offset.checked_add(write.length.into())?;
-        // The offset is less than the mapping's length, which is a `usize`.
-        (end <= mapping.length() as u64).then(|| mapping.base().wrapping_add(write.target_offset as usize))
+    /// Where the region of the write's target begins, and how long it is.
+    pub fn whole(&self, write: &Write) -> Option<(Spot, u64)> {
+        let (region, target) = self.targets.iter().find(|(region, _)| region.id == write.target_region.0)?;
+        let (address, device, pinned) = match target {
+            Target::Host { mapping, pinned } => {
+                (mapping.base() as usize as u64, None, pinned.load(Ordering::Acquire))
+            }
+            Target::Device(opened) => (opened.address(), Some(opened.device()), false),
+        };
+        Some((Spot { address, device, pinned }, region.length))
+    }
+
+    /// The devices that the peer has memory on.
+    pub fn devices(&self) -> impl Iterator<Item = u32> {
+        self.targets.iter().filter_map(|(_, target)| match target {
+            Target::Device(opened) => Some(opened.device()),
+            Target::Host { .. } => None,
+        })
+    }
+
+    /// Has the peer's host memory, as it is mapped here, kept in its place for this device. The first error is of a region that is
+    /// not.
+    pub fn pin(&self, device: &Arc<Device>) -> std::result::Result<(), Refused> {
+        let mut first = Ok(());
+        for (_, target) in &self.targets {
+            let Target::Host { mapping, pinned } = target else { continue };
+            // One thread at a time.
+            let mut pins = locked(&self.pins);
+            if pinned.load(Ordering::Relaxed) {
+                continue;
+            }
+            match device.pin(mapping.base() as usize as u64, mapping.length() as u64) {
+                Ok(pin) => {
+                    pins.extend(pin);
+                    pinned.store(true, Ordering::Release);
+                }
+                Err(refused) => first = first.and(Err(refused)),
+            }
+        }
+        first
+    }
+
+    /// Closes the peer's memory on devices: the regions that `which` picks. No copy of ours is behind their gates any more.
+    pub fn close_devices(&self, which: impl Fn(&RegionDescriptor) -> bool) {
+        for (region, target) in &self.targets {
+            if let Target::Device(opened) = target
+                && which(region)
+            {
+                opened.close();
+            }
+        }
+    }
+
+    /// Whether a region of the peer's lives.
+    pub fn region_lives(&self, region: &RegionDescriptor) -> bool {
+        self.live.lives(region.id, region.generation)
+    }
+
+    /// Says that a region was closed because the peer asked for it.
+    pub fn say_let_go(&self) {
+        self.control.let_go();
+    }
+
+    /// Ends what [`enter`](Self::enter) began, where the mark was forgotten.
+    pub fn leave(&self, thread: usize) {
+        self.control.leave(thread);
     }
 
     /// Marks a copy thread busy on the receiver's page. `None` when the receiver closed.

@@ -63,9 +63,17 @@ impl Ready {
         }
     }
 
+    /// As [`next`](Self::next), of a thread that has other things to do when nothing waits.
+    pub fn next_now(&self) -> Option<u32> {
+        let mut state = locked(&self.state);
+        if state.stopped { None } else { state.ready.pop_front() }
+    }
+
     /// Copy thread: the peer's ring is full. Try again later, and others meanwhile.
     pub fn park(&self, index: u32) {
         locked(&self.state).parked.push_back(index);
+        // A thread that waits for work has to wait for the time as well.
+        self.work.notify_one();
     }
 
     /// Ends the copy threads after the piece they are at.

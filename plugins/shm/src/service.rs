@@ -7,17 +7,19 @@ use std::time::{Duration, Instant};
 use host_plugin_api::{Error, ErrorCode, Level, Result, TransferLimits, log};
 use host_transfer_kit::{Event, Instance, Peer as _, Random, locked, random};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::config::Config;
-use crate::control::{ControlPage, Line, MAX_COPY_THREADS};
+use crate::control::{ControlPage, LINES, Line};
 use crate::copier::Progress;
+use crate::cuda::{Devices, Refused};
 use crate::inbound::Inbound;
 use crate::mapping::{SharedPage, Writers};
 use crate::outbound::Outbound;
 use crate::ready::Ready;
 use crate::regions::Regions;
-use crate::socket;
-use crate::wire::{Endpoint, Hello, encode_welcome};
+use crate::socket::{self, Heard};
+use crate::wire::{Endpoint, Hello, LetGo, encode_welcome};
 
 /// Copies of 256 bytes and more are as fast as collecting them first. See docs/benchmarks.md.
 const SHORT_WRITES: u64 = 256;
@@ -37,8 +39,14 @@ pub struct Core {
     pub instance: Instance<Outbound, Progress>,
     pub regions: Regions,
     pub ready: Ready,
-    /// Busy marks of our copy threads, for our own fences.
-    pub holds: [Line; MAX_COPY_THREADS],
+    /// Busy marks of our copies, for our own fences.
+    pub holds: [Line; LINES],
+    pub devices: Devices,
+    pinning: Mutex<()>,
+    /// Submissions that wait for the thread that copies by devices.
+    pub device_ready: Ready,
+    /// Readable once this process is gone, for peers that our devices write to.
+    pub process: Option<OwnedFd>,
     pub inbound: Mutex<Vec<Arc<Inbound>>>,
     /// Makes the service thread look around.
     pub wake: Event,
@@ -51,11 +59,17 @@ impl Core {
             TransferLimits { short_writes: SHORT_WRITES, ..TransferLimits::new(max_writes, max_submissions) };
         let instance = Instance::new(name, limits, MAX_PEERS)?;
         let name = name.to_owned();
+        let endpoint = Endpoint { socket: random()?, token: random()?, instance: random()?, name };
         Ok(Self {
-            endpoint: Endpoint { socket: random()?, token: random()?, instance: random()?, name },
+            regions: Regions::new(endpoint.instance)?,
+            endpoint,
             instance,
-            regions: Regions::new()?,
             ready: Ready::new(max_submissions),
+            devices: Devices::default(),
+            pinning: Mutex::default(),
+            device_ready: Ready::new(max_submissions),
+            // Linux before 5.3 has none.
+            process: pidfd_open(getpid(), PidfdFlags::empty()).ok(),
             holds: Default::default(),
             inbound: Mutex::new(Vec::with_capacity(MAX_PEERS)),
             wake: Event::new()?,
@@ -67,7 +81,31 @@ impl Core {
     pub fn stop(&self) {
         self.instance.stop();
         self.ready.stop();
+        self.device_ready.stop();
         self.wake.signal();
+    }
+
+    /// Has host memory that takes part in copies with devices kept in its place. Without it these copies work, and are slower.
+    pub fn pin(&self) {
+        let _one_at_a_time = locked(&self.pinning);
+        let ours: Vec<_> = self.regions.devices();
+        let peers = self.instance.peers.all();
+        let theirs: Vec<u32> = peers.iter().flat_map(|peer| peer.devices().collect::<Vec<_>>()).collect();
+        let warn = |whose: &str, result: std::result::Result<(), Refused>| {
+            if let Err(refused) = result {
+                log!(Level::WARN, "copies between GPUs and {whose} are slower: {refused}");
+            }
+        };
+        let one =
+            |among: &[u32]| self.devices.known().into_iter().find(|device| among.contains(&device.ordinal));
+        if let Some(device) = one(&theirs) {
+            warn("our host memory", self.regions.pin(&device));
+        }
+        if let Some(device) = one(&ours) {
+            for peer in &peers {
+                warn(&format!("the host memory of {}", peer.name), peer.pin(&device));
+            }
+        }
     }
 
     pub fn inbounds(&self) -> Vec<Arc<Inbound>> {
@@ -85,13 +123,14 @@ pub fn run(core: &Core, listener: &OwnedFd) {
     let mut strangers: Vec<(OwnedFd, Instant)> = Vec::new();
     while !core.instance.is_stopping() {
         locked(&core.inbound).retain(|i| !i.is_finished());
-        let inbound: Vec<_> = core.inbounds().into_iter().filter(|i| !i.is_lost()).collect();
+        let inbound = core.inbounds().into_iter().filter(|i| !i.is_lost() && i.watched().is_some());
+        let inbound: Vec<_> = inbound.collect();
         let outbound: Vec<_> = core.instance.peers.all().into_iter().filter(|o| !o.is_gone()).collect();
         let timeout = (!strangers.is_empty()).then_some(Timespec { tv_sec: 1, tv_nsec: 0 });
         let watched = [core.wake.as_fd(), listener.as_fd()]
             .into_iter()
             .chain(strangers.iter().map(|(fd, _)| fd.as_fd()))
-            .chain(inbound.iter().map(|i| i.socket.as_fd()))
+            .chain(inbound.iter().filter_map(|i| i.watched()))
             .chain(outbound.iter().map(|o| o.socket.as_fd()));
         let ready = readable(watched, timeout.as_ref());
         let mut ready = ready.into_iter();
@@ -99,15 +138,31 @@ pub fn run(core: &Core, listener: &OwnedFd) {
         let called = ready.next().unwrap_or(false);
         let speaking: Vec<bool> = ready.by_ref().take(strangers.len()).collect();
         for peer in inbound {
-            if ready.next().unwrap_or(false) && socket::has_ended(&peer.socket) {
-                peer.set_lost();
+            if !ready.next().unwrap_or(false) {
+                continue;
+            }
+            if peer.notice(|socket| socket::has_ended(socket)) {
                 log!(Level::INFO, "{} closed its connection to us", peer.name);
                 core.instance.event.signal();
+            } else if peer.watched().is_none() {
+                log!(
+                    Level::ERROR,
+                    "{} ended in mid copy, and its kernel has no proof that its GPU stopped",
+                    peer.name
+                );
             }
         }
         for peer in outbound {
-            if ready.next().unwrap_or(false) && socket::has_ended(&peer.socket) && peer.set_gone() {
-                report_outbound(core, &peer);
+            if !ready.next().unwrap_or(false) {
+                continue;
+            }
+            match socket::hear(&peer.socket) {
+                Heard::End if peer.set_gone() => {
+                    report_outbound(core, &peer);
+                    close_memory(core, &peer);
+                }
+                Heard::Message(bytes) => let_go(core, &peer, &bytes),
+                Heard::End | Heard::Nothing => {}
             }
         }
         let mut speaking = speaking.into_iter();
@@ -151,17 +206,36 @@ fn report_outbound(core: &Core, peer: &Outbound) {
     core.instance.event.signal();
 }
 
+/// Gives the memory on devices of a peer that is gone back to them, so that its successor has it.
+fn close_memory(core: &Core, peer: &Outbound) {
+    // Copies that begin from now on see that the peer is gone.
+    if peer.devices().next().is_some() && core.wait_own_copies(Instant::now() + core.config.fence_timeout()) {
+        peer.close_devices(|_| true);
+    }
+}
+
+/// A peer took a region on a device back, and is about to free its memory.
+fn let_go(core: &Core, peer: &Outbound, message: &[u8]) {
+    let Ok(LetGo { region }) = LetGo::decode(message) else { return };
+    // The peer has closed the region's gate, so copies that begin from now on do not use it.
+    if core.wait_own_copies(Instant::now() + core.config.fence_timeout()) {
+        peer.close_devices(|known| known.id == region && !peer.region_lives(known));
+        peer.say_let_go();
+    }
+}
+
 /// Answers a hello. Whatever is wrong with it harms only this connection.
 fn greet(core: &Core, stranger: &OwnedFd) {
-    let Ok((bytes, _)) = socket::receive(stranger) else { return };
-    if let Err(refusal) = Hello::decode(&bytes).and_then(|hello| admit(core, stranger, hello)) {
+    let Ok((bytes, fds)) = socket::receive(stranger) else { return };
+    let process = fds.into_iter().next();
+    if let Err(refusal) = Hello::decode(&bytes).and_then(|hello| admit(core, stranger, process, hello)) {
         log!(Level::WARN, "a connection was refused: {refusal}");
         // A refusal that cannot be delivered is a closed connection, which says the same.
         let _undelivered = socket::send(stranger, &encode_welcome(Err(&refusal)), &[]);
     }
 }
 
-fn admit(core: &Core, stranger: &OwnedFd, hello: Hello) -> Result<()> {
+fn admit(core: &Core, stranger: &OwnedFd, process: Option<OwnedFd>, hello: Hello) -> Result<()> {
     if hello.token != core.endpoint.token {
         return Err(Error::new(ErrorCode::PEER_LOST, "this endpoint is of an instance that is gone"));
     }
@@ -169,7 +243,7 @@ fn admit(core: &Core, stranger: &OwnedFd, hello: Hello) -> Result<()> {
     let (control, control_fd) =
         SharedPage::<ControlPage>::create("host-shm-control", Writers::All).map_err(io)?;
     let socket = stranger.try_clone().map_err(|e| Error::new(ErrorCode::IO, e.to_string()))?;
-    let peer = Arc::new(Inbound::new(hello.instance, hello.name, socket, control));
+    let peer = Arc::new(Inbound::new(hello.instance, hello.name, (socket, process), control));
     {
         let mut inbound = locked(&core.inbound);
         if inbound.len() >= MAX_PEERS {

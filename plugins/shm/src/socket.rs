@@ -46,10 +46,11 @@ fn is_same_user(fd: impl AsFd) -> bool {
     sockopt::socket_peercred(fd).is_ok_and(|c| c.uid == rustix::process::geteuid())
 }
 
-/// Connects, says `hello`, and returns the answer.
+/// Connects, says `hello` with these descriptors, and returns the answer.
 pub fn dial(
     socket: &Random,
     hello: &[u8],
+    fds: &[BorrowedFd<'_>],
     timeout: Duration,
 ) -> rustix::io::Result<(OwnedFd, Vec<u8>, Vec<OwnedFd>)> {
     let fd = open(SocketFlags::empty())?;
@@ -59,7 +60,7 @@ pub fn dial(
     if !is_same_user(&fd) {
         return Err(Errno::ACCESS);
     }
-    send(&fd, hello, &[])?;
+    send(&fd, hello, fds)?;
     let (answer, fds) = receive(&fd)?;
     if answer.is_empty() { Err(Errno::CONNRESET) } else { Ok((fd, answer, fds)) }
 }
@@ -90,11 +91,27 @@ pub fn receive(fd: impl AsFd) -> rustix::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     Ok((bytes, fds))
 }
 
-/// Whether a readable socket has reached its end. Anything else a peer says after the handshake is thrown away.
-pub fn has_ended(fd: impl AsFd) -> bool {
+/// What a readable socket has after the handshake.
+pub enum Heard {
+    /// Its end.
+    End,
+    /// Nothing for now.
+    Nothing,
+    /// A message.
+    Message(Vec<u8>),
+}
+
+/// Takes what a readable socket has.
+pub fn hear(fd: impl AsFd) -> Heard {
     match receive(fd) {
-        Ok((bytes, _)) => bytes.is_empty(),
-        Err(Errno::AGAIN | Errno::INTR) => false,
-        Err(_) => true,
+        Ok((bytes, _)) if bytes.is_empty() => Heard::End,
+        Ok((bytes, _)) => Heard::Message(bytes),
+        Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
+        Err(_) => Heard::End,
     }
+}
+
+/// Whether a readable socket has reached its end. Anything else that a peer says is thrown away.
+pub fn has_ended(fd: impl AsFd) -> bool {
+    matches!(hear(fd), Heard::End)
 }

@@ -4,11 +4,15 @@ use host_plugin_api::{Error, ErrorCode, Result};
 use host_transfer_kit::Random;
 use host_transfer_kit::wire::{Magic, Reader};
 
-use crate::regions::{MAX_REGIONS, RegionDescriptor};
+use crate::cuda::{Export, IpcHandle, Uuid};
+use crate::regions::{MAX_REGIONS, Place, RegionDescriptor};
 
-const MAGIC: Magic = Magic { bytes: *b"hostshm\x01", plugin: "shm" };
+const MAGIC: Magic = Magic { bytes: *b"hostshm\x02", plugin: "shm" };
+/// Kinds of region.
+const FILE: u32 = 0;
+const DEVICE: u32 = 1;
 /// Longest message of a handshake.
-pub const MESSAGE_BYTES: usize = 256 + MAX_REGIONS * 24;
+pub const MESSAGE_BYTES: usize = 256 + MAX_REGIONS * (24 + 4 + 16 + 64);
 
 /// What [`endpoint`](host_plugin_api::TransferBackend::endpoint) returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +32,24 @@ pub struct Hello {
     pub token: Random,
     pub instance: Random,
     pub name: String,
+}
+
+/// Receiver to sender, at any time: close this region, which is on a device and was taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LetGo {
+    pub region: u32,
+}
+
+impl LetGo {
+    pub fn encode(self) -> Vec<u8> {
+        [MAGIC.bytes.as_slice(), &self.region.to_le_bytes()].concat()
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut at = Reader::new(bytes, &MAGIC, "a message")?;
+        let region = at.word()?;
+        if at.is_empty() { Ok(Self { region }) } else { Err(at.wrong("too long")) }
+    }
 }
 
 /// Receiver to sender: regions, or a refusal.
@@ -75,7 +97,18 @@ pub fn encode_welcome(welcome: std::result::Result<&[RegionDescriptor], &Error>)
                 bytes.extend(region.id.to_le_bytes());
                 bytes.extend(region.generation.to_le_bytes());
                 bytes.extend(region.length.to_le_bytes());
-                bytes.extend(region.fd_offset.to_le_bytes());
+                match &region.place {
+                    Place::File { offset } => {
+                        bytes.extend(FILE.to_le_bytes());
+                        bytes.extend(offset.to_le_bytes());
+                    }
+                    Place::Device(export) => {
+                        bytes.extend(DEVICE.to_le_bytes());
+                        bytes.extend(export.offset.to_le_bytes());
+                        bytes.extend(export.uuid.0);
+                        bytes.extend(export.handle.0);
+                    }
+                }
             }
         }
         Err(error) => {
@@ -96,12 +129,17 @@ pub fn decode_welcome(bytes: &[u8]) -> Result<Welcome> {
     }
     let mut regions = Vec::new();
     while !at.is_empty() {
-        regions.push(RegionDescriptor {
-            id: at.word()?,
-            generation: at.word()?,
-            length: at.number()?,
-            fd_offset: at.number()?,
-        });
+        let (id, generation, length) = (at.word()?, at.word()?, at.number()?);
+        let (kind, offset) = (at.word()?, at.number()?);
+        let place = match kind {
+            FILE => Place::File { offset },
+            DEVICE => {
+                let (uuid, handle) = (Uuid(at.array()?), IpcHandle(at.array()?));
+                Place::Device(Export { uuid, handle, offset })
+            }
+            _ => return Err(at.wrong("a region is of an unknown kind")),
+        };
+        regions.push(RegionDescriptor { id, generation, length, place });
     }
     if regions.len() > MAX_REGIONS {
         return Err(at.wrong("too many regions"));
@@ -124,10 +162,20 @@ mod tests {
         }
         let hello = Hello { token: [4; 16], instance: [5; 16], name: "n".repeat(64) };
         assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
-        let regions = vec![RegionDescriptor { id: 130, generation: 7, length: 9, fd_offset: 4096 }; 3];
+        assert_eq!(LetGo::decode(&LetGo { region: 7 }.encode()).unwrap(), LetGo { region: 7 });
+        assert!(LetGo::decode(&hello.encode()).is_err());
+        let place = Place::File { offset: 4096 };
+        let mut regions = vec![RegionDescriptor { id: 130, generation: 7, length: 9, place }; 3];
+        let (uuid, handle) = (Uuid([6; 16]), IpcHandle([7; 64]));
+        regions[1].place = Place::Device(Export { uuid, handle, offset: 512 });
         let bytes = encode_welcome(Ok(&regions));
         assert_eq!(decode_welcome(&bytes).unwrap().unwrap(), regions);
         assert!(decode_welcome(&bytes[..bytes.len() - 1]).is_err());
+        let mut unknown = bytes;
+        unknown[28] = 2;
+        assert!(decode_welcome(&unknown).unwrap_err().message.contains("unknown kind"));
+        let most = vec![regions[1]; MAX_REGIONS];
+        assert!(encode_welcome(Ok(&most)).len() <= MESSAGE_BYTES);
     }
 
     #[test]

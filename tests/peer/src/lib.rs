@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
 pub mod between_processes;
+pub mod device;
 pub mod process;
 pub mod ranks;
 
@@ -16,14 +17,17 @@ use host_plugin_api::*;
 use host_plugins::{Catalog, open_transfer};
 use host_tests::wait::poll_until;
 
+pub use device::{DeviceMemory, Place};
 pub use process::Remote;
 
 /// One instance with one region.
 pub struct Worker {
     /// The instance.
     pub backend: Arc<dyn TransferBackend>,
-    /// Its memory.
+    /// Its memory, when that is the host's. Else a page.
     pub memory: SharedMemory,
+    /// Its memory, when that is a device's.
+    pub device: Option<DeviceMemory>,
     /// As what the memory is registered.
     pub region: RegionId,
     /// The registration's generation.
@@ -33,26 +37,61 @@ pub struct Worker {
 impl Worker {
     /// Opens the plugin of this name in a directory, and registers so many bytes.
     pub fn open(directory: &Path, plugin: &str, name: &str, bytes: usize, config: &str) -> Self {
+        Self::open_on(Place::Host, directory, plugin, name, bytes, config)
+    }
+
+    /// As [`open`](Self::open), with memory of a place.
+    pub fn open_on(
+        place: Place,
+        directory: &Path,
+        plugin: &str,
+        name: &str,
+        bytes: usize,
+        config: &str,
+    ) -> Self {
         let catalog = Catalog::scan([directory]);
         let entry = catalog.find(plugin).unwrap();
         let opening = Opening { name: name.to_owned(), config: config.to_owned() };
         let backend = open_transfer(entry, &opening).unwrap();
-        let memory = SharedMemory::new("test", bytes).unwrap();
-        let region = register(&*backend, &memory, 1).unwrap();
-        Self { backend, memory, region, generation: 1 }
+        let on_host = if place == Place::Host { bytes } else { 4096 };
+        let memory = SharedMemory::new("test", on_host).unwrap();
+        let device = (place == Place::Device).then(|| DeviceMemory::new(bytes));
+        let mut worker = Self { backend, memory, device, region: RegionId(0), generation: 1 };
+        worker.register().unwrap();
+        worker
+    }
+
+    /// Registers its memory as of its generation.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn register(&mut self) -> Result<()> {
+        self.region = match &self.device {
+            None => register(&*self.backend, &self.memory, self.generation),
+            Some(memory) => self.backend.register(&memory.offer(self.generation)),
+        }?;
+        Ok(())
+    }
+
+    fn place(&self) -> (*mut u8, usize) {
+        match &self.device {
+            None => (self.memory.address().as_ptr(), self.memory.bytes()),
+            // On the stand-in's device, which is the CPU.
+            Some(memory) => (memory.address.pointer(), memory.bytes),
+        }
     }
 
     /// All of its memory.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping lives as long as `self`. Tests read what is written no more.
-        unsafe { std::slice::from_raw_parts(self.memory.address().as_ptr(), self.memory.bytes()) }
+        unsafe { std::slice::from_raw_parts(self.place().0, self.place().1) }
     }
 
     /// All of its memory, to write.
     #[allow(clippy::mut_from_ref, reason = "the memory is shared with other processes anyway")]
     pub fn bytes_mut(&self) -> &mut [u8] {
         // SAFETY: as above. Tests hold one such slice at a time.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.address().as_ptr(), self.memory.bytes()) }
+        unsafe { std::slice::from_raw_parts_mut(self.place().0, self.place().1) }
     }
 
     /// The next completion. Nothing else is driven.

@@ -11,7 +11,7 @@ use host_plugins::{Catalog, Entry, Policy, open_transfer};
 use host_tests::built::{BUILT, profile, target};
 use host_tests::lines::Lines;
 
-use crate::{Worker, hash, hex, ranks, register, submission, unhex};
+use crate::{DeviceMemory, Place, Worker, hash, hex, ranks, submission, unhex};
 
 const PACKAGE: &str = env!("CARGO_PKG_NAME");
 const PROGRAM: &str = "plugin_process";
@@ -21,6 +21,8 @@ const PROGRAM: &str = "plugin_process";
 pub enum Role {
     /// A [`Worker`], driven by lines: directory, plugin, name, bytes, configuration.
     Worker,
+    /// As [`Role::Worker`], with memory on a device.
+    DeviceWorker,
     /// A side of [`ranks`], driven by lines: directory, plugin, name, configuration.
     Ranks,
     /// Opens the plugin of a name, and says how that went: directory, name.
@@ -34,8 +36,9 @@ pub enum Role {
     AtOnce,
 }
 
-const ROLES: [(Role, &str); 6] = [
+const ROLES: [(Role, &str); 7] = [
     (Role::Worker, "worker"),
+    (Role::DeviceWorker, "device-worker"),
     (Role::Ranks, "ranks"),
     (Role::Load, "load"),
     (Role::Use, "use"),
@@ -98,7 +101,12 @@ pub fn be(arguments: &[String]) {
     let (role, _) = ROLES.iter().find(|(_, word)| word == role).expect("a known role");
     match (role, rest) {
         (Role::Worker, [directory, plugin, name, bytes, config]) => {
-            serve(Path::new(directory), plugin, name, bytes.parse().unwrap(), config);
+            let bytes = bytes.parse().unwrap();
+            serve(Worker::open(Path::new(directory), plugin, name, bytes, config));
+        }
+        (Role::DeviceWorker, [directory, plugin, name, bytes, config]) => {
+            let bytes = bytes.parse().unwrap();
+            serve(Worker::open_on(Place::Device, Path::new(directory), plugin, name, bytes, config));
         }
         (Role::Ranks, [directory, plugin, name, config]) => {
             ranks::serve(Path::new(directory), plugin, name, config);
@@ -126,9 +134,27 @@ impl Remote {
         Self::of(Role::Worker, directory, &[plugin, name, &bytes, config])
     }
 
+    /// As [`start`](Self::start), with memory of a place and these variables. There is a stand-in for NVIDIA's driver.
+    pub fn start_on(
+        place: Place,
+        directory: &Path,
+        plugin: &str,
+        name: &str,
+        bytes: usize,
+        (config, variables): (&str, &[(&str, &str)]),
+    ) -> Self {
+        let mut command = command(if place == Place::Host { Role::Worker } else { Role::DeviceWorker });
+        command.env("LD_LIBRARY_PATH", host_tests::cuda::stand_in()).envs(variables.iter().copied());
+        Self::by(command, directory, &[plugin, name, &bytes.to_string(), config])
+    }
+
     /// One that plays another role, with these arguments behind the directory.
     pub fn of(role: Role, directory: &Path, arguments: &[&str]) -> Self {
-        let mut process = command(role)
+        Self::by(command(role), directory, arguments)
+    }
+
+    fn by(mut command: Command, directory: &Path, arguments: &[&str]) -> Self {
+        let mut process = command
             .arg(directory)
             .args(arguments)
             .stdin(Stdio::piped())
@@ -178,8 +204,7 @@ impl Drop for Remote {
 }
 
 /// The other process's side of a [`Remote`] worker.
-fn serve(directory: &Path, plugin: &str, name: &str, bytes: usize, config: &str) {
-    let mut worker = Worker::open(directory, plugin, name, bytes, config);
+fn serve(mut worker: Worker) {
     let mut peer = PeerId(0);
     let answer = |text: String| println!("@ {text}");
     let outcome = |result: Result<()>| match result {
@@ -209,21 +234,44 @@ fn serve(directory: &Path, plugin: &str, name: &str, bytes: usize, config: &str)
                 peer = worker.backend.connect("parent", &unhex(words[1])).unwrap();
                 answer("ok".to_owned());
             }
+            "try" => answer(outcome(worker.backend.connect("parent", &unhex(words[1])).map(drop))),
+            // Memory that is no device's, as one's.
+            "offer-device" => {
+                let address = Address::of(worker.bytes().as_ptr());
+                let (kind, length) = (MemoryKind::VRAM, worker.bytes().len() as u64);
+                let memory = Memory { address, length, kind, device: 0, fd: -1, generation: 1, fd_offset: 0 };
+                answer(outcome(worker.backend.register(&memory).map(drop)));
+            }
             "disconnect" => answer(outcome(worker.backend.disconnect(peer))),
+            "opened" => answer(DeviceMemory::opened().to_string()),
             "deregister" => answer(outcome(worker.backend.deregister(worker.region))),
             "reregister" => {
                 worker.backend.deregister(worker.region).unwrap();
                 worker.generation += 1;
-                worker.region = register(&*worker.backend, &worker.memory, worker.generation).unwrap();
+                worker.register().unwrap();
                 answer(worker.region.0.to_string());
             }
+            // Submits one write of everything, of which the next completion is.
+            "send" => {
+                let write = Write {
+                    source_region: worker.region,
+                    target_region: RegionId(words[1].parse().unwrap()),
+                    length: worker.bytes().len() as u32,
+                    target_generation: 1,
+                    ..Write::default()
+                };
+                let tag: u64 = words[2].parse().unwrap();
+                let submission = submission(peer, tag, &tag.to_le_bytes());
+                answer(worker.backend.submit(&submission, &[write]).to_string());
+            }
+            "completion" => answer(worker.completion().status.to_string()),
             // Submits one write of everything, over and over, until killed.
             "flood" => {
                 let target = RegionId(words[1].parse().unwrap());
                 let write = Write {
                     source_region: worker.region,
                     target_region: target,
-                    length: worker.memory.bytes() as u32,
+                    length: worker.bytes().len() as u32,
                     target_generation: 1,
                     ..Write::default()
                 };

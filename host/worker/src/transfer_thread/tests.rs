@@ -269,7 +269,8 @@ fn transfer(prefill: &mut Side, decode: &mut Side) {
         prefill.write(part);
     }
     for _ in 0..count {
-        assert!(matches!(prefill.event(), Event::Written { error: None, .. }));
+        let event = prefill.event();
+        assert!(matches!(event, Event::Written { error: None, .. }), "{event:?}");
         assert!(matches!(decode.event(), Event::Arrived(_)));
     }
 }

@@ -127,7 +127,8 @@ fn what_was_pushed_before_a_connection_ended_is_told_before_its_end() {
     every_order(|| {
         let page = page();
         let socket = std::fs::File::open("/dev/null").unwrap().into();
-        let inbound = Arc::new(Inbound::new([0; 16], "peer".into(), socket, SharedPage(page.clone())));
+        let page_of_it = SharedPage(page.clone());
+        let inbound = Arc::new(Inbound::new([0; 16], "peer".into(), (socket, None), page_of_it));
         let ended = {
             let inbound = inbound.clone();
             thread::spawn(move || {

@@ -13,7 +13,7 @@ fn pair_in(
     from: (usize, KvOrder),
     to: (usize, KvOrder),
     modes: [StagingMode; 2],
-) -> (Side, Side) {
+) -> (Side, Side, Arc<Wire>) {
     let wire = Wire::new();
     let side = |role, (ranks, order), pages, mode, place| {
         Side::with_pools(&wire, role, (ranks, order, pages), (mode, STAGING), place)
@@ -23,7 +23,7 @@ fn pair_in(
     prefill.fill();
     decode.links.connect(&prefill.info()).unwrap();
     prefill.links.connect(&decode.info()).unwrap();
-    (prefill, decode)
+    (prefill, decode, wire)
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn pages_go_between_pools_in_any_memory_whatever_ranks_and_layouts() {
         ] {
             for mode in [StagingMode::Auto, StagingMode::Always] {
                 let (from, to) = ((ranks.0, orders[0]), (ranks.1, orders[1]));
-                let (mut prefill, mut decode) = pair_in(places, from, to, [mode; 2]);
+                let (mut prefill, mut decode, _wire) = pair_in(places, from, to, [mode; 2]);
                 transfer(&mut prefill, &mut decode);
                 assert_received(&mut decode);
                 if places.contains(&Place::Gpu) || mode == StagingMode::Always {
@@ -118,7 +118,8 @@ fn a_peer_that_could_be_sent_nothing_is_not_connected() {
 #[test]
 fn a_byte_that_changes_on_a_gpu_shows() {
     let places = [Place::Gpu, Place::Gpu];
-    let (mut prefill, mut decode) = pair_in(places, (2, ORDERS[0]), (1, ORDERS[1]), [StagingMode::Auto; 2]);
+    let (mut prefill, mut decode, _wire) =
+        pair_in(places, (2, ORDERS[0]), (1, ORDERS[1]), [StagingMode::Auto; 2]);
     transfer(&mut prefill, &mut decode);
     gpu_pools::change(&mut decode.pools[0], |kv| kv.write_row(PageId(EXPECTED[3]), 6, 1, 1, 2)[3] ^= 4);
     let found = decode.verify(1, &EXPECTED).lanes.unwrap();

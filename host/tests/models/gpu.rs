@@ -1,0 +1,154 @@
+//! Workers on a GPU, which a library stands in for: their answers are those of workers on the CPU, whatever lies between the two.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::model::{Family, TinyModel};
+use host_tests::{cuda, plugin_files};
+
+const HOST: &str = env!("CARGO_BIN_EXE_host");
+/// Not named by the flags of a test, they are off.
+const CACHES: [&str; 2] = ["prefill-radix-cache", "decode-radix-cache"];
+
+/// A model, plugins, and where the GPU is.
+struct Fixture {
+    model: tempfile::TempDir,
+    plugins: tempfile::TempDir,
+    driver: PathBuf,
+}
+
+impl Fixture {
+    fn new(family: Family) -> Self {
+        let model = tempfile::tempdir().unwrap();
+        TinyModel { family, layers: 2, seed: 3, ..TinyModel::default() }.write(model.path()).unwrap();
+        Self { model, plugins: plugin_files::directory(&["shm", "memory"]), driver: cuda::stand_in() }
+    }
+
+    fn environment(&self) -> [(&str, &Path); 2] {
+        [("LD_LIBRARY_PATH", &self.driver), ("NVRTC", &self.driver)]
+    }
+
+    fn flags(&self, flags: &[&str]) -> Vec<String> {
+        let mut all: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        for (flag, folder) in [("--model", &self.model), ("--plugins-dir", &self.plugins)] {
+            all.extend([flag.to_owned(), folder.path().display().to_string()]);
+        }
+        all.extend(["--no-warm-up", "--kv-memory", "4MiB"].map(str::to_owned));
+        let is_off = |cache: &&&str| !flags.contains(&format!("--{cache}").as_str());
+        all.extend(CACHES.iter().filter(is_off).map(|cache| format!("--no-{cache}")));
+        all
+    }
+
+    fn start(&self, flags: &[&str]) -> Cluster {
+        let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
+        let (program, config) = (Path::new(HOST), String::new());
+        let start = Start { program, flags: self.flags(flags), config, workers };
+        Cluster::start_as_given(&start, &self.environment())
+    }
+
+    /// One worker of a cluster whose router is at this address.
+    fn worker(&self, router: &str, role: &str, executor: &str, flags: &[&str]) -> Worker {
+        let own = ["--role", role, "--executor", executor, "--router", router, "--control", "127.0.0.1:0"];
+        let mut command = Command::new(HOST);
+        command.args(self.flags(&[&own, flags].concat())).envs(self.environment()).stdin(Stdio::null());
+        Worker(command.spawn().unwrap())
+    }
+
+    fn router(&self) -> (Cluster, String) {
+        let flags = self.flags(&["--role", "router", "--control", "127.0.0.1:0"]);
+        let start = Start { program: Path::new(HOST), flags, config: String::new(), workers: 0 };
+        let cluster = Cluster::start_as_given(&start, &[]);
+        let control = cluster.greeting.rsplit(' ').next().unwrap().to_owned();
+        (cluster, control)
+    }
+}
+
+/// A worker process, ended with the test.
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            signal(self.0.id(), "TERM");
+            self.0.wait().unwrap();
+        }
+    }
+}
+
+/// Answers to prompts of less than a page, some pages, and several chunks.
+fn answers(cluster: &Cluster) -> Vec<Vec<u64>> {
+    let prompt =
+        |(seed, length): (u32, u32)| (0..length).map(|at| (at * 7 + at * at / 5 + seed) % 200).collect();
+    let prompts: Vec<Vec<u32>> = [(1, 5), (2, 70), (3, 130)].map(prompt).into();
+    prompts.iter().map(|prompt| cluster.generate(prompt, 12).unwrap().tokens).collect()
+}
+
+#[test]
+fn prefill_and_decode_on_a_gpu_answer_as_on_the_cpu() {
+    for family in [Family::Qwen3, Family::Llama] {
+        let fixture = Fixture::new(family);
+        let right = answers(&fixture.start(&["--executor", "cpu", "--role", "aggregated"]));
+        for flags in [
+            &["--chunk-tokens", "64"][..],
+            &["--prefill-tp", "2", "--kv-layout", "layer-kv-page-token-head-dim"],
+            &["--role", "aggregated"],
+        ] {
+            let cluster = fixture.start(&[&["--executor", "cuda"], flags].concat());
+            assert_eq!(answers(&cluster), right, "{family:?} {flags:?}");
+            let split = !flags.contains(&"aggregated");
+            let staged = cluster.log().contains("does not reach the memory of a GPU");
+            assert_eq!(staged, split, "{}", cluster.log());
+            cluster.wait("all requests to end", || cluster.all_free());
+        }
+    }
+}
+
+#[test]
+fn a_gpu_and_a_cpu_hand_over_to_each_other() {
+    let fixture = Fixture::new(Family::Qwen3);
+    let right = answers(&fixture.start(&["--executor", "cpu", "--role", "aggregated"]));
+    for executors in [["cpu", "cuda"], ["cuda", "cpu"]] {
+        let (cluster, control) = fixture.router();
+        let workers = [
+            fixture.worker(&control, "prefill", executors[0], &[]),
+            fixture.worker(&control, "decode", executors[1], &[]),
+        ];
+        cluster.wait("both to register", || cluster.workers().len() == 2);
+        assert_eq!(answers(&cluster), right, "{executors:?}");
+        cluster.wait("all requests to end", || cluster.all_free());
+        drop(workers);
+    }
+}
+
+#[test]
+fn a_worker_whose_peer_has_no_staging_memory_is_not_paired_with_a_gpu() {
+    let fixture = Fixture::new(Family::Qwen3);
+    let (cluster, control) = fixture.router();
+    let workers = [
+        fixture.worker(&control, "prefill", "cuda", &[]),
+        fixture.worker(&control, "decode", "cpu", &["--staging", "never"]),
+    ];
+    cluster.wait("both to register", || cluster.workers().len() == 2);
+    let error = cluster.generate(&[1, 2, 3], 4).unwrap_err();
+    assert!(error.contains("does not reach the KV pool of") && error.contains("--staging-bytes"), "{error}");
+    drop(workers);
+}
+
+#[test]
+fn what_left_a_gpus_pool_for_the_tiers_comes_back() {
+    let fixture = Fixture::new(Family::Qwen3);
+    let right = answers(&fixture.start(&["--executor", "cpu", "--role", "aggregated"]));
+    let caches = ["--prefill-radix-cache", "--decode-radix-cache", "--hierarchical-cache"];
+    let stores = ["--hicache-storage", "memory", "--hicache-prefetch-policy", "wait_complete"];
+    let cluster = fixture.start(&[&["--executor", "cuda"], &caches[..], &stores].concat());
+    assert_eq!(answers(&cluster), right);
+    // Whole pages of prompts and answers without their last token.
+    let pages = f64::from([16, 81, 141].map(|tokens| tokens / 16).iter().sum::<u32>());
+    cluster.wait("pages to be written", || cluster.storage_pages("decode", "written") == pages);
+    cluster.flush();
+    assert_eq!(answers(&cluster), right, "from the tiers");
+    let decode = cluster.metrics(&cluster.worker("decode"));
+    assert!(decode["host_hicache_promised_pages_total{tier=\"storage\"}"] > 0.0);
+    cluster.wait("all requests to end", || cluster.all_free());
+}

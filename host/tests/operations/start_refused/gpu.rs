@@ -1,0 +1,83 @@
+//! What a GPU lacks, or what does not reach it.
+
+use std::path::Path;
+use std::process::Command;
+
+use host_tests::model::tiny_qwen3;
+use host_tests::{cuda, plugin_files};
+
+/// Runs the program on a machine with the stand-in for a GPU, and returns its exit code and what it said.
+fn run(driver: Option<&Path>, nvrtc: &Path, flags: &[&str]) -> (Option<i32>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    tiny_qwen3(folder.path(), 1).unwrap();
+    let plugins = plugin_files::directory(&["shm"]);
+    let mut command = Command::new("timeout");
+    command.args([
+        "60",
+        env!("CARGO_BIN_EXE_host"),
+        "--executor",
+        "cuda",
+        "--port",
+        "0",
+        "--kv-memory",
+        "1MiB",
+    ]);
+    command.arg("--model").arg(folder.path()).arg("--plugins-dir").arg(plugins.path());
+    command.args(flags).env("NVRTC", nvrtc).env_remove("LD_LIBRARY_PATH");
+    if let Some(driver) = driver {
+        command.env("LD_LIBRARY_PATH", driver);
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said + &String::from_utf8_lossy(&output.stdout))
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_told_once_before_anything_starts() {
+    let stand_in = cuda::stand_in();
+    let shown = |flags: &[&str], driver: Option<&Path>, says: &str| {
+        let (code, said) = run(driver, &stand_in, flags);
+        assert_eq!(code, Some(2), "{said}");
+        assert_eq!(said.matches(says).count(), 1, "{said}");
+        assert!(!said.contains("panicked") && !said.contains("worker ready"), "{said}");
+    };
+    shown(
+        &["--cuda-device", "3"],
+        Some(&stand_in),
+        "--executor cuda cannot work here: the CUDA driver cannot open device 3",
+    );
+    shown(
+        &["--kv-memory", "1GiB", "--pool-pages", "9999999"],
+        Some(&stand_in),
+        "(--pool-pages) in 2 workers on GPU 0",
+    );
+    // A machine with a driver of its own has nothing to say here.
+    let (code, said) = run(None, &stand_in, &["--role", "aggregated"]);
+    if code == Some(2) {
+        assert_eq!(said.matches("no CUDA driver: libcuda.so.1 cannot be loaded").count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn a_missing_compiler_is_told() {
+    let (stand_in, nowhere) = (cuda::stand_in(), Path::new("/nowhere/libnvrtc.so"));
+    let flags = ["--role", "aggregated", "--control", "127.0.0.1:0"];
+    let (code, said) = run(Some(&stand_in), nowhere, &flags);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("no NVRTC: none of /nowhere/libnvrtc.so"), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+#[test]
+fn a_pool_on_a_gpu_that_neither_the_plugin_nor_staging_memory_reaches_is_refused() {
+    let stand_in = cuda::stand_in();
+    for flags in [["--staging", "never"], ["--staging-bytes", "0"]] {
+        let (code, said) = run(Some(&stand_in), &stand_in, &flags);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(
+            said.contains("UnstagedGpuPools needs vram") && said.contains("plugin \"shm\" declares"),
+            "{said}"
+        );
+        assert!(said.contains("or leave --staging never and --staging-bytes 0 out"), "{said}");
+    }
+}
