@@ -1,12 +1,9 @@
-/* Included by driver.c: memory of devices, which other processes can open, and what is done in a stream, which may take its time.
+/* Included by driver.c: devices, their memory, which other processes can open, and the kernel that copies into it.
  *
- * Variables of the environment: CUDA_VISIBLE_DEVICES, numbers of one digit with commas. STAND_IN_COPY_US, how long each copy in a
- * stream takes; without it, it is done when the call returns. */
+ * CUDA_VISIBLE_DEVICES is numbers of one digit with commas. */
 #include <fcntl.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 int memfd_create(const char *name, unsigned flags);
 
@@ -86,16 +83,15 @@ int cuMemAlloc_v2(unsigned long long *address, size_t bytes)
         parts[at] = (Range){start, start + bytes};
         *address = (unsigned long long)arena + start;
     }
-    pthread_mutex_unlock(&lock);
-    return fits ? note(*address, bytes) : 2;
+    return unlocked(fits ? note(*address, bytes) : NO_MEMORY);
 }
 
 int cuMemFree_v2(unsigned long long address)
 {
-    cuCtxSynchronize();
-    if (address == 0)
-        return OK;
     pthread_mutex_lock(&lock);
+    carry_out_all();
+    if (address == 0)
+        return unlocked(OK);
     size_t at = 0;
     while (at < part_count && (unsigned long long)arena + parts[at].start != address)
         at++;
@@ -105,11 +101,10 @@ int cuMemFree_v2(unsigned long long address)
         madvise((void *)address, length, MADV_REMOVE);
         memmove(parts + at, parts + at + 1, (--part_count - at) * sizeof *parts);
     }
-    pthread_mutex_unlock(&lock);
-    return found ? forget(address) : INVALID_VALUE;
+    return unlocked(found ? forget(address) : INVALID_VALUE);
 }
 
-/* Which memory an address lies in. */
+/* Which memory an address lies in. Takes the lock. */
 static int range_of(unsigned long long address, Range *range)
 {
     pthread_mutex_lock(&lock);
@@ -117,8 +112,7 @@ static int range_of(unsigned long long address, Range *range)
     int found = at > 0 && address < ranges[at - 1].end;
     if (found)
         *range = ranges[at - 1];
-    pthread_mutex_unlock(&lock);
-    return found;
+    return unlocked(found);
 }
 
 int cuMemGetAddressRange_v2(unsigned long long *base, size_t *size, unsigned long long address)
@@ -199,174 +193,55 @@ int cuIpcOpenMemHandle_v2(unsigned long long *address, Handle handle, unsigned f
         opened[at].count++;
         *address = (unsigned long long)opened[at].memory;
     }
-    pthread_mutex_unlock(&lock);
-    return is_new ? note(*address, handle.bytes) : result;
+    return unlocked(is_new ? note(*address, handle.bytes) : result);
 }
 
 int cuIpcCloseMemHandle(unsigned long long address)
 {
-    cuCtxSynchronize();
     pthread_mutex_lock(&lock);
-    int at = 0, last = 0;
+    carry_out_all();
+    int at = 0;
     while (at < 256 && (opened[at].count == 0 || (unsigned long long)opened[at].memory != address))
         at++;
-    if (at < 256)
-        last = --opened[at].count == 0;
-    pthread_mutex_unlock(&lock);
-    if (last) {
+    if (at == 256)
+        return unlocked(INVALID_VALUE);
+    if (--opened[at].count == 0) {
         forget(address);
         munmap((void *)address, opened[at].handle.bytes);
     }
-    return at < 256 ? OK : INVALID_VALUE;
+    return unlocked(OK);
 }
 
 /* How many are open, for tests. */
 int fake_opened(void)
 {
     int count = 0;
+    pthread_mutex_lock(&lock);
     for (int at = 0; at < 256; at++)
         count += opened[at].count;
-    return count;
+    return unlocked(count);
 }
 
-/* ---- work in streams: one thread does it, in the order in which it came ---- */
+/* ---- the kernel of the plugin for memory that is shared between processes, which has it as text of the driver's ---- */
 
 typedef struct { unsigned long long to, from, bytes; } Piece;
 
-/* A copy, the pieces of a list, or the record of an event. */
-typedef struct {
-    unsigned long long to, from;
-    size_t bytes;
-    const Piece *list;
-    unsigned pieces;
-    atomic_int *event;
-} Work;
-
-enum { WORK = 65536 };
-static Work *work;
-static unsigned long long begun, done;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static pthread_mutex_t works = PTHREAD_MUTEX_INITIALIZER;
-static int copy_us;
-
-/* The kernel of this name takes lists of pieces, each of whose numbers is a multiple of 16. */
-static const Kernel copy_pieces = {"copy_pieces", NULL};
-static _Thread_local int failed;
-
-static int within(unsigned long long start, size_t bytes)
+/* The first thread of a block copies its pieces, in an order that nobody counts on. */
+static void copy_pieces(const Piece *list, unsigned pieces)
 {
-    Range range;
-    return range_of(start, &range) && start + bytes <= range.end;
-}
-
-static void perform(const Work *what)
-{
-    if (what->list != NULL)
-        /* In an order that nobody counts on. */
-        for (unsigned i = what->pieces; i-- > 0;) {
-            Piece piece = what->list[i];
-            if ((piece.to | piece.from | piece.bytes) % 16 == 0 && within(piece.to, piece.bytes) && within(piece.from, piece.bytes))
-                memcpy((void *)piece.to, (void *)piece.from, piece.bytes);
-            else
-                failed = LAUNCH_FAILED;
-        }
-    else if (what->event != NULL)
-        atomic_fetch_sub(what->event, 1);
-    else
-        memcpy((void *)what->to, (void *)what->from, what->bytes);
-}
-
-static void *perform_all(void *none)
-{
-    for (;;) {
-        pthread_mutex_lock(&works);
-        while (begun == done)
-            pthread_cond_wait(&changed, &works);
-        Work next = work[done % WORK];
-        pthread_mutex_unlock(&works);
-        if (next.event == NULL)
-            usleep(copy_us);
-        perform(&next);
-        if (failed != OK)
-            abort();
-        pthread_mutex_lock(&works);
-        done++;
-        pthread_cond_broadcast(&changed);
-        pthread_mutex_unlock(&works);
+    if (!reaches((unsigned long long)list, pieces * sizeof *list)) {
+        faults++;
+        return;
     }
-    return NULL;
-}
-
-static void start_thread(void)
-{
-    const char *us = getenv("STAND_IN_COPY_US");
-    pthread_t thread;
-    copy_us = us == NULL ? 0 : atoi(us);
-    if (copy_us > 0) {
-        work = calloc(WORK, sizeof *work);
-        pthread_create(&thread, NULL, perform_all, NULL);
+    for (unsigned at = blockIdx.x; threadIdx.x == 0 && at < pieces; at += gridDim.x) {
+        Piece piece = list[pieces - 1 - at];
+        if ((piece.to | piece.from | piece.bytes) % 16 == 0 && reaches(piece.to, piece.bytes) && reaches(piece.from, piece.bytes))
+            memcpy((void *)piece.to, (void *)piece.from, piece.bytes);
+        else
+            faults++;
     }
 }
 
-static int later(Work what)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, start_thread);
-    if (what.event != NULL)
-        atomic_fetch_add(what.event, 1);
-    if (copy_us == 0) {
-        failed = OK;
-        perform(&what);
-        return failed;
-    }
-    pthread_mutex_lock(&works);
-    while (begun - done == WORK)
-        pthread_cond_wait(&changed, &works);
-    work[begun++ % WORK] = what;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&works);
-    return OK;
-}
+KERNEL(copy_pieces, const Piece *, unsigned)
 
-int cuCtxSynchronize(void)
-{
-    pthread_mutex_lock(&works);
-    unsigned long long all = begun;
-    while (done < all)
-        pthread_cond_wait(&changed, &works);
-    pthread_mutex_unlock(&works);
-    return OK;
-}
-
-int cuStreamSynchronize(void *stream)
-{
-    int result = cuCtxSynchronize();
-    return lost != OK ? lost : result;
-}
-
-int cuStreamQuery(void *stream)
-{
-    pthread_mutex_lock(&works);
-    int idle = begun == done;
-    pthread_mutex_unlock(&works);
-    return idle ? OK : 600;
-}
-
-/* An event counts how often it was recorded and not yet come to. */
-int cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(atomic_int)); return OK; }
-int cuEventRecord(atomic_int *event, void *stream) { return later((Work){.event = event}); }
-int cuEventQuery(atomic_int *event) { return atomic_load(event) == 0 ? OK : 600; }
-
-int cuEventSynchronize(atomic_int *event)
-{
-    while (atomic_load(event) > 0)
-        usleep(20);
-    return OK;
-}
-
-int cuEventDestroy_v2(atomic_int *event)
-{
-    cuEventSynchronize(event);
-    free(event);
-    return OK;
-}
+static const Kernel piece_kernels[] = {ENTRY(copy_pieces), {0}};

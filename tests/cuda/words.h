@@ -69,8 +69,38 @@ static inline void *looked_at(Seen *seen, unsigned long long address, size_t byt
 typedef struct {
     const char *name;
     void (*run)(void **parameters);
+    /* Bytes of each parameter. 0 ends them. */
+    const unsigned short *sizes;
 } Kernel;
 
+/* Parameters that a kernel has at most. */
+#define PARAMETERS 13
+
+/* what(type, at) of each of the types, which are `of`, separated by commas. */
+#define LAST_1(what, of, type) what(type, of - 1)
+#define LAST_2(what, of, type, ...) what(type, of - 2), LAST_1(what, of, __VA_ARGS__)
+#define LAST_3(what, of, type, ...) what(type, of - 3), LAST_2(what, of, __VA_ARGS__)
+#define LAST_4(what, of, type, ...) what(type, of - 4), LAST_3(what, of, __VA_ARGS__)
+#define LAST_5(what, of, type, ...) what(type, of - 5), LAST_4(what, of, __VA_ARGS__)
+#define LAST_6(what, of, type, ...) what(type, of - 6), LAST_5(what, of, __VA_ARGS__)
+#define LAST_7(what, of, type, ...) what(type, of - 7), LAST_6(what, of, __VA_ARGS__)
+#define LAST_8(what, of, type, ...) what(type, of - 8), LAST_7(what, of, __VA_ARGS__)
+#define LAST_9(what, of, type, ...) what(type, of - 9), LAST_8(what, of, __VA_ARGS__)
+#define LAST_10(what, of, type, ...) what(type, of - 10), LAST_9(what, of, __VA_ARGS__)
+#define LAST_11(what, of, type, ...) what(type, of - 11), LAST_10(what, of, __VA_ARGS__)
+#define LAST_12(what, of, type, ...) what(type, of - 12), LAST_11(what, of, __VA_ARGS__)
+#define LAST_13(what, of, type, ...) what(type, of - 13), LAST_12(what, of, __VA_ARGS__)
+#define FOURTEENTH(a, b, c, d, e, f, g, h, i, j, k, l, m, n, ...) n
+#define COUNT(...) FOURTEENTH(__VA_ARGS__, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+#define JOINED(a, b) a##b
+#define LAST(count) JOINED(LAST_, count)
+#define OF_EACH(what, ...) LAST(COUNT(__VA_ARGS__))(what, COUNT(__VA_ARGS__), __VA_ARGS__)
+
 #define ARGUMENT(type, at) (*(type *)parameters[at])
-/* A kernel's list entry, which calls it with its parameters. */
-#define ENTRY(name) {#name, run_##name}
+#define SIZE(type, at) sizeof(type)
+/* What calls a kernel with its parameters, which are of these types. */
+#define KERNEL(name, ...)                                                                                              \
+    static void run_##name(void **parameters) { name(OF_EACH(ARGUMENT, __VA_ARGS__)); }                                   \
+    static const unsigned short sizes_##name[] = {OF_EACH(SIZE, __VA_ARGS__), 0};
+/* A kernel's list entry. */
+#define ENTRY(name) {#name, run_##name, sizes_##name}

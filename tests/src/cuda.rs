@@ -2,7 +2,8 @@
 //! libraries as calls them (`tests/cuda`).
 //!
 //! It shows that parameters, grids and index arithmetic are right, that sums are those of the CPU's, and that no access is out
-//! of bounds or unaligned. It shows nothing of a GPU's memory model or speed.
+//! of bounds or unaligned. It is lazy: what is put into a stream is done when something waits for it, so that a missing wait shows as
+//! memory that was not written. It shows nothing of a GPU's memory model or speed.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::symlink;

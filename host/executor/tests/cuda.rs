@@ -251,6 +251,56 @@ fn what_is_drawn_is_what_the_cpu_draws_with_seeds_and_guesses() {
 }
 
 #[test]
+fn kv_is_there_for_other_streams_when_a_batch_returns_in_which_nothing_is_drawn() {
+    let _one = ONE.lock();
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel { layers: 2, ..TinyModel::default() }.write(directory.path()).unwrap();
+    let mut batches = batches(&[16, 5]);
+    batches.iter_mut().flat_map(|batch| &mut batch.sequences).for_each(|sequence| sequence.sample = None);
+    for ranks in [1, 2] {
+        let mut cpu = worker(ranks, PLAIN, Dtype::Bf16, |seat| on_cpu(directory.path(), seat));
+        let mut gpu = worker(ranks, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
+        for batch in &batches {
+            let expected = computed(&mut cpu, batch);
+            // Digests are computed in a stream of the pool's, which waits for no other.
+            assert_eq!(computed(&mut gpu, batch), expected, "{ranks} ranks, batch {}", batch.id);
+        }
+    }
+}
+
+/// Computes a batch in which nothing is drawn. What the pools hold then.
+fn computed<E: Executor>(worker: &mut [Rank<E>], batch: &Batch) -> u64 {
+    let drawn = on_all(worker, |_rank, part| part.executor.forward(&mut part.kv, batch).unwrap());
+    assert!(drawn.iter().flatten().all(|output| output.sampled.is_empty()));
+    kv_digest(worker)
+}
+
+#[test]
+fn nothing_is_written_any_more_when_a_batch_returns_that_failed_on_its_way() {
+    let _one = ONE.lock();
+    if on_a_device() {
+        return skipped("a batch that fails on its way: a device refuses no launch");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel { layers: 2, ..TinyModel::default() }.write(directory.path()).unwrap();
+    let batches = batches(&[16, 5]);
+    for launches in [12, 30] {
+        let mut gpu = worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
+        let Rank { executor, kv } = &mut gpu[0];
+        // The first one grows the executor's memory, and whenever memory goes all is waited for.
+        executor.forward(kv, &batches[0]).unwrap();
+        pretend(b"fake_refused_after", launches);
+        let error = executor.forward(kv, &batches[1]).unwrap_err();
+        assert!(matches!(error, ExecutorError::Failed(_)), "{error}");
+        let found = kv_digest(&gpu);
+        // An empty batch waits for what the executor's stream has.
+        let Rank { executor, kv } = &mut gpu[0];
+        executor.forward(kv, &Batch { sequences: Vec::new(), ..batches[1].clone() }).unwrap();
+        assert_eq!(kv_digest(&gpu), found, "refused after {launches} launches");
+    }
+}
+
+#[test]
 fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
     let _one = ONE.lock();
     let directory = tempfile::tempdir().unwrap();
@@ -304,8 +354,13 @@ fn a_device_that_is_lost_is_told_apart_from_a_batch_that_cannot_be_computed() {
 
 /// Makes the stand-in answer this from now on.
 fn lose(code: i32) {
-    // SAFETY: driver.c has a function of this name with one number.
-    unsafe { STAND_IN.get::<unsafe extern "C" fn(i32)>(b"fake_lost").unwrap()(code) }
+    pretend(b"fake_lost", code);
+}
+
+/// Calls what makes the stand-in pretend something.
+fn pretend(what: &[u8], value: i32) {
+    // SAFETY: driver.c has functions of these names, each with one number.
+    unsafe { STAND_IN.get::<unsafe extern "C" fn(i32)>(what).unwrap()(value) }
 }
 
 #[test]
