@@ -26,7 +26,7 @@ fn a_start_is_refused_with_all_that_is_wrong_and_the_plugins_that_have_what_is_m
         "PdTransfer needs only one transfer plugin, because a worker has one way to its peers, and two workers must \
          use the same: null, shm are named: choose one with --transfer NAME",
         "RemoteWorkers needs multi_host, because a worker's address is on another machine: plugin \"shm\" declares \
-         page_writes, arrival_notification, settled, peer_restart; ",
+         page_writes, arrival_notification, settled, peer_restart, vram; ",
         "EvictionPolicy needs DecodeRadixCache or PrefillRadixCache, because there is nothing to evict from: give \
          --decode-radix-cache, or give --prefill-radix-cache, or leave --radix-eviction out",
         "the configuration of plugin \"shm\" is wrong: key \"copy_threads\" is of type string, it must be of type integer",
