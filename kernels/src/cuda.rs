@@ -25,7 +25,7 @@ use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushK
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
 pub use cudarc::driver::CudaStream;
 use device::function;
-pub use device::{Array, Device, Mark, Pinned, Source};
+pub use device::{Array, Device, Mark, Pinned, Source, WaitsFor};
 pub use graph::Graph;
 use launch::{Width, launches};
 pub use nvrtc::{Architecture, Image, Nvrtc};

@@ -42,7 +42,7 @@ pub enum CudaMath {
 }
 
 impl CudaMath {
-    /// The two that are asked for by name.
+    /// All of them.
     pub const ALL: [CudaMath; 3] = [CudaMath::Auto, CudaMath::Exact, CudaMath::Tensor];
 
     /// The name.
@@ -95,7 +95,7 @@ fn math(
         (ranks > 1, "more than one rank"),
         (
             !tensor::fits(config),
-            "sizes that the kernels do not have (heads of 64 or 128 elements, SiLU, multiples of 16)",
+            "sizes that the kernels do not have (heads of 64 or 128 elements, at most 16 query heads for a KV head, at most 16384 elements in a row, SiLU, multiples of 16)",
         ),
         (config.kv_dtype != Dtype::Bf16, "KV in f32"),
     ];

@@ -124,6 +124,40 @@ impl Device {
     }
 }
 
+/// Waits for a stream when it goes, also when that is because of a panic: kernels that were launched go on writing.
+#[derive(Debug)]
+pub struct WaitsFor {
+    device: Arc<Device>,
+    stream: Arc<CudaStream>,
+    waited: bool,
+}
+
+impl WaitsFor {
+    /// For what is put into this stream of the device from now on.
+    #[must_use]
+    pub fn new(device: &Arc<Device>, stream: &Arc<CudaStream>) -> Self {
+        Self { device: Arc::clone(device), stream: Arc::clone(stream), waited: false }
+    }
+
+    /// Waits now.
+    ///
+    /// # Errors
+    /// When something in the stream failed.
+    pub fn wait(mut self) -> Result<(), CudaError> {
+        self.waited = true;
+        self.device.wait(&self.stream)
+    }
+}
+
+impl Drop for WaitsFor {
+    fn drop(&mut self) {
+        if !self.waited {
+            // What failed shows at the next call.
+            let _failed = self.device.wait(&self.stream);
+        }
+    }
+}
+
 /// A place in a stream that the host can wait for.
 #[derive(Debug)]
 pub struct Mark(CudaEvent);

@@ -266,7 +266,11 @@ impl Pool {
         let PagePart { page, index, ref layers, ref heads, tokens } = *part;
         let held = self.first_head..self.first_head + self.heads;
         assert!(page < self.pages, "page {page} of a pool of {}", self.pages);
-        assert!(layers.end <= self.layers, "layers {layers:?} of a pool of {}", self.layers);
+        assert!(
+            layers.is_empty() || layers.end <= self.layers,
+            "layers {layers:?} of a pool of {}",
+            self.layers
+        );
         assert!(
             heads.is_empty() || (held.start <= heads.start && heads.end <= held.end),
             "heads {heads:?} of a pool with the heads {held:?}"
@@ -282,7 +286,7 @@ impl Pool {
             first_block: 0,
             page: number(page),
             tokens: number(tokens),
-            first_layer: number(layers.start),
+            first_layer: if layers.is_empty() { 0 } else { number(layers.start) },
             layers: number(layers.len()),
             first_head: if heads.is_empty() { 0 } else { number(heads.start - held.start) },
             heads: number(heads.len()),

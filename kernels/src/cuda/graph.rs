@@ -20,9 +20,30 @@ impl fmt::Debug for Graph {
     }
 }
 
+/// A stream that records. It goes on in any case, also after a panic.
+struct Recording<'a>(Option<&'a Arc<CudaStream>>);
+
+impl Recording<'_> {
+    fn end(mut self) -> Result<Option<CudaGraph>, CudaError> {
+        let stream = self.0.take();
+        stream.map_or(Ok(None), |stream| {
+            stream.end_capture(CUgraphInstantiate_flags(0)).map_err(refused("end a graph"))
+        })
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if let Some(stream) = self.0 {
+            // What was recorded is given up.
+            let _given_up = stream.end_capture(CUgraphInstantiate_flags(0));
+        }
+    }
+}
+
 impl Graph {
     /// Records what `launch` puts into the stream, instead of doing it. Nothing there may wait for the device or copy from memory of
-    /// the host that is not pinned. The memory that the launches name must live as long as the graph is used.
+    /// the host that is not pinned.
     ///
     /// # Errors
     /// What `launch` says, or the driver's refusal.
@@ -33,9 +54,9 @@ impl Graph {
         stream
             .begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
             .map_err(refused("begin a graph"))?;
+        let recording = Recording(Some(stream));
         let launched = launch();
-        // Ended in any case, so that the stream goes on.
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(refused("end a graph"));
+        let graph = recording.end();
         launched?;
         match graph? {
             Some(graph) => Ok(Self(graph)),
@@ -50,7 +71,10 @@ impl Graph {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn launch(&mut self) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// The memory that the launches name is there, and is theirs until the stream has come to their end.
+    pub unsafe fn launch(&mut self) -> Result<(), CudaError> {
         self.0.launch().map_err(refused("launch a graph"))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use host_core::{Batch, Sequence};
 use host_kernels::cuda::exact::{Attention, Exact, KvView, Matrix};
-use host_kernels::cuda::{Array, CudaError, CudaStream, Device};
+use host_kernels::cuda::{Array, CudaError, CudaStream, Device, WaitsFor};
 use host_kernels::math::Heads;
 
 use super::arrays::{BatchArrays, BatchMemory};
@@ -153,10 +153,11 @@ impl ExactModel {
         batch: &Batch,
         wanted: impl Fn(&Sequence) -> usize,
     ) -> Result<&[f32], ExecutorError> {
+        // Also where nothing came back that would have been waited for, and for what was launched before an error or a panic: from then
+        // on other streams use the pool.
+        let end = WaitsFor::new(self.activations.residual.device(), self.math.stream());
         let computed = self.compute(turn, kv, batch, wanted);
-        // Also where nothing came back that would have been waited for, and for what was launched before an error: from now on other
-        // streams use the pool.
-        self.activations.residual.device().wait(self.math.stream())?;
+        end.wait()?;
         computed?;
         Ok(if turn.rank() == 0 { &self.logits } else { &[] })
     }

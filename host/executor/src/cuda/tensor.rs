@@ -11,7 +11,7 @@ use host_kernels::cuda::exact::{Attention, KvView};
 use host_kernels::cuda::tensor::attention::{CHUNK, Partials, Run, TensorAttention};
 use host_kernels::cuda::tensor::linear::{Output, TensorLinear, TensorMatrix};
 use host_kernels::cuda::tensor::rows::{ARGMAX_PARTS, Projection, TensorRows};
-use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Mark, Pinned};
+use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Mark, Pinned, WaitsFor};
 use host_kernels::math::{Element, Gate, bf16_from_f32};
 
 use self::graphs::{Graphs, Key};
@@ -134,7 +134,8 @@ impl WeightMemory for Packing<'_> {
             Usage::Gates => Some(pack(true)?),
         };
         let looked_up = matches!(source.usage, Usage::Lookup | Usage::Both);
-        // Memory that is given back is waited for.
+        // The rows may be given back now.
+        self.device.wait(stream)?;
         Ok(Placed { rows: looked_up.then_some(rows), packed })
     }
 
@@ -200,9 +201,10 @@ impl TensorModel {
         likeliest: bool,
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Found<'_>, ExecutorError> {
+        // Also for what was launched before an error or a panic: from then on other streams use the pool.
+        let end = WaitsFor::new(self.activations.residual.device(), &self.kernels.stream);
         let computed = self.compute(kv, batch, wanted, likeliest, layers_done);
-        // Also for what was launched before an error: from now on other streams use the pool.
-        self.activations.residual.device().wait(&self.kernels.stream)?;
+        end.wait()?;
         let (a, rows) = (&self.activations, computed?);
         // SAFETY: the stream was waited for, and nothing else writes what came back.
         Ok(unsafe {

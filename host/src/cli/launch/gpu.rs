@@ -55,7 +55,11 @@ pub(super) fn options(settings: &Settings) -> CudaOptions {
 /// # Errors
 /// When there is no such GPU, or no driver for it.
 pub fn bytes(settings: &Settings) -> Result<u64, Refused> {
-    let wrong = |error| refused(format!("--executor cuda cannot work here: {error}"));
+    let wrong = |error| {
+        refused(format!(
+            "--executor cuda cannot work here: {error} (--cuda-device names the GPU, --nvrtc the compiler)"
+        ))
+    };
     memory::bytes_of_device(device(settings)).map_err(wrong)
 }
 

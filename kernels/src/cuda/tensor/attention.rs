@@ -147,7 +147,8 @@ impl Partials {
 /// not depend on other rows, on how a prompt is cut, or on pages.
 ///
 /// What arrays hold is not looked at: pages are those of the pool, and positions lie in their sequence's pages. Positions,
-/// tables, pages and tiles are read while the kernel before may still run, so it must not be what writes them.
+/// tables, pages and tiles are read while the kernel before may still run, so it must not be what writes them, nor the kernel before it if it is a
+/// product ([`TensorLinear`](super::linear::TensorLinear)).
 #[derive(Debug)]
 pub struct TensorAttention {
     head_dim: usize,

@@ -11,8 +11,10 @@ use crate::cuda::{CudaError, Device, refused};
 
 /// A kernel of this folder.
 ///
-/// Each of them begins with `griddepcontrol.wait` where the device has it (compute capability 9.0), so that its launch and its
-/// first instructions overlap the end of the kernel before.
+/// Each of them calls `griddepcontrol.wait` where the device has it (compute capability 9.0), before it reads what the kernel before
+/// wrote, so that its launch and its first instructions overlap the end of that kernel. A product on tensor cores lets the kernel
+/// behind it start before it has waited itself: what is read before the wait may then still be written by the kernel before the
+/// product, too.
 #[derive(Debug)]
 pub(super) struct Kernel {
     function: CudaFunction,

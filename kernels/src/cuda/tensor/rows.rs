@@ -71,7 +71,8 @@ unsafe impl DeviceRepr for Rotate {}
 ///
 /// Each function enqueues its launches and returns. It panics where an array is shorter than the sizes say. What arrays hold
 /// is not looked at: tokens, pages and positions are those of the model and the pool. Weights, positions, tables, pages and
-/// angles are read while the kernel before may still run, so it must not be what writes them.
+/// angles are read while the kernel before may still run, so it must not be what writes them, nor the kernel before it if it is a
+/// product ([`TensorLinear`](super::linear::TensorLinear)).
 #[derive(Debug)]
 pub struct TensorRows {
     embed: Kernel,

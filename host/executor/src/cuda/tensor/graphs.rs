@@ -22,13 +22,17 @@ pub(super) struct Key {
     /// Words that are copied first.
     pub words: usize,
     pub layout: KvLayout,
-    /// Addresses of all arrays.
+    /// Addresses of all arrays. Of the partial sums of attention, which only grow, it is how many they are.
     pub addresses: Vec<u64>,
 }
 
 /// The graphs of one executor.
 #[derive(Debug, Default)]
-pub(super) struct Graphs(HashMap<Key, Graph>);
+pub(super) struct Graphs {
+    /// Each with when it was used last.
+    known: HashMap<Key, (Graph, u64)>,
+    runs: u64,
+}
 
 impl Graphs {
     /// Does what `launch` enqueues, recorded the first time.
@@ -38,15 +42,20 @@ impl Graphs {
         key: Key,
         launch: impl FnOnce() -> Result<(), ExecutorError>,
     ) -> Result<(), ExecutorError> {
-        if let Some(graph) = self.0.get_mut(&key) {
-            return Ok(graph.launch()?);
+        self.runs += 1;
+        if let Some((graph, used)) = self.known.get_mut(&key) {
+            *used = self.runs;
+            // SAFETY: the key has the addresses of all arrays that the launches name, which are those of the executor now.
+            return Ok(unsafe { graph.launch() }?);
         }
-        if self.0.len() >= MOST {
-            self.0.clear();
+        if self.known.len() >= MOST {
+            let oldest = self.known.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
+            oldest.map(|oldest| self.known.remove(&oldest));
         }
         let mut graph = Graph::record(stream, launch)?;
-        graph.launch()?;
-        self.0.insert(key, graph);
+        // SAFETY: it was recorded with the arrays that the executor has now.
+        unsafe { graph.launch() }?;
+        self.known.insert(key, (graph, self.runs));
         Ok(())
     }
 }
