@@ -23,10 +23,9 @@ use host_kernels::math::Math;
 
 use self::forward::{Activations, Model, Wanted};
 use self::weights::Packed;
-use super::constraint::limited;
 use super::group::Seat;
 use super::model::{LoadError, Loader, Opened, Rotation, Shards};
-use super::sampling::sample;
+use super::sampling::{draw_from, outputs};
 use super::window::LayerPlace;
 use super::{Constraint, Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
@@ -161,19 +160,9 @@ impl Executor for CpuExecutor {
         if self.seat.rank() > 0 {
             return Ok(Vec::new());
         }
-        let mut rows = logits.chunks_exact(self.shape.vocabulary);
-        let output = |sequence: &host_core::Sequence| {
-            let rows: Vec<&[f32]> = rows.by_ref().take(sequence.drawing_rows()).collect();
-            let drawn = sequence.sampled(|before, draw| {
-                let row = limited(constraint, sequence, before, rows[before])?;
-                Ok(sample(&row, draw, (sequence.known() + before) as u64))
-            });
-            let (sampled, refused) = match drawn {
-                Ok(sampled) => (sampled, None),
-                Err(reason) => (Vec::new(), Some(reason)),
-            };
-            SequenceOutput { room: sequence.room, sampled, refused }
-        };
-        Ok(batch.sequences.iter().map(output).collect())
+        let vocabulary = self.shape.vocabulary;
+        Ok(outputs(&batch.sequences, |sequence, row, before, next| {
+            draw_from(logits, vocabulary, constraint, (sequence, row, before, next))
+        }))
     }
 }

@@ -20,10 +20,9 @@ use host_kernels::cuda::{Array, CudaError, Device};
 
 use self::exact::ExactModel;
 use self::tensor::{Found, TensorModel};
-use super::constraint::limited;
 use super::group::Seat;
 use super::model::{LoadError, ModelConfig, Opened, Shards};
-use super::sampling::sample;
+use super::sampling::{draw_from, outputs};
 use super::{Constraint, Executor, ExecutorError, KvMemory, LayersDone, ModelShape, cpu, window};
 
 /// Name and version of the math on tensor cores. To be raised whenever a change alters any bit of KV or logits.
@@ -211,7 +210,11 @@ impl Executor for CudaExecutor {
         if self.seat.rank() > 0 {
             return Ok(Vec::new());
         }
-        Ok(outputs(&batch.sequences, &found, self.shape.vocabulary, constraint))
+        let vocabulary = self.shape.vocabulary;
+        Ok(outputs(&batch.sequences, |sequence, row, before, next| match &found {
+            Found::Likeliest(tokens) => Ok(Sampled { token: tokens[row], logprob: None, top: Vec::new() }),
+            Found::Logits(logits) => draw_from(logits, vocabulary, constraint, (sequence, row, before, next)),
+        }))
     }
 }
 
@@ -222,36 +225,6 @@ fn draws_likeliest(sequence: &Sequence, constraint: Option<&dyn Constraint>) -> 
         *temperature <= 0.0 && logprobs.is_none() && shaping.is_none()
     });
     plain && !constraint.is_some_and(|constraint| constraint.limits(sequence))
-}
-
-/// The tokens that sequences draw, by what their rows came to.
-fn outputs(
-    sequences: &[Sequence],
-    found: &Found<'_>,
-    vocabulary: usize,
-    constraint: Option<&dyn Constraint>,
-) -> Vec<SequenceOutput> {
-    let mut first = 0;
-    let output = |sequence: &Sequence| {
-        let start = first;
-        first += sequence.drawing_rows();
-        let drawn = sequence.sampled(|before, draw| match found {
-            Found::Likeliest(tokens) => {
-                Ok(Sampled { token: tokens[start + before], logprob: None, top: Vec::new() })
-            }
-            Found::Logits(logits) => {
-                let row = &logits[(start + before) * vocabulary..][..vocabulary];
-                let row = limited(constraint, sequence, before, row)?;
-                Ok(sample(&row, draw, (sequence.known() + before) as u64))
-            }
-        });
-        let (sampled, refused) = match drawn {
-            Ok(sampled) => (sampled, None),
-            Err(reason) => (Vec::new(), Some(reason)),
-        };
-        SequenceOutput { room: sequence.room, sampled, refused }
-    };
-    sequences.iter().map(output).collect()
 }
 
 /// Refuses a model that is computed on the CPU alone.

@@ -8,10 +8,11 @@ mod shaping;
 use std::cmp::Ordering;
 
 use host_core::batch::MAX_TOP_LOGPROBS;
-use host_core::{Draw, Sampled, Sampling};
+use host_core::{Draw, Sampled, Sampling, Sequence, SequenceOutput};
 use host_kernels::math::softmax_weights;
 
 pub use self::shaping::shape;
+use crate::constraint::{Constraint, limited};
 
 /// Draws the token of `position` (its own place in the sequence, counted from 0).
 ///
@@ -44,6 +45,41 @@ pub fn sample(logits: &[f32], next: &Draw, position: u64) -> Sampled {
         logprob: logits.get(token as usize).map(|&logit| logprob(logit)),
         top: order[..count].iter().map(|&(logit, id)| (id, logprob(logit))).collect(),
     }
+}
+
+/// What the sequences of a batch come to, in order. `draw` gets a sequence, which of the batch's drawing rows it draws from, how many
+/// drafted tokens come before, and the draw.
+pub(crate) fn outputs(
+    sequences: &[Sequence],
+    mut draw: impl FnMut(&Sequence, usize, usize, &Draw) -> Result<Sampled, String>,
+) -> Vec<SequenceOutput> {
+    let mut first = 0;
+    let output = |sequence: &Sequence| {
+        let start = first;
+        first += sequence.drawing_rows();
+        let drawn = sequence.sampled(|before, next| draw(sequence, start + before, before, next));
+        let (sampled, refused) = match drawn {
+            Ok(sampled) => (sampled, None),
+            Err(reason) => (Vec::new(), Some(reason)),
+        };
+        SequenceOutput { room: sequence.room, sampled, refused }
+    };
+    sequences.iter().map(output).collect()
+}
+
+/// Draws a token from one of a batch's drawing rows, `[row][vocabulary]`, within what limits the sequence.
+///
+/// # Errors
+/// Why no token can follow.
+pub(crate) fn draw_from(
+    logits: &[f32],
+    vocabulary: usize,
+    constraint: Option<&dyn Constraint>,
+    (sequence, row, before, next): (&Sequence, usize, usize, &Draw),
+) -> Result<Sampled, String> {
+    let row = &logits[row * vocabulary..][..vocabulary];
+    let row = limited(constraint, sequence, before, row)?;
+    Ok(sample(&row, next, (sequence.known() + before) as u64))
 }
 
 /// The token that is drawn from logits that are changed no more.
