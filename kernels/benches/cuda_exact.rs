@@ -16,7 +16,8 @@ use std::time::Instant;
 
 use compare::{Batch, Both, Numbers};
 use cudarc::driver::sys::CUevent_flags;
-use host_kernels::cuda::exact::{Attention, Exact, KvView, Rows};
+use host_kernels::cuda::batch::{Attention, KvView, Rows};
+use host_kernels::cuda::exact::Exact;
 use host_kernels::cuda::{Array, CudaError, Device};
 use host_kernels::math::{Element, Heads, Math};
 

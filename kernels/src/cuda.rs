@@ -8,6 +8,7 @@
 //! nothing and waits for nothing. The kernel moves 16 bytes at a time where rows, strides and addresses of both sides are
 //! multiples of that, and 8, 4, 2 or 1 where they are not.
 
+pub mod batch;
 mod cache;
 mod device;
 pub mod digest;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use host_core::{Batch, Dtype, KvLayout, Sampled, Sampling, Sequence, SequenceOutput};
-use host_kernels::cuda::exact::KvView;
+use host_kernels::cuda::batch::KvView;
 use host_kernels::cuda::{Array, CudaError, Device};
 
 use self::exact::ExactModel;

@@ -1,7 +1,7 @@
 //! Attention by [`TensorAttention`].
 
 use host_kernels::cuda::Array;
-use host_kernels::cuda::exact::{Attention, Rows};
+use host_kernels::cuda::batch::{Attention, Rows};
 use host_kernels::cuda::tensor::attention::{Partials, Run, TensorAttention};
 use host_kernels::cuda::tensor::rows::{NO_POSITION, Projection, TensorRows};
 use host_kernels::math::{bf16_from_f32, f32_from_bf16};

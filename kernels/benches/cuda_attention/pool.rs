@@ -1,7 +1,7 @@
 //! Pools of K and V in the orders that workers have them, on the CPU and on the device.
 
 use host_kernels::cuda::Array;
-use host_kernels::cuda::exact::KvView;
+use host_kernels::cuda::batch::KvView;
 
 use crate::Gpu;
 

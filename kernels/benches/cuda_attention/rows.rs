@@ -1,7 +1,7 @@
 //! The kernels of [`TensorRows`].
 
 use host_kernels::cuda::Array;
-use host_kernels::cuda::exact::Rows;
+use host_kernels::cuda::batch::Rows;
 use host_kernels::cuda::tensor::rows::{ARGMAX_PARTS, NO_POSITION, Projection, TensorRows};
 use host_kernels::math::{bf16_from_f32, f32_from_bf16};
 

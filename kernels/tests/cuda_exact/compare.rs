@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::DeviceRepr;
-use host_kernels::cuda::exact::{Attention, Exact, KvView, Rows};
+use host_kernels::cuda::batch::{Attention, KvView, Rows};
+use host_kernels::cuda::exact::Exact;
 use host_kernels::cuda::{Array, Device};
 use host_kernels::math::{
     AttentionShape, Element, Gate, Heads, KvRows, Math, Panels, QueryRows, RopeFrequencies, RopeScaling,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use host_core::Sequence;
-use host_kernels::cuda::exact::Rows;
+use host_kernels::cuda::batch::Rows;
 use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Pinned};
 
 use crate::model::{Angles, Rotation};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use host_core::{Batch, Sequence};
-use host_kernels::cuda::exact::{Attention, Exact, KvView, Matrix};
+use host_kernels::cuda::batch::{Attention, KvView};
+use host_kernels::cuda::exact::{Exact, Matrix};
 use host_kernels::cuda::{Array, CudaError, CudaStream, Device, WaitsFor};
 use host_kernels::math::Heads;
 

@@ -7,7 +7,7 @@ mod graphs;
 use std::sync::Arc;
 
 use host_core::{Batch, KvLayout, Sequence};
-use host_kernels::cuda::exact::{Attention, KvView};
+use host_kernels::cuda::batch::{Attention, KvView};
 use host_kernels::cuda::tensor::attention::{CHUNK, Partials, Run, TensorAttention};
 use host_kernels::cuda::tensor::linear::{Output, TensorLinear, TensorMatrix};
 use host_kernels::cuda::tensor::rows::{ARGMAX_PARTS, Projection, TensorRows};

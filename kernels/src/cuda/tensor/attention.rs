@@ -8,7 +8,7 @@ use cudarc::driver::{CudaStream, DeviceRepr};
 
 use super::launch::{Geometry, Kernel, argument};
 use super::pool::{Pool, source};
-use crate::cuda::exact::{Attention, KvView, Rows};
+use crate::cuda::batch::{Attention, KvView, Rows};
 use crate::cuda::launch::Divisor;
 use crate::cuda::{Array, CudaError, Device, Source, refused};
 

@@ -1,6 +1,6 @@
 //! The parameters by which kernels find K and V.
 
-use crate::cuda::exact::KvView;
+use crate::cuda::batch::KvView;
 use crate::cuda::launch::Divisor;
 
 /// What stands before the sources of this folder.

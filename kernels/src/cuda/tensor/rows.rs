@@ -6,7 +6,7 @@ use cudarc::driver::{CudaStream, DeviceRepr};
 
 use super::launch::{Geometry, Kernel, argument};
 use super::pool::{Pool, source};
-use crate::cuda::exact::{KvView, Rows};
+use crate::cuda::batch::{KvView, Rows};
 use crate::cuda::{Array, CudaError, Device, Source};
 
 /// The kernels' source.
