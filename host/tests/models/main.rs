@@ -4,4 +4,6 @@
 
 mod gpu;
 mod real_models;
+mod sliding_window;
 mod window_servers;
+mod window_walk;

@@ -5,6 +5,7 @@
 
 mod aborts_on_load;
 mod commands;
+mod conformance;
 mod examples;
 mod in_c;
 mod new;

@@ -9,7 +9,8 @@ use host_tests::plugin_files;
 
 use crate::workspace::Workspace;
 
-/// What the names of programs begin with whose tests run libraries and programs of other projects: NIXL, Mooncake, moto.
+/// Tests that run libraries and programs of other projects (NIXL, Mooncake, moto): those in modules of this name, and all of
+/// a program whose name begins so.
 const EXTERNAL: &str = "external";
 
 /// A test program.
@@ -23,7 +24,7 @@ pub struct Program {
     pub arguments: Vec<String>,
     /// Its package's folder, in which it runs.
     pub folder: PathBuf,
-    /// Whether it has tests of the group that runs other projects' libraries and programs, one at a time.
+    /// Whether its tests are of the group that runs other projects' libraries and programs, one at a time.
     pub is_external: bool,
 }
 
@@ -77,15 +78,41 @@ fn program(message: &serde_json::Value) -> Option<Program> {
 }
 
 impl Program {
-    /// The names of its tests, with their modules.
+    /// It with those of its tests that are taken, in two parts where some of them are of the external group and others are
+    /// not. Without any it is not run at all.
     ///
     /// # Errors
-    /// When it cannot be run.
-    pub fn tests(&self) -> anyhow::Result<Vec<String>> {
+    /// When its tests cannot be listed.
+    pub fn with(self, is_taken: impl Fn(&str) -> bool) -> anyhow::Result<Vec<Self>> {
+        let tests = self.tests()?;
+        let is_external = |test: &str| self.is_external || test.split("::").any(|module| module == EXTERNAL);
+        let part = |external: bool| {
+            let chosen = |test: &&String| is_taken(test) && is_external(test) == external;
+            let mut arguments: Vec<String> = tests.iter().filter(chosen).cloned().collect();
+            if arguments.is_empty() {
+                return None;
+            }
+            if arguments.len() == tests.len() {
+                arguments.clear();
+            } else {
+                arguments.push("--exact".to_owned());
+            }
+            let name = match external && !self.is_external {
+                true => format!("{}, external", self.name),
+                false => self.name.clone(),
+            };
+            Some(Self { name, arguments, is_external: external, ..self.clone() })
+        };
+        Ok([part(true), part(false)].into_iter().flatten().collect())
+    }
+
+    /// The names of its tests, with their modules.
+    fn tests(&self) -> anyhow::Result<Vec<String>> {
         let mut list = Command::new(&self.path);
         list.args(["--list", "--format", "terse"]).current_dir(&self.folder).stdin(Stdio::null());
         let output = list.output().with_context(|| format!("{} cannot be run", self.path.display()))?;
         let text = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "{} lists no tests: {}", self.path.display(), output.status);
         Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
 }
@@ -115,5 +142,34 @@ mod tests {
         assert_eq!(found("bin", "external"), Some(("host (bin)".to_owned(), false)));
         assert!(of("test", "transfer", false).is_none(), "a program that is no test");
         assert!(program(&json!({ "reason": "build-finished", "success": true })).is_none());
+    }
+    #[test]
+    fn a_program_with_tests_of_the_external_group_is_run_in_two_parts() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("transfer");
+        let list = "staging::external::over_nixl: test\nstaging::over_shm: test\nwalk::externals: test\n";
+        std::fs::write(&path, format!("#!/bin/sh\ncat <<'END'\n{list}END\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let parts = |is_external, word: &str| {
+            let folder = folder.path().to_owned();
+            let program = Program {
+                name: "host/transfer".into(),
+                path: path.clone(),
+                arguments: vec![],
+                folder,
+                is_external,
+            };
+            let parts = program.with(|test| test.contains(word)).unwrap().into_iter();
+            parts.map(|part| (part.name, part.arguments.join(" "), part.is_external)).collect::<Vec<_>>()
+        };
+        let part =
+            |name: &str, arguments: &str, is_external| (name.to_owned(), arguments.to_owned(), is_external);
+        let external = part("host/transfer, external", "staging::external::over_nixl --exact", true);
+        let rest = part("host/transfer", "staging::over_shm walk::externals --exact", false);
+        assert_eq!(parts(false, ""), [external.clone(), rest]);
+        assert_eq!(parts(false, "nixl"), [external]);
+        assert_eq!(parts(true, ""), [part("host/transfer", "", true)]);
+        assert_eq!(parts(false, "nothing"), []);
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
-use host_tests::{mooncake, nixl, plugin_files};
+use host_tests::plugin_files;
 
 const MODEL: &str = "[synthetic]\nkv-heads = 8\n";
 const PAGE_TOKENS: usize = 16;
@@ -93,18 +93,25 @@ fn conversation(plugin: &str, plugin_config: &str) {
 }
 
 #[test]
-fn every_arrangement_over_nixl_answers_as_one_worker_alone() {
-    let Some(library) = nixl::config() else { return };
-    conversation("nixl", &format!("[plugin.nixl]\n{library}"));
-}
-
-#[test]
-fn every_arrangement_over_mooncake_answers_as_one_worker_alone() {
-    let Some(config) = mooncake::config() else { return };
-    conversation("mooncake", &format!("[plugin.mooncake]\n{config}"));
-}
-
-#[test]
 fn every_arrangement_over_shared_memory_answers_as_one_worker_alone() {
     conversation("shm", "");
+}
+
+/// The tests of the group that runs one at a time: other projects' libraries and programs.
+mod external {
+    use host_tests::{mooncake, nixl};
+
+    use super::*;
+
+    #[test]
+    fn every_arrangement_over_nixl_answers_as_one_worker_alone() {
+        let Some(library) = nixl::config() else { return };
+        conversation("nixl", &format!("[plugin.nixl]\n{library}"));
+    }
+
+    #[test]
+    fn every_arrangement_over_mooncake_answers_as_one_worker_alone() {
+        let Some(config) = mooncake::config() else { return };
+        conversation("mooncake", &format!("[plugin.mooncake]\n{config}"));
+    }
 }

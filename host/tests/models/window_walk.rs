@@ -8,7 +8,7 @@ use std::path::Path;
 use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 use host_tests::model::TinyModel;
-use host_tests::{nixl, plugin_files};
+use host_tests::plugin_files;
 
 const ANSWER: u32 = 80;
 /// Requests of each short length.
@@ -149,20 +149,27 @@ fn a_model_with_a_window_answers_alike_over_shared_memory() {
 }
 
 #[test]
-fn a_model_with_a_window_answers_alike_over_nixl() {
-    let Some(config) = nixl::config() else { return };
-    synthetic().walk("nixl", &format!("[plugin.nixl]\n{config}"));
-}
-
-#[test]
 fn a_gemma3_answers_alike_over_shared_memory() {
     let directory = tempfile::tempdir().unwrap();
     gemma3(directory.path()).walk("shm", "");
 }
 
-#[test]
-fn a_gemma3_answers_alike_over_nixl() {
-    let Some(config) = nixl::config() else { return };
-    let directory = tempfile::tempdir().unwrap();
-    gemma3(directory.path()).walk("nixl", &format!("[plugin.nixl]\n{config}"));
+/// The tests of the group that runs one at a time: other projects' libraries and programs.
+mod external {
+    use host_tests::nixl;
+
+    use super::*;
+
+    #[test]
+    fn a_model_with_a_window_answers_alike_over_nixl() {
+        let Some(config) = nixl::config() else { return };
+        synthetic().walk("nixl", &format!("[plugin.nixl]\n{config}"));
+    }
+
+    #[test]
+    fn a_gemma3_answers_alike_over_nixl() {
+        let Some(config) = nixl::config() else { return };
+        let directory = tempfile::tempdir().unwrap();
+        gemma3(directory.path()).walk("nixl", &format!("[plugin.nixl]\n{config}"));
+    }
 }

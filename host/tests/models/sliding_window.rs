@@ -6,7 +6,7 @@ use std::path::Path;
 use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 use host_tests::model::TinyModel;
-use host_tests::{nixl, plugin_files};
+use host_tests::plugin_files;
 
 const WINDOW: u32 = 20;
 const PAGE: u32 = 8;
@@ -124,51 +124,58 @@ fn workers_of_different_numbers_of_ranks_answer_as_an_aggregated_one() {
     split_answers_as_aggregated(&Setting::shm(Model::Gemma3), "shm", &[(4, 2)]);
 }
 
-#[test]
-fn a_split_server_over_nixl_answers_as_an_aggregated_one() {
-    let Some(config) = nixl::config() else { return };
-    for (model, ranks) in [(Model::Synthetic, (1, 1)), (Model::Gemma3, (4, 2))] {
-        let setting = Setting::new(model, &["nixl"], &format!("[plugin.nixl]\n{config}"));
-        split_answers_as_aggregated(&setting, "nixl", &[ranks]);
-    }
-}
+/// The tests of the group that runs one at a time: other projects' libraries and programs.
+mod external {
+    use host_tests::nixl;
 
-/// Offload tiers of both caches, host memory and a fake storage tier in each worker's memory. After a flush only the latter
-/// has anything.
-#[test]
-fn pages_and_windows_of_the_offload_tiers_serve_over_nixl_as_well() {
-    let Some(config) = nixl::config() else { return };
-    let config = format!("[plugin.nixl]\n{config}");
-    for (model, ranks) in [(Model::Synthetic, ["1", "1"]), (Model::Gemma3, ["4", "2"])] {
-        let setting = Setting::new(model, &["nixl", "memory"], &config);
-        let right = setting.right();
-        let cluster = setting.start(&[
-            "--plugins",
-            "nixl",
-            "--prefill-tp",
-            ranks[0],
-            "--decode-tp",
-            ranks[1],
-            "--pool-pages",
-            "1500",
-            "--decode-radix-cache",
-            "--prefill-radix-cache",
-            "--hierarchical-cache",
-            "--hicache-prefetch-policy",
-            "wait_complete",
-            "--hicache-storage",
-            "memory",
-        ]);
-        for round in 0..3 {
-            assert_eq!(tokens(&cluster), right, "{model:?}, round {round}");
-            cluster.await_written();
-            cluster.flush();
+    use super::*;
+
+    #[test]
+    fn a_split_server_over_nixl_answers_as_an_aggregated_one() {
+        let Some(config) = nixl::config() else { return };
+        for (model, ranks) in [(Model::Synthetic, (1, 1)), (Model::Gemma3, (4, 2))] {
+            let setting = Setting::new(model, &["nixl"], &format!("[plugin.nixl]\n{config}"));
+            split_answers_as_aggregated(&setting, "nixl", &[ranks]);
         }
-        let restored = |name| cluster.total("prefill", name, "");
-        assert!(restored("host_hicache_loaded_pages_total") > 0.0, "{model:?}");
-        // The windows behind them were restored, too, or computed again where that is less.
-        let windows = restored("host_hicache_promised_window_pages_total")
-            + restored("host_window_recomputed_tokens_total");
-        assert!(windows > 0.0, "{model:?}");
+    }
+
+    /// Offload tiers of both caches, host memory and a fake storage tier in each worker's memory. After a flush only the
+    /// latter has anything.
+    #[test]
+    fn pages_and_windows_of_the_offload_tiers_serve_over_nixl_as_well() {
+        let Some(config) = nixl::config() else { return };
+        let config = format!("[plugin.nixl]\n{config}");
+        for (model, ranks) in [(Model::Synthetic, ["1", "1"]), (Model::Gemma3, ["4", "2"])] {
+            let setting = Setting::new(model, &["nixl", "memory"], &config);
+            let right = setting.right();
+            let cluster = setting.start(&[
+                "--plugins",
+                "nixl",
+                "--prefill-tp",
+                ranks[0],
+                "--decode-tp",
+                ranks[1],
+                "--pool-pages",
+                "1500",
+                "--decode-radix-cache",
+                "--prefill-radix-cache",
+                "--hierarchical-cache",
+                "--hicache-prefetch-policy",
+                "wait_complete",
+                "--hicache-storage",
+                "memory",
+            ]);
+            for round in 0..3 {
+                assert_eq!(tokens(&cluster), right, "{model:?}, round {round}");
+                cluster.await_written();
+                cluster.flush();
+            }
+            let restored = |name| cluster.total("prefill", name, "");
+            assert!(restored("host_hicache_loaded_pages_total") > 0.0, "{model:?}");
+            // The windows behind them were restored, too, or computed again where that is less.
+            let windows = restored("host_hicache_promised_window_pages_total")
+                + restored("host_window_recomputed_tokens_total");
+            assert!(windows > 0.0, "{model:?}");
+        }
     }
 }

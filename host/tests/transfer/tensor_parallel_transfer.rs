@@ -9,8 +9,8 @@ use std::process::Command;
 use host_tests::cluster::{Cluster, Start, Worker, signal};
 use host_tests::hold::Hold;
 use host_tests::model::TinyModel;
+use host_tests::plugin_files;
 use host_tests::program::Program;
-use host_tests::{mooncake, nixl, plugin_files};
 use serde_json::json;
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
@@ -192,44 +192,6 @@ fn a_model_on_any_numbers_of_ranks_answers_as_on_one() {
 }
 
 #[test]
-fn ranks_exchange_pages_over_nixl() {
-    let Some(library) = nixl::config() else { return };
-    let setting = Setting::new("nixl", &format!("[plugin.nixl]\n{library}"), false);
-    every_pair(&setting, (PAGE_FIRST, PAGE_FIRST), &RANKS);
-    every_pair(&setting, (PAGE_FIRST, LAYER_FIRST), &[(4, 2), (1, 4)]);
-}
-
-#[test]
-fn ranks_exchange_pages_over_mooncake() {
-    let Some(config) = mooncake::config() else { return };
-    let setting = Setting::new("mooncake", &format!("[plugin.mooncake]\n{config}"), false);
-    every_pair(&setting, (PAGE_FIRST, PAGE_FIRST), &[(4, 2), (2, 4)]);
-    every_pair(&setting, (PAGE_FIRST, LAYER_FIRST), &[(4, 2)]);
-}
-
-#[test]
-fn two_prefill_workers_of_different_ranks_fill_one_decode_worker_over_nixl() {
-    let Some(library) = nixl::config() else { return };
-    let setting = Setting::new("nixl", &format!("[plugin.nixl]\n{library}"), false);
-    let prompts: Vec<Vec<u32>> =
-        (0..24).map(|i| (0..30 + i).map(|token| (token * 7 + i * 3) % 250).collect()).collect();
-    let right = setting.right(&prompts);
-    let mut servers = ByHand::new(&setting);
-    servers.worker("prefill", 4, PAGE_FIRST);
-    servers.worker("prefill", 3, LAYER_FIRST);
-    servers.worker("decode", 2, PAGE_FIRST);
-    servers.ready();
-    let cluster = &servers.cluster;
-    for _ in 0..2 {
-        assert_eq!(tokens(cluster, &prompts), right);
-    }
-    for worker in cluster.workers() {
-        assert!(count(cluster, &worker, "host_requests_finished_total") > 0.0, "{} was idle", worker.name);
-    }
-    cluster.wait("all pages to be free", || cluster.all_free());
-}
-
-#[test]
 fn one_prefill_worker_serves_decode_workers_of_different_ranks_and_layouts() {
     let setting = Setting::synthetic("");
     let prompts: Vec<Vec<u32>> =
@@ -327,5 +289,54 @@ fn requests_given_up_at_any_time_leave_no_page_behind_on_any_side() {
         assert_eq!(split.generate(&[9; 70], 8).unwrap().tokens, right);
         let failed = count(&split, &split.worker("decode"), "host_requests_failed_total");
         assert!(failed > 0.0, "no client left in time");
+    }
+}
+
+/// The tests of the group that runs one at a time: other projects' libraries and programs.
+mod external {
+    use host_tests::{mooncake, nixl};
+
+    use super::*;
+
+    #[test]
+    fn ranks_exchange_pages_over_nixl() {
+        let Some(library) = nixl::config() else { return };
+        let setting = Setting::new("nixl", &format!("[plugin.nixl]\n{library}"), false);
+        every_pair(&setting, (PAGE_FIRST, PAGE_FIRST), &RANKS);
+        every_pair(&setting, (PAGE_FIRST, LAYER_FIRST), &[(4, 2), (1, 4)]);
+    }
+
+    #[test]
+    fn ranks_exchange_pages_over_mooncake() {
+        let Some(config) = mooncake::config() else { return };
+        let setting = Setting::new("mooncake", &format!("[plugin.mooncake]\n{config}"), false);
+        every_pair(&setting, (PAGE_FIRST, PAGE_FIRST), &[(4, 2), (2, 4)]);
+        every_pair(&setting, (PAGE_FIRST, LAYER_FIRST), &[(4, 2)]);
+    }
+
+    #[test]
+    fn two_prefill_workers_of_different_ranks_fill_one_decode_worker_over_nixl() {
+        let Some(library) = nixl::config() else { return };
+        let setting = Setting::new("nixl", &format!("[plugin.nixl]\n{library}"), false);
+        let prompts: Vec<Vec<u32>> =
+            (0..24).map(|i| (0..30 + i).map(|token| (token * 7 + i * 3) % 250).collect()).collect();
+        let right = setting.right(&prompts);
+        let mut servers = ByHand::new(&setting);
+        servers.worker("prefill", 4, PAGE_FIRST);
+        servers.worker("prefill", 3, LAYER_FIRST);
+        servers.worker("decode", 2, PAGE_FIRST);
+        servers.ready();
+        let cluster = &servers.cluster;
+        for _ in 0..2 {
+            assert_eq!(tokens(cluster, &prompts), right);
+        }
+        for worker in cluster.workers() {
+            assert!(
+                count(cluster, &worker, "host_requests_finished_total") > 0.0,
+                "{} was idle",
+                worker.name
+            );
+        }
+        cluster.wait("all pages to be free", || cluster.all_free());
     }
 }

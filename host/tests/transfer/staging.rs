@@ -5,7 +5,7 @@ use std::path::Path;
 
 use host_tests::cluster::{Cluster, Start, signal};
 use host_tests::hold::Hold;
-use host_tests::{mooncake, nixl, plugin_files};
+use host_tests::plugin_files;
 
 /// The order of engines: a head of a token is a piece of its own as soon as two ranks share a layer.
 const LAYER_FIRST: [&str; 2] = ["--kv-layout", "layer-kv-page-token-head-dim"];
@@ -189,26 +189,33 @@ fn a_worker_killed_during_a_staged_transfer_is_restarted_and_the_request_answere
     }
 }
 
-#[test]
-fn staged_answers_over_mooncake_are_those_of_an_aggregated_worker() {
-    let Some(config) = mooncake::config() else { return };
-    let right = Server::shm("", &["--role", "aggregated"]).tokens();
-    let config = format!("[plugin.mooncake]\n{config}\n");
-    let flags = [&LAYER_FIRST[..], &ALWAYS, &["--staging-bytes", "1MiB"]].concat();
-    let split = Server::start("mooncake", &config, "", &flags);
-    assert_eq!(split.tokens(), right);
-    split.settles();
-    assert!(split.staged() > 0.0);
-}
+/// The tests of the group that runs one at a time: other projects' libraries and programs.
+mod external {
+    use host_tests::{mooncake, nixl};
 
-#[test]
-fn staged_answers_over_nixl_are_those_of_an_aggregated_worker() {
-    let Some(config) = nixl::config() else { return };
-    let right = Server::shm("", &["--role", "aggregated"]).tokens();
-    let config = format!("[plugin.nixl]\n{config}\n");
-    let flags = [&LAYER_FIRST[..], &ALWAYS, &["--staging-bytes", "1MiB"]].concat();
-    let split = Server::start("nixl", &config, "", &flags);
-    assert_eq!(split.tokens(), right);
-    split.settles();
-    assert!(split.staged() > 0.0);
+    use super::*;
+
+    #[test]
+    fn staged_answers_over_mooncake_are_those_of_an_aggregated_worker() {
+        let Some(config) = mooncake::config() else { return };
+        let right = Server::shm("", &["--role", "aggregated"]).tokens();
+        let config = format!("[plugin.mooncake]\n{config}\n");
+        let flags = [&LAYER_FIRST[..], &ALWAYS, &["--staging-bytes", "1MiB"]].concat();
+        let split = Server::start("mooncake", &config, "", &flags);
+        assert_eq!(split.tokens(), right);
+        split.settles();
+        assert!(split.staged() > 0.0);
+    }
+
+    #[test]
+    fn staged_answers_over_nixl_are_those_of_an_aggregated_worker() {
+        let Some(config) = nixl::config() else { return };
+        let right = Server::shm("", &["--role", "aggregated"]).tokens();
+        let config = format!("[plugin.nixl]\n{config}\n");
+        let flags = [&LAYER_FIRST[..], &ALWAYS, &["--staging-bytes", "1MiB"]].concat();
+        let split = Server::start("nixl", &config, "", &flags);
+        assert_eq!(split.tokens(), right);
+        split.settles();
+        assert!(split.staged() > 0.0);
+    }
 }
