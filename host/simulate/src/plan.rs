@@ -144,7 +144,7 @@ impl Search<'_> {
             return found.ok_or_else(|| self.too_few(&known));
         };
         for prefill in 1.. {
-            // A cluster with more prefill workers is worth a run only if it is smaller in all.
+            // Running a cluster with more prefill workers pays only if it is smaller in all.
             let bound = best.as_ref().map_or(most, |best| best.devices - 1);
             let Some(left) = bound.checked_sub(prefill * prefill_tp).filter(|left| *left >= answers_tp)
             else {

@@ -52,7 +52,7 @@ struct DeviceCopier<'a> {
     /// In the order in which they were begun. Devices of different streams may end them in another one.
     flights: VecDeque<Flight>,
     batch: Batch,
-    /// A device refused something, and devices copy nothing any more. What was under way then stays marked: nobody knows whether it
+    /// A device refused something, and devices copy nothing any more. What was under way then stays marked: it is unknown whether it
     /// has ended before this process has.
     broken: bool,
 }

@@ -190,7 +190,7 @@ impl Fields {
     /// Refuses what was not taken: a misspelt field, or one that this server does not have. `hint` may say what to do.
     ///
     /// Clients of other servers send fields that are switched off. What is `false`, 0 or empty asks for nothing, unless there is a
-    /// hint for it: a temperature of 0 in the wrong place is meant.
+    /// hint for it: a temperature of 0 in the wrong place was set on purpose.
     pub fn refuse_rest(mut self, hint: impl Fn(&str) -> Option<String>) -> Result<(), ApiError> {
         self.fields.retain(|name, value| {
             let asks = !value.is_null() && (!empty(value) || hint(name).is_some());

@@ -40,7 +40,7 @@ pub struct Client {
 /// Why there is no answer, in a sentence.
 #[derive(Debug, thiserror::Error)]
 pub enum NoAnswer {
-    /// The server is not known to be the one that is meant. Another try is no use.
+    /// The server has not proved to be the one that the URL names. Another try is no use.
     #[error("{0}")]
     Untrusted(String),
     /// It does not answer now.

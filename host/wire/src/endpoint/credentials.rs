@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_user_and_root_are_let_in() {
+    fn this_user_and_root_are_accepted() {
         assert_eq!(same_user(1000, 1000), Ok(()));
         assert_eq!(same_user(0, 1000), Ok(()));
         assert_eq!(same_user(1000, 0), Err(OtherUser { theirs: 1000, ours: 0 }));

@@ -113,8 +113,8 @@ impl Stream {
         self.device.ordinal
     }
 
-    /// Begins to copy, in an unused slot. The memory stays until [`is_done`](Self::is_done) says so. After an error nobody
-    /// knows what of it is under way.
+    /// Begins to copy, in an unused slot. The memory stays until [`is_done`](Self::is_done) says so. After an error it
+    /// is unknown what of it is under way.
     ///
     /// # Safety
     /// The device reaches all bytes of the runs as they say it does, and no other copy touches them meanwhile.

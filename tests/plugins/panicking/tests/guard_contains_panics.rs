@@ -2,7 +2,7 @@
 //!
 //!     cargo xtask nightly asan valgrind miri
 //!
-//! What leaks is meant to: the payload of a panic is forgotten, because its own drop may panic.
+//! One leak is intended: the payload of a panic is forgotten, because its own drop may panic.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
