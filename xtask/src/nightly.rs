@@ -1,5 +1,6 @@
 //! `cargo xtask nightly`: checks that take too long, or need too much, to be made of every change.
 
+mod browser;
 mod fuzz;
 mod kit;
 mod memory;
@@ -89,6 +90,11 @@ const CHECKS: &[Check] = &[
         name: "schemathesis",
         about: "requests made from /openapi.json, 50 or SCHEMATHESIS_EXAMPLES to each path, and their answers held to it (PyPI)",
         run: schema::check,
+    },
+    Check {
+        name: "browser",
+        about: "the page of `host simulate --html` in headless Chromium: drawn, complete, zoomed and moved (npm, 120 MB)",
+        run: browser::check,
     },
     Check {
         name: "faults",
