@@ -24,6 +24,7 @@ pub mod output {
     pub use host_plugin_test::say;
 }
 pub mod plugins;
+mod process_end;
 pub mod serve;
 mod server;
 pub mod settings;

@@ -17,6 +17,7 @@ mod graph;
 mod launch;
 mod nvrtc;
 mod registered;
+mod source;
 pub mod tensor;
 
 use std::sync::Arc;
@@ -26,11 +27,12 @@ use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushK
 use crate::copy::{CopyError, CopyPages, Memory, PagesCopy, plan};
 pub use cudarc::driver::CudaStream;
 use device::function;
-pub use device::{Array, Device, Mark, Pinned, Source, WaitsFor};
+pub use device::{Array, Device, Mark, Pinned, WaitsFor};
 pub use graph::Graph;
 use launch::{Width, launches};
 pub use nvrtc::{Architecture, Image, Nvrtc};
 pub use registered::Registered;
+pub use source::Source;
 
 /// The source of the kernels.
 pub const SOURCE: &str = include_str!("cuda/page_copy.cu");

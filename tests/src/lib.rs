@@ -26,6 +26,7 @@ pub mod s3;
 #[cfg(feature = "signing")]
 pub mod signing;
 pub mod skip;
+mod stored;
 pub mod streaming;
 pub mod variant;
 pub mod wait;

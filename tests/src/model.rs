@@ -13,6 +13,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+pub use crate::stored::Stored;
 pub use tokenizer::SPECIAL_TOKENS;
 
 /// Which architecture config.json names.
@@ -24,17 +25,6 @@ pub enum Family {
     Llama,
     /// `Gemma3ForCausalLM`: most layers see the newest positions only.
     Gemma3,
-}
-
-/// Element type of the weights in the file. The values of the first two are the same (bf16 can hold all of them).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stored {
-    /// Two bytes.
-    Bf16,
-    /// Four bytes.
-    F32,
-    /// Two bytes, of half precision: the smallest values are rounded more.
-    F16,
 }
 
 /// Sizes of a made-up model. The default is the tiny one of the tests.

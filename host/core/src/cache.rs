@@ -33,6 +33,7 @@
 mod admit;
 mod holding;
 mod keep;
+mod pages;
 mod prefix;
 mod quarantine;
 mod release;
@@ -50,8 +51,9 @@ use crate::pool::{Component, HeldPages, PagePool, PageSource, PoolCounts, PoolLi
 use crate::radix::{CacheChanges, CacheEvent, PageHash, RadixTree, TreeConfig, TreeCounts};
 use crate::window::WindowShape;
 
-pub(crate) use admit::{Need, Pages};
+pub(crate) use admit::Need;
 pub(crate) use holding::{Holding, Restore, Tokens};
+pub(crate) use pages::Pages;
 pub(crate) use prefix::Prefix;
 use quarantine::Quarantine;
 pub(crate) use quarantine::Touches;

@@ -68,6 +68,7 @@ mod reads;
 mod restores;
 mod saves;
 mod stats;
+mod window_pieces;
 mod windows;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

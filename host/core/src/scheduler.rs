@@ -283,8 +283,8 @@ impl Scheduler {
         self.cache.audit(self.jobs.values().map(|job| &job.kv));
         self.audit_leaders();
         for (room, job) in &self.jobs {
-            let in_steps = matches!(*job.stage, Stage::Running(_) | Stage::Ready | Stage::Inflight);
-            let computes_to = in_steps.then(|| job.stage.in_batch().unwrap_or(job.kv.computed()));
+            let in_steps = matches!(*job.stage(), Stage::Running(_) | Stage::Ready | Stage::Inflight);
+            let computes_to = in_steps.then(|| job.stage().in_batch().unwrap_or(job.kv.computed()));
             self.cache.audit_window(*room, &job.kv, computes_to);
             let noted = self.deadlines.of(*room);
             assert!(noted.is_some_and(|at| at <= self.job_deadline(job)), "{room:?} would end too late");
@@ -296,19 +296,19 @@ impl Scheduler {
             "a write is waited for that nothing keeps pages for"
         );
         assert!(self.patience.len() <= self.queue.len(), "a request is patient that does not wait");
-        let in_batch = self.jobs.values().filter(|job| job.stage.in_batch().is_some()).count();
+        let in_batch = self.jobs.values().filter(|job| job.stage().in_batch().is_some()).count();
         assert!(self.computing || in_batch == 0, "a request is in a batch that is not computed");
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
         assert!(
             rows + self.aux_free.len() <= self.config.max_running as usize,
             "an aux row is in two places"
         );
-        let waits = |job: &&Job| job.stage.waiting().is_some();
+        let waits = |job: &&Job| job.stage().waiting().is_some();
         let queued = self.jobs.values().filter(waits).count();
         assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
-        let running = self.jobs.values().filter(|job| job.stage.is_running()).count();
+        let running = self.jobs.values().filter(|job| job.stage().is_running()).count();
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");
-        let ready = self.jobs.values().filter(|job| *job.stage == Stage::Ready).count();
+        let ready = self.jobs.values().filter(|job| *job.stage() == Stage::Ready).count();
         assert_eq!(ready, self.ready.len(), "the ready list holds the ready jobs");
     }
 

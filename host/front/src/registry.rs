@@ -5,8 +5,9 @@
 
 mod admission;
 mod follow;
+pub mod role;
 pub mod service;
-pub mod table;
+mod table;
 
 use std::sync::Arc;
 
@@ -23,7 +24,8 @@ use host_wire::clock::{self, Instant};
 use host_wire::endpoint::{self, Address, BadAddress, Credentials};
 use host_wire::proto::{HeartbeatReply, Load, WorkerInfo};
 use host_wire::protocol::Version;
-pub use table::{Decisions, Following, Need, NoRoute, Role, Snapshot, Terms, WorkerState};
+pub use role::Role;
+pub use table::{Decisions, Following, Need, NoRoute, Snapshot, Terms, WorkerState};
 use table::{Denied, NotNow, Picked, WorkerTable};
 
 /// A worker as the router calls it. The connection is opened on first use and shared by all requests.

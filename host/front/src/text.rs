@@ -3,7 +3,6 @@
 pub mod byte;
 pub mod calls;
 pub mod decode;
-pub mod gguf;
 pub mod huggingface;
 pub mod model;
 pub mod reasoning;

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use crate::{Compiled, GrammarError, Source};
+use crate::GrammarError;
+use crate::compiled::Compiled;
+use crate::source::Source;
 
 /// What came of compiling a grammar, once it has.
 pub(crate) type Outcome = OnceLock<Result<Arc<Compiled>, GrammarError>>;

@@ -12,8 +12,9 @@ use serde_json::Value;
 use toktrie::InferenceCapabilities;
 
 use crate::cache::Cache;
+use crate::compiled::Compiled;
 use crate::source::{Kind, Source, with_white_space};
-use crate::state::{State, first_line};
+use crate::state::first_line;
 use crate::{GrammarError, Vocabulary};
 
 /// How much work and memory a grammar may take.
@@ -82,28 +83,6 @@ struct Shared {
 impl std::fmt::Debug for Compiler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Compiler").field("limits", &self.shared.limits).finish_non_exhaustive()
-    }
-}
-
-/// A grammar that can be carried out.
-pub struct Compiled {
-    /// At the beginning, never moved on.
-    fresh: Mutex<Matcher>,
-    width: u32,
-}
-
-impl std::fmt::Debug for Compiled {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Compiled").field("width", &self.width).finish_non_exhaustive()
-    }
-}
-
-impl Compiled {
-    /// The place at which an answer begins that these tokens end.
-    #[must_use]
-    pub fn begin(&self, ends: Vec<u32>) -> State {
-        // Its own lexer: answers under one grammar wait for each other nowhere.
-        State::new(self.fresh.lock().deep_clone(), self.width, ends)
     }
 }
 
@@ -214,7 +193,7 @@ fn compile(shared: &Shared, source: &Source) -> Result<Compiled, GrammarError> {
     match matcher.get_error() {
         Some(error) => Err(failed(first_line(&error))),
         None => match matcher.is_accepting() {
-            Ok(_) => Ok(Compiled { fresh: Mutex::new(matcher), width: shared.width }),
+            Ok(_) => Ok(Compiled::new(matcher, shared.width)),
             Err(error) => Err(failed(first_line(&error.to_string()))),
         },
     }

@@ -14,13 +14,15 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod compiled;
 mod compiler;
 pub mod ebnf;
 mod source;
 mod state;
 mod vocabulary;
 
-pub use compiler::{Compiled, Compiler, Limits};
+pub use compiled::Compiled;
+pub use compiler::{Compiler, Limits};
 pub use source::{Kind, MAX_DEPTH, MAX_TEXT, Source, json_rule, quoted as lark_text};
 pub use state::{Mask, State};
 pub use vocabulary::Vocabulary;

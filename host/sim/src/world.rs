@@ -254,6 +254,28 @@ impl<C: Clients> World<C> {
         self.handle(self.workers[place].instance, event);
     }
 
+    fn happen(&mut self, what: Pending) {
+        match what {
+            Pending::Submit { to, request } => self.submit(to, request),
+            Pending::Cancel(room) => self.cancel(room),
+            Pending::Lose { room, leg } => self.lose(room, leg),
+            Pending::Thaw { place } => self.thaw(place),
+            Pending::Deliver { to, from, floor, message } => {
+                self.handle(to, Event::Message { from, floor, message });
+            }
+            Pending::Layers { at, batch, layers } => self.layers(at, batch, layers),
+            Pending::Computed { at, batch } => self.computed(at, batch),
+            Pending::Tell { at, event } => self.handle(at, event),
+            Pending::Handshake { decode, prefill, floor } => self.shake_hands(decode, prefill, floor),
+            Pending::Connected { decode, prefill } => self.connected(decode, prefill),
+            Pending::Fence { at, peer, session } => self.fence(at, peer, session),
+            Pending::Land(landing) => self.land(*landing),
+            Pending::Copy(arrival) => self.copy(&arrival),
+            Pending::Close { at, room } => self.closed(at, room),
+            Pending::Tier { at, work } => self.tier(at, work),
+        }
+    }
+
     fn handle(&mut self, at: Instance, event: Event) {
         let now = self.agenda.now();
         if let Some(trace) = &mut self.trace {

@@ -16,30 +16,15 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use host_plugins::{Catalog, CompanionManifest};
-use serde::Deserialize;
 
 use super::Refused;
-use super::settings::Settings;
+use super::settings::{CompanionSettings, Settings};
 use template::Values;
 
 /// Longest wait for a companion to answer at its address.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(20);
-
-/// `[companion.NAME]`: what differs from the manifest, or all of it.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct CompanionSettings {
-    /// The program: a path, or a name that is looked for in the active virtual environment and in `PATH`.
-    pub program: Option<PathBuf>,
-    /// Its arguments.
-    pub arguments: Option<Vec<String>>,
-    /// What is set in its environment, beside what the supervisor has in its own.
-    pub environment: Option<BTreeMap<String, String>>,
-    /// Address at which it takes connections once it is ready.
-    pub ready: Option<SocketAddr>,
-}
 
 /// A program to run.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -29,6 +29,9 @@ use anyhow::Context as _;
 use super::Refused;
 use super::settings::Settings;
 
+/// The setting of a plugin with which it changes nothing.
+pub const READ_ONLY: &str = "read_only";
+
 /// The plugin's own table in a file of its own, as text, which is empty without a file.
 fn plugin_config(file: Option<&Path>) -> anyhow::Result<String> {
     let text = file.map(std::fs::read_to_string).transpose();

@@ -15,13 +15,13 @@ use host_worker::peers::Peers;
 use host_worker::registration::Registrations;
 use host_worker::service::WorkerService;
 use host_worker::{Handle, Unwritten, Worker};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tonic::service::Routes;
 use tracing_subscriber::EnvFilter;
 
 use super::addresses::Control;
 use super::clients::{self, Clients};
+use super::process_end::{StopSignals, end_at_once};
 use super::settings::{LogFormat, RoleName, Settings};
 use super::{
     Refused, Told, addresses, is_refusal, launch, lifeline, listeners, plugins, summary, supervise, watchdog,
@@ -124,27 +124,6 @@ fn start_logging(settings: &Settings) -> Result<(), Refused> {
     Ok(())
 }
 
-/// The signals that ask a process to stop.
-pub(super) struct StopSignals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl StopSignals {
-    /// From now on none is missed.
-    pub fn listen() -> std::io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    /// Resolves when one comes, and names it.
-    pub async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.interrupt.recv() => "Ctrl-C",
-            _ = self.terminate.recv() => "SIGTERM",
-        }
-    }
-}
-
 /// Becomes true when the process has to stop. A second signal ends it at once. A supervised one stops when its standard input
 /// ends. It leaves signals to its supervisor, which knows the order in which processes have to end.
 fn stop_signal(supervised: bool) -> anyhow::Result<watch::Receiver<bool>> {
@@ -171,13 +150,6 @@ fn stop_signal(supervised: bool) -> anyhow::Result<watch::Receiver<bool>> {
         }
     });
     Ok(stopped)
-}
-
-/// Ends this process without another call of a plugin, also of its libraries' destructors, which may wait for something.
-pub(super) fn end_at_once() -> ! {
-    // Where the system refuses the signal, or before it comes, the process aborts.
-    let _refused = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    std::process::abort();
 }
 
 async fn until(mut stopped: watch::Receiver<bool>) {

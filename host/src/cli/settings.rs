@@ -5,6 +5,7 @@
 
 mod bytes;
 mod choices;
+mod companion;
 mod defaults;
 mod file;
 mod hicache;
@@ -22,12 +23,12 @@ use host_core::transfer::StagingMode;
 use host_wire::endpoint::ListenAt;
 use serde::Deserialize;
 
-use super::companion::CompanionSettings;
 pub use bytes::Bytes;
 pub use choices::{
     EvictionPolicyName, KvDtypeName, KvLayoutName, PrefetchPolicyName, ReasoningParserName, RouterPolicyName,
     SpeculateName, ToolParserName, WritePolicyName,
 };
+pub use companion::CompanionSettings;
 use file::{address, one_or_several, word_or_number};
 pub use hicache::{CostSettings, HicacheSettings};
 pub use set::set_key;

@@ -40,7 +40,7 @@ use super::clients::Clients;
 use super::companion::{self, Companion};
 use super::lifeline::{self, Lifeline};
 use super::listeners;
-use super::serve::StopSignals;
+use super::process_end::StopSignals;
 use super::settings::{RoleName, Settings};
 
 mod restarts;

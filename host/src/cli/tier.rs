@@ -9,8 +9,6 @@ mod stat;
 mod verify;
 mod words;
 
-pub use open::READ_ONLY;
-
 use std::io::IsTerminal;
 
 use clap::Subcommand;

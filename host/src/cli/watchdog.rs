@@ -8,7 +8,7 @@ use host_worker::clock::Clock;
 use host_worker::watchdog::{Hung, Slow, Watchdog};
 use tokio::sync::oneshot;
 
-use super::serve::end_at_once;
+use super::process_end::end_at_once;
 use super::settings::Settings;
 
 /// Once a call was found to hang, the process has this long to end by itself. What libraries do at the end of a process may

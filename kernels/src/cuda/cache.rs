@@ -11,8 +11,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::device::Source;
 use super::nvrtc::Image;
+use super::source::Source;
 use crate::xxh3::{xxh3, xxh3_128};
 
 /// Bytes of the sum at a file's end.

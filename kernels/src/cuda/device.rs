@@ -8,18 +8,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStrea
 
 use super::cache::Cache;
 use super::nvrtc::{Image, Nvrtc};
-use super::{CudaError, context, refused};
-
-/// CUDA C++ and how it is compiled.
-#[derive(Clone, Copy, Debug)]
-pub struct Source {
-    /// Its file's name, for messages and for the cache of compiled kernels.
-    pub name: &'static str,
-    /// The text.
-    pub text: &'static str,
-    /// Options of NVRTC besides the architecture, such as `--fmad=false`.
-    pub options: &'static [&'static str],
-}
+use super::{CudaError, Source, context, refused};
 
 /// One GPU, in its primary context.
 #[derive(Debug)]

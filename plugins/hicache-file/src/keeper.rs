@@ -1,6 +1,8 @@
 //! The thread that looks after the directory: it loads what is there, learns what others did, makes and evicts segments, has its
 //! own sealed and seals those of processes that are gone.
 
+mod sealing;
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;

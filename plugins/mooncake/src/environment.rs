@@ -31,7 +31,7 @@ pub fn set(preload: &[impl AsRef<Path>]) -> Result<(), String> {
         add(&SETTINGS);
         *done = true;
     }
-    crate::python::preload(preload)
+    crate::loader::preload(preload)
 }
 
 /// Keeps Mooncake to TCP, for good: it would take adapters for RDMA wherever it finds some.

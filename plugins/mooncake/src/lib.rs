@@ -13,6 +13,7 @@ mod engine;
 mod environment;
 #[doc(hidden)]
 pub mod fuzzing;
+mod loader;
 mod python;
 mod search;
 mod store;

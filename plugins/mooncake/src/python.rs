@@ -12,7 +12,6 @@ mod api;
 mod object;
 mod probe;
 
-pub use api::preload;
 pub use object::{Gil, Object, Value};
 pub use probe::Probe;
 

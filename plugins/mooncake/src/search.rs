@@ -33,11 +33,6 @@ impl Attempts {
     }
 }
 
-/// An error of the loader's with its reason, which it keeps apart.
-pub fn whole(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
-}
-
 /// What is looked for.
 pub struct Wanted {
     /// What messages call it.

@@ -5,7 +5,7 @@ use std::path::Path;
 use host_gguf::{Array, Gguf, Value};
 
 use super::{GgufFile, text, value};
-use crate::model::Stored;
+use crate::stored::Stored;
 
 /// The model of a file with all its matrices in this type, and vectors in f32, as llama.cpp's converter writes them: quantized
 /// ones are expanded, and rounded where the type is narrower.

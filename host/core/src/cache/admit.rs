@@ -1,37 +1,8 @@
 //! Giving requests their pages: at admission, and while they grow.
 
-use super::{Cache, Holding, Prefix, Tokens};
+use super::{Cache, Holding, Pages, Prefix, Tokens};
 use crate::batch::Sequence;
 use crate::ids::{Room, Time};
-
-/// Pages of both [components](crate::pool::Component).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Pages {
-    pub full: usize,
-    pub window: usize,
-}
-
-impl std::ops::AddAssign for Pages {
-    fn add_assign(&mut self, other: Self) {
-        self.full += other.full;
-        self.window += other.window;
-    }
-}
-
-impl std::ops::Add for Pages {
-    type Output = Pages;
-
-    fn add(mut self, other: Self) -> Self {
-        self += other;
-        self
-    }
-}
-
-impl std::iter::Sum for Pages {
-    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(Pages::default(), std::ops::Add::add)
-    }
-}
 
 /// What admission looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::window::Window;
 use crate::ids::{PageId, Room};
 use crate::pool::HeldPages;
 use crate::radix::{NamespaceKey, PageHash, PrefixLock};
 use crate::request::Request;
 use crate::sampling::Draw;
+use crate::window::WindowShape;
 
 /// The tokens whose KV a request holds or wants.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +68,36 @@ impl<'a> Tokens<'a> {
             false if is_sent => Cow::Borrowed(prompt),
             false => Cow::Borrowed(&prompt[..prompt.len() - 1]),
         }
+    }
+}
+
+/// The window parts of one request, or nothing for models without sliding layers.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    /// The token page of the first part.
+    pub first: usize,
+    /// Cached parts in front, as many as the request's lock keeps.
+    pub cached: Vec<PageId>,
+    /// The request's own, behind them.
+    pub own: HeldPages,
+}
+
+impl Window {
+    /// Pages of all parts.
+    pub(super) fn len(&self) -> usize {
+        self.cached.len() + self.own.ids().len()
+    }
+
+    /// The token page after the last that has its part.
+    pub(super) fn end(&self, shape: WindowShape) -> usize {
+        self.first + self.len() / shape.parts as usize
+    }
+
+    /// The pages of some token pages.
+    pub(super) fn parts(&self, shape: WindowShape, token_pages: &Range<usize>) -> Vec<PageId> {
+        let parts = shape.parts as usize;
+        let all = self.cached.iter().chain(self.own.ids()).copied();
+        all.skip((token_pages.start - self.first) * parts).take(token_pages.len() * parts).collect()
     }
 }
 

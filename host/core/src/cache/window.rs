@@ -22,41 +22,12 @@
 
 use std::ops::Range;
 
+use super::holding::Window;
 use super::{Cache, Holding, Prefix, Tokens};
 use crate::ids::{PageId, Room};
 use crate::pool::HeldPages;
 use crate::radix::PrefixLock;
 use crate::window::{WindowPages, WindowShape};
-
-/// The window parts of one request, or nothing for models without sliding layers.
-#[derive(Debug, Default)]
-pub(super) struct Window {
-    /// The token page of the first part.
-    pub first: usize,
-    /// Cached parts in front, as many as the request's lock keeps.
-    pub cached: Vec<PageId>,
-    /// The request's own, behind them.
-    pub own: HeldPages,
-}
-
-impl Window {
-    /// Pages of all parts.
-    pub(super) fn len(&self) -> usize {
-        self.cached.len() + self.own.ids().len()
-    }
-
-    /// The token page after the last that has its part.
-    fn end(&self, shape: WindowShape) -> usize {
-        self.first + self.len() / shape.parts as usize
-    }
-
-    /// The pages of some token pages.
-    fn parts(&self, shape: WindowShape, token_pages: &Range<usize>) -> Vec<PageId> {
-        let parts = shape.parts as usize;
-        let all = self.cached.iter().chain(self.own.ids()).copied();
-        all.skip((token_pages.start - self.first) * parts).take(token_pages.len() * parts).collect()
-    }
-}
 
 /// What admission looks for, in pages of the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::fetch::{Fetch, Phase};
+use super::fetch::{Fetch, Phase, SHORTEST_WAIT};
 use super::{Hierarchy, PrefetchPolicy};
 use crate::ids::{Room, Time};
 use crate::radix::PageHash;
@@ -17,9 +17,6 @@ use crate::radix::PageHash;
 /// What was too slow is tried again after so long. Otherwise the model would keep slow times for ever. Once a trial was
 /// quick, the next request tries as well. So the model recovers request by request, as long as trials stay quick.
 const TRIED_AGAIN: Duration = Duration::from_secs(30);
-
-/// Requests wait at least so long: within less threads and timers decide what comes first, not storage.
-pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// When something that does not pay by the model is done nevertheless, to correct the model.
 #[derive(Clone, Copy, Debug)]

@@ -16,12 +16,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-use super::cost_model::SHORTEST_WAIT;
-use super::windows::Windows;
+use super::window_pieces::Windows;
 use super::{Found, Hierarchy, HostSlot, PrefetchPolicy, TierTag};
 use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
 use crate::window::WindowShape;
+
+/// Requests wait at least so long: within less threads and timers decide what comes first, not storage.
+pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,6 @@
 
 use sha2::{Digest, Sha256};
 
-use super::namespace::NamespaceKey;
-
 /// Names a page and everything before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageHash(pub [u8; 32]);
@@ -37,19 +35,6 @@ impl PageHash {
         hasher.update(b"host/window-part\0");
         hasher.update(self.0);
         hasher.update(part.to_le_bytes());
-        PageHash(hasher.finalize().into())
-    }
-
-    /// Where a namespace's chains start, `self` being the worker's identity: SHA-256 over the identity and the key's
-    /// three parts, each behind its length as u64 LE, so that no two keys read alike.
-    #[must_use]
-    pub fn namespace(&self, key: &NamespaceKey) -> PageHash {
-        let mut hasher = Sha256::new();
-        hasher.update(self.0);
-        for part in [&key.model, &key.extra_key, &key.salt] {
-            hasher.update((part.len() as u64).to_le_bytes());
-            hasher.update(part);
-        }
         PageHash(hasher.finalize().into())
     }
 }

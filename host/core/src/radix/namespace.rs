@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sha2::{Digest, Sha256};
+
 use super::chain::PageHash;
 
 /// Everything beside the tokens that makes KV differ between requests of one worker, or that must keep them apart.
@@ -31,6 +33,21 @@ impl NamespaceKey {
     pub fn fingerprint(&self) -> u64 {
         let seed = PageHash([0; 32]).namespace(self);
         seed.0[..8].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+}
+
+impl PageHash {
+    /// Where a namespace's chains start, `self` being the worker's identity: SHA-256 over the identity and the key's
+    /// three parts, each behind its length as u64 LE, so that no two keys read alike.
+    #[must_use]
+    pub fn namespace(&self, key: &NamespaceKey) -> PageHash {
+        let mut hasher = Sha256::new();
+        hasher.update(self.0);
+        for part in [&key.model, &key.extra_key, &key.salt] {
+            hasher.update((part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        PageHash(hasher.finalize().into())
     }
 }
 

@@ -2,8 +2,8 @@
 
 mod holders;
 
+use super::event::{KvEvent, SnapshotPart};
 use super::key::{BlockKey, KeyMap};
-use super::log::SnapshotPart;
 use holders::Holders;
 
 /// A worker's place in the index.
@@ -11,17 +11,6 @@ use holders::Holders;
 /// Given out by [`PrefixIndex::add_worker`], free again after [`PrefixIndex::remove_worker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerSlot(pub u16);
-
-/// What a worker says of its cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KvEvent {
-    /// These blocks are in the cache now. Each follows the one before.
-    Stored(Vec<BlockKey>),
-    /// These are no longer.
-    Removed(Vec<BlockKey>),
-    /// Nothing is.
-    Cleared,
-}
 
 /// What became of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::index::KvEvent;
+use super::event::{KvEvent, SnapshotPart};
 use super::key::BlockKey;
 use crate::ids::PageId;
 use crate::radix::{After, CacheEvent, PageHash};
@@ -62,19 +62,6 @@ impl Snapshot {
             })
             .collect()
     }
-}
-
-/// A part of a [`Snapshot`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SnapshotPart {
-    /// As in [`Snapshot::number`].
-    pub number: u64,
-    /// Counts the parts from 0.
-    pub part: u32,
-    /// Whether none follows.
-    pub last: bool,
-    /// Names of pages.
-    pub keys: Vec<BlockKey>,
 }
 
 /// An event costs about as much memory as four keys beside its keys.

@@ -138,12 +138,12 @@ impl Scheduler {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role {
                 // It goes straight into the steps.
-                _ if job.stage.is_preempted() => self.may_join(resumed),
+                _ if job.stage().is_preempted() => self.may_join(resumed),
                 Role::Aggregated => true,
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
             };
-            let worn = job.stage.waiting().is_some_and(|waiting| waiting.skipped >= MOST_SKIPS);
+            let worn = job.stage().waiting().is_some_and(|waiting| waiting.skipped >= MOST_SKIPS);
             let active = self.jobs.len() - self.queue.len();
             if admitted.len() >= self.aux_free.len() || active >= most_active {
                 break;
@@ -180,7 +180,7 @@ impl Scheduler {
                 self.cache.forgo(prefix);
                 continue;
             }
-            resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage.is_preempted()));
+            resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage().is_preempted()));
             promised += need.now;
             headroom += need.headroom;
             self.queue.remove(at);
@@ -188,7 +188,7 @@ impl Scheduler {
             admitted.push((room, need, prefix));
             let mut worn = false;
             for room in &lacking {
-                if let Some(waiting) = self.jobs.get_mut(room).and_then(|job| job.stage.waiting_mut()) {
+                if let Some(waiting) = self.jobs.get_mut(room).and_then(|job| job.waiting_mut()) {
                     waiting.skipped += 1;
                     worn |= waiting.skipped >= MOST_SKIPS;
                 }
@@ -256,9 +256,9 @@ impl Scheduler {
                 let (from, window) = ((peer, self.peers.session(peer)), job.kv.window_len());
                 self.reserve(now, room, Incoming::new(from, pages, window, now), actions);
             }
-            _ if admitted.restored.is_some() => job.stage.enter(Stage::Loading(admitted.prefix..covered)),
+            _ if admitted.restored.is_some() => job.enter(Stage::Loading(admitted.prefix..covered)),
             _ => {
-                job.stage.enter(Stage::Running(None));
+                job.enter(Stage::Running(None));
                 self.running.push(room);
                 // What is cached can be on its way while the rest is computed.
                 self.push_pages(room, actions);

@@ -62,7 +62,7 @@ impl Scheduler {
             }
             load.tokens += draft.len();
             load.context += end;
-            job.stage.set_in_batch(Some(end));
+            job.set_in_batch(Some(end));
         }
         load.tokens += prompts;
         if sequences.is_empty() {
@@ -163,8 +163,8 @@ impl Scheduler {
         // A request of the batch that is still there has not left the running ones.
         for room in &self.running {
             let Some(job) = self.jobs.get_mut(room) else { continue };
-            if let Some(end) = job.stage.in_batch() {
-                job.stage.set_in_batch(None);
+            if let Some(end) = job.stage().in_batch() {
+                job.set_in_batch(None);
                 ends.insert(*room, end);
             }
         }
@@ -241,7 +241,7 @@ impl Scheduler {
         job.answer.tokens.push(sampled.token);
         if self.config.role.sends_kv() {
             job.answer.first = Some(sampled.clone());
-            job.stage.enter(Stage::Inflight);
+            job.enter(Stage::Inflight);
             self.running.retain(|other| *other != room);
             self.transfer_moved(now, room);
             return;
@@ -263,7 +263,7 @@ impl Scheduler {
         let sends = self.config.role.sends_kv();
         let begun = |job: &&mut Job| !sends && !job.answer.tokens.is_empty();
         let Some(job) = self.jobs.get_mut(&room).filter(begun) else { return };
-        match job.stage.in_batch() {
+        match job.stage().in_batch() {
             Some(_) => job.answer.complete = true,
             None => self.finish(now, room, FinishReason::Stop, actions),
         }

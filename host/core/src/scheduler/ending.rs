@@ -36,7 +36,7 @@ impl Scheduler {
         if let Some(moved) = self.transfer_since(job) {
             return whole.min(moved.after(self.config.transfer_patience));
         }
-        let waits_for_leg = job.stage.is_queued()
+        let waits_for_leg = job.stage().is_queued()
             // Decode asks when it has pages and a place among those that decode, which may take as long as a request may. Until
             // then prefill's leg holds nothing here, and the router ends it when the other one is gone.
             && self.config.role.receives_kv()
@@ -88,7 +88,7 @@ impl Scheduler {
 
     fn tell_other_leg(&mut self, now: Time, job: &Job, failure: &Failure, actions: &mut Vec<Action>) {
         let room = job.request.room;
-        let (peer, attempt, body) = match (&*job.stage, &job.outgoing) {
+        let (peer, attempt, body) = match (job.stage(), &job.outgoing) {
             (Stage::Transfer(incoming) | Stage::Verifying(incoming) | Stage::Restoring(incoming), _)
                 if self.peers.may_write(incoming.peer, incoming.session) =>
             {
@@ -116,7 +116,7 @@ impl Scheduler {
         &mut self,
         now: Time,
         room: Room,
-        job: Job,
+        mut job: Job,
         ending: Ending,
         actions: &mut Vec<Action>,
     ) {
@@ -129,9 +129,9 @@ impl Scheduler {
         let loads = self.cache.forget(room);
         let unproven = self.unproven(&job, &ending);
         let to = job.outgoing.as_ref().map(|outgoing| (outgoing.peer, outgoing.session));
-        let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
+        let tags = job.outgoing.take().map(|outgoing| outgoing.tags).unwrap_or_default();
         let writes = to.filter(|_| !tags.is_empty());
-        let (opened, writer, receiver) = match &*job.stage {
+        let (opened, writer, receiver) = match job.stage() {
             Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
                 actions.push(Action::CloseRoom { room });
                 let writes = self.peers.may_write(incoming.peer, incoming.session);
@@ -141,8 +141,8 @@ impl Scheduler {
             Stage::Reclaiming(reclaiming) => (true, reclaiming.writer, reclaiming.receiver),
             _ => (false, unproven.map(|(peer, _)| peer), false),
         };
-        let batch = job.stage.in_batch().is_some();
-        let verification = matches!(*job.stage, Stage::Verifying(_));
+        let batch = job.stage().in_batch().is_some();
+        let verification = matches!(*job.stage(), Stage::Verifying(_));
         let touches = Touches { writer, batch, verification, receiver, tags, loads };
         let answer = match ending {
             // They have all arrived.

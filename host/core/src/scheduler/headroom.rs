@@ -41,7 +41,7 @@ impl Scheduler {
     /// Pages that admitted requests may ask for soon.
     pub(super) fn promised_headroom(&self) -> Pages {
         let headroom = |job: &Job| {
-            let piece = match *job.stage {
+            let piece = match *job.stage() {
                 Stage::Running(_) | Stage::Loading(_) => job.uncomputed(),
                 _ => 1,
             };

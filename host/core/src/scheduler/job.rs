@@ -1,10 +1,10 @@
 //! One request on its way through a worker.
 
-use super::stage::CurrentStage;
+use super::stage::{CurrentStage, Stage, Waiting};
 use crate::batch::Sampled;
 use crate::cache::{Holding, Tokens};
 use crate::draft::Drafter;
-use crate::hand_over::Outgoing;
+use crate::hand_over::{Incoming, Outgoing, Reclaiming};
 use crate::ids::Time;
 use crate::request::Request;
 
@@ -15,7 +15,8 @@ pub(super) struct Job {
     pub submitted: Time,
     /// Its place among all requests, in order of arrival.
     pub place: u64,
-    pub stage: CurrentStage,
+    /// Private: the rest of the scheduler can neither set it nor hold it to be changed, and moves it with [`Job::enter`] alone.
+    stage: CurrentStage,
     /// What it holds of the cache.
     pub kv: Holding,
     pub aux: Option<u32>,
@@ -77,6 +78,41 @@ impl Job {
             computed_before: 0,
             drafter: Drafter::default(),
         }
+    }
+
+    /// Where it is.
+    pub(super) fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    /// Moves it on, see [`CurrentStage::enter`].
+    pub(super) fn enter(&mut self, next: Stage) {
+        self.stage.enter(next);
+    }
+
+    /// See [`CurrentStage::waiting_mut`].
+    pub(super) fn waiting_mut(&mut self) -> Option<&mut Waiting> {
+        self.stage.waiting_mut()
+    }
+
+    /// See [`CurrentStage::set_in_batch`].
+    pub(super) fn set_in_batch(&mut self, until: Option<usize>) {
+        self.stage.set_in_batch(until);
+    }
+
+    /// See [`CurrentStage::transfer`].
+    pub(super) fn transfer(&mut self) -> Option<&mut Incoming> {
+        self.stage.transfer()
+    }
+
+    /// See [`CurrentStage::received`].
+    pub(super) fn received(&mut self) -> Option<&mut Incoming> {
+        self.stage.received()
+    }
+
+    /// See [`CurrentStage::reclaiming`].
+    pub(super) fn reclaiming(&mut self) -> Option<&mut Reclaiming> {
+        self.stage.reclaiming()
     }
 
     /// The tokens whose KV it holds or wants.

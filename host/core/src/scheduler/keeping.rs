@@ -30,7 +30,7 @@ impl Scheduler {
         if job.kv.computed() >= job.request.prompt.len() {
             self.leaders.remove(room);
         }
-        let may_be_read = job.outgoing.is_some() || job.stage.in_batch().is_some();
+        let may_be_read = job.outgoing.is_some() || job.stage().in_batch().is_some();
         let (tokens, kv) = job.holding();
         match preempted {
             true => self.cache.keep_preempted(&tokens, kv, may_be_read),

@@ -344,7 +344,7 @@ impl Scheduler {
     fn writer_gone(&mut self, peer: Instance, actions: &mut Vec<Action>) {
         let cleared = self.cache.writer_gone(peer, None);
         self.finish_clearing(cleared, actions);
-        let reclaims = |job: &super::job::Job| matches!(&*job.stage, Stage::Reclaiming(reclaiming) if reclaiming.writer == Some(peer));
+        let reclaims = |job: &super::job::Job| matches!(job.stage(), Stage::Reclaiming(reclaiming) if reclaiming.writer == Some(peer));
         let rooms: Vec<Room> =
             self.jobs.iter().filter(|(_, job)| reclaims(job)).map(|(room, _)| *room).collect();
         for room in rooms {
@@ -354,7 +354,7 @@ impl Scheduler {
 
     /// Rooms that depend on a peer and are in one of the stages asked for.
     fn rooms_with(&self, peer: Instance, wanted: impl Fn(&Stage) -> bool) -> Vec<Room> {
-        let depends = |job: &super::job::Job| match &*job.stage {
+        let depends = |job: &super::job::Job| match job.stage() {
             Stage::Transfer(incoming) | Stage::Verifying(incoming) => incoming.peer == peer,
             Stage::Queued(_)
                 if job.request.prefill.as_ref().is_some_and(|prefill| prefill.instance == peer) =>
@@ -363,7 +363,7 @@ impl Scheduler {
             }
             _ => job.outgoing.as_ref().is_some_and(|outgoing| outgoing.peer == peer),
         };
-        let rooms = self.jobs.iter().filter(|(_, job)| wanted(&job.stage) && depends(job));
+        let rooms = self.jobs.iter().filter(|(_, job)| wanted(job.stage()) && depends(job));
         rooms.map(|(room, _)| *room).collect()
     }
 

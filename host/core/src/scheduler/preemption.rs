@@ -58,7 +58,7 @@ impl Scheduler {
     fn may_be_preempted(&self, room: Room) -> bool {
         self.jobs
             .get(&room)
-            .is_some_and(|job| matches!(*job.stage, Stage::Running(_) | Stage::Ready) && !job.is_read())
+            .is_some_and(|job| matches!(*job.stage(), Stage::Running(_) | Stage::Ready) && !job.is_read())
     }
 
     fn preempt(&mut self, room: Room) {
@@ -72,7 +72,7 @@ impl Scheduler {
         if !self.cache.has_tiers() {
             return 0;
         }
-        let loads = |job: &&Job| job.was_preempted() && matches!(*job.stage, Stage::Loading(_));
+        let loads = |job: &&Job| job.was_preempted() && matches!(*job.stage(), Stage::Loading(_));
         self.jobs.values().filter(loads).count()
     }
 
@@ -80,10 +80,10 @@ impl Scheduler {
     /// Returns whether it asked. If so, what the request finds, and whether it waits, is to be seen anew.
     pub(super) fn fetch_preempted(&mut self, now: Time, room: Room) -> bool {
         let Some(job) = self.jobs.get_mut(&room) else { return false };
-        if !self.cache.has_tiers() || !job.stage.is_preempted() {
+        if !self.cache.has_tiers() || !job.stage().is_preempted() {
             return false;
         }
-        let Some(waiting) = job.stage.waiting_mut().filter(|waiting| !waiting.fetched) else { return false };
+        let Some(waiting) = job.waiting_mut().filter(|waiting| !waiting.fetched) else { return false };
         waiting.fetched = true;
         self.fetch(now, room);
         true
@@ -102,7 +102,7 @@ impl Scheduler {
         self.running.retain(|other| *other != room);
         self.ready.retain(|other| *other != room);
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        job.stage.enter(Stage::Preempted(waiting));
+        job.enter(Stage::Preempted(waiting));
         // Drawn again, when its last prompt token is recomputed.
         job.answer.first = None;
         job.computed_before = job.computed_before.max(job.kv.computed());
@@ -112,7 +112,7 @@ impl Scheduler {
         // Before all that have not begun: its client is reading already.
         let at = self.queue.iter().position(|other| {
             let other = &self.jobs[other];
-            !other.stage.is_preempted() || other.submitted > submitted
+            !other.stage().is_preempted() || other.submitted > submitted
         });
         self.queue.insert(at.unwrap_or(self.queue.len()), room);
     }

@@ -39,7 +39,7 @@ impl Scheduler {
     fn join(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let Some(first) = job.answer.first.take() else { return };
-        job.stage.enter(Stage::Running(None));
+        job.enter(Stage::Running(None));
         self.running.push(room);
         self.prompt_ready(room, actions);
         self.drawn(now, room, &first, actions);

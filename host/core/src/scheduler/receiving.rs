@@ -39,7 +39,7 @@ impl Scheduler {
             namespace: job.request.namespace.fingerprint(),
         };
         if let Some(job) = self.jobs.get_mut(&room) {
-            job.stage.enter(Stage::Transfer(incoming));
+            job.enter(Stage::Transfer(incoming));
         }
         let message = self.outbox.request(now, peer, room, attempt, Body::Reserve(reserve));
         self.send(peer, message, actions);
@@ -47,12 +47,12 @@ impl Scheduler {
 
     pub(super) fn arrived(&mut self, now: Time, notice: Notice, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&notice.room) else { return };
-        let Some(incoming) = job.stage.transfer() else { return };
+        let covered = self.cache.pages_for(job.request.prompt.len());
+        let Some(incoming) = job.transfer() else { return };
         self.peers.heard(incoming.peer, now);
         if incoming.attempt != notice.attempt {
             return;
         }
-        let covered = self.cache.pages_for(job.request.prompt.len());
         let Some(complete) = incoming.take(&notice, self.config.layer_groups.most_parts(covered)) else {
             let message = format!("prefill sent part {} of a transfer that cannot have it", notice.sequence);
             return self.fail(now, notice.room, Failure::new(FailureCode::Transfer, message), actions);
@@ -67,7 +67,7 @@ impl Scheduler {
             let (room, attempt) = (notice.room, notice.attempt);
             actions.push(Action::Verify { room, attempt, pages, aux_slot });
             if let Some(job) = self.jobs.get_mut(&room) {
-                job.stage.enter(Stage::Verifying(incoming));
+                job.enter(Stage::Verifying(incoming));
             }
         }
     }
@@ -83,14 +83,14 @@ impl Scheduler {
         let cleared = self.cache.verification_ended(room);
         self.finish_clearing(cleared, actions);
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let Stage::Verifying(incoming) = &*job.stage else { return };
+        let Stage::Verifying(incoming) = job.stage() else { return };
         if incoming.attempt != attempt {
             return;
         }
         let incoming = incoming.clone();
         let peer = incoming.peer;
         // Nothing reads the pages any more. What ends the job from here on must not wait for a verification.
-        job.stage.enter(Stage::Transfer(incoming.clone()));
+        job.enter(Stage::Transfer(incoming.clone()));
         let prompt = job.request.prompt.len();
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let pages = count(incoming.len());
@@ -108,7 +108,7 @@ impl Scheduler {
         }
         match verified {
             Ok(verified) => {
-                job.stage.enter(Stage::Restoring(incoming));
+                job.enter(Stage::Restoring(incoming));
                 job.origin.cached = job.origin.cached.max(verified.cached_tokens());
                 job.origin.transferred_pages += pages;
                 job.answer.first = Some(verified.first().clone());
@@ -157,15 +157,15 @@ impl Scheduler {
         actions: &mut Vec<Action>,
     ) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        if let Some(incoming) = job.stage.received() {
+        if let Some(incoming) = job.received() {
             incoming.leg_ended |= incoming.peer == from;
         }
-        let waits = match &*job.stage {
+        let waits = match job.stage() {
             Stage::Transfer(incoming) => incoming.peer == from,
             Stage::Queued(_) => job.request.prefill.as_ref().is_some_and(|peer| peer.instance == from),
             _ => false,
         };
-        if waits && job.stage.waits_for_supplement() {
+        if waits && job.stage().waits_for_supplement() {
             self.reclaim(now, room, actions);
         } else if waits {
             let failure = Failure { code: FailureCode::PeerFailed, message, retryable };

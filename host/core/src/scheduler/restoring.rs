@@ -85,7 +85,7 @@ impl Scheduler {
     /// A restore has ended, or what came beside it.
     pub(super) fn go_on(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let (stage, restore) = ((*job.stage).clone(), job.kv.restore().cloned());
+        let (stage, restore) = (job.stage().clone(), job.kv.restore().cloned());
         match (stage, restore) {
             (_, Some(Restore::Pending(_))) => {}
             (Stage::Loading(_), Some(Restore::Missing(_))) if !self.cache.continues_anywhere() => {
@@ -127,7 +127,7 @@ impl Scheduler {
         } else {
             job.has_cached(end);
         }
-        job.stage.enter(Stage::Running(None));
+        job.enter(Stage::Running(None));
         self.running.push(room);
         self.push_pages(room, actions);
     }
@@ -155,7 +155,7 @@ impl Scheduler {
         let page_tokens = self.config.page_tokens;
         let mut supplement = false;
         if let Some(job) = self.jobs.get_mut(&room) {
-            supplement = matches!(*job.stage, Stage::Restoring(_));
+            supplement = matches!(*job.stage(), Stage::Restoring(_));
             let first = u32::try_from(pages.start).unwrap_or(u32::MAX).saturating_mul(page_tokens);
             job.kv.forget_restore();
             job.origin.promised = job.origin.promised.min(first);
@@ -169,11 +169,11 @@ impl Scheduler {
     /// Prefill will not send the last pages that are missing, or not all of them: takes them back, to compute them here.
     pub(super) fn reclaim(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let Stage::Transfer(incoming) = &*job.stage else { return };
+        let Stage::Transfer(incoming) = job.stage() else { return };
         let (peer, attempt, page) = (incoming.peer, incoming.attempt, incoming.pages.start);
         let may_write = self.peers.may_write(peer, incoming.session);
         let writer = Some(peer).filter(|_| may_write);
-        job.stage.enter(Stage::Reclaiming(Reclaiming { page, writer, receiver: true }));
+        job.enter(Stage::Reclaiming(Reclaiming { page, writer, receiver: true }));
         actions.push(Action::CloseRoom { room });
         self.outbox.forget_room(room);
         if may_write && self.peers.state(peer) == Some(&PeerState::Ready) {
@@ -190,7 +190,7 @@ impl Scheduler {
         actions: &mut Vec<Action>,
     ) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let Some(reclaiming) = job.stage.reclaiming() else { return };
+        let Some(reclaiming) = job.reclaiming() else { return };
         change(reclaiming);
         if reclaiming.is_over() {
             let page = reclaiming.page;
@@ -211,14 +211,14 @@ impl Scheduler {
         // Drawn again, when the prompt's last token is computed.
         job.answer.first = None;
         job.has_cached(end);
-        job.stage.enter(Stage::Running(None));
+        job.enter(Stage::Running(None));
         self.running.push(room);
     }
 
     /// Decode: everything is there, received or restored.
     fn received(&mut self, now: Time, room: Room, incoming: &Incoming, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        job.stage.enter(Stage::Ready);
+        job.enter(Stage::Ready);
         job.kv.has_computed(job.request.prompt.len());
         self.ready.push_back(room);
         self.commit(now, room, incoming, actions);

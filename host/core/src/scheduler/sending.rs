@@ -24,7 +24,7 @@ impl Job {
     /// Pages that the batch being computed completes, if layers of them may be sent before it ends, and the number of layers that
     /// were.
     fn completing(&self, page_tokens: usize) -> Option<(Range<usize>, u32)> {
-        self.outgoing.as_ref()?.completing(self.whole_pages(self.stage.in_batch()?, page_tokens))
+        self.outgoing.as_ref()?.completing(self.whole_pages(self.stage().in_batch()?, page_tokens))
     }
 }
 
@@ -63,7 +63,7 @@ impl Scheduler {
 
     /// Something happened to a transfer: from now on it is waited for anew, once there is nothing more to compute.
     pub(super) fn transfer_moved(&mut self, now: Time, room: Room) {
-        let inflight = |job: &&mut Job| *job.stage == Stage::Inflight;
+        let inflight = |job: &&mut Job| *job.stage() == Stage::Inflight;
         let Some(job) = self.jobs.get_mut(&room).filter(inflight) else { return };
         let Some(outgoing) = &mut job.outgoing else { return };
         outgoing.moved = Some(now);
@@ -318,13 +318,13 @@ impl Scheduler {
         let sent = self.jobs.get_mut(&room).filter(|job| job.outgoing.is_some());
         let Some(job) = sent else { return };
         // A request that lacks a part of its window gives its pages up: nothing may be reading them.
-        if !self.cache.continues_anywhere() && matches!(*job.stage, Stage::Loading(_)) {
+        if !self.cache.continues_anywhere() && matches!(*job.stage(), Stage::Loading(_)) {
             return;
         }
-        let last = *job.stage == Stage::Inflight;
+        let last = *job.stage() == Stage::Inflight;
         // What is recomputed for the window alone is there already.
         let whole = job.whole_pages(job.kv.computed().max(job.kv.recompute().end), page_tokens);
-        let computing = job.stage.in_batch().is_some();
+        let computing = job.stage().in_batch().is_some();
         let next = job.outgoing.as_mut().and_then(|outgoing| outgoing.next(room, whole, computing, last));
         if let Some((pages, first)) = next {
             self.send_part(room, pages, first..self.config.layer_groups.layers(), actions);
@@ -335,7 +335,7 @@ impl Scheduler {
     fn send_part(&mut self, room: Room, pages: Range<usize>, layers: Range<u32>, actions: &mut Vec<Action>) {
         let completes = layers.end == self.config.layer_groups.layers();
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let last = completes && *job.stage == Stage::Inflight;
+        let last = completes && *job.stage() == Stage::Inflight;
         let Some(slot) = job.aux else { return };
         let first = if last { job.answer.first.clone() } else { None };
         let Some(outgoing) = &mut job.outgoing else { return };

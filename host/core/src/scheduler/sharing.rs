@@ -12,6 +12,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::Scheduler;
 use super::job::Job;
+use super::stage::Follows;
 use crate::cache::Prefix;
 use crate::ids::{Room, Time};
 use crate::request::Request;
@@ -35,16 +36,6 @@ pub(super) struct Leaders {
     pages: BTreeSet<(u64, Room)>,
     /// The hashes of each leader.
     hashes: BTreeMap<Room, Vec<u64>>,
-}
-
-/// What a request in the queue waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Follows {
-    leader: Room,
-    /// The page that the leader is to bring.
-    page: usize,
-    /// Pages of which nothing was to be computed when it first followed a leader.
-    cached: usize,
 }
 
 impl Leaders {
@@ -109,7 +100,7 @@ impl Scheduler {
     /// Whether the leader that a request follows is still to bring what it waits for. Says so without a look at the prompt.
     pub(super) fn follows(&self, now: Time, job: &Job) -> bool {
         now < self.follows_until(job)
-            && job.stage.waiting().and_then(|waiting| waiting.follows).is_some_and(|follows| {
+            && job.stage().waiting().and_then(|waiting| waiting.follows).is_some_and(|follows| {
                 self.leaders.contains(follows.leader) && self.is_ahead(follows.leader, follows.page)
             })
     }
@@ -129,14 +120,14 @@ impl Scheduler {
 
     /// Whether a request of which so much is cached is to wait for another. Takes note of which.
     pub(super) fn follow(&mut self, now: Time, room: Room, prefix: &Prefix) -> bool {
-        let Some(job) = self.jobs.get(&room).filter(|job| job.stage.is_queued()) else { return false };
+        let Some(job) = self.jobs.get(&room).filter(|job| job.stage().is_queued()) else { return false };
         let leader = if now < self.follows_until(job) { self.leader_of(job, prefix) } else { None };
         if leader.is_some() {
             self.patience.set(room, self.follows_until(job));
             self.cache.yields(room);
         }
         let Some(job) = self.jobs.get_mut(&room) else { return false };
-        let Some(waiting) = job.stage.waiting_mut() else { return false };
+        let Some(waiting) = job.waiting_mut() else { return false };
         let cached = waiting.follows.map_or(prefix.complete(), |follows| follows.cached);
         if let Some((leader, page)) = leader {
             waiting.follows = Some(Follows { leader, page, cached });
@@ -173,10 +164,10 @@ impl Scheduler {
     pub(super) fn lead(&mut self, room: Room, prefix: Option<&Prefix>) {
         self.patience.remove(room);
         let (Some(job), Some(prefix)) = (self.jobs.get(&room), prefix) else { return };
-        if job.stage.is_preempted() {
+        if job.stage().is_preempted() {
             return;
         }
-        if let Some(follows) = job.stage.waiting().and_then(|waiting| waiting.follows)
+        if let Some(follows) = job.stage().waiting().and_then(|waiting| waiting.follows)
             && prefix.complete() > follows.cached
         {
             self.stats.shared_transfers += 1;
@@ -193,7 +184,7 @@ impl Scheduler {
     pub(super) fn audit_leaders(&self) {
         for room in self.leaders.rooms() {
             let brings = self.jobs.get(&room).is_some_and(|job| {
-                !job.stage.is_queued() && job.kv.is_cached() && job.kv.computed() < job.request.prompt.len()
+                !job.stage().is_queued() && job.kv.is_cached() && job.kv.computed() < job.request.prompt.len()
             });
             assert!(brings, "{room:?} leads and brings nothing");
         }

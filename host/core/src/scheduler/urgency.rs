@@ -30,7 +30,7 @@ impl Scheduler {
             let aged = now.since(job.submitted).as_nanos() / AGEING.as_nanos();
             let aged = i64::try_from(aged).unwrap_or(i64::MAX);
             let urgency = i64::from(job.request.priority).saturating_sub(aged).max(i64::from(most_urgent));
-            (urgency, !job.stage.is_preempted(), job.submitted, job.place)
+            (urgency, !job.stage().is_preempted(), job.submitted, job.place)
         });
     }
 

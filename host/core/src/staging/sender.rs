@@ -16,9 +16,9 @@ use super::slots::Slots;
 use super::{Key, PeerRank, Span};
 use crate::ids::{Instance, Room, Time};
 use crate::transfer::Tag;
-pub use action::{Action, Fault, Gather, SenderStats, Written};
+pub use action::{Action, Gather, SenderStats, Written};
 use asking::Asking;
-pub use lane::{Lane, LaneError, Target};
+pub use lane::{Fault, Lane, LaneError, Target};
 use lane::{State, Work};
 
 /// Targets whose round trips are remembered while nothing goes there.

@@ -6,7 +6,7 @@ use host_core::notice::MAX_RANKS;
 use host_wire::proto::WorkerInfo;
 use host_wire::protocol::{self, Version};
 
-use super::table::Role;
+use super::Role;
 
 const MAX_NAME: usize = 256;
 /// Longest name of a model and the like, in bytes.

@@ -1,11 +1,12 @@
 //! What a model's folder or file says about text.
 
+pub mod gguf;
+
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::gguf;
 use super::huggingface::HuggingFaceTokenizer;
 use super::{ByteTokenizer, CallFormat, ChatTemplate, TextError, Tokenizer};
 

@@ -1,13 +1,11 @@
 //! What is under way, and what happens when its time has come.
 
+use host_core::hierarchy::{Direction, HostSlot, TierTag};
 use host_core::message::Message;
+use host_core::radix::PageHash;
 use host_core::request::Request;
-use host_core::{Event, Instance, Room};
-
-use super::rooms::Arrival;
-use super::storage::TierWork;
-use super::transfer::Landing;
-use super::{Clients, World};
+use host_core::scheduler::PageWrite;
+use host_core::{Event, Instance, PageId, Room};
 
 /// Something under way that happens at its time.
 pub(super) enum Pending {
@@ -79,26 +77,40 @@ pub(super) enum Pending {
     },
 }
 
-impl<C: Clients> World<C> {
-    pub(super) fn happen(&mut self, what: Pending) {
-        match what {
-            Pending::Submit { to, request } => self.submit(to, request),
-            Pending::Cancel(room) => self.cancel(room),
-            Pending::Lose { room, leg } => self.lose(room, leg),
-            Pending::Thaw { place } => self.thaw(place),
-            Pending::Deliver { to, from, floor, message } => {
-                self.handle(to, Event::Message { from, floor, message });
-            }
-            Pending::Layers { at, batch, layers } => self.layers(at, batch, layers),
-            Pending::Computed { at, batch } => self.computed(at, batch),
-            Pending::Tell { at, event } => self.handle(at, event),
-            Pending::Handshake { decode, prefill, floor } => self.shake_hands(decode, prefill, floor),
-            Pending::Connected { decode, prefill } => self.connected(decode, prefill),
-            Pending::Fence { at, peer, session } => self.fence(at, peer, session),
-            Pending::Land(landing) => self.land(*landing),
-            Pending::Copy(arrival) => self.copy(&arrival),
-            Pending::Close { at, room } => self.closed(at, room),
-            Pending::Tier { at, work } => self.tier(at, work),
+/// A write on its way.
+pub(super) struct Landing {
+    pub write: PageWrite,
+    pub from: Instance,
+    /// Digest of what is sent.
+    pub sum: u64,
+    /// What it carries, where that was read when the write was begun. Else it is read when it lands.
+    pub words: Option<Vec<Vec<u64>>>,
+    /// Its number among the flights.
+    pub flight: u64,
+}
+
+/// What a write brought.
+pub(super) struct Arrival {
+    pub write: PageWrite,
+    pub words: Vec<Vec<u64>>,
+    pub sum: u64,
+}
+
+/// Something of a tier that was begun.
+pub(super) enum TierWork {
+    Copy { tag: TierTag, direction: Direction, pages: Vec<(PageId, HostSlot)>, read: Vec<Vec<u64>> },
+    Query { tag: TierTag, tier: usize, names: Vec<PageHash> },
+    Read { tag: TierTag, tier: usize, page: (u32, PageHash, HostSlot) },
+    Write { tag: TierTag, tier: usize, page: (u32, PageHash, HostSlot) },
+}
+
+impl TierWork {
+    pub(super) fn tag(&self) -> TierTag {
+        match self {
+            TierWork::Copy { tag, .. }
+            | TierWork::Query { tag, .. }
+            | TierWork::Read { tag, .. }
+            | TierWork::Write { tag, .. } => *tag,
         }
     }
 }

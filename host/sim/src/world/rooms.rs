@@ -2,18 +2,12 @@
 
 use std::time::Duration;
 
-use host_core::scheduler::{PageWrite, RoomOpening};
+use host_core::scheduler::RoomOpening;
 use host_core::{Event, Instance, Room};
 
+use super::pending::Arrival;
 use super::{Clients, Pending, World};
 use crate::times::Work;
-
-/// What a write brought.
-pub(super) struct Arrival {
-    pub write: PageWrite,
-    pub words: Vec<Vec<u64>>,
-    pub sum: u64,
-}
 
 /// A room that was opened and is not forgotten.
 pub(super) struct OpenRoom {

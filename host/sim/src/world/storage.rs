@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use host_core::hierarchy::{Direction, HostSlot, PageEnd, TierAction, TierEvent, TierTag};
+use host_core::hierarchy::{Direction, HostSlot, PageEnd, TierAction, TierEvent};
 use host_core::radix::PageHash;
 use host_core::{Event, Instance, PageId};
 
+use super::pending::TierWork;
 use super::{Clients, Pending, World};
 use crate::times::Work;
 
@@ -25,25 +26,6 @@ pub(super) struct Storage(BTreeMap<(usize, PageHash), Vec<u64>>);
 impl Storage {
     pub(super) fn lose_all(&mut self) {
         self.0.clear();
-    }
-}
-
-/// Something that was begun.
-pub(super) enum TierWork {
-    Copy { tag: TierTag, direction: Direction, pages: Vec<(PageId, HostSlot)>, read: Vec<Vec<u64>> },
-    Query { tag: TierTag, tier: usize, names: Vec<PageHash> },
-    Read { tag: TierTag, tier: usize, page: (u32, PageHash, HostSlot) },
-    Write { tag: TierTag, tier: usize, page: (u32, PageHash, HostSlot) },
-}
-
-impl TierWork {
-    fn tag(&self) -> TierTag {
-        match self {
-            TierWork::Copy { tag, .. }
-            | TierWork::Query { tag, .. }
-            | TierWork::Read { tag, .. }
-            | TierWork::Write { tag, .. } => *tag,
-        }
     }
 }
 

@@ -6,7 +6,7 @@ use host_core::integrity::{Found, LaneSum};
 use host_core::scheduler::PageWrite;
 use host_core::{Event, Instance, PageId, Room};
 
-use super::rooms::Arrival;
+use super::pending::{Arrival, Landing};
 use super::{Clients, Pending, World};
 use crate::kv::Memory;
 use crate::times::Work;
@@ -17,18 +17,6 @@ const TOLD_AGAIN: Duration = Duration::from_secs(5);
 /// The words that a write carries, page by page.
 fn carried(memory: &Memory, write: &PageWrite) -> Vec<Vec<u64>> {
     write.source.iter().map(|page| memory.words(*page, write.layers.clone()).to_vec()).collect()
-}
-
-/// A write on its way.
-pub(super) struct Landing {
-    pub write: PageWrite,
-    pub from: Instance,
-    /// Digest of what is sent.
-    pub sum: u64,
-    /// What it carries, where that was read when the write was begun. Else it is read when it lands.
-    pub words: Option<Vec<Vec<u64>>>,
-    /// Its number among the flights.
-    pub flight: u64,
 }
 
 impl<C: Clients> World<C> {

@@ -9,7 +9,7 @@ use host_executor::synthetic::{Cost, Hold, Synthetic, SyntheticShape};
 use host_executor::{Executor, ExecutorError, ModelShape, Sliding};
 use host_executor::{cpu, cuda};
 use host_front::text::TextModel;
-use host_front::text::gguf::is_gguf;
+use host_front::text::model::gguf::is_gguf;
 
 use super::{Refused, gpu, refused};
 use crate::cli::settings::{ExecutorName, Settings};

@@ -10,9 +10,8 @@ use host_wire::random::random_u64;
 use host_worker::{OffloadTiers, fit};
 use toml::{Table, Value};
 
-use super::{OpenedTransfer, open_tier, open_transfer};
+use super::{OpenedTransfer, READ_ONLY, open_tier, open_transfer};
 use crate::cli::settings::{RoleName, Settings};
-use crate::cli::tier::READ_ONLY;
 use crate::cli::{Refused, launch};
 
 /// Time that a shutdown gets.

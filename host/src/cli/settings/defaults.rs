@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use host_front::text::gguf::is_gguf;
+use host_front::text::model::gguf::is_gguf;
 use host_plugins::Policy;
 
 use super::{ExecutorName, RoleName, Settings};

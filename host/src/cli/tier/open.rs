@@ -9,11 +9,8 @@ use toml::{Table, Value};
 
 use super::session::Session;
 use crate::cli::Refused;
-use crate::cli::plugins::{Directories, resolve};
+use crate::cli::plugins::{Directories, READ_ONLY, resolve};
 use crate::cli::settings::set_key;
-
-/// The setting of a plugin with which it changes nothing.
-pub const READ_ONLY: &str = "read_only";
 
 /// Help text of the commands that only read.
 pub const READS: &str = "It may run beside workers. A plugin that has a setting read_only is opened with it and changes nothing; \

@@ -1,14 +1,15 @@
 //! What a rank sends of a page write to each of the peer's ranks: planned and digested, before any of it is on its way.
 
+use std::ops::Range;
+
 use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::heads::HeadLane;
 use host_core::notice::LaneNotice;
 use host_core::scheduler::PageWrite;
 use host_core::staging::{Span, piece_limit};
-use host_core::transfer::{Lane, PagesCopy, Path, Piece, StagingPolicy, choose, copy_lane};
+use host_core::transfer::{Cut, KvSlice, Lane, PagesCopy, Path, Piece, StagingPolicy, choose, copy_lane};
 use host_plugin_api::transfer::{PeerId, RegionId, Write};
 
-use super::staging;
 use crate::lane_sums;
 use crate::link::{Link, Links, PeerRank, Rank};
 
@@ -42,6 +43,31 @@ pub(super) fn shares(
     // Without pages there is the aux row alone.
     let wanted = own.filter(|lane| !write.source.is_empty() || (lane.source, lane.target) == (0, 0));
     wanted.map(|lane| plan.share(lane)).collect()
+}
+
+/// Cuts what a lane has of a write into pieces of at most `limit` bytes. `None` where that cannot be: then it goes directly.
+fn pieces(pool: &KvSlice, heads: &Range<usize>, write: &PageWrite, limit: u64) -> Option<Vec<Span>> {
+    let shape = pool.layout.shape;
+    let layers = write.layers.start as usize..write.layers.end as usize;
+    let limit = usize::try_from(limit).ok()?;
+    let cut = Cut::new(&shape, write.source.len(), layers, heads.clone(), limit)?;
+    if cut.pieces() >= usize::from(u16::MAX) {
+        return None;
+    }
+    let short = |range: Range<usize>| Some(u16::try_from(range.start).ok()?..u16::try_from(range.end).ok()?);
+    (0..cut.pieces())
+        .map(|number| {
+            let piece = cut.piece(number)?;
+            let bytes = u32::try_from(piece.bytes(&shape)).ok()?;
+            let page = |page: usize| u32::try_from(page).ok()?.checked_add(write.first_page);
+            Some(Span {
+                pages: page(piece.pages.start)?..page(piece.pages.end)?,
+                layers: short(piece.layers)?,
+                heads: short(piece.heads)?,
+                bytes,
+            })
+        })
+        .collect()
 }
 
 /// What a rank's shares of a write are planned from.
@@ -90,7 +116,7 @@ impl Plan<'_> {
             _ => choose(&size, self.policy),
         };
         let pieces = match path {
-            Path::Staged => staging::pieces(&lane.source, &lane.heads, self.write, limit),
+            Path::Staged => pieces(&lane.source, &lane.heads, self.write, limit),
             Path::Direct => None,
         };
         match (pieces, regions) {

@@ -16,7 +16,7 @@ use host_core::staging::{
     Arrival, Gather, Geometry, Key, Lane, Opening, PeerRank, Ring, RingAction, Scatter, Sender, SenderAction,
     Span, Target,
 };
-use host_core::transfer::{self, Cut, KvSlice, Tag};
+use host_core::transfer::{self, KvSlice, Tag};
 use host_core::{Instance, PageId, Room};
 use host_executor::memory::PageCopier;
 use host_plugin_api::transfer::{PeerId, RegionId, Write};
@@ -28,36 +28,6 @@ use crate::link::{Link, Rank};
 
 /// Pieces copied in each direction before the thread looks at everything else again: a few milliseconds.
 const COPIES: usize = 2;
-
-/// Cuts what a lane has of a write into pieces of at most `limit` bytes. `None` where that cannot be: then it goes directly.
-pub(super) fn pieces(
-    pool: &KvSlice,
-    heads: &Range<usize>,
-    write: &PageWrite,
-    limit: u64,
-) -> Option<Vec<Span>> {
-    let shape = pool.layout.shape;
-    let layers = write.layers.start as usize..write.layers.end as usize;
-    let limit = usize::try_from(limit).ok()?;
-    let cut = Cut::new(&shape, write.source.len(), layers, heads.clone(), limit)?;
-    if cut.pieces() >= usize::from(u16::MAX) {
-        return None;
-    }
-    let short = |range: Range<usize>| Some(u16::try_from(range.start).ok()?..u16::try_from(range.end).ok()?);
-    (0..cut.pieces())
-        .map(|number| {
-            let piece = cut.piece(number)?;
-            let bytes = u32::try_from(piece.bytes(&shape)).ok()?;
-            let page = |page: usize| u32::try_from(page).ok()?.checked_add(write.first_page);
-            Some(Span {
-                pages: page(piece.pages.start)?..page(piece.pages.end)?,
-                layers: short(piece.layers)?,
-                heads: short(piece.heads)?,
-                bytes,
-            })
-        })
-        .collect()
-}
 
 /// A write of which something is staged.
 struct StagedPart {

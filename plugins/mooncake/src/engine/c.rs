@@ -133,7 +133,7 @@ impl CDriver {
         }
         // SAFETY: its constructors run. It is Mooncake's, named by the user or found where it is installed.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        let library = library.map_err(|error| crate::search::whole(&error))?;
+        let library = library.map_err(|error| crate::loader::whole(&error))?;
         let api = Api::look_up(&library).map_err(|missing| {
             format!(
                 "{} has no {}: it is not Mooncake's, or older than 0.3.6",

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use crate::search::whole;
+use crate::loader::whole;
 
 /// A `PyObject *`.
 pub type Handle = *mut c_void;
@@ -135,19 +135,6 @@ impl Api {
         }
         Ok(self)
     }
-}
-
-/// Loads libraries for good, so that those loaded after them find their symbols.
-///
-/// # Errors
-/// What the loader says of the first that cannot be loaded.
-pub fn preload(paths: &[impl AsRef<Path>]) -> Result<(), String> {
-    for path in paths {
-        // SAFETY: its constructors run. The user named it, or it is one that Mooncake's own wheel asks for.
-        let library = unsafe { Library::open(Some(path.as_ref()), RTLD_NOW | RTLD_GLOBAL) };
-        std::mem::forget(library.map_err(|error| whole(&error))?);
-    }
-    Ok(())
 }
 
 /// A name as C takes it. Ours have no zero bytes in them.

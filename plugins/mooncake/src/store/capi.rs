@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::client::{Client, LOCAL_BUFFER_BYTES, Library, Setup, Span};
-use crate::search::whole;
+use crate::loader::whole;
 
 /// `mooncake_replicate_config_t`. None of ours has more than one replica, which is what a null pointer asks for.
 enum ReplicateConfig {}

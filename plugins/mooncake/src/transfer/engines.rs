@@ -11,10 +11,10 @@ use host_transfer_kit::wire::Message;
 use host_transfer_kit::{Mailbox as _, Random, RegionDescriptor};
 
 use super::inbound_endpoint;
-use super::link::{self, Link};
+use super::link;
 use super::mailbox::{Inbox, Peer};
 use super::message_sender::MessageSender;
-use super::shared::Shared;
+use super::shared::{Link, Shared};
 use super::wire::{Body, session};
 use crate::engine::Engine;
 use crate::engine::idle_connections::port;

@@ -6,16 +6,16 @@
 //! the inbound endpoint there.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{Error, ErrorCode, RegionId};
+use host_plugin_api::{Error, ErrorCode};
 use host_transfer_kit::{Peer as _, RegionDescriptor, locked, reading};
 
-use super::mailbox::{Peer, rest};
+use super::mailbox::rest;
 use super::message_sender::MessageSender;
 use super::runs::join;
-use super::shared::{Event, Shared};
+use super::shared::{Event, Link, Shared};
 use super::wire::Body;
 use crate::engine::{Engine, Range, Run, State, Target, Ticket};
 
@@ -39,24 +39,6 @@ struct Flight {
     /// Our regions that it reads.
     used: Vec<RegionDescriptor>,
     cancelled: bool,
-}
-
-/// A link, as the service sees it.
-pub struct Link {
-    pub peer: Arc<Peer>,
-    /// Our regions that the engine knows.
-    registered: Mutex<Vec<RegionDescriptor>>,
-}
-
-impl Link {
-    pub fn new(peer: Arc<Peer>) -> Self {
-        Self { peer, registered: Mutex::default() }
-    }
-
-    /// Whether the engine knows a region.
-    pub fn knows(&self, region: RegionId) -> bool {
-        locked(&self.registered).iter().any(|known| known.id == region)
-    }
 }
 
 /// The thread's side. See the module.

@@ -4,11 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{Counter, Gauge, Result, TransferLimits, host};
+use host_plugin_api::{Counter, Gauge, RegionId, Result, TransferLimits, host};
 use host_transfer_kit::connections::Connection;
-use host_transfer_kit::{Instance, LinkedInstance, Random, Request, locked, start_thread};
+use host_transfer_kit::{Instance, LinkedInstance, Random, RegionDescriptor, Request, locked, start_thread};
 
-use super::link::Link;
 use super::mailbox::{Inbox, Peer};
 use crate::config::Config;
 use crate::engine::{Driver, Engine};
@@ -49,6 +48,24 @@ pub enum Event {
     Refused {
         instance: Random,
     },
+}
+
+/// A link, as the service and its thread know it.
+pub struct Link {
+    pub peer: Arc<Peer>,
+    /// Our regions that the engine knows.
+    pub registered: Mutex<Vec<RegionDescriptor>>,
+}
+
+impl Link {
+    pub fn new(peer: Arc<Peer>) -> Self {
+        Self { peer, registered: Mutex::default() }
+    }
+
+    /// Whether the engine knows a region.
+    pub fn knows(&self, region: RegionId) -> bool {
+        locked(&self.registered).iter().any(|known| known.id == region)
+    }
 }
 
 /// What the host shows of us, beside what it shows of all.

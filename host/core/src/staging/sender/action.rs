@@ -2,30 +2,10 @@
 
 #[cfg(doc)]
 use super::Sender;
-use super::Target;
-use crate::staging::message::{Ask, Refusal};
+use super::{Fault, Target};
+use crate::staging::message::Ask;
 use crate::staging::{Key, Span};
 use crate::transfer::Tag;
-
-/// Why a lane failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// By [`Sender::cancel`].
-    #[error("cancelled")]
-    Cancelled,
-    /// By [`Sender::peer_lost`].
-    #[error("the connection is gone")]
-    PeerLost,
-    /// The ring will not take it.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The ring granted what is not its memory.
-    #[error("the other worker granted staging memory that it does not have")]
-    Outside,
-    /// The write failed.
-    #[error("{0}")]
-    Write(String),
-}
 
 /// What a sender wants done. It gathers only when asked for work ([`Sender::next_gather`]).
 #[derive(Clone, Debug, PartialEq)]

@@ -2,10 +2,32 @@
 
 use std::time::Duration;
 
-use super::Fault;
+#[cfg(doc)]
+use super::Sender;
 use crate::ids::{Instance, Room, Time};
+use crate::staging::message::Refusal;
 use crate::staging::{Key, PeerRank, Span};
 use crate::transfer::Tag;
+
+/// Why a lane failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// By [`Sender::cancel`].
+    #[error("cancelled")]
+    Cancelled,
+    /// By [`Sender::peer_lost`].
+    #[error("the connection is gone")]
+    PeerLost,
+    /// The ring will not take it.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The ring granted what is not its memory.
+    #[error("the other worker granted staging memory that it does not have")]
+    Outside,
+    /// The write failed.
+    #[error("{0}")]
+    Write(String),
+}
 
 /// A rank that pieces go to, over one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

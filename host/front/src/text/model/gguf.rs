@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use host_gguf::{Gguf, Metadata};
 
-use super::{ChatTemplate, Dialect, TextError, TextModel, Tokenizer};
+use super::{Dialect, TextModel};
+use crate::text::huggingface::HuggingFaceTokenizer;
+use crate::text::{ChatTemplate, TextError, Tokenizer};
 use pretokenizers::PreTokenizer;
 use sentencepiece::SentencePiece;
 use vocabulary::{Fields, Vocabulary};
@@ -97,10 +99,7 @@ fn fields(metadata: &Metadata) -> Result<Fields, String> {
     })
 }
 
-fn byte_level(
-    metadata: &Metadata,
-    vocabulary: &Vocabulary,
-) -> Result<super::huggingface::HuggingFaceTokenizer, String> {
+fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<HuggingFaceTokenizer, String> {
     let (name, merges) = ("tokenizer.ggml.pre", "tokenizer.ggml.merges");
     let pre = required(metadata.text(name), name)?;
     let pre = PreTokenizer::named(pre).ok_or_else(|| {
