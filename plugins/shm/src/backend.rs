@@ -94,7 +94,8 @@ impl Shm {
             .inbounds()
             .into_iter()
             .filter_map(|peer| {
-                let sent = !peer.is_lost() && socket::send(&peer.socket, &message, &[]).is_ok();
+                let told = peer.knows_devices() && !peer.is_lost();
+                let sent = told && socket::send(&peer.socket, &message, &[]).is_ok();
                 sent.then(|| (peer.tell(), peer))
             })
             .collect();
@@ -197,7 +198,7 @@ impl Backend for Shm {
         peer.set_gone();
         let theirs = service::connections_of(&self.core, peer.instance);
         for inbound in &theirs {
-            inbound.control.close();
+            inbound.close();
         }
         let fenced = instance.queue.wait_idle(id, deadline)
             && self.core.wait_own_copies(deadline)
@@ -249,7 +250,7 @@ impl Backend for Shm {
         self.core.stop();
         let inbound = self.core.inbounds();
         for peer in &inbound {
-            peer.control.close();
+            peer.close();
         }
         let fenced = self.core.wait_own_copies(deadline) && inbound.iter().all(|peer| peer.fence(deadline));
         let mut threads = locked(&self.threads);

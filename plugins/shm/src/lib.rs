@@ -30,6 +30,7 @@ mod live;
 mod mapping;
 mod notifications;
 mod outbound;
+mod pages;
 mod ready;
 mod regions;
 mod service;

@@ -10,12 +10,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::config::Config;
-use crate::control::{ControlPage, LINES, Line};
+use crate::control::{ControlPage, DevicePage, LINES, Line};
 use crate::copier::Progress;
 use crate::cuda::{Devices, Refused};
 use crate::inbound::Inbound;
 use crate::mapping::{SharedPage, Writers};
 use crate::outbound::Outbound;
+use crate::pages::Pages;
 use crate::ready::Ready;
 use crate::regions::Regions;
 use crate::socket::{self, Heard};
@@ -242,8 +243,11 @@ fn admit(core: &Core, stranger: &OwnedFd, process: Option<OwnedFd>, hello: Hello
     let io = |e| Error::new(ErrorCode::IO, format!("cannot set up the connection: {e}"));
     let (control, control_fd) =
         SharedPage::<ControlPage>::create("host-shm-control", Writers::All).map_err(io)?;
+    let (device, device_fd) =
+        SharedPage::<DevicePage>::create("host-shm-device", Writers::All).map_err(io)?;
+    let pages = Pages { control, device: Some(device) };
     let socket = stranger.try_clone().map_err(|e| Error::new(ErrorCode::IO, e.to_string()))?;
-    let peer = Arc::new(Inbound::new(hello.instance, hello.name, (socket, process), control));
+    let peer = Arc::new(Inbound::new(hello.instance, hello.name, (socket, process), pages));
     {
         let mut inbound = locked(&core.inbound);
         if inbound.len() >= MAX_PEERS {
@@ -253,7 +257,7 @@ fn admit(core: &Core, stranger: &OwnedFd, process: Option<OwnedFd>, hello: Hello
         inbound.push(peer.clone());
     }
     let sent = core.regions.offer(|descriptors, live, regions| {
-        let mut fds = vec![control_fd.as_fd(), live, core.instance.event.as_fd()];
+        let mut fds = vec![control_fd.as_fd(), live, core.instance.event.as_fd(), device_fd.as_fd()];
         fds.extend_from_slice(regions);
         socket::send(stranger, &encode_welcome(Ok(descriptors)), &fds)
     });
