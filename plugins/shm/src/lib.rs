@@ -25,6 +25,7 @@ mod cuda;
 mod device_copier;
 #[doc(hidden)]
 pub mod fuzzing;
+mod handshake;
 mod inbound;
 mod live;
 mod mapping;

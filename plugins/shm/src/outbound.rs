@@ -9,10 +9,12 @@ use host_transfer_kit::{Event, Peer, Random, locked};
 
 use crate::control::Busy;
 use crate::cuda::{Device, Devices, Opened, Pinned, Refused};
+use crate::handshake::Welcomed;
 use crate::live::LiveTable;
 use crate::mapping::{Mapping, SharedPage, cannot_shrink};
 use crate::pages::Pages;
 use crate::regions::{Place, RegionDescriptor, Spot, in_this_process};
+use crate::wire::Version;
 
 /// See the module.
 pub struct Outbound {
@@ -47,32 +49,32 @@ pub struct Handover {
     pub name: String,
     pub own_name: String,
     pub instance: Random,
-    pub socket: OwnedFd,
-    pub regions: Vec<RegionDescriptor>,
-    /// Control page, table of live regions, eventfd, device page, then one per region in a file.
-    pub fds: Vec<OwnedFd>,
+    pub welcomed: Welcomed,
 }
 
 impl Outbound {
     /// `devices`: those of the instance, which get to know the peer's.
     pub fn new(handover: Handover, devices: &Devices) -> Result<Self> {
-        let Handover { id, name, own_name, instance, socket, regions, fds } = handover;
+        let Handover { id, name, own_name, instance, welcomed } = handover;
+        let Welcomed { version, socket, regions, fds } = welcomed;
+        let knows_devices = version == Version::Two;
         let files = regions.iter().filter(|region| matches!(region.place, Place::File { .. })).count();
-        if fds.len() != files + 4 {
+        if fds.len() != files + 3 + usize::from(knows_devices) {
             let text = format!("{name} sent {} descriptors for {files} regions in files", fds.len());
             return Err(Error::new(ErrorCode::IO, text));
         }
         let io = |e| Error::new(ErrorCode::IO, format!("cannot map the memory of {name}: {e}"));
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(|| io(rustix::io::Errno::BADF));
-        let (control, live, event, device) = (next()?, next()?, next()?, next()?);
-        if ![&control, &live, &device].into_iter().all(cannot_shrink) {
+        let (control, live, event) = (next()?, next()?, next()?);
+        let device = knows_devices.then(&mut next).transpose()?;
+        if ![&control, &live].into_iter().chain(&device).all(cannot_shrink) {
             let text = format!(
                 "{name} sent a page that it could shrink under us: its shm plugin is older than this one"
             );
             return Err(Error::new(ErrorCode::VERSION, text));
         }
-        let device = Some(SharedPage::open(device, true).map_err(io)?);
+        let device = device.map(|fd| SharedPage::open(fd, true)).transpose().map_err(io)?;
         let pages = Pages { control: SharedPage::open(control, true).map_err(io)?, device };
         let live = SharedPage::open(live, false).map_err(io)?;
         let mut targets = Vec::with_capacity(regions.len());
@@ -180,6 +182,11 @@ impl Outbound {
     /// Whether a region of the peer's lives.
     pub fn region_lives(&self, region: &RegionDescriptor) -> bool {
         self.live.lives(region.id, region.generation)
+    }
+
+    /// Whether devices may copy to the peer.
+    pub fn knows_devices(&self) -> bool {
+        self.pages.device.is_some()
     }
 
     /// Says that a region was closed because the peer asked for it.
