@@ -1,5 +1,5 @@
 //! The pages of one connection that both sides write: the control page, and the device page, which peers of version 1 of the
-//! [handshake](crate::wire::Version) do not have.
+//! handshake do not have.
 //!
 //! `tests/loom` compiles this file with loom's atomics, and tries every order in which its threads may run.
 

@@ -212,6 +212,9 @@ impl OldReceiver {
         let listener = socket();
         bind(&listener, &address(&name)).unwrap();
         listen(&listener, 8).unwrap();
+        // So that a hello that never comes fails the test.
+        let patience = std::time::Duration::from_secs(60);
+        sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(patience)).unwrap();
         let file = |bytes: usize| {
             let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
             ftruncate(&file, bytes as u64).unwrap();
