@@ -1,6 +1,5 @@
 //! The transfer role.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -19,9 +18,9 @@ use crate::config::Config;
 use crate::copier::{self, Between, Progress};
 use crate::outbound::{Handover, Outbound};
 use crate::regions::no_device;
-use crate::service::{Core, HANDSHAKE, MAX_PEERS};
-use crate::wire::{Endpoint, Hello, LetGo, decode_welcome};
-use crate::{device_copier, service, socket};
+use crate::service::{Core, MAX_PEERS};
+use crate::wire::{Endpoint, LetGo};
+use crate::{device_copier, handshake, service, socket};
 
 /// An instance of the backend. See the crate.
 pub type ShmBackend = Frontend<Shm>;
@@ -94,7 +93,8 @@ impl Shm {
             .inbounds()
             .into_iter()
             .filter_map(|peer| {
-                let sent = !peer.is_lost() && socket::send(&peer.socket, &message, &[]).is_ok();
+                let told = peer.knows_devices() && !peer.is_lost();
+                let sent = told && socket::send(&peer.socket, &message, &[]).is_ok();
                 sent.then(|| (peer.tell(), peer))
             })
             .collect();
@@ -125,6 +125,9 @@ impl Backend for Shm {
             self.use_devices()?;
             let region = self.core.regions.add_on(&device, memory)?;
             self.core.pin();
+            for peer in self.core.instance.peers.all().iter().filter(|peer| !peer.knows_devices()) {
+                log!(Level::WARN, "{}", handshake::too_old(&peer.name, handshake::SENT).message);
+            }
             region
         } else {
             let region = self.core.regions.add(memory)?;
@@ -158,21 +161,10 @@ impl Backend for Shm {
 
     fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
         let endpoint = Endpoint::decode(endpoint)?;
-        let own = &self.core.endpoint;
-        let hello = Hello { token: endpoint.token, instance: own.instance, name: own.name.clone() };
-        let process: Vec<_> = self.core.process.iter().map(AsFd::as_fd).collect();
-        let dialled = socket::dial(&endpoint.socket, &hello.encode(), &process, HANDSHAKE);
-        let (socket, answer, fds) = dialled.map_err(|e| match e {
-            Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE | Errno::AGAIN => {
-                let text = format!("no process answers for {name} on this machine: {e}");
-                Error::new(ErrorCode::PEER_LOST, text)
-            }
-            e => Error::new(ErrorCode::IO, format!("cannot connect to {name}: {e}")),
-        })?;
-        let regions = decode_welcome(&answer)??;
+        let welcomed = handshake::say_hello(&self.core, name, &endpoint)?;
         let id = PeerId(self.next_peer.fetch_add(1, Ordering::Relaxed));
         let (instance, own_name) = (endpoint.instance, endpoint.name);
-        let handover = Handover { id, name: name.to_owned(), own_name, instance, socket, regions, fds };
+        let handover = Handover { id, name: name.to_owned(), own_name, instance, welcomed };
         let peer = Arc::new(Outbound::new(handover, &self.core.devices)?);
         if peer.devices().next().is_some() {
             self.use_devices()?;
@@ -197,7 +189,7 @@ impl Backend for Shm {
         peer.set_gone();
         let theirs = service::connections_of(&self.core, peer.instance);
         for inbound in &theirs {
-            inbound.control.close();
+            inbound.close();
         }
         let fenced = instance.queue.wait_idle(id, deadline)
             && self.core.wait_own_copies(deadline)
@@ -249,7 +241,7 @@ impl Backend for Shm {
         self.core.stop();
         let inbound = self.core.inbounds();
         for peer in &inbound {
-            peer.control.close();
+            peer.close();
         }
         let fenced = self.core.wait_own_copies(deadline) && inbound.iter().all(|peer| peer.fence(deadline));
         let mut threads = locked(&self.threads);

@@ -1,4 +1,5 @@
-//! The control page of one connection, written by both sides.
+//! The pages of one connection that both sides write: the control page, and the device page, which peers of version 1 of the
+//! handshake do not have.
 //!
 //! `tests/loom` compiles this file with loom's atomics, and tries every order in which its threads may run.
 
@@ -14,8 +15,10 @@ use crate::sync::hint;
 pub const MAX_COPY_THREADS: usize = 16;
 /// Batches of copies that devices of one instance have under way at once.
 pub const DEVICE_BATCHES: usize = 2;
-/// One line for each copy thread, for each batch of the devices, and for the notifications of the thread that begins those.
-pub const LINES: usize = MAX_COPY_THREADS + DEVICE_BATCHES + 1;
+/// One line for each batch of the devices, and one for the notifications of the thread that begins those.
+pub const DEVICE_LINES: usize = DEVICE_BATCHES + 1;
+/// Lines of an instance: those of the copy threads, and then those of the devices.
+pub const LINES: usize = MAX_COPY_THREADS + DEVICE_LINES;
 /// Notifications that wait for the receiver, per connection.
 pub const RING: usize = 1024;
 const WORDS: usize = NOTIFICATION_BYTES / 8;
@@ -97,18 +100,16 @@ struct Entry {
     words: [AtomicU64; WORDS],
 }
 
-/// See the module. Its size is that of the protocol, except in models of it.
+/// The control page. Its size is that of the protocol, except in models of it, and its layout that of version 1, which has it too.
 #[repr(C)]
-pub struct ControlPage<const THREADS: usize = LINES, const PLACES: usize = RING> {
+pub struct ControlPage<const THREADS: usize = MAX_COPY_THREADS, const PLACES: usize = RING> {
     /// Written by the receiver: not 0 once nothing more may be written.
     closed: Line,
     /// Written by the sender: notifications pushed, ever.
     pushed: Line,
     /// Written by the receiver: notifications taken, ever.
     taken: Line,
-    /// Written by the sender: regions on devices that it has closed because it was told to, ever.
-    let_go: Line,
-    /// Written by the sender, see [`LINES`].
+    /// Written by the sender, one line per copy thread.
     busy: [Line; THREADS],
     ring: [Entry; PLACES],
 }
@@ -125,7 +126,6 @@ impl<const THREADS: usize, const PLACES: usize> Default for ControlPage<THREADS,
             closed: Line::default(),
             pushed: Line::default(),
             taken: Line::default(),
-            let_go: Line::default(),
             busy: std::array::from_fn(|_| Line::default()),
             ring: std::array::from_fn(entry),
         }
@@ -146,27 +146,6 @@ impl<const THREADS: usize, const PLACES: usize> ControlPage<THREADS, PLACES> {
     /// Sender: marks a copy thread busy.
     pub fn enter(&self, thread: usize) -> Busy<'_> {
         self.busy[thread % THREADS].enter()
-    }
-
-    /// Sender: ends what `enter` of this thread began, where the value that it returned was forgotten.
-    pub fn leave(&self, thread: usize) {
-        self.busy[thread % THREADS].leave();
-    }
-
-    /// Receiver: whether no copy of a device is under way. Meaningful when the sender begins none any more.
-    pub fn devices_are_done(&self) -> bool {
-        self.busy.iter().skip(MAX_COPY_THREADS).all(Line::is_left)
-    }
-
-    /// Sender, one thread at a time: has closed a region on a device.
-    pub fn let_go(&self) {
-        let before = self.let_go.0.load(Ordering::Relaxed);
-        self.let_go.0.store(before.wrapping_add(1), Ordering::Release);
-    }
-
-    /// Receiver: how many regions the sender has closed.
-    pub fn count_let_go(&self) -> u64 {
-        self.let_go.0.load(Ordering::Acquire)
     }
 
     /// Receiver: waits for all copy threads, see [`Line::wait`].
@@ -216,8 +195,62 @@ impl<const THREADS: usize, const PLACES: usize> ControlPage<THREADS, PLACES> {
     }
 }
 
+/// What a connection has for copies of devices. Its size is that of the protocol, except in models of it.
+#[repr(C)]
+pub struct DevicePage<const LINES: usize = DEVICE_LINES> {
+    /// Written by the sender: regions on devices that it has closed because it was told to, ever.
+    let_go: Line,
+    /// Written by the sender, see [`DEVICE_LINES`].
+    busy: [Line; LINES],
+}
+
+// SAFETY: atomics only, aligned to a cache line.
+unsafe impl<const LINES: usize> Shared for DevicePage<LINES> {}
+
+/// As a fresh mapping is: zeros.
+impl<const LINES: usize> Default for DevicePage<LINES> {
+    fn default() -> Self {
+        Self { let_go: Line::default(), busy: std::array::from_fn(|_| Line::default()) }
+    }
+}
+
+impl<const LINES: usize> DevicePage<LINES> {
+    /// Sender: marks a line busy.
+    pub fn enter(&self, line: usize) -> Busy<'_> {
+        self.busy[line % LINES].enter()
+    }
+
+    /// Sender: ends what `enter` of this line began, where the value that it returned was forgotten.
+    pub fn leave(&self, line: usize) {
+        self.busy[line % LINES].leave();
+    }
+
+    /// Receiver: whether no copy of a device is under way. Meaningful when the sender begins none any more.
+    pub fn is_left(&self) -> bool {
+        self.busy.iter().all(Line::is_left)
+    }
+
+    /// Receiver: waits for all lines, see [`Line::wait`].
+    pub fn wait(&self, deadline: Instant, dead: impl Fn() -> bool) -> bool {
+        self.busy.iter().all(|line| line.wait(deadline, &dead))
+    }
+
+    /// Sender, one thread at a time: has closed a region on a device.
+    pub fn let_go(&self) {
+        let before = self.let_go.0.load(Ordering::Relaxed);
+        self.let_go.0.store(before.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Receiver: how many regions the sender has closed.
+    pub fn count_let_go(&self) -> u64 {
+        self.let_go.0.load(Ordering::Acquire)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
     use super::*;
     use crate::mapping::{SharedPage, Writers};
 
@@ -246,18 +279,29 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_done_when_its_batches_are_left() {
-        let page = ControlPage::<LINES, 2>::default();
-        let copier = page.enter(MAX_COPY_THREADS - 1);
-        assert!(page.devices_are_done(), "a copy thread's line is none of a device's");
-        for batch in MAX_COPY_THREADS..LINES {
+    fn pages_have_the_layouts_of_the_protocol() {
+        // As version 1 has it: three lines and sixteen, and 1024 places of 64 bytes.
+        assert_eq!(size_of::<ControlPage>(), 66_752);
+        assert_eq!(offset_of!(ControlPage, closed), 0);
+        assert_eq!(offset_of!(ControlPage, pushed), 64);
+        assert_eq!(offset_of!(ControlPage, taken), 128);
+        assert_eq!(offset_of!(ControlPage, busy), 192);
+        assert_eq!(offset_of!(ControlPage, ring), 1216);
+        assert_eq!((offset_of!(Entry, length), offset_of!(Entry, words)), (0, 8));
+        assert_eq!(size_of::<crate::live::LiveTable>(), 1024);
+        assert_eq!((size_of::<DevicePage>(), offset_of!(DevicePage, busy)), (256, 64));
+    }
+
+    #[test]
+    fn a_device_page_is_left_when_its_batches_are() {
+        let page = DevicePage::<DEVICE_LINES>::default();
+        for batch in 0..DEVICE_LINES {
             std::mem::forget(page.enter(batch));
-            assert!(!page.devices_are_done());
+            assert!(!page.is_left());
             assert!(!page.wait(Instant::now(), || false));
             page.leave(batch);
-            assert!(page.devices_are_done());
+            assert!(page.is_left());
         }
-        drop(copier);
         assert!(page.wait(Instant::now(), || false));
     }
 

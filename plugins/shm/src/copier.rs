@@ -99,14 +99,16 @@ fn carry(core: &Core, thread: usize, index: u32, content: &mut Content, peer: &O
     conclude(core, thread, index, content, peer)
 }
 
-/// All data is there: says so to the receiver. `thread`: the line of the control page that is marked meanwhile.
-pub fn conclude(core: &Core, thread: usize, index: u32, content: &Content, peer: &Outbound) -> Step {
+/// All data is there: says so to the receiver. `line`: which one is marked meanwhile.
+pub fn conclude(core: &Core, line: usize, index: u32, content: &Content, peer: &Outbound) -> Step {
     if core.instance.queue.is_cancelled(index) {
         return Step::Ended(ErrorCode::CANCELLED.0);
     }
     // The receiver may have fenced since the last piece, and no notification is pushed after that.
-    let Some(busy) = peer.enter(thread).filter(|_| !peer.is_gone()) else {
-        return Step::Ended(ErrorCode::PEER_LOST.0);
+    let busy = match peer.enter(line) {
+        Ok(busy) if !peer.is_gone() => busy,
+        Ok(_) => return Step::Ended(ErrorCode::PEER_LOST.0),
+        Err(code) => return Step::Ended(code.0),
     };
     let told = content.submission.notification_length == 0 || peer.notify(&content.submission);
     drop(busy);
@@ -189,7 +191,7 @@ fn copy_piece(
     // Two marks: ours keeps the host from unmapping the source, the receiver's keeps it from reusing the target.
     // Everything that could forbid the copy is looked at after both are set.
     let _ours = core.holds[thread].enter();
-    let _theirs = peer.enter(thread).ok_or(ErrorCode::PEER_LOST)?;
+    let _theirs = peer.enter(thread)?;
     may_copy(core, index, peer)?;
     let mut budget = PIECE;
     while budget > 0

@@ -141,7 +141,7 @@ impl DeviceCopier<'_> {
         let line = MAX_COPY_THREADS + slot;
         // The same two marks as of a copy thread.
         let ours = self.core.holds[line].enter();
-        let theirs = peer.enter(line).ok_or(ErrorCode::PEER_LOST)?;
+        let theirs = peer.enter(line)?;
         copier::may_copy(self.core, index, peer)?;
         let mut device = None;
         let mut last = None;

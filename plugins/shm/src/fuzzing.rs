@@ -4,9 +4,11 @@ use host_plugin_api::{Error, ErrorCode};
 
 use crate::cuda::{Export, IpcHandle, Uuid};
 use crate::regions::{Place, RegionDescriptor};
-use crate::wire::{Endpoint, Hello, LetGo, decode_welcome, encode_welcome};
+use crate::wire::{Endpoint, Hello, LetGo, Version, Welcome, decode_welcome, encode_refusal, encode_welcome};
 
-/// An endpoint, a hello, a welcome, or the message to let a region go. True when it is one of them, and then it comes back as it was.
+const VERSIONS: [Version; 2] = [Version::One, Version::Two];
+
+/// An endpoint, a hello or a welcome of either version, or the message to let a region go. True when it is one of them, and then it comes back as it was.
 #[must_use]
 pub fn wire(bytes: &[u8]) -> bool {
     let endpoint = Endpoint::decode(bytes).is_ok_and(|endpoint| {
@@ -17,32 +19,40 @@ pub fn wire(bytes: &[u8]) -> bool {
         assert_eq!(hello.encode(), bytes);
         true
     });
-    let welcome = decode_welcome(bytes).is_ok_and(|welcome| {
-        if let Ok(regions) = &welcome {
-            assert_eq!(encode_welcome(Ok(regions)), bytes);
-        }
-        true
+    let welcome = VERSIONS.map(|asked| {
+        decode_welcome(bytes, asked).is_ok_and(|welcome| {
+            match welcome {
+                Welcome::Regions(regions) => {
+                    assert_eq!(encode_welcome(asked, &regions).as_deref(), Some(bytes))
+                }
+                Welcome::Refused { version, .. } => assert_eq!(Version::of(bytes), Some(version)),
+            }
+            true
+        })
     });
     let let_go = LetGo::decode(bytes).is_ok_and(|message| {
         assert_eq!(message.encode(), bytes);
         true
     });
-    endpoint || hello || welcome || let_go
+    endpoint || hello || welcome.contains(&true) || let_go
 }
 
-/// One of each.
+/// One of each, in both versions where they differ.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let name = || "prefill-0".to_owned();
     let region = RegionDescriptor { id: 130, generation: 7, length: 9, place: Place::File { offset: 4096 } };
     let export = Export { uuid: Uuid([8; 16]), handle: IpcHandle([9; 64]), offset: 512 };
     let on_device = RegionDescriptor { place: Place::Device(export), ..region };
-    vec![
+    let error = Error::new(ErrorCode::VERSION, "another version");
+    let hello = |version| Hello { version, token: [4; 16], instance: [5; 16], name: name() }.encode();
+    let mut seeds = vec![
         Endpoint { socket: [1; 16], token: [2; 16], instance: [3; 16], name: name() }.encode(),
-        Hello { token: [4; 16], instance: [5; 16], name: name() }.encode(),
-        encode_welcome(Ok(&[region; 3])),
-        encode_welcome(Ok(&[region, on_device, region])),
-        encode_welcome(Err(&Error::new(ErrorCode::VERSION, "another version"))),
         LetGo { region: 130 }.encode(),
-    ]
+    ];
+    seeds.extend(VERSIONS.map(hello));
+    seeds.extend(VERSIONS.map(|version| encode_refusal(version, &error)));
+    seeds.extend(VERSIONS.map(|version| encode_welcome(version, &[region; 3])).into_iter().flatten());
+    seeds.extend(encode_welcome(Version::Two, &[region, on_device, region]));
+    seeds
 }

@@ -6,8 +6,7 @@ use std::time::Instant;
 use host_plugin_api::{Notification, NotificationKind};
 use host_transfer_kit::{Random, notification};
 
-use crate::control::ControlPage;
-use crate::mapping::SharedPage;
+use crate::pages::Pages;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// See the module.
@@ -15,8 +14,9 @@ pub struct Inbound {
     pub instance: Random,
     pub name: String,
     pub socket: OwnedFd,
-    pub control: SharedPage<ControlPage>,
-    /// Readable once the sender's process is gone with everything that it had open. `None` where its kernel has no such thing.
+    pages: Pages,
+    /// Readable once the sender's process is gone with everything that it had open. `None` where its kernel has no such thing, or
+    /// the sender speaks version 1 of the handshake.
     process: Option<OwnedFd>,
     /// None of the sender's writes will land: its end of the socket is closed, and no device copies for it.
     ///
@@ -38,11 +38,11 @@ impl Inbound {
         instance: Random,
         name: String,
         (socket, process): (OwnedFd, Option<OwnedFd>),
-        control: SharedPage<ControlPage>,
+        pages: Pages,
     ) -> Self {
         let no = || AtomicBool::new(false);
         let (lost, dying, told, finished) = (no(), no(), AtomicU64::new(0), no());
-        Self { instance, name, socket, control, process, lost, dying, told, finished }
+        Self { instance, name, socket, pages, process, lost, dying, told, finished }
     }
 
     /// What becomes readable when the sender is gone, or on its way. `None` when nothing will.
@@ -58,7 +58,7 @@ impl Inbound {
     pub fn notice(&self, has_ended: impl FnOnce(BorrowedFd<'_>) -> bool) -> bool {
         let gone = self.dying.load(Ordering::SeqCst)
             || (has_ended(self.socket.as_fd()) && {
-                let done = self.control.devices_are_done();
+                let done = self.pages.devices_are_done();
                 self.dying.store(!done, Ordering::SeqCst);
                 done
             });
@@ -68,6 +68,11 @@ impl Inbound {
         gone
     }
 
+    /// Whether the sender may have regions on devices open, and closes them when it is told to.
+    pub fn knows_devices(&self) -> bool {
+        self.pages.device.is_some()
+    }
+
     /// Notes that the sender is told to close one more region on a device, and says how many it has been told to.
     pub fn tell(&self) -> u64 {
         self.told.fetch_add(1, Ordering::SeqCst) + 1
@@ -75,7 +80,8 @@ impl Inbound {
 
     /// Waits until the sender has closed so many regions, or is proven gone. False when `deadline` passed first.
     pub fn wait_let_go(&self, count: u64, deadline: Instant) -> bool {
-        while self.control.count_let_go() < count && !self.is_lost() {
+        let Some(page) = &self.pages.device else { return true };
+        while page.count_let_go() < count && !self.is_lost() {
             if Instant::now() >= deadline {
                 return false;
             }
@@ -101,15 +107,20 @@ impl Inbound {
         self.finished.store(true, Ordering::SeqCst);
     }
 
+    /// Closes the gate: nothing more may be written, once a [`wait`](Self::wait) after it has ended.
+    pub fn close(&self) {
+        self.pages.control.close();
+    }
+
     /// Closes the gate and waits until no thread can be behind it. False when that could not be proven in time.
     pub fn fence(&self, deadline: Instant) -> bool {
-        self.control.close();
+        self.close();
         self.wait(deadline)
     }
 
     /// Waits until every copy that began before this call has ended, or the sender is proven gone.
     pub fn wait(&self, deadline: Instant) -> bool {
-        self.control.wait(deadline, || self.is_lost())
+        self.pages.wait(deadline, || self.is_lost())
     }
 
     /// The next thing to tell the host: what arrived, and last that the peer is gone.
@@ -119,7 +130,7 @@ impl Inbound {
         }
         // Looked at before the ring: what was pushed before the end is seen by the take that follows.
         let lost = self.is_lost();
-        if let Some((payload, length)) = self.control.take() {
+        if let Some((payload, length)) = self.pages.control.take() {
             return Some(notification(NotificationKind::ARRIVED, &self.name, &payload[..length as usize]));
         }
         if lost {
@@ -130,30 +141,44 @@ impl Inbound {
     }
 
     pub fn has_waiting(&self) -> bool {
-        !self.is_finished() && (self.is_lost() || self.control.has_waiting())
+        !self.is_finished() && (self.is_lost() || self.pages.control.has_waiting())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
+    use host_plugin_api::ErrorCode;
     use rustix::pipe::pipe;
 
     use super::*;
     use crate::control::{LINES, MAX_COPY_THREADS};
-    use crate::mapping::Writers;
+    use crate::mapping::{Shared, SharedPage, Writers};
+
+    /// A page as the receiver has it, and as the sender does.
+    fn both<T: Shared>() -> (SharedPage<T>, SharedPage<T>) {
+        let (page, file) = SharedPage::create("test", Writers::All).unwrap();
+        (page, SharedPage::open(&file, true).unwrap())
+    }
+
+    /// Those of a receiver, and of a sender.
+    fn pages() -> (Pages, Pages) {
+        let ((control, controlled), (device, others)) = (both(), both());
+        (Pages { control, device: Some(device) }, Pages { control: controlled, device: Some(others) })
+    }
 
     #[test]
     fn a_sender_whose_device_was_copying_is_lost_when_its_process_is_gone() {
         for busy in [None, Some(MAX_COPY_THREADS - 1), Some(MAX_COPY_THREADS), Some(LINES - 1)] {
-            let (control, file) = SharedPage::<ControlPage>::create("test", Writers::All).unwrap();
-            let sender = SharedPage::<ControlPage>::open(&file, true).unwrap();
+            let (pages, sender) = pages();
             if let Some(line) = busy {
                 std::mem::forget(sender.enter(line));
             }
             let ((socket, _other), (process, _writer)) = (pipe().unwrap(), pipe().unwrap());
-            let numbers = [&socket, &process].map(std::os::fd::AsRawFd::as_raw_fd);
-            let inbound = Inbound::new([0; 16], "prefill".into(), (socket, Some(process)), control);
-            let watched = || inbound.watched().map(|fd| std::os::fd::AsRawFd::as_raw_fd(&fd));
+            let numbers = [&socket, &process].map(AsRawFd::as_raw_fd);
+            let inbound = Inbound::new([0; 16], "prefill".into(), (socket, Some(process)), pages);
+            let watched = || inbound.watched().map(|fd| fd.as_raw_fd());
             assert!(!inbound.notice(|_| false) && watched() == Some(numbers[0]), "it only said something");
             let by_device = busy.is_some_and(|line| line >= MAX_COPY_THREADS);
             assert_eq!(inbound.notice(|_| true), !by_device);
@@ -169,13 +194,33 @@ mod tests {
     }
 
     #[test]
+    fn a_sender_of_version_1_is_fenced_by_its_copy_threads_and_lost_with_its_socket() {
+        let (control, controlled) = both();
+        let inbound = Inbound::new(
+            [0; 16],
+            "prefill".into(),
+            (pipe().unwrap().0, None),
+            Pages { control, device: None },
+        );
+        let sender = Pages { control: controlled, device: None };
+        let device = sender.enter(MAX_COPY_THREADS);
+        assert_eq!(device.err(), Some(ErrorCode::UNSUPPORTED), "it has no line for a device");
+        let busy = sender.enter(MAX_COPY_THREADS - 1);
+        assert!(!inbound.wait(Instant::now()), "it is copying");
+        drop(busy);
+        assert!(inbound.fence(Instant::now()));
+        assert_eq!(sender.enter(0).err(), Some(ErrorCode::PEER_LOST));
+        assert!(!inbound.knows_devices() && inbound.wait_let_go(1, Instant::now()));
+        assert!(inbound.notice(|_| true) && inbound.is_lost());
+    }
+
+    #[test]
     fn regions_are_let_go_when_the_sender_says_so_or_is_lost() {
-        let (control, file) = SharedPage::<ControlPage>::create("test", Writers::All).unwrap();
-        let sender = SharedPage::<ControlPage>::open(&file, true).unwrap();
-        let inbound = Inbound::new([0; 16], "prefill".into(), (pipe().unwrap().0, None), control);
+        let (pages, sender) = pages();
+        let inbound = Inbound::new([0; 16], "prefill".into(), (pipe().unwrap().0, None), pages);
         let soon = Instant::now();
         assert_eq!((inbound.tell(), inbound.tell()), (1, 2));
-        sender.let_go();
+        sender.device.unwrap().let_go();
         assert!(inbound.wait_let_go(1, soon) && !inbound.wait_let_go(2, soon));
         inbound.set_lost();
         assert!(inbound.wait_let_go(2, soon));

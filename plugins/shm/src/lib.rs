@@ -25,11 +25,13 @@ mod cuda;
 mod device_copier;
 #[doc(hidden)]
 pub mod fuzzing;
+mod handshake;
 mod inbound;
 mod live;
 mod mapping;
 mod notifications;
 mod outbound;
+mod pages;
 mod ready;
 mod regions;
 mod service;

@@ -7,11 +7,14 @@ use std::sync::{Arc, Mutex};
 use host_plugin_api::{Error, ErrorCode, PeerId, Result, Submission, Write};
 use host_transfer_kit::{Event, Peer, Random, locked};
 
-use crate::control::{Busy, ControlPage};
+use crate::control::Busy;
 use crate::cuda::{Device, Devices, Opened, Pinned, Refused};
+use crate::handshake::Welcomed;
 use crate::live::LiveTable;
 use crate::mapping::{Mapping, SharedPage, cannot_shrink};
+use crate::pages::Pages;
 use crate::regions::{Place, RegionDescriptor, Spot, in_this_process};
+use crate::wire::Version;
 
 /// See the module.
 pub struct Outbound {
@@ -24,7 +27,7 @@ pub struct Outbound {
     pub socket: OwnedFd,
     /// Set when the peer's end is closed, or ours is about to be.
     gone: AtomicBool,
-    control: SharedPage<ControlPage>,
+    pages: Pages,
     live: SharedPage<LiveTable>,
     event: Event,
     /// Before the mappings, since it goes first.
@@ -46,33 +49,33 @@ pub struct Handover {
     pub name: String,
     pub own_name: String,
     pub instance: Random,
-    pub socket: OwnedFd,
-    pub regions: Vec<RegionDescriptor>,
-    /// Control page, table of live regions, eventfd, then one per region.
-    pub fds: Vec<OwnedFd>,
+    pub welcomed: Welcomed,
 }
 
 impl Outbound {
     /// `devices`: those of the instance, which get to know the peer's.
     pub fn new(handover: Handover, devices: &Devices) -> Result<Self> {
-        let Handover { id, name, own_name, instance, socket, regions, fds } = handover;
+        let Handover { id, name, own_name, instance, welcomed } = handover;
+        let Welcomed { version, socket, regions, fds } = welcomed;
+        let knows_devices = version == Version::Two;
         let files = regions.iter().filter(|region| matches!(region.place, Place::File { .. })).count();
-        if fds.len() != files + 3 {
+        if fds.len() != files + 3 + usize::from(knows_devices) {
             let text = format!("{name} sent {} descriptors for {files} regions in files", fds.len());
             return Err(Error::new(ErrorCode::IO, text));
         }
         let io = |e| Error::new(ErrorCode::IO, format!("cannot map the memory of {name}: {e}"));
         let mut fds = fds.into_iter();
-        let (Some(control), Some(live), Some(event)) = (fds.next(), fds.next(), fds.next()) else {
-            return Err(Error::new(ErrorCode::IO, format!("{name} sent no control page")));
-        };
-        if ![&control, &live].into_iter().all(cannot_shrink) {
+        let mut next = || fds.next().ok_or_else(|| io(rustix::io::Errno::BADF));
+        let (control, live, event) = (next()?, next()?, next()?);
+        let device = knows_devices.then(&mut next).transpose()?;
+        if ![&control, &live].into_iter().chain(&device).all(cannot_shrink) {
             let text = format!(
                 "{name} sent a page that it could shrink under us: its shm plugin is older than this one"
             );
             return Err(Error::new(ErrorCode::VERSION, text));
         }
-        let control = SharedPage::open(control, true).map_err(io)?;
+        let device = device.map(|fd| SharedPage::open(fd, true)).transpose().map_err(io)?;
+        let pages = Pages { control: SharedPage::open(control, true).map_err(io)?, device };
         let live = SharedPage::open(live, false).map_err(io)?;
         let mut targets = Vec::with_capacity(regions.len());
         for region in regions {
@@ -81,8 +84,7 @@ impl Outbound {
                     let length = usize::try_from(region.length).ok();
                     let length = length.ok_or_else(|| io(rustix::io::Errno::OVERFLOW))?;
                     // As many as there are such regions.
-                    let fd = fds.next().ok_or_else(|| io(rustix::io::Errno::BADF))?;
-                    let mapping = Mapping::new(fd, *offset, length, true).map_err(io)?;
+                    let mapping = Mapping::new(next()?, *offset, length, true).map_err(io)?;
                     Target::Host { mapping, pinned: AtomicBool::new(false) }
                 }
                 Place::Device(export) => {
@@ -103,7 +105,7 @@ impl Outbound {
             instance,
             socket,
             gone: AtomicBool::new(false),
-            control,
+            pages,
             live,
             event: event.into(),
             pins: Mutex::default(),
@@ -182,20 +184,26 @@ impl Outbound {
         self.live.lives(region.id, region.generation)
     }
 
+    /// Whether devices may copy to the peer.
+    pub fn knows_devices(&self) -> bool {
+        self.pages.device.is_some()
+    }
+
     /// Says that a region was closed because the peer asked for it.
     pub fn say_let_go(&self) {
-        self.control.let_go();
+        if let Some(page) = &self.pages.device {
+            page.let_go();
+        }
     }
 
     /// Ends what [`enter`](Self::enter) began, where the mark was forgotten.
-    pub fn leave(&self, thread: usize) {
-        self.control.leave(thread);
+    pub fn leave(&self, line: usize) {
+        self.pages.leave(line);
     }
 
-    /// Marks a copy thread busy on the receiver's page. `None` when the receiver closed.
-    pub fn enter(&self, thread: usize) -> Option<Busy<'_>> {
-        let busy = self.control.enter(thread);
-        self.control.is_open().then_some(busy)
+    /// Marks a line busy on the receiver's pages, see [`Pages::enter`].
+    pub fn enter(&self, line: usize) -> std::result::Result<Busy<'_>, ErrorCode> {
+        self.pages.enter(line)
     }
 
     /// While busy: whether the target still is what the write means.
@@ -206,7 +214,7 @@ impl Outbound {
     /// Delivers the notification of data that is there. False when the ring is full.
     pub fn notify(&self, submission: &Submission) -> bool {
         let pushing = locked(&self.pushing);
-        let pushed = self.control.push(&submission.notification, submission.notification_length);
+        let pushed = self.pages.control.push(&submission.notification, submission.notification_length);
         drop(pushing);
         if pushed {
             self.event.signal();

@@ -2,24 +2,24 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use host_plugin_api::{Error, ErrorCode, Level, Result, TransferLimits, log};
+use host_plugin_api::{Level, Result, TransferLimits, log};
 use host_transfer_kit::{Event, Instance, Peer as _, Random, locked, random};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::config::Config;
-use crate::control::{ControlPage, LINES, Line};
+use crate::control::{LINES, Line};
 use crate::copier::Progress;
 use crate::cuda::{Devices, Refused};
+use crate::handshake::{HANDSHAKE, greet};
 use crate::inbound::Inbound;
-use crate::mapping::{SharedPage, Writers};
 use crate::outbound::Outbound;
 use crate::ready::Ready;
 use crate::regions::Regions;
 use crate::socket::{self, Heard};
-use crate::wire::{Endpoint, Hello, LetGo, encode_welcome};
+use crate::wire::{Endpoint, LetGo};
 
 /// Copies of 256 bytes and more are as fast as collecting them first. See docs/benchmarks.md.
 const SHORT_WRITES: u64 = 256;
@@ -28,8 +28,6 @@ const SHORT_WRITES: u64 = 256;
 pub const MAX_PEERS: usize = 256;
 /// Most connections that have not said hello.
 const MAX_STRANGERS: usize = 32;
-/// How long a stranger has to say hello, and a dialled peer to answer.
-pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub struct Core {
@@ -222,46 +220,6 @@ fn let_go(core: &Core, peer: &Outbound, message: &[u8]) {
         peer.close_devices(|known| known.id == region && !peer.region_lives(known));
         peer.say_let_go();
     }
-}
-
-/// Answers a hello. Whatever is wrong with it harms only this connection.
-fn greet(core: &Core, stranger: &OwnedFd) {
-    let Ok((bytes, fds)) = socket::receive(stranger) else { return };
-    let process = fds.into_iter().next();
-    if let Err(refusal) = Hello::decode(&bytes).and_then(|hello| admit(core, stranger, process, hello)) {
-        log!(Level::WARN, "a connection was refused: {refusal}");
-        // A refusal that cannot be delivered is a closed connection, which says the same.
-        let _undelivered = socket::send(stranger, &encode_welcome(Err(&refusal)), &[]);
-    }
-}
-
-fn admit(core: &Core, stranger: &OwnedFd, process: Option<OwnedFd>, hello: Hello) -> Result<()> {
-    if hello.token != core.endpoint.token {
-        return Err(Error::new(ErrorCode::PEER_LOST, "this endpoint is of an instance that is gone"));
-    }
-    let io = |e| Error::new(ErrorCode::IO, format!("cannot set up the connection: {e}"));
-    let (control, control_fd) =
-        SharedPage::<ControlPage>::create("host-shm-control", Writers::All).map_err(io)?;
-    let socket = stranger.try_clone().map_err(|e| Error::new(ErrorCode::IO, e.to_string()))?;
-    let peer = Arc::new(Inbound::new(hello.instance, hello.name, (socket, process), control));
-    {
-        let mut inbound = locked(&core.inbound);
-        if inbound.len() >= MAX_PEERS {
-            return Err(Error::new(ErrorCode::NO_RESOURCE, format!("{MAX_PEERS} peers are connected")));
-        }
-        // In the list before the peer gets the means to write, so that no fence misses it.
-        inbound.push(peer.clone());
-    }
-    let sent = core.regions.offer(|descriptors, live, regions| {
-        let mut fds = vec![control_fd.as_fd(), live, core.instance.event.as_fd()];
-        fds.extend_from_slice(regions);
-        socket::send(stranger, &encode_welcome(Ok(descriptors)), &fds)
-    });
-    if let Err(e) = sent {
-        peer.finish();
-        return Err(io(e));
-    }
-    Ok(())
 }
 
 /// The connections that an instance made to us.

@@ -16,8 +16,8 @@ use rustix::net::{
 use crate::regions::MAX_REGIONS;
 use crate::wire::MESSAGE_BYTES;
 
-/// Most descriptors in one message: a connection's own three, and the regions'.
-const FDS: usize = MAX_REGIONS + 3;
+/// Most descriptors in one message: a connection's own four, and the regions'.
+const FDS: usize = MAX_REGIONS + 4;
 
 fn address(socket: &Random) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(format!("host-shm-{:032x}", u128::from_le_bytes(*socket)).as_bytes())

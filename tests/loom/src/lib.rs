@@ -31,12 +31,15 @@ pub mod control_page;
 pub mod inbound;
 #[path = "../../../plugins/shm/src/live.rs"]
 pub mod live;
+#[path = "../../../plugins/shm/src/pages.rs"]
+pub mod pages;
 
-/// A page as models have it: two copy threads, two places.
+/// Pages as models have them: two copy threads, two places, one batch of a device.
 pub mod control {
-    pub use super::control_page::{Busy, Line};
+    pub use super::control_page::{Busy, Line, MAX_COPY_THREADS};
 
     pub type ControlPage = super::control_page::ControlPage<2, 2>;
+    pub type DevicePage = super::control_page::DevicePage<1>;
 }
 
 /// Mapped memory is memory here.

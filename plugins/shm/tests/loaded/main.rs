@@ -6,4 +6,5 @@ mod between_devices;
 mod corrupting_flips_a_byte;
 mod keeps_its_contract;
 mod moves_bytes;
+mod older_peers;
 mod survives_faults;

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use host_loom::control::{ControlPage, Line};
+use host_loom::control::{ControlPage, DevicePage, Line, MAX_COPY_THREADS};
 use host_loom::inbound::Inbound;
 use host_loom::live::{LiveTable, Places};
 use host_loom::mapping::SharedPage;
+use host_loom::pages::Pages;
 use host_plugin_api::{NOTIFICATION_BYTES, NotificationKind};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -91,6 +92,30 @@ fn a_fence_waits_for_all_copy_threads() {
 }
 
 #[test]
+fn a_fence_waits_for_batches_of_devices_whose_lines_are_on_another_page_than_the_gate() {
+    every_order(|| {
+        let device = SharedPage(Arc::new(DevicePage::default()));
+        let pages = Arc::new(Pages { control: SharedPage(page()), device: Some(device) });
+        let memory = Arc::new(Memory::default());
+        let copier = {
+            let (pages, memory) = (pages.clone(), memory.clone());
+            thread::spawn(move || {
+                let Ok(busy) = pages.enter(MAX_COPY_THREADS) else { return };
+                // The batch is under way.
+                std::mem::forget(busy);
+                memory.write(1);
+                pages.leave(MAX_COPY_THREADS);
+            })
+        };
+        pages.control.close();
+        assert!(pages.wait(deadline(), || false));
+        memory.write(9);
+        copier.join().unwrap();
+        assert!(pages.devices_are_done());
+    });
+}
+
+#[test]
 fn a_notification_brings_its_data_and_the_ring_its_order() {
     every_order(|| {
         let page = page();
@@ -127,8 +152,8 @@ fn what_was_pushed_before_a_connection_ended_is_told_before_its_end() {
     every_order(|| {
         let page = page();
         let socket = std::fs::File::open("/dev/null").unwrap().into();
-        let page_of_it = SharedPage(page.clone());
-        let inbound = Arc::new(Inbound::new([0; 16], "peer".into(), (socket, None), page_of_it));
+        let pages = Pages { control: SharedPage(page.clone()), device: None };
+        let inbound = Arc::new(Inbound::new([0; 16], "peer".into(), (socket, None), pages));
         let ended = {
             let inbound = inbound.clone();
             thread::spawn(move || {
