@@ -43,6 +43,10 @@ pub(crate) enum Refusal {
     Text,
     /// No more text may wait.
     AllText,
+    /// The client has its share of the answers that are not read.
+    Answers,
+    /// No more answers may wait.
+    AllAnswers,
     /// The client has its share of the connections.
     Connections,
 }
@@ -68,6 +72,8 @@ impl Refusal {
             Self::AllUploads => "all of --max-uploads or --max-upload-bytes",
             Self::Text => "the client's share of --max-text-bytes",
             Self::AllText => "all of --max-text-bytes",
+            Self::Answers => "the client's share of --max-answer-bytes",
+            Self::AllAnswers => "all of --max-answer-bytes",
             Self::Connections => "the client's share of --max-connections",
         }
     }

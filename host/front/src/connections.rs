@@ -2,8 +2,8 @@
 //! closed.
 //!
 //! A connection is closed when the head of its next request is not there in time, and when it is quiet for as long: it has no
-//! request that waits for this server, and its client takes nothing of the answers. An answer under way may take as
-//! long as it takes.
+//! request that waits for this server, and its client takes nothing of the answers. A stream of HTTP/2 is reset after as long,
+//! whatever happens on the others of its connection. An answer under way may take as long as it takes.
 
 mod activity;
 mod handshake;
@@ -16,11 +16,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use activity::{Activity, Watched};
+use activity::{Activity, Streams, Watched};
 use axum::extract::Request;
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use rustix::process::{Resource, getrlimit};
@@ -195,6 +195,9 @@ pub struct Peer(pub IpAddr);
 
 /// Most bytes of answers that a connection, or a stream of one, has taken and not sent.
 const UNSENT: usize = 64 << 10;
+/// Most streams of an HTTP/2 connection at once: requests that wait, and answers that are not read. A client with more makes another
+/// connection, or waits; a stream beyond them is refused and costs nothing.
+const STREAMS: u32 = 200;
 
 /// What all connections of a listener have in common.
 #[derive(Clone)]
@@ -249,21 +252,26 @@ async fn converse(
     let service = {
         let activity = Arc::clone(&activity);
         service_fn(move |mut request: Request<Incoming>| {
-            let waits = activity.waits();
+            // Until its stream has a task.
+            let begins = activity.waits();
             request.extensions_mut().insert(Peer(address));
-            let (answer, activity) = (routes.call(request), Arc::clone(&activity));
+            let (answer, connection) = (routes.call(request), Arc::clone(&activity));
             async move {
+                let activity = Activity::current(&connection);
+                let waits = activity.waits();
+                drop(begins);
                 let answer = answer.await.unwrap_or_else(|never| match never {});
                 drop(waits);
                 Ok::<_, Infallible>(answer.map(|body| Watched::new(body, activity)))
             }
         })
     };
-    let mut builder = Builder::new(TokioExecutor::new());
+    let mut builder = Builder::new(Streams::new(Arc::clone(&activity), head));
     builder.http1().timer(TokioTimer::new()).header_read_timeout(head).max_buf_size(UNSENT);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(head).max_send_buf_size(UNSENT);
+    builder.http2().max_concurrent_streams(STREAMS);
     let mut served = pin!(builder.serve_connection(TokioIo::new(connection), service));
-    let mut quiet = pin!(clock::sleep(head));
+    let mut quiet = pin!(activity.is_quiet_for(head));
     let mut going_on = true;
     loop {
         tokio::select! {
@@ -274,12 +282,8 @@ async fn converse(
                 return;
             }
             () = quiet.as_mut() => {
-                let left = head.saturating_sub(activity.quiet());
-                if left.is_zero() {
-                    tracing::debug!(%address, "an HTTP connection was idle, or not read, for too long and is closed");
-                    return;
-                }
-                quiet.as_mut().reset(clock::now() + left);
+                tracing::debug!(%address, "an HTTP connection was idle, or not read, for too long and is closed");
+                return;
             }
             () = stopped(&mut stop), if going_on => {
                 served.as_mut().graceful_shutdown();

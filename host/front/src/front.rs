@@ -17,7 +17,7 @@ use tonic::service::Routes;
 use super::audit::Audit;
 use super::connections::{self, HttpListener, Limits, Places};
 pub use super::http::About;
-use super::http::{App, Audience, TextWork, Uploads};
+use super::http::{App, Audience, TextWork, Unread, Uploads};
 use super::identity::{Hosts, Identities, Keys, Origins};
 use super::metrics::Metrics;
 use super::registry::{Policy, Registry, Terms};
@@ -60,6 +60,9 @@ pub struct FrontConfig {
     /// Most bytes of bodies that are parsed and tokenized, or wait for that. More are answered as more uploads are. One body has
     /// to fit.
     pub max_text_bytes: usize,
+    /// Most bytes of answers that are not sent. More are answered as more uploads are, and generations that are streamed wait. One
+    /// answer has to fit.
+    pub max_answer_bytes: usize,
     /// Most tokens of a chat answer when the request names no number, as far as the model's context has room for them.
     pub default_max_tokens: u32,
     /// Longest wait for a whole request body.
@@ -106,6 +109,7 @@ impl FrontConfig {
             max_uploads: 4096,
             max_upload_bytes: 256 << 20,
             max_text_bytes: 256 << 20,
+            max_answer_bytes: 256 << 20,
             default_max_tokens: 1024,
             body_timeout: Duration::from_secs(30),
             connections: Limits::new(Duration::from_secs(30)),
@@ -247,6 +251,7 @@ pub async fn serve(
         audit: audit.clone(),
         uploads: Uploads::new(config.max_uploads, config.max_upload_bytes),
         text_work: TextWork::new(config.max_text_bytes),
+        unread: Unread::new(config.max_answer_bytes),
         stopping: stopping.clone(),
     });
 

@@ -32,6 +32,7 @@ mod structured;
 mod text_work;
 mod tokens;
 mod tools;
+mod unread;
 mod upload;
 mod values;
 
@@ -56,6 +57,7 @@ use super::router::Router;
 use super::shares::{Client, Share, Shares};
 use crate::text::TextModel;
 pub use text_work::TextWork;
+pub use unread::Unread;
 pub use upload::Uploads;
 
 /// What all handlers share.
@@ -90,6 +92,8 @@ pub struct App {
     pub(crate) audit: Audit,
     /// Permits for work on bodies, and how many bytes of them may wait.
     pub text_work: TextWork,
+    /// Answers that clients have not read.
+    pub unread: Unread,
     /// True once the server ends: it takes no new requests.
     pub stopping: watch::Receiver<bool>,
 }
@@ -153,6 +157,7 @@ impl App {
             uploads,
             upload_bytes,
             text_bytes: self.text_work.taken(),
+            answer_bytes: self.unread.taken(),
         }
     }
 
@@ -241,5 +246,10 @@ fn typed(kind: &'static str, body: impl Into<Body>) -> Response {
 
 /// A JSON answer.
 fn json(value: &serde_json::Value) -> Response {
-    typed("application/json", value.to_string())
+    json_text(value.to_string())
+}
+
+/// The same, written before.
+fn json_text(text: String) -> Response {
+    typed("application/json", text)
 }

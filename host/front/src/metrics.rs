@@ -54,6 +54,8 @@ pub struct Held {
     pub upload_bytes: usize,
     /// Bytes of bodies that wait to be parsed and tokenized, or are.
     pub text_bytes: usize,
+    /// Bytes of answers that are not sent.
+    pub answer_bytes: usize,
 }
 
 /// All series of a router. Times are in seconds.
@@ -83,6 +85,7 @@ pub struct Metrics {
     uploads: Gauge,
     upload_bytes: Gauge,
     text_bytes: Gauge,
+    answer_bytes: Gauge,
     workers: Family<RoleLabels, Gauge>,
     protocols: Family<ProtocolLabels, Gauge>,
     pages: Family<WorkerLabels, Gauge>,
@@ -126,6 +129,7 @@ impl Metrics {
             uploads: Gauge::default(),
             upload_bytes: Gauge::default(),
             text_bytes: Gauge::default(),
+            answer_bytes: Gauge::default(),
             workers: Family::default(),
             protocols: Family::default(),
             pages: Family::default(),
@@ -180,6 +184,11 @@ impl Metrics {
             "Bytes of bodies that wait to be parsed and tokenized, or are",
             metrics.text_bytes.clone(),
         );
+        exposition.register(
+            "answer_bytes",
+            "Bytes of answers that are made and not sent",
+            metrics.answer_bytes.clone(),
+        );
         exposition.register("workers", "Workers by role and state", metrics.workers.clone());
         exposition.register(
             "worker_protocol",
@@ -208,6 +217,7 @@ impl Metrics {
             (&self.uploads, held.uploads),
             (&self.upload_bytes, held.upload_bytes),
             (&self.text_bytes, held.text_bytes),
+            (&self.answer_bytes, held.answer_bytes),
         ] {
             gauge.set(i64::try_from(amount).unwrap_or(i64::MAX));
         }

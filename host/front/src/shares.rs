@@ -101,9 +101,15 @@ impl Shares {
     /// # Errors
     /// When there is not so much, or the client would hold more than its share. A client that holds nothing gets what is there.
     pub fn take(&self, client: &Client, amount: usize) -> Result<Share, NoShare> {
-        let mut share = Share { of: self.clone(), client: client.clone(), amount: 0 };
+        let mut share = self.take_nothing(client);
         share.grow(amount)?;
         Ok(share)
+    }
+
+    /// Gives a client a part of nothing, which may grow.
+    #[must_use]
+    pub fn take_nothing(&self, client: &Client) -> Share {
+        Share { of: self.clone(), client: client.clone(), amount: 0 }
     }
 }
 
@@ -113,7 +119,7 @@ impl Shares {
     /// # Errors
     /// When there is not so much.
     pub fn take_any(&self, client: &Client, amount: usize) -> Result<Share, NoShare> {
-        let mut share = Share { of: self.clone(), client: client.clone(), amount: 0 };
+        let mut share = self.take_nothing(client);
         share.add(amount, usize::MAX)?;
         Ok(share)
     }

@@ -146,6 +146,7 @@ pub fn check_none(settings: &Settings) -> Result<(), Refused> {
         ("--max-uploads", settings.max_uploads.is_some()),
         ("--max-upload-bytes", settings.max_upload_bytes.is_some()),
         ("--max-text-bytes", settings.max_text_bytes.is_some()),
+        ("--max-answer-bytes", settings.max_answer_bytes.is_some()),
         ("--body-timeout", settings.body_timeout.is_some()),
         ("--idle-timeout", settings.idle_timeout.is_some()),
         ("--stream-keep-alive", settings.stream_keep_alive.is_some()),

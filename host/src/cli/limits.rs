@@ -16,6 +16,8 @@ const BODY: Bytes = Bytes(8 << 20);
 const UPLOADS: Bytes = Bytes(256 << 20);
 /// Bytes of bodies that wait to be parsed and tokenized, by default.
 const TEXT: Bytes = Bytes(256 << 20);
+/// Bytes of answers that are not read, by default.
+const ANSWERS: Bytes = Bytes(256 << 20);
 /// By default so many of the largest bodies find room at once.
 const BODIES: u64 = 8;
 /// Longest waits for a client by default.
@@ -29,6 +31,7 @@ pub struct ClientLimits {
     max_uploads: Option<usize>,
     max_upload_bytes: usize,
     max_text_bytes: usize,
+    max_answer_bytes: usize,
     body_timeout: Duration,
 }
 
@@ -48,7 +51,7 @@ impl ClientLimits {
         let beside = |flag, given: Option<Bytes>, standard: Bytes| match given {
             None => in_memory(flag, Bytes(standard.0.max(body.0 * BODIES))),
             Some(given) if given < least => Err(Refused(format!(
-                "{flag} is {given}, and --max-body-bytes is {body}: one client gets four fifths of the first at most, so a body of that \
+                "{flag} is {given}, and --max-body-bytes is {body}: one client gets four fifths of the first at most, so a body, or an answer, of that \
                  size would always be refused; raise the first to {least}, or lower the second"
             ))),
             Some(given) => in_memory(flag, given),
@@ -59,6 +62,7 @@ impl ClientLimits {
             max_uploads: settings.max_uploads.map(|most| most as usize),
             max_upload_bytes: beside("--max-upload-bytes", settings.max_upload_bytes, UPLOADS)?,
             max_text_bytes: beside("--max-text-bytes", settings.max_text_bytes, TEXT)?,
+            max_answer_bytes: beside("--max-answer-bytes", settings.max_answer_bytes, ANSWERS)?,
             body_timeout: seconds(settings.body_timeout),
         })
     }
@@ -66,8 +70,15 @@ impl ClientLimits {
     /// A router with these limits.
     #[must_use]
     pub fn of_front(self, front: FrontConfig) -> FrontConfig {
-        let Self { connections, max_body, max_uploads, max_upload_bytes, max_text_bytes, body_timeout } =
-            self;
+        let Self {
+            connections,
+            max_body,
+            max_uploads,
+            max_upload_bytes,
+            max_text_bytes,
+            max_answer_bytes,
+            body_timeout,
+        } = self;
         let max_uploads = max_uploads.unwrap_or(front.max_uploads);
         FrontConfig {
             connections,
@@ -75,6 +86,7 @@ impl ClientLimits {
             max_uploads,
             max_upload_bytes,
             max_text_bytes,
+            max_answer_bytes,
             body_timeout,
             ..front
         }
@@ -115,7 +127,7 @@ mod tests {
         let all = |front: &FrontConfig| {
             (
                 (front.connections, front.max_body, front.max_uploads),
-                (front.max_upload_bytes, front.max_text_bytes, front.body_timeout),
+                (front.max_upload_bytes, front.max_text_bytes, front.max_answer_bytes, front.body_timeout),
             )
         };
         assert_eq!(all(&front), all(&own));
@@ -129,6 +141,7 @@ mod tests {
             max_uploads: Some(3),
             max_upload_bytes: Some(Bytes(2 << 10)),
             max_text_bytes: Some(Bytes(3 << 10)),
+            max_answer_bytes: Some(Bytes(4 << 10)),
             body_timeout: Some(5),
             idle_timeout: Some(6),
             ..Settings::default()
@@ -137,11 +150,13 @@ mod tests {
         assert_eq!(front.connections, Limits { head: Duration::from_secs(6), connections: 7 });
         assert_eq!((front.max_body, front.max_uploads), (1 << 10, 3));
         assert_eq!((front.max_upload_bytes, front.max_text_bytes), (2 << 10, 3 << 10));
+        assert_eq!(front.max_answer_bytes, 4 << 10);
         assert_eq!(front.body_timeout, Duration::from_secs(5));
         // Eight of the largest bodies fit what is not given.
         let settings = Settings { max_body_bytes: Some(Bytes(100 << 20)), ..Settings::default() };
         let front = ClientLimits::of(&settings).unwrap().of_front(standard());
         assert_eq!((front.max_upload_bytes, front.max_text_bytes), (800 << 20, 800 << 20));
+        assert_eq!(front.max_answer_bytes, 800 << 20);
     }
 
     #[test]
@@ -158,6 +173,10 @@ mod tests {
                 "--max-upload-bytes is 1MiB, and --max-body-bytes is 8MiB",
             ),
             (Settings { max_text_bytes: size(0), ..none() }, "--max-text-bytes is 0, and --max-body-bytes"),
+            (
+                Settings { max_answer_bytes: size(9), ..none() },
+                "--max-answer-bytes is 9, and --max-body-bytes",
+            ),
         ] {
             let refused = ClientLimits::of(&settings).unwrap_err().to_string();
             assert!(refused.contains(says), "{refused}");

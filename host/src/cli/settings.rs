@@ -274,12 +274,17 @@ pub struct Settings {
     #[arg(long, value_name = "BYTES")]
     pub max_text_bytes: Option<Bytes>,
 
+    /// Bytes of answers that are made and not read, at most. A client has at most four times as many as are free. What is streamed
+    /// then waits, and other answers are refused [default: 256MiB, or eight of the largest bodies]
+    #[arg(long, value_name = "BYTES")]
+    pub max_answer_bytes: Option<Bytes>,
+
     /// Seconds in which the body of a request has to arrive [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub body_timeout: Option<u32>,
 
-    /// Seconds after which a connection is closed on which nothing is asked for, or whose client reads nothing of its answer
-    /// [default: 30]
+    /// Seconds after which a connection is closed on which nothing is asked for, or whose client reads nothing of its answer. A
+    /// stream of HTTP/2 that is not read ends alone [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub idle_timeout: Option<u32>,
 

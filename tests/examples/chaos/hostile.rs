@@ -24,6 +24,9 @@ enum Act {
     GiantJson,
     DeepJson,
     Garbage,
+    UnreadAnswer,
+    UnreadStreams,
+    ResetStreams,
 }
 
 const ACTS: &[(Act, &str)] = &[
@@ -31,9 +34,12 @@ const ACTS: &[(Act, &str)] = &[
     (Act::SendSlowly, "sent a head byte by byte"),
     (Act::AbortUpload, "hung up in the middle of a body"),
     (Act::Reset, "reset the connection of an answer"),
-    (Act::GiantJson, "sent 8 MiB of JSON"),
+    (Act::GiantJson, "sent JSON of a million values"),
     (Act::DeepJson, "sent JSON 200,000 arrays deep"),
     (Act::Garbage, "sent what is no HTTP"),
+    (Act::UnreadAnswer, "read nothing of a long text"),
+    (Act::UnreadStreams, "read none of 100 texts over HTTP/2"),
+    (Act::ResetStreams, "reset 100 streams of HTTP/2 as they began"),
 ];
 
 /// Hostile clients under way.
@@ -86,6 +92,7 @@ fn attack(act: Act, url: &str, random: &mut fastrand::Rng) -> std::io::Result<()
             "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
         )
     };
+    let texts = |tokens: usize| format!("{{\"tokens\": [{}97]}}", "97,".repeat(tokens));
     let long = "{\"input_ids\": [1, 2, 3], \"stream\": true, \
                 \"sampling_params\": {\"max_new_tokens\": 1000, \"ignore_eos\": true}}";
     match act {
@@ -112,7 +119,8 @@ fn attack(act: Act, url: &str, random: &mut fastrand::Rng) -> std::io::Result<()
             stream.peek(&mut [0])?;
         }
         Act::GiantJson => {
-            let tokens = "7,".repeat(4 << 20);
+            // As many values as are read: with a few more it would be refused before it is parsed.
+            let tokens = "7,".repeat((1 << 20) - 4);
             let body = format!("{{\"input_ids\": [{tokens}7]}}");
             answered(&mut stream, &(head(body.len()) + &body))?;
         }
@@ -125,6 +133,69 @@ fn attack(act: Act, url: &str, random: &mut fastrand::Rng) -> std::io::Result<()
             stream.write_all(&bytes)?;
             let _said = stream.read(&mut [0; 4096]);
         }
+        Act::UnreadAnswer => {
+            let body = texts(500_000);
+            let head = head(body.len()).replace("/generate", "/detokenize");
+            stream.write_all((head + &body).as_bytes())?;
+            held(&stream, until)?;
+        }
+        Act::UnreadStreams => {
+            begin_http2(&mut stream)?;
+            let body = texts(5000);
+            for number in of_client() {
+                stream.write_all(&request(number, "/detokenize", body.as_bytes()))?;
+            }
+            held(&stream, until)?;
+        }
+        Act::ResetStreams => {
+            begin_http2(&mut stream)?;
+            for number in of_client() {
+                stream.write_all(&request(number, "/generate", long.as_bytes()))?;
+                stream.write_all(&frame(3, 0, number, &8_u32.to_be_bytes()))?;
+            }
+            held(&stream, until)?;
+        }
+    }
+    Ok(())
+}
+
+/// Streams of one connection, by number: a client's are odd. They are fewer than the server allows.
+fn of_client() -> impl Iterator<Item = u32> {
+    (1..200).step_by(2)
+}
+
+/// Says the beginning of an HTTP/2 connection that allows no byte of any answer, and waits for the server's.
+fn begin_http2(stream: &mut TcpStream) -> std::io::Result<()> {
+    // INITIAL_WINDOW_SIZE is 0.
+    let settings = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    stream.write_all(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..]].concat())?;
+    stream.read(&mut [0; 4096]).map(drop)
+}
+
+/// A frame of HTTP/2. Stream 0 is the connection's own.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    let head = [length[1], length[2], length[3], kind, flags];
+    [&head[..], &stream.to_be_bytes(), payload].concat()
+}
+
+/// A request of less than 16 KiB as HTTP/2 has it: HEADERS, and DATA with the end of the stream.
+fn request(number: u32, path: &str, body: &[u8]) -> Vec<u8> {
+    // POST and http by their numbers in HPACK's table, the others as they are behind the number of their name.
+    let text = |name: &[u8], text: &str| [name, &[text.len() as u8], text.as_bytes()].concat();
+    let head = [
+        vec![0x83, 0x86],
+        text(&[0x04], path),
+        text(&[0x01], "localhost"),
+        text(&[0x0f, 0x10], "application/json"),
+    ];
+    [frame(1, 4, number, &head.concat()), frame(0, 1, number, body)].concat()
+}
+
+/// Keeps a connection and reads nothing, until a time or until the server ends it.
+fn held(stream: &TcpStream, until: Instant) -> std::io::Result<()> {
+    while Instant::now() < until && stream.take_error()?.is_none() {
+        std::thread::sleep(SLOW);
     }
     Ok(())
 }

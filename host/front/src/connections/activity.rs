@@ -1,54 +1,114 @@
-//! Whether a connection is used, or its client keeps it for nothing.
+//! Whether a connection is used, or its client keeps it for nothing, and the same of each of its streams.
 //!
 //! A connection is *quiet* while no request on it waits for this server and its client takes nothing of the answers: it has asked
 //! for nothing, or it does not read. HTTP/2 lets a client do that for ever with an open connection, so the frames that keep
 //! a connection alive do not count.
+//!
+//! An HTTP/2 connection has many streams, and one that is read, or waits, says nothing of the others. So each has a deadline of
+//! its own: one that is quiet for too long is reset, and what it holds is free. HTTP/1 has one answer at a time, whose deadline
+//! is the connection's.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use host_wire::clock::{self, Instant};
 use hyper::body::{Frame, SizeHint};
+use hyper::rt::Executor;
 use parking_lot::Mutex;
 
 /// Answers are handed to HTTP in pieces of this size, so that a client that reads a long one is seen to read.
 const PIECE: usize = 16 << 10;
 
-/// What happens on one connection.
+tokio::task_local! {
+    /// The stream of the task.
+    static STREAM: Arc<Activity>;
+}
+
+/// What happens on one connection, or on one stream of it.
 #[derive(Debug)]
-pub(super) struct Activity(Mutex<State>);
+pub(super) struct Activity {
+    state: Mutex<State>,
+    /// Of a stream: what happens on it happens there, too.
+    connection: Option<Arc<Activity>>,
+}
 
 #[derive(Debug)]
 struct State {
     /// Requests that wait for this server.
     waiting: usize,
-    /// When something was asked, answered or taken.
+    /// Pieces of answers that HTTP has and has not sent.
+    unsent: usize,
+    /// Is woken when there are none.
+    sent: Option<Waker>,
+    /// When something was asked, answered, taken or sent.
     last: Instant,
 }
 
 impl Activity {
     /// Of a connection that was accepted now.
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(State { waiting: 0, last: clock::now() })))
+        Self::of(None)
     }
 
-    /// How long the connection has been quiet, which is zero while a request waits for this server.
+    fn of(connection: Option<Arc<Self>>) -> Arc<Self> {
+        let state = State { waiting: 0, unsent: 0, sent: None, last: clock::now() };
+        Arc::new(Self { state: Mutex::new(state), connection })
+    }
+
+    /// Of the stream that the current task serves, or of the connection where that has none.
+    pub(super) fn current(connection: &Arc<Self>) -> Arc<Self> {
+        STREAM.try_with(Arc::clone).unwrap_or_else(|_http1| Arc::clone(connection))
+    }
+
+    /// How long it has been quiet, which is zero while a request waits for this server.
     pub(super) fn quiet(&self) -> Duration {
-        let state = self.0.lock();
+        let state = self.state.lock();
         if state.waiting > 0 { Duration::ZERO } else { clock::now() - state.last }
+    }
+
+    /// Resolves when it has been quiet for so long.
+    pub(super) async fn is_quiet_for(&self, long: Duration) {
+        loop {
+            let left = long.saturating_sub(self.quiet());
+            if left.is_zero() {
+                return;
+            }
+            clock::sleep(left).await;
+        }
     }
 
     /// A request begins to wait for this server.
     pub(super) fn waits(self: &Arc<Self>) -> Waits {
-        self.0.lock().waiting += 1;
+        self.note(&|state| state.waiting += 1);
         Waits(Arc::clone(self))
     }
 
-    fn progress(&self) {
-        self.0.lock().last = clock::now();
+    /// Changes the state of this stream and of its connection.
+    fn note(&self, change: &dyn Fn(&mut State)) {
+        let mut state = self.state.lock();
+        change(&mut state);
+        state.last = clock::now();
+        let sent = if state.unsent == 0 { state.sent.take() } else { None };
+        drop(state);
+        if let Some(sent) = sent {
+            sent.wake();
+        }
+        if let Some(connection) = &self.connection {
+            connection.note(change);
+        }
+    }
+
+    /// Ready when all pieces are sent.
+    fn poll_sent(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        if state.unsent == 0 {
+            return Poll::Ready(());
+        }
+        state.sent = Some(context.waker().clone());
+        Poll::Pending
     }
 }
 
@@ -58,24 +118,78 @@ pub(super) struct Waits(Arc<Activity>);
 
 impl Drop for Waits {
     fn drop(&mut self) {
-        let mut state = self.0.0.lock();
-        state.waiting -= 1;
-        state.last = clock::now();
+        self.0.note(&|state| state.waiting -= 1);
     }
 }
 
-/// The body of an answer, as its connection takes it. HTTP asks for the next piece when there is room for it at the client: a
-/// request whose next piece was asked for and is not there waits for this server.
+/// Runs the streams of an HTTP/2 connection, each in a task of its own, and ends those that are quiet for too long: dropping one
+/// resets it, and what waits to be sent on it is dropped.
+#[derive(Clone, Debug)]
+pub(super) struct Streams {
+    connection: Arc<Activity>,
+    patience: Duration,
+}
+
+impl Streams {
+    pub(super) fn new(connection: Arc<Activity>, patience: Duration) -> Self {
+        Self { connection, patience }
+    }
+}
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
+    fn execute(&self, stream: F) {
+        let (activity, patience) = (Activity::of(Some(Arc::clone(&self.connection))), self.patience);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = STREAM.scope(Arc::clone(&activity), stream) => {}
+                () = activity.is_quiet_for(patience) => {
+                    tracing::debug!("an answer was not read for too long, and its stream is reset");
+                }
+            }
+        });
+    }
+}
+
+/// A piece of an answer that HTTP has, until it is sent or given up.
+struct Piece {
+    bytes: Bytes,
+    activity: Arc<Activity>,
+}
+
+impl Piece {
+    fn new(bytes: Bytes, activity: Arc<Activity>) -> Self {
+        activity.note(&|state| state.unsent += 1);
+        Self { bytes, activity }
+    }
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.activity.note(&|state| state.unsent -= 1);
+    }
+}
+
+/// The body of an answer, as its connection takes it. HTTP asks for the next piece when it has room for one: a request whose next
+/// piece was asked for and is not there waits for this server. The body ends when all of it is sent, so that a client that leaves
+/// the last piece unread has a stream that is quiet.
 pub(super) struct Watched {
     body: Body,
     rest: Bytes,
+    has_ended: bool,
     activity: Arc<Activity>,
     waits: Option<Waits>,
 }
 
 impl Watched {
     pub(super) fn new(body: Body, activity: Arc<Activity>) -> Self {
-        Self { body, rest: Bytes::new(), activity, waits: None }
+        let has_ended = body.is_end_stream();
+        Self { body, rest: Bytes::new(), has_ended, activity, waits: None }
     }
 }
 
@@ -87,7 +201,7 @@ impl HttpBody for Watched {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        if self.rest.is_empty() {
+        if self.rest.is_empty() && !self.has_ended {
             let frame = Pin::new(&mut self.body).poll_frame(context);
             if frame.is_pending() && self.waits.is_none() {
                 self.waits = Some(self.activity.waits());
@@ -98,16 +212,23 @@ impl HttpBody for Watched {
                 Some(Ok(Ok(data))) => self.rest = data,
                 Some(Ok(Err(other))) => return Poll::Ready(Some(Ok(other))),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                None => return Poll::Ready(None),
+                None => self.has_ended = true,
             }
         }
-        self.activity.progress();
-        let piece = self.rest.len().min(PIECE);
-        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
+        if self.has_ended {
+            ready!(self.activity.poll_sent(context));
+            return Poll::Ready(None);
+        }
+        let length = self.rest.len().min(PIECE);
+        let piece = Piece::new(self.rest.split_to(length), Arc::clone(&self.activity));
+        if self.rest.is_empty() {
+            self.has_ended = self.body.is_end_stream();
+        }
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(piece)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_empty() && self.body.is_end_stream()
+        self.has_ended && self.activity.state.lock().unsent == 0
     }
 
     fn size_hint(&self) -> SizeHint {

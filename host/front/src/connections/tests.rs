@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::body::{Body, Bytes};
 use axum::routing::get;
 use futures_util::stream;
+use hyper_util::rt::TokioExecutor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
@@ -325,4 +326,84 @@ async fn a_client_beyond_its_share_of_connections_is_closed_and_another_is_serve
     let mut other = socket.connect(address).await.unwrap();
     other.write_all(ASK).await.unwrap();
     until_it_says(&mut other, "answered").await;
+}
+
+/// An answer of so many bytes, and what tells whether it is in memory.
+fn kept(bytes: usize) -> (Bytes, std::sync::Weak<()>) {
+    struct Kept(Vec<u8>, #[expect(dead_code, reason = "its drop is what is looked at")] Arc<()>);
+    impl AsRef<[u8]> for Kept {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    let is_kept = Arc::new(());
+    let kept = Arc::downgrade(&is_kept);
+    (Bytes::from_owner(Kept(vec![b'x'; bytes], is_kept)), kept)
+}
+
+/// Of each the client takes a part, or nothing: none of the answer, some of it, and all but the last piece.
+#[tokio::test]
+async fn streams_that_are_not_read_end_alone_and_another_of_their_connection_goes_on() {
+    const SIZES: [usize; 4] = [100, 16 << 10, 17 << 10, 10 << 20];
+    for window in [0, 50, 1 << 16] {
+        let (tokens, received) = mpsc::channel::<Bytes>(4);
+        let received = Arc::new(Mutex::new(Some(received)));
+        let waits = move || {
+            let received = received.lock().unwrap().take().unwrap();
+            let pieces = stream::unfold(received, async |mut received| {
+                Some((Ok::<_, Infallible>(received.recv().await?), received))
+            });
+            async move { Body::from_stream(pieces) }
+        };
+        let answers: Vec<_> = SIZES.into_iter().map(kept).collect();
+        let sizes = answers.iter().map(|(bytes, _)| bytes.len()).collect::<Vec<_>>();
+        let in_memory: Vec<_> = answers.iter().map(|(_, kept)| kept.clone()).collect();
+        let mut routes = axum::Router::new().route("/waits", get(waits));
+        for (number, (bytes, _)) in answers.into_iter().enumerate() {
+            let once = Arc::new(Mutex::new(Some(bytes)));
+            let handler = move || async move { once.lock().unwrap().take().unwrap() };
+            routes = routes.route(&format!("/{number}"), get(handler));
+        }
+        let (address, _stop) = listening(routes, limits(8)).await;
+        let mut builder = h2::client::Builder::new();
+        builder.initial_window_size(window);
+        let connection = TcpStream::connect(address).await.unwrap();
+        let (mut requests, mut driver) = builder.handshake::<_, Bytes>(connection).await.unwrap();
+        let mut pings = driver.ping_pong().unwrap();
+        let ended = tokio::spawn(async move { drop(driver.await) });
+        let mut asked = async |path: String| {
+            let request = axum::http::Request::get(format!("http://x{path}")).body(()).unwrap();
+            requests.send_request(request, true).unwrap().0.await.unwrap().into_body()
+        };
+        let mut waiting = asked("/waits".to_owned()).await;
+        let mut unread = Vec::new();
+        for number in 0..SIZES.len() {
+            unread.push(asked(format!("/{number}")).await);
+        }
+        let freed = async {
+            while in_memory.iter().any(|kept| kept.strong_count() > 0) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let freed = in_time(freed, async || is_heard(&mut pings).await).await;
+        assert!(freed.is_some(), "window {window}: {in_memory:?}");
+        for (mut body, size) in unread.into_iter().zip(sizes) {
+            let (mut read, mut end) = (0, None);
+            while let Some(data) = body.data().await {
+                match data {
+                    Ok(data) => read += data.len(),
+                    Err(error) => end = error.reason(),
+                }
+            }
+            let is_whole = size <= window as usize;
+            assert_eq!(read, size.min(window as usize), "window {window}");
+            assert_eq!(end, (!is_whole).then_some(h2::Reason::CANCEL), "window {window}, {size} bytes");
+        }
+        assert!(!ended.is_finished());
+        tokens.send("token".into()).await.unwrap();
+        drop(tokens);
+        if window >= 5 {
+            assert_eq!(waiting.data().await.unwrap().unwrap(), "token");
+        }
+    }
 }

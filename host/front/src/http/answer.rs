@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use host_wire::clock::{self, Instant};
-use host_wire::proto::{Began, Finished, Token};
+use host_wire::proto::{Began, Finished, Token, TopToken};
 use tokio::sync::watch;
 
 use super::ask::Ask;
@@ -33,6 +33,15 @@ pub(super) struct Piece {
     pub shown: Vec<Shown>,
     /// Tokens that workers generated, end tokens included.
     pub tokens: Vec<u32>,
+}
+
+impl Piece {
+    /// Bytes that it takes, about.
+    pub fn memory(&self) -> usize {
+        let of_token = |shown: &Shown| size_of::<Shown>() + shown.token.top.len() * size_of::<TopToken>();
+        let shown: usize = self.shown.iter().map(of_token).sum();
+        size_of::<Self>() + self.text.len() + self.tokens.len() * size_of::<u32>() + shown
+    }
 }
 
 /// Pieces as one.

@@ -109,15 +109,36 @@ impl ApiError {
 
     /// This server takes no more from this client now.
     pub fn over_share(what: &str, refusal: Refusal) -> Self {
-        let message = format!(
-            "this client has as many {what} as its share of this server allows; send more when some have been answered"
-        );
+        Self::limited(
+            format!(
+                "this client has as many {what} as its share of this server allows; send more when some have been answered"
+            ),
+            refusal,
+        )
+    }
+
+    /// This client has to read first.
+    pub fn unread(refusal: Refusal) -> Self {
+        let message = "this client has as many bytes of answers that it has not read as its share of this server allows; read some \
+                       of them first";
+        Self::limited(message.to_owned(), refusal)
+    }
+
+    fn limited(message: String, refusal: Refusal) -> Self {
         Self {
             code: Some("rate_limit_exceeded"),
             retry_after: Some(1),
             refusal: Some(refusal),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
         }
+    }
+
+    /// An answer that no client could get at once.
+    pub fn too_long_an_answer(limit: usize) -> Self {
+        Self::invalid(format!(
+            "the answer has more than {limit} bytes, which is the limit of all answers (--max-answer-bytes); ask for less at once, or \
+             for a stream"
+        ))
     }
 
     /// The request does not say whose it is.

@@ -9,7 +9,7 @@ use host_wire::endpoint::Credentials;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{App, RequestId, TextWork, Uploads, chat, completions, generate, responses, tokens};
+use super::{App, RequestId, TextWork, Unread, Uploads, chat, completions, generate, responses, tokens};
 use crate::audit::Audit;
 use crate::metrics::Metrics;
 use crate::registry::{Policy, Registry, Terms};
@@ -58,6 +58,7 @@ pub(super) fn app() -> &'static App {
             audit: Audit::default(),
             uploads: Uploads::new(1, MAX_BODY),
             text_work: TextWork::new(MAX_BODY),
+            unread: Unread::new(MAX_BODY),
             stopping,
         }
     })

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use super::error::ApiError;
-use super::{Audience, Entrance, cors};
+use super::{App, Audience, Entrance, cors};
 use crate::audit::Refusal;
 use crate::connections::Peer;
 use crate::identity::{Caller, Hosts, Identities, Unknown};
@@ -65,10 +65,10 @@ pub(super) async fn guard(
                 let client = caller.as_ref().map(Caller::logged);
                 tracing::info!(client, %address, path, "an operator's request");
             }
-            if let Some(caller) = caller {
-                request.extensions_mut().insert(caller);
+            match caller {
+                Some(caller) => answered(app, caller, request, next).await,
+                None => next.run(request).await,
             }
-            next.run(request).await
         }
         Err(error) => error.into_response(),
     };
@@ -78,6 +78,21 @@ pub(super) async fn guard(
         app.audit.request(*refusal, client.as_deref(), address);
     }
     cors::permit(answer, page)
+}
+
+/// The answer to a request of a caller, which counts until it is sent. A client that has its share of unread answers gets no work
+/// done for another. What operators change is not undone, so they are told of it in any case.
+async fn answered(app: &App, caller: Caller, mut request: Request, next: Next) -> Response {
+    let client = caller.client.clone();
+    request.extensions_mut().insert(caller);
+    let is_post = request.method() == Method::POST;
+    if is_post && is_of_operators(request.uri().path()) {
+        return next.run(request).await;
+    }
+    if is_post && let Err(refused) = app.unread.check(&client) {
+        return refused.into_response();
+    }
+    app.unread.count(&client, next.run(request).await).await
 }
 
 /// Without keys only those that come without a gateway are operators.

@@ -2,6 +2,10 @@
 //!
 //! A generation that has ended gives its place and its pages back at once, whether or not its client has read the answer. One
 //! that is under way waits for its client when so much is unread, and is cancelled when its client takes nothing for too long.
+//!
+//! What is unread counts in the client's share of unread answers (`unread`), until it is sent. A client that has its share may be
+//! behind by one piece: its generations go on as it reads. A stream of which nothing is taken ends (`connections::activity`), whether or
+//! not its generation goes on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,17 +13,21 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use futures_util::stream;
 use host_wire::clock;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::unread::{Collected, Unread};
+use crate::shares::Client;
 
 /// Most bytes of one answer that wait for its client: about a thousand events.
 const UNREAD: usize = 256 << 10;
 
 /// The generation's end.
-#[derive(Debug)]
 pub(super) struct Outflow {
     events: mpsc::UnboundedSender<Sent>,
     room: Arc<Semaphore>,
     patience: Duration,
+    unread: Unread,
+    client: Client,
 }
 
 /// Why nothing more can be sent.
@@ -36,38 +44,66 @@ pub(super) enum NoOutflow {
 #[error("the client did not read the answer for {0:?}")]
 struct Stalled(Duration);
 
-/// What is sent, with the room that it takes.
-type Sent = Result<(Bytes, usize), Stalled>;
+type Sent = Result<Piece, Stalled>;
+
+/// What is sent.
+struct Piece {
+    bytes: Bytes,
+    takes: Takes,
+}
+
+/// What pieces take until they are gone.
+struct Takes {
+    _room: OwnedSemaphorePermit,
+    /// Of the client's share, if there was any left.
+    _share: Option<Collected>,
+}
+
+/// The memory of pieces, which HTTP may have for a while.
+struct Owner {
+    bytes: Bytes,
+    _takes: Vec<Takes>,
+}
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
 
 /// Both ends. A client that is behind has `patience` to take something.
-pub(super) fn outflow(patience: Duration) -> (Outflow, Body) {
+pub(super) fn outflow(patience: Duration, unread: Unread, client: Client) -> (Outflow, Body) {
     let (events, received) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(UNREAD));
-    let unread = Unread { received, room: Arc::clone(&room), stalled: None };
-    let body = stream::unfold(unread, |mut unread| async move { Some((unread.next().await?, unread)) });
-    (Outflow { events, room, patience }, Body::from_stream(body))
+    let inflow = Inflow { received, stalled: None };
+    let body = stream::unfold(inflow, |mut inflow| async move { Some((inflow.next().await?, inflow)) });
+    (Outflow { events, room, patience, unread, client }, Body::from_stream(body))
 }
 
 impl Outflow {
     /// Sends bytes when there is room for them. More than all room are sent when all of it is free.
     pub(super) async fn send(&self, bytes: Bytes) -> Result<(), NoOutflow> {
-        let wanted = bytes.len().min(UNREAD);
+        let mut share = self.unread.collect(&self.client);
+        let share = share.grow(bytes.len()).is_ok().then_some(share);
+        // Without a share it waits until all before it is sent, and what comes then waits for it.
+        let wanted = if share.is_some() { bytes.len().min(UNREAD) } else { UNREAD };
         // UNREAD fits.
-        let room = self.room.acquire_many(u32::try_from(wanted).unwrap_or(u32::MAX));
+        let room = Arc::clone(&self.room).acquire_many_owned(u32::try_from(wanted).unwrap_or(u32::MAX));
         let room = tokio::select! {
             room = clock::timeout(self.patience, room) => room,
             () = self.gone() => return Err(NoOutflow::Gone),
         };
-        match room {
-            Ok(Ok(room)) => room.forget(),
+        let room = match room {
+            Ok(Ok(room)) => room,
             // It is never closed.
             Ok(Err(_closed)) => return Err(NoOutflow::Gone),
             Err(_elapsed) => {
                 drop(self.events.send(Err(Stalled(self.patience))));
                 return Err(NoOutflow::Stalled);
             }
-        }
-        self.events.send(Ok((bytes, wanted))).map_err(|_unsent| NoOutflow::Gone)
+        };
+        let takes = Takes { _room: room, _share: share };
+        self.events.send(Ok(Piece { bytes, takes })).map_err(|_unsent| NoOutflow::Gone)
     }
 
     /// Resolves when the client has hung up.
@@ -77,31 +113,27 @@ impl Outflow {
 }
 
 /// The client's end.
-struct Unread {
+struct Inflow {
     received: mpsc::UnboundedReceiver<Sent>,
-    room: Arc<Semaphore>,
     stalled: Option<Stalled>,
 }
 
-impl Unread {
-    /// Waits until something is there, and gives all of it as one piece.
+impl Inflow {
+    /// Waits until something is there, and gives all of it as one piece, which takes what its parts take until it is gone.
     async fn next(&mut self) -> Option<Result<Bytes, Stalled>> {
-        let mut all = match self.stalled.take() {
+        let first = match self.stalled.take() {
             Some(stalled) => return Some(Err(stalled)),
             None => match self.received.recv().await? {
-                Ok((bytes, room)) => {
-                    self.room.add_permits(room);
-                    bytes
-                }
+                Ok(piece) => piece,
                 Err(stalled) => return Some(Err(stalled)),
             },
         };
-        let mut more = Vec::new();
+        let (mut all, mut takes) = (vec![first.bytes], vec![first.takes]);
         while let Ok(next) = self.received.try_recv() {
             match next {
-                Ok((bytes, room)) => {
-                    self.room.add_permits(room);
-                    more.push(bytes);
+                Ok(piece) => {
+                    all.push(piece.bytes);
+                    takes.push(piece.takes);
                 }
                 Err(stalled) => {
                     self.stalled = Some(stalled);
@@ -109,11 +141,11 @@ impl Unread {
                 }
             }
         }
-        if !more.is_empty() {
-            more.insert(0, all);
-            all = Bytes::from(more.concat());
-        }
-        Some(Ok(all))
+        let bytes = match all.pop() {
+            Some(only) if all.is_empty() => only,
+            last => Bytes::from(all.into_iter().chain(last).collect::<Vec<_>>().concat()),
+        };
+        Some(Ok(Bytes::from_owner(Owner { bytes, _takes: takes })))
     }
 }
 
@@ -124,6 +156,43 @@ mod tests {
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(300);
+
+    fn client() -> Client {
+        Client::at([10, 0, 0, 1].into())
+    }
+
+    fn outflow(patience: Duration) -> (Outflow, Body) {
+        super::outflow(patience, Unread::new(8 * UNREAD), client())
+    }
+
+    #[tokio::test]
+    async fn what_is_unread_counts_until_it_is_sent_and_beyond_the_share_one_piece_at_a_time_goes_on() {
+        let unread = Unread::new(1000);
+        let (outflow, body) = super::outflow(PATIENCE, unread.clone(), client());
+        for _ in 0..8 {
+            outflow.send(vec![1; 100].into()).await.unwrap();
+        }
+        assert_eq!(unread.taken(), 800);
+        let sending = tokio::spawn(async move {
+            for _ in 0..20 {
+                outflow.send(vec![2; 100].into()).await.unwrap();
+            }
+        });
+        // One thread: the sender waits now.
+        tokio::task::yield_now().await;
+        assert_eq!(unread.taken(), 800);
+        let mut body = body.into_data_stream();
+        let first = body.next().await.unwrap().unwrap();
+        tokio::task::yield_now().await;
+        assert_eq!((first.len(), unread.taken(), sending.is_finished()), (800, 800, false));
+        drop(first);
+        let mut rest = 0;
+        while let Some(piece) = body.next().await {
+            rest += piece.unwrap().len();
+        }
+        sending.await.unwrap();
+        assert_eq!((rest, unread.taken()), (2000, 0));
+    }
 
     #[tokio::test]
     async fn what_was_sent_arrives_in_order_and_then_the_end() {

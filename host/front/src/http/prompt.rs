@@ -24,8 +24,19 @@ pub(super) fn encode(app: &App, text: &str, add_special: bool) -> Result<Vec<u32
 
 /// The text of tokens.
 pub(super) fn decode(app: &App, tokens: &[u32], specials: Specials) -> String {
+    decode_within(app, tokens, specials, usize::MAX).unwrap_or_default()
+}
+
+/// The text of tokens, if it has at most so many bytes. A longer one is not made: a token may stand for many.
+pub(super) fn decode_within(app: &App, tokens: &[u32], specials: Specials, most: usize) -> Option<String> {
     let mut stream = Arc::clone(&app.text.tokenizer).stream(specials);
-    let mut text: String = tokens.iter().map(|token| stream.push(*token)).collect();
+    let mut text = String::new();
+    for token in tokens {
+        text.push_str(&stream.push(*token));
+        if text.len() > most {
+            return None;
+        }
+    }
     text.push_str(&stream.finish());
-    text
+    (text.len() <= most).then_some(text)
 }

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use axum::extract::Request;
 use axum::response::Response;
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::answer::{Answer, End, Next, Piece};
 use super::ask::{self, Ask, MOST_ANSWERS};
 use super::error::ApiError;
+use super::outflow::outflow;
 use super::record::{Record, Usage};
+use super::unread::Collected;
 use super::{App, RequestId};
 use crate::identity::Caller;
 use crate::router::Job;
@@ -136,18 +139,25 @@ pub(super) async fn serve<S: Shape>(
     match ask.stream {
         true => {
             let streamed = events::Streamed { answers, leads: lanes, shape, record, tokenizer, ask };
-            events::as_events(streamed, app.stall, app.stream_keep_alive).await
+            let ends = outflow(app.stall, app.unread.clone(), caller.client.clone());
+            events::as_events(streamed, ends, app.stream_keep_alive).await
         }
-        false => at_once(answers, &lanes, shape, record, &*tokenizer, &ask).await,
+        false => {
+            let collected = app.unread.collect(&caller.client);
+            at_once(answers, &lanes, shape, record, &*tokenizer, &ask, collected).await
+        }
     }
 }
 
-/// All pieces of one answer.
-async fn collect(answer: &mut Answer) -> Result<(Vec<Piece>, End), ApiError> {
+/// All pieces of one answer. They count as part of it until it is written.
+async fn collect(answer: &mut Answer, collected: &Mutex<Collected>) -> Result<(Vec<Piece>, End), ApiError> {
     let mut all = Vec::new();
     loop {
         match answer.next().await? {
-            Next::Piece(piece) => all.push(piece),
+            Next::Piece(piece) => {
+                collected.lock().grow(piece.memory())?;
+                all.push(piece);
+            }
             Next::Restarted => all.clear(),
             Next::End(end) => return Ok((all, *end)),
         }
@@ -161,8 +171,10 @@ async fn at_once(
     mut record: Record,
     tokenizer: &dyn Tokenizer,
     ask: &Ask,
+    collected: Collected,
 ) -> Result<Response, ApiError> {
-    let all = match try_join_all(answers.iter_mut().map(collect)).await {
+    let collected = Mutex::new(collected);
+    let all = match try_join_all(answers.iter_mut().map(|answer| collect(answer, &collected))).await {
         Ok(all) => all,
         Err(error) => {
             record.failed(&error);

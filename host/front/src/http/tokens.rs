@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use super::ask::{MOST_ANSWERS, check_model};
 use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
-use super::{App, Shared, json as json_response, prompt};
+use super::{App, Shared, json_text, prompt};
 use crate::identity::Caller;
-use crate::text::Specials;
+use crate::text::{Specials, Tokenizer};
 
 /// Most tokens that are turned into text at once.
 pub(super) const MOST_TOKENS: usize = 1 << 20;
@@ -38,14 +39,14 @@ async fn on_text(
     app: &Arc<App>,
     caller: &Caller,
     request: Request,
-    work: fn(&App, &[u8]) -> Result<Value, ApiError>,
+    work: fn(&App, &[u8]) -> Result<String, ApiError>,
 ) -> Result<Response, ApiError> {
     let (body, sent) = app.body(&caller.client, request).await?;
     let text = app.text_work.take(&caller.client, body.len())?;
     drop(sent);
     let of_work = Arc::clone(app);
     let done = app.text_work.run(text, move || work(&of_work, &body)).await?;
-    Ok(json_response(&done))
+    Ok(json_text(done))
 }
 
 /// Whether a body would be answered by either.
@@ -53,30 +54,70 @@ pub(super) fn is_accepted(app: &App, body: &[u8]) -> bool {
     tokens_of(app, body).is_ok() || text_of(app, body).is_ok()
 }
 
-fn tokens_of(app: &App, body: &[u8]) -> Result<Value, ApiError> {
+/// An answer of `/tokenize` for one prompt. It is written as it is: as a [`Value`] a token would take tens of bytes.
+#[derive(Serialize)]
+struct Tokens<'a> {
+    count: usize,
+    max_model_len: Option<u32>,
+    token_strs: Option<Names<'a>>,
+    tokens: &'a [u32],
+}
+
+/// The same for several.
+#[derive(Serialize)]
+struct AllTokens {
+    count: Vec<usize>,
+    max_model_len: Option<u32>,
+    tokens: Vec<Vec<u32>>,
+}
+
+/// What tokens stand for, as a list of texts.
+struct Names<'a> {
+    tokenizer: &'a dyn Tokenizer,
+    tokens: &'a [u32],
+}
+
+impl Serialize for Names<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let name = |token: &u32| String::from_utf8_lossy(&self.tokenizer.token_bytes(*token)).into_owned();
+        serializer.collect_seq(self.tokens.iter().map(name))
+    }
+}
+
+/// An answer of `/detokenize`.
+#[derive(Serialize)]
+struct Texts<'a> {
+    prompt: &'a str,
+    text: &'a str,
+}
+
+fn written(answer: &impl Serialize) -> Result<String, ApiError> {
+    serde_json::to_string(answer)
+        .map_err(|error| ApiError::internal(format!("an answer is no JSON: {error}")))
+}
+
+fn tokens_of(app: &App, body: &[u8]) -> Result<String, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
     fields.refuse_unless("tools", empty)?;
     fields.refuse_unless("continue_final_message", empty)?;
     let names = fields.boolean("return_token_strs")?.unwrap_or(false);
     let special = fields.boolean("add_special_tokens")?;
-    let longest = app.router.registry().max_tokens();
-    let strings = |tokens: &[u32]| -> Option<Vec<String>> {
-        let name =
-            |token: &u32| String::from_utf8_lossy(&app.text.tokenizer.token_bytes(*token)).into_owned();
-        names.then(|| tokens.iter().map(name).collect())
+    let max_model_len = app.router.registry().max_tokens();
+    let one = |tokens: &[u32]| {
+        let token_strs = names.then_some(Names { tokenizer: &*app.text.tokenizer, tokens });
+        written(&Tokens { count: tokens.len(), max_model_len, token_strs, tokens })
     };
-    let one = |tokens: Vec<u32>| json!({"count": tokens.len(), "max_model_len": longest, "token_strs": strings(&tokens), "tokens": tokens});
     match fields.take("prompt") {
         None => {
             // The template writes the special tokens.
             let tokens = Conversation::take(&mut fields)?.tokens(app, special.unwrap_or(false))?;
             fields.refuse_rest(|_| None)?;
-            Ok(one(tokens))
+            one(&tokens)
         }
         Some(Value::String(text)) => {
             fields.refuse_rest(|_| None)?;
-            Ok(one(prompt::encode(app, &text, special.unwrap_or(true))?))
+            one(&prompt::encode(app, &text, special.unwrap_or(true))?)
         }
         Some(Value::Array(texts)) if texts.len() <= MOST_ANSWERS => {
             let mut all = Vec::with_capacity(texts.len());
@@ -87,8 +128,7 @@ fn tokens_of(app: &App, body: &[u8]) -> Result<Value, ApiError> {
                 all.push(prompt::encode(app, text, special.unwrap_or(true))?);
             }
             fields.refuse_rest(|_| None)?;
-            let counts: Vec<usize> = all.iter().map(Vec::len).collect();
-            Ok(json!({"count": counts, "max_model_len": longest, "tokens": all}))
+            written(&AllTokens { count: all.iter().map(Vec::len).collect(), max_model_len, tokens: all })
         }
         Some(other) => {
             Err(fields.wrong("prompt", format!("a string or a list of up to {MOST_ANSWERS} strings"), &other))
@@ -96,8 +136,9 @@ fn tokens_of(app: &App, body: &[u8]) -> Result<Value, ApiError> {
     }
 }
 
-/// vLLM's answer has special tokens, in `prompt`, and SGLang's has none, in `text`, unless the request says so for both.
-fn text_of(app: &App, body: &[u8]) -> Result<Value, ApiError> {
+/// vLLM's answer has special tokens, in `prompt`, and SGLang's has none, in `text`, unless the request says so for both. Where they
+/// are the same, one is made.
+fn text_of(app: &App, body: &[u8]) -> Result<String, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
     let skips = fields.boolean("skip_special_tokens")?;
@@ -106,7 +147,18 @@ fn text_of(app: &App, body: &[u8]) -> Result<Value, ApiError> {
     }
     let tokens = fields.token_list("tokens", MOST_TOKENS, app.text.tokenizer.vocabulary())?;
     fields.refuse_rest(|_| None)?;
-    let text =
-        |hides: bool| prompt::decode(app, &tokens, if hides { Specials::Hidden } else { Specials::Shown });
-    Ok(json!({"prompt": text(skips.unwrap_or(false)), "text": text(skips.unwrap_or(true))}))
+    let most = app.max_body;
+    let text = |hides: bool| {
+        let specials = if hides { Specials::Hidden } else { Specials::Shown };
+        prompt::decode_within(app, &tokens, specials, most).ok_or_else(|| {
+            let message = format!(
+                "the text of these tokens has more than {most} bytes, which is the limit (--max-body-bytes); send fewer at once"
+            );
+            ApiError::field("tokens", message)
+        })
+    };
+    let shown = text(skips.unwrap_or(false))?;
+    let has_special = || tokens.iter().any(|token| app.text.tokenizer.is_special(*token));
+    let hidden = if skips.is_none() && has_special() { Some(text(true)?) } else { None };
+    written(&Texts { prompt: &shown, text: hidden.as_deref().unwrap_or(&shown) })
 }

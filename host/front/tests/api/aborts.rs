@@ -19,8 +19,14 @@ const PATH: &str = "/v1/chat/completions";
 /// Connections of clients that break off, at a time.
 const AT_ONCE: usize = 32;
 /// What a client can hold.
-const HELD: [&str; 5] =
-    ["host_requests_running", "host_connections", "host_uploads", "host_upload_bytes", "host_text_bytes"];
+const HELD: [&str; 6] = [
+    "host_requests_running",
+    "host_connections",
+    "host_uploads",
+    "host_upload_bytes",
+    "host_text_bytes",
+    "host_answer_bytes",
+];
 
 fn body(stream: bool) -> String {
     let messages = json!([{"role": "user", "content": "abc"}]);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::Request;
+use host_front::text::decode::Utf8Stream;
 use host_front::text::{ByteTokenizer, TextError, TextModel, TextStream, Tokenizer};
 use host_tests::wait::{PATIENCE, answered_until};
 use hyper::client::conn::http2;
@@ -392,5 +393,142 @@ async fn headers_that_never_end_and_frames_that_ask_for_answers_take_no_memory()
         println!("{name}: {sent} bytes were taken");
         assert!(sent < MOST, "{name}");
         assert_eq!(front.post(PATH, &body(false)).await.status, 200);
+    }
+}
+
+/// An HTTP/2 connection whose client lets so many bytes of each answer be sent before it has read some.
+async fn with_window(front: &Front, window: u32) -> h2::client::SendRequest<Bytes> {
+    let connection = connect_from(HERE, front.http).await;
+    let mut builder = h2::client::Builder::new();
+    builder.initial_window_size(window).initial_connection_window_size(1 << 30);
+    let (requests, driver) = builder.handshake(connection).await.unwrap();
+    tokio::spawn(driver);
+    requests.ready().await.unwrap()
+}
+
+/// The head of an answer. Its body is not read.
+async fn ask(
+    requests: &mut h2::client::SendRequest<Bytes>,
+    path: &str,
+    body: &Value,
+) -> hyper::Response<h2::RecvStream> {
+    let request = Request::post(format!("http://localhost{path}")).header("content-type", "application/json");
+    let mut ready = requests.clone().ready().await.unwrap();
+    let (answer, mut sent) = ready.send_request(request.body(()).unwrap(), false).unwrap();
+    sent.send_data(Bytes::from(body.to_string()), true).unwrap();
+    answer.await.unwrap()
+}
+
+/// What can be read of an answer, and how it ended.
+async fn read(answer: hyper::Response<h2::RecvStream>) -> (Vec<u8>, Option<h2::Reason>) {
+    let (mut body, mut all) = (answer.into_body(), Vec::new());
+    while let Some(data) = timeout(PATIENCE, body.data()).await.expect("no more of the body comes") {
+        match data {
+            Ok(data) => {
+                body.flow_control().release_capacity(data.len()).unwrap();
+                all.extend_from_slice(&data);
+            }
+            Err(error) => return (all, error.reason()),
+        }
+    }
+    (all, None)
+}
+
+#[tokio::test]
+async fn answers_that_are_not_read_are_a_share_of_bytes_and_end_although_their_connection_waits() {
+    let mut config = config();
+    config.max_answer_bytes = 1_000_000;
+    config.connections.head = Duration::from_secs(2);
+    let mut front = Front::start(config).await;
+    let worker = front.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
+    let mut requests = with_window(&front, 1000).await;
+    // It waits for the server as long as the test lasts, so the connection is never idle.
+    let mut waiting = ask(&mut requests, PATH, &body(true)).await.into_body();
+    assert!(waiting.data().await.unwrap().is_ok());
+    // Its answer has the text twice.
+    let tokens = json!({"tokens": vec![97; 20_000]});
+    let mut unread = Vec::new();
+    let refused = loop {
+        assert!(unread.len() < 100, "a client holds 4 MB of answers, and 800 kB are its share");
+        let answer = ask(&mut requests, "/detokenize", &tokens).await;
+        if answer.status() != 200 {
+            break answer;
+        }
+        unread.push(answer);
+    };
+    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"1".parse().unwrap()));
+    let message = String::from_utf8(read(refused).await.0).unwrap();
+    assert!(message.contains("answers that it has not read"), "{message}");
+    let other = send_from(ELSEWHERE, front.http, "POST", "/detokenize", &[], tokens.to_string().as_bytes());
+    assert_eq!(other.await.text().await.len(), 40_025);
+    // Each ends by itself, and what it held is free.
+    answered_until("what is not read to be given up", async || {
+        let metrics = send_from(ELSEWHERE, front.http, "GET", "/metrics", &[], b"").await.text().await;
+        if metrics.contains("host_answer_bytes 0\n") { Ok(()) } else { Err(metrics) }
+    })
+    .await;
+    for answer in unread {
+        let (read, end) = read(answer).await;
+        assert_eq!((read.len(), end), (1000, Some(h2::Reason::CANCEL)));
+    }
+    let answer = ask(&mut requests, "/detokenize", &tokens).await;
+    assert_eq!(answer.status(), 200);
+    assert_eq!(read(answer).await.0.len(), 40_025);
+    assert_eq!(worker.watch.cancelled_by_now(), 0, "the one that waits goes on");
+}
+
+/// Each token stands for so many bytes. Counts the tokens that were turned into text.
+struct Long {
+    bytes: Arc<ByteTokenizer>,
+    decoded: AtomicUsize,
+}
+
+const LONG: usize = 128;
+
+impl Tokenizer for Long {
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        self.bytes.encode(text, add_special)
+    }
+
+    fn token_bytes(&self, _token: u32) -> Vec<u8> {
+        self.decoded.fetch_add(1, Ordering::SeqCst);
+        vec![b'x'; LONG]
+    }
+
+    fn is_special(&self, token: u32) -> bool {
+        self.bytes.is_special(token)
+    }
+
+    fn vocabulary(&self) -> u32 {
+        self.bytes.vocabulary()
+    }
+
+    fn stream(self: Arc<Self>, specials: host_front::text::Specials) -> Box<dyn TextStream> {
+        Box::new(Utf8Stream::new(self, specials))
+    }
+}
+
+#[tokio::test]
+async fn tokens_whose_text_is_longer_than_a_body_are_refused_before_more_of_it_is_made() {
+    let tokenizer = Arc::new(Long { bytes: Arc::new(ByteTokenizer::new(300)), decoded: AtomicUsize::new(0) });
+    let mut config = config();
+    config.text.tokenizer = tokenizer.clone();
+    config.max_body = 10_000;
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let decoded = || tokenizer.decoded.swap(0, Ordering::SeqCst);
+    let refused = front.post("/detokenize", &json!({"tokens": vec![97; 2000]})).await;
+    assert_eq!(refused.status, 400);
+    let error = refused.json().await["error"].clone();
+    let message = error["message"].as_str().unwrap();
+    assert!(error["param"] == "tokens" && message.contains("more than 10000 bytes"), "{error}");
+    assert_eq!(decoded(), 10_000 / LONG + 1);
+    // Texts that are equal are made once, and others twice.
+    for (last, hidden, made) in [(97, 78, 78), (257, 77, 78 + 77)] {
+        let tokens = [vec![97; 77], vec![last]].concat();
+        let answer = front.post("/detokenize", &json!({"tokens": tokens})).await.json().await;
+        let length = |name: &str| answer[name].as_str().unwrap().len();
+        assert_eq!((length("prompt"), length("text")), (78 * LONG, hidden * LONG));
+        assert_eq!(decoded(), made);
     }
 }

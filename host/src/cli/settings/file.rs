@@ -52,7 +52,7 @@ impl Settings {
             flag_wins: [
                 model tokenizer chat_template tool_parser reasoning_parser served_model_name executor cuda_device nvrtc cuda_math role plugins transfer plugins_dir plugin_publishers plugin_call_timeout host port
                 api_keys tenant_header tls_cert tls_key admin allowed_hosts max_requests
-                max_connections max_body_bytes max_uploads max_upload_bytes max_text_bytes body_timeout idle_timeout
+                max_connections max_body_bytes max_uploads max_upload_bytes max_text_bytes max_answer_bytes body_timeout idle_timeout
                 stream_keep_alive cors_origins
                 request_timeout transfer_timeout retry_timeout drain_timeout control router cluster_secret cluster_certs metrics router_policy name
                 page_size pool_pages kv_memory kv_dtype kv_layout chunk_tokens layer_groups staging staging_bytes

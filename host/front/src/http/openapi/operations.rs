@@ -42,7 +42,7 @@ const OF_OPERATORS: [&str; 3] = ["404", "415", "500"];
 
 fn get(path: &'static str, schema: &'static str, summary: &'static str) -> Operation {
     let success = ("200", Success::Json(schema));
-    Operation { path, method: "get", summary, body: None, success, failures: &["500", "503"] }
+    Operation { path, method: "get", summary, body: None, success, failures: &["429", "500", "503"] }
 }
 
 fn post(path: &'static str, body: &'static str, success: Success, summary: &'static str) -> Operation {
@@ -88,12 +88,12 @@ fn all() -> Vec<Operation> {
             "post",
             ("404", Success::Json("Error")),
             "Refused: there are none",
-            &["415", "500", "503"],
+            &["415", "429", "500", "503"],
         ),
         get("/health", "Health", "Whether a request could be served. To operators every worker"),
         get("/health/live", "State", "Whether the router runs"),
         get("/health/ready", "State", "Whether requests are taken and could be served"),
-        of_operators("/metrics", "get", ("200", Success::Metrics), "Counters", &["404", "500"]),
+        of_operators("/metrics", "get", ("200", Success::Metrics), "Counters", &["404", "429", "500", "503"]),
         of_operators(
             "/flush_cache",
             "post",

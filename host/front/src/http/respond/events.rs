@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use futures_util::future::try_join_all;
@@ -18,7 +18,7 @@ use tracing::{Instrument, Span};
 use super::super::answer::{Answer, Next};
 use super::super::ask::Ask;
 use super::super::error::ApiError;
-use super::super::outflow::{NoOutflow, Outflow, outflow};
+use super::super::outflow::{NoOutflow, Outflow};
 use super::super::record::{Record, Usage};
 use super::Shape;
 use crate::text::Tokenizer;
@@ -74,10 +74,9 @@ struct Events<S> {
 /// ends with the answers, read or not. A client that waits gets a comment every `keep_alive`, if that is set.
 pub(super) async fn as_events<S: Shape>(
     streamed: Streamed<S>,
-    stall: Duration,
+    (outflow, body): (Outflow, Body),
     keep_alive: Option<Duration>,
 ) -> Result<Response, ApiError> {
-    let (outflow, body) = outflow(stall);
     let (told, mut beginning) = mpsc::channel(2);
     tokio::spawn(flow(streamed, outflow, told, keep_alive).instrument(Span::current()));
     let head = async {

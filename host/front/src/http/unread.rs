@@ -1,0 +1,173 @@
+//! Answers that wait to be read, in bytes: how many in all, and how many of one client.
+//!
+//! A complete answer is in memory until its client has taken it, which may be never. So it takes a part of the client's share, from
+//! when it is made until the last of it is sent or given up. The share is held by the memory itself: HTTP may have a piece of
+//! an answer whose stream is over. The parts of an answer that is made in one piece count while they are collected.
+//!
+//! What is streamed counts piece by piece, and is not refused (`outflow`): its generation waits.
+
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
+use axum::response::{IntoResponse, Response};
+
+use super::error::ApiError;
+use crate::audit::Refusal;
+use crate::shares::{Client, NoShare, Share, Shares};
+
+/// Answers of up to so many bytes do not count: the stream that carries one takes more. Errors are among them, and what
+/// load balancers ask for.
+const SMALL: usize = 1 << 10;
+
+/// What was answered and is not sent.
+#[derive(Clone, Debug)]
+pub struct Unread(Shares);
+
+impl Unread {
+    /// So many bytes in all.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        Self(Shares::new(bytes))
+    }
+
+    /// Bytes of answers that wait.
+    pub(super) fn taken(&self) -> usize {
+        self.0.taken()
+    }
+
+    /// Whether a client may have another answer.
+    ///
+    /// # Errors
+    /// When it, or everything, is at its limit.
+    pub(super) fn check(&self, client: &Client) -> Result<(), ApiError> {
+        self.collect(client).grow(SMALL)
+    }
+
+    /// A client's share for an answer that is made, of which there is nothing yet.
+    pub(super) fn collect(&self, client: &Client) -> Collected {
+        Collected { share: self.0.take_nothing(client), most: self.0.total() }
+    }
+
+    /// Counts the bytes of an answer, if they are known, until they are sent or given up. One that is beyond the client's share is
+    /// dropped, and the refusal is the answer.
+    pub(super) async fn count(&self, client: &Client, answer: Response) -> Response {
+        let (head, body) = answer.into_parts();
+        let known = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
+        let Some(bytes) = known.filter(|bytes| *bytes > SMALL) else {
+            return Response::from_parts(head, body);
+        };
+        let mut collected = self.collect(client);
+        if let Err(refused) = collected.grow(bytes) {
+            return refused.into_response();
+        }
+        // It is there already, in one piece.
+        match to_bytes(body, bytes).await {
+            Ok(bytes) => {
+                let owner = Owner { bytes, _collected: collected };
+                Response::from_parts(head, Body::from(Bytes::from_owner(owner)))
+            }
+            Err(error) => ApiError::internal(format!("an answer broke off: {error}")).into_response(),
+        }
+    }
+}
+
+/// The share of an answer, as far as that is made.
+#[derive(Debug)]
+pub(super) struct Collected {
+    share: Share,
+    /// Bytes of all answers.
+    most: usize,
+}
+
+impl Collected {
+    /// More of it is made.
+    ///
+    /// # Errors
+    /// As [`Unread::check`].
+    pub(super) fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let all = self.share.amount().saturating_add(bytes);
+        self.share.grow(bytes).map_err(|why| match why {
+            _ if all > self.most => ApiError::too_long_an_answer(self.most),
+            NoShare::Full => {
+                let message = "as many bytes of answers as this server keeps wait to be read".to_owned();
+                ApiError::full(message, Refusal::AllAnswers)
+            }
+            NoShare::Client => ApiError::unread(Refusal::Answers),
+        })
+    }
+}
+
+/// The memory of an answer.
+struct Owner {
+    bytes: Bytes,
+    _collected: Collected,
+}
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+    use futures_util::StreamExt;
+
+    use super::*;
+
+    fn client(number: u8) -> Client {
+        Client::at([10, 0, 0, number].into())
+    }
+
+    fn answer(bytes: usize) -> Response {
+        vec![b'x'; bytes].into_response()
+    }
+
+    #[tokio::test]
+    async fn an_answer_counts_until_the_last_piece_of_it_is_dropped() {
+        let unread = Unread::new(1_000_000);
+        let mut body = unread.count(&client(1), answer(100_000)).await.into_body().into_data_stream();
+        assert_eq!(unread.taken(), 100_000);
+        let bytes = body.next().await.unwrap().unwrap();
+        drop(body);
+        let piece = bytes.slice(99_999..);
+        drop(bytes);
+        assert_eq!((piece.len(), unread.taken()), (1, 100_000));
+        drop(piece);
+        assert_eq!(unread.taken(), 0);
+    }
+
+    #[tokio::test]
+    async fn small_answers_do_not_count_and_what_is_streamed_passes() {
+        let unread = Unread::new(1_000_000);
+        let small = unread.count(&client(1), answer(SMALL)).await;
+        let stream = Body::from_stream(futures_util::stream::iter([Ok::<_, std::io::Error>(vec![0; 5000])]));
+        let streamed = unread.count(&client(1), stream.into_response()).await;
+        assert_eq!(unread.taken(), 0);
+        assert_eq!(to_bytes(small.into_body(), SMALL).await.unwrap().len(), SMALL);
+        assert_eq!(to_bytes(streamed.into_body(), 5000).await.unwrap().len(), 5000);
+    }
+
+    #[tokio::test]
+    async fn a_client_beyond_its_share_is_refused_another_is_not_and_one_answer_may_be_too_long() {
+        let unread = Unread::new(1_000_000);
+        let mut held = Vec::new();
+        let refused = loop {
+            let counted = unread.count(&client(1), answer(100_000)).await;
+            match counted.status() {
+                StatusCode::OK => held.push(counted),
+                _ => break counted,
+            }
+        };
+        assert_eq!((held.len(), refused.status()), (8, StatusCode::TOO_MANY_REQUESTS));
+        assert_eq!(unread.count(&client(2), answer(100_000)).await.status(), StatusCode::OK);
+        let too_long = unread.count(&client(2), answer(1_000_001)).await;
+        assert_eq!(too_long.status(), StatusCode::BAD_REQUEST);
+        held.clear();
+        let mut collected = unread.collect(&client(1));
+        collected.grow(700_000).unwrap();
+        assert_eq!(collected.grow(300_000).unwrap_err().status, StatusCode::BAD_REQUEST);
+        assert_eq!(collected.grow(200_000).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
+        drop(collected);
+        assert_eq!(unread.taken(), 0);
+    }
+}
