@@ -236,7 +236,7 @@ const CRATES: [(&str, &[&str]); 13] = [
             "host-wire",
         ],
     ),
-    ("host/front", &["host-core", "host-gguf", "host-grammar", "host-wire"]),
+    ("host/front", &["host-core", "host-gguf", "host-grammar", "host-ownership", "host-wire"]),
     (
         "host",
         &[

@@ -77,7 +77,7 @@ pub struct FrontConfig {
     /// is shown where other machines reach that listener.
     pub tls: Option<ApiTls>,
     /// Names under which clients address the server. When absent, a listener on the loopback interface takes local names, and
-    /// others take any.
+    /// others take any. Operators without keys are held to [`Hosts::for_operators`].
     pub hosts: Option<Hosts>,
     /// Becomes true when requests were taken and workers could serve them, for the first time.
     pub ready: watch::Sender<bool>,

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, HeaderName, header};
+use host_wire::endpoint::{host_name, is_local_host};
 use sha2::{Digest, Sha256};
 
 pub use keys::{KeyError, Keys, entry};
@@ -207,30 +208,28 @@ impl Hosts {
     /// Whether a request may be addressed to this `Host`.
     #[must_use]
     pub fn allow(&self, host: &str) -> bool {
-        let name = name_of(host);
-        let is_local = name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok();
         match self {
             Hosts::Any => true,
-            Hosts::Local => is_local,
-            Hosts::Named(names) => is_local || names.iter().any(|allowed| allowed.eq_ignore_ascii_case(name)),
+            Hosts::Local => is_local_host(host),
+            Hosts::Named(_) => is_local_host(host) || self.name(host),
         }
     }
-}
 
-impl Hosts {
+    /// Those under which operators may address a server that asks for no keys: [`Any`](Self::Any) is for clients alone. A web
+    /// page whose name was made to resolve to the server's machine comes from an operator's address.
+    #[must_use]
+    pub fn for_operators(&self) -> &Self {
+        match self {
+            Hosts::Any => &Hosts::Local,
+            others => others,
+        }
+    }
+
     /// Whether it is one of the server's own names, which an operator gave.
     #[must_use]
     pub fn name(&self, host: &str) -> bool {
-        matches!(self, Hosts::Named(names) if names.iter().any(|own| own.eq_ignore_ascii_case(name_of(host))))
+        matches!(self, Hosts::Named(names) if names.iter().any(|own| own.eq_ignore_ascii_case(host_name(host))))
     }
-}
-
-/// A `Host` without its port and without the brackets of an IPv6 address.
-fn name_of(host: &str) -> &str {
-    if let Some((address, _port)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        return address;
-    }
-    host.rsplit_once(':').map_or(host, |(name, _port)| name)
 }
 
 #[cfg(test)]
@@ -360,6 +359,8 @@ mod tests {
         ] {
             assert_eq!((Hosts::Local.allow(host), named.allow(host)), (local, of_names), "{host}");
             assert!(Hosts::Any.allow(host));
+            assert_eq!(Hosts::Any.for_operators().allow(host), local, "{host}");
+            assert_eq!(named.for_operators().allow(host), of_names, "{host}");
         }
     }
 }

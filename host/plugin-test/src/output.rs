@@ -11,12 +11,13 @@ use serde::Serialize;
 #[error("standard output is closed")]
 pub struct OutputClosed;
 
-/// Writes one line. Line feeds in the text are escaped: what comes from files and plugins must not look like another line.
+/// Writes one line. Line feeds in the text are escaped: what comes from files and plugins must not look like another line, nor
+/// show in another order than it has.
 ///
 /// # Errors
 /// [`OutputClosed`], or the system's error.
 pub fn line(text: Arguments<'_>) -> anyhow::Result<()> {
-    write_out(&harmless(&text.to_string()).replace('\n', "\\n"))
+    write_out(&shown(&text.to_string()))
 }
 
 /// Writes a JSON document for people and programs, on several lines.
@@ -24,7 +25,7 @@ pub fn line(text: Arguments<'_>) -> anyhow::Result<()> {
 /// # Errors
 /// As [`line`].
 pub fn json(document: &impl Serialize) -> anyhow::Result<()> {
-    write_out(&harmless(&serde_json::to_string_pretty(document)?))
+    write_out(&shown_json(&serde_json::to_string_pretty(document)?))
 }
 
 fn write_out(text: &str) -> anyhow::Result<()> {
@@ -38,12 +39,34 @@ fn write_out(text: &str) -> anyhow::Result<()> {
 
 /// Text with control characters escaped. Much of what is printed comes from files and must not command the terminal.
 pub fn harmless(text: &str) -> Cow<'_, str> {
-    let commands = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if !text.contains(commands) {
+    escaped(text, commands, |c| c.escape_default().to_string())
+}
+
+/// As [`harmless`], on one line and in its own order.
+fn shown(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| commands(c) || turns(c) || c == '\n', |c| c.escape_default().to_string())
+}
+
+/// As [`harmless`] and in its own order, escaped as JSON has it: what is escaped stands in strings alone.
+fn shown_json(document: &str) -> Cow<'_, str> {
+    escaped(document, |c| commands(c) || turns(c), |c| format!("\\u{:04x}", u32::from(c)))
+}
+
+fn escaped(text: &str, which: impl Fn(char) -> bool, escape: impl Fn(char) -> String) -> Cow<'_, str> {
+    if !text.contains(&which) {
         return text.into();
     }
-    let shown = |c: char| if commands(c) { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(shown).collect::<String>().into()
+    text.chars().map(|c| if which(c) { escape(c) } else { c.to_string() }).collect::<String>().into()
+}
+
+/// Whether a terminal does something at this character.
+fn commands(c: char) -> bool {
+    c.is_control() && c != '\n' && c != '\t'
+}
+
+/// Whether it changes the direction in which text shows. Answers in languages that are written from the right may have such.
+fn turns(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// `println!` for commands: a closed output ends the command instead of panicking.
@@ -52,4 +75,30 @@ macro_rules! say {
     ($($text:tt)*) => {
         $crate::output::line(format_args!($($text)*))?
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A name, a command, the same in one byte, a line of ours, and a text that shows backwards.
+    const EVIL: &str = "libx.so\u{1b}[2J\u{9b}2J\r\nverdict    usable\u{202e}elbasu";
+
+    #[test]
+    fn a_text_of_a_file_commands_no_terminal_and_shows_on_one_line_as_it_is() {
+        let line = "libx.so\\u{1b}[2J\\u{9b}2J\\r\\nverdict    usable\\u{202e}elbasu";
+        assert_eq!(shown(EVIL), line);
+        let lines = "libx.so\\u{1b}[2J\\u{9b}2J\\r\nverdict    usable\u{202e}elbasu";
+        assert_eq!(harmless(EVIL), lines);
+        assert!(matches!(shown("\u{e9}, \u{6f22}\tand"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_document_stays_one_and_says_the_same() {
+        let document = serde_json::to_string_pretty(&serde_json::json!({ "needed": [EVIL] })).unwrap();
+        let shown = shown_json(&document);
+        assert!(!shown.contains(|c| commands(c) || turns(c)), "{shown}");
+        let read: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        assert_eq!(read["needed"][0], EVIL);
+    }
 }

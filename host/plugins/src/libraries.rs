@@ -45,6 +45,10 @@ pub(super) fn beside(plugin: &Path) -> io::Result<Vec<LockedLibrary>> {
             let Some(library) = there.filter(|library| *library != plugin && !found.contains(library)) else {
                 continue;
             };
+            // The name stands in messages and in the lock, and must not look like several lines of them.
+            if name.contains(char::is_control) {
+                return Err(io::Error::other(format!("it needs {name:?}, a name with control characters")));
+            }
             if found.len() == MOST {
                 return Err(io::Error::other(format!("it needs more than {MOST} libraries beside it")));
             }
@@ -102,5 +106,16 @@ mod tests {
         assert!(difference(&[], &other).unwrap().contains("not listed"));
         std::fs::remove_file(at("lib/libtwo.so")).unwrap();
         assert!(difference(&found, &beside(&at("plugin.so")).unwrap()).unwrap().contains("not there"));
+    }
+
+    #[test]
+    fn a_library_whose_name_would_look_like_lines_of_ours_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let names = b"$ORIGIN\0libx.so\nverdict    usable\0";
+        elf::dynamic(&at("plugin.so"), &[(RUNPATH, 0), (NEEDED, 8)], names);
+        elf::dynamic(&at("libx.so\nverdict    usable"), &[], names);
+        let refused = beside(&at("plugin.so")).unwrap_err().to_string();
+        assert!(refused.contains("libx.so\\nverdict") && refused.lines().count() == 1, "{refused}");
     }
 }

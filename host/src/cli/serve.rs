@@ -365,11 +365,10 @@ async fn work(
     match watched {
         Some(watched) => {
             servers.spawn(endpoint::serve(listener, calls, until(closing.clone())));
-            servers.spawn(endpoint::serve(watched, watching.into(), until(closing)));
+            servers.spawn(endpoint::serve_watched(watched, None, watching, until(closing)));
         }
         None => {
-            let routes = calls.into_axum_router().merge(watching);
-            servers.spawn(endpoint::serve(listener, routes.into(), until(closing)));
+            servers.spawn(endpoint::serve_watched(listener, Some(calls), watching, until(closing)));
         }
     }
 

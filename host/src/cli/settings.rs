@@ -241,8 +241,8 @@ pub struct Settings {
     #[serde(deserialize_with = "address", default)]
     pub admin: Option<ListenAt>,
 
-    /// Names under which clients address the HTTP API, beside localhost and addresses. "*" allows any [default: none where it
-    /// listens on the loopback interface, else any]
+    /// Names under which clients address the HTTP API, beside localhost and addresses. "*" allows any, but not to operators without
+    /// keys [default: none where it listens on the loopback interface, else any for clients]
     #[arg(long, value_name = "NAME,...")]
     pub allowed_hosts: Option<String>,
 

@@ -203,16 +203,42 @@ fn what_a_file_says_of_itself_neither_commands_the_terminal_nor_looks_like_our_l
     assert_eq!(said.lines().filter(|line| line.starts_with("verdict")).count(), 1, "{said}");
 }
 
-/// A file with this in its manifest, which no code stands behind.
-fn claiming(directory: &Path, plugin: &str, role: &str, build: &str, more: &str) -> std::path::PathBuf {
+/// The note of a file with this in its manifest.
+fn note(plugin: &str, role: &str, build: &str, more: &str) -> Vec<u8> {
     let (api, target) = (host_plugin_api::VERSION, host_plugin_api::note::BUILT_FOR);
     let text = format!(
         "manifest_version = 1\n[plugin]\nname = \"n\"\nversion = \"1.0.0\"\n{plugin}\n[api]\nversion = \"{api}\"\n\
          [[role]]\n{role}\n[build]\npanic = \"unwind\"\nsymbol = \"s\"\ntarget = \"{target}\"\n{build}\n{more}"
     );
-    let note = elf::note(host_plugin_api::note::NAME, host_plugin_api::note::TYPE_MANIFEST, text.as_bytes());
+    elf::note(host_plugin_api::note::NAME, host_plugin_api::note::TYPE_MANIFEST, text.as_bytes())
+}
+
+/// A file with this in its manifest, which no code stands behind.
+fn claiming(directory: &Path, plugin: &str, role: &str, build: &str, more: &str) -> std::path::PathBuf {
+    let note = note(plugin, role, build, more);
     let file = directory.join("n.so");
     elf::object(&file, &[(elf::LOAD, 0, 4096), (elf::NOTE, 4096, note.len() as u64)], &[(4096, &note)]);
+    file
+}
+
+/// An honest one that needs libraries of these names.
+fn needing(directory: &Path, libraries: &[&str]) -> std::path::PathBuf {
+    const NAMES: u64 = 7000;
+    let note = note(PLUGIN, ROLE, BUILD, "");
+    let (mut table, mut names) = (vec![(5, NAMES)], Vec::new());
+    for library in libraries {
+        table.push((1, names.len() as u64));
+        names.extend([library.as_bytes(), b"\0"].concat());
+    }
+    let table: Vec<u8> =
+        table.into_iter().flat_map(|(tag, value)| [tag, value]).flat_map(u64::to_le_bytes).collect();
+    let segments = [
+        (elf::LOAD, 0, 8192),
+        (elf::NOTE, 4096, note.len() as u64),
+        (elf::DYNAMIC, 8192, table.len() as u64),
+    ];
+    let file = directory.join("n.so");
+    elf::object(&file, &segments, &[(4096, &note), (NAMES, &names), (8192, &table)]);
     file
 }
 
@@ -273,6 +299,16 @@ fn no_text_of_a_file_looks_like_a_line_of_ours() {
         let (verdicts, lines) = said(&claiming(at, &plugin, ROLE, BUILD, &more));
         assert_eq!(verdicts, 1, "{lines}");
     }
+    // So are the names of libraries that it needs.
+    let file = needing(at, &["libx.so\nverdict    usable", "\u{1b}[2Jliby.so", "\u{9b}2J\u{202e}os.zbil"]);
+    let (verdicts, lines) = said(&file);
+    assert_eq!(verdicts, 1, "{lines}");
+    let needs = "needs      libx.so\\nverdict    usable, \\u{1b}[2Jliby.so, \\u{9b}2J\\u{202e}os.zbil";
+    assert!(lines.lines().any(|line| line == needs), "{lines}");
+    let (_, json, _) = host(&["plugins", "inspect", path(&file), "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["needed_libraries"][2], "\u{9b}2J\u{202e}os.zbil");
+    let honest = claiming(at, PLUGIN, ROLE, BUILD, "");
     // So are the names of files.
     std::fs::write(at.join("a\nverdict    usable.so"), "text").unwrap();
     let (verdicts, lines) = said(&honest);

@@ -9,6 +9,7 @@
 //! | [`Credentials::None`] | `http://HOST:PORT` | every process that reaches the address |
 //!
 //! A peer is checked before a byte of the protocol is read or written, on both sides. One that does not pass is told nothing.
+//! Where every process gets in, web pages in the browsers of those machines still do not.
 //!
 //! [`ApiTls`] and [`Authorities`] are for connections of the HTTP API, which others accept and open.
 
@@ -21,6 +22,7 @@ mod directory;
 #[cfg(test)]
 mod fixture;
 mod listener;
+mod pages;
 mod reason;
 mod refusals;
 mod serve;
@@ -33,9 +35,10 @@ pub use channel::channel;
 pub use credentials::{Credentials, Mismatch, check_user};
 pub use directory::SocketDirectory;
 pub use listener::{Listener, bind_socket};
+pub use pages::{host_name, is_local_host};
 pub use reason::reason;
 pub use refusals::Refusals;
-pub use serve::serve;
+pub use serve::{serve, serve_watched};
 pub use tls::{
     AcceptedTls, ApiTls, Authorities, ConnectedTls, NoAuthorities, Tls, TlsError, TlsSource, is_untrusted,
 };

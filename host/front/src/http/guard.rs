@@ -45,14 +45,20 @@ pub(super) async fn guard(
     // Where operators have a listener of their own, there is nothing to permit on the other.
     let operates = is_of_operators(path) && *audience != Audience::Clients;
     let is_of_all = OF_ALL.contains(&path);
+    // Without keys an operator is known by the address alone, and a page that was loaded from a name of its own has that, too.
+    let is_named = identities.keys.is_some() || host.is_none_or(|host| hosts.for_operators().allow(host));
     let known = identities.caller(headers, address);
     let logged = known.as_ref().ok().cloned();
     let caller = checked.and_then(|()| match known {
         Ok(caller) if operates && !caller.admin => Err(not_an_operator(identities, path)),
+        Ok(_) if operates && !is_named => Err(ApiError::wrong_host(host.unwrap_or_default())),
         Ok(_) if operates && !may_change(identities.keys.is_some(), request.method(), address) => {
             Err(ApiError::not_local(path))
         }
-        Ok(caller) => Ok(Some(Caller { admin: caller.admin && *audience != Audience::Clients, ..caller })),
+        Ok(caller) => {
+            let admin = caller.admin && is_named && *audience != Audience::Clients;
+            Ok(Some(Caller { admin, ..caller }))
+        }
         Err(_unknown) if is_of_all => Ok(None),
         Err(unknown) => Err(refused(unknown, identities.tenant_header.as_ref())),
     });

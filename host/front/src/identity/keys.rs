@@ -10,9 +10,12 @@
 //! gateway = false        # may name other tenants in the tenant header, and operates nothing; optional
 //! ```
 //!
-//! The file is read again when it changes. A key is looked up by its hash, so the time that it takes says nothing of the keys.
+//! The file is read again when it changes, and never while other users could put another one in its place. A key is looked up by
+//! its hash, so the time that it takes says nothing of the keys.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,6 +72,14 @@ pub enum KeyError {
         /// Why not.
         error: std::io::Error,
     },
+    /// Users that could not replace the program could give themselves keys.
+    #[error("the file of API keys {path} could be replaced by others: {ways}")]
+    Replaceable {
+        /// The file.
+        path: PathBuf,
+        /// How, and what to do.
+        ways: String,
+    },
     /// It says something that cannot be.
     #[error("the file of API keys is wrong: {0}")]
     Wrong(String),
@@ -76,7 +87,7 @@ pub enum KeyError {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct Entries {
     #[serde(default)]
     key: Vec<Entry>,
 }
@@ -98,7 +109,7 @@ impl Keys {
     /// Reads a file (blocking).
     ///
     /// # Errors
-    /// When it cannot be read, or is wrong.
+    /// When it cannot be read, could be replaced by other users, or is wrong.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
         let (text, version) = read(path)?;
         let keys = parse(&text, &HashMap::new())?;
@@ -131,7 +142,7 @@ impl Keys {
     /// limits of keys that stay. Keys are as before after an error.
     ///
     /// # Errors
-    /// When it cannot be read, or is wrong.
+    /// When it cannot be read, could be replaced by other users, or is wrong.
     pub fn reload(&self) -> Result<bool, KeyError> {
         let Some(path) = &self.path else { return Ok(false) };
         let failed = |error| KeyError::Read { path: path.clone(), error };
@@ -153,17 +164,24 @@ fn version(file: &std::fs::Metadata) -> Version {
 
 fn read(path: &Path) -> Result<(String, Version), KeyError> {
     let failed = |error| KeyError::Read { path: path.to_owned(), error };
-    let file = std::fs::metadata(path).map_err(failed)?;
-    if file.len() > MAX_FILE {
-        return Err(KeyError::Wrong(format!("{} bytes; at most {MAX_FILE} are read", file.len())));
+    let mut file = File::open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    let ways = host_ownership::check(path, &found).map_err(failed)?;
+    if !ways.refused.is_empty() {
+        return Err(KeyError::Replaceable { path: path.to_owned(), ways: ways.refused.join("; ") });
     }
-    Ok((std::fs::read_to_string(path).map_err(failed)?, version(&file)))
+    if found.len() > MAX_FILE {
+        return Err(KeyError::Wrong(format!("{} bytes; at most {MAX_FILE} are read", found.len())));
+    }
+    let mut text = String::new();
+    file.by_ref().take(MAX_FILE).read_to_string(&mut text).map_err(failed)?;
+    Ok((text, version(&found)))
 }
 
 /// The limits of keys that were there `before` go on counting.
 fn parse(text: &str, before: &HashMap<[u8; 32], Arc<Key>>) -> Result<HashMap<[u8; 32], Arc<Key>>, KeyError> {
     let wrong = |why: String| KeyError::Wrong(why);
-    let file: File = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
+    let file: Entries = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
     if file.key.is_empty() {
         return Err(wrong("it has no [[key]], so that no request could be served".to_owned()));
     }
@@ -268,5 +286,31 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(keys.reload().unwrap_err().to_string().contains("cannot be read"));
         assert_eq!(keys.count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_others_may_write_is_neither_loaded_nor_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.toml");
+        let open = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        };
+        std::fs::write(&path, entry("a", "one", false)).unwrap();
+        open(&path, 0o600);
+        let keys = Keys::load(&path).unwrap();
+
+        std::fs::write(&path, entry("a", "one", false) + &entry("evil", "two", true)).unwrap();
+        for (place, mode, usual, says) in [
+            (&*path, 0o646, 0o600, "keys.toml may be changed by every user of this machine: chmod o-w it"),
+            (folder.path(), 0o777, 0o700, "may be changed by every user of this machine: chmod o-w it"),
+        ] {
+            open(place, mode);
+            for refused in [keys.reload().unwrap_err(), Keys::load(&path).unwrap_err()] {
+                assert!(refused.to_string().contains(says), "{refused}");
+            }
+            assert!(keys.find(b"one").is_some() && keys.find(b"two").is_none(), "keys stay as they were");
+            open(place, usual);
+        }
+        assert!(keys.reload().unwrap() && keys.find(b"two").is_some());
     }
 }

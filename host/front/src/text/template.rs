@@ -1,5 +1,6 @@
 //! Chat templates: Jinja, as Hugging Face's `apply_chat_template` renders it.
 
+use std::io;
 use std::sync::Arc;
 
 use minijinja::value::{Kwargs, Serde, ValueKind};
@@ -21,6 +22,9 @@ pub struct ChatTemplate {
 const NAME: &str = "chat_template";
 /// Steps of the template engine for one prompt at most. A usual template takes about a hundred for a message.
 const FUEL: u64 = 20_000_000;
+/// Longest prompt that is written, in bytes. Longer than any context has text for. What a template puts together before it writes
+/// is not bounded: the engine has no limit for it.
+const LONGEST: usize = 64 << 20;
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -122,9 +126,40 @@ impl ChatTemplate {
             ("strftime_now".into(), Value::from_function(move |format: String| strftime(&format, now))),
         ]);
         let context = Value::from_pairs(variables);
-        self.environment.get_template(NAME).and_then(|template| template.render(context)).map_err(|error| {
-            TextError::Template(error.detail().map_or_else(|| error.to_string(), str::to_owned))
-        })
+        let mut prompt = Prompt::default();
+        let template = self.environment.get_template(NAME);
+        match template.and_then(|template| template.render_captured_to(context, &mut prompt).map(drop)) {
+            Ok(()) => String::from_utf8(prompt.text).map_err(|error| TextError::Template(error.to_string())),
+            Err(_ended) if prompt.is_too_long => {
+                let message = format!("it writes a prompt of more than {LONGEST} bytes");
+                Err(TextError::Template(message))
+            }
+            Err(error) => {
+                Err(TextError::Template(error.detail().map_or_else(|| error.to_string(), str::to_owned)))
+            }
+        }
+    }
+}
+
+/// What a template has written, up to the longest prompt.
+#[derive(Default)]
+struct Prompt {
+    text: Vec<u8>,
+    is_too_long: bool,
+}
+
+impl io::Write for Prompt {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.is_too_long |= text.len() > LONGEST - self.text.len();
+        if self.is_too_long {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.text.extend_from_slice(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -230,6 +265,15 @@ mod tests {
         let messages = vec![json!({"role": "user", "content": ""}); 100_000];
         let source = "{% for message in messages %}{% if message['role'] == 'user' %}<u>{{ message['content'] | trim }}{% endif %}{% endfor %}";
         assert_eq!(render(source, &Json::from(messages)).unwrap().len(), 300_000);
+    }
+
+    #[test]
+    fn a_template_that_writes_more_than_any_prompt_is_ended() {
+        let writes =
+            |mib: usize| format!("{{% for a in range({mib}) %}}{{{{ 'x' * 1048576 }}}}{{% endfor %}}");
+        assert_eq!(render(&writes(64), &json!([])).unwrap().len(), LONGEST);
+        let error = render(&writes(65), &json!([])).map(|prompt| prompt.len()).unwrap_err();
+        assert!(error.to_string().contains("more than 67108864 bytes"), "{error}");
     }
 
     #[test]

@@ -4,13 +4,16 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use axum::http::HeaderName;
+use host_front::front::FrontConfig;
 use host_front::identity::{Hosts, Keys, entry};
 use host_tests::wait::answered_until;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 use super::client::{Reply, send, send_from};
 use super::fake_worker::{Step, echoes, steps};
 use super::fixture::{Front, config};
+use super::operators::OF_OPERATORS;
 
 const PATH: &str = "/v1/completions";
 
@@ -205,6 +208,58 @@ async fn a_server_with_a_name_answers_to_it() {
         let reply = send_from(here, front.http, "POST", PATH, &[("origin", &origin)], &body()).await;
         assert_eq!(reply.status, if status == 200 { 200 } else { 403 }, "{host}");
     }
+}
+
+/// A front that other machines reach, and where it is on this one.
+async fn on_all_interfaces(config: FrontConfig) -> Front {
+    let http = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let here = (Ipv4Addr::LOCALHOST, http.local_addr().unwrap().port());
+    Front::start_on(config, http, here.into()).await
+}
+
+#[tokio::test]
+async fn without_keys_a_page_whose_name_resolves_to_this_machine_operates_nothing() {
+    let mut front = on_all_interfaces(config()).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let evil = [("host", "evil.example:8000"), ("origin", "http://evil.example:8000")];
+    for (method, path) in OF_OPERATORS {
+        for headers in [&evil[..], &evil[..1]] {
+            let refused = send(front.http, method, path, headers, b"").await;
+            assert_eq!(refused.status, 421, "{path} {headers:?}");
+            let message = refused.json().await["error"]["message"].as_str().unwrap().to_owned();
+            assert!(message.contains("--allowed-hosts"), "{message}");
+        }
+    }
+    let health = send(front.http, "GET", "/health", &evil[..1], b"").await;
+    assert_eq!(health.status, 200, "a load balancer may have a name for it");
+    assert_eq!(health.json().await, json!({"status": "ok"}));
+    assert_eq!(post(&front, &evil[..1]).await.status, 200, "generating is for all");
+    // A drain is once for all.
+    for host in ["localhost:8000", "127.0.0.1", "192.0.2.7:8000", "[::1]:8000"] {
+        for (method, path) in [("POST", "/flush_cache"), ("GET", "/metrics")] {
+            let served = send(front.http, method, path, &[("host", host)], b"").await;
+            assert_eq!(served.status, 200, "{host} {path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn operators_use_a_name_that_is_allowed_and_one_that_has_a_key_any() {
+    let mut named = config();
+    named.hosts = Some(Hosts::Named(vec!["host.internal".to_owned()]));
+    let front = on_all_interfaces(named).await;
+    for (host, status) in [("host.internal:8000", 200), ("evil.example", 421)] {
+        assert_eq!(
+            send(front.http, "GET", "/metrics", &[("host", host)], b"").await.status,
+            status,
+            "{host}"
+        );
+    }
+    let mut with_key = config();
+    with_key.keys = Some(Arc::new(Keys::parse(&entry("ops", "sk-ops", true), None).unwrap()));
+    let front = on_all_interfaces(with_key).await;
+    let headers = [("host", "any.example"), ("authorization", "Bearer sk-ops")];
+    assert_eq!(send(front.http, "GET", "/metrics", &headers, b"").await.status, 200);
 }
 
 #[tokio::test]

@@ -18,7 +18,8 @@ use super::client::send;
 use super::fake_worker::echoes;
 use super::fixture::{Front, config};
 
-const OF_OPERATORS: [(&str, &str); 3] =
+/// What only operators may do.
+pub const OF_OPERATORS: [(&str, &str); 3] =
     [("POST", "/flush_cache"), ("POST", "/drain?worker=all"), ("GET", "/metrics")];
 
 /// A front with a listener for operators, and where that is.

@@ -2,11 +2,13 @@
 
 use std::future::Future;
 
+use axum::Router;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
 use super::credentials::Credentials;
 use super::listener::Listener;
+use super::pages::{calls_alone, without_pages};
 use super::{PING_EVERY, PING_WAIT};
 
 /// Calls of one connection at once: more than a worker queues and runs. Further ones wait at the caller.
@@ -14,22 +16,51 @@ const MAX_CALLS: u32 = 1 << 14;
 
 /// Answers calls on a listener until `stop` resolves. Then calls under way may end, however long they take.
 ///
-/// A listener without credentials answers HTTP/1 requests, too.
+/// They are gRPC over HTTP/2, and nothing else is answered. A listener without credentials refuses what web pages send.
 ///
 /// # Errors
 /// When the server fails.
 pub async fn serve(
     listener: Listener,
-    routes: Routes,
+    calls: Routes,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let is_open = matches!(listener.credentials(), Credentials::None);
+    let calls = calls_alone(calls.into_axum_router());
+    let calls = match listener.credentials() {
+        Credentials::None => without_pages(calls, listener.address().ok().as_ref()),
+        Credentials::SameUser | Credentials::Tls(_) => calls,
+    };
+    run(listener, calls, false, stop).await
+}
+
+/// As [`serve`], of a listener without credentials where a process is also watched, or is watched alone: what is there is
+/// answered over HTTP/1, too.
+///
+/// # Errors
+/// When the server fails.
+pub async fn serve_watched(
+    listener: Listener,
+    calls: Option<Routes>,
+    watching: Router,
+    stop: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error> {
+    let calls = calls.map(|calls| calls_alone(calls.into_axum_router())).unwrap_or_default();
+    let all = without_pages(calls.merge(watching), listener.address().ok().as_ref());
+    run(listener, all, true, stop).await
+}
+
+async fn run(
+    listener: Listener,
+    routes: Router,
+    speaks_http1: bool,
+    stop: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error> {
     Server::builder()
         .http2_keepalive_interval(Some(PING_EVERY))
         .http2_keepalive_timeout(Some(PING_WAIT))
         .max_concurrent_streams(Some(MAX_CALLS))
-        .accept_http1(is_open)
-        .add_routes(routes)
+        .accept_http1(speaks_http1)
+        .add_routes(routes.into())
         .serve_with_incoming_shutdown(listener.incoming(), stop)
         .await
 }
@@ -38,11 +69,14 @@ pub async fn serve(
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};
+    use tonic::transport::Endpoint;
 
     use super::*;
     use crate::clock;
     use crate::endpoint::fixture::{Counting, ask, beat, client};
     use crate::endpoint::{Address, ListenAt};
+    use crate::proto::HeartbeatRequest;
+    use crate::proto::registry_client::RegistryClient;
 
     /// The beginning of an HTTP/2 connection: the preface and empty settings.
     const BEGINNING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
@@ -94,5 +128,90 @@ mod tests {
         beat(&mut client).await.unwrap_err();
         counting.on(Listener::bind(&at, Credentials::None).await.unwrap());
         host_tests::wait::answered_until("a new connection", async || beat(&mut client).await).await;
+    }
+
+    const CALL: &str = "POST /host.v1.Registry/Heartbeat";
+    const GRPC: &str = "content-type: application/grpc";
+
+    /// What is answered to a request over HTTP/1, which has an empty message as its body: nothing where HTTP/1 is not spoken.
+    async fn over_http1(address: &Address, line: &str, headers: &[&str]) -> String {
+        let Address::Plain(host) = address else { panic!("{address}") };
+        let mut connection = TcpStream::connect((host.name.as_str(), host.port)).await.unwrap();
+        let mut request = format!("{line} HTTP/1.1\r\nconnection: close\r\ncontent-length: 5\r\n");
+        if headers.iter().all(|header| !header.starts_with("host:")) {
+            request.push_str(&format!("host: {host}\r\n"));
+        }
+        headers.iter().for_each(|header| request.push_str(&format!("{header}\r\n")));
+        request.push_str("\r\n\0\0\0\0\0");
+        connection.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        // It may be hung up on before it was read.
+        drop(connection.read_to_end(&mut answer).await);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    #[tokio::test]
+    async fn what_a_page_sends_without_asking_is_no_call() {
+        let server = Counting::default();
+        let address = server.on(open().await);
+        for headers in [
+            &["content-type: text/plain", "origin: http://evil.example"][..],
+            &["content-type: text/plain"],
+            &[GRPC],
+        ] {
+            let answer = over_http1(&address, CALL, headers).await;
+            assert!(!answer.starts_with("HTTP/1.1 200"), "{headers:?}: {answer}");
+        }
+        assert_eq!(server.calls(), 0);
+        ask(&address, &Credentials::None).await.unwrap();
+        assert_eq!(server.calls(), 1);
+    }
+
+    #[tokio::test]
+    async fn where_a_worker_is_watched_in_plain_text_a_page_calls_nothing() {
+        let server = Counting::default();
+        let listener = open().await;
+        let address = listener.address().unwrap();
+        let watching = Router::new().route("/metrics", axum::routing::get(|| async { "counts" }));
+        tokio::spawn(serve_watched(listener, Some(server.routes()), watching, std::future::pending()));
+        let evil = "origin: http://evil.example";
+        for (line, headers, status, calls) in [
+            (CALL, &["content-type: text/plain"][..], 415, 0),
+            (CALL, &["content-type: text/plain", evil], 403, 0),
+            (CALL, &[], 415, 0),
+            (CALL, &[GRPC, evil], 403, 0),
+            (CALL, &[GRPC, "origin: null"], 403, 0),
+            (CALL, &[GRPC, "host: evil.example"], 421, 0),
+            ("GET /host.v1.Registry/Heartbeat", &[GRPC], 405, 0),
+            (CALL, &[GRPC], 200, 1),
+            (CALL, &["content-type: application/grpc+proto", "host: localhost:1"], 200, 2),
+            ("GET /metrics", &[], 200, 2),
+            ("GET /metrics", &["host: localhost"], 200, 2),
+            ("GET /metrics", &["host: evil.example"], 421, 2),
+            ("GET /metrics", &[evil], 403, 2),
+        ] {
+            let answer = over_http1(&address, line, headers).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{line} {headers:?}: {answer}");
+            assert_eq!(server.calls(), calls, "{line} {headers:?}");
+        }
+        ask(&address, &Credentials::None).await.unwrap();
+        assert_eq!(server.calls(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_call_with_an_origin_or_to_another_name_is_refused() {
+        let server = Counting::default();
+        let address = server.on(open().await);
+        let mut request = tonic::Request::new(HeartbeatRequest::default());
+        request.metadata_mut().insert("origin", "http://evil.example".parse().unwrap());
+        let refused = client(&address, &Credentials::None).heartbeat(request).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::PermissionDenied, "{refused}");
+        for (name, is_answered) in [("http://evil.example", false), ("http://localhost:1", true)] {
+            let endpoint = Endpoint::from_shared(address.to_string()).unwrap().origin(name.parse().unwrap());
+            let channel = endpoint.connect().await.unwrap();
+            let answer = RegistryClient::new(channel).heartbeat(HeartbeatRequest::default()).await;
+            assert_eq!(answer.is_ok(), is_answered, "{name}");
+        }
+        assert_eq!(server.calls(), 1);
     }
 }
