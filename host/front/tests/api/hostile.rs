@@ -459,7 +459,8 @@ async fn answers_that_are_not_read_are_a_share_of_bytes_and_end_although_their_c
     assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"1".parse().unwrap()));
     let message = String::from_utf8(read(refused).await.0).unwrap();
     assert!(message.contains("answers that it has not read"), "{message}");
-    let other = send_from(ELSEWHERE, front.http, "POST", "/detokenize", &[], tokens.to_string().as_bytes());
+    let body = tokens.to_string();
+    let other = send_from(ELSEWHERE, front.http, "POST", "/detokenize", &[], body.as_bytes());
     assert_eq!(other.await.text().await.len(), 40_025);
     // Each ends by itself, and what it held is free.
     answered_until("what is not read to be given up", async || {
