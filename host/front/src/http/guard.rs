@@ -20,11 +20,7 @@ const OF_ALL: [&str; 3] = ["/health", "/health/live", "/health/ready"];
 
 /// Refuses what a web page of another origin sends, what is addressed to a name that is not this server's, what is no JSON, and what
 /// has no caller. Handlers find the [`Caller`] among the request's extensions.
-pub(super) async fn guard(
-    State(entrance): State<Arc<Entrance>>,
-    mut request: Request,
-    next: Next,
-) -> Response {
+pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Request, next: Next) -> Response {
     let Entrance { app, audience, identities } = &*entrance;
     // The listener says so for each of its connections.
     let known = request.extensions().get::<Peer>().map(|peer| peer.0);
