@@ -366,7 +366,8 @@ async fn streams_that_are_not_read_end_alone_and_another_of_their_connection_goe
         }
         let (address, _stop) = listening(routes, limits(8)).await;
         let mut builder = h2::client::Builder::new();
-        builder.initial_window_size(window);
+        // The connection has room for what all its streams may have.
+        builder.initial_window_size(window).initial_connection_window_size(1 << 20);
         let connection = TcpStream::connect(address).await.unwrap();
         let (mut requests, mut driver) = builder.handshake::<_, Bytes>(connection).await.unwrap();
         let mut pings = driver.ping_pong().unwrap();

@@ -165,7 +165,7 @@ mod tests {
         held.clear();
         let mut collected = unread.collect(&client(1));
         collected.grow(700_000).unwrap();
-        assert_eq!(collected.grow(300_000).unwrap_err().status, StatusCode::BAD_REQUEST);
+        assert_eq!(collected.grow(300_001).unwrap_err().status, StatusCode::BAD_REQUEST);
         assert_eq!(collected.grow(200_000).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
         drop(collected);
         assert_eq!(unread.taken(), 0);
