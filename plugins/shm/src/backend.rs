@@ -15,10 +15,11 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
 use crate::config::Config;
-use crate::copier::{self, Between, Progress};
+use crate::copier::{self, Between};
 use crate::outbound::{Handover, Outbound};
+use crate::progress::Progress;
 use crate::regions::no_device;
-use crate::service::{Core, MAX_PEERS};
+use crate::shared::{Core, MAX_PEERS};
 use crate::wire::{Endpoint, LetGo};
 use crate::{device_copier, handshake, service, socket};
 
@@ -187,7 +188,7 @@ impl Backend for Shm {
         let peer = instance.peers.get(id).ok_or_else(|| unknown_peer(id))?;
         let deadline = self.deadline();
         peer.set_gone();
-        let theirs = service::connections_of(&self.core, peer.instance);
+        let theirs = self.core.connections_of(peer.instance);
         for inbound in &theirs {
             inbound.close();
         }

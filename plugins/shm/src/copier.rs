@@ -4,33 +4,12 @@ use host_plugin_api::{ErrorCode, Write};
 use host_transfer_kit::Peer as _;
 
 use crate::outbound::Outbound;
+use crate::progress::Progress;
 use crate::regions::Spot;
-use crate::service::Core;
+use crate::shared::Core;
 
 /// Most bytes copied between two looks at whether that is still allowed. Bounds how long a fence waits.
 pub const PIECE: u32 = 1 << 20;
-
-/// How far a submission is.
-#[derive(Default)]
-pub struct Progress {
-    /// The write being copied, and how much of it is.
-    pub next: usize,
-    pub copied: u32,
-    /// Of all writes.
-    pub bytes: u64,
-}
-
-impl Progress {
-    /// So many bytes more of a write are copied, or will be before anything else happens to the submission.
-    pub fn advance(&mut self, write: &Write, bytes: u32) {
-        self.copied += bytes;
-        self.bytes += u64::from(bytes);
-        if self.copied == write.length {
-            self.next += 1;
-            self.copied = 0;
-        }
-    }
-}
 
 /// A submission to one of our peers.
 pub type Content = host_transfer_kit::Content<Outbound, Progress>;

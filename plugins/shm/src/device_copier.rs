@@ -17,7 +17,7 @@ use crate::control::{DEVICE_BATCHES, MAX_COPY_THREADS};
 use crate::copier::{self, Between, Content, Refusal, Step};
 use crate::cuda::{Batch, Refused, Run, Stream};
 use crate::outbound::Outbound;
-use crate::service::Core;
+use crate::shared::Core;
 
 /// The line for notifications.
 const NOTIFICATIONS: usize = MAX_COPY_THREADS + DEVICE_BATCHES;

@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use crate::control::{ControlPage, DevicePage};
 use crate::inbound::Inbound;
 use crate::mapping::{SharedPage, Writers};
+use crate::outbound::Welcomed;
 use crate::pages::Pages;
-use crate::regions::RegionDescriptor;
-use crate::service::{Core, MAX_PEERS};
+use crate::shared::{Core, MAX_PEERS};
 use crate::socket;
 use crate::wire::{Endpoint, Hello, Version, Welcome, decode_welcome, encode_refusal, encode_welcome};
 
@@ -25,15 +25,6 @@ pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// What a receiver of version 1 cannot do, for [`too_old`].
 pub const SENT: &str = "be sent what is in the memory of a GPU";
-
-/// A connection that a receiver welcomed.
-pub struct Welcomed {
-    pub version: Version,
-    pub socket: OwnedFd,
-    pub regions: Vec<RegionDescriptor>,
-    /// See [`Version`].
-    pub fds: Vec<OwnedFd>,
-}
 
 /// Connects to the instance that made an endpoint, and that the host calls `name`.
 pub fn say_hello(core: &Core, name: &str, endpoint: &Endpoint) -> Result<Welcomed> {

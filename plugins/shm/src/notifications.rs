@@ -3,7 +3,7 @@
 use host_plugin_api::Notification;
 use host_transfer_kit::locked;
 
-use crate::service::Core;
+use crate::shared::Core;
 
 impl Core {
     /// Whether something was done to us that the host has not heard of.

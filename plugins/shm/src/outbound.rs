@@ -9,7 +9,6 @@ use host_transfer_kit::{Event, Peer, Random, locked};
 
 use crate::control::Busy;
 use crate::cuda::{Device, Devices, Opened, Pinned, Refused};
-use crate::handshake::Welcomed;
 use crate::live::LiveTable;
 use crate::mapping::{Mapping, SharedPage, cannot_shrink};
 use crate::pages::Pages;
@@ -41,6 +40,15 @@ pub struct Outbound {
 enum Target {
     Host { mapping: Mapping, pinned: AtomicBool },
     Device(Opened),
+}
+
+/// A connection that a receiver welcomed.
+pub struct Welcomed {
+    pub version: Version,
+    pub socket: OwnedFd,
+    pub regions: Vec<RegionDescriptor>,
+    /// See [`Version`].
+    pub fds: Vec<OwnedFd>,
 }
 
 /// What a receiver hands over, and what we know of it.
