@@ -13,6 +13,10 @@ use crate::program::{Program, take_turn};
 use crate::skip::skipped;
 use crate::wait::PATIENCE;
 
+/// The deadline of a tier that must reach no deadline, in milliseconds. The server answers each request in tens of
+/// milliseconds, and in seconds beside other work.
+pub const PATIENT_MS: u64 = 60_000;
+
 /// The key to it, which may stand in no log.
 pub const SECRET: &str = "hush-hush-4711";
 
@@ -67,10 +71,10 @@ impl Bucket {
         Self::new()
     }
 
-    /// The tier's table, without its header.
-    pub fn storage(&self) -> String {
+    /// The tier's table, without its header. `deadline_ms` is the tier's deadline for a page, in milliseconds.
+    pub fn storage(&self, deadline_ms: u64) -> String {
         format!(
-            "backend = \"OBJ\"\nprefix = \"some/where\"\ndeadline_ms = 2000\nparameters = {{ bucket = \"pages\", \
+            "backend = \"OBJ\"\nprefix = \"some/where\"\ndeadline_ms = {deadline_ms}\nparameters = {{ bucket = \"pages\", \
              endpoint_override = \"http://{}\", scheme = \"http\", region = \"us-east-1\", access_key = \"me\", secret_key = \
              \"{SECRET}\" }}\n",
             self.address

@@ -10,6 +10,10 @@ use host_tests::mooncake_pool::Pool;
 use host_tests::plugin_files;
 
 const PAGE_TOKENS: usize = 16;
+/// A deadline of the store that is never reached, in milliseconds.
+const PATIENT_MS: u64 = 60_000;
+/// One that calls reach where the pool lost its memory or its master, and no call reaches before, also beside other work.
+const LOSSES_MS: u64 = 5000;
 /// Tokens of an answer.
 const ANSWER: u32 = 20;
 const MODEL: &str = "[synthetic]\nkv-heads = 8\n";
@@ -29,15 +33,20 @@ fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
     Cluster::start(&Start { program: Path::new(env!("CARGO_BIN_EXE_host")), flags, config, workers })
 }
 
-/// A prefill and a decode worker that lend so much memory to the pool.
+/// A prefill and a decode worker that lend so much memory to the pool, and reach no deadline of it.
 fn workers(pool: &Pool, plugins: &Path, lent: &str, flags: &[&str]) -> Cluster {
-    workers_that(RESTORES, pool, plugins, lent, flags)
+    workers_that(RESTORES, PATIENT_MS, pool, plugins, lent, flags)
 }
 
-/// The same with other costs of restoring.
-fn workers_that(costs: &str, pool: &Pool, plugins: &Path, lent: &str, flags: &[&str]) -> Cluster {
-    // Where restoring is only tried, the host's deadline is the first to pass.
-    let deadline_ms = if costs == TRIES { 60_000 } else { 500 };
+/// The same with other costs of restoring, where a call into the store has so many milliseconds.
+fn workers_that(
+    costs: &str,
+    deadline_ms: u64,
+    pool: &Pool,
+    plugins: &Path,
+    lent: &str,
+    flags: &[&str],
+) -> Cluster {
     let table = pool.config(&format!("global_segment_size = {lent:?}\nstore_deadline_ms = {deadline_ms}\n"));
     start(&[&CACHES, flags].concat(), plugins, format!("{MODEL}{costs}[plugin.mooncake]\n{table}"))
 }
@@ -167,7 +176,7 @@ fn what_prefill_alone_stored_a_decode_worker_restores_after_a_restart() {
     let plugins = plugin_files::directory(&["mooncake"]);
     let expected = expected(plugins.path());
     let (_master, _owner) = (pool.master(), pool.owner(64));
-    let table = pool.config("global_segment_size = \"0\"\nstore_deadline_ms = 500\n");
+    let table = pool.config(&format!("global_segment_size = \"0\"\nstore_deadline_ms = {PATIENT_MS}\n"));
     let serve = |own: &str| {
         let offload = ["--hierarchical-cache", "--hicache-storage", "mooncake", "--plugins", "mooncake"];
         start(
@@ -221,7 +230,7 @@ fn the_death_of_the_process_that_holds_the_pages_costs_the_cache_and_no_answer()
     let plugins = plugin_files::directory(&["shm", "mooncake"]);
     let expected = expected(plugins.path());
     let (_master, owner) = (pool.master(), pool.owner(64));
-    let cluster = workers(&pool, plugins.path(), "0", &["--plugins", "shm"]);
+    let cluster = workers_that(RESTORES, LOSSES_MS, &pool, plugins.path(), "0", &["--plugins", "shm"]);
     assert_eq!(ask(&cluster), expected);
     await_stored(&cluster);
     signal(owner.pid(), "KILL");
@@ -249,7 +258,7 @@ fn without_its_master_the_pool_is_skipped_and_used_again_when_there_is_one() {
     let plugins = plugin_files::directory(&["shm", "mooncake"]);
     let expected = expected(plugins.path());
     let master = pool.master();
-    let cluster = workers(&pool, plugins.path(), "64mb", &["--plugins", "shm"]);
+    let cluster = workers_that(RESTORES, LOSSES_MS, &pool, plugins.path(), "64mb", &["--plugins", "shm"]);
     assert_eq!(ask(&cluster), expected);
     await_stored(&cluster);
     assert_eq!(plugin_metric(&cluster, "decode", "store_master_up"), 1.0);
@@ -286,7 +295,7 @@ fn a_frozen_peer_costs_a_request_no_more_than_its_deadline_for_storage() {
     let expected = expected(plugins.path());
     for what in ["owner", "master"] {
         let (master, owner) = (pool.master(), pool.owner(64));
-        let cluster = workers_that(TRIES, &pool, plugins.path(), "0", &["--plugins", "shm"]);
+        let cluster = workers_that(TRIES, PATIENT_MS, &pool, plugins.path(), "0", &["--plugins", "shm"]);
         assert_eq!(ask(&cluster), expected);
         await_stored(&cluster);
         let frozen = if what == "owner" { owner.pid() } else { master.pid() };
