@@ -208,7 +208,10 @@ impl Scheduler {
         self.repeat(now, actions);
         self.expire_tiers(now, actions);
         self.admit(now, actions);
-        self.activate(now, actions);
+        // One whose first token ends its answer leaves its pages to those that wait, and perhaps nothing else happens for them.
+        while self.activate(now, actions) {
+            self.admit(now, actions);
+        }
         self.cache.write_back();
         self.start_tiers(now, actions);
         self.build_batch(now, actions);

@@ -90,6 +90,21 @@ fn the_least_urgent_request_is_preempted() {
 }
 
 #[test]
+fn the_last_request_that_runs_goes_on_although_one_that_is_ready_is_more_urgent() {
+    let config = host_sim::config(Role::Decode, 6);
+    let mut worker = Leg::with(Config { max_batch: 1, reserved_decode_tokens: 1, ..config });
+    for (room, priority, count) in [(1, 1, 12), (2, 0, 2)] {
+        let request = worker.request(room, &[room as u32; 8], count);
+        worker.send(Request { priority, ..request });
+        worker.deliver(room);
+    }
+    while worker.finished.is_empty() {
+        worker.step().expect("nothing is computed, and nothing else will happen");
+    }
+    assert_eq!((worker.finished[0], worker.stats().retractions), (Room(1), 1));
+}
+
+#[test]
 fn what_an_urgent_request_has_left_in_the_cache_stays_longest_under_that_policy() {
     for (policy, stays) in [(Policy::Priority, true), (Policy::Lru, false)] {
         let config = host_sim::config(Role::Aggregated, 12);

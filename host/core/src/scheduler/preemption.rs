@@ -31,18 +31,19 @@ impl Scheduler {
         self.config.settles || !self.config.role.receives_kv()
     }
 
-    /// Preempts one request. Returns `false` when only one is left that runs.
+    /// Preempts one request. Returns `false` when there is none but the last one that runs, without which nothing would be computed.
     ///
     /// Of those that are least urgent, the one with the shortest answer goes. So least of what its user waits for is
     /// delayed, and those that are nearly done end and free their pages. A request that was preempted keeps its answer,
     /// so the same one is not chosen again and again while younger ones run. Among equals it is the one with the
     /// longest prompt, whose pages help most.
     pub(super) fn preempt_one(&mut self) -> bool {
-        // Those that are ready have answered nothing yet.
-        let rooms = self.running.iter().chain(&self.ready);
-        if !self.preempts() || self.running.len() + self.ready.len() < 2 {
+        if !self.preempts() {
             return false;
         }
+        let running = if self.running.len() > 1 { &self.running[..] } else { &[] };
+        // Those that are ready have answered nothing yet.
+        let rooms = running.iter().chain(&self.ready);
         let able = rooms.enumerate().filter(|(_, room)| self.may_be_preempted(**room));
         let victim = able.min_by_key(|(age, room)| {
             let job = &self.jobs[room];
