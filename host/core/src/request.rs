@@ -1,5 +1,7 @@
 //! Requests as a worker sees them, and how they end.
 
+use std::time::Duration;
+
 use crate::ids::{Instance, Room};
 use crate::radix::{NamespaceKey, PageHash};
 use crate::sampling::Sampling;
@@ -32,6 +34,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// Smaller numbers go first. The number is the same on both legs.
     pub priority: i32,
+    /// So much later than it came it counts as having come, because its client had other requests. It is the same on both legs.
+    pub behind: Duration,
     /// Where the prompt's KV comes from. Set on decode legs only.
     pub prefill: Option<PeerRef>,
     /// Whose requests it may share cached pages with. The namespace is the same on both legs.

@@ -101,6 +101,8 @@ pub struct Scheduler {
     draining: bool,
     /// A request has come with a priority.
     has_priorities: bool,
+    /// A request has come whose client had others.
+    has_backlogs: bool,
     stats: Stats,
 }
 
@@ -170,6 +172,7 @@ impl Scheduler {
             outbox: Outbox::default(),
             draining: false,
             has_priorities: false,
+            has_backlogs: false,
             stats: Stats::default(),
         }
     }
@@ -208,7 +211,10 @@ impl Scheduler {
         self.repeat(now, actions);
         self.expire_tiers(now, actions);
         self.admit(now, actions);
-        self.activate(now, actions);
+        // One whose first token ends its answer leaves its pages to those that wait, and perhaps nothing else happens for them.
+        while self.activate(now, actions) {
+            self.admit(now, actions);
+        }
         self.cache.write_back();
         self.start_tiers(now, actions);
         self.build_batch(now, actions);
@@ -282,6 +288,7 @@ impl Scheduler {
     pub fn audit(&self) {
         self.cache.audit(self.jobs.values().map(|job| &job.kv));
         self.audit_leaders();
+        self.audit_queue();
         for (room, job) in &self.jobs {
             let in_steps = matches!(*job.stage(), Stage::Running(_) | Stage::Ready | Stage::Inflight);
             let computes_to = in_steps.then(|| job.stage().in_batch().unwrap_or(job.kv.computed()));

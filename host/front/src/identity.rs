@@ -161,13 +161,11 @@ impl Caller {
         Self { client, tenant: None, places: None, priority: None, admin: true, named_by_gateway: false }
     }
 
-    /// The priority of a request that asks for this one: no smaller number than the key allows.
+    /// The priority of a request that asks for this one: no smaller number than its key allows, and than 0 without a key that says
+    /// which. Whoever may choose any number has others' requests preempted.
     #[must_use]
     pub fn priority(&self, asked: Option<i32>) -> Option<i32> {
-        match (asked, self.priority) {
-            (Some(asked), Some(least)) => Some(asked.max(least)),
-            (asked, least) => asked.or(least),
-        }
+        asked.map(|asked| asked.max(self.priority.unwrap_or(0))).or(self.priority)
     }
 
     /// The caller, as log lines name it. A gateway may have made the tenant's name of its client's secret, so its digest is named:

@@ -4,6 +4,7 @@
 //! room, and goes on where the answer broke off ([`progress`]).
 
 mod attempt;
+mod backlog;
 mod failure;
 mod progress;
 mod warm_up;
@@ -24,6 +25,7 @@ use host_wire::random::random_u64;
 use tokio::sync::watch;
 
 use self::attempt::{Attempt, Step};
+use self::backlog::{Backlogs, Standing};
 pub use self::failure::Failure;
 use self::progress::Progress;
 pub use self::warm_up::warm_up;
@@ -120,6 +122,7 @@ pub struct Router {
     registry: Registry,
     retry: Retry,
     places: Shares,
+    backlogs: Backlogs,
     metrics: Arc<Metrics>,
     closing: watch::Receiver<bool>,
 }
@@ -134,7 +137,8 @@ impl Router {
         metrics: Arc<Metrics>,
         closing: watch::Receiver<bool>,
     ) -> Self {
-        Self { registry, retry, places: Shares::new(max_requests), metrics, closing }
+        let (places, backlogs) = (Shares::new(max_requests), Backlogs::default());
+        Self { registry, retry, places, backlogs, metrics, closing }
     }
 
     /// The workers.
@@ -157,14 +161,15 @@ impl Router {
     pub fn admit(&self, caller: &Caller) -> Result<Place, Failure> {
         let of_key = caller.places.as_ref().map(|places| places.take_any(&caller.client, 1)).transpose();
         let of_key = of_key.map_err(|_none| Failure::OverShare)?;
-        let place = self.places.take(&caller.client, 1);
-        place.map(|place| Place { _place: place, _of_key: of_key }).map_err(|why| match why {
+        let place = self.places.take(&caller.client, 1).map_err(|why| match why {
             NoShare::Full => Failure::Busy(format!(
                 "{} requests are under way, which is the limit; try again when some have been answered",
                 self.places.total()
             )),
             NoShare::Client => Failure::OverShare,
-        })
+        })?;
+        let standing = self.backlogs.enter(&caller.client, clock::now());
+        Ok(Place { _place: place, _of_key: of_key, standing })
     }
 
     /// Begins a request. Dropping the generation cancels it on every worker.
@@ -177,7 +182,7 @@ impl Router {
         let ends = job.deadline.map_or(longest, |deadline| deadline.at.min(longest));
         Generation {
             router: self.clone(),
-            _place: place,
+            place,
             job,
             ends,
             decode: None,
@@ -198,12 +203,13 @@ impl Router {
 pub struct Place {
     _place: Share,
     _of_key: Option<Share>,
+    standing: Standing,
 }
 
 /// A request under way.
 pub struct Generation {
     router: Router,
-    _place: Place,
+    place: Place,
     job: Job,
     /// The request may take no longer.
     ends: Instant,
@@ -440,6 +446,7 @@ impl Generation {
             ignore_stop: self.job.ignore_stop,
             sampling: Some(self.job.sampling.clone()),
             priority: self.job.priority,
+            behind_ms: self.place.standing.behind_ms(),
             prefill: None,
             namespace: Some(write_namespace(&self.job.namespace)),
             no_cache: self.job.no_cache,

@@ -1,5 +1,7 @@
-//! API keys, from the command that makes one to a request that is served with it.
+//! API keys, from the command that makes one to a request that is served with it, and clients that share a worker.
 
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -58,4 +60,55 @@ fn a_name_or_a_file_that_cannot_be_is_refused() {
     std::fs::write(&file, "nonsense").unwrap();
     assert_eq!(keys_new(&file, "a", &[]).status.code(), Some(2));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "nonsense");
+}
+
+/// Sends a request and reads nothing of its answer.
+fn begin(cluster: &Cluster, key: &str, tokens: u32) -> TcpStream {
+    let address = cluster.url.strip_prefix("http://").unwrap();
+    let body = format!(
+        r#"{{"input_ids": [1, 2, 3], "sampling_params": {{"max_new_tokens": {tokens}, "ignore_eos": true}}}}"#
+    );
+    let mut connection = TcpStream::connect(address).unwrap();
+    write!(
+        connection,
+        "POST /generate HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    connection.set_nonblocking(true).unwrap();
+    connection
+}
+
+#[test]
+fn a_client_with_one_request_is_served_before_the_backlog_of_one_with_many() {
+    const MANY: usize = 60;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys.toml");
+    let (greedy, other) = (key(&file, "greedy", &[]), key(&file, "other", &[]));
+    let operator = key(&file, "ops", &["--admin"]);
+    let flags = ["--role", "aggregated", "--executor", "synthetic", "--kv-memory", "64MiB"];
+    let flags = flags.iter().chain(&["--max-batch", "1", "--max-running", "1", "--api-keys"]);
+    let mut flags: Vec<String> = flags.map(|flag| (*flag).to_owned()).collect();
+    flags.push(file.display().to_string());
+    // Each of the long requests takes three seconds, all of them three minutes.
+    let config = "[synthetic]\nstep-us = 2000\n".to_owned();
+    let cluster = Cluster::start(&Start { program: Path::new(HOST), flags, config, workers: 0 });
+    let health =
+        || serde_json::from_str(&cluster.ask_with_key(&operator, "/health", None).unwrap().1).unwrap();
+    cluster.wait("the worker to be ready", || {
+        let health: Value = health();
+        health["status"] == "ok"
+    });
+    let health: Value = health();
+    let metrics = health["workers"][0]["metrics"].as_str().unwrap();
+    let backlog: Vec<TcpStream> = (0..MANY).map(|_| begin(&cluster, &greedy, 1_500)).collect();
+    cluster.wait("the backlog to be there", || {
+        let text = host_tests::cluster::agent().get(format!("{metrics}/metrics")).call();
+        let text = text.unwrap().body_mut().read_to_string().unwrap();
+        text.lines().any(|line| line == format!("host_requests_queued {}", MANY - 1))
+    });
+    assert_eq!(with_key(&cluster, &other).0, 200);
+    let answered = backlog.iter().filter(|connection| connection.peek(&mut [0]).is_ok()).count();
+    assert!(answered < MANY / 2, "{answered} of {MANY} were answered before it");
 }

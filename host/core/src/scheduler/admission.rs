@@ -50,9 +50,10 @@ impl Scheduler {
             ));
         }
         self.has_priorities |= job.request.priority != 0;
+        self.has_backlogs |= !job.request.behind.is_zero();
         self.deadlines.set(room, self.job_deadline(&job));
         self.jobs.insert(room, job);
-        self.queue.push_back(room);
+        self.enqueue(room);
         self.fetch(now, room);
     }
 

@@ -83,8 +83,8 @@ impl Scheduler {
     fn plan_batch(&self, most: usize, drafts: &BTreeMap<Room, Vec<u32>>) -> Vec<(Room, usize)> {
         let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.uncomputed() == 1);
         let mut prompts: Vec<&Room> = self.running.iter().filter(|room| !decodes(room)).collect();
-        if self.has_priorities {
-            prompts.sort_by_key(|room| self.jobs.get(room).map_or(0, |job| job.request.priority));
+        if self.has_urgencies() {
+            prompts.sort_by_cached_key(|room| self.jobs.get(*room).map(Job::urgency));
         }
         let order = self.running.iter().filter(decodes).chain(prompts);
         let mut plan = Vec::new();

@@ -31,23 +31,26 @@ impl Scheduler {
         self.config.settles || !self.config.role.receives_kv()
     }
 
-    /// Preempts one request. Returns `false` when only one is left that runs.
+    /// Preempts one request. Returns `false` when there is none but the last one that runs, without which nothing would be computed.
     ///
-    /// Of those that are least urgent, the one with the shortest answer goes. So least of what its user waits for is
+    /// Of those that are least urgent, and of these the ones that are [furthest behind](Job::doublings_behind), the one with the shortest
+    /// answer goes. So least of what its user waits for is
     /// delayed, and those that are nearly done end and free their pages. A request that was preempted keeps its answer,
     /// so the same one is not chosen again and again while younger ones run. Among equals it is the one with the
     /// longest prompt, whose pages help most.
     pub(super) fn preempt_one(&mut self) -> bool {
-        // Those that are ready have answered nothing yet.
-        let rooms = self.running.iter().chain(&self.ready);
-        if !self.preempts() || self.running.len() + self.ready.len() < 2 {
+        if !self.preempts() {
             return false;
         }
+        let running = if self.running.len() > 1 { &self.running[..] } else { &[] };
+        // Those that are ready have answered nothing yet.
+        let rooms = running.iter().chain(&self.ready);
         let able = rooms.enumerate().filter(|(_, room)| self.may_be_preempted(**room));
         let victim = able.min_by_key(|(age, room)| {
             let job = &self.jobs[room];
             let size = (job.answer.tokens.len(), Reverse(job.request.prompt.len()));
-            (Reverse(job.request.priority), size, Reverse(*age))
+            let least_urgent = (Reverse(job.request.priority), Reverse(job.doublings_behind()));
+            (least_urgent, size, Reverse(*age))
         });
         let Some(room) = victim.map(|(_, room)| *room) else { return false };
         self.preempt(room);
@@ -108,12 +111,7 @@ impl Scheduler {
         job.computed_before = job.computed_before.max(job.kv.computed());
         self.cache.give_back(&mut job.kv);
         self.aux_free.extend(job.aux.take());
-        let submitted = job.submitted;
         // Before all that have not begun: its client is reading already.
-        let at = self.queue.iter().position(|other| {
-            let other = &self.jobs[other];
-            !other.stage().is_preempted() || other.submitted > submitted
-        });
-        self.queue.insert(at.unwrap_or(self.queue.len()), room);
+        self.enqueue(room);
     }
 }

@@ -27,13 +27,15 @@ impl Scheduler {
     }
 
     /// Activates requests that have arrived, the most urgent and of these the oldest first. They join when no step is being computed: their first token
-    /// is out when their first step begins.
-    pub(super) fn activate(&mut self, now: Time, actions: &mut Vec<Action>) {
+    /// is out when their first step begins. Returns whether one has ended with it.
+    pub(super) fn activate(&mut self, now: Time, actions: &mut Vec<Action>) -> bool {
+        let before = self.jobs.len();
         while !(self.pace.is_set() && self.computing) && self.may_join(0) {
-            let next = if self.has_priorities { self.most_urgent(self.ready.iter()) } else { Some(0) };
-            let Some(room) = next.and_then(|next| self.ready.remove(next)) else { return };
+            let next = if self.has_urgencies() { self.most_urgent(self.ready.iter()) } else { Some(0) };
+            let Some(room) = next.and_then(|next| self.ready.remove(next)) else { break };
             self.join(now, room, actions);
         }
+        self.jobs.len() < before
     }
 
     fn join(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {

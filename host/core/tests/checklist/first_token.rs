@@ -1,10 +1,25 @@
 //! The first token of an answer, which prefill draws.
 
 use host_core::request::FailureCode;
-use host_core::{Role, Room};
+use host_core::{Config, Role, Room};
 use host_sim::{DRAWN, Leg};
 
 use super::leg::{config, tokens};
+
+#[test]
+fn one_that_ends_the_answer_leaves_its_pages_to_a_request_that_waits() {
+    let mut leg = Leg::with(Config { max_batch: 1, ..config(Role::Decode, 6) });
+    for (room, length, count) in [(1, 8, 2), (2, 8, 1), (3, 24, 1)] {
+        leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + length), count);
+    }
+    // The second has its first token when the first one has ended, and the third needs all pages.
+    leg.deliver(1);
+    leg.deliver(2);
+    leg.compute();
+    assert_eq!(leg.finished, [Room(1), Room(2)]);
+    // Nothing else happens that would let the worker look again.
+    assert!(leg.reserves.contains_key(&Room(3)), "it waits for nothing");
+}
 
 #[test]
 fn one_that_the_model_does_not_have_ends_its_own_request_and_no_other() {

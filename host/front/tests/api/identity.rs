@@ -265,13 +265,19 @@ async fn operators_use_a_name_that_is_allowed_and_one_that_has_a_key_any() {
 #[tokio::test]
 async fn a_key_bounds_the_priority_of_its_requests() {
     let text = entry("late", "sk-late", false) + "priority = 5\n" + &entry("free", "sk-free", false);
+    let text = text + &entry("urgent", "sk-urgent", false) + "priority = -5\n";
     let mut front = with_keys(&text).await;
     let worker = front.worker("all", "aggregated", echoes()).await;
     for (key, asked, given) in [
         ("sk-late", None, 5),
         ("sk-late", Some(-1), 5),
         ("sk-late", Some(9), 9),
-        ("sk-free", Some(-1), -1),
+        ("sk-free", Some(-1), 0),
+        ("sk-free", Some(i32::MIN), 0),
+        ("sk-free", Some(7), 7),
+        ("sk-urgent", Some(-9), -5),
+        ("sk-urgent", Some(-1), -1),
+        ("sk-urgent", None, -5),
         ("sk-free", None, 0),
     ] {
         let body = json!({"prompt": "a", "max_tokens": 1, "priority": asked}).to_string();
@@ -279,5 +285,16 @@ async fn a_key_bounds_the_priority_of_its_requests() {
         let reply = send(front.http, "POST", PATH, &[("authorization", &bearer)], body.as_bytes()).await;
         assert_eq!(reply.status, 200);
         assert_eq!(worker.watch.calls().pop().unwrap().priority, given, "{key} asks for {asked:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_priority_below_0_counts_as_0_without_a_key() {
+    let mut front = Front::start(config()).await;
+    let worker = front.worker("all", "aggregated", echoes()).await;
+    for (asked, given) in [(i32::MIN, 0), (-1, 0), (0, 0), (3, 3)] {
+        let body = json!({"prompt": "a", "max_tokens": 1, "priority": asked});
+        assert_eq!(front.post(PATH, &body).await.status, 200);
+        assert_eq!(worker.watch.calls().pop().unwrap().priority, given, "{asked}");
     }
 }

@@ -9,6 +9,7 @@ mod canaries;
 mod client;
 mod errors;
 mod failures;
+mod fairness;
 mod fake_worker;
 mod fixture;
 mod hostile;

@@ -65,14 +65,14 @@ async fn settings_of_sampling_reach_both_workers_and_neutral_ones_do_not() {
     let (front, prefill, decode) = Front::echoing().await;
     let body = json!({"prompt": "a", "max_tokens": 3, "presence_penalty": 0.5, "frequency_penalty": -0.5,
         "repetition_penalty": 1.5, "min_p": 0.25, "min_tokens": 2, "logit_bias": {"65": 200, "66": 0, "5": -1.5},
-        "allowed_token_ids": [1, 2], "bad_words": ["no"], "stop_token_ids": [9], "priority": -3, "seed": 1});
+        "allowed_token_ids": [1, 2], "bad_words": ["no"], "stop_token_ids": [9], "priority": 3, "seed": 1});
     assert_eq!(front.post(PATH, &body).await.status, 200);
     prefill.watch.begun(1).await;
     let (call, at_prefill) = (decode.watch.calls().remove(0), prefill.watch.calls().remove(0));
     assert_eq!((&call.sampling, call.priority), (&at_prefill.sampling, at_prefill.priority));
     let sampling = call.sampling.unwrap();
     assert_eq!((sampling.presence_penalty, sampling.frequency_penalty, sampling.min_p), (0.5, -0.5, 0.25));
-    assert_eq!((sampling.repetition_penalty, sampling.min_tokens, call.priority), (1.5, 2, -3));
+    assert_eq!((sampling.repetition_penalty, sampling.min_tokens, call.priority), (1.5, 2, 3));
     let biases: Vec<(u32, f32)> = sampling.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect();
     assert_eq!(biases, [(5, -1.5), (65, 100.0)], "cut to 100, in order, without those that change nothing");
     assert_eq!((sampling.end_tokens, sampling.allowed_tokens), (vec![9], vec![1, 2]));
