@@ -93,7 +93,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
 }
 
 /// What cargo knows of this workspace and everything that it depends on, for one target.
-fn metadata(workspace: &Workspace, target: &str) -> anyhow::Result<Value> {
+pub fn metadata(workspace: &Workspace, target: &str) -> anyhow::Result<Value> {
     let mut command = workspace.cargo(&["metadata", "--format-version", "1", "--filter-platform", target]);
     let output = command.output().context("cargo cannot be run")?;
     ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
@@ -101,7 +101,7 @@ fn metadata(workspace: &Workspace, target: &str) -> anyhow::Result<Value> {
 }
 
 /// The target of this machine, which is what is built for.
-fn target_triple() -> anyhow::Result<String> {
+pub fn target_triple() -> anyhow::Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().context("rustc cannot be run")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

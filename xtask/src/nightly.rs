@@ -250,7 +250,8 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
-    use crate::dist::licences::accepted;
+    use crate::dist::licences::{accepted, is_satisfied};
+    use crate::dist::{metadata, target_triple};
 
     fn root() -> &'static Path {
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
@@ -308,18 +309,47 @@ mod tests {
         assert!(why.contains("advisory-db"), "{why}");
     }
 
+    /// The strings of a list of deny.toml.
+    fn list<'a>(deny: &'a str, name: &str) -> BTreeSet<&'a str> {
+        let text = deny.split_once(&format!("\n{name} = [")).unwrap().1.split_once(']').unwrap().0;
+        text.split(',').map(|entry| entry.trim().trim_matches('"')).filter(|text| !text.is_empty()).collect()
+    }
+
     #[test]
     fn licences_that_deny_toml_allows_are_accepted_in_a_release() {
-        let text = std::fs::read_to_string(root().join("deny.toml")).unwrap();
-        let list = text.split_once("\nallow = [").unwrap().1.split_once(']').unwrap().0;
-        let allowed: BTreeSet<&str> = list
-            .split(',')
-            .map(|licence| licence.trim().trim_matches('"'))
-            .filter(|text| !text.is_empty())
-            .collect();
+        let deny = std::fs::read_to_string(root().join("deny.toml")).unwrap();
+        let allowed = list(&deny, "allow");
         assert!(allowed.contains("MIT"), "{allowed:?}");
         let refused: Vec<_> = allowed.difference(&accepted()).copied().collect();
         assert_eq!(refused, [""; 0]);
+    }
+
+    /// What of cargo-deny's work needs no cargo-deny: licences, sources and banned crates of what is built here.
+    #[test]
+    fn dependencies_of_this_machine_s_target_are_as_deny_toml_says() {
+        let deny = std::fs::read_to_string(root().join("deny.toml")).unwrap();
+        let licences: Vec<&str> = list(&deny, "allow").into_iter().collect();
+        let [index] = list(&deny, "allow-registry").into_iter().collect::<Vec<_>>()[..] else {
+            panic!("one registry is allowed")
+        };
+        let banned = deny.split("crate = \"").skip(1).filter_map(|rest| rest.split('"').next());
+        let banned: BTreeSet<&str> = banned.collect();
+        assert!(banned.contains("openssl-sys"), "{banned:?}");
+        let workspace = Workspace { root: root().into(), target: "target".into() };
+        let target = target_triple().unwrap();
+        let metadata = metadata(&workspace, &target).unwrap();
+        let mut others = 0;
+        for package in metadata["packages"].as_array().unwrap() {
+            let text = |field: &str| package[field].as_str().unwrap_or_default();
+            let (name, source) = (text("name"), text("source"));
+            assert!(!banned.contains(name), "deny.toml bans {name}");
+            if !source.is_empty() {
+                others += 1;
+                assert_eq!(source, format!("registry+{index}"), "{name}");
+                assert!(is_satisfied(text("license"), &licences), "{name} is under {:?}", text("license"));
+            }
+        }
+        assert!(others > 100, "{others} crates of others");
     }
 
     #[test]

@@ -94,7 +94,7 @@ const WARN_EVERY: Duration = Duration::from_secs(30);
 /// Pause after the system had no resources to accept a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
-/// Connections that come while the server ends, at once at most: each is answered that it does.
+/// Connections that come while the server ends, at once at most: each is answered that it does. A client has its share of them.
 const LATE: usize = 64;
 
 /// Serves connections until `stop` becomes true, then lets the requests under way end. Meanwhile new connections are served, too: their
@@ -159,17 +159,18 @@ pub async fn serve(
 
 /// Serves connections that come while the server ends, for ever.
 async fn serve_late(listener: &HttpListener, terms: &Terms) {
-    let places = Arc::new(Semaphore::new(LATE));
+    let (places, shares) = (Arc::new(Semaphore::new(LATE)), Shares::new(LATE));
     // One request each: the answer closes the connection.
     let (_never, stop) = watch::channel(false);
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((connection, address)) => {
+                let Ok(share) = shares.take(&Client::at(address), 1) else { continue };
                 let (terms, stop) = (terms.clone(), stop.clone());
                 tokio::spawn(async move {
                     terms.hold(connection, address, stop).await;
-                    drop(place);
+                    drop((share, place));
                 });
             }
             Err(error) if is_of_one_connection(&error) => {}

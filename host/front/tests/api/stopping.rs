@@ -1,13 +1,16 @@
 //! Places for requests, and what those that have one may expect of a server or a worker that stops.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use host_tests::wait::answered_until;
 use host_wire::proto::Load;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
+use super::client::send_from;
 use super::failures::{PATH, message, request};
 use super::fake_worker::{Step, echoes, steps};
 use super::fixture::{Front, config};
@@ -66,6 +69,37 @@ async fn a_stopping_server_answers_new_requests_that_it_stops_until_the_last_one
     assert!(message(&refused.json().await).contains("shutting down"));
     assert_eq!(front.get("/health/live").await.status, 200);
     assert_eq!(front.get("/health/ready").await.status, 503);
+    gate.add_permits(1);
+    assert_eq!(reply.events().await.last().unwrap(), &json!("[DONE]"));
+    front.stopped().await.unwrap();
+}
+
+#[tokio::test]
+async fn connections_without_a_request_do_not_keep_others_from_being_told_that_the_server_stops() {
+    let mut config = config();
+    config.connections.head = Duration::from_secs(3_600);
+    let mut front = Front::start(config).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let held = vec![Step::Token(97), Step::Gate(Arc::clone(&gate)), Step::Finish("length")];
+    let _worker = front.worker("all", "aggregated", steps(held)).await;
+    let mut body = request();
+    body["stream"] = json!(true);
+    let reply = front.post(PATH, &body).await;
+    front.begin_to_stop();
+    answered_until("requests to be sent away", async || {
+        let reply = front.post(PATH, &request()).await;
+        if reply.status == 503 { Ok(()) } else { Err(reply.status) }
+    })
+    .await;
+    // As many as are served at once while it stops, and none sends anything.
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        silent.push(TcpStream::connect(front.http).await.unwrap());
+    }
+    let other = IpAddr::from([127, 0, 0, 2]);
+    let body = request().to_string();
+    let refused = send_from(other, front.http, "POST", PATH, &[], body.as_bytes()).await;
+    assert_eq!(refused.status, 503);
     gate.add_permits(1);
     assert_eq!(reply.events().await.last().unwrap(), &json!("[DONE]"));
     front.stopped().await.unwrap();
