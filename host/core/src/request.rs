@@ -1,7 +1,5 @@
 //! Requests as a worker sees them, and how they end.
 
-use std::time::Duration;
-
 use crate::ids::{Instance, Room};
 use crate::radix::{NamespaceKey, PageHash};
 use crate::sampling::Sampling;
@@ -34,8 +32,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// Smaller numbers go first. The number is the same on both legs.
     pub priority: i32,
-    /// So much later than it came it counts as having come, because its client had other requests. It is the same on both legs.
-    pub behind: Duration,
+    /// A number of the client whose request it is, so that clients get fair turns. 0: not known.
+    pub client: u64,
     /// Where the prompt's KV comes from. Set on decode legs only.
     pub prefill: Option<PeerRef>,
     /// Whose requests it may share cached pages with. The namespace is the same on both legs.

@@ -33,6 +33,7 @@ mod sending;
 mod sharing;
 mod stage;
 mod stats;
+mod turns;
 mod urgency;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -60,6 +61,7 @@ use peers::Peers;
 use sharing::Leaders;
 use stage::Stage;
 pub use stats::Stats;
+use turns::Turns;
 
 /// The scheduler of one worker.
 #[derive(Debug)]
@@ -75,7 +77,7 @@ pub struct Scheduler {
     jobs: BTreeMap<Room, Job>,
     /// What ended requests leave behind whose pages are in quarantine.
     leftovers: BTreeMap<Room, Leftovers>,
-    /// Jobs that wait for pages: preempted ones first, then those not yet admitted, each oldest first.
+    /// Jobs that wait for pages: preempted ones first, then those not yet admitted, each by turns; where there are priorities, by these.
     queue: VecDeque<Room>,
     /// Jobs whose pages are verified and that the pace has not activated yet, oldest first.
     ready: VecDeque<Room>,
@@ -99,10 +101,9 @@ pub struct Scheduler {
     peers: Peers,
     outbox: Outbox,
     draining: bool,
-    /// A request has come with a priority.
-    has_priorities: bool,
-    /// A request has come whose client had others.
-    has_backlogs: bool,
+    turns: Turns,
+    /// The queue is in the order of priorities.
+    by_priority: bool,
     stats: Stats,
 }
 
@@ -171,8 +172,8 @@ impl Scheduler {
             peers: Peers::default(),
             outbox: Outbox::default(),
             draining: false,
-            has_priorities: false,
-            has_backlogs: false,
+            turns: Turns::default(),
+            by_priority: false,
             stats: Stats::default(),
         }
     }

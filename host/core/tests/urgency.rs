@@ -18,13 +18,11 @@ fn submit(worker: &mut Leg, room: u64, priority: i32) {
     worker.hear(host_core::Event::Submit(Request { priority, ..request }));
 }
 
-/// The same for a request that counts as having come so much later.
-fn submit_behind(worker: &mut Leg, room: u64, behind: Duration) {
+/// A request of a client.
+fn submit_of(worker: &mut Leg, client: u64, room: u64, priority: i32) {
     let request = worker.request(room, &[1; 6], 3);
-    worker.hear(host_core::Event::Submit(Request { behind, ..request }));
+    worker.hear(host_core::Event::Submit(Request { client, priority, ..request }));
 }
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Runs until so many have ended.
 fn run(worker: &mut Leg, requests: usize) -> Vec<u64> {
@@ -80,108 +78,152 @@ fn a_request_that_waits_goes_before_more_urgent_ones_that_came_much_later() {
 
 #[test]
 fn a_request_of_another_client_goes_before_the_backlog_of_one_with_many() {
-    let mut worker = worker();
-    for room in 1..8 {
-        submit_behind(&mut worker, room, SECOND * (room as u32 - 1));
+    // However long the backlog has been there: no time plays a part.
+    for waits in [0, 600] {
+        let mut worker = worker();
+        (1..8).for_each(|room| submit_of(&mut worker, 1, room, 0));
         worker.step();
+        worker.wait(Duration::from_secs(waits));
+        submit_of(&mut worker, 2, 20, 0);
+        submit_of(&mut worker, 2, 21, 0);
+        assert_eq!(run(&mut worker, 9), [1, 2, 20, 3, 21, 4, 5, 6, 7]);
     }
-    worker.wait(SECOND * 5 / 2);
-    // Another client's, of which the second has been sent at the same time.
-    submit_behind(&mut worker, 20, Duration::ZERO);
-    submit_behind(&mut worker, 21, SECOND);
-    assert_eq!(run(&mut worker, 9), [1, 2, 3, 20, 4, 21, 5, 6, 7]);
+    // Of clients that are not known, in order of arrival.
+    let mut worker = worker();
+    (1..8).for_each(|room| submit_of(&mut worker, 0, room, 0));
+    worker.step();
+    submit_of(&mut worker, 0, 20, 0);
+    assert_eq!(run(&mut worker, 8), [1, 2, 3, 4, 5, 6, 7, 20]);
 }
 
 #[test]
 fn with_priorities_it_goes_before_what_is_as_urgent() {
     let mut worker = worker();
-    submit(&mut worker, 1, 0);
+    submit_of(&mut worker, 1, 1, 0);
     worker.step();
-    for room in 2..5 {
-        submit_behind(&mut worker, room, SECOND * room as u32);
-    }
-    submit(&mut worker, 5, 1);
-    submit(&mut worker, 6, 0);
-    submit(&mut worker, 7, -1);
-    assert_eq!(run(&mut worker, 7), [1, 7, 6, 2, 3, 4, 5]);
+    (2..5).for_each(|room| submit_of(&mut worker, 1, room, 0));
+    submit_of(&mut worker, 2, 5, 1);
+    submit_of(&mut worker, 2, 6, 0);
+    submit_of(&mut worker, 1, 7, -1);
+    assert_eq!(run(&mut worker, 7), [1, 7, 2, 6, 3, 4, 5]);
+    // When none is left that has a priority, turns are all that counts.
+    (8..11).for_each(|room| submit_of(&mut worker, 1, room, 0));
+    submit_of(&mut worker, 2, 11, 0);
+    assert_eq!(run(&mut worker, 11)[7..], [8, 11, 9, 10]);
 }
 
 #[test]
-fn a_request_of_a_client_with_many_goes_when_it_has_waited_as_long_as_it_is_behind() {
-    // In seconds. A request moves up by one for each 5 s behind that.
-    for (priority, behind, waits) in [(0, 20, 20), (0, 600, 600), (2, 20, 30)] {
-        let mut worker = worker();
-        let request = worker.request(1, &[1; 6], 3);
-        submit(&mut worker, 99, 0);
-        worker.step();
-        let behind = Duration::from_secs(behind);
-        worker.hear(host_core::Event::Submit(Request { priority, behind, ..request }));
-        let (since, mut other) = (worker.now, 100);
-        while !worker.finished.contains(&Room(1)) {
-            // Those of clients with few never run out.
-            while worker.stats().queued < 3 {
-                submit(&mut worker, other, 0);
-                other += 1;
-            }
-            worker.step();
-            worker.wait(Duration::from_millis(500));
-            assert!(worker.now.since(since) < Duration::from_secs(waits + 20), "it starved");
+fn a_client_s_batch_does_not_delay_what_it_asks_for_beside() {
+    let mut worker = worker();
+    submit_of(&mut worker, 1, 1, 0);
+    worker.step();
+    (2..6).for_each(|room| submit_of(&mut worker, 1, room, 100));
+    (6..9).for_each(|room| submit_of(&mut worker, 2, room, 0));
+    submit_of(&mut worker, 1, 9, 0);
+    assert_eq!(run(&mut worker, 9), [1, 6, 9, 7, 8, 2, 3, 4, 5]);
+}
+
+#[test]
+fn a_backlog_is_served_although_requests_of_others_never_run_out() {
+    let mut worker = worker();
+    (1..6).for_each(|room| submit_of(&mut worker, 1, room, 0));
+    let mut other = 100;
+    while !worker.finished.contains(&Room(5)) {
+        // Each of a client of its own.
+        while worker.stats().queued < 8 {
+            submit_of(&mut worker, other, other, 0);
+            other += 1;
         }
-        let waited = worker.now.since(since);
-        assert!(waited >= Duration::from_secs(waits), "{priority} {behind:?}: it went after {waited:?}");
+        worker.step();
+        assert!(worker.finished.len() < 100, "it starved: {:?}", worker.finished);
     }
+    assert!(worker.finished.len() > 10, "the others waited: {:?}", worker.finished);
+}
+
+#[test]
+fn a_request_that_is_resumed_goes_on_before_all_that_have_not_begun() {
+    let mut worker = worker();
+    (1..5).for_each(|room| submit_of(&mut worker, 1, room, 0));
+    worker.step();
+    submit_of(&mut worker, 2, 5, 0);
+    let request = worker.request(6, &[1; 6], 3);
+    worker.hear(host_core::Event::Submit(Request { client: 1, answered: 2, ..request }));
+    assert_eq!(run(&mut worker, 6), [1, 6, 2, 5, 3, 4]);
 }
 
 #[test]
 fn prompts_are_computed_in_the_same_order() {
-    for behind in [Duration::ZERO, SECOND] {
+    for (client, other, rooms) in [(0, 0, [1, 2, 3, 4]), (1, 2, [1, 2, 4, 3])] {
         let config = host_sim::config(Role::Aggregated, 100);
         let mut worker = Leg::with(Config { max_tokens: 100, chunk_tokens: 4, ..config });
-        for (room, behind) in [(1, Duration::ZERO), (2, behind), (3, Duration::ZERO)] {
+        for (room, client) in [(1, client), (2, client), (3, client), (4, other)] {
             let request = worker.request(room, &[room as u32; 9], 2);
-            worker.hear(host_core::Event::Submit(Request { behind, ..request }));
-            worker.step();
+            worker.hear(host_core::Event::Submit(Request { client, ..request }));
+            if room == 1 {
+                worker.step();
+            }
         }
-        let rooms = if behind.is_zero() { [1, 2, 3] } else { [1, 3, 2] };
-        assert_eq!(run(&mut worker, 3), rooms);
+        assert_eq!(run(&mut worker, 4), rooms);
+    }
+}
+
+#[test]
+fn a_request_waits_for_no_shared_prompt_of_another_client_whose_turn_is_later() {
+    // Of one client, the fourth request waits for the third, which computes the same prompt.
+    for (other, rooms) in [(1, [1, 2, 3, 4]), (2, [1, 2, 4, 3])] {
+        let config = host_sim::config(Role::Aggregated, 100);
+        let config = Config { max_tokens: 100, chunk_tokens: 4, radix_cache: Some(Policy::Lru), ..config };
+        let mut worker = Leg::with(config);
+        for (room, client, prompt) in [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, other, 3)] {
+            let request = worker.request(room, &[prompt; 24], 2);
+            worker.hear(host_core::Event::Submit(Request { client, ..request }));
+            if room != 2 {
+                worker.step();
+            }
+        }
+        let waits = worker.stats().queued;
+        assert_eq!(waits, usize::from(other == 1), "only of its own client");
+        assert_eq!(run(&mut worker, 4), rooms);
     }
 }
 
 #[test]
 fn what_has_arrived_on_a_decode_worker_joins_in_the_same_order() {
-    for (behind, joins) in [(Duration::ZERO, [2, 3]), (SECOND, [3, 2])] {
+    for (client, other, joins) in [(0, 0, [2, 3, 4]), (1, 2, [4, 2, 3])] {
         let config = host_sim::config(Role::Decode, 100);
         let mut worker = Leg::with(Config { max_tokens: 100, max_batch: 1, ..config });
-        for (room, behind) in [(1, Duration::ZERO), (2, behind), (3, Duration::ZERO)] {
+        for (room, client) in [(1, client), (2, client), (3, client), (4, other)] {
             let request = worker.request(room, &[room as u32; 9], 4);
-            worker.send(Request { behind, ..request });
+            worker.send(Request { client, ..request });
         }
-        for room in 1..4 {
+        for room in 1..5 {
             worker.deliver(room);
         }
-        assert_eq!(run(&mut worker, 3)[1..], joins, "{behind:?}");
+        assert_eq!(run(&mut worker, 4)[1..], joins, "{client} {other}");
     }
 }
 
 #[test]
-fn of_equally_urgent_requests_one_that_is_far_behind_is_preempted() {
-    // The second has the shorter answer. Where neither is twice as far behind, it is preempted.
-    for (first, second, stays) in [(0, 0, 1), (0, 8, 1), (8, 0, 2), (8, 9, 1), (9, 8, 1)] {
-        let config = host_sim::config(Role::Aggregated, 14);
+fn of_equally_urgent_requests_one_of_a_client_with_many_is_preempted() {
+    // Among clients with equally many it is the last, whose answer is the shortest.
+    for (clients, victim) in [([0, 0, 0], 3), ([1, 2, 3], 3), ([1, 1, 2], 2), ([1, 2, 2], 3), ([2, 1, 2], 3)]
+    {
+        let config = host_sim::config(Role::Aggregated, 20);
         let config = Config { page_tokens: 2, max_tokens: 1_000, reserved_decode_tokens: 1, ..config };
         let mut worker = Leg::with(config);
-        for (room, behind) in [(1, first), (2, second)] {
+        for (room, client) in (1..).zip(clients) {
             let request = worker.request(room, &[room as u32; 8], 12);
-            let behind = Duration::from_secs(behind);
-            worker.hear(host_core::Event::Submit(Request { behind, ..request }));
+            worker.hear(host_core::Event::Submit(Request { client, ..request }));
             worker.step();
         }
         while worker.stats().retractions == 0 {
-            worker.step().expect("neither ended without a preemption");
+            worker.step().expect("none ended without a preemption");
         }
         let batch = worker.step().unwrap();
-        assert_eq!(batch.sequences[0].room, Room(stays), "behind by {first} and {second} s");
-        assert_eq!(run(&mut worker, 2).len(), 2);
+        let stay: Vec<u64> = batch.sequences.iter().map(|sequence| sequence.room.0).collect();
+        let expected: Vec<u64> = (1..4).filter(|room| *room != victim).collect();
+        assert_eq!(stay, expected, "{clients:?}");
+        assert_eq!(run(&mut worker, 3).len(), 3);
     }
 }
 

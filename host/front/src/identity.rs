@@ -155,6 +155,21 @@ pub fn is_tenant(name: &str) -> bool {
     (1..=MAX_TENANT).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
+impl Client {
+    /// What workers know it by: the same number from every router, and no 0.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        let digest = match self {
+            Self::Address(address) => {
+                Sha256::new().chain_update("address\n").chain_update(address.to_string())
+            }
+            Self::Tenant(name) => Sha256::new().chain_update("tenant\n").chain_update(name.as_bytes()),
+        };
+        let digest: [u8; 32] = digest.finalize().into();
+        digest.first_chunk().map_or(1, |first| u64::from_be_bytes(*first).max(1))
+    }
+}
+
 impl Caller {
     /// An operator that is known by an address alone.
     fn operator_at(client: Client) -> Self {

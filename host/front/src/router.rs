@@ -4,7 +4,6 @@
 //! room, and goes on where the answer broke off ([`progress`]).
 
 mod attempt;
-mod backlog;
 mod failure;
 mod progress;
 mod warm_up;
@@ -25,7 +24,6 @@ use host_wire::random::random_u64;
 use tokio::sync::watch;
 
 use self::attempt::{Attempt, Step};
-use self::backlog::{Backlogs, Standing};
 pub use self::failure::Failure;
 use self::progress::Progress;
 pub use self::warm_up::warm_up;
@@ -122,7 +120,6 @@ pub struct Router {
     registry: Registry,
     retry: Retry,
     places: Shares,
-    backlogs: Backlogs,
     metrics: Arc<Metrics>,
     closing: watch::Receiver<bool>,
 }
@@ -137,8 +134,7 @@ impl Router {
         metrics: Arc<Metrics>,
         closing: watch::Receiver<bool>,
     ) -> Self {
-        let (places, backlogs) = (Shares::new(max_requests), Backlogs::default());
-        Self { registry, retry, places, backlogs, metrics, closing }
+        Self { registry, retry, places: Shares::new(max_requests), metrics, closing }
     }
 
     /// The workers.
@@ -161,15 +157,16 @@ impl Router {
     pub fn admit(&self, caller: &Caller) -> Result<Place, Failure> {
         let of_key = caller.places.as_ref().map(|places| places.take_any(&caller.client, 1)).transpose();
         let of_key = of_key.map_err(|_none| Failure::OverShare)?;
-        let place = self.places.take(&caller.client, 1).map_err(|why| match why {
-            NoShare::Full => Failure::Busy(format!(
-                "{} requests are under way, which is the limit; try again when some have been answered",
-                self.places.total()
-            )),
-            NoShare::Client => Failure::OverShare,
-        })?;
-        let standing = self.backlogs.enter(&caller.client, clock::now());
-        Ok(Place { _place: place, _of_key: of_key, standing })
+        let place = self.places.take(&caller.client, 1);
+        place.map(|place| Place { _place: place, _of_key: of_key, client: caller.client.number() }).map_err(
+            |why| match why {
+                NoShare::Full => Failure::Busy(format!(
+                    "{} requests are under way, which is the limit; try again when some have been answered",
+                    self.places.total()
+                )),
+                NoShare::Client => Failure::OverShare,
+            },
+        )
     }
 
     /// Begins a request. Dropping the generation cancels it on every worker.
@@ -203,7 +200,8 @@ impl Router {
 pub struct Place {
     _place: Share,
     _of_key: Option<Share>,
-    standing: Standing,
+    /// What workers know its client by.
+    client: u64,
 }
 
 /// A request under way.
@@ -446,7 +444,7 @@ impl Generation {
             ignore_stop: self.job.ignore_stop,
             sampling: Some(self.job.sampling.clone()),
             priority: self.job.priority,
-            behind_ms: self.place.standing.behind_ms(),
+            client: self.place.client,
             prefill: None,
             namespace: Some(write_namespace(&self.job.namespace)),
             no_cache: self.job.no_cache,

@@ -84,7 +84,7 @@ pub fn request(room: u64, prompt: &[u32], count: u32) -> Request {
         ignore_stop: true,
         sampling: Sampling::GREEDY,
         priority: 0,
-        behind: Duration::ZERO,
+        client: 0,
         prefill: None,
         namespace: NamespaceKey::default(),
         no_cache: false,

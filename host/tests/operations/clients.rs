@@ -106,9 +106,16 @@ fn a_client_with_one_request_is_served_before_the_backlog_of_one_with_many() {
     cluster.wait("the backlog to be there", || {
         let text = host_tests::cluster::agent().get(format!("{metrics}/metrics")).call();
         let text = text.unwrap().body_mut().read_to_string().unwrap();
-        text.lines().any(|line| line == format!("host_requests_queued {}", MANY - 1))
+        let queued = text.lines().find_map(|line| line.strip_prefix("host_requests_queued "));
+        // Some may have been answered already.
+        queued.is_some_and(|queued| queued.parse::<usize>().unwrap() >= MANY / 2)
     });
     assert_eq!(with_key(&cluster, &other).0, 200);
-    let answered = backlog.iter().filter(|connection| connection.peek(&mut [0]).is_ok()).count();
-    assert!(answered < MANY / 2, "{answered} of {MANY} were answered before it");
+    let answered = || backlog.iter().filter(|connection| connection.peek(&mut [0]).is_ok()).count();
+    let before = answered();
+    assert!(before < MANY / 2, "{before} of {MANY} were answered before it");
+    // And again, when the backlog has waited longer. The one that is computed ends first, and one more may go.
+    assert_eq!(with_key(&cluster, &other).0, 200);
+    let between = answered() - before;
+    assert!(between < MANY / 6, "{between} of {MANY} were answered before the second");
 }

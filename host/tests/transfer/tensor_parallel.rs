@@ -176,7 +176,7 @@ fn a_rank_that_panics_costs_the_batch_and_neither_the_worker_nor_a_page() {
             ignore_stop: true,
             sampling: Sampling::GREEDY,
             priority: 0,
-            behind: std::time::Duration::ZERO,
+            client: 0,
             prefill: None,
             namespace: NamespaceKey::default(),
             no_cache: false,

@@ -1,7 +1,5 @@
 //! Between the core's types and the schema's.
 
-use std::time::Duration;
-
 use host_core::ids::{PageId, Room};
 use host_core::message::{Body, Message, Reserve};
 use host_core::radix::NamespaceKey;
@@ -130,7 +128,7 @@ pub fn read_request(request: proto::GenerateRequest) -> Result<Request, Malforme
         ignore_stop: request.ignore_stop,
         sampling: read_sampling(sampling),
         priority: request.priority,
-        behind: Duration::from_millis(u64::from(request.behind_ms)),
+        client: request.client,
         prefill: request
             .prefill
             .map(|peer| PeerRef { instance: Instance(peer.instance), address: peer.address }),
@@ -237,13 +235,13 @@ mod tests {
             prompt: vec![1, 2],
             answered: 1,
             priority: -7,
-            behind_ms: 1_500,
+            client: 1_500,
             sampling: Some(sampling),
             ..proto::GenerateRequest::default()
         };
         let read = read_request(request(plain.clone())).unwrap();
         assert_eq!((read.answered, read.priority, &read.sampling.shaping), (1, -7, &None));
-        assert_eq!(read.behind, Duration::from_millis(1_500));
+        assert_eq!(read.client, 1_500);
         // Without `min_tokens` no end is held back.
         let without = proto::Sampling { end_tokens: vec![3], ..plain.clone() };
         assert_eq!(read_request(request(without)).unwrap().sampling.shaping, None);

@@ -9,7 +9,7 @@ use std::fmt;
 use crate::proto::{HandshakeReply, RegisterReply, WorkerInfo};
 
 /// The newest version that this build speaks. Version 2 has `Leave`, `Drain` and `Load.draining`. Version 3 has `EndAnswer`, the
-/// settings of `Sampling` from `min_p` on, `GenerateRequest.answered`, `GenerateRequest.priority` and `GenerateRequest.behind_ms`.
+/// settings of `Sampling` from `min_p` on, `GenerateRequest.answered`, `GenerateRequest.priority` and `GenerateRequest.client`.
 pub const NEWEST: u32 = 3;
 /// The oldest version that this build speaks.
 pub const OLDEST: u32 = 1;

@@ -252,7 +252,7 @@ mod tests {
             ignore_stop: false,
             answered: 0,
             priority: 0,
-            behind: std::time::Duration::ZERO,
+            client: 0,
             sampling: host_core::Sampling::GREEDY,
             prefill: None,
             namespace: host_core::radix::NamespaceKey::default(),

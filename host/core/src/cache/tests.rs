@@ -59,7 +59,7 @@ fn request(room: u64, tokens: u32) -> Request {
         ignore_stop: false,
         sampling: Sampling::GREEDY,
         priority: 0,
-        behind: Duration::ZERO,
+        client: 0,
         prefill: None,
         namespace: NamespaceKey::default(),
         no_cache: false,

@@ -31,7 +31,8 @@ impl Scheduler {
             actions.push(Action::Connect { peer, floor: self.outbox.next_floor() });
         }
         self.arrivals += 1;
-        let mut job = Job::new(request, now, self.arrivals);
+        let (client, priority) = (request.client, request.priority);
+        let mut job = Job::new(request, now, 0, self.arrivals);
         if let Some(orphan) = self.orphans.take(room) {
             if let Some(refusal) = self.wanted(&job).misfit(orphan.attempt, &orphan.reserve) {
                 let refused = Body::Refused { message: refusal.clone(), retryable: false };
@@ -49,8 +50,7 @@ impl Scheduler {
                 self.config.page_tokens,
             ));
         }
-        self.has_priorities |= job.request.priority != 0;
-        self.has_backlogs |= !job.request.behind.is_zero();
+        job.turn = self.turns.enter(client, priority, job.request.answered > 0);
         self.deadlines.set(room, self.job_deadline(&job));
         self.jobs.insert(room, job);
         self.enqueue(room);

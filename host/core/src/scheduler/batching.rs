@@ -63,6 +63,7 @@ impl Scheduler {
             load.tokens += draft.len();
             load.context += end;
             job.set_in_batch(Some(end));
+            self.turns.serve(job.turn);
         }
         load.tokens += prompts;
         if sequences.is_empty() {

@@ -126,6 +126,7 @@ impl Scheduler {
         self.leaders.remove(room);
         self.deadlines.remove(room);
         self.patience.remove(room);
+        self.turns.leave(job.request.client, job.request.priority);
         let loads = self.cache.forget(room);
         let unproven = self.unproven(&job, &ending);
         let to = job.outgoing.as_ref().map(|outgoing| (outgoing.peer, outgoing.session));

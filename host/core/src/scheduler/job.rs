@@ -13,8 +13,8 @@ use crate::request::Request;
 pub(super) struct Job {
     pub request: Request,
     pub submitted: Time,
-    /// When it counts as having come, among the requests of all clients.
-    pub arrived: Time,
+    /// Its turn among the requests of all [clients](super::turns).
+    pub turn: u64,
     /// Its place among all requests, in order of arrival.
     pub place: u64,
     /// Private: the rest of the scheduler can neither set it nor hold it to be changed, and moves it with [`Job::enter`] alone.
@@ -66,12 +66,12 @@ impl Origin {
 }
 
 impl Job {
-    pub(super) fn new(mut request: Request, submitted: Time, place: u64) -> Self {
+    pub(super) fn new(mut request: Request, submitted: Time, turn: u64, place: u64) -> Self {
         Self {
             kv: Holding::new(std::mem::take(&mut request.names)),
-            arrived: submitted.after(request.behind),
             request,
             submitted,
+            turn,
             place,
             stage: CurrentStage::queued(),
             aux: None,

@@ -17,11 +17,18 @@
 //! Its answer continues where it stopped: the tokens drawn are kept, and the next draw depends on seed and position alone.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use super::Scheduler;
 use super::job::Job;
 use super::stage::{Stage, Waiting};
 use crate::ids::{Room, Time};
+
+/// Requests of a client, in doublings: clients with nearly as many are alike. Those of which the client is not known are alike.
+fn doublings(clients: &BTreeMap<u64, usize>, client: u64) -> u32 {
+    let requests = if client == 0 { 1 } else { clients.get(&client).copied().unwrap_or_default() };
+    usize::BITS - requests.leading_zeros()
+}
 
 impl Scheduler {
     /// Whether requests are preempted here. A decode worker gives no page to others that a transfer has brought, unless
@@ -33,11 +40,10 @@ impl Scheduler {
 
     /// Preempts one request. Returns `false` when there is none but the last one that runs, without which nothing would be computed.
     ///
-    /// Of those that are least urgent, and of these the ones that are [furthest behind](Job::doublings_behind), the one with the shortest
-    /// answer goes. So least of what its user waits for is
-    /// delayed, and those that are nearly done end and free their pages. A request that was preempted keeps its answer,
-    /// so the same one is not chosen again and again while younger ones run. Among equals it is the one with the
-    /// longest prompt, whose pages help most.
+    /// Of those that are least urgent, and of these the ones whose client has most requests in the steps, in doublings, the one
+    /// with the shortest answer goes. So least of what its user waits for is delayed, and those that are nearly done end and free
+    /// their pages. A request that was preempted keeps its answer, so the same one is not chosen again and again while younger
+    /// ones of its client run. Among equals it is the one with the longest prompt, whose pages help most.
     pub(super) fn preempt_one(&mut self) -> bool {
         if !self.preempts() {
             return false;
@@ -46,15 +52,26 @@ impl Scheduler {
         // Those that are ready have answered nothing yet.
         let rooms = running.iter().chain(&self.ready);
         let able = rooms.enumerate().filter(|(_, room)| self.may_be_preempted(**room));
+        let clients = self.in_steps();
         let victim = able.min_by_key(|(age, room)| {
             let job = &self.jobs[room];
             let size = (job.answer.tokens.len(), Reverse(job.request.prompt.len()));
-            let least_urgent = (Reverse(job.request.priority), Reverse(job.doublings_behind()));
+            let least_urgent =
+                (Reverse(job.request.priority), Reverse(doublings(&clients, job.request.client)));
             (least_urgent, size, Reverse(*age))
         });
         let Some(room) = victim.map(|(_, room)| *room) else { return false };
         self.preempt(room);
         true
+    }
+
+    /// How many requests of each client take part in batches, or may.
+    fn in_steps(&self) -> BTreeMap<u64, usize> {
+        let mut clients = BTreeMap::new();
+        for job in self.running.iter().chain(&self.ready).filter_map(|room| self.jobs.get(room)) {
+            *clients.entry(job.request.client).or_default() += 1;
+        }
+        clients
     }
 
     /// Whether a job takes part in batches, and only batches touch its pages.

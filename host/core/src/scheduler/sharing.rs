@@ -153,7 +153,9 @@ impl Scheduler {
         [last, sparse, window, end].into_iter().flatten().find_map(|last| {
             let head = &request.prompt[..(last + 1) * page];
             let mut leaders = self.leaders.bringing(last, &head[last * page..]);
-            let brings = |leader: &Job| brings(&leader.request, request, head);
+            // A request waits for none whose turn is later.
+            let brings =
+                |leader: &Job| leader.urgency() <= job.urgency() && brings(&leader.request, request, head);
             let leader =
                 leaders.find(|room| self.is_ahead(*room, last) && self.jobs.get(room).is_some_and(brings));
             leader.map(|leader| (leader, last))

@@ -77,9 +77,9 @@ impl Talkers {
     /// A request that reaches both workers at some time, and is perhaps given up later.
     fn asks(&self, random: &mut Random, at_ms: u64, request: Request) -> Ask {
         let later = |random: &mut Random, most| Duration::from_millis(at_ms + random.below(most));
-        // As if clients had other requests, some more and some fewer.
-        let behind = Duration::from_millis(500 * (request.prompt.len() as u64 % 4));
-        let request = Request { ignore_stop: false, no_cache: random.chance(0.1), behind, ..request };
+        // Of a few clients, and one that is not known.
+        let client = request.prompt.len() as u64 % 4;
+        let request = Request { ignore_stop: false, no_cache: random.chance(0.1), client, ..request };
         Ask {
             request,
             leaves: random.chance(self.scene.abort).then(|| later(random, 1_500)),

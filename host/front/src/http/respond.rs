@@ -95,7 +95,7 @@ pub(super) async fn serve<S: Shape>(
         }
         Ok::<_, ApiError>((places, prepared, timeout))
     };
-    let (places, prepared, timeout) = match started.await {
+    let (mut places, prepared, timeout) = match started.await {
         Ok(started) => started,
         Err(error) => {
             record.failed(&error);
@@ -106,8 +106,6 @@ pub(super) async fn serve<S: Shape>(
     let many = places.len() > 1;
     let mut answers: Vec<Answer> = Vec::with_capacity(places.len());
     let mut lanes = Vec::with_capacity(places.len());
-    // In their order: the first answer to a prompt, for which the others wait, is least behind.
-    let mut places = places.into_iter();
     let first = items.first().map(|item| item.ask.clone());
     for (index, Item { prompt, mut ask }) in items.into_iter().enumerate() {
         ask.namespace.salt = caller.salt(ask.namespace.salt);
@@ -119,7 +117,7 @@ pub(super) async fn serve<S: Shape>(
         let leader = answers.len();
         let prompt = Arc::new(prompt);
         for candidate in 0..ask.candidates() {
-            let Some(place) = places.next() else { break };
+            let Some(place) = places.pop() else { break };
             let ask = ask.candidate(candidate);
             let number = answers.len();
             let request_id = if number == 0 { id.0.clone() } else { format!("{}-{number}", id.0) };

@@ -1,4 +1,4 @@
-//! Clients with many requests: how far behind those of others theirs are in the queues of workers.
+//! What workers are told of clients, so that clients get fair turns in their queues.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use host_front::identity::{Keys, entry};
 use serde_json::json;
 
-use super::client::{Reply, send, send_from};
-use super::fake_worker::{FakeWorker, Script, Step, echoes, steps};
+use super::client::{Reply, send_from};
+use super::fake_worker::{FakeWorker, Script, Step, steps};
 use super::fixture::{Front, config};
 
 const PATH: &str = "/v1/completions";
@@ -22,28 +22,28 @@ async fn begin(front: &Front, from: IpAddr, prompt: &str) -> Reply {
     reply
 }
 
-/// How far behind the calls so far are, in milliseconds.
-fn behind(worker: &FakeWorker) -> Vec<u32> {
-    worker.watch.calls().iter().map(|call| call.behind_ms).collect()
+/// The clients of the calls so far, numbered as they came.
+fn clients(worker: &FakeWorker) -> Vec<usize> {
+    let calls = worker.watch.calls();
+    assert!(calls.iter().all(|call| call.client != 0), "a client is not known");
+    let first = |client: u64| calls.iter().position(|call| call.client == client).unwrap();
+    calls.iter().map(|call| first(call.client)).collect()
 }
 
 #[tokio::test]
-async fn a_request_is_behind_by_those_that_its_client_has_under_way() {
+async fn an_address_is_a_client() {
     let mut front = Front::start(config()).await;
     let worker = front.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
     let mut under_way = Vec::new();
     for from in [HERE, HERE, ELSEWHERE, HERE, ELSEWHERE] {
         under_way.push(begin(&front, from, "abc").await);
     }
-    assert_eq!(behind(&worker), [0, 1_000, 0, 2_000, 1_000]);
-    // The last two have ended.
-    under_way.truncate(3);
-    front.until_metrics_say("host_requests_running 3").await;
-    under_way.push(begin(&front, ELSEWHERE, "abc").await);
-    drop(under_way);
-    front.until_metrics_say("host_requests_running 0").await;
-    let _last = begin(&front, HERE, "abc").await;
-    assert_eq!(behind(&worker)[5..], [1_000, 0]);
+    assert_eq!(clients(&worker), [0, 0, 2, 0, 2]);
+    // The same from every router.
+    let mut other = Front::start(config()).await;
+    let its_worker = other.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
+    let _stream = begin(&other, ELSEWHERE, "abc").await;
+    assert_eq!(its_worker.watch.calls()[0].client, worker.watch.calls()[2].client);
 }
 
 #[tokio::test]
@@ -61,32 +61,18 @@ async fn keys_are_clients_wherever_they_are_used() {
         assert_eq!(reply.status, 200);
         under_way.push(reply);
     }
-    assert_eq!(behind(&worker), [0, 1_000, 0]);
+    assert_eq!(clients(&worker), [0, 0, 2]);
 }
 
 #[tokio::test]
-async fn each_answer_of_a_request_counts_and_the_first_is_least_behind() {
+async fn a_request_that_is_resumed_is_of_the_same_client() {
     let mut front = Front::start(config()).await;
-    let worker = front.worker("all", "aggregated", echoes()).await;
-    let body = json!({"prompt": "abc", "n": 3, "seed": 1, "max_tokens": 1}).to_string();
-    assert_eq!(send(front.http, "POST", PATH, &[], body.as_bytes()).await.status, 200);
-    let mut behind = behind(&worker);
-    assert_eq!(behind[0], 0, "the others wait for it");
-    behind.sort_unstable();
-    assert_eq!(behind, [0, 1_000, 2_000]);
-}
-
-#[tokio::test]
-async fn a_request_that_is_resumed_is_as_far_behind_as_before() {
-    let mut front = Front::start(config()).await;
-    let script: Script = Arc::new(|request| match (request.prompt.len(), request.answered) {
-        (1, _) => vec![Step::Token(97), Step::Hang],
-        (_, 0) => vec![Step::Token(97), Step::Fail { code: "transfer", retryable: true }],
+    let script: Script = Arc::new(|request| match request.answered {
+        0 => vec![Step::Token(97), Step::Fail { code: "transfer", retryable: true }],
         _ => vec![Step::Token(98), Step::Hang],
     });
     let worker = front.worker("all", "aggregated", script).await;
-    let _first = begin(&front, HERE, "a").await;
-    let _second = begin(&front, HERE, "abc").await;
-    worker.watch.begun(3).await;
-    assert_eq!(behind(&worker), [0, 1_000, 1_000]);
+    let _stream = begin(&front, HERE, "abc").await;
+    worker.watch.begun(2).await;
+    assert_eq!(clients(&worker), [0, 0]);
 }

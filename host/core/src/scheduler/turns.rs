@@ -1,0 +1,128 @@
+//! Turns of clients, so that a client with many requests keeps no client with few waiting.
+//!
+//! This is self-clocked fair queueing (Golestani, "A self-clocked fair queueing scheme for broadband applications", 1994), where all
+//! requests count as equally large. A request gets its turn when it comes: the number after that of its client's last request here,
+//! and a larger one than that which is being served. Smaller numbers go first, among equals the earlier request.
+//!
+//! ```text
+//! A sends six requests, and the first two are computed; then B and C send one, and A another
+//!
+//! turn    1   2   3   4   5   6   7
+//! A       a   a   a   a   a   a   a
+//! B               b                     after those that were begun, and one more of A
+//! C               c
+//! ```
+//!
+//! So a request waits for about one request of each other client, however long requests take. No request waits for ever: those that
+//! come later have larger numbers as soon as others are served.
+
+use std::collections::BTreeMap;
+
+/// A client, and whether its requests are set back by their own priorities: a batch of a client does not delay what it asks for beside.
+type Flow = (u64, bool);
+
+/// The turns of all requests that a worker has.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// The largest turn of a request that was computed.
+    served: u64,
+    /// The last turn of each client that has requests here, and how many these are.
+    flows: BTreeMap<Flow, (u64, usize)>,
+    /// Requests of which the client is not known.
+    unknown: usize,
+    /// Requests with another priority than 0.
+    prioritized: usize,
+}
+
+impl Turns {
+    /// A request comes. One that is resumed has waited before: its client reads already, so it goes on in the present turn.
+    pub fn enter(&mut self, client: u64, priority: i32, resumed: bool) -> u64 {
+        self.prioritized += usize::from(priority != 0);
+        if client == 0 {
+            self.unknown += 1;
+            return self.served + 1;
+        }
+        let served = self.served;
+        let (last, requests) = self.flows.entry((client, priority > 0)).or_insert((served, 0));
+        let turn = if resumed { served } else { served.max(*last) + 1 };
+        *last = turn.max(*last);
+        *requests += 1;
+        turn
+    }
+
+    /// A request of this turn is computed.
+    pub fn serve(&mut self, turn: u64) {
+        self.served = self.served.max(turn);
+    }
+
+    /// A request has ended.
+    pub fn leave(&mut self, client: u64, priority: i32) {
+        self.prioritized -= usize::from(priority != 0);
+        if client == 0 {
+            self.unknown -= 1;
+            return;
+        }
+        let flow = (client, priority > 0);
+        if let Some((_, requests)) = self.flows.get_mut(&flow) {
+            *requests -= 1;
+            if *requests == 0 {
+                self.flows.remove(&flow);
+            }
+        }
+    }
+
+    /// Whether a request has another priority than 0.
+    pub fn has_priorities(&self) -> bool {
+        self.prioritized > 0
+    }
+
+    /// Whether the requests may be of several clients.
+    pub fn are_several(&self) -> bool {
+        self.flows.len() + usize::from(self.unknown > 0) > 1
+    }
+
+    /// All requests.
+    pub fn requests(&self) -> usize {
+        self.unknown + self.flows.values().map(|(_, requests)| requests).sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enter(turns: &mut Turns, clients: &[u64]) -> Vec<u64> {
+        clients.iter().map(|client| turns.enter(*client, 0, false)).collect()
+    }
+
+    #[test]
+    fn a_client_s_next_request_has_the_next_turn_and_others_that_after_the_present_one() {
+        let mut turns = Turns::default();
+        assert_eq!(enter(&mut turns, &[1, 1, 1, 1, 1, 1]), [1, 2, 3, 4, 5, 6]);
+        turns.serve(2);
+        turns.serve(1);
+        assert_eq!(enter(&mut turns, &[2, 3, 1, 2]), [3, 3, 7, 4]);
+        // Less urgent requests of a client have turns of their own, and so has a router that names no client.
+        assert_eq!((turns.enter(1, 5, false), turns.enter(1, 5, false)), (3, 4));
+        assert_eq!(enter(&mut turns, &[0, 0]), [3, 3]);
+        assert_eq!(turns.enter(1, 0, true), 2, "it was resumed");
+        assert_eq!(enter(&mut turns, &[1]), [8]);
+        assert!(turns.has_priorities() && turns.are_several());
+    }
+
+    #[test]
+    fn of_a_client_whose_requests_have_ended_nothing_is_kept() {
+        let mut turns = Turns::default();
+        enter(&mut turns, &[1, 1, 0]);
+        turns.enter(1, 3, false);
+        turns.leave(1, 3);
+        turns.leave(0, 0);
+        assert!(!turns.has_priorities() && !turns.are_several());
+        turns.leave(1, 0);
+        assert_eq!((enter(&mut turns, &[1]), turns.requests()), (vec![3], 2));
+        turns.leave(1, 0);
+        turns.leave(1, 0);
+        assert!(turns.flows.is_empty() && turns.requests() == 0);
+        assert_eq!(enter(&mut turns, &[1]), [1], "its turns were its own");
+    }
+}
