@@ -276,7 +276,7 @@ impl Generation {
                 match self.job.deadline.filter(|deadline| deadline.at == ends) {
                     Some(deadline) => Err(Failure::Late(deadline.given)),
                     None => {
-                        let why = format!("the request took longer than {} s (--request-timeout)", longest.as_secs());
+                        let why = format!("the request took longer than {} s (--request-timeout)", longest.as_secs_f64());
                         Err(self.given_up(why))
                     }
                 }

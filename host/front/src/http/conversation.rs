@@ -10,6 +10,7 @@ use super::spoken::Spoken;
 use super::tools::{self, Choice, Tools};
 use super::{App, prompt};
 use crate::text::CallFormat;
+use crate::text::calls::Function;
 use crate::text::reasoning::{Thoughts, closes_thoughts, opens_thoughts};
 
 /// What a chat template is given.
@@ -28,8 +29,8 @@ pub(super) struct Conversation {
 pub(super) struct Turn {
     pub prompt: Vec<u32>,
     thoughts: Option<Thoughts>,
-    /// How calls are written, and the names of the tools.
-    calls: Option<(CallFormat, Vec<String>)>,
+    /// How calls are written, and the tools.
+    calls: Option<(CallFormat, Vec<Function>)>,
     /// Most calls that are passed on.
     most_calls: usize,
 }
@@ -120,14 +121,14 @@ impl Turn {
         Ok(Self {
             prompt,
             thoughts: thinks.then(|| Thoughts::after(&text)),
-            calls: reads.map(|(tools, format)| (format, tools.names())),
+            calls: reads.map(|(tools, format)| (format, tools.functions.clone())),
             most_calls: if tools.is_some_and(|tools| tools.parallel) { usize::MAX } else { 1 },
         })
     }
 
     /// Takes one answer apart.
     pub fn spoken(&self) -> Spoken {
-        let calls = self.calls.as_ref().map(|(format, names)| format.reader(names));
+        let calls = self.calls.as_ref().map(|(format, tools)| format.reader(tools));
         Spoken::new(self.thoughts.clone(), calls, self.most_calls)
     }
 }

@@ -84,7 +84,7 @@ impl ApiError {
     }
 
     pub fn slow_body(limit: Duration, elapsed: &tokio::time::error::Elapsed) -> Self {
-        let message = format!("the request body did not arrive within {} s: {elapsed}", limit.as_secs());
+        let message = format!("the request body did not arrive within {} s: {elapsed}", limit.as_secs_f64());
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     }
 

@@ -97,11 +97,6 @@ impl Tools {
         let source = calls(format, &named, rule);
         source.map(Some).map_err(|error| ApiError::field("tools", format!("tools: {error}")))
     }
-
-    /// The tools' names.
-    pub fn names(&self) -> Vec<String> {
-        self.functions.iter().map(|tool| tool.name.clone()).collect()
-    }
 }
 
 impl Spelling {

@@ -4,6 +4,7 @@
 //! Hermes, Qwen    text <tool_call> {"name": "f", "arguments": {…}} </tool_call> <tool_call> …
 //! Llama 3         {"name": "f", "parameters": {…}} ; {…}
 //! pythonic        [f(a=1, b='x'), g()]
+//! Qwen3-Coder     text <tool_call> <function=f> <parameter=a> 1 </parameter> … </function> </tool_call> …
 //! ```
 //!
 //! A reader is fed the text in pieces, cut anywhere, and gives the same parts however they were cut. Arguments are the model's own
@@ -15,6 +16,7 @@ mod hermes;
 mod llama;
 mod object;
 mod pythonic;
+mod qwen_xml;
 
 pub use grammar::{CallRule, Function, calls};
 
@@ -27,6 +29,8 @@ pub enum CallFormat {
     Llama,
     /// A list of calls in Python's notation, as the whole answer.
     Pythonic,
+    /// Tags for a tool and for each of its arguments, between `<tool_call>` and `</tool_call>`.
+    Qwen3Coder,
 }
 
 /// A part of an answer.
@@ -57,6 +61,7 @@ impl CallFormat {
             "hermes" | "qwen" | "qwen25" | "qwen3" => Some(Self::Hermes),
             "llama3" | "llama3-json" | "llama4-json" => Some(Self::Llama),
             "pythonic" | "llama4-pythonic" => Some(Self::Pythonic),
+            "qwen3-coder" | "qwen3-xml" => Some(Self::Qwen3Coder),
             _ => None,
         }
     }
@@ -66,8 +71,7 @@ impl CallFormat {
     pub fn of_template(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
         if has("<function=") {
-            // An XML of its own.
-            None
+            Some(Self::Qwen3Coder)
         } else if has("<tool_call>") {
             Some(Self::Hermes)
         } else if has("[func_name1(") || has("<|python_start|>") {
@@ -79,13 +83,15 @@ impl CallFormat {
         }
     }
 
-    /// A reader for an answer to a request that offers tools of these names.
+    /// A reader for an answer to a request that offers these tools.
     #[must_use]
-    pub fn reader(self, names: &[String]) -> Box<dyn CallReader> {
+    pub fn reader(self, functions: &[Function]) -> Box<dyn CallReader> {
+        let names = || functions.iter().map(|function| function.name.clone()).collect();
         match self {
             Self::Hermes => Box::new(hermes::Hermes::default()),
-            Self::Llama => Box::new(llama::Llama::new(names.to_vec())),
-            Self::Pythonic => Box::new(pythonic::Pythonic::new(names.to_vec())),
+            Self::Llama => Box::new(llama::Llama::new(names())),
+            Self::Pythonic => Box::new(pythonic::Pythonic::new(names())),
+            Self::Qwen3Coder => Box::new(qwen_xml::QwenXml::new(functions.to_vec())),
         }
     }
 }

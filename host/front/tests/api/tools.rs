@@ -117,6 +117,42 @@ async fn calls_and_thoughts_come_apart_from_the_text_whole_and_streamed() {
     assert_eq!(answer["choices"][0]["message"]["tool_calls"].as_array().map(Vec::len), Some(1));
 }
 
+/// As Qwen3-Coder's, in short: it writes arguments as tags, and earlier calls as the model did.
+const TAGS: &str = "{% for tool in tools %}<function=...>[{{ tool.function.name }}]{% endfor %}\
+{% for message in messages %}<{{ message.role }}>{{ message.content + '' }}{% for call in message.tool_calls %}{{ '\n' }}<tool_call>\n\
+<function={{ call.function.name }}>\n{% for name, value in call.function.arguments|items %}<parameter={{ name }}>\n\
+{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}{% endfor %}<assistant>";
+const TAGGED: &str = "\n<tool_call>\n<function=weather>\n<parameter=place>\nNew\n\"York\"\n</parameter>\n</function>\n</tool_call>";
+
+#[tokio::test]
+async fn calls_in_tags_are_read_and_the_next_turn_begins_with_them() {
+    let (front, _prefill, decode) = front(TAGS, false, &format!("Sure.{TAGGED}")).await;
+    let arguments = json!("{\"place\": \"New\\n\\\"York\\\"\"}");
+    let answer = front.post(CHAT, &asking(&json!({}))).await.json().await;
+    let choice = &answer["choices"][0];
+    let message = &choice["message"];
+    assert_eq!(
+        (&message["content"], &choice["finish_reason"]),
+        (&json!("Sure."), &json!("tool_calls")),
+        "{answer}"
+    );
+    assert_eq!(message["tool_calls"][0]["function"], json!({"name": "weather", "arguments": arguments}));
+    let events = front.post(CHAT, &asking(&json!({"stream": true}))).await.events().await;
+    let (text, _, calls, reason) = joined(&events);
+    assert_eq!((text.as_str(), reason), ("Sure.", json!("tool_calls")));
+    assert_eq!(calls[0]["function"], json!({"name": "weather", "arguments": arguments}));
+
+    let messages = json!([{"role": "user", "content": "hi"}, message]);
+    assert_eq!(front.post(CHAT, &asking(&json!({"messages": messages}))).await.status, 200);
+    let prompt = given(&decode).0;
+    assert!(prompt.ends_with(&format!("<user>hi<assistant>Sure.{TAGGED}<assistant>")), "{prompt}");
+
+    let required = asking(&json!({"tool_choice": "required"}));
+    assert_eq!(front.post(CHAT, &required).await.status, 200);
+    let grammar = given(&decode).1.unwrap();
+    assert!(grammar.contains("<tool_call>\\n<function=weather>\\n"), "{grammar}");
+}
+
 #[tokio::test]
 async fn a_choice_of_none_shows_the_tools_and_reads_no_call() {
     let (front, _prefill, decode) = front(TEMPLATE, false, TWO_CALLS).await;

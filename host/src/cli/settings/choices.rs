@@ -55,6 +55,10 @@ choices! {
         Llama,
         /// A list of calls in Python's notation, as the whole answer
         Pythonic,
+        /// Tags for a tool and its arguments between <tool_call> and </tool_call>
+        #[value(alias = "qwen3_coder", alias = "qwen3_xml", alias = "qwen3-xml")]
+        #[serde(alias = "qwen3_coder", alias = "qwen3_xml", alias = "qwen3-xml")]
+        Qwen3Coder,
     }
 }
 

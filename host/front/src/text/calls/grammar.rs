@@ -3,7 +3,7 @@
 use host_grammar::{GrammarError, Source, json_rule, lark_text};
 use serde_json::{Value, json};
 
-use super::CallFormat;
+use super::{CallFormat, qwen_xml};
 
 /// A tool, as far as its calls go.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,11 +29,15 @@ pub enum CallRule {
 /// When the format cannot write the arguments of one of them.
 pub fn calls(format: CallFormat, functions: &[Function], rule: CallRule) -> Result<Source, GrammarError> {
     let mut lines = vec![match (format, rule) {
-        (CallFormat::Hermes, CallRule::Several) => "start: call (\"\\n\" call)*".to_owned(),
+        (CallFormat::Hermes | CallFormat::Qwen3Coder, CallRule::Several) => {
+            "start: call (\"\\n\" call)*".to_owned()
+        }
         (CallFormat::Pythonic, CallRule::Several) => "start: \"[\" call (\", \" call)* \"]\"".to_owned(),
         (CallFormat::Pythonic, CallRule::One) => "start: \"[\" call \"]\"".to_owned(),
         // These models are not trained to call more than one.
-        (CallFormat::Hermes, CallRule::One) | (CallFormat::Llama, _) => "start: call".to_owned(),
+        (CallFormat::Hermes | CallFormat::Qwen3Coder, CallRule::One) | (CallFormat::Llama, _) => {
+            "start: call".to_owned()
+        }
     }];
     let names: Vec<String> = (0..functions.len()).map(|index| format!("call_{index}")).collect();
     lines.push(format!("call: {}", names.join(" | ")));
@@ -53,11 +57,78 @@ pub fn calls(format: CallFormat, functions: &[Function], rule: CallRule) -> Resu
                 lines.extend(keyword_rules(index, function));
                 continue;
             }
+            CallFormat::Qwen3Coder => {
+                lines.extend(tags(index, function)?);
+                continue;
+            }
         };
         lines.push(format!("call_{index}: {} args_{index} {}", lark_text(&before), lark_text(after)));
         lines.push(format!("args_{index}: {}", json_rule(&function.parameters, false)));
     }
     Ok(Source::lark(lines.join("\n")))
+}
+
+/// The rules of a call in tags: those of its arguments that it must have, then any of the others, each in the schema's order.
+fn tags(index: usize, function: &Function) -> Result<Vec<String>, GrammarError> {
+    let (required, optional) = properties(function);
+    let odd = |name: &&String| name.is_empty() || name.contains(['>', '<', '\n']);
+    if let Some(name) = required.iter().chain(&optional).find(odd) {
+        let tool = &function.name;
+        return Err(GrammarError::Refused(format!(
+            "this model writes calls in tags, and an argument of the tool {tool} is called {name:?}, which no tag can name"
+        )));
+    }
+    let must: String = (0..required.len()).map(|at| format!(" arg_{index}_{at}")).collect();
+    let may = required.len()..required.len() + optional.len();
+    let may: String = may.map(|at| format!(" arg_{index}_{at}?")).collect();
+    let before = lark_text(&format!("<tool_call>\n<function={}>\n", function.name));
+    let after = lark_text("</function>\n</tool_call>");
+    let mut lines = vec![format!("call_{index}: {before}{must}{may} {after}")];
+    for (at, name) in required.iter().chain(&optional).enumerate() {
+        let (rule, before) = (format!("{index}_{at}"), lark_text(&format!("<parameter={name}>\n")));
+        lines.push(format!("arg_{rule}: {before} value_{rule} \"\\n\""));
+        let schema = property(function, name);
+        if qwen_xml::is_text(&function.parameters, name) {
+            lines.extend(plain(&rule, &schema));
+        } else {
+            let after = lark_text("\n</parameter>");
+            lines.push(format!("value_{rule}: json_{rule} {after}"));
+            lines.push(format!("json_{rule}: {}", json_rule(&schema, false)));
+        }
+    }
+    Ok(lines)
+}
+
+/// Longest text whose length a grammar of tags counts, in characters.
+const LONGEST_COUNTED: u64 = 1000;
+
+/// The rules of an argument that is plain text, up to and with the tag that ends it.
+fn plain(rule: &str, schema: &Value) -> Vec<String> {
+    let texts = schema.get("enum").and_then(Value::as_array).into_iter().flatten().chain(schema.get("const"));
+    let texts: Vec<String> = texts.filter_map(Value::as_str).map(lark_text).collect();
+    if !texts.is_empty() {
+        return vec![format!("value_{rule}: ({}) {}", texts.join(" | "), lark_text("\n</parameter>"))];
+    }
+    let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
+    let least = bound("minLength").unwrap_or(0).min(LONGEST_COUNTED);
+    let most = bound("maxLength").filter(|most| (least..=LONGEST_COUNTED).contains(most));
+    let most = most.map_or(String::new(), |most| most.to_string());
+    vec![
+        // Anything but the tag that ends it, and a line's end.
+        format!("TEXT_{rule}: /(?s:.{{{least},{most}}})\\n/ & ~/(?s:.*)<\\/parameter>(?s:.*)/"),
+        format!("value_{rule}[suffix=\"</parameter>\"]: TEXT_{rule}"),
+    ]
+}
+
+/// The schema of an argument, which stands for itself.
+fn property(function: &Function, name: &str) -> Value {
+    let mut schema = function.parameters["properties"][name].clone();
+    for key in ["$defs", "definitions"] {
+        if let (Some(definitions), Value::Object(fields)) = (function.parameters.get(key), &mut schema) {
+            fields.insert(key.to_owned(), definitions.clone());
+        }
+    }
+    if schema == Value::Bool(true) { json!({}) } else { schema }
 }
 
 /// The names of a tool's arguments, those that a call must have first.
@@ -99,15 +170,7 @@ fn keywords(index: usize, function: &Function) -> Result<String, GrammarError> {
 fn keyword_rules(index: usize, function: &Function) -> Vec<String> {
     let (required, optional) = properties(function);
     let rule = |(at, name): (usize, &String)| {
-        let mut schema = function.parameters["properties"][name.as_str()].clone();
-        for key in ["$defs", "definitions"] {
-            if let (Some(definitions), Value::Object(fields)) = (function.parameters.get(key), &mut schema) {
-                fields.insert(key.to_owned(), definitions.clone());
-            }
-        }
-        if schema == Value::Bool(true) {
-            schema = json!({});
-        }
+        let schema = property(function, name);
         format!(
             "arg_{index}_{at}: {} value_{index}_{at}\nvalue_{index}_{at}: {}",
             lark_text(&format!("{name}=")),

@@ -24,7 +24,14 @@ fn join(parts: Vec<Part>) -> All {
 type Sample = (CallFormat, &'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 fn read(format: CallFormat, pieces: &[&str]) -> All {
-    let mut reader = format.reader(&["f".into(), "get_weather".into()]);
+    let parameters = json!({"properties": {
+        "text": {"type": "string"}, "count": {"type": "integer"}, "list": {"type": "array"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "any": {},
+        "kind": {"$ref": "#/$defs/kind"}, "word": {"enum": ["1", "b"]}
+    }, "$defs": {"kind": {"type": ["boolean", "string"]}}});
+    let tools =
+        ["f", "get_weather"].map(|name| Function { name: name.into(), parameters: parameters.clone() });
+    let mut reader = format.reader(&tools);
     let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
     parts.extend(reader.finish());
     join(parts)
@@ -32,8 +39,8 @@ fn read(format: CallFormat, pieces: &[&str]) -> All {
 
 #[test]
 fn calls_are_read_wherever_the_text_is_cut() {
-    use CallFormat::{Hermes, Llama, Pythonic};
-    let samples: [Sample; 24] = [
+    use CallFormat::{Hermes, Llama, Pythonic, Qwen3Coder};
+    let samples: [Sample; 38] = [
         (Hermes, "Hello <b>world</b>.\n", "Hello <b>world</b>.\n", &[]),
         (
             Hermes,
@@ -106,6 +113,57 @@ fn calls_are_read_wherever_the_text_is_cut() {
         (Pythonic, "[unknown(a=1)]", "[unknown(a=1)]", &[]),
         (Pythonic, "text [f()]", "text [f()]", &[]),
         (Pythonic, "[f(a=1", "[f(a=1", &[]),
+        (
+            Qwen3Coder,
+            "Sure.\n\n<tool_call>\n<function=f>\n<parameter=text>\n if a < b:\n\treturn \"é\"\n\n</parameter>\n<parameter=count>\n3\n</parameter>\n</function>\n</tool_call>",
+            "Sure.",
+            &[("f", r#"{"text": " if a < b:\n\treturn \"é\"\n", "count": 3}"#)],
+        ),
+        (
+            Qwen3Coder,
+            "<tool_call><function=f><parameter=list>[1, {\"a\": null}]</parameter></function></tool_call>\n<tool_call>\n<function=other>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>\n",
+            "",
+            &[("f", r#"{"list": [1, {"a": null}]}"#), ("other", r#"{"x": "1"}"#)],
+        ),
+        (Qwen3Coder, "<tool_call>\n<function=f>\n</function>\n</tool_call> done", " done", &[("f", "{}")]),
+        // Where the model has left markers out.
+        (
+            Qwen3Coder,
+            "Now.\n<function=f>\n<parameter=text>\nx\n</parameter>\n</function>\n</tool_call>",
+            "Now.",
+            &[("f", r#"{"text": "x"}"#)],
+        ),
+        (
+            Qwen3Coder,
+            "<tool_call>\n<function=f>\n<parameter=text>\nx\n</parameter>\n</tool_call>",
+            "",
+            &[("f", r#"{"text": "x"}"#)],
+        ),
+        (Qwen3Coder, "<function=unknown>\n</function>", "<function=unknown>\n</function>", &[]),
+        (Qwen3Coder, "a <tool_call> is <function> text", "a <tool_call> is <function> text", &[]),
+        (Qwen3Coder, "a < b <func", "a < b <func", &[]),
+        (Qwen3Coder, "<tool_call>\n<function=f", "<tool_call>\n<function=f", &[]),
+        // Values by their schemas.
+        (
+            Qwen3Coder,
+            "<tool_call><function=f><parameter=maybe>\nNone\n</parameter>, <parameter=maybe>\n12\n</parameter><parameter=any>\nParis\n</parameter><parameter=kind>\nTrue\n</parameter><parameter=word>\n1\n</parameter></function></tool_call>",
+            "",
+            &[("f", r#"{"maybe": null, "maybe": "12", "any": "Paris", "kind": true, "word": "1"}"#)],
+        ),
+        (
+            Qwen3Coder,
+            "<tool_call><function=f><parameter=count>\nmany\n</parameter><parameter=text>\n</parameter></function></tool_call>",
+            "",
+            &[("f", r#"{"count": "many", "text": ""}"#)],
+        ),
+        (
+            Qwen3Coder,
+            "<tool_call><function=f><parameter=text>\n<parameter=text>\n</function>\n</tool_call></paramete",
+            "",
+            &[("f", r#"{"text": "<parameter=text>\n</function>\n</tool_call></paramete"#)],
+        ),
+        (Qwen3Coder, "<tool_call><function=f><parameter=count>\n12", "", &[("f", r#"{"count": "#)]),
+        (Qwen3Coder, "<tool_call><function=f><parameter=te", "", &[("f", "{")]),
     ];
     for (format, answer, text, calls) in samples {
         let calls = calls.iter().map(|(name, arguments)| ((*name).to_owned(), (*arguments).to_owned()));
@@ -154,7 +212,7 @@ fn a_name_comes_whole_and_arguments_as_they_are_written() {
 fn a_template_names_its_format() {
     for (source, format) in [
         ("… <tool_call>\n{\"name\": …", Some(CallFormat::Hermes)),
-        ("<tool_call><function=x>", None),
+        ("<tool_call><function=x>", Some(CallFormat::Qwen3Coder)),
         (
             "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name",
             Some(CallFormat::Llama),
@@ -204,13 +262,13 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
     let functions: Vec<Function> =
         functions.map(|(name, parameters)| Function { name: name.into(), parameters }).to_vec();
     let names: Vec<String> = functions.iter().map(|function| function.name.clone()).collect();
-    for format in [CallFormat::Hermes, CallFormat::Llama, CallFormat::Pythonic] {
+    for format in [CallFormat::Hermes, CallFormat::Llama, CallFormat::Pythonic, CallFormat::Qwen3Coder] {
         for rule in [CallRule::One, CallRule::Several] {
             let source = super::calls(format, &functions, rule).unwrap();
             let mut most = 0;
             for _ in 0..30 {
                 let answer = drawn(&compiler, &source, &mut random);
-                let mut reader = format.reader(&names);
+                let mut reader = format.reader(&functions);
                 let mut parts = reader.push(&answer);
                 parts.extend(reader.finish());
                 let (text, calls) = join(parts);
@@ -229,7 +287,9 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
             assert_eq!(most > 1, several, "{format:?} {rule:?}");
         }
     }
-    let odd = Function { name: "f".into(), parameters: json!({"properties": {"a b": {}}}) };
-    let error = super::calls(CallFormat::Pythonic, &[odd], CallRule::One).unwrap_err().to_string();
-    assert!(error.contains("\"a b\""), "{error}");
+    for (format, name) in [(CallFormat::Pythonic, "a b"), (CallFormat::Qwen3Coder, "a>b")] {
+        let odd = Function { name: "f".into(), parameters: json!({"properties": {name: {}}}) };
+        let error = super::calls(format, &[odd], CallRule::One).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name:?}")), "{error}");
+    }
 }
