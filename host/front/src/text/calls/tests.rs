@@ -179,6 +179,59 @@ fn calls_are_read_wherever_the_text_is_cut() {
 }
 
 #[test]
+fn any_answer_is_read_the_same_wherever_it_is_cut() {
+    const PIECES: [&str; 36] = [
+        "<tool_call>",
+        "</tool_call>",
+        "<function=f>",
+        "<function=other>",
+        "<function=",
+        "</function>",
+        "<parameter=text>",
+        "<parameter=count>",
+        "<parameter=any>",
+        "</parameter>",
+        "\n",
+        " ",
+        "x",
+        "é",
+        "12",
+        "\"",
+        "\\",
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        ",",
+        ";",
+        ":",
+        "<",
+        ">",
+        "=",
+        "f",
+        "null",
+        "{\"name\": \"f\", \"arguments\": ",
+        "{\"name\": \"f\", \"parameters\": {",
+        "<|python_tag|>",
+        "[f(count=",
+        "<|python_start|>",
+    ];
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..3_000 {
+        let answer: String = (0..random.usize(1..16)).map(|_| *random.choice(&PIECES).unwrap()).collect();
+        for format in [CallFormat::Hermes, CallFormat::Llama, CallFormat::Pythonic, CallFormat::Qwen3Coder] {
+            let whole = read(format, &[&answer]);
+            let letters: Vec<&str> = answer.split("").collect();
+            assert_eq!(read(format, &letters), whole, "{format:?} {answer:?}");
+        }
+    }
+}
+
+#[test]
 fn a_name_comes_whole_and_arguments_as_they_are_written() {
     let mut reader = CallFormat::Hermes.reader(&[]);
     let mut parts = Vec::new();
