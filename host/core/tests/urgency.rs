@@ -113,6 +113,45 @@ fn with_priorities_it_goes_before_what_is_as_urgent() {
 }
 
 #[test]
+fn a_full_queue_sends_the_last_of_a_backlog_away_and_no_request_of_another_client() {
+    let config = host_sim::config(Role::Aggregated, 10);
+    let config =
+        Config { page_tokens: 1, max_tokens: 10, vocabulary: 10, chunk_tokens: 8, max_queued: 3, ..config };
+    let mut worker = Leg::with(config);
+    submit_of(&mut worker, 1, 1, 0);
+    worker.step();
+    (2..6).for_each(|room| submit_of(&mut worker, 1, room, 0));
+    submit_of(&mut worker, 2, 6, 0);
+    submit_of(&mut worker, 3, 7, 0);
+    // Its turn would be after all that are here.
+    submit_of(&mut worker, 2, 8, 0);
+    submit_of(&mut worker, 4, 9, 5);
+    let failed: Vec<u64> = worker.failed.keys().map(|room| room.0).collect();
+    assert_eq!(failed, [3, 4, 5, 8, 9]);
+    assert_eq!(run(&mut worker, 4), [1, 2, 6, 7]);
+}
+
+#[test]
+fn less_urgent_requests_gather_no_turns_while_they_wait() {
+    let mut worker = worker();
+    submit_of(&mut worker, 1, 1, 0);
+    worker.step();
+    // A backlog that is less urgent, and then others' requests for longer than it takes to be as urgent.
+    (2..7).for_each(|room| submit_of(&mut worker, 2, room, 1));
+    for room in 100..120 {
+        submit_of(&mut worker, room, room, 0);
+        run(&mut worker, (room - 99) as usize);
+    }
+    assert_eq!(worker.finished.len(), 20);
+    worker.wait(Duration::from_secs(6));
+    submit_of(&mut worker, 3, 7, 0);
+    let order = &run(&mut worker, 27)[20..];
+    let newcomer = order.iter().position(|room| *room == 7).unwrap();
+    assert!(newcomer <= 3, "it waited for the backlog: {order:?}");
+    assert_eq!(order.len(), 7);
+}
+
+#[test]
 fn a_client_s_batch_does_not_delay_what_it_asks_for_beside() {
     let mut worker = worker();
     submit_of(&mut worker, 1, 1, 0);

@@ -19,7 +19,8 @@ const LACKING: usize = 64;
 impl Scheduler {
     pub(super) fn submit(&mut self, now: Time, request: Request, actions: &mut Vec<Action>) {
         let room = request.room;
-        if let Err(failure) = self.acceptable(&request) {
+        let acceptable = self.acceptable(&request);
+        if let Err(failure) = acceptable.and_then(|()| self.take_place(now, &request, actions)) {
             self.stats.failed += 1;
             actions.push(Action::Fail { room, failure });
             return;
@@ -114,9 +115,19 @@ impl Scheduler {
                 ),
             );
         }
-        if self.queue.len() >= config.max_queued as usize {
-            return fail(FailureCode::Busy, format!("the queue is full ({} requests)", config.max_queued));
+        Ok(())
+    }
+
+    /// Whether the queue has a place. Where it is full, the last request of another client ends, if its turn is later.
+    fn take_place(&mut self, now: Time, request: &Request, actions: &mut Vec<Action>) -> Result<(), Failure> {
+        let most = self.config.max_queued;
+        if self.queue.len() < most as usize {
+            return Ok(());
         }
+        let full = Failure::new(FailureCode::Busy, format!("the queue is full ({most} requests)"));
+        let turn = self.turns.next(request.client, request.priority, request.answered > 0);
+        let Some(last) = self.last_after(now, request.priority, turn) else { return Err(full) };
+        self.fail(now, last, full, actions);
         Ok(())
     }
 

@@ -15,11 +15,15 @@
 //!
 //! So a request waits for about one request of each other client, however long requests take. No request waits for ever: those that
 //! come later have larger numbers as soon as others are served.
+//!
+//! What waits for something else than its turn (less urgent requests, those that another worker is not ready for) must not gather
+//! turns meanwhile. So the turns of waiting requests are renewed where they have passed: the first of a client is as early as that
+//! which is being served, and its others follow one by one.
 
 use std::collections::BTreeMap;
 
 /// A client, and whether its requests are set back by their own priorities: a batch of a client does not delay what it asks for beside.
-type Flow = (u64, bool);
+pub(super) type Flow = (u64, bool);
 
 /// The turns of all requests that a worker has.
 #[derive(Debug, Default)]
@@ -35,18 +39,45 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// A request comes. One that is resumed has waited before: its client reads already, so it goes on in the present turn.
+    /// The turn that a request would get. One that is resumed has waited before: its client reads already, so it goes on in the
+    /// present turn.
+    pub fn next(&self, client: u64, priority: i32, resumed: bool) -> u64 {
+        let last = self.flows.get(&(client, priority > 0)).map_or(0, |(last, _)| *last);
+        if resumed { self.served } else { self.served.max(last) + 1 }
+    }
+
+    /// A request comes, and gets its [turn](Self::next).
     pub fn enter(&mut self, client: u64, priority: i32, resumed: bool) -> u64 {
         self.prioritized += usize::from(priority != 0);
+        let turn = self.next(client, priority, resumed);
         if client == 0 {
             self.unknown += 1;
-            return self.served + 1;
+            return turn;
         }
-        let served = self.served;
-        let (last, requests) = self.flows.entry((client, priority > 0)).or_insert((served, 0));
-        let turn = if resumed { served } else { served.max(*last) + 1 };
+        let (last, requests) = self.flows.entry((client, priority > 0)).or_default();
         *last = turn.max(*last);
         *requests += 1;
+        turn
+    }
+
+    /// Whether this turn has passed, so that turns are to be renewed.
+    pub fn has_passed(&self, turn: u64) -> bool {
+        turn < self.served
+    }
+
+    /// The new turn of a waiting request that was not resumed. `last` has those of each client's earlier requests. Call it for all
+    /// of them, in the order of their turns.
+    pub fn renew(&mut self, last: &mut BTreeMap<Flow, u64>, client: u64, priority: i32, turn: u64) -> u64 {
+        let turn = turn.max(self.served);
+        if client == 0 {
+            return turn;
+        }
+        let flow = (client, priority > 0);
+        let turn = last.get(&flow).map_or(turn, |last| turn.max(last + 1));
+        last.insert(flow, turn);
+        if let Some((last, _)) = self.flows.get_mut(&flow) {
+            *last = turn.max(*last);
+        }
         turn
     }
 
@@ -108,6 +139,19 @@ mod tests {
         assert_eq!(turns.enter(1, 0, true), 2, "it was resumed");
         assert_eq!(enter(&mut turns, &[1]), [8]);
         assert!(turns.has_priorities() && turns.are_several());
+    }
+
+    #[test]
+    fn turns_that_have_passed_are_renewed_one_by_one() {
+        let mut turns = Turns::default();
+        assert_eq!(enter(&mut turns, &[1, 1, 1, 2, 0]), [1, 2, 3, 1, 1]);
+        turns.serve(10);
+        assert!(turns.has_passed(9) && !turns.has_passed(10));
+        let mut last = BTreeMap::new();
+        let waiting = [(1, 1), (2, 1), (0, 1), (1, 2), (0, 2), (1, 30)];
+        let renewed = waiting.map(|(client, turn)| turns.renew(&mut last, client, 0, turn));
+        assert_eq!(renewed, [10, 10, 10, 11, 10, 30]);
+        assert_eq!(enter(&mut turns, &[1, 2, 3]), [31, 11, 11], "what comes next is behind them");
     }
 
     #[test]

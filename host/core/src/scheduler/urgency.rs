@@ -6,8 +6,9 @@
 //! in order of arrival.
 //!
 //! A waiting request becomes more urgent by one for each [`AGEING`] that it waits, up to the most urgent one that waits. There it
-//! stands before all that have later turns, so none starves.
+//! takes its turn among these, so none waits for ever.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Scheduler;
@@ -21,6 +22,13 @@ impl Job {
     /// Its place in a queue without priorities: preempted ones first, then by turns.
     fn place_in_queue(&self) -> (bool, u64, u64) {
         (!self.stage().is_preempted(), self.turn, self.place)
+    }
+
+    /// Its priority in the queue: one less for each [`AGEING`] that it waits, and no less than the most urgent one's.
+    fn aged(&self, now: Time, most_urgent: i32) -> i64 {
+        let aged = now.since(self.submitted).as_nanos() / AGEING.as_nanos();
+        let aged = i64::try_from(aged).unwrap_or(i64::MAX);
+        i64::from(self.request.priority).saturating_sub(aged).max(i64::from(most_urgent))
     }
 
     /// Its place among requests that are past the queue.
@@ -51,20 +59,57 @@ impl Scheduler {
     /// turns.
     pub(super) fn order_queue(&mut self, now: Time) {
         let has_priorities = self.turns.has_priorities();
-        if !has_priorities && !self.by_priority {
+        let mut waiting = self
+            .queue
+            .iter()
+            .map(|room| &self.jobs[room])
+            .filter(|job| !job.stage().is_preempted() && job.request.answered == 0);
+        let passed =
+            self.turns.are_several() && waiting.next().is_some_and(|job| self.turns.has_passed(job.turn));
+        if !has_priorities && !self.by_priority && !passed {
             return;
         }
         self.by_priority = has_priorities;
-        let jobs = &self.jobs;
-        let priority = |room: &Room| jobs.get(room).map_or(0, |job| job.request.priority);
-        let most_urgent = self.queue.iter().map(priority).min().unwrap_or(0);
+        self.renew_turns();
+        let (jobs, most_urgent) = (&self.jobs, self.most_urgent_priority());
         self.queue.make_contiguous().sort_by_cached_key(|room| {
-            let Some(job) = jobs.get(room) else { return (i64::MIN, (false, 0, 0)) };
-            let aged = now.since(job.submitted).as_nanos() / AGEING.as_nanos();
-            let aged = i64::try_from(aged).unwrap_or(i64::MAX);
-            let urgency = i64::from(job.request.priority).saturating_sub(aged).max(i64::from(most_urgent));
-            (urgency, job.place_in_queue())
+            let job = &jobs[room];
+            (job.aged(now, most_urgent), job.place_in_queue())
         });
+    }
+
+    fn renew_turns(&mut self) {
+        let mut waiting: Vec<(u64, u64, Room)> = Vec::with_capacity(self.queue.len());
+        for room in &self.queue {
+            let job = &self.jobs[room];
+            // One that is resumed keeps its turn: it was late before.
+            if !job.stage().is_preempted() && job.request.answered == 0 {
+                waiting.push((job.turn, job.place, *room));
+            }
+        }
+        waiting.sort_unstable();
+        let mut last = BTreeMap::new();
+        for (turn, _, room) in waiting {
+            let Some(job) = self.jobs.get_mut(&room) else { continue };
+            let (client, priority) = (job.request.client, job.request.priority);
+            job.turn = self.turns.renew(&mut last, client, priority, turn);
+        }
+    }
+
+    /// The priority of the most urgent request that waits.
+    fn most_urgent_priority(&self) -> i32 {
+        self.queue.iter().map(|room| self.jobs[room].request.priority).min().unwrap_or(0)
+    }
+
+    /// The request that would be admitted last, of those that have not begun, if that is later than a new one of this turn.
+    pub(super) fn last_after(&self, now: Time, priority: i32, turn: u64) -> Option<Room> {
+        let most_urgent = self.most_urgent_priority().min(priority);
+        let waiting = self.queue.iter().map(|room| (room, &self.jobs[room]));
+        let waiting = waiting.filter(|(_, job)| job.stage().is_queued());
+        let order = |job: &Job| (job.aged(now, most_urgent), job.turn);
+        let last = waiting.max_by_key(|(_, job)| (order(job), job.place));
+        let (room, _) = last.filter(|(_, job)| order(job) > (i64::from(priority), turn))?;
+        Some(*room)
     }
 
     /// The place of the most urgent one among rooms, the first of equals.

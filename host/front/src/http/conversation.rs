@@ -1,5 +1,7 @@
 //! A conversation on its way into the prompt, and how the answer to it is read.
 
+use std::sync::Arc;
+
 use host_wire::clock;
 use serde_json::{Map, Value, json};
 
@@ -30,7 +32,7 @@ pub(super) struct Turn {
     pub prompt: Vec<u32>,
     thoughts: Option<Thoughts>,
     /// How calls are written, and the tools.
-    calls: Option<(CallFormat, Vec<Function>)>,
+    calls: Option<(CallFormat, Arc<[Function]>)>,
     /// Most calls that are passed on.
     most_calls: usize,
 }
@@ -121,7 +123,7 @@ impl Turn {
         Ok(Self {
             prompt,
             thoughts: thinks.then(|| Thoughts::after(&text)),
-            calls: reads.map(|(tools, format)| (format, tools.functions.clone())),
+            calls: reads.map(|(tools, format)| (format, Arc::from(tools.functions.as_slice()))),
             most_calls: if tools.is_some_and(|tools| tools.parallel) { usize::MAX } else { 1 },
         })
     }

@@ -11,12 +11,15 @@
 //! bytes wherever these are JSON already, so that the next turn's prompt begins with what the model wrote. What looks like a call
 //! and is none is given back as text.
 
+mod arguments;
 mod grammar;
 mod hermes;
 mod llama;
 mod object;
 mod pythonic;
 mod qwen_xml;
+
+use std::sync::Arc;
 
 pub use grammar::{CallRule, Function, calls};
 
@@ -71,7 +74,8 @@ impl CallFormat {
     pub fn of_template(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
         if has("<function=") {
-            Some(Self::Qwen3Coder)
+            // Others write arguments in JSON behind it.
+            has("<parameter=").then_some(Self::Qwen3Coder)
         } else if has("<tool_call>") {
             Some(Self::Hermes)
         } else if has("[func_name1(") || has("<|python_start|>") {
@@ -85,13 +89,13 @@ impl CallFormat {
 
     /// A reader for an answer to a request that offers these tools.
     #[must_use]
-    pub fn reader(self, functions: &[Function]) -> Box<dyn CallReader> {
+    pub fn reader(self, functions: &Arc<[Function]>) -> Box<dyn CallReader> {
         let names = || functions.iter().map(|function| function.name.clone()).collect();
         match self {
             Self::Hermes => Box::new(hermes::Hermes::default()),
             Self::Llama => Box::new(llama::Llama::new(names())),
             Self::Pythonic => Box::new(pythonic::Pythonic::new(names())),
-            Self::Qwen3Coder => Box::new(qwen_xml::QwenXml::new(functions.to_vec())),
+            Self::Qwen3Coder => Box::new(qwen_xml::QwenXml::new(Arc::clone(functions))),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Grammars of answers that must call a tool: what a reader of the format reads without fail.
 
-use host_grammar::{GrammarError, Source, json_rule, lark_text};
+use host_grammar::{GrammarError, MAX_TEXT, Source, json_rule, lark_text};
 use serde_json::{Value, json};
 
-use super::{CallFormat, qwen_xml};
+use super::CallFormat;
+use super::arguments::{Kind, kind, resolved, values};
+use super::qwen_xml::LONGEST_NAME;
 
 /// A tool, as far as its calls go.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,30 +72,42 @@ pub fn calls(format: CallFormat, functions: &[Function], rule: CallRule) -> Resu
 
 /// The rules of a call in tags: those of its arguments that it must have, then any of the others, each in the schema's order.
 fn tags(index: usize, function: &Function) -> Result<Vec<String>, GrammarError> {
+    let tool = &function.name;
+    let refuse =
+        |why: String| Err(GrammarError::Refused(format!("this model writes calls in tags, and {why}")));
     let (required, optional) = properties(function);
-    let odd = |name: &&String| name.is_empty() || name.contains(['>', '<', '\n']);
+    let odd =
+        |name: &&String| name.is_empty() || name.len() > LONGEST_NAME || name.contains(['>', '<', '\n']);
     if let Some(name) = required.iter().chain(&optional).find(odd) {
-        let tool = &function.name;
-        return Err(GrammarError::Refused(format!(
-            "this model writes calls in tags, and an argument of the tool {tool} is called {name:?}, which no tag can name"
-        )));
+        return refuse(format!("an argument of the tool {tool} is called {name:?}, which no tag can name"));
+    }
+    let elsewhere = ["$ref", "allOf", "anyOf", "oneOf"];
+    if let Some(key) = elsewhere.iter().find(|key| function.parameters.get(**key).is_some()) {
+        return refuse(format!(
+            "the arguments of the tool {tool} are not listed in its properties alone, but in {key}, too"
+        ));
     }
     let must: String = (0..required.len()).map(|at| format!(" arg_{index}_{at}")).collect();
     let may = required.len()..required.len() + optional.len();
     let may: String = may.map(|at| format!(" arg_{index}_{at}?")).collect();
-    let before = lark_text(&format!("<tool_call>\n<function={}>\n", function.name));
+    let before = lark_text(&format!("<tool_call>\n<function={tool}>\n"));
     let after = lark_text("</function>\n</tool_call>");
     let mut lines = vec![format!("call_{index}: {before}{must}{may} {after}")];
     for (at, name) in required.iter().chain(&optional).enumerate() {
         let (rule, before) = (format!("{index}_{at}"), lark_text(&format!("<parameter={name}>\n")));
         lines.push(format!("arg_{rule}: {before} value_{rule} \"\\n\""));
-        let schema = property(function, name);
-        if qwen_xml::is_text(&function.parameters, name) {
-            lines.extend(plain(&rule, &schema));
-        } else {
-            let after = lark_text("\n</parameter>");
-            lines.push(format!("value_{rule}: json_{rule} {after}"));
-            lines.push(format!("json_{rule}: {}", json_rule(&schema, false)));
+        let after = lark_text("\n</parameter>");
+        match kind(&function.parameters, name) {
+            Kind::Json(_) => {
+                lines.push(format!("value_{rule}: json_{rule} {after}"));
+                lines.push(format!("json_{rule}: {}", json_rule(&property(function, name), false)));
+            }
+            kind => lines.extend(plain(&rule, &function.parameters, name, kind)),
+        }
+        if lines.iter().map(String::len).sum::<usize>() > MAX_TEXT {
+            return refuse(format!(
+                "the parameters of the tool {tool} make more than {MAX_TEXT} bytes of rules"
+            ));
         }
     }
     Ok(lines)
@@ -102,14 +116,16 @@ fn tags(index: usize, function: &Function) -> Result<Vec<String>, GrammarError> 
 /// Longest text whose length a grammar of tags counts, in characters.
 const LONGEST_COUNTED: u64 = 1000;
 
-/// The rules of an argument that is plain text, up to and with the tag that ends it.
-fn plain(rule: &str, schema: &Value) -> Vec<String> {
-    let texts = schema.get("enum").and_then(Value::as_array).into_iter().flatten().chain(schema.get("const"));
-    let texts: Vec<String> = texts.filter_map(Value::as_str).map(lark_text).collect();
-    if !texts.is_empty() {
+/// The rules of an argument that may be plain text, up to and with the tag that ends it.
+fn plain(rule: &str, parameters: &Value, name: &str, kind: Kind) -> Vec<String> {
+    let schema = &parameters["properties"][name];
+    if let Some(values) = values(schema, parameters) {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let texts: Vec<String> = values.iter().map(|value| lark_text(&text(value))).collect();
         return vec![format!("value_{rule}: ({}) {}", texts.join(" | "), lark_text("\n</parameter>"))];
     }
-    let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
+    let schema = resolved(schema, parameters);
+    let bound = |key: &str| schema.get(key).and_then(Value::as_u64).filter(|_| kind == Kind::Text);
     let least = bound("minLength").unwrap_or(0).min(LONGEST_COUNTED);
     let most = bound("maxLength").filter(|most| (least..=LONGEST_COUNTED).contains(most));
     let most = most.map_or(String::new(), |most| most.to_string());
@@ -123,7 +139,8 @@ fn plain(rule: &str, schema: &Value) -> Vec<String> {
 /// The schema of an argument, which stands for itself.
 fn property(function: &Function, name: &str) -> Value {
     let mut schema = function.parameters["properties"][name].clone();
-    for key in ["$defs", "definitions"] {
+    let refers = schema.to_string().contains("\"$ref\"");
+    for key in ["$defs", "definitions"].into_iter().filter(|_| refers) {
         if let (Some(definitions), Value::Object(fields)) = (function.parameters.get(key), &mut schema) {
             fields.insert(key.to_owned(), definitions.clone());
         }

@@ -16,8 +16,11 @@
 //! The arguments become a JSON object, `{"path": "a.txt", "lines": [1, 2]}`. Whether a value is text or JSON follows from the tool's
 //! schema. Texts are passed on as they come. Models leave `<tool_call>` out at times: `<function=NAME>` of a known tool begins a call, too.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
+use super::arguments::{Kind, json, kind};
 use super::{CallReader, Function, Part, overlap};
 
 const OPEN: &str = "<tool_call>";
@@ -28,8 +31,10 @@ const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "</parameter>";
 /// A value's own last line ends before its closing tag.
 const END_LINE: &str = "\n</parameter>";
-/// Longest name of a tool or an argument, in bytes.
-const LONGEST_NAME: usize = 512;
+/// Longest name of a tool or an argument, and most white space before the name of a tool, in bytes.
+pub(super) const LONGEST_NAME: usize = 512;
+/// An answer is read in pieces of about so many bytes, so that what is held stays short.
+const PIECE: usize = 4096;
 
 #[derive(Debug)]
 enum Stage {
@@ -52,119 +57,6 @@ enum Stage {
     After,
 }
 
-/// How the value of an argument is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// As the text that it is.
-    Text,
-    /// As JSON, where it is JSON of these types, else as text.
-    Json(Types),
-}
-
-/// The types that a schema allows, all where it names none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Types {
-    named: bool,
-    string: bool,
-    number: bool,
-    boolean: bool,
-    null: bool,
-    array: bool,
-    object: bool,
-}
-
-impl Types {
-    fn add(&mut self, name: &str) {
-        self.named = true;
-        match name {
-            "string" => self.string = true,
-            "number" | "integer" => self.number = true,
-            "boolean" => self.boolean = true,
-            "null" => self.null = true,
-            "array" => self.array = true,
-            "object" => self.object = true,
-            _ => self.named = false,
-        }
-    }
-
-    /// Adds what a schema allows. `definitions` are of the tool's parameters.
-    fn add_schema(&mut self, schema: &Value, parameters: &Value, depth: usize) {
-        let target = schema.get("$ref").and_then(Value::as_str).and_then(|text| text.strip_prefix('#'));
-        if let Some(target) = target.and_then(|pointer| parameters.pointer(pointer)).filter(|_| depth > 0) {
-            return self.add_schema(target, parameters, depth - 1);
-        }
-        match schema.get("type") {
-            Some(Value::String(name)) => self.add(name),
-            Some(Value::Array(names)) => {
-                names.iter().filter_map(Value::as_str).for_each(|name| self.add(name));
-            }
-            _ => {}
-        }
-        let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
-        for value in values.chain(schema.get("const")).filter(|_| schema.get("type").is_none()) {
-            self.add(type_of(value));
-        }
-        for key in ["anyOf", "oneOf", "allOf"] {
-            for schema in
-                schema.get(key).and_then(Value::as_array).into_iter().flatten().filter(|_| depth > 0)
-            {
-                self.add_schema(schema, parameters, depth - 1);
-            }
-        }
-    }
-
-    fn allow(self, value: &Value) -> bool {
-        !self.named
-            || match value {
-                Value::Null => self.null,
-                Value::Bool(_) => self.boolean,
-                Value::Number(_) => self.number,
-                Value::String(_) => self.string,
-                Value::Array(_) => self.array,
-                Value::Object(_) => self.object,
-            }
-    }
-}
-
-fn type_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
-/// Whether a call writes the value of this argument as plain text. Schemas in schemas are followed a few levels deep.
-pub(super) fn is_text(parameters: &Value, name: &str) -> bool {
-    kind(parameters, name) == Kind::Text
-}
-
-fn kind(parameters: &Value, name: &str) -> Kind {
-    let Some(schema) = parameters.get("properties").and_then(|all| all.get(name)) else { return Kind::Text };
-    let mut types = Types::default();
-    types.add_schema(schema, parameters, 4);
-    let only_text = Types { named: true, string: true, ..Types::default() };
-    if types == only_text { Kind::Text } else { Kind::Json(types) }
-}
-
-/// A value that is no plain text, as JSON.
-fn json(text: &str, types: Types) -> String {
-    let text = text.trim();
-    let python = match text {
-        "True" => "true",
-        "False" => "false",
-        "None" => "null",
-        other => other,
-    };
-    match serde_json::from_str::<Value>(python) {
-        Ok(value) if types.allow(&value) => python.to_owned(),
-        _ => Value::from(text).to_string(),
-    }
-}
-
 /// A text inside of JSON's quotes.
 fn escaped(text: &str) -> String {
     let quoted = Value::from(text).to_string();
@@ -181,13 +73,23 @@ pub(super) struct QwenXml {
     space: String,
     /// There was a call: white space after it is no text.
     called: bool,
-    functions: Vec<Function>,
+    /// How far what is held was searched for the end of a value.
+    searched: Searched,
+    functions: Arc<[Function]>,
+}
+
+/// See [`QwenXml::end`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Searched {
+    bytes: usize,
+    quoted: bool,
+    escaped: bool,
 }
 
 impl QwenXml {
-    pub(super) fn new(functions: Vec<Function>) -> Self {
+    pub(super) fn new(functions: Arc<[Function]>) -> Self {
         let (held, space) = (String::new(), String::new());
-        Self { stage: Stage::Text, held, space, called: false, functions }
+        Self { stage: Stage::Text, held, space, called: false, searched: Searched::default(), functions }
     }
 
     fn tool(&self, name: &str) -> Option<usize> {
@@ -229,6 +131,9 @@ impl QwenXml {
 
     fn head(&mut self, marker: &'static str, parts: &mut Vec<Part>) -> bool {
         let behind = self.held.trim_start();
+        if self.held.len() - behind.len() > LONGEST_NAME {
+            return self.no_call(marker, parts);
+        }
         let Some(rest) = behind.strip_prefix(FUNCTION) else {
             if FUNCTION.starts_with(behind) {
                 return false;
@@ -241,7 +146,11 @@ impl QwenXml {
         let name = &rest[..end];
         let tool = self.tool(name);
         // Behind the marker any name is a call's; alone, only that of a tool.
-        if !rest[end..].starts_with('>') || name.is_empty() || (tool.is_none() && marker.is_empty()) {
+        if end > LONGEST_NAME
+            || !rest[end..].starts_with('>')
+            || name.is_empty()
+            || (tool.is_none() && marker.is_empty())
+        {
             return self.no_call(marker, parts);
         }
         parts.push(Part::Call(name.to_owned()));
@@ -262,16 +171,16 @@ impl QwenXml {
     }
 
     fn between(&mut self, tool: Option<usize>, some: bool, parts: &mut Vec<Part>) -> bool {
-        let behind = self.held.trim_start();
+        self.skip_space();
+        let behind = self.held.as_str();
         if let Some(rest) = behind.strip_prefix(PARAMETER) {
-            let Some(end) = rest.find('>') else {
-                // A name that never ends is no argument.
-                if rest.len() > LONGEST_NAME {
-                    self.held = rest.to_owned();
-                    return true;
-                }
-                return false;
-            };
+            let end = rest.find('>');
+            if end.map_or(rest.len() > LONGEST_NAME, |end| end > LONGEST_NAME) {
+                // No argument has such a name.
+                self.held = rest.to_owned();
+                return true;
+            }
+            let Some(end) = end else { return false };
             let name = &rest[..end];
             let kind = tool.map_or(Kind::Text, |tool| kind(&self.functions[tool].parameters, name));
             let quote = if kind == Kind::Text { "\"" } else { "" };
@@ -311,20 +220,21 @@ impl QwenXml {
                 self.held.remove(0);
             }
             self.stage = Stage::Value { tool, kind, first: false };
+            self.searched = Searched::default();
         }
         let argument = |parts: &mut Vec<Part>, text: String| {
             if !text.is_empty() {
                 parts.push(Part::Arguments(text));
             }
         };
-        if let Some(at) = self.held.find(END_PARAMETER) {
+        if let Some(at) = self.end(kind) {
             let value = &self.held[..at];
             let value = value.strip_suffix('\n').unwrap_or(value);
             argument(
                 parts,
                 match kind {
                     Kind::Text => escaped(value) + "\"",
-                    Kind::Json(types) => json(value, types),
+                    Kind::Mixed(types) | Kind::Json(types) => json(value, types),
                 },
             );
             self.held.drain(..at + END_PARAMETER.len());
@@ -335,8 +245,45 @@ impl QwenXml {
             let held = overlap(&self.held, END_LINE).max(overlap(&self.held, END_PARAMETER));
             let rest = self.held.split_off(self.held.len() - held);
             argument(parts, escaped(&std::mem::replace(&mut self.held, rest)));
+            self.searched = Searched::default();
         }
         false
+    }
+
+    /// Where the tag stands that ends the value. In a string of a list or an object in JSON it is text.
+    fn end(&mut self, kind: Kind) -> Option<usize> {
+        let nested = matches!(kind, Kind::Json(_)) && self.held.trim_start().starts_with(['[', '{']);
+        let Searched { mut bytes, mut quoted, mut escaped } = self.searched;
+        let mut found = None;
+        while let Some(byte) = self.held.as_bytes().get(bytes) {
+            if std::mem::take(&mut escaped) {
+                bytes += 1;
+                continue;
+            }
+            match byte {
+                b'\\' if quoted => escaped = true,
+                b'"' if nested => quoted = !quoted,
+                b'<' if !quoted => {
+                    let rest = &self.held.as_bytes()[bytes..];
+                    if rest.starts_with(END_PARAMETER.as_bytes()) {
+                        found = Some(bytes);
+                        break;
+                    }
+                    if END_PARAMETER.as_bytes().starts_with(rest) {
+                        break;
+                    }
+                }
+                _ => {}
+            }
+            bytes += 1;
+        }
+        self.searched = Searched { bytes, quoted, escaped };
+        found
+    }
+
+    fn skip_space(&mut self) {
+        let space = self.held.len() - self.held.trim_start().len();
+        self.held.drain(..space);
     }
 
     fn after(&mut self) -> bool {
@@ -360,8 +307,13 @@ fn text(parts: &mut Vec<Part>, text: &str) {
 impl CallReader for QwenXml {
     fn push(&mut self, new: &str) -> Vec<Part> {
         let mut parts = Vec::new();
-        self.held.push_str(new);
-        while self.step(&mut parts) {}
+        let mut rest = new;
+        while !rest.is_empty() {
+            let (piece, next) = rest.split_at(rest.floor_char_boundary(PIECE));
+            self.held.push_str(piece);
+            while self.step(&mut parts) {}
+            rest = next;
+        }
         parts
     }
 

@@ -1,5 +1,7 @@
 //! Every sample gives the same parts however its text is cut.
 
+use std::sync::Arc;
+
 use host_grammar::{Compiler, Limits, Vocabulary};
 use serde_json::{Value, json};
 
@@ -31,7 +33,7 @@ fn read(format: CallFormat, pieces: &[&str]) -> All {
     }, "$defs": {"kind": {"type": ["boolean", "string"]}}});
     let tools =
         ["f", "get_weather"].map(|name| Function { name: name.into(), parameters: parameters.clone() });
-    let mut reader = format.reader(&tools);
+    let mut reader = format.reader(&Arc::from(tools));
     let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
     parts.extend(reader.finish());
     join(parts)
@@ -40,7 +42,7 @@ fn read(format: CallFormat, pieces: &[&str]) -> All {
 #[test]
 fn calls_are_read_wherever_the_text_is_cut() {
     use CallFormat::{Hermes, Llama, Pythonic, Qwen3Coder};
-    let samples: [Sample; 38] = [
+    let samples: [Sample; 41] = [
         (Hermes, "Hello <b>world</b>.\n", "Hello <b>world</b>.\n", &[]),
         (
             Hermes,
@@ -163,6 +165,25 @@ fn calls_are_read_wherever_the_text_is_cut() {
             &[("f", r#"{"text": "<parameter=text>\n</function>\n</tool_call></paramete"#)],
         ),
         (Qwen3Coder, "<tool_call><function=f><parameter=count>\n12", "", &[("f", r#"{"count": "#)]),
+        // White space and quotes of a text stay, and in JSON's strings a tag is text.
+        (
+            Qwen3Coder,
+            "<tool_call><function=f><parameter=maybe>\n    return \"1\"\n\n</parameter><parameter=any>\n\"q\"\n</parameter></function></tool_call>",
+            "",
+            &[("f", r#"{"maybe": "    return \"1\"\n", "any": "\"q\""}"#)],
+        ),
+        (
+            Qwen3Coder,
+            "<tool_call><function=f><parameter=list>\n[\"a</parameter>\", \"\\\"</parameter>\"]\n</parameter></function></tool_call>",
+            "",
+            &[("f", r#"{"list": ["a</parameter>", "\"</parameter>"]}"#)],
+        ),
+        (
+            Qwen3Coder,
+            "<tool_call><function=f><parameter=list>\n['it', \"s\"]\n</parameter></function></tool_call>",
+            "",
+            &[("f", r#"{"list": "['it', \"s\"]"}"#)],
+        ),
         (Qwen3Coder, "<tool_call><function=f><parameter=te", "", &[("f", "{")]),
     ];
     for (format, answer, text, calls) in samples {
@@ -233,7 +254,7 @@ fn any_answer_is_read_the_same_wherever_it_is_cut() {
 
 #[test]
 fn a_name_comes_whole_and_arguments_as_they_are_written() {
-    let mut reader = CallFormat::Hermes.reader(&[]);
+    let mut reader = CallFormat::Hermes.reader(&Arc::from([]));
     let mut parts = Vec::new();
     for piece in [
         "<tool_call>\n{\"na",
@@ -265,7 +286,8 @@ fn a_name_comes_whole_and_arguments_as_they_are_written() {
 fn a_template_names_its_format() {
     for (source, format) in [
         ("… <tool_call>\n{\"name\": …", Some(CallFormat::Hermes)),
-        ("<tool_call><function=x>", Some(CallFormat::Qwen3Coder)),
+        ("<tool_call>\n<function=x>\n<parameter=y>", Some(CallFormat::Qwen3Coder)),
+        ("<function=x>{\"a\": 1}</function>", None),
         (
             "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name",
             Some(CallFormat::Llama),
@@ -306,8 +328,8 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
     let compiler = Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap();
     let parameters = json!({
         "type": "object", "additionalProperties": false, "required": ["place"],
-        "properties": {"place": {"type": "string", "maxLength": 5}, "days": {"$ref": "#/$defs/days"}, "exact": {"type": "boolean"}},
-        "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 14}},
+        "properties": {"place": {"type": "string", "maxLength": 5}, "days": {"$ref": "#/$defs/days"}, "exact": {"type": "boolean"}, "unit": {"$ref": "#/$defs/unit"}},
+        "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 14}, "unit": {"enum": ["C", "F"]}},
     });
     let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
     let optional = json!({"type": "object", "additionalProperties": false, "properties": {"a": {"type": "null"}, "b": {"enum": [true, "x"]}}});
@@ -321,7 +343,7 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
             let mut most = 0;
             for _ in 0..30 {
                 let answer = drawn(&compiler, &source, &mut random);
-                let mut reader = format.reader(&functions);
+                let mut reader = format.reader(&Arc::from(functions.as_slice()));
                 let mut parts = reader.push(&answer);
                 parts.extend(reader.finish());
                 let (text, calls) = join(parts);
@@ -333,6 +355,10 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
                     assert!(names.contains(&name) && arguments.is_object(), "{answer}");
                     if name == "get_weather" {
                         assert!(arguments["place"].is_string(), "{answer}");
+                        assert!(
+                            arguments.get("unit").is_none_or(|unit| unit == "C" || unit == "F"),
+                            "{answer}"
+                        );
                     }
                 }
             }
@@ -340,6 +366,21 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
             assert_eq!(most > 1, several, "{format:?} {rule:?}");
         }
     }
+    let elsewhere = json!({"$ref": "#/definitions/x", "definitions": {"x": {"properties": {"a": {}}}}});
+    let elsewhere = Function { name: "f".into(), parameters: elsewhere };
+    let error = super::calls(CallFormat::Qwen3Coder, &[elsewhere], CallRule::One).unwrap_err().to_string();
+    assert!(error.contains("$ref"), "{error}");
+    // Definitions stand by those alone that refer to them, and rules without end are refused.
+    let many = |schema: Value| {
+        let properties: serde_json::Map<String, Value> =
+            (0..300).map(|at| (format!("a{at}"), schema.clone())).collect();
+        let definition = json!({"type": "integer", "description": "x".repeat(2_000)});
+        let parameters = json!({"properties": properties, "$defs": {"x": definition}});
+        super::calls(CallFormat::Qwen3Coder, &[Function { name: "f".into(), parameters }], CallRule::One)
+    };
+    assert!(many(json!({"type": "integer"})).is_ok());
+    let error = many(json!({"$ref": "#/$defs/x"})).unwrap_err().to_string();
+    assert!(error.contains("262144"), "{error}");
     for (format, name) in [(CallFormat::Pythonic, "a b"), (CallFormat::Qwen3Coder, "a>b")] {
         let odd = Function { name: "f".into(), parameters: json!({"properties": {name: {}}}) };
         let error = super::calls(format, &[odd], CallRule::One).unwrap_err().to_string();
