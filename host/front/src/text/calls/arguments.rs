@@ -5,6 +5,9 @@
 
 use serde_json::Value;
 
+/// Longest name of a tool or an argument, and most white space before the name of a tool, in bytes.
+pub(super) const LONGEST_NAME: usize = 512;
+
 /// Most schemas and values that are looked at for one argument. One with more may have values of any type.
 const MOST: usize = 256;
 

@@ -4,8 +4,7 @@ use host_grammar::{GrammarError, MAX_TEXT, Source, json_rule, lark_text};
 use serde_json::{Value, json};
 
 use super::CallFormat;
-use super::arguments::{Kind, kind, resolved, values};
-use super::qwen_xml::LONGEST_NAME;
+use super::arguments::{Kind, LONGEST_NAME, kind, resolved, values};
 
 /// A tool, as far as its calls go.
 #[derive(Clone, Debug, PartialEq)]

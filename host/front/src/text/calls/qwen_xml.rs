@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::arguments::{Kind, json, kind};
+use super::arguments::{Kind, LONGEST_NAME, json, kind};
 use super::{CallReader, Function, Part, overlap};
 
 const OPEN: &str = "<tool_call>";
@@ -31,8 +31,6 @@ const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "</parameter>";
 /// A value's own last line ends before its closing tag.
 const END_LINE: &str = "\n</parameter>";
-/// Longest name of a tool or an argument, and most white space before the name of a tool, in bytes.
-pub(super) const LONGEST_NAME: usize = 512;
 /// An answer is read in pieces of about so many bytes, so that what is held stays short.
 const PIECE: usize = 4096;
 
