@@ -100,6 +100,13 @@ impl CallFormat {
     }
 }
 
+/// Adds text, if there is some.
+fn text(parts: &mut Vec<Part>, text: &str) {
+    if !text.is_empty() {
+        parts.push(Part::Text(text.to_owned()));
+    }
+}
+
 /// Length of the longest end of `text` that is a beginning of `marker`, and shorter than it. Markers are ASCII.
 fn overlap(text: &str, marker: &str) -> usize {
     (1..marker.len()).rev().find(|length| text.ends_with(&marker[..*length])).unwrap_or(0)

@@ -46,6 +46,16 @@ async fn a_stopping_server_lets_requests_end_and_then_ends_them() {
     assert!(message(events.last().unwrap()).contains("shutting down"), "{events:?}");
 }
 
+/// Has the server stop, until it says so to a request on a connection of its own.
+async fn until_stopping(front: &mut Front) {
+    front.begin_to_stop();
+    answered_until("requests to be sent away", async || {
+        let reply = front.post(PATH, &request()).await;
+        if reply.status == 503 { Ok(()) } else { Err(reply.status) }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_stopping_server_answers_new_requests_that_it_stops_until_the_last_one_has_ended() {
     let mut front = Front::start(config()).await;
@@ -56,13 +66,7 @@ async fn a_stopping_server_answers_new_requests_that_it_stops_until_the_last_one
     let mut body = request();
     body["stream"] = json!(true);
     let reply = front.post(PATH, &body).await;
-    front.begin_to_stop();
-    // On a connection of its own.
-    answered_until("requests to be sent away", async || {
-        let reply = front.post(PATH, &request()).await;
-        if reply.status == 503 { Ok(()) } else { Err(reply.status) }
-    })
-    .await;
+    until_stopping(&mut front).await;
     let refused = front.post(PATH, &request()).await;
     assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
     assert_eq!(refused.header("connection"), Some("close"));
@@ -85,12 +89,7 @@ async fn connections_without_a_request_do_not_keep_others_from_being_told_that_t
     let mut body = request();
     body["stream"] = json!(true);
     let reply = front.post(PATH, &body).await;
-    front.begin_to_stop();
-    answered_until("requests to be sent away", async || {
-        let reply = front.post(PATH, &request()).await;
-        if reply.status == 503 { Ok(()) } else { Err(reply.status) }
-    })
-    .await;
+    until_stopping(&mut front).await;
     // As many as are served at once while it stops, and none sends anything.
     let mut silent = Vec::new();
     for _ in 0..64 {

@@ -1,7 +1,7 @@
 //! Hermes and Qwen: JSON objects between markers, with text before them.
 
 use super::object::{Object, Step};
-use super::{CallReader, Part, overlap};
+use super::{CallReader, Part, overlap, text};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -29,12 +29,6 @@ pub(super) struct Hermes {
 impl Default for Hermes {
     fn default() -> Self {
         Self { stage: Stage::Text, held: String::new(), space: String::new(), called: false }
-    }
-}
-
-fn text(parts: &mut Vec<Part>, text: &str) {
-    if !text.is_empty() {
-        parts.push(Part::Text(text.to_owned()));
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::arguments::{Kind, LONGEST_NAME, json, kind};
-use super::{CallReader, Function, Part, overlap};
+use super::{CallReader, Function, Part, overlap, text};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -293,12 +293,6 @@ impl QwenXml {
         }
         self.stage = Stage::Text;
         true
-    }
-}
-
-fn text(parts: &mut Vec<Part>, text: &str) {
-    if !text.is_empty() {
-        parts.push(Part::Text(text.to_owned()));
     }
 }
 
