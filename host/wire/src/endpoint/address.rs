@@ -135,7 +135,10 @@ impl Address {
         let probe = async {
             match self {
                 Address::Plain(host) | Address::Tls(host) => {
-                    TcpStream::connect((host.name.as_str(), host.port)).await.map(drop)
+                    let stream = TcpStream::connect((host.name.as_str(), host.port)).await?;
+                    // The kernel may give a connection the very port that it goes to, when no process listens there.
+                    let is_its_own_peer = stream.local_addr()? == stream.peer_addr()?;
+                    if is_its_own_peer { Err(ConnectionRefused.into()) } else { Ok(()) }
                 }
                 Address::Unix(path) => UnixStream::connect(path).await.map(drop),
             }
@@ -259,10 +262,12 @@ mod tests {
         assert!(!socket.is_unused().await);
         drop(listener);
         assert!(socket.is_unused().await, "a file that its process left");
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = Address::Plain(listener.local_addr().unwrap().into());
-        assert!(!port.is_unused().await);
-        drop(listener);
+        // A port that is held and not listened at: no other process can get it meanwhile.
+        let tcp = tokio::net::TcpSocket::new_v4().unwrap();
+        tcp.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = Address::Plain(tcp.local_addr().unwrap().into());
         assert!(port.is_unused().await);
+        let _listener = tcp.listen(1).unwrap();
+        assert!(!port.is_unused().await);
     }
 }

@@ -72,6 +72,10 @@ pub fn without_silence<T>(address: &str, timeout: Duration, run: impl FnOnce() -
 }
 
 fn exchange(mut stream: TcpStream, timeout: Duration) -> Result<()> {
+    // The kernel may give a connection the very port that it goes to, when no process listens there: it is then its own peer.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(ErrorKind::ConnectionRefused.into());
+    }
     let deadline = Instant::now() + timeout;
     let left = || Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
     stream.set_write_timeout(left())?;
@@ -94,8 +98,19 @@ fn exchange(mut stream: TcpStream, timeout: Duration) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::os::fd::OwnedFd;
+
+    use rustix::net::{AddressFamily, SocketType};
 
     use super::*;
+
+    /// A socket with a port of its own, at which it does not listen. No other process gets the port while it is open.
+    fn port() -> (OwnedFd, SocketAddr) {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = rustix::net::getsockname(&socket).unwrap().try_into().unwrap();
+        (socket, address)
+    }
 
     #[test]
     fn an_answer_or_an_end_is_a_sign_of_life_and_silence_is_none() {
@@ -121,8 +136,20 @@ mod tests {
                 answers(&address, Duration::from_secs(60)).unwrap();
             }
         });
-        drop(listener);
-        let gone = answers(&address, Duration::from_secs(60)).unwrap_err();
+    }
+
+    #[test]
+    fn a_port_without_a_listener_is_no_sign_of_life() {
+        let (_held, address) = port();
+        let gone = answers(&address.to_string(), Duration::from_secs(60)).unwrap_err();
         assert_eq!(gone.kind(), ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_connection_that_is_its_own_peer_is_no_sign_of_life() {
+        let (socket, address) = port();
+        rustix::net::connect(&socket, &address).unwrap();
+        let alone = exchange(TcpStream::from(socket), Duration::from_secs(60)).unwrap_err();
+        assert_eq!(alone.kind(), ErrorKind::ConnectionRefused);
     }
 }
