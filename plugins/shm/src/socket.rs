@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use host_transfer_kit::Random;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
@@ -56,12 +56,14 @@ pub fn dial(
     let fd = open(SocketFlags::empty())?;
     sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(timeout))?;
     sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, Some(timeout))?;
-    connect(&fd, &address(socket)?)?;
+    // A process that was stopped and goes on has its waits interrupted.
+    let address = address(socket)?;
+    retry_on_intr(|| connect(&fd, &address))?;
     if !is_same_user(&fd) {
         return Err(Errno::ACCESS);
     }
-    send(&fd, hello, fds)?;
-    let (answer, fds) = receive(&fd)?;
+    retry_on_intr(|| send(&fd, hello, fds))?;
+    let (answer, fds) = retry_on_intr(|| receive(&fd))?;
     if answer.is_empty() { Err(Errno::CONNRESET) } else { Ok((fd, answer, fds)) }
 }
 

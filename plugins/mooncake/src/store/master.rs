@@ -80,8 +80,14 @@ fn exchange(mut stream: TcpStream, timeout: Duration) -> Result<()> {
     let left = || Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
     stream.set_write_timeout(left())?;
     let reaction = stream.write_all(&QUESTION).and_then(|()| {
-        stream.set_read_timeout(left())?;
-        stream.read(&mut [0; 16]).map(drop)
+        loop {
+            stream.set_read_timeout(left())?;
+            match stream.read(&mut [0; 16]) {
+                // This process was stopped and goes on, which says nothing of the master.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                read => return read.map(drop),
+            }
+        }
     });
     match reaction {
         Err(error) if [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind()) => {

@@ -40,9 +40,12 @@ fn fetch(address: &str, timeout: Duration) -> std::io::Result<String> {
     while said.len() < MOST {
         let left = deadline.saturating_duration_since(Instant::now());
         stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-        match stream.read(&mut piece)? {
-            0 => break,
-            read => said.extend_from_slice(&piece[..read]),
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(read) => said.extend_from_slice(&piece[..read]),
+            // This process was stopped and goes on.
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(String::from_utf8_lossy(&said).into_owned())
