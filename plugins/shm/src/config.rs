@@ -14,12 +14,19 @@ pub struct Config {
     pub copy_threads: usize,
     pub max_writes: u32,
     pub max_submissions: u32,
+    pub connect_timeout_ms: u64,
     pub fence_timeout_ms: u64,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { copy_threads: 1, max_writes: 1024, max_submissions: 256, fence_timeout_ms: 5000 }
+        Self {
+            copy_threads: 1,
+            max_writes: 1024,
+            max_submissions: 256,
+            connect_timeout_ms: 5000,
+            fence_timeout_ms: 5000,
+        }
     }
 }
 
@@ -40,8 +47,14 @@ impl Config {
         within("copy_threads", config.copy_threads as u64, MAX_COPY_THREADS as u64)?;
         within("max_writes", config.max_writes.into(), 65_536)?;
         within("max_submissions", config.max_submissions.into(), 4096)?;
+        within("connect_timeout_ms", config.connect_timeout_ms, 600_000)?;
         within("fence_timeout_ms", config.fence_timeout_ms, 600_000)?;
         Ok(config)
+    }
+
+    /// How long a stranger has to say hello, and a dialled peer to answer.
+    pub fn connect_timeout(&self) -> Duration {
+        Duration::from_millis(self.connect_timeout_ms)
     }
 
     pub fn fence_timeout(&self) -> Duration {

@@ -5,7 +5,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use host_plugin_api::{Error, ErrorCode, Level, Result, log};
 use host_transfer_kit::locked;
@@ -19,9 +18,6 @@ use crate::pages::Pages;
 use crate::shared::{Core, MAX_PEERS};
 use crate::socket;
 use crate::wire::{Endpoint, Hello, Version, Welcome, decode_welcome, encode_refusal, encode_welcome};
-
-/// How long a stranger has to say hello, and a dialled peer to answer.
-pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// What a receiver of version 1 cannot do, for [`too_old`].
 pub const SENT: &str = "be sent what is in the memory of a GPU";
@@ -63,7 +59,8 @@ fn dial(
     let hello = Hello { version, token: endpoint.token, instance: own.instance, name: own.name.clone() };
     let process = core.process.iter().filter(|_| version == Version::Two);
     let process: Vec<_> = process.map(AsFd::as_fd).collect();
-    socket::dial(&endpoint.socket, &hello.encode(), &process, HANDSHAKE).map_err(|e| match e {
+    let timeout = core.config.connect_timeout();
+    socket::dial(&endpoint.socket, &hello.encode(), &process, timeout).map_err(|e| match e {
         Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE | Errno::AGAIN => {
             let text = format!("no process answers for {name} on this machine: {e}");
             Error::new(ErrorCode::PEER_LOST, text)

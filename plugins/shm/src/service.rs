@@ -7,7 +7,7 @@ use host_plugin_api::{Level, log};
 use host_transfer_kit::{Peer as _, locked};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::handshake::{HANDSHAKE, greet};
+use crate::handshake::greet;
 use crate::outbound::Outbound;
 use crate::shared::Core;
 use crate::socket::{self, Heard};
@@ -69,7 +69,7 @@ pub fn run(core: &Core, listener: &OwnedFd) {
                 greet(core, fd);
                 return false;
             }
-            since.elapsed() < HANDSHAKE
+            since.elapsed() < core.config.connect_timeout()
         });
         if woken {
             core.wake.clear();

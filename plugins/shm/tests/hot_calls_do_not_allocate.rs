@@ -34,7 +34,8 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn submit_post_poll_notifications_and_settled_allocate_nothing() {
     let open = |name: &str| {
-        let backend = host_plugin_shm::open(&Opening { name: name.into(), config: String::new() }).unwrap();
+        let config = "connect_timeout_ms = 60000".into();
+        let backend = host_plugin_shm::open(&Opening { name: name.into(), config }).unwrap();
         let memory = SharedMemory::new("test", 1 << 20).unwrap();
         let region = backend.register(&Memory {
             address: Address::of(memory.address().as_ptr()),

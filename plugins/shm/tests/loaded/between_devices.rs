@@ -12,6 +12,8 @@ use host_tests::plugin_files;
 use libloading::os::unix::{Library, RTLD_NOW};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::{CONNECTS, PATIENT};
+
 const BYTES: usize = 4 << 20;
 /// Where sender and receiver have their memory.
 pub const PLACES: [(Place, Place); 3] =
@@ -50,7 +52,7 @@ fn pair((from, to): (Place, Place), config: &str) -> Pair {
     load_stand_in();
     let directory = plugin_files::directory(&["shm"]);
     let receiver = Worker::open_on(to, directory.path(), "shm", "decode", BYTES, config);
-    let mut sender = Remote::start_on(from, directory.path(), "shm", "prefill", BYTES, ("", SLOW));
+    let mut sender = Remote::start_on(from, directory.path(), "shm", "prefill", BYTES, (PATIENT, SLOW));
     let peer = receiver.backend.connect("prefill", &sender.endpoint()).unwrap();
     sender.ask(&format!("connect {}", hex(&receiver.backend.endpoint().unwrap())));
     Pair { receiver, sender, peer }
@@ -72,7 +74,7 @@ fn is_all(worker: &Worker, value: u8) -> bool {
 #[test]
 fn a_notification_and_a_completion_come_when_the_device_has_copied() {
     for places in PLACES {
-        let mut pair = pair(places, "");
+        let mut pair = pair(places, PATIENT);
         let region = pair.receiver.region.0;
         for value in 1..=5 {
             pair.sender.ask(&format!("fill {value}"));
@@ -94,7 +96,7 @@ fn a_notification_and_a_completion_come_when_the_device_has_copied() {
 fn nothing_lands_after_a_fence_although_the_peers_device_keeps_writing() {
     for places in PLACES {
         for deregister in [false, true] {
-            let pair = flooded(places, "");
+            let pair = flooded(places, PATIENT);
             match deregister {
                 true => pair.receiver.backend.deregister(pair.receiver.region).unwrap(),
                 false => pair.receiver.backend.disconnect(pair.peer).unwrap(),
@@ -115,7 +117,7 @@ fn let_copies_end() {
 #[test]
 fn a_sender_killed_while_its_device_copies_is_lost_and_leaves_nothing_behind() {
     for places in PLACES {
-        let mut pair = flooded(places, "");
+        let mut pair = flooded(places, PATIENT);
         pair.sender.kill();
         while pair.receiver.notification().kind != NotificationKind::PEER_LOST {}
         pair.receiver.bytes_mut().fill(1);
@@ -128,8 +130,9 @@ fn a_sender_killed_while_its_device_copies_is_lost_and_leaves_nothing_behind() {
 #[test]
 fn a_sender_stopped_while_its_device_copies_is_not_fenced_before_it_is_dead() {
     // Stopped at random, it has a copy under way most of the time. When it has none, the fence holds at once.
+    let config = format!("{CONNECTS}fence_timeout_ms = 300");
     for _ in 0..20 {
-        let mut pair = flooded((Place::Device, Place::Device), "fence_timeout_ms = 300");
+        let mut pair = flooded((Place::Device, Place::Device), &config);
         kill_process(Pid::from_child(&pair.sender.process), Signal::STOP).unwrap();
         if let Err(error) = pair.receiver.backend.disconnect(pair.peer) {
             assert_eq!(error.code, ErrorCode::TIMEOUT, "{error}");
@@ -146,7 +149,7 @@ fn the_memory_of_a_receiver_that_is_gone_is_closed_and_its_successor_is_reached(
     load_stand_in();
     let directory = plugin_files::directory(&["shm"]);
     let start =
-        |name: &str| Remote::start_on(Place::Device, directory.path(), "shm", name, BYTES, ("", SLOW));
+        |name: &str| Remote::start_on(Place::Device, directory.path(), "shm", name, BYTES, (PATIENT, SLOW));
     let mut sender = start("prefill");
     for (number, value) in [("one", 3), ("two", 4)] {
         let mut receiver = start(number);
@@ -169,7 +172,7 @@ fn the_memory_of_a_receiver_that_is_gone_is_closed_and_its_successor_is_reached(
 
 #[test]
 fn a_region_that_was_taken_back_is_closed_by_peers_and_written_no_more() {
-    let mut pair = pair((Place::Device, Place::Device), "");
+    let mut pair = pair((Place::Device, Place::Device), PATIENT);
     let region = pair.receiver.region;
     assert_eq!(pair.sender.ask("opened"), "1");
     pair.receiver.backend.deregister(region).unwrap();
@@ -189,8 +192,8 @@ fn a_region_that_was_taken_back_is_closed_by_peers_and_written_no_more() {
 fn together(from: Place, to: Place) -> (Worker, Worker, PeerId) {
     load_stand_in();
     let directory = plugin_files::directory(&["shm"]);
-    let sender = Worker::open_on(from, directory.path(), "shm", "prefill", BYTES, "");
-    let receiver = Worker::open_on(to, directory.path(), "shm", "decode", BYTES, "");
+    let sender = Worker::open_on(from, directory.path(), "shm", "prefill", BYTES, PATIENT);
+    let receiver = Worker::open_on(to, directory.path(), "shm", "decode", BYTES, PATIENT);
     let peer = sender.backend.connect("decode", &receiver.backend.endpoint().unwrap()).unwrap();
     (sender, receiver, peer)
 }
@@ -291,7 +294,7 @@ fn a_peers_device_is_found_by_its_name_and_missed_with_a_reason() {
     let directory = plugin_files::directory(&["shm"]);
     let start = |name: &str, devices: &str| {
         let variables = [("CUDA_VISIBLE_DEVICES", devices)];
-        Remote::start_on(Place::Device, directory.path(), "shm", name, BYTES, ("", &variables))
+        Remote::start_on(Place::Device, directory.path(), "shm", name, BYTES, (PATIENT, &variables))
     };
     let mut receiver = start("decode", "3");
     let endpoint = hex(&receiver.endpoint());
@@ -313,7 +316,7 @@ fn a_peers_device_is_found_by_its_name_and_missed_with_a_reason() {
 #[test]
 fn without_a_driver_memory_of_a_device_is_refused_with_what_works_instead() {
     let directory = plugin_files::directory(&["shm"]);
-    let mut worker = Remote::start(directory.path(), "shm", "prefill", BYTES, "");
+    let mut worker = Remote::start(directory.path(), "shm", "prefill", BYTES, PATIENT);
     let refused = worker.ask("offer-device");
     assert!(refused.contains("shm cannot register memory of a GPU: "), "{refused}");
     assert!(refused.contains("--staging always"), "{refused}");

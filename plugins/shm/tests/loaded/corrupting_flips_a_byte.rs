@@ -10,7 +10,7 @@ fn exactly_the_configured_writes_differ_in_one_byte_and_the_source_is_intact() {
     let directory = plugin_files::directory(&["corrupting", "shm"]);
     let (name, config) = ("corrupting", "flip_write = 3\nflips = 2");
     let sender = Worker::open(directory.path(), name, "prefill", 8 * PAGE, config);
-    let receiver = Worker::open(directory.path(), "shm", "decode", 8 * PAGE, "");
+    let receiver = Worker::open(directory.path(), "shm", "decode", 8 * PAGE, crate::PATIENT);
     let peer = sender.backend.connect("decode", &receiver.backend.endpoint().unwrap()).unwrap();
     for (i, byte) in sender.bytes_mut().iter_mut().enumerate() {
         *byte = (i * 31 % 251) as u8;

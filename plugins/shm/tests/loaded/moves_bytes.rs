@@ -54,8 +54,9 @@ fn random_writes_arrive(from: Place, to: Place, unit: usize) {
     println!("{from:?} to {to:?}, units of {unit}");
     let mut random = Random::new();
     let directory = plugin_files::directory(&["shm"]);
-    let sender = Worker::open_on(from, directory.path(), "shm", "prefill", BYTES, "copy_threads = 2");
-    let mut receiver = Remote::start_on(to, directory.path(), "shm", "decode", BYTES, ("", &[]));
+    let config = format!("{}copy_threads = 2", crate::PATIENT);
+    let sender = Worker::open_on(from, directory.path(), "shm", "prefill", BYTES, &config);
+    let mut receiver = Remote::start_on(to, directory.path(), "shm", "decode", BYTES, (crate::PATIENT, &[]));
     let target: u32 = receiver.ask("region").parse().unwrap();
     let peer = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
     let mut expected = vec![0u8; BYTES];
@@ -90,7 +91,7 @@ fn random_writes_arrive(from: Place, to: Place, unit: usize) {
         assert_eq!(completion, Completion { tag: Tag(round), bytes, status: 0, reserved: 0 });
         assert_eq!(sender.backend.settled(Tag(round)), 1);
     }
-    sender.backend.shutdown(5000).unwrap();
+    sender.backend.shutdown(60_000).unwrap();
     assert_eq!(sender.backend.poll(&mut []), ErrorCode::CLOSED.0);
     assert_eq!(receiver.ask("notification"), "lost prefill");
 }

@@ -173,7 +173,7 @@ fn a_sender_of_version_1_writes_and_is_heard_and_fenced() {
     assert!(!sender.region_lives());
     store(line, 2);
     receiver.backend.deregister(receiver.region).unwrap();
-    receiver.backend.shutdown(5000).unwrap();
+    receiver.backend.shutdown(60_000).unwrap();
     assert_eq!(load(&sender.control[CLOSED]), 1);
     assert!(receive(&sender.socket).0.is_empty(), "its end");
 }
@@ -182,7 +182,7 @@ fn a_sender_of_version_1_writes_and_is_heard_and_fenced() {
 fn a_sender_of_version_1_is_refused_memory_of_a_gpu_in_words_that_it_reads() {
     crate::between_devices::load_stand_in();
     let directory = plugin_files::directory(&["shm"]);
-    let receiver = Worker::open_on(Place::Device, directory.path(), "shm", "decode", BYTES, "");
+    let receiver = Worker::open_on(Place::Device, directory.path(), "shm", "decode", BYTES, crate::PATIENT);
     let (_socket, answer, fds) = say_hello(&receiver.backend.endpoint().unwrap());
     let (code, text) = refusal(&answer);
     assert_eq!((code, fds.len()), (ErrorCode::VERSION.0, 0));
@@ -283,7 +283,8 @@ fn write_to(source_region: RegionId, length: usize) -> Write {
 #[test]
 fn a_receiver_of_version_1_is_written_to_and_told() {
     let directory = plugin_files::directory(&["shm"]);
-    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, "copy_threads = 2");
+    let config = format!("{}copy_threads = 2", crate::PATIENT);
+    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, &config);
     sender.bytes_mut().fill(7);
     let receiver = OldReceiver::new();
     let endpoint = receiver.endpoint.clone();
@@ -312,13 +313,13 @@ fn a_receiver_of_version_1_is_written_to_and_told() {
     drop(connection);
     let lost = sender.notification();
     assert_eq!(lost.kind, NotificationKind::PEER_LOST);
-    sender.backend.shutdown(5000).unwrap();
+    sender.backend.shutdown(60_000).unwrap();
 }
 
 #[test]
 fn a_receiver_that_refuses_version_1_too_is_left_alone() {
     let directory = plugin_files::directory(&["shm"]);
-    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, "");
+    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, crate::PATIENT);
     let receiver = OldReceiver::new();
     let endpoint = receiver.endpoint.clone();
     let receiver = spawn(move || {
@@ -339,7 +340,7 @@ fn a_receiver_that_refuses_version_1_too_is_left_alone() {
 fn memory_of_a_gpu_is_not_sent_to_a_receiver_of_version_1() {
     crate::between_devices::load_stand_in();
     let directory = plugin_files::directory(&["shm"]);
-    let sender = Worker::open_on(Place::Device, directory.path(), "shm", "prefill", BYTES, "");
+    let sender = Worker::open_on(Place::Device, directory.path(), "shm", "prefill", BYTES, crate::PATIENT);
     let receiver = OldReceiver::new();
     let endpoint = receiver.endpoint.clone();
     let receiver = spawn(move || {
@@ -354,7 +355,7 @@ fn memory_of_a_gpu_is_not_sent_to_a_receiver_of_version_1() {
     assert!(receiver.is_alone());
 
     // Memory that comes when the connection is there.
-    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, "");
+    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, crate::PATIENT);
     let receiver = OldReceiver::new();
     let endpoint = receiver.endpoint.clone();
     let receiver = receiver.greet_until_one_is_welcome();

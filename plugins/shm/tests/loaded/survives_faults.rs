@@ -5,6 +5,8 @@ use host_plugin_api::*;
 use host_test_peer::*;
 use host_tests::plugin_files;
 
+use crate::{CONNECTS, PATIENT};
+
 const BYTES: usize = 4 << 20;
 
 fn everything(sender: &Worker, target: u32) -> Write {
@@ -19,9 +21,9 @@ fn everything(sender: &Worker, target: u32) -> Write {
 }
 
 /// A child that writes all of our memory over and over, and the peer that stands for it.
-fn flooded(directory: &std::path::Path) -> (Worker, Remote, PeerId) {
-    let receiver = Worker::open(directory, "shm", "decode", BYTES, "");
-    let mut sender = Remote::start(directory, "shm", "prefill", BYTES, "");
+fn flooded(directory: &std::path::Path, config: &str) -> (Worker, Remote, PeerId) {
+    let receiver = Worker::open(directory, "shm", "decode", BYTES, config);
+    let mut sender = Remote::start(directory, "shm", "prefill", BYTES, PATIENT);
     let peer = receiver.backend.connect("prefill", &sender.endpoint()).unwrap();
     sender.ask("fill 7");
     sender.ask(&format!("connect {}", hex(&receiver.backend.endpoint().unwrap())));
@@ -48,7 +50,7 @@ fn is_marked(receiver: &Worker) -> bool {
 #[test]
 fn a_sender_killed_in_mid_transfer_is_reported_lost_after_what_it_delivered() {
     let directory = plugin_files::directory(&["shm"]);
-    let (receiver, mut sender, _peer) = flooded(directory.path());
+    let (receiver, mut sender, _peer) = flooded(directory.path(), PATIENT);
     sender.kill();
     let mut last = 0;
     loop {
@@ -69,7 +71,7 @@ fn a_sender_killed_in_mid_transfer_is_reported_lost_after_what_it_delivered() {
 fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing() {
     let directory = plugin_files::directory(&["shm"]);
     for _ in 0..20 {
-        let (receiver, mut sender, peer) = flooded(directory.path());
+        let (receiver, mut sender, peer) = flooded(directory.path(), PATIENT);
         receiver.backend.disconnect(peer).unwrap();
         mark(&receiver);
         // Until the sender is dead it goes on trying.
@@ -84,7 +86,7 @@ fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing() {
 fn nothing_lands_after_a_deregistration_although_the_peer_keeps_writing() {
     let directory = plugin_files::directory(&["shm"]);
     for _ in 0..20 {
-        let (receiver, mut sender, _peer) = flooded(directory.path());
+        let (receiver, mut sender, _peer) = flooded(directory.path(), PATIENT);
         receiver.backend.deregister(receiver.region).unwrap();
         mark(&receiver);
         sender.kill();
@@ -96,7 +98,8 @@ fn nothing_lands_after_a_deregistration_although_the_peer_keeps_writing() {
 fn a_stopped_sender_cannot_be_fenced_and_its_death_is_the_proof() {
     use rustix::process::{Pid, Signal, kill_process};
     let directory = plugin_files::directory(&["shm"]);
-    let (receiver, mut sender, peer) = flooded(directory.path());
+    let config = format!("{CONNECTS}fence_timeout_ms = 300");
+    let (receiver, mut sender, peer) = flooded(directory.path(), &config);
     let pid = Pid::from_child(&sender.process);
     // Stopped at random, the sender is inside a copy most of the time. When it is not, the fence holds at once.
     kill_process(pid, Signal::STOP).unwrap();
@@ -111,8 +114,8 @@ fn a_stopped_sender_cannot_be_fenced_and_its_death_is_the_proof() {
 #[test]
 fn a_receiver_killed_in_mid_transfer_ends_every_submission_with_peer_lost() {
     let directory = plugin_files::directory(&["shm"]);
-    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, "");
-    let mut receiver = Remote::start(directory.path(), "shm", "decode", BYTES, "");
+    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, PATIENT);
+    let mut receiver = Remote::start(directory.path(), "shm", "decode", BYTES, PATIENT);
     let target: u32 = receiver.ask("region").parse().unwrap();
     let peer = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
     let writes = [everything(&sender, target)];
@@ -146,7 +149,7 @@ fn a_receiver_killed_in_mid_transfer_ends_every_submission_with_peer_lost() {
     assert_eq!(sender.backend.submit(&submission(peer, 1, b""), &[]), ErrorCode::PEER_LOST.0);
 
     // The same name again, in another process.
-    let mut receiver = Remote::start(directory.path(), "shm", "decode-2", BYTES, "");
+    let mut receiver = Remote::start(directory.path(), "shm", "decode-2", BYTES, PATIENT);
     let target: u32 = receiver.ask("region").parse().unwrap();
     let again = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
     assert_ne!(again, peer);
@@ -160,8 +163,8 @@ fn a_receiver_killed_in_mid_transfer_ends_every_submission_with_peer_lost() {
 fn a_full_ring_delays_notifications_and_loses_none() {
     const COUNT: u64 = 3000;
     let directory = plugin_files::directory(&["shm"]);
-    let sender = Worker::open(directory.path(), "shm", "prefill", 4096, "");
-    let mut receiver = Remote::start(directory.path(), "shm", "decode", 4096, "");
+    let sender = Worker::open(directory.path(), "shm", "prefill", 4096, PATIENT);
+    let mut receiver = Remote::start(directory.path(), "shm", "decode", 4096, PATIENT);
     let peer = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
     let (mut accepted, mut completed, mut received) = (0u64, 0u64, std::collections::BTreeSet::new());
     let mut take = |receiver: &mut Remote| received.insert(receiver.ask("notification"));
@@ -189,9 +192,9 @@ fn a_full_ring_delays_notifications_and_loses_none() {
 #[test]
 fn a_write_that_means_an_earlier_registration_lands_nowhere() {
     let directory = plugin_files::directory(&["shm"]);
-    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, "");
+    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, PATIENT);
     sender.bytes_mut().fill(9);
-    let mut receiver = Remote::start(directory.path(), "shm", "decode", BYTES, "");
+    let mut receiver = Remote::start(directory.path(), "shm", "decode", BYTES, PATIENT);
     let target: u32 = receiver.ask("region").parse().unwrap();
     let peer = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
     let other: u32 = receiver.ask("reregister").parse().unwrap();
@@ -214,8 +217,8 @@ fn a_write_that_means_an_earlier_registration_lands_nowhere() {
 fn nonsense_on_the_socket_harms_only_its_sender() {
     use rustix::net::*;
     let directory = plugin_files::directory(&["shm"]);
-    let receiver = Worker::open(directory.path(), "shm", "decode", 4096, "");
-    let sender = Worker::open(directory.path(), "shm", "prefill", 4096, "");
+    let receiver = Worker::open(directory.path(), "shm", "decode", 4096, PATIENT);
+    let sender = Worker::open(directory.path(), "shm", "prefill", 4096, PATIENT);
     let endpoint = receiver.backend.endpoint().unwrap();
     let name = u128::from_le_bytes(endpoint[8..24].try_into().unwrap());
     let address = SocketAddrUnix::new_abstract_name(format!("host-shm-{name:032x}").as_bytes()).unwrap();
