@@ -10,7 +10,18 @@ const PORTS: std::ops::Range<u32> = 18000..32000;
 ///
 /// A port that the kernel has chosen is no such thing: as soon as it is closed, any connection of this machine may get it as its own
 /// end, even the one that looks whether the program listens yet. Processes begin at different ports, and a process gets each once.
+///
+/// # Panics
+/// When all ports are taken.
 pub fn unused() -> SocketAddr {
+    listener().local_addr().expect("a listener has an address")
+}
+
+/// A listener whose port no other test gets when it is closed, nor the kernel gives to a connection.
+///
+/// # Panics
+/// When all ports are taken.
+pub fn listener() -> TcpListener {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // A prime, so that processes started one after the other begin far apart.
     let start = std::process::id().wrapping_mul(4099);
@@ -20,8 +31,8 @@ pub fn unused() -> SocketAddr {
         let port = PORTS.start + start.wrapping_add(turn) % ports;
         let address =
             SocketAddr::from((Ipv4Addr::LOCALHOST, u16::try_from(port).expect("ports are 16 bits")));
-        if TcpListener::bind(address).is_ok() {
-            return address;
+        if let Ok(listener) = TcpListener::bind(address) {
+            return listener;
         }
     }
     panic!("every port of {PORTS:?} is taken");

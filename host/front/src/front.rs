@@ -21,7 +21,7 @@ use super::http::{App, Audience, TextWork, Unread, Uploads};
 use super::identity::{Hosts, Identities, Keys, Origins};
 use super::metrics::Metrics;
 use super::registry::{Policy, Registry, Terms};
-use super::router::{Retry, Router, warm_up};
+use super::router::{Retry, Router, Waits, warm_up};
 use crate::text::TextModel;
 
 /// The configuration of a router.
@@ -39,6 +39,8 @@ pub struct FrontConfig {
     pub policy: Policy,
     /// The limits of retries.
     pub retry: Retry,
+    /// How long is waited for workers.
+    pub waits: Waits,
     /// A worker gets requests when it has served a dummy one.
     pub warm_up: bool,
     /// A worker not heard of for this long gets no new requests.
@@ -100,6 +102,7 @@ impl FrontConfig {
             text,
             policy: Policy::default(),
             retry: Retry::default(),
+            waits: Waits::default(),
             warm_up: true,
             worker_timeout: Duration::from_secs(3),
             lost_after: Duration::from_secs(10),
@@ -231,8 +234,8 @@ pub async fn serve(
     let of_clients = Identities { tenant_header: config.tenant_header, ..identities(&clients)? };
     // No gateway stands before them.
     let of_operators = operators.as_ref().map(identities).transpose()?;
-    let router =
-        Router::new(registry.clone(), config.retry, config.max_requests, Arc::clone(&metrics), closing);
+    let limits = (config.retry, config.waits);
+    let router = Router::new(registry.clone(), limits, config.max_requests, Arc::clone(&metrics), closing);
     let audit = Audit::default();
     let places = Places::new(config.connections, audit.clone());
     let app = Arc::new(App {

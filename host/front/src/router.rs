@@ -6,6 +6,7 @@
 mod attempt;
 mod failure;
 mod progress;
+mod waits;
 mod warm_up;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use tokio::sync::watch;
 use self::attempt::{Attempt, Step};
 pub use self::failure::Failure;
 use self::progress::Progress;
+pub use self::waits::Waits;
 pub use self::warm_up::warm_up;
 use super::identity::Caller;
 use super::metrics::Metrics;
@@ -84,9 +86,6 @@ impl Job {
     }
 }
 
-/// A worker that was told that an answer is complete ends it this soon.
-const ENDS_WITHIN: Duration = Duration::from_secs(5);
-
 /// Longer prompts are hashed on a thread of their own. This many tokens take about a millisecond.
 const SHORT_PROMPT: usize = 1 << 16;
 
@@ -119,6 +118,7 @@ pub enum Event {
 pub struct Router {
     registry: Registry,
     retry: Retry,
+    waits: Waits,
     places: Shares,
     metrics: Arc<Metrics>,
     closing: watch::Receiver<bool>,
@@ -129,18 +129,24 @@ impl Router {
     #[must_use]
     pub fn new(
         registry: Registry,
-        retry: Retry,
+        (retry, waits): (Retry, Waits),
         max_requests: usize,
         metrics: Arc<Metrics>,
         closing: watch::Receiver<bool>,
     ) -> Self {
-        Self { registry, retry, places: Shares::new(max_requests), metrics, closing }
+        Self { registry, retry, waits, places: Shares::new(max_requests), metrics, closing }
     }
 
     /// The workers.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// How long it waits for workers.
+    #[must_use]
+    pub fn waits(&self) -> Waits {
+        self.waits
     }
 
     /// Requests under way.
@@ -243,6 +249,7 @@ impl Generation {
         }
         let request = proto::EndAnswerRequest { instance: worker.instance.0, room: attempt.room().0 };
         let mut client = WorkerClient::new(worker.channel.clone());
+        let within = self.router.waits.end;
         tokio::spawn(async move {
             let ended = async {
                 if let Err(status) = client.end_answer(request).await {
@@ -257,8 +264,8 @@ impl Generation {
                     }
                 }
             };
-            if clock::timeout(ENDS_WITHIN, ended).await == Ok(true) {
-                attempt.settle();
+            if clock::timeout(within, ended).await == Ok(true) {
+                attempt.settle(within);
             }
         });
     }
@@ -322,7 +329,7 @@ impl Generation {
                     return Ok(Event::Token(token));
                 }
                 Step::Finished(finished) => {
-                    attempt.settle();
+                    attempt.settle(self.router.waits.end);
                     return Ok(Event::Finished(self.progress.finish(finished)));
                 }
                 Step::Failed { leg, failure, suspect, reported, apart } => {

@@ -1,7 +1,5 @@
 //! `POST /drain?worker=NAME`: a worker takes no more requests, finishes those that it has, and ends.
 
-use std::time::Duration;
-
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -13,9 +11,6 @@ use serde_json::json;
 
 use super::error::ApiError;
 use super::{Shared, json as json_response};
-
-/// Longest wait for the worker to say that it drains.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Which worker.
 #[derive(Debug, Deserialize)]
@@ -59,7 +54,8 @@ pub(super) async fn handle(
     }
     let request = DrainRequest { instance: worker.instance.0 };
     let mut client = WorkerClient::new(worker.channel.clone());
-    let reply = clock::timeout(PATIENCE, client.drain(request)).await;
+    let patience = app.router.waits().reply;
+    let reply = clock::timeout(patience, client.drain(request)).await;
     let why = match reply {
         Ok(Ok(_drains)) => {
             let instance = format!("{:016x}", worker.instance.0);
@@ -67,7 +63,7 @@ pub(super) async fn handle(
             return Ok((StatusCode::ACCEPTED, json_response(&body)).into_response());
         }
         Ok(Err(status)) => status.message().to_owned(),
-        Err(_elapsed) => format!("no answer within {PATIENCE:?}"),
+        Err(_elapsed) => format!("no answer within {patience:?}"),
     };
     Err(cannot(why))
 }

@@ -14,13 +14,10 @@ use serde_json::{Value, json};
 use super::{Shared, json as json_response};
 use crate::registry::Chosen;
 
-/// Longest wait for one worker.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 /// Answers 200 when every worker has emptied its cache, else 502. The body has each worker's reply.
 pub(super) async fn handle(State(app): Shared) -> Response {
-    let workers = app.router.registry().workers();
-    let replies = join_all(workers.iter().map(|(worker, _)| ask(worker))).await;
+    let (workers, patience) = (app.router.registry().workers(), app.router.waits().reply);
+    let replies = join_all(workers.iter().map(|(worker, _)| ask(worker, patience))).await;
     let all = replies.iter().all(Result::is_ok);
     let said: Vec<Value> = workers
         .iter()
@@ -40,10 +37,10 @@ pub(super) async fn handle(State(app): Shared) -> Response {
     (status, json_response(&json!({"flushed": all, "workers": said}))).into_response()
 }
 
-async fn ask(worker: &Chosen) -> Result<FlushCacheReply, String> {
+async fn ask(worker: &Chosen, patience: Duration) -> Result<FlushCacheReply, String> {
     let mut client = WorkerClient::new(worker.channel.clone());
     let name = &worker.name;
-    match clock::timeout(PATIENCE, client.flush_cache(FlushCacheRequest {})).await {
+    match clock::timeout(patience, client.flush_cache(FlushCacheRequest {})).await {
         Ok(Ok(reply)) => Ok(reply.into_inner()),
         Ok(Err(status)) => Err(format!(
             "worker {name:?} at {} could not be told to empty its cache: {}; try again when it is back",
@@ -51,7 +48,7 @@ async fn ask(worker: &Chosen) -> Result<FlushCacheReply, String> {
             status.message()
         )),
         Err(elapsed) => Err(format!(
-            "worker {name:?} at {} did not say within {PATIENCE:?} that its cache is empty ({elapsed}); try again",
+            "worker {name:?} at {} did not say within {patience:?} that its cache is empty ({elapsed}); try again",
             worker.address
         )),
     }

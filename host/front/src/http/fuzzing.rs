@@ -13,7 +13,7 @@ use super::{App, RequestId, TextWork, Unread, Uploads, chat, completions, genera
 use crate::audit::Audit;
 use crate::metrics::Metrics;
 use crate::registry::{Policy, Registry, Terms};
-use crate::router::{Retry, Router};
+use crate::router::{Retry, Router, Waits};
 use crate::shares::Shares;
 use crate::text::{ChatTemplate, TextModel};
 
@@ -46,7 +46,7 @@ pub(super) fn app() -> &'static App {
             model: "model".into(),
             about: super::About::default(),
             text,
-            router: Router::new(registry, Retry::default(), 16, metrics.clone(), closing),
+            router: Router::new(registry, (Retry::default(), Waits::default()), 16, metrics.clone(), closing),
             metrics,
             max_body: MAX_BODY,
             body_timeout: Duration::from_secs(1),

@@ -140,7 +140,7 @@ pub(super) async fn serve<S: Shape>(
         true => {
             let streamed = events::Streamed { answers, leads: lanes, shape, record, tokenizer, ask };
             let ends = outflow(app.stall, app.unread.clone(), caller.client.clone());
-            events::as_events(streamed, ends, app.stream_keep_alive).await
+            events::as_events(streamed, ends, app.router.waits(), app.stream_keep_alive).await
         }
         false => {
             let collected = app.unread.collect(&caller.client);

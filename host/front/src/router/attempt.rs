@@ -32,8 +32,6 @@ const SHUTTING_DOWN: &str = FailureCode::ShuttingDown.as_str();
 const PEER_REFUSED: &str = FailureCode::PeerRefused.as_str();
 /// Largest event that a worker may send.
 const MAX_EVENT: usize = 1 << 20;
-/// After the answer is complete, prefill may take this long to end its leg by itself.
-const SETTLE: Duration = Duration::from_secs(5);
 
 impl Leg {
     fn start(registry: &Registry, worker: &Chosen, request: GenerateRequest) -> Self {
@@ -180,15 +178,15 @@ impl Attempt {
         }
     }
 
-    /// Lets prefill end its leg in peace: dropping its stream now would count as a cancelled request there.
-    pub fn settle(self) {
+    /// Lets prefill end its leg in peace, within this time: dropping its stream now would count as a cancelled request there.
+    pub fn settle(self, within: Duration) {
         let Self { decode, prefill, route, registry, .. } = self;
         drop(decode);
         registry.answered(route.room());
         let Some(mut prefill) = prefill else { return };
         tokio::spawn(async move {
             let end = async { while let Step::Token(_) = prefill.next().await {} };
-            if clock::timeout(SETTLE, end).await.is_err() {
+            if clock::timeout(within, end).await.is_err() {
                 tracing::warn!(
                     worker = prefill.name,
                     "prefill did not end its leg after the answer was complete"

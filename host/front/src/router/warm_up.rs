@@ -114,7 +114,7 @@ async fn serve(registry: &Registry, route: Route) -> Result<(), String> {
     .await;
     match served {
         Ok(Ok(())) => {
-            attempt.settle();
+            attempt.settle(PATIENCE);
             Ok(())
         }
         Ok(failed) => failed,

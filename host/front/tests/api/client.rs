@@ -86,7 +86,7 @@ impl Reply {
     }
 
     /// The next chunk of a chunked body, or `None` at its end.
-    async fn chunk(&mut self) -> Option<Vec<u8>> {
+    pub async fn chunk(&mut self) -> Option<Vec<u8>> {
         let mut size = String::new();
         timeout(PATIENCE, self.body.read_line(&mut size)).await.expect("no more of the body comes").unwrap();
         let size = usize::from_str_radix(size.trim(), 16).unwrap_or(0);

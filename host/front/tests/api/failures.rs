@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::fake_worker::{FakeWorker, Script, Step, echoes, prefills, says, steps};
-use super::fixture::{Front, config};
+use super::fixture::{Front, config, passes};
 
 pub const PATH: &str = "/v1/completions";
 
@@ -469,15 +469,23 @@ async fn a_worker_that_says_more_than_it_was_asked_for_is_cut_off() {
 async fn a_request_ends_when_its_time_is_over_whatever_its_worker_says() {
     for stream in [false, true] {
         let mut config = config();
-        config.retry.longest = Duration::from_millis(50);
+        config.retry.longest = Duration::from_secs(100);
         let mut front = Front::start(config).await;
         let worker = front.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
         let mut body = request();
         body["stream"] = json!(stream);
-        let reply = front.post(PATH, &body).await;
+        let (http, body) = (front.http, body.to_string());
+        let asked =
+            tokio::spawn(async move { super::client::send(http, "POST", PATH, &[], body.as_bytes()).await });
+        worker.watch.begun(1).await;
         let error = if stream {
+            // The head comes with the first token.
+            let reply = asked.await.unwrap();
+            passes(Duration::from_secs(101)).await;
             reply.events().await.pop().unwrap()
         } else {
+            passes(Duration::from_secs(101)).await;
+            let reply = asked.await.unwrap();
             assert_eq!(reply.status, 503);
             reply.json().await
         };

@@ -1,9 +1,10 @@
 //! A FAKE worker: answers `Worker.Generate` from a script, computes nothing, moves no KV. Shared with the example
 //! `front_on_fakes`.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use host_tests::wait::PATIENCE;
 use host_wire::proto::generate_event::Event;
 use host_wire::proto::worker_server::{Worker, WorkerServer};
 use host_wire::proto::{
@@ -84,7 +85,7 @@ pub struct Watch {
 impl Watch {
     /// Waits until so many answers were said to be complete.
     pub async fn ended(&self, answers: usize) {
-        self.ended.clone().wait_for(|ended| ended.len() >= answers).await.unwrap();
+        in_time("the end of an answer", self.ended.clone().wait_for(|ended| ended.len() >= answers)).await;
     }
 
     /// Calls that the router has cancelled so far.
@@ -99,13 +100,19 @@ impl Watch {
 
     /// Waits until this many calls have begun.
     pub async fn begun(&self, calls: usize) {
-        self.counts.clone().wait_for(|counts| counts.0 >= calls).await.unwrap();
+        in_time("a call", self.counts.clone().wait_for(|counts| counts.0 >= calls)).await;
     }
 
     /// Waits until this many calls were cancelled by the router.
     pub async fn cancelled(&self, calls: usize) {
-        self.counts.clone().wait_for(|counts| counts.1 >= calls).await.unwrap();
+        in_time("a cancelled call", self.counts.clone().wait_for(|counts| counts.1 >= calls)).await;
     }
+}
+
+/// Waits for something that has to happen.
+async fn in_time<T, E: std::fmt::Debug>(what: &str, awaited: impl Future<Output = Result<T, E>>) {
+    let come = tokio::time::timeout(PATIENCE, awaited).await;
+    drop(come.unwrap_or_else(|_elapsed| panic!("waited {PATIENCE:?} in vain for {what}")).unwrap());
 }
 
 /// A running fake worker, in a runtime of its own, so that dropping it breaks its connections as a killed process does.
@@ -118,7 +125,8 @@ pub struct FakeWorker {
 impl FakeWorker {
     /// Serves `script` on a free port.
     pub fn start(name: &str, role: &str, instance: u64, script: Script) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // Its port stays unused when it is killed.
+        let listener = host_tests::ports::listener();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let (count, counts) = watch::channel((0, 0));

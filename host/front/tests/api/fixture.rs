@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use host_front::connections::Limits;
 use host_front::front::{FrontConfig, HttpListeners, serve};
+use host_front::router::Waits;
 use host_front::text::{ChatTemplate, TextModel};
 use host_tests::wait::answered_until;
 use host_wire::proto::registry_client::RegistryClient;
@@ -19,6 +21,9 @@ use super::fake_worker::{FakeWorker, Script, echoes, prefills};
 pub const TEMPLATE: &str =
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>";
 
+/// Longer than a test waits for anything.
+pub const LONG: Duration = Duration::from_secs(600);
+
 /// A running front.
 pub struct Front {
     pub http: SocketAddr,
@@ -27,18 +32,29 @@ pub struct Front {
     ended: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
 
-/// Short waits, and workers that need no heartbeat during a test.
+/// No wait ends during a test that does not mean it, and workers need no heartbeat. What has to fail is tried again at once.
 pub fn config() -> FrontConfig {
     let mut text = TextModel::bytes(300);
     text.template = Some(Arc::new(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).unwrap()));
     let mut config = FrontConfig::new("fake".into(), text);
-    config.worker_timeout = Duration::from_secs(600);
-    config.lost_after = Duration::from_secs(600);
-    config.retry.total = Duration::from_secs(20);
+    config.worker_timeout = LONG;
+    config.lost_after = LONG;
+    config.retry.total = LONG;
+    config.waits = Waits { head: LONG, end: LONG, reply: LONG };
+    config.drain = LONG;
+    config.body_timeout = LONG;
+    config.connections = Limits { head: LONG, ..config.connections };
     // Scripted workers count their calls.
     config.warm_up = false;
     config.retry.backoff = Duration::from_millis(1);
     config
+}
+
+/// On the front's clock so much time passes at once.
+pub async fn passes(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
 }
 
 impl Front {

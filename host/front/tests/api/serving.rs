@@ -6,17 +6,21 @@ use serde_json::{Value, json};
 
 use super::client::send;
 use super::fake_worker::{Step, echoes, prefills, steps};
-use super::fixture::{Front, config};
+use super::fixture::{Front, config, passes};
 
 const PATH: &str = "/v1/completions";
 
 #[tokio::test]
 async fn the_head_of_a_stream_does_not_wait_for_the_first_token() {
-    let (front, _prefill, decode) = Front::with_pair(steps(vec![Step::Hang])).await;
+    let mut config = config();
+    config.waits.head = Duration::from_millis(1);
+    let mut front = Front::start(config).await;
+    let worker = front.worker("all", "aggregated", steps(vec![Step::Hang])).await;
     let reply = front.post(PATH, &json!({"prompt": "a", "stream": true})).await;
     assert_eq!((reply.status, reply.header("content-type")), (200, Some("text/event-stream")));
+    worker.watch.begun(1).await;
     drop(reply);
-    decode.watch.cancelled(1).await;
+    worker.watch.cancelled(1).await;
 }
 
 #[tokio::test]
@@ -30,22 +34,28 @@ async fn what_fails_before_the_first_token_keeps_its_status() {
 async fn a_client_that_waits_gets_comments_only_if_the_operator_says_so() {
     let mut config = config();
     config.stream_keep_alive = Some(Duration::from_millis(5));
+    config.waits.head = Duration::from_millis(1);
     let mut front = Front::start(config).await;
     let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
     let script = steps(vec![Step::Gate(gate.clone()), Step::Token(97), Step::Finish("stop")]);
     let _worker = front.worker("all", "aggregated", script).await;
-    let reply = front.post(PATH, &json!({"prompt": "a", "stream": true})).await;
+    let mut reply = front.post(PATH, &json!({"prompt": "a", "stream": true})).await;
+    let first = String::from_utf8(reply.chunk().await.unwrap()).unwrap();
+    assert!(first.starts_with(": waiting\n\n"), "{first}");
     gate.add_permits(1);
     let text = reply.text().await;
-    assert!(text.starts_with(": waiting\n\n"), "{text}");
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
 }
 
 #[tokio::test]
 async fn a_deadline_ends_a_request_and_clients_are_told_not_to_repeat_it() {
     let (front, _prefill, decode) = Front::with_pair(steps(vec![Step::Hang])).await;
-    let mut body = json!({"prompt": "a", "timeout": 0.05});
-    let reply = front.post(PATH, &body).await;
+    let mut body = json!({"prompt": "a", "timeout": 100});
+    let (http, text) = (front.http, body.to_string());
+    let asked = tokio::spawn(async move { send(http, "POST", PATH, &[], text.as_bytes()).await });
+    decode.watch.begun(1).await;
+    passes(Duration::from_secs(101)).await;
+    let reply = asked.await.unwrap();
     assert_eq!((reply.status, reply.header("x-should-retry")), (408, Some("false")));
     assert_eq!(reply.json().await["error"]["code"], "timeout");
     decode.watch.cancelled(1).await;

@@ -7,7 +7,7 @@ use host_wire::proto::TransferEndpoint;
 use serde_json::json;
 
 use super::fake_worker::{FakeWorker, Step, echoes, prefills, says, steps};
-use super::fixture::{Front, config};
+use super::fixture::{Front, config, passes};
 
 const PATH: &str = "/v1/completions";
 
@@ -122,13 +122,6 @@ async fn workers_are_live_once_a_dummy_request_has_gone_through_them() {
     assert_eq!(calls.last().unwrap().prompt, [97, 98, 99]);
     assert!(prefill.watch.calls().len() >= 2);
     assert_eq!(front.get("/health/ready").await.status, 200);
-}
-
-/// On the front's clock so much time passes at once.
-async fn passes(time: Duration) {
-    tokio::time::pause();
-    tokio::time::advance(time).await;
-    tokio::time::resume();
 }
 
 #[tokio::test]

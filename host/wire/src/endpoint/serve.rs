@@ -116,10 +116,10 @@ mod tests {
     async fn a_connection_that_broke_is_made_again_by_the_next_call() {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let counting = Counting::default();
-        let first = open().await;
+        // No other process gets the port meanwhile.
+        let at = ListenAt::Tcp(host_tests::ports::unused());
+        let first = Listener::bind(&at, Credentials::None).await.unwrap();
         let address = first.address().unwrap();
-        let Address::Plain(host) = &address else { panic!("{address}") };
-        let at = ListenAt::Tcp(format!("{host}").parse().unwrap());
         let serving = tokio::spawn(serve(first, counting.routes(), async move { drop(stopped.await) }));
         let mut client = client(&address, &Credentials::None);
         beat(&mut client).await.unwrap();

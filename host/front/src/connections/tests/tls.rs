@@ -82,8 +82,8 @@ async fn clients_that_shake_no_hands_take_their_share_alone_and_are_closed_in_ti
     let mut other = client.connect("localhost", other).await.unwrap();
     assert!(answer(&mut other).await.ends_with("answered"));
     // Its deadline is over long before the wait for a head.
-    let before = clock::now();
     tokio::time::pause();
+    let before = clock::now();
     assert_eq!(rest(&mut silent[0]).await, "");
     assert!(before.elapsed() < HEAD / 2, "{:?}", before.elapsed());
     for connection in &mut silent[1..16] {
@@ -102,8 +102,8 @@ async fn a_stop_waits_for_no_handshake() {
     later.write_all(ASK).await.unwrap();
     assert!(rest(&mut later).await.contains("use https://"));
     stop.send_replace(true);
-    let before = clock::now();
     tokio::time::pause();
+    let before = clock::now();
     serving.await.unwrap();
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
     assert_eq!(rest(&mut silent).await, "");

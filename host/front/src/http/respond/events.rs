@@ -21,11 +21,8 @@ use super::super::error::ApiError;
 use super::super::outflow::{NoOutflow, Outflow};
 use super::super::record::{Record, Usage};
 use super::Shape;
+use crate::router::Waits;
 use crate::text::Tokenizer;
-
-/// The head of a stream waits so long for the first token, from the moment at which workers were called. What fails before is a
-/// status, which clients and proxies act on. Later it is an event.
-const HEAD: Duration = Duration::from_secs(1);
 
 /// A request whose answers are sent as events.
 pub(super) struct Streamed<S> {
@@ -70,11 +67,12 @@ struct Events<S> {
     done: bool,
 }
 
-/// Sends the head when there is something to send, or [`HEAD`] after workers were called. The rest has a task of its own, which
+/// Sends the head when there is something to send, or [`Waits::head`] after workers were called. The rest has a task of its own, which
 /// ends with the answers, read or not. A client that waits gets a comment every `keep_alive`, if that is set.
 pub(super) async fn as_events<S: Shape>(
     streamed: Streamed<S>,
     (outflow, body): (Outflow, Body),
+    waits: Waits,
     keep_alive: Option<Duration>,
 ) -> Result<Response, ApiError> {
     let (told, mut beginning) = mpsc::channel(2);
@@ -82,7 +80,7 @@ pub(super) async fn as_events<S: Shape>(
     let head = async {
         match beginning.recv().await {
             Some(Beginning::Admitted) => {
-                clock::timeout(HEAD, beginning.recv()).await.unwrap_or(Some(Beginning::Admitted))
+                clock::timeout(waits.head, beginning.recv()).await.unwrap_or(Some(Beginning::Admitted))
             }
             known => known,
         }
