@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -146,8 +146,11 @@ fn one(
         child.kill()?;
     }
     let exit = child.wait()?;
-    let text = |pipe: Option<Pipe>| pipe.map(Pipe::text).unwrap_or_default();
-    let (output, errors) = (text(output), text(errors));
+    let text = |pipe: Option<Pipe>, is_all: &dyn Fn(&str) -> bool| {
+        pipe.map(|pipe| pipe.text(is_all)).unwrap_or_default()
+    };
+    let output = text(output, &|said| Verdict::last_in(said).is_some());
+    let errors = text(errors, &|_said| exit.success());
     let report = |status, text| Ok(Report { case: case.name, status, text });
     let is_due =
         exit.success() || (dies(case.name) && !second && exit.signal() == Some(Signal::KILL.as_raw()));
@@ -178,13 +181,21 @@ struct Pipe {
 /// Time to read what an ended process has written. The pipe itself ends only with the last process that has it, and the
 /// plugin may have started one that goes on.
 const REST: Duration = Duration::from_secs(1);
+/// So often that time, as long as what has to come is not there.
+const RESTS: u32 = 15;
 
 impl Pipe {
     /// What was written by a process that has ended.
-    fn text(self) -> String {
-        let _ended_or_held = self.end.recv_timeout(REST);
-        let kept = self.kept.lock();
-        String::from_utf8_lossy(&kept).into_owned()
+    fn text(self, is_all: &dyn Fn(&str) -> bool) -> String {
+        let mut text = String::new();
+        for _ in 0..RESTS {
+            let ended = self.end.recv_timeout(REST) != Err(RecvTimeoutError::Timeout);
+            text = String::from_utf8_lossy(&self.kept.lock()).into_owned();
+            if ended || is_all(&text) {
+                break;
+            }
+        }
+        text
     }
 }
 
@@ -242,10 +253,11 @@ pub fn run_case(file: &Path, config: &str, one: OneCase<'_>) -> std::io::Result<
     verdict::tell(status, text)
 }
 
-/// Names the calls of plugins that have not returned when nine tenths of the time are over.
+/// Names the calls of plugins that have not returned when half of the time is over, and again when nine tenths are: a busy
+/// machine may leave nothing of the last tenth.
 fn tell_what_is_held(time: Duration) -> std::io::Result<()> {
-    let tell = move || {
-        std::thread::sleep(time.mul_f64(0.9));
+    let tell = move |after: Duration| {
+        std::thread::sleep(after);
         let calls =
             host_plugins::in_progress().into_iter().map(|held| format!("{} of {}", held.call, held.plugin));
         let calls: Vec<String> = calls.collect();
@@ -254,5 +266,6 @@ fn tell_what_is_held(time: Duration) -> std::io::Result<()> {
             let _unread = writeln!(std::io::stdout(), "\n{HELD}in {}", calls.join(" and "));
         }
     };
-    std::thread::Builder::new().name("held".into()).spawn(tell).map(drop)
+    let tell_twice = move || [0.5, 0.4].map(|share| tell(time.mul_f64(share)));
+    std::thread::Builder::new().name("held".into()).spawn(tell_twice).map(drop)
 }

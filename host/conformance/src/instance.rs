@@ -10,10 +10,8 @@ use host_plugin_api::{
 };
 use host_plugins::{PluginError, open_allocator, open_tier, open_transfer};
 
+use super::observe::shutdown_ms;
 use super::{Stop, Subject, UNCONFIGURED};
-
-/// Time that a shutdown gets, which is what the server gives.
-pub(super) const DEADLINE_MS: u64 = 3000;
 
 /// An instance of any role.
 pub(super) enum Instance {
@@ -59,8 +57,8 @@ impl Instance {
     /// Shuts it down while nothing is under way.
     pub fn end(self) -> Result<(), String> {
         let ended = match &self {
-            Instance::Transfer(backend) => backend.shutdown(DEADLINE_MS),
-            Instance::Tier(tier) => tier.shutdown(DEADLINE_MS),
+            Instance::Transfer(backend) => backend.shutdown(shutdown_ms()),
+            Instance::Tier(tier) => tier.shutdown(shutdown_ms()),
             Instance::Allocator(_) => Ok(()),
         };
         ended.map_err(|error| format!("shutdown of an idle instance answered {error}"))

@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 
 /// How long a case waits for something that has to happen, in milliseconds.
 static PATIENCE: AtomicU64 = AtomicU64::new(3000);
+/// Most time that counts between two looks. What goes beyond it is time in which this process did not run.
+const LOOK: Duration = Duration::from_millis(50);
+/// A case that repeats something ends about this time after its start, however slow the plugin is.
+pub const ENOUGH: Duration = Duration::from_secs(3);
 
 /// Sets how long this process waits for something that has to happen.
 pub fn be_patient(patience: Duration) {
@@ -16,6 +20,11 @@ pub fn be_patient(patience: Duration) {
 /// How long a case waits for something that has to happen.
 pub fn patience() -> Duration {
     Duration::from_millis(PATIENCE.load(Ordering::Relaxed))
+}
+
+/// Milliseconds that a shutdown gets: what the server gives, and more where cases are patient.
+pub fn shutdown_ms() -> u64 {
+    PATIENCE.load(Ordering::Relaxed).max(3000)
 }
 
 /// Threads of this process.
@@ -41,16 +50,19 @@ pub fn wait_for<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
 }
 
 /// Asks until there is an answer, or patience ends without a change of what is seen beside it: what is slow may take its time.
+/// Time in which the process stood still does not count: the plugin's threads stood still with it.
 pub fn wait_while_moving<T, S: PartialEq>(mut ask: impl FnMut() -> (Option<T>, S)) -> Option<T> {
-    let (mut start, mut last) = (Instant::now(), None);
+    let (mut waited, mut looked, mut last) = (Duration::ZERO, Instant::now(), None);
     loop {
         let (answer, seen) = ask();
         if answer.is_some() {
             return answer;
         }
+        waited += looked.elapsed().min(LOOK);
+        looked = Instant::now();
         if last.as_ref() != Some(&seen) {
-            (start, last) = (Instant::now(), Some(seen));
-        } else if start.elapsed() > patience() {
+            (waited, last) = (Duration::ZERO, Some(seen));
+        } else if waited > patience() {
             return None;
         }
         std::thread::yield_now();

@@ -3,7 +3,7 @@
 use host_plugin_api::tier::FOUND;
 use host_plugin_api::{Tag, capability};
 
-use super::instance::DEADLINE_MS;
+use super::observe::shutdown_ms;
 use super::tier_world::{BACK, World};
 use super::{Case, Outcome, Subject, ensure, tier_crash};
 
@@ -38,7 +38,7 @@ fn put(subject: &Subject) -> Outcome {
     let world = World::open(subject)?;
     world.filled();
     world.put_all(1)?;
-    world.tier.shutdown(DEADLINE_MS).map_err(|error| format!("shutdown answered {error}"))?;
+    world.tier.shutdown(shutdown_ms()).map_err(|error| format!("shutdown answered {error}"))?;
     Ok(())
 }
 

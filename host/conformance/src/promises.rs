@@ -5,7 +5,7 @@ use host_plugin_api::capability as can;
 use host_plugin_api::{Notification, Tag};
 
 use super::bytes::{read_at, write_at};
-use super::instance::DEADLINE_MS;
+use super::observe::shutdown_ms;
 use super::transfer_pair::{GENERATION, Pair, register};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
@@ -58,7 +58,7 @@ fn peer_restart(subject: &Subject) -> Outcome {
     let mut pair = Pair::open(subject)?;
     pair.transfer(1, &[pair.write(0, 0, 4096)])?;
     let (old_peer, old_region) = (pair.peer, pair.to);
-    pair.receiver.shutdown(DEADLINE_MS).map_err(|e| format!("shutdown of the peer answered {e}"))?;
+    pair.receiver.shutdown(shutdown_ms()).map_err(|e| format!("shutdown of the peer answered {e}"))?;
     pair.receiver = subject.transfer("receiver-again")?;
     pair.to = register(&*pair.receiver, &pair.target, GENERATION)?;
     let endpoint =

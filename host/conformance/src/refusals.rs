@@ -6,8 +6,7 @@ use host_plugin_api::{
     TierCompletion, TierPage,
 };
 
-use super::instance::DEADLINE_MS;
-use super::observe::wait_for;
+use super::observe::{shutdown_ms, wait_for};
 use super::tier_world::{BYTES, World};
 use super::transfer_pair::{NO_COMPLETION, Pair, no_notification, read};
 use super::wording::status;
@@ -116,7 +115,7 @@ fn transfer(subject: &Subject) -> Outcome {
 fn transfer_closed(subject: &Subject) -> Outcome {
     let pair = Pair::open(subject)?;
     let endpoint = pair.receiver.endpoint().map_err(|error| format!("endpoint answered {error}"))?;
-    pair.sender.shutdown(DEADLINE_MS).map_err(|error| format!("shutdown answered {error}"))?;
+    pair.sender.shutdown(shutdown_ms()).map_err(|error| format!("shutdown answered {error}"))?;
     let memory = Memory { kind: MemoryKind::DRAM, ..strange_memory() };
     closed(&[
         ("register", code(pair.sender.register(&memory))),
@@ -158,7 +157,7 @@ fn tier(subject: &Subject) -> Outcome {
 fn tier_closed(subject: &Subject) -> Outcome {
     let world = World::open(subject)?;
     let (pages, keys) = (world.pages(1, 0), world.keys(1));
-    world.tier.shutdown(DEADLINE_MS).map_err(|error| format!("shutdown answered {error}"))?;
+    world.tier.shutdown(shutdown_ms()).map_err(|error| format!("shutdown answered {error}"))?;
     let memory = Memory { kind: MemoryKind::DRAM, ..strange_memory() };
     closed(&[
         ("register", code(world.tier.register(&memory))),

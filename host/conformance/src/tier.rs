@@ -8,8 +8,7 @@ use host_plugin_api::{
 };
 
 use super::bytes::{read_at, write_at};
-use super::instance::DEADLINE_MS;
-use super::observe::{wait_for, wait_while_moving};
+use super::observe::{shutdown_ms, wait_for, wait_while_moving};
 use super::refusals::or_unsupported;
 use super::tier_world::{BACK, BYTES, World};
 use super::{Case, Outcome, Stop, Subject, ensure};
@@ -266,8 +265,8 @@ fn panics(subject: &Subject) -> Outcome {
         ("register of memory of an unknown kind", code(tier.register(&memory).map(drop))),
         ("deregister of an unknown region", code(tier.deregister(RegionId(u32::MAX)))),
         ("scan from an unknown cursor", code(tier.scan(u64::MAX, &mut []).map(drop))),
-        ("shutdown", code(tier.shutdown(DEADLINE_MS))),
-        ("a second shutdown", code(tier.shutdown(DEADLINE_MS))),
+        ("shutdown", code(tier.shutdown(shutdown_ms()))),
+        ("a second shutdown", code(tier.shutdown(shutdown_ms()))),
     ];
     for (what, answer) in answers {
         ensure!(answer != ErrorCode::PANICKED.0, "{what} made the plugin panic");
@@ -302,7 +301,8 @@ fn closed(subject: &Subject) -> Outcome {
     let world = World::open(subject)?;
     let keys = world.keys(1);
     world.start("exists", || world.tier.exists(Tag(1), &keys))?;
-    world.tier.shutdown(DEADLINE_MS).map_err(|e| format!("shutdown with a batch in flight answered {e}"))?;
+    let ended = world.tier.shutdown(shutdown_ms());
+    ended.map_err(|e| format!("shutdown with a batch in flight answered {e}"))?;
     let mut one = [TierCompletion::default()];
     let answers = [
         ("exists", world.tier.exists(Tag(2), &keys)),

@@ -8,7 +8,7 @@ use host_memory::SharedMemory;
 use host_plugin_api::{ErrorCode, Tag, TierCompletion, TierPage, capability};
 
 use super::bytes::{fill, peek};
-use super::observe::{patience, wait_for, wait_while_moving};
+use super::observe::{ENOUGH, wait_for, wait_while_moving};
 use super::tier_world::{GUARD, World};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
@@ -91,7 +91,7 @@ fn settled(subject: &Subject) -> Outcome {
         batches.iter_mut().rev().try_for_each(|batch| room.ask(batch))?;
         end(&room, &mut batches)?;
         // A slow tier shows in one round what a fast one shows in some.
-        if begun.elapsed() > patience() {
+        if begun.elapsed() > ENOUGH {
             break;
         }
     }

@@ -10,7 +10,7 @@ use host_plugin_api::tier::{FOUND, STORED};
 use host_plugin_api::{ErrorCode, Tag, TierCompletion, TierPage};
 
 use super::bytes::{read_at, write_at};
-use super::observe::{patience, wait_while_moving};
+use super::observe::{ENOUGH, wait_while_moving};
 use super::tier_world::{BACK, World};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
@@ -111,7 +111,7 @@ fn write(world: &World, shared: &Shared, length: u32, told: Receiver<i32>) -> Ou
             return Ok(());
         }
         last = number;
-        if begun.elapsed() > patience() {
+        if begun.elapsed() > ENOUGH {
             break;
         }
     }

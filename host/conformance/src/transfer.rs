@@ -7,8 +7,7 @@ use host_plugin_api::{
 };
 
 use super::bytes::write_at;
-use super::instance::DEADLINE_MS;
-use super::observe::{wait_for, wait_while_moving};
+use super::observe::{shutdown_ms, wait_for, wait_while_moving};
 use super::random::{SEED, seeded};
 use super::transfer_bounds::bounds;
 use super::transfer_cancel::cancel;
@@ -267,8 +266,8 @@ fn panics(subject: &Subject) -> Outcome {
         ("connect to an endpoint of no bytes", code(backend.connect("x", &[]).map(drop))),
         ("connect to a strange endpoint", code(backend.connect("", &[0xFF; 300]).map(drop))),
         ("disconnect of an unknown peer", code(backend.disconnect(PeerId(u32::MAX)))),
-        ("shutdown", code(backend.shutdown(DEADLINE_MS))),
-        ("a second shutdown", code(backend.shutdown(DEADLINE_MS))),
+        ("shutdown", code(backend.shutdown(shutdown_ms()))),
+        ("a second shutdown", code(backend.shutdown(shutdown_ms()))),
     ];
     for (what, answer) in answers {
         // After the first panic everything answers so, but the first is the one to name.
@@ -279,7 +278,7 @@ fn panics(subject: &Subject) -> Outcome {
 
 fn peer_gone(subject: &Subject) -> Outcome {
     let Pair { sender, receiver, source, target, from, to, peer } = Pair::open(subject)?;
-    receiver.shutdown(DEADLINE_MS).map_err(|e| format!("shutdown answered {e}"))?;
+    receiver.shutdown(shutdown_ms()).map_err(|e| format!("shutdown answered {e}"))?;
     drop(receiver);
     let before = read(&target);
     write_at(&source, 0, &[0xAA; 64]);
@@ -301,7 +300,7 @@ fn peer_gone(subject: &Subject) -> Outcome {
     ensure!(read(&target) == before, "a write landed in the memory of an instance that was shut down");
     let again = sender.disconnect(peer).err().map_or(0, |e| e.code.0);
     ensure!(again != ErrorCode::PANICKED.0, "disconnect from a peer that ended made the plugin panic");
-    sender.shutdown(DEADLINE_MS).map_err(|e| format!("shutdown after the peer ended answered {e}"))?;
+    sender.shutdown(shutdown_ms()).map_err(|e| format!("shutdown after the peer ended answered {e}"))?;
     Ok(())
 }
 
@@ -309,7 +308,7 @@ fn closed(subject: &Subject) -> Outcome {
     let pair = Pair::open(subject)?;
     pair.submit(&pair.submission(1), &[pair.write(0, 0, 64)])?;
     pair.sender
-        .shutdown(DEADLINE_MS)
+        .shutdown(shutdown_ms())
         .map_err(|e| format!("shutdown with a transfer in flight answered {e}"))?;
     let mut one = [NO_COMPLETION];
     let answers = [

@@ -8,7 +8,7 @@ use std::time::Instant;
 use host_plugin_api::{ErrorCode, PeerId, Submission, capability};
 
 use super::bytes::{fill, peek};
-use super::observe::{descriptors, patience, wait_for};
+use super::observe::{ENOUGH, descriptors, wait_for};
 use super::transfer_pair::{Pair, no_notification};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
@@ -124,13 +124,13 @@ fn leaves_no_descriptor(subject: &Subject) -> Outcome {
     })
 }
 
-/// Makes so many, as far as patience goes, and looks at what is open afterwards.
+/// Makes so many, or fewer where that takes too long, and looks at what is open afterwards.
 fn leave_none(what: &str, mut make: impl FnMut() -> Outcome) -> Outcome {
     make()?;
     let mut last = String::new();
     for _ in 0..TIMES {
         let (before, start, mut made) = (descriptors(), Instant::now(), 0);
-        while made == 0 || (made < MADE && start.elapsed() < patience()) {
+        while made == 0 || (made < MADE && start.elapsed() < ENOUGH) {
             make()?;
             made += 1;
         }

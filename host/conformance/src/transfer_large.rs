@@ -7,7 +7,7 @@ use std::time::Instant;
 use host_plugin_api::{ErrorCode, Tag, Write};
 
 use super::bytes::{peek, read_at, write_at};
-use super::observe::{patience, wait_for};
+use super::observe::{ENOUGH, wait_for};
 use super::random::{SEED, seeded};
 use super::transfer_pair::{NO_COMPLETION, Pair, read};
 use super::{Case, Outcome, Subject, ensure};
@@ -35,7 +35,7 @@ const ROOM: usize = 8 << 20;
 /// Submissions of so many bytes whose target is looked at when they complete: what is missing for microseconds is seen in some of
 /// them only.
 const LOOKS: [(u64, u32); 2] = [(96, 4 * MIB), (160, MIB)];
-/// Submissions that are looked at when the backend is so slow that patience ends before all are.
+/// Submissions that are looked at when the backend is so slow that the others would take too long.
 const LEAST: u64 = 16;
 /// Questions for a completion between two looks at the clock, so that the answer is seen as soon as it is there.
 const QUESTIONS: u32 = 256;
@@ -88,7 +88,7 @@ fn landed(subject: &Subject) -> Outcome {
     let sizes = LOOKS.into_iter().flat_map(|(count, bytes)| (0..count).map(move |_| bytes));
     let start = Instant::now();
     for (round, bytes) in (1..).zip(sizes) {
-        if round > LEAST && start.elapsed() > patience() {
+        if round > LEAST && start.elapsed() > ENOUGH {
             break;
         }
         let pattern = (round % 255) as u8 + 1;

@@ -7,6 +7,9 @@ use host_tests::defect::with_defect;
 use host_tests::plugin_files;
 use serde_json::Value;
 
+/// For plugins that shall pass, on a machine that may stand still for seconds.
+const PATIENT: [&str; 2] = ["--patience", "30"];
+
 /// The exit code, and every case's name, status and text.
 fn test(file: &Path, more: &[&str]) -> (i32, Vec<(String, String, String)>) {
     let output = Command::new(env!("CARGO_BIN_EXE_host"))
@@ -31,7 +34,7 @@ fn broken(reports: &[(String, String, String)]) -> Vec<&(String, String, String)
 #[test]
 fn plugins_that_keep_their_contract_pass() {
     for name in ["shm", "wire", "loopback", "memory", "plain", "swa"] {
-        let (code, reports) = test(&plugin_files::plugin(name), &[]);
+        let (code, reports) = test(&plugin_files::plugin(name), &PATIENT);
         assert_eq!(broken(&reports), [] as [&(String, String, String); 0], "{name}");
         let skipped: Vec<_> = reports.iter().filter(|(_, status, _)| status == "skip").collect();
         // Memory of a GPU has tests of its own (`plugins/shm/tests/loaded/between_devices.rs`).
@@ -59,8 +62,9 @@ fn the_file_tier_keeps_its_contract_with_each_of_its_ways_to_read_and_write() {
         let pages = directory.path().join("pages");
         let limits = "segment_mib = 4\nsize_limit_mib = 64\nfree_floor_mib = 0";
         std::fs::write(&config, format!("dir = {pages:?}\n{limits}\n{way}\n")).unwrap();
+        let configured = ["--plugin-config", config.to_str().unwrap()];
         let (code, reports) =
-            test(&plugin_files::plugin("hicache-file"), &["--plugin-config", config.to_str().unwrap()]);
+            test(&plugin_files::plugin("hicache-file"), &[&configured[..], &PATIENT].concat());
         if reports.iter().any(|(_, _, text)| text.contains("no io_uring here")) {
             println!("SKIPPED {way}: this kernel has no io_uring");
             continue;
@@ -77,7 +81,7 @@ fn the_file_tier_keeps_its_contract_with_each_of_its_ways_to_read_and_write() {
 #[test]
 fn a_role_that_needs_a_configuration_is_skipped_without_one_and_that_is_said() {
     let file = plugin_files::plugin("hicache-file");
-    let (code, reports) = test(&file, &[]);
+    let (code, reports) = test(&file, &PATIENT);
     // Most was not tested, so the test has not succeeded.
     assert_eq!((code, broken(&reports)), (2, vec![]));
     let passed: Vec<&str> =
@@ -105,7 +109,7 @@ fn a_role_that_needs_a_configuration_is_skipped_without_one_and_that_is_said() {
 
 #[test]
 fn what_cannot_be_checked_is_skipped_with_the_reason() {
-    let (code, reports) = test(&plugin_files::plugin("null"), &[]);
+    let (code, reports) = test(&plugin_files::plugin("null"), &PATIENT);
     assert_eq!(code, 0, "{reports:?}");
     let data = reports.iter().find(|(case, ..)| case == "transfer-data").unwrap();
     assert_eq!(data.1, "skip");
@@ -129,7 +133,8 @@ fn each_is_found(plugin: &str, defects: &[(&str, &[&str], &str)]) {
     let original = std::fs::read(plugin_files::plugin(plugin)).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let wrong = wrongs(defects, |(defect, expected, says)| {
-        let (code, reports) = test(&with_defect(&original, defect, directory.path()), &[]);
+        let patient: &[&str] = if expected.is_empty() { &PATIENT } else { &[] };
+        let (code, reports) = test(&with_defect(&original, defect, directory.path()), patient);
         let found = broken(&reports);
         let cases: Vec<_> = found.iter().map(|(case, ..)| case.as_str()).collect();
         let right = cases == *expected
@@ -193,7 +198,7 @@ fn each_fails(plugin: &str, defects: &[(&str, &str, &str)]) {
     let original = std::fs::read(plugin_files::plugin(plugin)).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let wrong = wrongs(defects, |(defect, case, says)| {
-        let only: &[&str] = if *defect == "none" { &[] } else { &["--case", case] };
+        let only: &[&str] = if *defect == "none" { &PATIENT } else { &["--case", case] };
         let (code, reports) = test(&with_defect(&original, defect, directory.path()), only);
         let found = broken(&reports);
         let right = match *defect {
@@ -296,7 +301,7 @@ fn a_value_that_is_torn_when_its_process_is_killed_is_found_and_a_run_leaves_no_
         std::fs::write(&config, format!("dir = {values:?}\ndefect = {defect:?}\n")).unwrap();
         test(&files, &[&["--plugin-config", config.to_str().unwrap()], more].concat())
     };
-    let (code, reports) = run("", &[]);
+    let (code, reports) = run("", &PATIENT);
     assert_eq!((code, broken(&reports)), (0, vec![]));
     let named = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
     let left: Vec<String> = std::fs::read_dir(&values).unwrap().map(named).collect();
@@ -314,7 +319,7 @@ fn a_value_that_is_torn_when_its_process_is_killed_is_found_and_a_run_leaves_no_
 fn a_store_that_is_slow_passes_with_patience_and_a_call_that_does_not_return_is_named() {
     let (slow, directory) = (plugin_files::plugin("faulty-tier"), tempfile::tempdir().unwrap());
     let config = directory.path().join("config.toml");
-    std::fs::write(&config, "delay_ms = 1500").unwrap();
+    let delay = |milliseconds: u32| std::fs::write(&config, format!("delay_ms = {milliseconds}")).unwrap();
     let run = |file: &Path, more: &[&str]| {
         let common = ["--plugin-config", config.to_str().unwrap()];
         let (_, mut reports) = test(file, &[&common, more].concat());
@@ -322,13 +327,15 @@ fn a_store_that_is_slow_passes_with_patience_and_a_call_that_does_not_return_is_
         reports.remove(0)
     };
     let data = ["--case", "tier-data", "--patience"];
+    delay(20_000);
     let (_, status, text) = run(&slow, &[&data[..], &["1"]].concat());
     assert!(status == "fail" && text.contains("completed"), "{status}: {text}");
-    assert_eq!(run(&slow, &[&data[..], &["10"]].concat()).1, "pass");
+    delay(1500);
+    assert_eq!(run(&slow, &[&data[..], &["60"]].concat()).1, "pass");
     std::fs::write(&config, "").unwrap();
     let original = std::fs::read(plugin_files::plugin("broken-wire")).unwrap();
     let hangs = with_defect(&original, "hangs-in-submit", directory.path());
-    let (_, status, text) = run(&hangs, &["--case", "transfer-data", "--time-limit", "4"]);
+    let (_, status, text) = run(&hangs, &["--case", "transfer-data", "--time-limit", "30"]);
     assert_eq!((status.as_str(), text.contains("in submit of broken-wire")), ("timeout", true), "{text}");
 }
 
@@ -401,8 +408,8 @@ fn each_defect_of_an_allocator_fails_the_case_that_is_about_it() {
 
 #[test]
 fn a_promise_that_cannot_be_checked_here_is_in_the_report() {
-    let (code, reports) =
-        test(&plugin_files::plugin("broken-tier"), &["--case", "tier-shared", "--case", "tier-persistent"]);
+    let cases = ["--case", "tier-shared", "--case", "tier-persistent"];
+    let (code, reports) = test(&plugin_files::plugin("broken-tier"), &[&cases[..], &PATIENT].concat());
     // Only what is declared is reported.
     assert_eq!((code, reports.len()), (0, 1), "{reports:?}");
     let (case, status, text) = &reports[0];
@@ -426,7 +433,11 @@ fn a_case_that_runs_wild_is_stopped_by_its_limits() {
         status == "crash" && text.contains("memory allocation of 3221225472 bytes failed"),
         "{status}: {text}"
     );
-    assert_eq!(run("exhaust", &["--memory-limit", "8"]).1, "pass", "the limit is what stopped it");
+    assert_eq!(
+        run("exhaust", &["--memory-limit", "8", "--patience", "30"]).1,
+        "pass",
+        "the limit is what stopped it"
+    );
     // Four threads that spin use twice the time limit up before it ends, where there are processors enough.
     let (_, status, text) = run("spin", &["--time-limit", "3"]);
     assert!((status == "crash" && text.contains("signal: 24")) || status == "timeout", "{status}: {text}");
@@ -438,7 +449,7 @@ fn a_process_that_a_plugin_leaves_behind_holds_nothing_up() {
     let (config, left) = (directory.path().join("config.toml"), directory.path().join("left"));
     std::fs::write(&config, "in = \"daemon\"").unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_host"))
-        .args(["plugins", "test", "--case", "manifest-matches", "--plugin-config"])
+        .args(["plugins", "test", "--patience", "30", "--case", "manifest-matches", "--plugin-config"])
         .args([&config, &plugin_files::plugin("panicking")])
         .env("DAEMON", &left)
         .output()

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 use host_tests::plugin_files;
 use host_tests::skip::skipped;
@@ -30,7 +31,7 @@ fn built(name: &str) -> Option<PathBuf> {
 
 fn kit(file: &Path, more: &[&str]) -> Output {
     let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
-    host.args(["plugins", "test"]).args(more).arg(file).output().unwrap()
+    host.args(["plugins", "test", "--patience", "30"]).args(more).arg(file).output().unwrap()
 }
 
 /// The answers of a conversation of some turns over these plugins. Each prompt is the one before with its answer and more.
@@ -90,7 +91,7 @@ fn the_tier_over_sqlite_has_200_lines_keeps_the_contract_and_restores_a_conversa
     std::fs::copy(&file, plugins.path().join("sqlite.so")).unwrap();
     let right = right(plugins.path(), 3);
     let served = || {
-        let config = format!("[plugin.sqlite]\ndir = {:?}\n", folder.path().join("served"));
+        let config = format!("{RESTORES}[plugin.sqlite]\ndir = {:?}\n", folder.path().join("served"));
         let caches = ["--role", "aggregated", "--prefill-radix-cache", "--plugins", "sqlite"];
         start(plugins.path(), 1, &caches, config)
     };

@@ -27,7 +27,7 @@ fn plugins_in_c_and_cpp_keep_their_contract_as_each_compiler_builds_them() {
     for compiler in Compiler::all() {
         for source in SOURCES {
             let file = build(source, compiler, &[], folder.path());
-            let (code, said) = host(&["test"], &file);
+            let (code, said) = host(&["test", "--patience", "30"], &file);
             assert_eq!(code, 0, "{source} by {compiler:?}:\n{said}");
             assert!(said.contains(", 0 did not"), "{source} by {compiler:?}:\n{said}");
         }
@@ -128,7 +128,7 @@ fn plugins_in_c_have_no_error_that_the_address_sanitizer_finds() {
         let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"];
         let file = build(source, Compiler::Gcc, &flags, folder.path());
         let mut command = Command::new(env!("CARGO_BIN_EXE_host"));
-        command.args(["plugins", "test", "--memory-limit", "65536"]).arg(&file);
+        command.args(["plugins", "test", "--patience", "30", "--memory-limit", "65536"]).arg(&file);
         // The host itself is not built with it.
         let output =
             command.env("LD_PRELOAD", &libraries).env("ASAN_OPTIONS", "detect_leaks=0").output().unwrap();

@@ -1,8 +1,14 @@
 //! `host plugins new` makes crates that build, pass their own tests, and keep the contract, as they are written. So do its
 //! projects in C and C++.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use host_tests::wait::until;
+
+/// Tests a plugin that keeps its contract, on a machine that may stand still for seconds.
+const TEST: [&str; 4] = ["plugins", "test", "--patience", "30"];
 
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -46,7 +52,7 @@ fn every_role_builds_and_keeps_the_contract_as_generated() {
         cargo(&made_at, &["build"]);
         cargo(&made_at, &["test"]);
         let file = target().join("debug").join(format!("lib{}.so", name.replace('-', "_")));
-        let tested = host(&made_at, &["plugins", "test", file.to_str().unwrap()]);
+        let tested = host(&made_at, &[&TEST[..], &[file.to_str().unwrap()]].concat());
         assert!(tested.status.success() && said(&tested).contains("\npass"), "{}", said(&tested));
         let inspected = said(&host(&made_at, &["plugins", "inspect", file.to_str().unwrap()]));
         assert!(inspected.contains(&format!("{name} 0.1.0 (com.example.{name})")), "{inspected}");
@@ -100,7 +106,7 @@ fn every_role_in_c_and_in_cpp_builds_and_keeps_the_contract_as_generated() {
         }
         let file = made_at.join("build").join(format!("lib{}.so", name.replace('-', "_")));
         let keeps_the_contract = || {
-            let tested = host(&made_at, &["plugins", "test", file.to_str().unwrap()]);
+            let tested = host(&made_at, &[&TEST[..], &[file.to_str().unwrap()]].concat());
             assert!(tested.status.success() && said(&tested).contains("\npass"), "{}", said(&tested));
         };
         builds(&made_at, "make", &["CC=gcc", "CXX=g++", "WARNINGS=-Werror"]);
@@ -128,7 +134,13 @@ fn outside_of_a_checkout_the_crate_brings_the_api_along_and_builds() {
     // The file system of temporary files may be another one.
     std::fs::hard_link(built, &program).or_else(|_| std::fs::copy(built, &program).map(drop)).unwrap();
     let run = |at: &Path, arguments: &[&str]| {
-        let output = Command::new(&program).current_dir(at).args(arguments).output().unwrap();
+        // A copy cannot run while a child that another test forked still has it open for writing.
+        let output = until("the copy to run", || {
+            match Command::new(&program).current_dir(at).args(arguments).output() {
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => Err(error),
+                output => Ok(output.unwrap()),
+            }
+        });
         assert!(output.status.success(), "{arguments:?}: {}", said(&output));
         said(&output)
     };
@@ -141,7 +153,7 @@ fn outside_of_a_checkout_the_crate_brings_the_api_along_and_builds() {
     cargo(&made_at, &["build"]);
     cargo(&made_at, &["test"]);
     let file = target().join("debug/libfar_away.so");
-    let tested = run(&made_at, &["plugins", "test", file.to_str().unwrap()]);
+    let tested = run(&made_at, &[&TEST[..], &[file.to_str().unwrap()]].concat());
     assert!(tested.contains("\npass"), "{tested}");
 }
 

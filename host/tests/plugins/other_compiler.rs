@@ -44,7 +44,7 @@ fn a_plugin_of_the_nightly_compiler_with_shuffled_layouts_keeps_its_contract() {
             inspected.contains("-nightly"),
             "{package} is no plugin of the nightly compiler:\n{inspected}"
         );
-        let (tested, passed) = host(&["plugins", "test"], &file);
+        let (tested, passed) = host(&["plugins", "test", "--patience", "30"], &file);
         assert!(passed && tested.contains("\npass"), "{package}:\n{tested}");
     }
 }

@@ -110,10 +110,11 @@ impl Files {
 
 impl Store for Files {
     fn get(&self, key: &Key, to: &mut [u8]) -> Result<bool> {
+        let Some(mut file) = found(File::open(self.path(key)))? else { return Ok(false) };
+        // Looked at afterwards: a put that begins now makes another file.
         if self.unfinished().contains(key) {
             return Ok(false);
         }
-        let Some(mut file) = found(File::open(self.path(key)))? else { return Ok(false) };
         let length = file.metadata().map_err(|error| failed(&error))?.len();
         if length != to.len() as u64 {
             return Err(other_length(length, to.len()));
