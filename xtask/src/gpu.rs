@@ -168,9 +168,7 @@ mod tests {
         for (index, program) in PROGRAMS.iter().enumerate() {
             let text =
                 format!("#!/bin/sh\necho \"$0 $* $HOST_CUDA\"\nexit {}\n", if index == 2 { 7 } else { 0 });
-            let file = folder.path().join(program.name);
-            std::fs::write(&file, text).unwrap();
-            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+            crate::executable::write(&folder.path().join(program.name), &text);
         }
         write_script(folder.path(), &script("0123abcd")).unwrap();
         // A PATH without a sanitizer.

@@ -8,6 +8,8 @@ mod client;
 mod compare;
 mod demo;
 mod dist;
+#[cfg(test)]
+mod executable;
 mod fetch;
 mod gpu;
 mod msrv;

@@ -246,7 +246,6 @@ fn chaos(workspace: &Workspace) -> Outcome {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::os::unix::fs::PermissionsExt as _;
     use std::path::{Path, PathBuf};
 
     use super::*;
@@ -266,8 +265,7 @@ mod tests {
              test \"$2\" = fetch && exit {fetched}\nexit {code}\n",
             folder.display()
         );
-        std::fs::write(&path, script).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        crate::executable::write(&path, &script);
         path
     }
 

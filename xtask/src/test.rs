@@ -3,6 +3,7 @@
 mod load;
 mod programs;
 mod running;
+mod stalls;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write as _};
@@ -20,6 +21,7 @@ use crate::{fetch, python};
 use load::Load;
 use programs::Program;
 use running::Run;
+use stalls::Stalls;
 
 const HELP: &str = "\
 Build everything and run every test.
@@ -34,7 +36,7 @@ Node.js where the machine has none (60 MB); without them the tests of real model
 tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests that need what a machine may lack (a nightly
 compiler, gdb, curl, what NIXL links to) are skipped wherever it is missing; the summary names each.
 
-Usage: cargo xtask test [--only WORD[,WORD...]] [--times N] [--under-load]
+Usage: cargo xtask test [--only WORD[,WORD...]] [--times N] [--under-load] [--stalls SEED]
        cargo xtask test ARGUMENTS FOR CARGO TEST
 
 With other arguments, only `cargo test` runs, with them: `cargo xtask test -p host --test transfer`.
@@ -44,6 +46,7 @@ Options:
                 `external` is the group of which one program runs at a time
   --times N     So often, one after the other [default: 1]
   --under-load  Two busy loops for each core and a writer on the same disk beside the tests
+  --stalls SEED Processes of the tests stand still for 2 to 8 s, one or two at a time, drawn from this number
 
 Environment:
   CI=true       The openai client may not be skipped
@@ -69,17 +72,24 @@ struct Choice {
     only: Vec<String>,
     times: u32,
     under_load: bool,
+    /// Processes stand still, drawn from this seed.
+    stalls: Option<u64>,
     /// For `cargo test`, which then runs instead.
     cargo: Vec<String>,
 }
 
 impl Choice {
     fn parse(arguments: &[String]) -> anyhow::Result<Self> {
-        let mut choice = Self { only: Vec::new(), times: 1, under_load: false, cargo: Vec::new() };
+        let mut choice =
+            Self { only: Vec::new(), times: 1, under_load: false, stalls: None, cargo: Vec::new() };
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             match argument.as_str() {
                 "--under-load" => choice.under_load = true,
+                "--stalls" => {
+                    let seed = rest.next().context("--stalls needs a number")?;
+                    choice.stalls = Some(seed.parse().context("--stalls needs a number")?);
+                }
                 "--times" => {
                     let times = rest.next().context("--times needs a number")?;
                     choice.times = times
@@ -98,10 +108,10 @@ impl Choice {
                 }
             }
         }
-        let own = !choice.only.is_empty() || choice.times > 1 || choice.under_load;
+        let own = !choice.only.is_empty() || choice.times > 1 || choice.under_load || choice.stalls.is_some();
         ensure!(
             choice.cargo.is_empty() || !own,
-            "--only, --times and --under-load go without arguments for cargo test"
+            "--only, --times, --under-load and --stalls go without arguments for cargo test"
         );
         Ok(choice)
     }
@@ -153,6 +163,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         }
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let _load = choice.under_load.then(|| Load::start(2 * cores, &std::env::temp_dir()));
+        let _stalls = choice.stalls.map(Stalls::start);
         for _ in 0..choice.times {
             let started = Instant::now();
             let runs = running::run(&programs, &variables, cores)?;
@@ -389,10 +400,10 @@ mod tests {
     fn options_are_ours_and_the_rest_is_cargos() {
         let parse =
             |words: &str| Choice::parse(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        let choice = parse("--only nixl,plugins/ --times 30 --under-load").unwrap();
+        let choice = parse("--only nixl,plugins/ --times 30 --under-load --stalls 7").unwrap();
         assert_eq!(
-            (choice.only.len(), choice.times, choice.under_load, choice.cargo.len()),
-            (2, 30, true, 0)
+            (choice.only.len(), choice.times, choice.under_load, choice.stalls, choice.cargo.len()),
+            (2, 30, true, Some(7), 0)
         );
         let program = |name: &str| Program {
             name: name.into(),
@@ -404,7 +415,9 @@ mod tests {
         let taken = ["nixl/external", "plugins/loading", "host/plugins"];
         assert_eq!(taken.map(|name| choice.takes(&program(name))), [true, true, false]);
         assert_eq!(parse("-p host --test walk").unwrap().cargo, ["-p", "host", "--test", "walk"]);
-        for wrong in ["--times", "--times 0", "--times x", "--only", "--under-load -p host"] {
+        for wrong in
+            ["--times", "--times 0", "--times x", "--only", "--under-load -p host", "--stalls", "--stalls x"]
+        {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }
@@ -419,8 +432,13 @@ mod tests {
             folder: ".".into(),
             is_external: false,
         };
-        let choice =
-            |word: &str| Choice { only: vec![word.into()], times: 1, under_load: false, cargo: vec![] };
+        let choice = |word: &str| Choice {
+            only: vec![word.into()],
+            times: 1,
+            under_load: false,
+            stalls: None,
+            cargo: vec![],
+        };
         let chosen = |word: &str| {
             let chosen = choice(word).chosen(vec![program("a/first"), program("a/second")]).unwrap();
             chosen.into_iter().map(|program| (program.name, program.arguments)).collect::<Vec<_>>()

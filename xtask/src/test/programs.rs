@@ -145,12 +145,10 @@ mod tests {
     }
     #[test]
     fn a_program_with_tests_of_the_external_group_is_run_in_two_parts() {
-        use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("transfer");
         let list = "staging::external::over_nixl: test\nstaging::over_shm: test\nwalk::externals: test\n";
-        std::fs::write(&path, format!("#!/bin/sh\ncat <<'END'\n{list}END\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        crate::executable::write(&path, &format!("#!/bin/sh\ncat <<'END'\n{list}END\n"));
         let parts = |is_external, word: &str| {
             let folder = folder.path().to_owned();
             let program = Program {

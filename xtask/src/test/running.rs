@@ -154,15 +154,11 @@ mod tests {
     use super::*;
 
     fn program(name: &str, script: &str, is_external: bool) -> (Program, tempfile::TempDir) {
-        use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name);
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         let program = Program {
             name: name.to_owned(),
-            path,
-            arguments: Vec::new(),
+            path: "/bin/sh".into(),
+            arguments: vec!["-c".to_owned(), script.to_owned()],
             folder: folder.path().to_owned(),
             is_external,
         };
