@@ -167,31 +167,41 @@ impl Cluster {
     /// Live workers.
     #[must_use]
     pub fn workers(&self) -> Vec<Worker> {
+        self.listed().into_iter().filter_map(|(worker, is_live)| is_live.then_some(worker)).collect()
+    }
+
+    /// The workers that the router knows, and whether each is live: one that was not heard of for a moment comes back.
+    fn listed(&self) -> Vec<(Worker, bool)> {
         let health = self.health().unwrap_or_default();
         let workers = health["workers"].as_array().cloned().unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         workers
             .iter()
-            .filter(|worker| worker["state"] == "live")
-            .map(|worker| Worker {
-                name: text(&worker["name"]),
-                role: text(&worker["role"]),
-                address: text(&worker["address"]),
-                metrics: text(&worker["metrics"]),
-                instance: text(&worker["instance"]),
+            .map(|worker| {
+                let described = Worker {
+                    name: text(&worker["name"]),
+                    role: text(&worker["role"]),
+                    address: text(&worker["address"]),
+                    metrics: text(&worker["metrics"]),
+                    instance: text(&worker["instance"]),
+                };
+                (described, worker["state"] == "live")
             })
             .collect()
     }
 
-    /// The live worker of a role.
+    /// The live worker of a role. One that was not heard of for a moment comes back.
     ///
     /// # Panics
-    /// When there is none.
+    /// When there is none for as long as all tests wait.
     #[must_use]
     pub fn worker(&self, role: &str) -> Worker {
-        let workers = self.workers();
-        let worker = workers.iter().find(|worker| worker.role == role);
-        worker.unwrap_or_else(|| panic!("no live {role} worker among {workers:?}")).clone()
+        let mut found = None;
+        self.wait(&format!("a live {role} worker"), || {
+            found = self.workers().into_iter().find(|worker| worker.role == role);
+            found.is_some()
+        });
+        found.expect("it was found")
     }
 
     /// A worker's metrics without labels other than `state`, by name or by name and state.
@@ -209,19 +219,16 @@ impl Cluster {
             .collect()
     }
 
-    /// Whether every page of every live worker is free, and nothing is under way.
+    /// Whether every page of every worker that is there is free, and nothing is under way.
     #[must_use]
     pub fn all_free(&self) -> bool {
-        self.workers().iter().all(|worker| {
+        let workers = self.listed();
+        let rest = |(worker, is_live): &(Worker, bool)| {
             let metrics = self.metrics(worker);
-            let zero = |name: &str| metrics.get(name) == Some(&0.0);
-            zero("host_kv_pages{state=\"held\"}")
-                && zero("host_kv_pages{state=\"quarantined\"}")
-                && zero("host_requests_queued")
-                && zero("host_requests_active")
-                && zero("host_rooms_quarantined")
-                && zero("host_messages_unanswered")
-        })
+            // One that has ended says nothing.
+            is_at_rest(&metrics) || (!is_live && metrics.is_empty())
+        };
+        workers.iter().any(|(_, is_live)| *is_live) && workers.iter().all(rest)
     }
 
     /// The process ids of the children that run now, by role, as the supervisor logged them last.
@@ -382,4 +389,15 @@ impl Drop for Cluster {
             eprintln!("log of {}:\n{}", self.url, self.log());
         }
     }
+}
+
+/// Whether a worker's metrics say that all of its pages are free, and nothing is under way.
+fn is_at_rest(metrics: &BTreeMap<String, f64>) -> bool {
+    let zero = |name: &str| metrics.get(name) == Some(&0.0);
+    zero("host_kv_pages{state=\"held\"}")
+        && zero("host_kv_pages{state=\"quarantined\"}")
+        && zero("host_requests_queued")
+        && zero("host_requests_active")
+        && zero("host_rooms_quarantined")
+        && zero("host_messages_unanswered")
 }

@@ -8,6 +8,9 @@ use crate::mooncake;
 use crate::ports::unused;
 use crate::program::Program;
 
+/// Seconds without an answer after which a master forgets a client. No process of a test is silent for so long and lives.
+const FORGETS: u32 = 60;
+
 /// Where a master is, or will be.
 pub struct Pool {
     /// The master's.
@@ -23,9 +26,12 @@ impl Pool {
         Some(Self { python: mooncake::installed()?, address: unused(), metrics: unused() })
     }
 
-    /// The plugin's configuration.
+    /// The plugin's configuration. Unless `more` says otherwise, a master that is slow to answer is waited for.
     pub fn config(&self, more: &str) -> String {
-        format!("{}master_server_address = \"{}\"\n{more}", self.python.config(), self.address)
+        let key = "master_timeout_ms";
+        let timeout = if more.contains(key) { String::new() } else { format!("{key} = 20000\n") };
+        let address = format!("master_server_address = \"{}\"\n", self.address);
+        format!("{}{address}{timeout}{more}", self.python.config())
     }
 
     /// What a command of Mooncake's own needs.
@@ -38,8 +44,8 @@ impl Pool {
         self.python.program("mooncake_master")
     }
 
-    /// Its arguments. A client that does not answer for 2 s is forgotten.
-    pub fn arguments(&self) -> Vec<String> {
+    /// Its arguments. It forgets a client that is silent for so many seconds.
+    fn arguments(&self, forgets: u32) -> Vec<String> {
         let (rpc, metrics) = (self.address, self.metrics);
         let arguments = [
             format!("--rpc_address={}", rpc.ip()),
@@ -47,13 +53,18 @@ impl Pool {
             format!("--metrics_host={}", metrics.ip()),
             format!("--metrics_port={}", metrics.port()),
         ];
-        arguments.into_iter().chain(["--client_ttl=2".to_owned()]).collect()
+        arguments.into_iter().chain([format!("--client_ttl={forgets}")]).collect()
     }
 
     /// Starts the master and waits until it listens.
     pub fn master(&self) -> Program {
+        self.master_that_forgets(FORGETS)
+    }
+
+    /// A master that forgets a client after so many seconds without an answer of it.
+    pub fn master_that_forgets(&self, seconds: u32) -> Program {
         let mut command = Command::new(self.program());
-        command.args(self.arguments()).envs(self.environment());
+        command.args(self.arguments(seconds)).envs(self.environment());
         let mut master = Program::start("mooncake_master", &mut command);
         master.wait_listening(self.address);
         master

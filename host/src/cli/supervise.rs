@@ -475,6 +475,8 @@ async fn end(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use host_tests::wait::{PAUSE, answered_until};
 
     use super::*;
@@ -491,12 +493,19 @@ mod tests {
     }
 
     /// A program that notes each run in a file and ends as `exits` says. `$runs` says there which run it is.
+    ///
+    /// A shell writes it: with a descriptor in this process, children that other tests start would have it for a moment, and no
+    /// program runs that is open for writing anywhere.
     fn script(folder: &tempfile::TempDir, exits: &str) -> (Arc<Program>, PathBuf) {
         let (path, log) = (folder.path().join("program"), folder.path().join("log"));
         let file = log.display();
         let text = format!("#!/bin/sh\necho >> {file}\nruns=$(wc -l < {file})\n{exits}\n");
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let mut shell = std::process::Command::new("/bin/sh");
+        shell.args(["-c", "cat > \"$0\" && chmod 700 \"$0\""]).arg(&path).stdin(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        shell.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let status = shell.wait().unwrap();
+        assert!(status.success(), "{} is not written: {status}", path.display());
         (Arc::new(Program { path, _file: None }), log)
     }
 

@@ -233,7 +233,9 @@ fn a_stop_string_ends_a_request_as_finished_on_its_workers() {
     cluster.wait("all requests to end", || cluster.all_free());
     // One line for each request, with what it was.
     let line = |line: &Value| line["fields"]["message"] == "request" && line["fields"]["outcome"] == "ok";
-    let lines: Vec<Value> = cluster.log_lines().into_iter().filter(line).collect();
+    let lines = || cluster.log_lines().into_iter().filter(line).collect::<Vec<Value>>();
+    cluster.wait("a line for each request", || lines().len() >= 2);
+    let lines = lines();
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert_eq!(
         (&lines[1]["fields"]["status"], &lines[1]["fields"]["prompt_tokens"]),

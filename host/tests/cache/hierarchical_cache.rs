@@ -11,6 +11,9 @@ const PAGE_TOKENS: usize = 16;
 /// A cache with offload tiers, where no request goes on before it has what is there.
 const PATIENT: [&str; 3] = ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete"];
 
+/// For `[plugin.hicache-file]`: no key is missing before the index is read, however long that takes.
+const LOADED: &str = "load_wait_ms = 600000\n";
+
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm", "memory", "hicache-file"]);
     let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
@@ -82,7 +85,7 @@ fn decode_restores_what_its_offload_tiers_have_and_is_sent_the_rest() {
 #[test]
 fn after_a_restart_of_everything_the_store_is_warm() {
     let store = tempfile::tempdir().unwrap();
-    let config = format!("{RESTORES}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
+    let config = format!("{RESTORES}[plugin.hicache-file]\n{LOADED}dir = {:?}\n", store.path().join("pages"));
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32).map(|token| token * 7 % 200).collect();
     let offload = [&["--prefill-radix-cache", "--hicache-storage", "hicache-file"][..], &PATIENT].concat();
     let alone = [&["--role", "aggregated"][..], &offload].concat();
@@ -124,7 +127,7 @@ fn every_tier_is_written_and_a_page_is_read_from_the_first_that_has_it() {
     // One key names one tier or several.
     let several = "hicache-storage = [\"memory\", \"hicache-file\"]\n";
     let config =
-        format!("{several}{RESTORES}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
+        format!("{several}{RESTORES}[plugin.hicache-file]\n{LOADED}dir = {:?}\n", store.path().join("pages"));
     let flags = [&["--role", "aggregated", "--prefill-radix-cache"][..], &PATIENT].concat();
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32).map(|token| token * 13 % 200).collect();
     let mut answers = Vec::new();

@@ -15,6 +15,8 @@ const SYNTHETIC: &str = "[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = 4
 const PARTS: usize = 3;
 /// No request goes on before it has what is there.
 const PATIENT: [&str; 3] = ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete"];
+/// For `[plugin.hicache-file]`: no key is missing before the index is read, however long that takes.
+const LOADED: &str = "load_wait_ms = 600000\n";
 const ALONE: [&str; 3] = ["--role", "aggregated", "--prefill-radix-cache"];
 const PAIR: [&str; 2] = ["--prefill-radix-cache", "--decode-radix-cache"];
 const RANKS: [&str; 4] = ["--prefill-tp", "4", "--decode-tp", "2"];
@@ -74,7 +76,8 @@ fn after_a_flush_storage_serves_pages_and_a_window_and_only_the_rest_is_computed
     {
         // All workers have the same store.
         let store = tempfile::tempdir().unwrap();
-        let config = format!("{SYNTHETIC}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
+        let config =
+            format!("{SYNTHETIC}[plugin.hicache-file]\n{LOADED}dir = {:?}\n", store.path().join("pages"));
         let flags = [flags, &PATIENT, &["--hicache-storage", "hicache-file"]].concat();
         let (cluster, _plugins) = start(&flags, &config);
         let first = cluster.generate(&prompt, 24).unwrap();
@@ -95,10 +98,11 @@ fn after_a_flush_storage_serves_pages_and_a_window_and_only_the_rest_is_computed
         let expected = right(&[], SYNTHETIC, &turn, 12);
         flush(&cluster);
         // Decode has stored all that there is, and prefill hears of it.
+        let workers = if role == "aggregated" { 1 } else { 2 };
         cluster.wait("all workers to know the same pages", || {
             let known = |worker| sum(&cluster.metrics(worker), "host_plugin_", "name=\"pages\"");
             let known: Vec<f64> = cluster.workers().iter().map(known).collect();
-            known.iter().all(|pages| *pages == known[0])
+            known.len() == workers && known.iter().all(|pages| *pages == known[0])
         });
         let before = count(&cluster, role, "host_prefill_tokens_total");
         assert_eq!(cluster.generate(&turn, 12).unwrap().tokens, expected, "{flags:?}");
@@ -112,7 +116,8 @@ fn after_a_flush_storage_serves_pages_and_a_window_and_only_the_rest_is_computed
 #[test]
 fn after_a_restart_of_everything_windows_are_warm_for_any_number_of_ranks() {
     let store = tempfile::tempdir().unwrap();
-    let config = format!("{SYNTHETIC}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
+    let config =
+        format!("{SYNTHETIC}[plugin.hicache-file]\n{LOADED}dir = {:?}\n", store.path().join("pages"));
     let prompt = prompt(2, 20 * PAGE + 3);
     let offload = [&PATIENT[..], &["--hicache-storage", "hicache-file"]].concat();
     let expected = right(&[], SYNTHETIC, &prompt, 20);

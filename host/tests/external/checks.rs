@@ -14,7 +14,7 @@ fn the_conformance_kit_passes_on_the_real_library() {
     std::fs::write(&config, format!("[storage]\ndirectory = {:?}", pages.path().display().to_string()))
         .unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_host"))
-        .args(["plugins", "test", "--plugin-config"])
+        .args(["plugins", "test", "--patience", "30", "--plugin-config"])
         .args([&config, &plugin_files::plugin("nixl")])
         .env("NIXL_LIBRARY", library)
         .output()
@@ -51,6 +51,8 @@ fn of_a_plugin_with_several_roles_those_that_open_are_tested_and_measured() {
             "plugins",
             "test",
             "--json",
+            "--patience",
+            "30",
             "--case",
             "config-defaults",
             "--case",

@@ -66,7 +66,8 @@ fn a_conversation_over_mooncake_moves_only_what_decode_lacks() {
     // Counted when decode has said that it knows of them, which may be after its answer.
     let counter = "host_plugin_counter_total{plugin=\"host.mooncake\",name=\"bytes_written\"}";
     split.wait("the bytes to be counted", || {
-        split.metrics(&split.worker("prefill"))[counter] >= 11.0 * page as f64
+        let written = split.metrics(&split.worker("prefill")).get(counter).copied();
+        written.is_some_and(|bytes| bytes >= 11.0 * page as f64)
     });
     let second: Vec<u32> = first.iter().copied().chain(220..236).collect();
     assert_eq!(split.generate(&second, 1).unwrap().transferred_bytes, page);

@@ -34,7 +34,7 @@ fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
 
 fn workers(bucket: &Bucket, plugins: &Path, costs: &str) -> Option<Cluster> {
     // Where restoring is only tried, the bucket hangs, and what it still owes then ends by the tier's deadline.
-    let storage = bucket.storage(if costs == TRIES { 10_000 } else { PATIENT_MS });
+    let storage = bucket.storage(if costs == TRIES { 20_000 } else { PATIENT_MS });
     let table = format!("[plugin.nixl]\n{}[plugin.nixl.storage]\n{storage}", nixl::config()?);
     let flags = [
         "--plugins",
@@ -58,11 +58,23 @@ fn ask(cluster: &Cluster) -> Vec<Vec<u64>> {
 }
 
 /// Waits until decode has stored all whole pages of what was said. The last token that was drawn has no KV.
+///
+/// A put that failed is repeated: its page is computed again, when all is asked once more. What decode then reads is there.
 fn await_stored(cluster: &Cluster) {
     let pages: usize =
         prompts().iter().map(|prompt| (prompt.len() + ANSWER as usize - 1) / PAGE_TOKENS).sum();
+    let seen = |end| cluster.storage_pages("decode", end);
+    let mut before = 0.0;
     cluster.wait("whole pages to be stored", || {
-        cluster.storage_pages("decode", "written") >= pages as f64 && cluster.all_free()
+        cluster.await_written();
+        let (written, read) = (seen("written"), seen("read"));
+        if written >= pages as f64 || written + read - before >= pages as f64 {
+            return true;
+        }
+        before = written + read;
+        cluster.flush();
+        ask(cluster);
+        false
     });
 }
 

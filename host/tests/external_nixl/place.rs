@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use host_memory::SharedMemory;
 use host_plugin_api::*;
-use host_plugins::{Catalog, open_tier};
+use host_plugins::{Catalog, PluginError, open_tier};
 use host_tests::wait::poll_until;
 use host_tests::{nixl, plugin_files};
 use host_worker::seal::{SEAL_BYTES, seal};
@@ -41,7 +41,7 @@ impl Place {
         let file = self.pages.path().join("config.toml");
         std::fs::write(&file, config).unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_host"))
-            .args(["plugins", "test", "--case", "tier-", "--plugin-config"])
+            .args(["plugins", "test", "--patience", "30", "--case", "tier-", "--plugin-config"])
             .args([&file, &plugin_files::plugin("nixl")])
             .output()
             .unwrap();
@@ -52,9 +52,14 @@ impl Place {
     }
 
     pub fn open(&self) -> Tier {
+        self.try_open().unwrap()
+    }
+
+    /// Opens it, or says why not.
+    pub fn try_open(&self) -> std::result::Result<Tier, PluginError> {
         let catalog = Catalog::scan([self.plugins.path()]);
         let opening = Opening { name: "tier".into(), config: self.config.clone() };
-        let tier = open_tier(catalog.find("nixl").unwrap(), &opening).unwrap();
+        let tier = open_tier(catalog.find("nixl").unwrap(), &opening)?;
         let memory = SharedMemory::new("tier", PAGE * PAGES).unwrap();
         let region = tier.register(&Memory {
             address: Address::of(memory.address().as_ptr()),
@@ -65,7 +70,7 @@ impl Place {
             generation: 1,
             fd_offset: 0,
         });
-        Tier { region: region.unwrap(), tier, memory }
+        Ok(Tier { region: region.unwrap(), tier, memory })
     }
 
     /// Every file of a page, in no order.

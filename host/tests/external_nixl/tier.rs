@@ -28,7 +28,7 @@ fn what_one_process_stored_the_next_one_finds_whole() {
     tier.fill();
     assert!(tier.put(0..PAGES).iter().all(|status| *status == STORED));
     assert_eq!((place.files().len(), place.unfinished()), (PAGES, 0));
-    tier.tier.shutdown(5000).unwrap();
+    tier.tier.shutdown(60_000).unwrap();
     drop(tier);
     let tier = place.open();
     tier.bytes().fill(0);
@@ -229,7 +229,7 @@ fn a_nixl_whose_own_plugins_are_one_folder_up_is_told_where() {
     assert!(config.contains(&ours), "{config}");
     std::fs::write(&file, config).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_host"))
-        .args(["plugins", "test", "--case", "tier-data", "--plugin-config"])
+        .args(["plugins", "test", "--patience", "30", "--case", "tier-data", "--plugin-config"])
         .args([&file, &plugin_files::plugin("nixl")])
         .env_remove("NIXL_PLUGIN_DIR")
         .output()

@@ -5,16 +5,19 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use host_tests::cluster::{Cluster, Start};
+use host_tests::hold::Hold;
 use host_tests::wait::until;
 use serde_json::{Value, json};
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
 const REQUESTS: usize = 40;
+/// Requests with short prompts, which come first.
+const SHORT: usize = 8;
 
-fn server() -> Cluster {
+fn server(config: &str) -> Cluster {
     let flags = ["--role", "aggregated", "--executor", "synthetic", "--kv-memory", "4MiB"];
     let flags = flags.map(str::to_owned).to_vec();
-    let config = "[synthetic]\nstep-us = 2000\n".to_owned();
+    let config = config.to_owned();
     let cluster = Cluster::start(&Start { program: Path::new(HOST), flags, config, workers: 0 });
     cluster
         .wait("the worker to be ready", || cluster.health().is_some_and(|health| health["status"] == "ok"));
@@ -47,16 +50,22 @@ fn answers(folder: &Path) -> Vec<Value> {
 
 #[test]
 fn a_job_that_is_killed_goes_on_and_every_request_has_one_answer() {
-    let cluster = server();
+    // A token of a prompt is a byte.
+    let hold = Hold::new();
+    let cluster = server(&format!("[synthetic]\n{}", hold.prompts_from(50)));
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
+    let prompt = |number: usize| format!("{number:0>width$}", width = if number < SHORT { 1 } else { 100 });
     let requests: String =
-        (0..REQUESTS).map(|number| request(&number.to_string(), &format!("{number}"))).collect();
+        (0..REQUESTS).map(|number| request(&number.to_string(), &prompt(number))).collect();
     std::fs::write(at.join("in.jsonl"), requests).unwrap();
+    // The long prompts are held, so the job is killed in the middle.
+    let held = hold.begin();
     let mut first = command(at, &cluster.url).stderr(Stdio::null()).spawn().unwrap();
     until("some answers", || if answers(at).len() >= 4 { Ok(()) } else { Err("too few") });
     first.kill().unwrap();
     first.wait().unwrap();
+    held.end();
     let earlier = answers(at);
     assert!(earlier.len() < REQUESTS, "it was not killed in the middle");
     // As if it had been killed while it wrote.
@@ -83,7 +92,7 @@ fn a_job_that_is_killed_goes_on_and_every_request_has_one_answer() {
 
 #[test]
 fn an_answer_that_is_no_success_fails_the_job_and_the_others_are_there() {
-    let cluster = server();
+    let cluster = server("");
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     std::fs::write(at.join("in.jsonl"), request("good", "a") + &request("bad", "")).unwrap();

@@ -82,7 +82,7 @@ fn parts_started_by_hand_serve_and_a_worker_that_does_not_fit_does_no_harm() {
         assert_eq!(answer.tokens.len(), 6);
         assert!(answer.transferred_bytes > 0);
     }
-    assert_eq!(cluster.workers().len(), 3);
+    cluster.wait("all to be there", || cluster.workers().len() == 3);
     cluster.wait("all pages to be free", || cluster.all_free());
     drop((odd, decode, fitting));
 }

@@ -74,6 +74,11 @@ fn script(page: &str, port: u16) -> String {
                 .unwrap();
                 writeln!(text, "until grep -q 'serving' server.log; do kill -0 $server; sleep 0.05; done")
                     .unwrap();
+                // Its workers register a moment later.
+                if is_there("curl") {
+                    let ready = format!("curl -fso /dev/null http://127.0.0.1:{port}/health/ready");
+                    writeln!(text, "until {ready}; do kill -0 $server; sleep 0.05; done").unwrap();
+                }
             } else if let Some(command) = line.strip_prefix("! ") {
                 writeln!(text, "if {command}; then echo 'that should have failed'; exit 1; fi").unwrap();
             } else {

@@ -52,7 +52,7 @@ fn a_target_out_of_reach_is_said_once_and_answers_stay_the_same() {
 
 #[test]
 fn the_file_sets_a_target_and_the_model_learns_what_steps_cost() {
-    let config = format!("target-itl-ms = 20000.0\n{STEPS}");
+    let config = format!("target-itl-ms = 60000.0\n{STEPS}");
     let (cluster, _plugins) = start(&[], &config);
     answers(&cluster);
     answers(&cluster);

@@ -64,7 +64,8 @@ struct Fleet {
 impl Fleet {
     fn start(policy: &str) -> Self {
         let plugins = plugin_files::directory(&["shm"]);
-        let router = router("127.0.0.1:0", policy);
+        // Another router binds it again.
+        let router = router(&host_tests::ports::unused().to_string(), policy);
         let control = router.greeting.rsplit(' ').next().unwrap().to_owned();
         let names = [("prefill", "p0"), ("prefill", "p1"), ("decode", "d0"), ("decode", "d1")];
         let start = |(role, name): (&str, &str)| Worker::start(plugins.path(), role, name, &control);
@@ -76,14 +77,24 @@ impl Fleet {
 
     /// Waits until all four workers are there, and their caches followed.
     fn whole(&self) {
-        self.router.wait("four workers", || {
-            let workers = self.health();
-            workers.len() == 4
-                && workers.iter().all(|worker| {
-                    worker["state"] == "live"
-                        && (worker["cache"]["followed"] == true || self.policy() != "prefix")
-                })
+        self.has(4);
+    }
+
+    /// Waits until so many workers are there, and their caches followed. One that was not heard of for a moment gets no request.
+    fn has(&self, count: usize) {
+        let follows = self.policy() == "prefix";
+        self.router.wait("the workers to be there", || {
+            let is_there = |worker: &&Value| {
+                worker["state"] == "live" && (worker["cache"]["followed"] == true || !follows)
+            };
+            self.health().iter().filter(is_there).count() == count
         });
+    }
+
+    /// Asks when all four workers are there.
+    fn ask(&self, prompt: &[u32], count: u32) -> Served {
+        self.whole();
+        ask(&self.router, prompt, count)
     }
 
     fn health(&self) -> Vec<Value> {
@@ -173,6 +184,7 @@ fn each_turn_goes_to_the_workers_that_have_the_conversation() {
         for (number, (tokens, home)) in conversations.iter_mut().zip(&mut homes).enumerate() {
             // Namespaces are part of a page's name.
             let namespace = json!({ "extra_key": if number % 2 == 0 { "" } else { "team" } });
+            fleet.whole();
             let served = ask_with(&fleet.router, tokens, 20, &namespace);
             assert_eq!(served.tokens, ask(&whole, tokens, 20).tokens);
             println!(
@@ -197,6 +209,7 @@ fn each_turn_goes_to_the_workers_that_have_the_conversation() {
     assert_eq!(used.len(), 4, "conversations are spread: {homes:?}");
     // A request that is to leave nothing behind is in no index either.
     let known = ["p0", "p1", "d0", "d1"].map(|name| fleet.known(name));
+    fleet.whole();
     let probe = ask_with(&fleet.router, &conversation(77), 2, &json!({ "no_cache": true }));
     fleet.settle();
     assert_eq!((probe.cached, ["p0", "p1", "d0", "d1"].map(|name| fleet.known(name))), (0, known));
@@ -213,7 +226,7 @@ fn each_turn_goes_to_the_workers_that_have_the_conversation() {
 fn a_dead_workers_pages_leave_the_index_and_its_conversations_move_on() {
     let (mut fleet, whole) = (Fleet::start("prefix"), aggregated());
     let prompt = conversation(1);
-    let first = ask(&fleet.router, &prompt, 20);
+    let first = fleet.ask(&prompt, 20);
     fleet.settle();
     assert!(fleet.known(&first.decode) > 0 && fleet.known(&first.prefill) > 0);
     let at = if first.decode == "d0" { 2 } else { 3 };
@@ -221,6 +234,7 @@ fn a_dead_workers_pages_leave_the_index_and_its_conversations_move_on() {
     fleet.router.wait("its pages to leave the index", || {
         fleet.known(&first.decode) == 0 && fleet.of(&first.decode)["cache"]["followed"] == false
     });
+    fleet.has(3);
     let again = ask(&fleet.router, &prompt, 20);
     assert_ne!(again.decode, first.decode);
     assert_eq!((&again.tokens, &again.prefill), (&first.tokens, &first.prefill), "prefill still has it");
@@ -238,9 +252,9 @@ fn a_router_that_starts_anew_learns_everything_from_snapshots() {
     let prompt = conversation(1);
     // More than the workers remember, over small pools: a router that comes late cannot be told event by event.
     for number in 0..150 {
-        ask(&fleet.router, &conversation(100 + number), 1);
+        fleet.ask(&conversation(100 + number), 1);
     }
-    let first = ask(&fleet.router, &prompt, 20);
+    let first = fleet.ask(&prompt, 20);
     fleet.settle();
     let known = |fleet: &Fleet| ["p0", "p1", "d0", "d1"].map(|name| fleet.known(name));
     let before = known(&fleet);
@@ -248,7 +262,7 @@ fn a_router_that_starts_anew_learns_everything_from_snapshots() {
     fleet.restart_router("prefix");
     fleet.router.wait("the index to be what it was", || known(&fleet) == before);
     assert_eq!(fleet.metric("host_router_cache_snapshots_total"), 4.0);
-    let second = ask(&fleet.router, &prompt, 20);
+    let second = fleet.ask(&prompt, 20);
     assert_eq!((&second.prefill, &second.decode), (&first.prefill, &first.decode));
     assert!(second.cached >= 400, "{second:?}");
     assert_eq!(second.tokens, first.tokens);
@@ -279,10 +293,10 @@ fn two_routers_over_the_same_workers_know_the_same() {
     [&one, &other].into_iter().for_each(Fleet::whole);
     for number in 0..6 {
         let prompt = conversation(number);
-        let first = ask(&one.router, &prompt, 8);
+        let first = one.ask(&prompt, 8);
         [&one, &other].into_iter().for_each(Fleet::settle);
         assert_eq!(names.map(|(_, name)| one.known(name)), names.map(|(_, name)| other.known(name)));
-        let second = ask(&other.router, &prompt, 8);
+        let second = other.ask(&prompt, 8);
         assert_eq!((&second.prefill, &second.decode), (&first.prefill, &first.decode), "{number}");
         assert_eq!(second.tokens, first.tokens);
     }
@@ -306,6 +320,7 @@ fn a_burst_that_begins_alike_meets_and_a_session_stays() {
         let session = json!({ "session_id": name });
         let at: BTreeSet<(String, String)> = (0..4)
             .map(|i| {
+                fleet.whole();
                 let served = ask_with(&fleet.router, &conversation(name.len() as u32 * 50 + i), 2, &session);
                 (served.prefill, served.decode)
             })
@@ -323,7 +338,7 @@ fn every_policy_serves_and_gives_the_same_answers() {
             fleet.restart_router(policy);
         }
         assert_eq!(fleet.policy(), policy);
-        let served: Vec<Served> = (0..24).map(|i| ask(&fleet.router, &conversation(i % 6), 3)).collect();
+        let served: Vec<Served> = (0..24).map(|i| fleet.ask(&conversation(i % 6), 3)).collect();
         for (i, served) in (0..).zip(&served) {
             assert_eq!(served.tokens, ask(&whole, &conversation(i % 6), 3).tokens, "{policy}");
         }

@@ -59,6 +59,12 @@ impl Router {
         self.registered.subscribe().wait_for(|all| all.len() >= count).await.unwrap().clone()
     }
 
+    /// Waits until workers of these roles have registered, each once or more.
+    async fn registrations_of(&self, roles: [&str; 2]) -> Vec<WorkerInfo> {
+        let has = |all: &Vec<WorkerInfo>| roles.iter().all(|role| all.iter().any(|info| info.role == *role));
+        self.registered.subscribe().wait_for(has).await.unwrap().clone()
+    }
+
     /// Waits until this worker has heartbeats.
     async fn until_it_beats(&self) {
         answered_until("a heartbeat", async || {
@@ -137,7 +143,7 @@ async fn workers_shake_hands_in_the_newest_version_that_both_speak() {
     let plugins = plugin_files::directory(&["shm"]);
     let (router, address) = Router::start(2, 1, 2).await;
     let _workers = [start(plugins.path(), "prefill", &address), start(plugins.path(), "decode", &address)];
-    let registered = router.registrations(2).await;
+    let registered = router.registrations_of(["prefill", "decode"]).await;
     let info = |role: &str| registered.iter().find(|info| info.role == role).unwrap().clone();
     let (prefill, decode) = (info("prefill"), info("decode"));
     let shake = async |oldest, newest| -> HandshakeReply {

@@ -19,7 +19,7 @@ pub fn last_words_of_a_worker(config: &str) -> String {
     std::fs::write(&file, config).unwrap();
     // A worker that lives on is ended, and its exit code (124) fails the test.
     let output = Command::new("timeout")
-        .args(["60", env!("CARGO_BIN_EXE_host"), "--role", "prefill", "--executor", "synthetic"])
+        .args(["300", env!("CARGO_BIN_EXE_host"), "--role", "prefill", "--executor", "synthetic"])
         .args(["--router", "http://127.0.0.1:9", "--plugins", "panicking", "--pool-pages", "64"])
         .arg("--plugins-dir")
         .arg(plugins.path())

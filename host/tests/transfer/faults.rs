@@ -1,13 +1,15 @@
 //! Clients that leave, processes that die, input that is wrong: nothing is lost, and everything is answered.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use host_tests::cluster::{Cluster, PATIENCE, Start, runs, signal};
 use host_tests::hold::Hold;
 use host_tests::plugin_files;
+use host_tests::wait::until;
 use serde_json::json;
 
 /// A page of a prompt takes some milliseconds, so that something is sent when a worker is killed.
@@ -59,9 +61,11 @@ fn stream(url: &str, prompt: &[u32], count: u64, events: Option<usize>) -> bool 
         if events.is_some_and(|events| text.matches("data:").count() >= events) {
             return false;
         }
-        match connection.read(&mut chunk).unwrap() {
-            0 => return text.contains("[DONE]"),
-            count => text.push_str(&String::from_utf8_lossy(&chunk[..count])),
+        match connection.read(&mut chunk) {
+            Ok(0) => return text.contains("[DONE]"),
+            Ok(count) => text.push_str(&String::from_utf8_lossy(&chunk[..count])),
+            // This process was stopped and goes on.
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::Interrupted, "{error}"),
         }
     }
 }
@@ -126,19 +130,21 @@ fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_
     println!("at rest {at_rest:?}\nbefore {before:?}\nafter  {grown:?}");
     for ((role, before), after) in roles.iter().zip(&before).zip(&grown) {
         assert!(after.0 < before.0 + (16 << 20), "{role} grew from {} to {} bytes", before.0, after.0);
-        assert!(after.1 <= before.1 + 8, "{role} went from {} to {} descriptors", before.1, after.1);
     }
+    // A server may close a connection some time after its client has left.
+    cluster.wait("the descriptors of the storms to be closed", || {
+        footprints().iter().zip(&before).all(|(now, before)| now.1 <= before.1 + 8)
+    });
     // How many threads a storm takes depends on what runs at once. Some seconds later the idle ones have ended.
     cluster.wait("the threads of the storms to end", || {
         footprints().iter().zip(&at_rest).all(|(now, at_rest)| now.2 <= at_rest.2 + 2)
     });
     // Aborts have struck transfers, not only queues.
-    let failed: f64 = cluster
-        .workers()
-        .iter()
-        .map(|worker| cluster.metrics(worker).get("host_requests_failed_total").copied().unwrap_or(0.0))
-        .sum();
-    assert!(failed > 0.0, "no request was ever given up");
+    cluster.wait("requests that were given up to be counted", || {
+        cluster.workers().iter().any(|worker| {
+            cluster.metrics(worker).get("host_requests_failed_total").is_some_and(|count| *count > 0.0)
+        })
+    });
 }
 
 #[test]
@@ -294,6 +300,11 @@ fn a_worker_is_restarted_after_the_programs_file_was_replaced() {
     let plugins = plugin_files::directory(&["shm"]);
     let program = plugins.path().join("host");
     std::fs::copy(env!("CARGO_BIN_EXE_host"), &program).unwrap();
+    // A copy cannot run while a child that another test forked still has it open for writing.
+    until("the copy to run", || match Command::new(&program).arg("--help").output() {
+        Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => Err(error),
+        output => Ok(output.unwrap()),
+    });
     let flags = ["--executor", "synthetic", "--plugins-dir", &plugins.path().display().to_string()];
     let flags = flags.map(str::to_owned).to_vec();
     let cluster = Cluster::start(&Start { program: &program, flags, config: String::new(), workers: 2 });

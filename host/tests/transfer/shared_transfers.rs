@@ -91,13 +91,17 @@ fn when_the_first_client_leaves_the_next_request_goes_ahead_for_all() {
 fn when_the_prefill_worker_dies_all_requests_that_wait_are_answered_by_the_next() {
     let right = right_answer();
     let hold = Hold::new();
-    let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"], &held(&hold), 2);
+    let flags = ["--decode-radix-cache", "--prefill-radix-cache", "--retry-timeout", "600"];
+    let (cluster, _plugins) = start(&flags, &held(&hold), 2);
     std::thread::scope(|scope| {
         let held = hold.begin();
         let ask = || cluster.generate(&prompt(), 6).unwrap().tokens;
         let all: Vec<_> = (0..12).map(|_| scope.spawn(ask)).collect();
         all_wait(&cluster, 11.0);
+        let before = cluster.worker("prefill");
         signal(cluster.pid("prefill").unwrap(), "KILL");
+        cluster.wait_for_another(&before);
+        all_wait(&cluster, 11.0);
         held.end();
         for one in all {
             assert_eq!(one.join().unwrap(), right);

@@ -278,10 +278,10 @@ fn requests_given_up_at_any_time_leave_no_page_behind_on_any_side() {
         let right = split.generate(&[9; 70], 8).unwrap().tokens;
         for round in 0..4_u32 {
             let prompts = (0..24).map(|i| (0..40 + 20 * i).map(|t| (t * 3 + i + round) % 250).collect());
-            let connections: Vec<TcpStream> =
-                prompts.map(|prompt: Vec<u32>| abandon(&split, &prompt)).collect();
             let sent = || count(&split, &split.worker("prefill"), "host_pages_sent_total");
             let (before, some) = (sent(), f64::from(1 + 10 * round));
+            let connections: Vec<TcpStream> =
+                prompts.map(|prompt: Vec<u32>| abandon(&split, &prompt)).collect();
             split.wait("transfers to be under way", || sent() >= before + some);
             drop(connections);
             split.wait("all pages to be free", || split.all_free());

@@ -56,14 +56,16 @@ impl Keeper<'_> {
         }
         // While puts are refused, the next ones need not wait to learn it.
         let patience = if self.is_refusing() { Duration::ZERO } else { PATIENCE };
-        let start = Instant::now();
+        let mut start = None;
         loop {
             match self.try_make() {
                 Ok(open) => {
                     self.report(None);
                     return Ok(open);
                 }
-                Err((ErrorCode::NO_RESOURCE, _)) if start.elapsed() < patience && self.comes_soon() => {}
+                // Counted from the end of the first try, which may have taken long.
+                Err((ErrorCode::NO_RESOURCE, _))
+                    if start.get_or_insert_with(Instant::now).elapsed() < patience && self.comes_soon() => {}
                 Err((code, text)) => {
                     let path = self.store.directory.path().display();
                     let text = format!("puts to {path} are refused, and tried again soon: {text}");

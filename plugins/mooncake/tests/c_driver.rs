@@ -50,7 +50,9 @@ fn count(what: i32) -> usize {
 }
 
 fn opened(name: &str, more: &str) -> MooncakeBackend {
-    let config = format!("backend = \"c\"\nlibrary = {:?}\n{more}", library().display().to_string());
+    let patient = "connect_timeout_ms = 60000\nfence_timeout_ms = 60000\n";
+    let library = library().display().to_string();
+    let config = format!("backend = \"c\"\nlibrary = {library:?}\n{patient}{more}");
     check("transfer", &config).unwrap();
     open(&Opening { name: name.into(), config }).unwrap()
 }
@@ -137,8 +139,8 @@ impl Pair {
     }
 
     fn end(self) {
-        self.sender.shutdown(10_000).unwrap();
-        self.receiver.shutdown(10_000).unwrap();
+        self.sender.shutdown(60_000).unwrap();
+        self.receiver.shutdown(60_000).unwrap();
         // Message senders hold on to the front until they have ended.
         wait("all engines to end", || (count(0) == 0).then_some(()));
     }

@@ -45,7 +45,8 @@ fn master() -> SocketAddr {
 
 fn config(address: SocketAddr, library: &Path, more: &str) -> String {
     format!(
-        "master_server_address = \"{address}\"\nstore_library = {:?}\nglobal_segment_size = \"64mb\"\n{more}",
+        "master_server_address = \"{address}\"\nstore_library = {:?}\nglobal_segment_size = \"64mb\"\n\
+         master_timeout_ms = 60000\nstore_deadline_ms = 60000\n{more}",
         library.display().to_string()
     )
 }

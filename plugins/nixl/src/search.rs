@@ -182,25 +182,19 @@ pub fn wheel_version(library: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn scratch(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("nixl-search-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        folder
-    }
-
     #[test]
     fn libraries_of_wheels_are_found_in_hidden_and_plain_folders() {
-        let packages = scratch("wheels");
+        let scratch = tempfile::tempdir().unwrap();
+        let packages = scratch.path();
         for folder in [".nixl_cu12.mesonpy.libs", "nixl_cu13.libs", "nixl_cu12", "other.libs"] {
             std::fs::create_dir_all(packages.join(folder)).unwrap();
         }
         for folder in [".nixl_cu12.mesonpy.libs", "nixl_cu13.libs", "other.libs"] {
             std::fs::write(packages.join(folder).join(FILE), "").unwrap();
         }
-        let found = in_packages(&packages);
+        let found = in_packages(packages);
         let expected = [".nixl_cu12.mesonpy.libs", "nixl_cu13.libs"].map(|f| packages.join(f).join(FILE));
         assert_eq!(found, expected);
-        std::fs::remove_dir_all(packages).unwrap();
     }
 
     #[test]
@@ -220,8 +214,8 @@ mod tests {
 
     #[test]
     fn a_library_is_told_of_plugins_that_it_would_not_find_and_refused_without_any() {
-        let folder = scratch("plugins");
-        let home = folder.join("x86");
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join("x86");
         let library = home.join(FILE);
         let told = |directory: Option<&str>, backend: &str| {
             plugin_folder(&library, directory.map(OsString::from), backend)
@@ -243,6 +237,5 @@ mod tests {
         let error = told(None, "GDS").unwrap_err();
         assert!(error.message.contains("has no libplugin_GDS.so, but UCX;"), "{error}");
         assert_eq!(plugin_folder(Path::new(FILE), None, "UCX").unwrap(), None);
-        std::fs::remove_dir_all(folder).unwrap();
     }
 }

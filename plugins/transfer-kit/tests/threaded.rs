@@ -178,9 +178,9 @@ fn a_submission_completes_when_it_has_landed_and_one_that_was_cancelled_before_i
     assert_eq!(std::hint::black_box(target), &[7; 64]);
     assert_eq!(pair.news(), [(NotificationKind::ARRIVED, 4)]);
     drop(pair.orders);
-    pair.sender.shutdown(10_000).unwrap();
+    pair.sender.shutdown(60_000).unwrap();
     assert_eq!(pair.sender.poll(&mut []), ErrorCode::CLOSED.0);
-    pair.sender.shutdown(10_000).unwrap();
+    pair.sender.shutdown(60_000).unwrap();
 }
 
 #[test]
@@ -204,7 +204,10 @@ fn what_was_sent_over_a_connection_that_broke_has_settled_when_its_end_is_proven
     assert_eq!(pair.sender.disconnect(pair.peer).unwrap_err().code, ErrorCode::TIMEOUT);
     assert_eq!(pair.sender.settled(Tag(1)), 0);
     pair.orders.send(Do::End).unwrap();
-    pair.sender.disconnect(pair.peer).unwrap();
+    // On a busy machine, more than one fence may wait for the proof.
+    while let Err(error) = pair.sender.disconnect(pair.peer) {
+        assert_eq!(error.code, ErrorCode::TIMEOUT);
+    }
     assert_eq!(pair.sender.settled(Tag(1)), 1);
     assert_eq!(pair.sender.disconnect(pair.peer).unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
 }
@@ -214,7 +217,7 @@ fn nothing_of_a_peer_that_was_cut_off_lands_and_its_end_is_no_news_of_a_loss() {
     let (pair, target) = pair();
     assert_eq!(pair.submit(1), 0);
     pair.begins("send");
-    pair.receiver.shutdown(10_000).unwrap();
+    pair.receiver.shutdown(60_000).unwrap();
     pair.orders.send(Do::Land).unwrap();
     assert_eq!(pair.completed(), (1, ErrorCode::INVALID_ARGUMENT.0));
     assert_eq!(std::hint::black_box(target), &[0; 64]);

@@ -8,6 +8,8 @@ use std::time::Instant;
 const SAMPLE: std::time::Duration = std::time::Duration::from_secs(2);
 /// What memory may grow by over the second half of a run, by the fit.
 const GROWTH: f64 = 16.0 * 1024.0 * 1024.0;
+/// Fewer samples are no trend.
+const SAMPLES: usize = 10;
 
 /// A number of `/proc/PID/status`, in its unit.
 pub fn status(pid: u32, key: &str) -> u64 {
@@ -100,8 +102,9 @@ impl Trend {
     }
 
     pub fn leaks(&self) -> Vec<String> {
+        let is_trend = |name: &str| self.samples.get(name).is_some_and(|samples| samples.len() >= SAMPLES);
         let growth = self.growth().into_iter();
-        let grew = growth.filter(|(_, (bytes, _))| *bytes > GROWTH);
+        let grew = growth.filter(|(name, (bytes, _))| is_trend(name) && *bytes > GROWTH);
         grew.map(|(name, (bytes, seconds))| format!("{name} grew by {bytes:.0} bytes in {seconds:.0} s"))
             .collect()
     }

@@ -18,13 +18,18 @@ pub struct Setup<'a> {
     pub directory: &'a Path,
     /// Its name.
     pub plugin: &'a str,
-    /// Its configuration.
+    /// Its configuration, whole lines without `fence_timeout_ms`.
     pub config: String,
 }
 
 impl Setup<'_> {
+    /// Fences have to succeed, however slow the machine is.
+    fn patient(&self) -> String {
+        format!("{}fence_timeout_ms = 60000\n", self.config)
+    }
+
     fn worker(&self, name: &str) -> Worker {
-        self.worker_with(name, &self.config)
+        self.worker_with(name, &self.patient())
     }
 
     fn worker_with(&self, name: &str, config: &str) -> Worker {
@@ -32,7 +37,7 @@ impl Setup<'_> {
     }
 
     fn remote(&self, name: &str) -> Remote {
-        self.remote_with(name, &self.config)
+        self.remote_with(name, &self.patient())
     }
 
     fn remote_with(&self, name: &str, config: &str) -> Remote {

@@ -83,7 +83,7 @@ impl Side {
     /// Ends all ranks.
     pub fn end(self) {
         for rank in &self.ranks {
-            rank.backend.shutdown(10_000).unwrap();
+            rank.backend.shutdown(60_000).unwrap();
         }
     }
 }

@@ -41,7 +41,7 @@ fn a_tier_gives_back_what_was_put_and_says_what_is_missing() {
     let mut keys = [Key::default(); 1];
     assert_eq!(tier.scan(0, &mut keys).unwrap().keys, 1);
     assert_eq!(tier.usage().unwrap().values, 2);
-    tier.shutdown(1000).unwrap();
+    tier.shutdown(60_000).unwrap();
     assert_eq!(tier.poll(&mut done), ErrorCode::CLOSED.0);
 }
 

@@ -72,7 +72,7 @@ fn a_plugin_without_a_descriptor_wakes_the_host_through_one_of_the_hosts() {
         polls += 1;
         assert!(polls < 10, "a poll does not clear the descriptor");
     }
-    backend.shutdown(1000).unwrap();
+    backend.shutdown(60_000).unwrap();
 }
 
 /// A backend that wakes its host has to do so for a cancelled submission, too. Its receiver stops reading when 1024 notifications
@@ -124,8 +124,8 @@ fn a_cancelled_submission_wakes_the_host() {
         receiver.notification();
     }
     assert_eq!(sender.completion().tag, Tag(INBOX));
-    sender.backend.shutdown(1000).unwrap();
-    receiver.backend.shutdown(1000).unwrap();
+    sender.backend.shutdown(60_000).unwrap();
+    receiver.backend.shutdown(60_000).unwrap();
 }
 
 #[test]

@@ -187,9 +187,9 @@ fn memory_that_was_deregistered_and_is_other_memory_now_is_read_and_written_as_w
     let world = World::new(dir.path(), 1 << 20, "segment_mib = 4\nsize_limit_mib = 64\nthreads = 1");
     let mut at = std::ptr::null_mut();
     for round in 0..4_u8 {
-        let fixed =
-            if round == 0 { MapFlags::PRIVATE } else { MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE };
-        // SAFETY: fresh memory, at a place that is free.
+        // Never unmapped in between, or another thread might get the place.
+        let fixed = if round == 0 { MapFlags::PRIVATE } else { MapFlags::PRIVATE | MapFlags::FIXED };
+        // SAFETY: fresh memory, at a place that is free or has the memory of the round before, which nothing uses.
         at = unsafe { mmap_anonymous(at, LENGTH, ProtFlags::READ | ProtFlags::WRITE, fixed) }.unwrap();
         // SAFETY: mapped above, and unmapped later. No batch is in flight when it is used.
         let bytes = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), LENGTH) };
@@ -215,8 +215,8 @@ fn memory_that_was_deregistered_and_is_other_memory_now_is_read_and_written_as_w
             assert!(bytes[..131_072].iter().all(|byte| *byte == 0xEE));
         }
         world.tier.deregister(region).unwrap();
-        // SAFETY: as above, and the tier has let go of it.
-        unsafe { munmap(at, LENGTH) }.unwrap();
     }
+    // SAFETY: as above, and the tier has let go of it.
+    unsafe { munmap(at, LENGTH) }.unwrap();
     world.close();
 }

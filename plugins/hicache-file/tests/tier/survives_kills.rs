@@ -10,7 +10,8 @@ use host_plugin_api::tier::{FOUND, STORED};
 use super::world::{self, World, seeded, wait_until};
 
 const LENGTH: usize = 20_000;
-const CONFIG: &str = "segment_mib = 1\nsize_limit_mib = 64\nfsync = 'never'";
+/// More than any test stores.
+const CONFIG: &str = "segment_mib = 1\nsize_limit_mib = 256\nfsync = 'never'";
 
 /// This program again, as another process that runs the test `child`.
 fn started(dir: &Path, what: &str) -> Child {
@@ -34,14 +35,16 @@ fn child() {
     let mut world = World::new(Path::new(&dir), 1 << 20, CONFIG);
     let mut out = std::io::stdout();
     match what {
-        // Stores for ever, eight at a time, and says after each batch how far it came.
+        // Stores eight at a time until it is killed, and says after each batch how far it came. It stops where nothing has to
+        // be evicted yet.
         "store" => {
-            for batch in 0.. {
+            for batch in 0..20 {
                 let numbers: Vec<u64> = (0..8).map(|n| first + batch * 8 + n).collect();
                 let ended = world.put(&numbers, LENGTH, 0);
                 assert!(ended.iter().all(|status| *status == STORED), "{ended:?}");
                 writeln!(out, "stored {}", first + batch * 8 + 8).unwrap();
             }
+            std::io::stdin().lock().read_line(&mut String::new()).unwrap();
         }
         // Stores a thousand, and then reads them until it is told to end.
         "same" => {

@@ -49,7 +49,8 @@ pub fn value(number: u64, length: usize) -> Vec<u8> {
 }
 
 pub fn open(dir: &Path, more: &str) -> Result<FileTier, host_plugin_api::Error> {
-    let config = format!("dir = {:?}\nfree_floor_mib = 0\nrefresh_ms = 10\n{more}", dir.to_str().unwrap());
+    let dir = dir.to_str().unwrap();
+    let config = format!("dir = {dir:?}\nfree_floor_mib = 0\nrefresh_ms = 10\nload_wait_ms = 600000\n{more}");
     host_plugin_hicache_file::open(&Opening { name: "test".into(), config })
 }
 
@@ -188,7 +189,7 @@ impl World {
     }
 
     pub fn close(self) {
-        self.tier.shutdown(10_000).unwrap();
+        self.tier.shutdown(300_000).unwrap();
     }
 }
 

@@ -169,13 +169,21 @@ fn rig(more: &str, unsettled: Duration) -> Rig {
     let world = Arc::new(World::default());
     let address = listener.local_addr().unwrap();
     master.serve(listener);
+    let default = |key: &str, line: &'static str| if more.contains(key) { "" } else { line };
     // Only where a master is silent does a test wait for that long.
-    let patience = if more.contains("master_timeout_ms") { "" } else { "master_timeout_ms = 2000\n" };
-    let threads = if more.contains("read_threads") { "" } else { "read_threads = 1\n" };
-    let table = format!("master_server_address = \"{address}\"\n{patience}{threads}{more}");
+    let patience = default("master_timeout_ms", "master_timeout_ms = 2000\n");
+    let deadline = default("store_deadline_ms", "store_deadline_ms = 600000\n");
+    let threads = default("read_threads", "read_threads = 1\n");
+    let table = format!("master_server_address = \"{address}\"\n{patience}{deadline}{threads}{more}");
     let config = Config::parse(&table).unwrap();
-    let library = FakeLibrary(world.clone());
-    let tier = MooncakeTier::start(&config, Box::new(|| Ok(Box::new(library))), unsettled).unwrap();
+    // The master may answer too late. The library is not called before it has answered.
+    let tier = poll_until("the master's answer", || {
+        let library = FakeLibrary(world.clone());
+        match MooncakeTier::start(&config, Box::new(|| Ok(Box::new(library))), unsettled) {
+            Err(error) if error.code == ErrorCode::TIMEOUT => Err(error),
+            started => Ok(started.unwrap()),
+        }
+    });
     // Threads that a test left hanging may still know it.
     let memory = Vec::leak(vec![0; PAGE * PAGES]);
     let region = tier.register(&Memory {
@@ -248,6 +256,11 @@ impl Rig {
         self.world.calls.load(Ordering::SeqCst)
     }
 
+    /// Waits until no call runs. A call ends its pages before it ends itself.
+    fn wait_quiet(&self) {
+        self.wait("no call to run", || self.tier.shared.link.is_quiet().then_some(()));
+    }
+
     /// Makes the next get hang: what says that it does, and what ends that.
     fn hang(&self) -> (Receiver<()>, Sender<()>) {
         let ((begun, begins), (ends, leave)) = (channel(), channel());
@@ -312,12 +325,13 @@ fn what_a_call_leaves_behind_is_held_until_the_client_has_ended() {
 
 #[test]
 fn what_waits_behind_a_call_that_hangs_ends_at_its_deadline_and_the_call_when_it_comes_back() {
-    let rig = rig("store_deadline_ms = 50\n", NEVER);
+    let rig = rig("", NEVER);
     assert_eq!(rig.put(0..4), [STORED; 4]);
     let (begun, leave) = rig.hang();
     assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
     begun.recv().unwrap();
     assert_eq!(rig.tier.get(Tag(2), &rig.pages(1..3)), 0);
+    rig.tier.shared.watch(Duration::ZERO);
     let timeout = ErrorCode::TIMEOUT.0;
     assert_eq!(rig.ends(2).into_iter().collect::<Vec<_>>(), [((2, 0), timeout), ((2, 1), timeout)]);
     // Others than reads go on.
@@ -329,8 +343,30 @@ fn what_waits_behind_a_call_that_hangs_ends_at_its_deadline_and_the_call_when_it
 }
 
 #[test]
+fn a_deadline_passes_without_a_call() {
+    let rig = rig("store_deadline_ms = 50\n", NEVER);
+    let (begun, leave) = rig.hang();
+    // One that the lane takes too late ends in the line, and another one is tried.
+    rig.wait("a read that hangs", || {
+        assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
+        let begins = rig.wait("the read to begin or to end", || {
+            let mut done = [TierCompletion::default()];
+            match begun.try_recv() {
+                Ok(()) => Some(true),
+                Err(_) => (rig.tier.poll(&mut done) == 1).then_some(false),
+            }
+        });
+        begins.then_some(())
+    });
+    assert_eq!(rig.tier.get(Tag(2), &rig.pages(1..2)), 0);
+    assert_eq!(rig.ends(1).into_iter().collect::<Vec<_>>(), [((2, 0), ErrorCode::TIMEOUT.0)]);
+    leave.send(()).unwrap();
+    assert_eq!(rig.ends(1).into_values().collect::<Vec<_>>(), [MISSING]);
+}
+
+#[test]
 fn what_is_being_read_is_removed_when_it_was_read() {
-    let rig = rig("store_deadline_ms = 60000\nread_threads = 2\n", NEVER);
+    let rig = rig("read_threads = 2\n", NEVER);
     rig.memory.fill(7);
     assert_eq!(rig.put(0..2), [STORED; 2]);
     let (begun, leave) = rig.hang();
@@ -350,12 +386,15 @@ fn what_is_being_read_is_removed_when_it_was_read() {
 
 #[test]
 fn a_removal_behind_a_read_that_hangs_ends_at_its_deadline_and_removes_nothing() {
-    let rig = rig("store_deadline_ms = 50\n", NEVER);
+    let rig = rig("read_threads = 2\n", NEVER);
     assert_eq!(rig.put(0..1), [STORED]);
     let (begun, leave) = rig.hang();
     assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
     begun.recv().unwrap();
     assert_eq!(rig.tier.delete(Tag(2), &[key(0)]), 0);
+    // A removal that stands in the line yet would end there.
+    rig.wait("the removal to wait for the read", || (rig.get(0..1) == [MISSING]).then_some(()));
+    rig.tier.shared.watch(Duration::ZERO);
     assert_eq!(rig.ends(1).into_iter().collect::<Vec<_>>(), [((2, 0), ErrorCode::TIMEOUT.0)]);
     leave.send(()).unwrap();
     assert_eq!(rig.ends(1).into_values().collect::<Vec<_>>(), [FOUND]);

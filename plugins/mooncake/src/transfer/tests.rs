@@ -129,7 +129,8 @@ fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
 
 fn instance(net: &Net, name: &str) -> MooncakeBackend {
     let opening = Opening { name: name.into(), config: String::new() };
-    start(&opening, Config::default(), Box::new(net.clone())).unwrap()
+    let config = Config { connect_timeout_ms: 60_000, fence_timeout_ms: 60_000, ..Config::default() };
+    start(&opening, config, Box::new(net.clone())).unwrap()
 }
 
 fn memory(backend: &MooncakeBackend, bytes: &[u8]) -> RegionId {
@@ -205,8 +206,8 @@ fn messages_that_get_lost_or_come_twice_are_heard_once_and_in_order() {
     }
     assert_eq!(heard(&receiver), None);
     net.0.lock().unwrap().lost = 0;
-    sender.shutdown(10_000).unwrap();
-    receiver.shutdown(10_000).unwrap();
+    sender.shutdown(60_000).unwrap();
+    receiver.shutdown(60_000).unwrap();
     wait("all engines to end", || (net.0.lock().unwrap().engines == 0).then_some(()));
 }
 
@@ -222,7 +223,7 @@ fn an_instance_at_the_address_of_one_that_is_gone_gets_none_of_its_messages() {
     // It ends without a message, as a process that is killed does, and another takes its address.
     let session = receiver.backend().shared.session.clone();
     net.0.lock().unwrap().lost = 256;
-    receiver.shutdown(10_000).unwrap();
+    receiver.shutdown(60_000).unwrap();
     wait("the front to end", || (!net.0.lock().unwrap().mailboxes.contains_key(&session)).then_some(()));
     {
         let mut world = net.0.lock().unwrap();
@@ -297,8 +298,12 @@ fn one_that_lost_us_while_we_saw_nothing_connects_again_after_our_host_has_heard
         world.shut = Some(receiver.backend().shared.session.clone());
         world.deaf = Some(sender.backend().shared.session.clone());
     }
-    assert_eq!(say(&sender, peer, 2, &[]), 0);
-    assert_eq!(wait("the second to end", || done(&sender)).status, ErrorCode::PEER_LOST.0);
+    // A ping may have been refused before.
+    let code = say(&sender, peer, 2, &[]);
+    assert!(code == 0 || code == ErrorCode::PEER_LOST.0, "{code}");
+    if code == 0 {
+        assert_eq!(wait("the second to end", || done(&sender)).status, ErrorCode::PEER_LOST.0);
+    }
     assert_eq!(wait("the loss", || heard(&sender)).0, NotificationKind::PEER_LOST);
     let before = {
         let mut world = net.0.lock().unwrap();

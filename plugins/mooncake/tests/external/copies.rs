@@ -9,6 +9,7 @@ const TRIES: usize = 6;
 #[test]
 fn two_copies_in_one_process_that_start_at_once_share_one_python() {
     let Some(config) = mooncake::config() else { return };
+    let config = format!("{config}connect_timeout_ms = 60000\nfence_timeout_ms = 60000\n");
     let copies = [(); 2].map(|()| plugin_files::directory(&["mooncake"]));
     for attempt in 0..TRIES {
         let mut both = command(Role::AtOnce);

@@ -12,6 +12,7 @@ fn instances_leave_no_thread_and_no_descriptor_behind_whether_they_are_shut_down
     let Some(config) = mooncake::config() else { return };
     in_a_process_of_its_own(|| {
         let directory = plugin_files::directory(&["mooncake"]);
+        let config = format!("{config}connect_timeout_ms = 60000\nfence_timeout_ms = 60000\n");
         let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
         let connected = |end: bool| {
             let receiver = Worker::open(directory.path(), "mooncake", "decode", BYTES, &config);
@@ -27,8 +28,8 @@ fn instances_leave_no_thread_and_no_descriptor_behind_whether_they_are_shut_down
             assert_eq!(sender.backend.submit(&submission(peer, 1, b"n"), &[write]), 0);
             assert_eq!(sender.completion().status, 0);
             if end {
-                sender.backend.shutdown(10_000).unwrap();
-                receiver.backend.shutdown(10_000).unwrap();
+                sender.backend.shutdown(60_000).unwrap();
+                receiver.backend.shutdown(60_000).unwrap();
             }
         };
         // Python and Mooncake have threads of their own from the first on.

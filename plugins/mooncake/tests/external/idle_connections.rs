@@ -38,6 +38,7 @@ fn idle_connections_delay_messages_and_ends_by_seconds_at_most() {
     let Some(config) = mooncake::config() else { return };
     in_a_process_of_its_own(|| {
         let directory = plugin_files::directory(&["mooncake"]);
+        let config = format!("{config}connect_timeout_ms = 60000\nfence_timeout_ms = 60000\n");
         let receiver = Worker::open(directory.path(), "mooncake", "decode", BYTES, &config);
         let sender = Worker::open(directory.path(), "mooncake", "prefill", BYTES, &config);
         let write = Write {
@@ -63,8 +64,8 @@ fn idle_connections_delay_messages_and_ends_by_seconds_at_most() {
         let all = (connect_idle(), all);
         sender.backend.disconnect(peer).unwrap();
         let all = (connect_idle(), all);
-        sender.backend.shutdown(10_000).unwrap();
-        receiver.backend.shutdown(10_000).unwrap();
+        sender.backend.shutdown(60_000).unwrap();
+        receiver.backend.shutdown(60_000).unwrap();
         drop(all);
     });
 }

@@ -14,6 +14,8 @@ use host_tests::mooncake_pool::Pool;
 use host_tests::plugin_files;
 
 const BYTES: usize = 1 << 16;
+/// Transfers have to go on, however slow the machine is.
+const PATIENT: &str = "connect_timeout_ms = 60000\nfence_timeout_ms = 60000\n";
 
 /// Two workers, and how the one writes to the other.
 struct Pair {
@@ -53,11 +55,13 @@ fn a_master_that_never_answers_is_an_error_and_one_that_is_stopped_holds_no_call
     let Some(pool) = Pool::new() else { return };
     in_a_process_of_its_own(|| {
         let directory = plugin_files::directory(&["mooncake"]);
-        let pair = Pair::open(directory.path(), &pool.config(""));
+        let pair = Pair::open(directory.path(), &pool.config(PATIENT));
         // It takes connections, as a kernel does for a process that is stopped.
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let config = pool.config("global_segment_size = \"16mb\"\n");
-        let to = |address: String| config.replace(&pool.address.to_string(), &address);
+        let config = |timeout: u32| {
+            pool.config(&format!("global_segment_size = \"16mb\"\nmaster_timeout_ms = {timeout}\n"))
+        };
+        let to = |address: String| config(1000).replace(&pool.address.to_string(), &address);
         let refused = std::thread::scope(|scope| {
             let opening = scope.spawn(|| {
                 tier(directory.path(), to(silent.local_addr().unwrap().to_string())).err().unwrap()
@@ -70,7 +74,7 @@ fn a_master_that_never_answers_is_an_error_and_one_that_is_stopped_holds_no_call
         assert!(refused.contains("is it stopped"), "{refused}");
 
         let master = pool.master();
-        let tier = tier(directory.path(), config.clone()).unwrap();
+        let tier = tier(directory.path(), config(60_000)).unwrap();
         signal(master.pid(), "STOP");
         // Nothing of it touches memory, and its client stays until the master answers.
         tier.shutdown(500).unwrap();

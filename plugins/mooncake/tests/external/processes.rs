@@ -11,6 +11,7 @@ use host_tests::{mooncake, plugin_files};
 fn with(test: fn(&Setup<'_>)) {
     static ONE: OnceLock<tempfile::TempDir> = OnceLock::new();
     let Some(config) = mooncake::config() else { return };
+    let config = format!("{config}connect_timeout_ms = 60000\n");
     let directory = ONE.get_or_init(|| plugin_files::directory(&["mooncake"])).path();
     test(&Setup { directory, plugin: "mooncake", config });
 }

@@ -269,10 +269,6 @@ impl Found {
 mod tests {
     use super::*;
 
-    fn tempdir(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("nixl-store-{name}-{}", std::process::id()))
-    }
-
     /// A value of 5000 bytes.
     fn put(store: &Store) -> Key {
         let (key, value) = (Key([3; 32]), vec![7; 5000]);
@@ -285,7 +281,8 @@ mod tests {
 
     #[test]
     fn a_page_is_whole_when_its_file_is_whatever_a_read_before_said() {
-        let directory = tempdir("whole");
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("pages");
         let store = Store::open(&directory, false, false, "test".into()).unwrap();
         let key = put(&store);
         let Lookup::There(found) = store.find(&key, 5000).unwrap() else { panic!("it is there") };
@@ -296,12 +293,12 @@ mod tests {
         assert!(!store.is_whole(&key, &found, 5000).unwrap(), "a file that is cut");
         store.remove(&key).unwrap();
         assert!(store.is_whole(&key, &found, 5000).is_err(), "nothing can be said of what cannot be read");
-        std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]
     fn a_file_that_is_cut_is_damaged_and_not_missing_and_finding_it_removes_nothing() {
-        let directory = tempdir("cut");
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("pages");
         let store = Store::open(&directory, false, false, "test".into()).unwrap();
         let key = put(&store);
         assert!(matches!(store.find(&key, 4999).unwrap(), Lookup::Missing), "another length");
@@ -313,12 +310,12 @@ mod tests {
         store.remove(&key).unwrap();
         assert!(matches!(store.find(&key, 5000).unwrap(), Lookup::Missing));
         assert_eq!(store.length(&key).unwrap(), None);
-        std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]
     fn what_is_opened_to_read_makes_no_folder_and_removes_no_unfinished_file() {
-        let directory = tempdir("read");
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("pages");
         let read = || Store::open(&directory, false, true, "test".into());
         assert_eq!(read().err().unwrap().kind(), io::ErrorKind::NotFound);
         assert!(!directory.exists());
@@ -329,6 +326,5 @@ mod tests {
         assert!(read().unwrap().is_read_only() && unfinished.exists());
         assert!(!Store::open(&directory, false, false, "test".into()).unwrap().is_read_only());
         assert!(!unfinished.exists(), "a store that may write tidies up");
-        std::fs::remove_dir_all(directory).unwrap();
     }
 }

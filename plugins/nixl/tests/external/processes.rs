@@ -8,8 +8,12 @@ use host_tests::{nixl, plugin_files};
 
 const BYTES: usize = 4 << 20;
 
+fn config() -> Option<String> {
+    nixl::config().map(|config| format!("{config}connect_timeout_ms = 60000\n"))
+}
+
 fn with(test: fn(&Setup<'_>)) {
-    let Some(config) = nixl::config() else { return };
+    let Some(config) = config() else { return };
     let directory = plugin_files::directory(&["nixl"]);
     test(&Setup { directory: directory.path(), plugin: "nixl", config });
 }
@@ -28,7 +32,7 @@ fn a_library_that_is_not_nixl_is_refused_with_the_functions_it_lacks() {
 
 #[test]
 fn by_default_every_socket_listens_on_loopback_only() {
-    let Some(config) = nixl::config() else { return };
+    let Some(config) = config() else { return };
     let directory = plugin_files::directory(&["nixl"]);
     let worker = Worker::open(directory.path(), "nixl", "decode", BYTES, &config);
     let peer = Worker::open(directory.path(), "nixl", "prefill", BYTES, &config);

@@ -11,6 +11,7 @@ use host_tests::{nixl, plugin_files};
 fn four_ranks_on_either_side_write_to_each_other_all_at_once_and_end_in_order() {
     let Some(config) = nixl::config() else { return };
     let directory = plugin_files::directory(&["nixl"]);
+    let config = format!("{config}connect_timeout_ms = 60000\nfence_timeout_ms = 60000\n");
     for threads in ["none", "further", "all"] {
         let config = format!("{config}progress_threads = {threads:?}\n");
         let ours = Side::open(directory.path(), "nixl", "prefill", &config);

@@ -19,7 +19,7 @@ struct Pair {
 
 impl Pair {
     fn open() -> Option<Self> {
-        let config = nixl::config()?;
+        let config = format!("{}connect_timeout_ms = 60000\nfence_timeout_ms = 60000\n", nixl::config()?);
         let directory = plugin_files::directory(&["nixl"]);
         let sender = Worker::open(directory.path(), "nixl", "prefill", BYTES, &config);
         let receiver = Worker::open(directory.path(), "nixl", "decode", BYTES, &config);

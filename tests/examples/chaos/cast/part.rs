@@ -13,7 +13,7 @@ use crate::memory::{self, Bound};
 use crate::network::Node;
 
 /// What a process has to end in whose plugin may have panicked, or be in a call that never returns.
-const WATCHDOG: Duration = Duration::from_secs(12);
+const WATCHDOG: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -213,8 +213,11 @@ impl Part {
         std::fs::write(clock, format!("{seconds:+}\n")).is_ok()
     }
 
+    /// Ends what is done to it. What may come of that has its time all the same.
     pub fn end_early(&mut self) {
-        self.until = self.until.min(Instant::now());
+        if !matches!(self.state, State::MayHang | State::MayHavePanicked) {
+            self.until = self.until.min(Instant::now());
+        }
     }
 
     /// Ends what has lasted long enough.

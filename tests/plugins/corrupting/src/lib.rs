@@ -31,7 +31,7 @@ struct Config {
     mix_file: String,
     /// A call that this file names panics.
     panic_file: String,
-    /// While this file is there, notifications that come are lost.
+    /// When this file is there, the notifications that come next are lost, and it is removed.
     lose_file: String,
     /// While this file is there, no completion is told.
     hold_file: String,
@@ -251,7 +251,7 @@ impl TransferBackend for CorruptingBackend {
     }
     fn notifications(&self, notifications: &mut [Notification]) -> i32 {
         match self.inner.notifications(notifications) {
-            1.. if is_there(&self.config.lose_file) => 0,
+            1.. if std::fs::remove_file(&self.config.lose_file).is_ok() => 0,
             count => count,
         }
     }

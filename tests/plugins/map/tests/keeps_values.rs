@@ -42,6 +42,6 @@ fn what_was_put_comes_back_and_what_was_deleted_does_not() {
     assert_eq!(ended(&tier).status, FOUND);
     assert_eq!(tier.exists(Tag(4), &[key]), 0);
     assert_eq!(ended(&tier).status, MISSING);
-    tier.shutdown(1000).unwrap();
+    tier.shutdown(60_000).unwrap();
     assert_eq!(&bytes[8..15], b"a value");
 }

@@ -3,7 +3,6 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
 
 use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, Notification, NotificationKind};
 
@@ -97,7 +96,7 @@ fn serve(shared: &Shared, mut stream: TcpStream, endpoint: &Endpoint) {
 /// The peer's name, if it has the endpoint's token.
 fn hello(stream: &mut TcpStream, endpoint: &Endpoint) -> std::io::Result<Option<String>> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.set_read_timeout(Some(crate::patience(stream.peer_addr()?.ip())))?;
     let mut start = [0; Endpoint::BYTES + 1];
     stream.read_exact(&mut start)?;
     let mut name = vec![0; start[Endpoint::BYTES].into()];

@@ -1,7 +1,7 @@
 //! Sending: one connection and one thread per peer.
 
 use std::io::{Read, Write as _};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -12,12 +12,14 @@ use host_plugin_api::{Error, ErrorCode, Result, Submission, Write};
 use crate::Shared;
 use crate::inbound::{BUFFER, DATA, Endpoint, GOODBYE, WELCOME};
 
-const CONNECT: Duration = Duration::from_secs(2);
+/// How long what runs may take to finish when its connection ends.
+const FINISH: Duration = Duration::from_secs(1);
 
 /// A peer that this instance writes to.
 pub struct Peer {
     pub id: u32,
     pub name: String,
+    address: IpAddr,
     stream: TcpStream,
     shared: Arc<Shared>,
     /// The host wants it to end.
@@ -34,9 +36,11 @@ pub struct Peer {
 pub fn connect(shared: &Arc<Shared>, id: u32, name: &str, endpoint: &Endpoint) -> Result<Arc<Peer>> {
     let failed =
         |error: std::io::Error| Error::new(ErrorCode::PEER_LOST, format!("{name} does not answer: {error}"));
-    let mut stream = TcpStream::connect_timeout(&endpoint.address.into(), CONNECT).map_err(failed)?;
+    let address = IpAddr::V4(*endpoint.address.ip());
+    let patience = crate::patience(address);
+    let mut stream = TcpStream::connect_timeout(&endpoint.address.into(), patience).map_err(failed)?;
     stream.set_nodelay(true).map_err(failed)?;
-    stream.set_read_timeout(Some(CONNECT)).map_err(failed)?;
+    stream.set_read_timeout(Some(patience)).map_err(failed)?;
     let mut hello = endpoint.to_bytes();
     hello.push(shared.name.len() as u8);
     hello.extend_from_slice(shared.name.as_bytes());
@@ -50,6 +54,7 @@ pub fn connect(shared: &Arc<Shared>, id: u32, name: &str, endpoint: &Endpoint) -
     let peer = Arc::new(Peer {
         id,
         name: name.to_owned(),
+        address,
         stream: stream.try_clone().map_err(failed)?,
         shared: Arc::clone(shared),
         ending: AtomicBool::new(false),
@@ -66,6 +71,10 @@ pub fn connect(shared: &Arc<Shared>, id: u32, name: &str, endpoint: &Endpoint) -
 }
 
 impl Peer {
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
     pub fn lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
@@ -75,10 +84,11 @@ impl Peer {
     pub fn end(&self, deadline: Instant) -> bool {
         self.ending.store(true, Ordering::Release);
         self.shared.queues.wake();
-        // What runs may finish in half of the time. Then it gets an error, instead of waiting for a peer that does not
+        // What runs may finish in a part of the time. Then it gets an error, instead of waiting for a peer that does not
         // read.
-        let half = Instant::now() + deadline.saturating_duration_since(Instant::now()) / 2;
-        if !self.done_by(half) {
+        let now = Instant::now();
+        let finish = now + FINISH.min(deadline.saturating_duration_since(now) / 2);
+        if !self.done_by(finish) {
             let _ended = self.stream.shutdown(Shutdown::Write);
             if !self.done_by(deadline) {
                 return false;

@@ -55,6 +55,6 @@ fn what_was_submitted_is_in_the_peers_memory_when_it_completes() {
     // No peer's write lands in memory that is not registered any more.
     receiver.deregister(to).unwrap();
     assert_eq!(theirs, ours);
-    sender.shutdown(1000).unwrap();
-    receiver.shutdown(1000).unwrap();
+    sender.shutdown(60_000).unwrap();
+    receiver.shutdown(60_000).unwrap();
 }

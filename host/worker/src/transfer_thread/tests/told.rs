@@ -31,29 +31,37 @@ pub enum Act {
     Block,
 }
 
-/// Which method does what. Before that is [set](Script::set), no method does anything.
-#[derive(Debug, Default)]
-pub struct Script(Mutex<Option<(&'static str, Act)>>);
+/// Which method of a plugin does what. Before that is [set](Script::set), no method does anything.
+#[derive(Debug)]
+pub struct Script {
+    plugin: &'static str,
+    does: Mutex<Option<(&'static str, Act)>>,
+}
 
 impl Script {
+    fn of_plugin(plugin: &'static str) -> Self {
+        Self { plugin, does: Mutex::default() }
+    }
+
     fn set(&self, method: &'static str, act: Act) {
-        *self.0.lock().unwrap() = Some((method, act));
+        *self.does.lock().unwrap() = Some((method, act));
     }
 
     fn clear(&self) {
-        *self.0.lock().unwrap() = None;
+        *self.does.lock().unwrap() = None;
     }
 
     fn of(&self, method: &str) -> Option<Act> {
-        self.0.lock().unwrap().filter(|(of, _)| *of == method).map(|(_, act)| act)
+        self.does.lock().unwrap().filter(|(of, _)| *of == method).map(|(_, act)| act)
     }
 
     /// Behind the net that keeps panics in, as a loaded plugin is.
     pub fn guard(self: &Arc<Self>, inner: Arc<Node>) -> Arc<dyn TransferBackend> {
         let scripted = Scripted { inner, script: self.clone() };
-        let object = open_guarded(|_opening| Ok(scripted), "acme".into(), "".into()).into_result();
+        let object = open_guarded(|_opening| Ok(scripted), self.plugin.into(), "".into()).into_result();
         let object = object.unwrap_or_else(|_| panic!("the factory cannot fail"));
-        Arc::new(LoadedTransfer::new("acme", object, &Services::of("test.acme").unwrap()).unwrap())
+        let services = Services::of(&format!("test.{}", self.plugin)).unwrap();
+        Arc::new(LoadedTransfer::new(self.plugin, object, &services).unwrap())
     }
 }
 
@@ -133,8 +141,13 @@ impl TransferBackend for Scripted {
 
 /// Two workers of one rank, of which prefill's plugin is scripted.
 fn scripted() -> (Side, Side, Arc<Wire>, Arc<Script>) {
+    scripted_as("acme")
+}
+
+/// The same with a plugin of this name.
+fn scripted_as(plugin: &'static str) -> (Side, Side, Arc<Wire>, Arc<Script>) {
     told::listen();
-    let script = Arc::new(Script::default());
+    let script = Arc::new(Script::of_plugin(plugin));
     let wire = Wire::scripted(Some(script.clone()));
     let mut prefill = Side::new(&wire, "prefill", 1, ORDERS[0], 7);
     let decode = Side::new(&wire, "decode", 1, ORDERS[0], 9);
@@ -219,7 +232,7 @@ fn what_a_transfer_plugin_does_wrong_is_told_as_the_page_says() {
     said.push(Links::open(opening, vec![(kv, backend)]).err().unwrap().to_string());
     // Each of them as the host first calls it.
     for method in ["limits", "deregister"] {
-        let script = Arc::new(Script::default());
+        let script = Arc::new(Script::of_plugin("acme"));
         script.set(method, Act::Panic);
         let backend = script.guard(Wire::scripted(Some(script.clone())).node("other"));
         said.push(match method {
@@ -256,13 +269,16 @@ fn what_a_transfer_plugin_does_wrong_is_told_as_the_page_says() {
 fn slow(method: &str, seconds: u64, script: &Script) -> Vec<String> {
     let of = || {
         let mut calls = host_plugins::in_progress();
-        calls.retain(|call| call.plugin == "acme" && call.call == method);
+        calls.retain(|call| call.plugin == script.plugin && call.call == method);
         calls
     };
-    while of().is_empty() {
+    let calls = loop {
+        let calls = of();
+        if !calls.is_empty() {
+            break calls;
+        }
         std::thread::yield_now();
-    }
-    let calls = of();
+    };
     let mut watchdog = Watchdog::new(Duration::from_secs(10));
     let mut said = Vec::new();
     for second in 0..=seconds {
@@ -278,7 +294,8 @@ fn slow(method: &str, seconds: u64, script: &Script) -> Vec<String> {
 
 #[test]
 fn a_call_that_is_slow_is_told_with_its_peer_as_the_page_says() {
-    let (prefill, decode, _wire, script) = scripted();
+    // The calls of the whole process are looked at, and another test has the name of the page.
+    let (prefill, decode, _wire, script) = scripted_as("acme-slow");
     decode.links.connect(&prefill.info()).unwrap();
     let mut said = Vec::new();
     for (method, seconds) in [("connect", 3), ("submit", 1), ("poll", 10)] {
@@ -301,5 +318,6 @@ fn a_call_that_is_slow_is_told_with_its_peer_as_the_page_says() {
             .filter(|line| line.contains("connect ") || line.contains("submit "))
             .all(|line| line.contains(&peer))
     );
+    said.iter_mut().for_each(|line| *line = line.replace("acme-slow", "acme"));
     told::compare("## A plugin that is slow", &said);
 }

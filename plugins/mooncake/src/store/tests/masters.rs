@@ -1,8 +1,18 @@
 //! Masters that are not there, or do not answer.
 
-use host_tests::ports::unused;
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, SocketType};
 
 use super::*;
+
+/// A socket with a port of its own, at which it does not listen. No other process gets the port while it is open.
+fn port() -> (OwnedFd, SocketAddr) {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = rustix::net::getsockname(&socket).unwrap().try_into().unwrap();
+    (socket, address)
+}
 
 #[test]
 fn without_a_master_nothing_is_called_until_it_answers_again() {
@@ -27,9 +37,11 @@ fn without_a_master_nothing_is_called_until_it_answers_again() {
 
 #[test]
 fn without_a_master_opening_fails_with_its_address_and_mooncake_is_not_called() {
-    let address = unused().to_string();
+    let (_held, address) = port();
+    let address = address.to_string();
     let world = Arc::new(World::default());
-    let config = Config::parse(&format!("master_server_address = \"{address}\"\n")).unwrap();
+    let table = format!("master_server_address = \"{address}\"\nmaster_timeout_ms = 60000\n");
+    let config = Config::parse(&table).unwrap();
     let library = FakeLibrary(world.clone());
     let error = MooncakeTier::start(&config, Box::new(|| Ok(Box::new(library))), NEVER).err().unwrap();
     assert_eq!(error.code, ErrorCode::IO);
@@ -39,17 +51,17 @@ fn without_a_master_opening_fails_with_its_address_and_mooncake_is_not_called() 
 
 #[test]
 fn a_tier_that_needs_no_master_at_its_start_finds_one_later() {
-    let address = unused();
+    let (socket, address) = port();
     let world = Arc::new(World::default());
-    let table = format!(
-        "master_server_address = \"{address}\"\nmaster_timeout_ms = 20\nstart_without_master = true\n"
-    );
+    let keys = "master_timeout_ms = 20\nstore_deadline_ms = 600000\nstart_without_master = true\n";
+    let table = format!("master_server_address = \"{address}\"\n{keys}");
     let library = FakeLibrary(world.clone());
     let find = Box::new(|| Ok(Box::new(library) as Box<dyn Library>));
     let tier = Arc::new(MooncakeTier::start(&Config::parse(&table).unwrap(), find, NEVER).unwrap());
     let rig = Rig { region: RegionId(0), world, tier, memory: &mut [], master: Master::default(), address };
     assert_eq!(rig.exist(0..2), [ErrorCode::PEER_LOST.0; 2]);
-    rig.master.serve(TcpListener::bind(address).unwrap());
+    rustix::net::listen(&socket, 16).unwrap();
+    rig.master.serve(TcpListener::from(socket));
     rig.wait("a client", || (rig.exist(0..1) == [MISSING]).then_some(()));
 }
 
@@ -85,6 +97,7 @@ fn a_client_that_holds_others_up_is_closed_when_the_master_answers_and_shutdown_
         rig.world.holds_others_up.store(holds_others_up, Ordering::SeqCst);
         rig.master.is_stopped.store(true, Ordering::SeqCst);
         let closed = || rig.world.closed.load(Ordering::SeqCst);
+        rig.wait_quiet();
         rig.tier.shutdown(if holds_others_up { 100 } else { 60_000 }).unwrap();
         assert_eq!(closed(), usize::from(!holds_others_up));
         rig.master.is_stopped.store(false, Ordering::SeqCst);
@@ -98,6 +111,7 @@ fn a_master_that_stops_while_a_client_is_closed_holds_no_call_up() {
     assert_eq!(rig.put(0..1), [STORED]);
     rig.world.holds_others_up.store(true, Ordering::SeqCst);
     *locked(&rig.world.stops_at_goodbye) = Some((rig.master.clone(), rig.address));
+    rig.wait_quiet();
     rig.tier.shutdown(0).unwrap();
     rig.wait("the client to be closed", || (rig.world.closed.load(Ordering::SeqCst) == 1).then_some(()));
     assert!(rig.master.is_stopped.load(Ordering::SeqCst), "it is still stopped");
