@@ -102,7 +102,7 @@ fn exchange(mut stream: TcpStream, timeout: Duration) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::net::TcpListener;
     use std::os::fd::OwnedFd;
 
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     /// A socket with a port of its own, at which it does not listen. No other process gets the port while it is open.
-    fn port() -> (OwnedFd, SocketAddr) {
+    pub fn port() -> (OwnedFd, SocketAddr) {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = rustix::net::getsockname(&socket).unwrap().try_into().unwrap();

@@ -1,18 +1,8 @@
 //! Masters that are not there, or do not answer.
 
-use std::os::fd::OwnedFd;
-
-use rustix::net::{AddressFamily, SocketType};
+use crate::store::master::tests::port;
 
 use super::*;
-
-/// A socket with a port of its own, at which it does not listen. No other process gets the port while it is open.
-fn port() -> (OwnedFd, SocketAddr) {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    let address = rustix::net::getsockname(&socket).unwrap().try_into().unwrap();
-    (socket, address)
-}
 
 #[test]
 fn without_a_master_nothing_is_called_until_it_answers_again() {
