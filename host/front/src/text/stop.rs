@@ -1,4 +1,4 @@
-//! Stop strings: the answer ends before the first of them, wherever token borders lie.
+//! Stop strings: the answer ends before the first of them that is complete, wherever token borders lie.
 
 /// Watches an answer's text for stop strings and holds back what may become one.
 #[derive(Clone, Debug)]
@@ -47,10 +47,14 @@ impl StopMatcher {
             return String::new();
         }
         self.held.push_str(text);
-        // The first one in the text. Of those that begin together, it is the first in the request.
+        // The first one that is complete, so that it is the same wherever the pieces are cut. Of those that end together it is the
+        // longest.
         let places = self.stops.iter().enumerate();
-        let found = places.filter_map(|(index, stop)| Some((self.held.find(stop.as_str())?, index))).min();
-        if let Some((cut, index)) = found {
+        let complete = |(index, stop): (usize, &String)| {
+            let begin = self.held.find(stop.as_str())?;
+            Some((begin + stop.len(), begin, index))
+        };
+        if let Some((_, cut, index)) = places.filter_map(complete).min() {
             self.matched = Some(index);
             let mut shown = std::mem::take(&mut self.held);
             shown.truncate(if self.shows { cut + self.stops[index].len() } else { cut });
@@ -96,6 +100,8 @@ mod tests {
             (&["STOP"], &["one STO"], "one STO", false),
             (&["aab"], &["a", "a", "a", "b", "c"], "a", true),
             (&["b", "ab"], &["xab"], "x", true),
+            (&["abc", "b"], &["xabc"], "xa", true),
+            (&["abc", "b"], &["xab", "c"], "xa", true),
             (&["é!"], &["caf", "é", "!"], "caf", true),
             (&[""], &["all"], "all", false),
             (&[], &["all"], "all", false),
