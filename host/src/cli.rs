@@ -11,6 +11,7 @@ pub mod companion;
 mod drain;
 #[cfg(test)]
 mod flags;
+mod heap;
 mod keys;
 pub mod launch;
 mod lifeline;

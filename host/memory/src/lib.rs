@@ -1,5 +1,6 @@
-//! Memory that plugins and other processes are given.
+//! Memory that plugins and other processes are given, and what the process gives back.
 
+pub mod heap;
 mod mapping;
 mod shared;
 

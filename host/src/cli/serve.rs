@@ -24,7 +24,8 @@ use super::clients::{self, Clients};
 use super::process_end::{StopSignals, end_at_once};
 use super::settings::{LogFormat, RoleName, Settings};
 use super::{
-    Refused, Told, addresses, is_refusal, launch, lifeline, listeners, plugins, summary, supervise, watchdog,
+    Refused, Told, addresses, heap, is_refusal, launch, lifeline, listeners, plugins, summary, supervise,
+    watchdog,
 };
 
 /// The threads and plugins of a worker that ends have this long to end, which is longer than a plugin's own deadline.
@@ -68,7 +69,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 if !settings.supervised {
                     plugins::check(&settings)?;
                 }
-                route(&settings, stop_signal(settings.supervised)?).await
+                heap::beside(route(&settings, stop_signal(settings.supervised)?)).await
             }
             Some(role) => {
                 // The supervisor has checked the same, and reading a large model twice takes time.
@@ -82,7 +83,8 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                             format!("{flag} needs --router: without one this process is the whole server");
                         return Err(Refused(message).into());
                     }
-                    return watchdog::beside(&settings, aggregated(&settings, &handle)).await;
+                    let server = heap::beside(aggregated(&settings, &handle));
+                    return watchdog::beside(&settings, server).await;
                 }
                 if !settings.supervised {
                     clients::check_none(&settings)?;
