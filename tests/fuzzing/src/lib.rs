@@ -6,9 +6,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is what fuzzing looks for")]
 
+mod answer_text;
 mod cache_news;
 mod core_messages;
 mod gguf_file;
+mod grammar;
 mod reader;
 mod scheduler;
 pub mod seeds;
@@ -34,6 +36,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "gguf", run: gguf_file::exercise },
     Target { name: "http_body", run: host_front::http::fuzzing::body },
     Target { name: "chat_template", run: host_front::http::fuzzing::template },
+    Target { name: "answer_text", run: answer_text::answer_text },
+    Target { name: "grammar", run: grammar::grammar },
     Target { name: "wire_shm", run: host_plugin_shm::fuzzing::wire },
     Target { name: "wire_nixl", run: host_plugin_nixl::fuzzing::wire },
     Target { name: "wire_mooncake", run: host_plugin_mooncake::fuzzing::wire },

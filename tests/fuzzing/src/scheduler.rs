@@ -6,6 +6,7 @@ use host_core::aux_row::AuxRow;
 use host_core::integrity::{Found, LaneSum};
 use host_core::message::{Body, Message, Reserve};
 use host_core::notice::Notice;
+use host_core::request::Request;
 use host_core::{Event, PageId, Role, Room, Sampled};
 use host_sim::{Leg, PEER};
 
@@ -49,7 +50,9 @@ impl World {
             0 => {
                 self.room += 1;
                 let prompt: Vec<u32> = (0..1 + u32::from(decisions.below(20))).collect();
-                self.leg.submit(self.room, &prompt, 1 + u32::from(decisions.below(6)));
+                let request = self.leg.request(self.room, &prompt, 1 + u32::from(decisions.below(6)));
+                let (client, priority) = (u64::from(decisions.below(3)), i32::from(decisions.below(3)) - 1);
+                self.leg.send(Request { client, priority, ..request });
             }
             1 => {
                 let room = self.some_room(decisions);

@@ -89,21 +89,12 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         )],
         "config_json" => vec![text(CONFIG), text(GEMMA)],
         "gguf" => gguf_files::seeds(),
-        "http_body" => vec![
-            text(r#" {"model":"model","prompt":"Once","max_tokens":3,"temperature":0.5,"stop":["a"],"stream":true,"logprobs":1}"#),
-            text(r#"!{"model":"model","messages":[{"role":"user","content":"Hi"}],"max_tokens":3,"seed":7,"logprobs":true,"top_logprobs":2}"#),
-            text(r#"#{"input_ids":[1,2,3],"sampling_params":{"max_new_tokens":4,"temperature":0,"ignore_eos":true},"return_logprob":true,"cache_salt":"a"}"#),
-        ]
-        .into_iter()
-        .zip([0, 1, 2])
-        .map(|(mut body, endpoint): (Vec<u8>, u8)| {
-            body[0] = endpoint;
-            body
-        })
-        .collect(),
+        "http_body" => bodies(),
         "chat_template" => vec![text(&format!(
             "{TEMPLATE}\0[{{\"role\":\"system\",\"content\":\" Be. \"}},{{\"role\":\"user\",\"content\":\"axb\"}}]"
         ))],
+        "answer_text" => answers(),
+        "grammar" => grammars(),
         "wire_shm" => host_plugin_shm::fuzzing::seeds(),
         "wire_nixl" => host_plugin_nixl::fuzzing::seeds(),
         "wire_mooncake" => host_plugin_mooncake::fuzzing::seeds(),
@@ -118,12 +109,94 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         "cache_news" => vec![news()],
         "scheduler" => vec![
             // Decode: a request, its transfer and its answer.
-            vec![0, 0, 7, 3, 15, 7, 0, 8, 0, 0, 9, 9, 9, 9, 15, 9, 9, 15],
+            vec![0, 0, 7, 3, 0, 1, 15, 7, 0, 8, 0, 0, 9, 9, 9, 9, 15, 9, 9, 15],
             // Prefill: a request, where to write it, what is written, and the end.
-            vec![1, 0, 7, 3, 2, 0, 1, 0, 2, 0, 1, 0, 0, 8, 0, 0, 0, 1, 1, 9, 9, 11, 2, 0, 1, 3, 0, 1, 1, 15],
+            vec![
+                1, 0, 7, 3, 0, 1, 2, 0, 1, 0, 2, 0, 1, 0, 0, 8, 0, 0, 0, 1, 1, 9, 9, 11, 2, 0, 1, 3, 0, 1, 1,
+                15,
+            ],
         ],
         other => panic!("no target is named {other:?}"),
     }
+}
+
+/// Bodies behind the byte that says to which endpoint they go.
+fn bodies() -> Vec<Vec<u8>> {
+    let bodies: [(u8, &str); 11] = [
+        (
+            0,
+            r#"{"model":"model","prompt":"Once","max_tokens":3,"temperature":0.5,"stop":["a"],"stream":true,"logprobs":1}"#,
+        ),
+        (
+            1,
+            r#"{"model":"model","messages":[{"role":"user","content":"Hi"}],"max_tokens":3,"seed":7,"logprobs":true,"top_logprobs":2}"#,
+        ),
+        (
+            2,
+            r#"{"input_ids":[1,2,3],"sampling_params":{"max_new_tokens":4,"temperature":0,"ignore_eos":true},"return_logprob":true,"cache_salt":"a"}"#,
+        ),
+        (
+            0,
+            r#"{"prompt":["a","b"],"structured_outputs":{"json":{"type":"object","properties":{"a":{"type":"integer"}}}},"echo":true,"n":2,"logit_bias":{"7":-1}}"#,
+        ),
+        (
+            1,
+            r#"{"model":"model","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}],"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object","properties":{"a":{"type":"string"}},"required":["a"]}}}],"tool_choice":"required","parallel_tool_calls":false,"stream":true,"stream_options":{"include_usage":true}}"#,
+        ),
+        (
+            1,
+            r#"{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"c","content":"2"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"f"}}}"#,
+        ),
+        (
+            1,
+            r#"{"messages":[{"role":"user","content":"Hi"}],"response_format":{"type":"json_schema","json_schema":{"name":"x","strict":true,"schema":{"type":"object","properties":{"a":{"enum":["b",1]}},"required":["a"],"additionalProperties":false}}}}"#,
+        ),
+        (2, r#"{"text":"Hi","sampling_params":{"regex":"a[bc]{1,3}","max_new_tokens":4}}"#),
+        (3, r#"{"prompt":"Hi","add_special_tokens":false,"return_token_strs":true}"#),
+        (3, r#"{"tokens":[72,105]}"#),
+        (
+            4,
+            r#"{"model":"model","instructions":"Be.","input":[{"role":"user","content":[{"type":"input_text","text":"Hi"}]},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"2"}],"tools":[{"type":"function","name":"f","parameters":{"type":"object"}}],"store":false,"max_output_tokens":16}"#,
+        ),
+    ];
+    bodies.iter().map(|(endpoint, body)| [&[*endpoint][..], body.as_bytes()].concat()).collect()
+}
+
+/// Calls as the four formats write them, behind thoughts and with stop strings.
+fn answers() -> Vec<Vec<u8>> {
+    let answers: [([u8; 3], &str); 4] = [
+        (
+            [0, 0, 2],
+            "<think>\nso\n</think>\n\nSure.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>",
+        ),
+        (
+            [1, 1, 0],
+            "STOP\0<|python_tag|>{\"name\": \"f\", \"parameters\": {\"count\": 1}}; {\"name\": \"f\", \"parameters\": {}}",
+        ),
+        ([2, 2, 4], "[f(count=1, text='x\\n', list=[True, None, {'a': -1.5e3}]), get_weather()]"),
+        (
+            [3, 0, 1],
+            "a\0\0<tool_call>\n<function=f>\n<parameter=text>\n1 < 2\n</parameter>\n<parameter=count>\n3\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ];
+    answers.iter().map(|(head, text)| [&head[..], text.as_bytes()].concat()).collect()
+}
+
+/// A grammar of each kind, and what to choose of what it allows.
+fn grammars() -> Vec<Vec<u8>> {
+    let schema = r##"{"type":"object","properties":{"a":{"type":"integer","minimum":3},"b":{"type":"array","items":{"type":"string","pattern":"^x+$"},"maxItems":2},"c":{"anyOf":[{"const":null},{"$ref":"#/$defs/d"}]}},"required":["a"],"$defs":{"d":{"enum":["e",1.5]}}}"##;
+    let grammars: [([u8; 2], &str); 6] = [
+        ([0, 0], schema),
+        ([0, 1], r#"{"type":"string","format":"date"}"#),
+        ([1, 0], r"[a-f]{2,3}(\.\d+)?"),
+        ([2, 2], "start: a b?\na: /x+/ | \"y\"\nb: \"(\" start \")\""),
+        ([3, 0], "root ::= \"a\" item*\nitem ::= [0-9]+ | \"-\" root"),
+        ([4, 0], "yes\nno"),
+    ];
+    grammars
+        .iter()
+        .map(|(head, text)| [&head[..], text.as_bytes(), b"\0", &[7, 1, 40, 3, 99, 12, 5, 200]].concat())
+        .collect()
 }
 
 fn manifest() -> String {

@@ -17,8 +17,11 @@ use crate::router::{Retry, Router, Waits};
 use crate::shares::Shares;
 use crate::text::{ChatTemplate, TextModel};
 
-const TEMPLATE: &str =
-    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>";
+/// It has a place for all that a conversation can have.
+const TEMPLATE: &str = "{% if tools %}<tool_call> one of {{ tools | tojson }}{% endif %}\
+{% for message in messages %}<{{ message.role }}>{{ message.content }}\
+{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}\
+{% endfor %}<assistant>";
 /// Steps of a template: enough for any loop over a small input, and few enough that an endless one costs no time.
 const FUEL: u64 = 20_000;
 /// Largest body, in bytes.
