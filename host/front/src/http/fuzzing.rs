@@ -14,8 +14,8 @@ use crate::audit::Audit;
 use crate::metrics::Metrics;
 use crate::registry::{Policy, Registry, Terms};
 use crate::router::{Retry, Router, Waits};
-use crate::shares::Shares;
 use crate::text::{ChatTemplate, TextModel};
+use host_wire::shares::Shares;
 
 const TEMPLATE: &str =
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>";
