@@ -28,10 +28,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 
 use super::audit::{Audit, Refusal};
-use super::shares::{Client, Shares};
 use handshake::shake_hands;
 use host_wire::clock;
 use host_wire::endpoint::{ApiTls, Refusals};
+use host_wire::shares::{Client, Shares};
 use listener::Caller;
 pub use listener::HttpListener;
 

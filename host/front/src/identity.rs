@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 pub use keys::{KeyError, Keys, entry};
 
-use crate::shares::{Client, Shares};
+use host_wire::shares::{Client, Shares};
 
 /// Longest name of a tenant, in bytes.
 pub const MAX_TENANT: usize = 128;
@@ -155,19 +155,15 @@ pub fn is_tenant(name: &str) -> bool {
     (1..=MAX_TENANT).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-impl Client {
-    /// What workers know it by: the same number from every router, and no 0.
-    #[must_use]
-    pub fn number(&self) -> u64 {
-        let digest = match self {
-            Self::Address(address) => {
-                Sha256::new().chain_update("address\n").chain_update(address.to_string())
-            }
-            Self::Tenant(name) => Sha256::new().chain_update("tenant\n").chain_update(name.as_bytes()),
-        };
-        let digest: [u8; 32] = digest.finalize().into();
-        digest.first_chunk().map_or(1, |first| u64::from_be_bytes(*first).max(1))
-    }
+/// What workers know a client by: the same number from every router, and no 0.
+#[must_use]
+pub fn number(client: &Client) -> u64 {
+    let digest = match client {
+        Client::Address(address) => Sha256::new().chain_update("address\n").chain_update(address.to_string()),
+        Client::Tenant(name) => Sha256::new().chain_update("tenant\n").chain_update(name.as_bytes()),
+    };
+    let digest: [u8; 32] = digest.finalize().into();
+    digest.first_chunk().map_or(1, |first| u64::from_be_bytes(*first).max(1))
 }
 
 impl Caller {

@@ -9,6 +9,5 @@ pub mod metrics;
 pub mod registry;
 pub mod router;
 mod routing_metrics;
-pub mod shares;
 pub mod text;
 pub mod turns;

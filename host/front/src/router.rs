@@ -29,10 +29,10 @@ pub use self::failure::Failure;
 use self::progress::Progress;
 pub use self::waits::Waits;
 pub use self::warm_up::warm_up;
-use super::identity::Caller;
+use super::identity::{Caller, number};
 use super::metrics::Metrics;
 use super::registry::{Chain, Chosen, Need, NoRoute, Registry, Route};
-use super::shares::{NoShare, Share, Shares};
+use host_wire::shares::{NoShare, Share, Shares};
 
 /// A request in tokens.
 #[derive(Clone, Debug)]
@@ -164,7 +164,7 @@ impl Router {
         let of_key = caller.places.as_ref().map(|places| places.take_any(&caller.client, 1)).transpose();
         let of_key = of_key.map_err(|_none| Failure::OverShare)?;
         let place = self.places.take(&caller.client, 1);
-        place.map(|place| Place { _place: place, _of_key: of_key, client: caller.client.number() }).map_err(
+        place.map(|place| Place { _place: place, _of_key: of_key, client: number(&caller.client) }).map_err(
             |why| match why {
                 NoShare::Full => Failure::Busy(format!(
                     "{} requests are under way, which is the limit; try again when some have been answered",

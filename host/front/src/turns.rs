@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::shares::Client;
+use host_wire::shares::Client;
 
 /// So many places.
 #[derive(Clone, Debug)]

@@ -27,6 +27,7 @@ mod reason;
 mod refusals;
 mod serve;
 mod tls;
+mod unread;
 
 use std::time::Duration;
 

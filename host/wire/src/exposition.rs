@@ -5,17 +5,53 @@ use std::collections::HashSet;
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Series in the format that a request accepts, and that format's media type. Without `Accept`, or with any type accepted, it is
-/// the text format, which every reader knows.
+/// One of the formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// OpenMetrics.
+    OpenMetrics,
+    /// The text format of Prometheus.
+    Text,
+}
+
+impl Format {
+    /// The format that a request accepts. Without `Accept`, or with any type accepted, it is the text format, which every reader
+    /// knows.
+    #[must_use]
+    pub fn accepted(accept: Option<&str>) -> Self {
+        let types = accept.unwrap_or_default().split(',');
+        let wanted = |range: &str| {
+            let mut parts = range.split(';').map(str::trim);
+            let is_open = parts.next() == Some("application/openmetrics-text");
+            is_open && !parts.any(|part| part.replace(' ', "") == "q=0")
+        };
+        if types.into_iter().any(wanted) { Self::OpenMetrics } else { Self::Text }
+    }
+
+    /// Its media type.
+    #[must_use]
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => OPEN_METRICS,
+            Self::Text => TEXT,
+        }
+    }
+
+    /// Series in this format.
+    #[must_use]
+    pub fn of(self, open_metrics: String) -> String {
+        match self {
+            Self::OpenMetrics => open_metrics,
+            Self::Text => text(&open_metrics),
+        }
+    }
+}
+
+/// Series in the format that a request accepts, and that format's media type.
 #[must_use]
 pub fn in_format(accept: Option<&str>, open_metrics: String) -> (&'static str, String) {
-    let types = accept.unwrap_or_default().split(',');
-    let wanted = |range: &str| {
-        let mut parts = range.split(';').map(str::trim);
-        let is_open = parts.next() == Some("application/openmetrics-text");
-        is_open && !parts.any(|part| part.replace(' ', "") == "q=0")
-    };
-    if types.into_iter().any(wanted) { (OPEN_METRICS, open_metrics) } else { (TEXT, text(&open_metrics)) }
+    let format = Format::accepted(accept);
+    (format.media_type(), format.of(open_metrics))
 }
 
 /// The text format names a counter in `# TYPE` and `# HELP` as its samples do, with `_total`. It has no units, and no mark at the end.

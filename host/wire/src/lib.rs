@@ -4,7 +4,7 @@
 //! [`proto`] is generated from `proto/control.proto`. [`convert`] and [`cache_news`] translate. [`pairs`] says which workers can
 //! work together, and [`protocol`] which versions of the schema. [`identity`] makes a number of what makes their KV differ.
 //! [`endpoint`] connects processes that can prove that they belong together. [`exposition`] is the format in which they tell
-//! their counters.
+//! their counters. [`shares`] divides what is bounded among clients.
 
 mod answer;
 pub mod cache_news;
@@ -16,6 +16,7 @@ pub mod identity;
 pub mod pairs;
 pub mod protocol;
 pub mod random;
+pub mod shares;
 
 pub use answer::Answer;
 

@@ -6,14 +6,15 @@ mod pace;
 mod plugins;
 mod series;
 mod staging;
+mod texts;
 
 use std::fmt::Error;
-use std::sync::Arc;
 
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::IntoResponse as _;
 use axum::routing::get;
 use host_core::scheduler::Stats;
-use host_wire::exposition;
+use host_wire::exposition::Format;
 use host_wire::proto::WorkerInfo;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -23,6 +24,7 @@ use crate::Handle;
 use crate::peers::Peers;
 use crate::registration::Readiness;
 use series::Series;
+use texts::Texts;
 
 /// Reads the scheduler's counters when `/metrics` is read.
 struct WorkerCollector(Handle, Peers);
@@ -158,15 +160,15 @@ fn lanes(worker: &Handle, series: &mut Series<'_>) -> Result<(), Error> {
 pub fn routes(worker: Handle, peers: Peers, info: &WorkerInfo, readiness: Readiness) -> axum::Router {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(WorkerCollector(worker, peers)));
-    let registry = Arc::new(registry);
+    let texts = Texts::of(registry);
     let health = serde_json::json!({ "status": "ok", "name": info.name, "role": info.role }).to_string();
     let metrics = move |headers: HeaderMap| async move {
-        let mut text = String::new();
-        // Writing to a string cannot fail.
-        let _written = prometheus_client::encoding::text::encode(&mut text, &registry);
         let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-        let (kind, text) = exposition::in_format(accepted, text);
-        ([(header::CONTENT_TYPE, kind)], text)
+        let format = Format::accepted(accepted);
+        match texts.now(format).await {
+            Some(text) => ([(header::CONTENT_TYPE, format.media_type())], text).into_response(),
+            None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        }
     };
     let health = get(move || async move { ([(header::CONTENT_TYPE, "application/json")], health) });
     let ready = move || async move {

@@ -50,7 +50,7 @@ pub mod ready;
 pub mod links;
 
 /// The bounds on what one client of the API holds.
-#[path = "../../../host/front/src/shares.rs"]
+#[path = "../../../host/wire/src/shares.rs"]
 pub mod shares;
 
 /// `hicache-file`: batches, and segments that are written.

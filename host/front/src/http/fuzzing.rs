@@ -14,8 +14,8 @@ use crate::audit::Audit;
 use crate::metrics::Metrics;
 use crate::registry::{Policy, Registry, Terms};
 use crate::router::{Retry, Router, Waits};
-use crate::shares::Shares;
 use crate::text::{ChatTemplate, TextModel};
+use host_wire::shares::Shares;
 
 /// It has a place for all that a conversation can have.
 const TEMPLATE: &str = "{% if tools %}<tool_call> one of {{ tools | tojson }}{% endif %}\

@@ -16,7 +16,7 @@ use host_wire::clock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::unread::{Collected, Unread};
-use crate::shares::Client;
+use host_wire::shares::Client;
 
 /// Most bytes of one answer that wait for its client: about a thousand events.
 const UNREAD: usize = 256 << 10;

@@ -10,8 +10,8 @@ use std::thread::available_parallelism;
 
 use super::error::ApiError;
 use crate::audit::Refusal;
-use crate::shares::{Client, NoShare, Share, Shares};
 use crate::turns::Turns;
+use host_wire::shares::{Client, NoShare, Share, Shares};
 
 /// Bodies up to this many bytes are short: some milliseconds of work each. They do not wait for long ones.
 const SHORT: usize = 16 << 10;

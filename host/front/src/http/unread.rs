@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
 use crate::audit::Refusal;
-use crate::shares::{Client, NoShare, Share, Shares};
+use host_wire::shares::{Client, NoShare, Share, Shares};
 
 /// Answers of up to so many bytes do not count: the stream that carries one takes more. Errors are among them, and what
 /// load balancers ask for.

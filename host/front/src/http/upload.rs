@@ -7,7 +7,7 @@ use futures_util::future::poll_fn;
 
 use super::error::ApiError;
 use crate::audit::Refusal;
-use crate::shares::{Client, NoShare, Share, Shares};
+use host_wire::shares::{Client, NoShare, Share, Shares};
 
 /// What is on its way from clients.
 #[derive(Clone, Debug)]

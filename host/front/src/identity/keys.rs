@@ -25,7 +25,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::{MAX_TENANT, is_tenant};
-use crate::shares::Shares;
+use host_wire::shares::Shares;
 
 /// Largest file of keys: about ten thousand.
 const MAX_FILE: u64 = 2 << 20;
@@ -268,7 +268,7 @@ mod tests {
         let keys = Keys::load(&path).unwrap();
         assert!(!keys.reload().unwrap());
         let held = keys.find(b"one").unwrap();
-        let client = crate::shares::Client::at([127, 0, 0, 1].into());
+        let client = host_wire::shares::Client::at([127, 0, 0, 1].into());
         let _share = held.places.as_ref().unwrap().take(&client, 1).unwrap();
 
         std::fs::write(&path, limited("one") + &entry("b", "two", true)).unwrap();

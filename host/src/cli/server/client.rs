@@ -6,7 +6,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
 
-use host_wire::endpoint::{Authorities, is_untrusted};
+use host_wire::endpoint::{Authorities, check_user, is_untrusted};
 use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{HeaderMap, Method, Request, StatusCode};
@@ -191,7 +191,12 @@ impl Client {
     async fn connect(&self) -> io::Result<Box<dyn Connection>> {
         let to = &self.address;
         Ok(match (&to.way, &self.authorities) {
-            (Way::Unix(path), _) => Box::new(UnixStream::connect(path).await?),
+            (Way::Unix(path), _) => {
+                let connection = UnixStream::connect(path).await?;
+                // Another user may have taken the path first, to be told the key.
+                check_user(&connection)?;
+                Box::new(connection)
+            }
             (Way::Tls(name), Some(authorities)) => {
                 let connection = TcpStream::connect(&to.authority).await?;
                 Box::new(authorities.connect(name, connection).await?)
@@ -208,6 +213,12 @@ impl Client {
         let connected = connected
             .map_err(|_elapsed| failed(&format!("no connection within {} s", PATIENCE.as_secs())))?;
         let stream = connected.map_err(|error| match is_untrusted(&error) {
+            // The system says so of a socket that this user may not open, too.
+            false if error.get_ref().is_some() && error.kind() == io::ErrorKind::PermissionDenied => {
+                NoAnswer::Untrusted(format!(
+                    "{address} is not trusted, and nothing was sent: {error}; if that user's server is meant, run this as that user"
+                ))
+            }
             true => NoAnswer::Untrusted(format!(
                 "{address} is not trusted: {error}; give the certificate of its authority as --ca FILE, and a name that its \
                  certificate has"
@@ -246,7 +257,52 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use host_tests::skip::skipped;
+    use host_wire::endpoint::bind_socket;
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::UnixListener;
+
     use super::*;
+
+    /// A user who is not root, and need not exist.
+    const OTHER: u32 = 65_533;
+
+    #[tokio::test]
+    async fn a_socket_of_another_user_is_told_no_key() {
+        if !rustix::process::geteuid().is_root() {
+            skipped("a socket of another user: only root can make one");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let path = folder.path().join("admin.sock");
+        let socket = std::thread::scope(|scope| {
+            let bound = scope.spawn(|| {
+                // On Linux each thread has its own user.
+                let user = rustix::process::Uid::from_raw(OTHER);
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                bind_socket(&path).unwrap()
+            });
+            bound.join().unwrap()
+        });
+        let listener = UnixListener::from_std(socket.into()).unwrap();
+        let hears = tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let mut heard = Vec::new();
+            // The client may have hung up with an error.
+            drop(connection.read_to_end(&mut heard).await);
+            String::from_utf8(heard).unwrap()
+        });
+        let address = Address::parse(&format!("unix:{}", path.display())).unwrap();
+        let client = Client { address, key: Some("an operator's".to_owned()), authorities: None };
+        let error = client.get("/health").await.err().expect("no answer");
+        assert_eq!(hears.await.unwrap(), "");
+        assert!(matches!(error, NoAnswer::Untrusted(_)), "{error:?}");
+        let error = error.to_string();
+        assert!(error.contains("admin.sock") && error.contains(&OTHER.to_string()), "{error}");
+    }
 
     #[test]
     fn errors_are_one_line_whatever_shape_they_have() {

@@ -6,9 +6,12 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::oneshot;
 use tokio_rustls::TlsStream;
 use tonic::transport::server::Connected;
+
+use super::unread::Unread;
+use crate::shares::Share;
 
 /// The bytes of a connection.
 #[derive(Debug)]
@@ -23,7 +26,37 @@ pub(super) enum Stream {
 pub(super) struct Connection {
     pub stream: Stream,
     /// Its place among a listener's connections.
-    pub _place: OwnedSemaphorePermit,
+    pub place: Place,
+    /// What its client may leave unread.
+    pub unread: Unread,
+}
+
+/// A place among a listener's connections, until dropped.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// For as long as the connection lasts.
+    Lasting { _share: Share },
+    /// Until a newer connection takes it, which is said here.
+    Passing(oneshot::Receiver<()>),
+    /// Until the connection ends by itself: the listener is gone, and no newer one comes.
+    Last,
+    /// A newer connection has it.
+    Taken,
+}
+
+impl Place {
+    /// Fails once a newer connection has the place. Otherwise the task is woken when that is so.
+    fn keep(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if let Place::Passing(taken) = self
+            && let Poll::Ready(said) = Pin::new(taken).poll(context)
+        {
+            *self = if said.is_ok() { Place::Taken } else { Place::Last };
+        }
+        match self {
+            Place::Taken => Err(io::ErrorKind::ConnectionAborted.into()),
+            Place::Lasting { .. } | Place::Passing(_) | Place::Last => Ok(()),
+        }
+    }
 }
 
 /// Calls a method of the stream that is there.
@@ -83,17 +116,23 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_read(context, into)
+        let connection = self.get_mut();
+        connection.place.keep(context)?;
+        Pin::new(&mut connection.stream).poll_read(context, into)
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+        let connection = self.get_mut();
+        connection.place.keep(context)?;
+        Pin::new(&mut connection.stream).poll_write(context, bytes)
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+        let connection = self.get_mut();
+        connection.place.keep(context)?;
+        Pin::new(&mut connection.stream).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -105,7 +144,9 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, pieces)
+        let connection = self.get_mut();
+        connection.place.keep(context)?;
+        Pin::new(&mut connection.stream).poll_write_vectored(context, pieces)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -114,7 +155,9 @@ impl AsyncWrite for Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = ();
+    type ConnectInfo = Unread;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> Unread {
+        self.unread.clone()
+    }
 }

@@ -1,29 +1,36 @@
 //! Accepting connections: no more at once than a limit, and none whose other end does not pass the check.
+//!
+//! Connections of a cluster's processes last, and those beyond the limit are refused. Where nothing proves who connects, one
+//! client has its share of them. Connections of those that only watch a process pass: each asks something short, and a new one
+//! takes the place of the oldest of its client, or of all.
 
 mod strangers;
 
 use std::fmt::Display;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::HANDSHAKE;
 use super::address::{Address, LONGEST_PATH, ListenAt};
-use super::connection::{Connection, Stream};
+use super::connection::{Connection, Place, Stream};
 use super::credentials::{Credentials, check_user};
 use super::refusals::Refusals;
 use super::tls::Tls;
+use super::unread::{self, Unread};
 use crate::clock;
+use crate::shares::{Client, NoShare, Shares};
 use strangers::Strangers;
 
 /// Most connections where descriptors are not the limit.
@@ -132,10 +139,25 @@ impl Listener {
         &self.credentials
     }
 
-    /// The connections whose other end passed, until the stream is dropped.
+    /// The connections whose other end passed, until the stream is dropped. They last.
     pub(super) fn incoming(self) -> ReceiverStream<io::Result<Connection>> {
+        let places = Places::Lasting {
+            connections: Shares::new(self.most),
+            unread: Shares::new(unread::OF_ALL),
+            are_shared: matches!(self.credentials, Credentials::None),
+        };
+        self.accepting(places)
+    }
+
+    /// As [`incoming`](Self::incoming), of connections that pass.
+    pub(super) fn passing(self) -> ReceiverStream<io::Result<Connection>> {
+        let places = Places::Passing(Mutex::new(Strangers::at_most(self.most.min(strangers::MOST))));
+        self.accepting(places)
+    }
+
+    fn accepting(self, places: Places) -> ReceiverStream<io::Result<Connection>> {
         let (checked, connections) = mpsc::channel(CHECKED);
-        tokio::spawn(accept(self, checked));
+        tokio::spawn(accept(self, places, checked));
         ReceiverStream::new(connections)
     }
 }
@@ -219,11 +241,11 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-async fn accept(listener: Listener, checked: mpsc::Sender<io::Result<Connection>>) {
-    let Listener { socket, credentials, most } = listener;
-    let refusals = Arc::new(Refusals::of("a control"));
-    let server = Server { checked, places: Arc::new(Semaphore::new(most)), most, refusals };
-    let mut strangers = Strangers::default();
+async fn accept(listener: Listener, places: Places, checked: mpsc::Sender<io::Result<Connection>>) {
+    let Listener { socket, credentials, most: _ } = listener;
+    let refusals = Arc::new(Refusals::of(places.what()));
+    let server = Server { checked, places: Arc::new(places), refusals };
+    let mut strangers = Strangers::at_most(strangers::MOST);
     loop {
         let accepted = tokio::select! {
             accepted = socket.accept() => accepted,
@@ -240,7 +262,10 @@ async fn accept(listener: Listener, checked: mpsc::Sender<io::Result<Connection>
         };
         match (caller, &credentials) {
             (Caller::Unix(connection), _) => match check_user(&connection) {
-                Ok(()) => server.take(Stream::Unix(connection), &"a process of this user").await,
+                Ok(()) => {
+                    let here = Ipv4Addr::LOCALHOST.into();
+                    server.take(Stream::Unix(connection), here, &"a process of this user").await;
+                }
                 Err(error) => server.refusals.note(&Caller::Unix(connection).name(), &error),
             },
             (Caller::Tcp(connection, address), credentials) => {
@@ -253,7 +278,7 @@ async fn accept(listener: Listener, checked: mpsc::Sender<io::Result<Connection>
                         }
                     };
                     match clock::timeout(HANDSHAKE, begun).await {
-                        Ok(Ok(stream)) => of_task.take(stream, &address).await,
+                        Ok(Ok(stream)) => of_task.take(stream, address.ip(), &address).await,
                         // As probes of ports do.
                         Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
                             tracing::debug!(%address, "a control connection ended before it had begun");
@@ -280,21 +305,71 @@ async fn accept(listener: Listener, checked: mpsc::Sender<io::Result<Connection>
 struct Server {
     checked: mpsc::Sender<io::Result<Connection>>,
     /// For checked connections: strangers take none of them.
-    places: Arc<Semaphore>,
-    most: usize,
+    places: Arc<Places>,
     refusals: Arc<Refusals>,
+}
+
+/// The places for a listener's connections.
+enum Places {
+    /// For as long as connections last.
+    Lasting {
+        connections: Shares,
+        unread: Shares,
+        /// A client has its share of the connections. Processes that have proved to be of the cluster have any number.
+        are_shared: bool,
+    },
+    /// Until newer ones take them.
+    Passing(Mutex<Strangers<oneshot::Sender<()>>>),
+}
+
+impl Places {
+    /// The connections' name in logs.
+    fn what(&self) -> &'static str {
+        match self {
+            Places::Lasting { .. } => "a control",
+            Places::Passing(_) => "a metrics",
+        }
+    }
+
+    /// A place for a connection from this address, and what that may leave unread. True when an older connection has lost its place.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn place(&self, from: IpAddr) -> Result<(Place, Unread, bool), String> {
+        let client = Client::at(from);
+        match self {
+            Places::Lasting { connections, unread, are_shared } => {
+                let taken =
+                    if *are_shared { connections.take(&client, 1) } else { connections.take_any(&client, 1) };
+                let most = connections.total();
+                let place = taken.map_err(|no| match no {
+                    NoShare::Full => format!("{most} connections are open, which is the limit"),
+                    NoShare::Client => format!("its address has its share of the {most} connections"),
+                })?;
+                Ok((Place::Lasting { _share: place }, Unread::new(unread.clone(), client), false))
+            }
+            Places::Passing(strangers) => {
+                let (newer, taken) = oneshot::channel();
+                let ended = strangers.lock().meet(from, newer);
+                let unread = Unread::new(Shares::new(unread::OF_ONE), client);
+                Ok((Place::Passing(taken), unread, ended))
+            }
+        }
+    }
 }
 
 impl Server {
     /// Gives a connection to the server if there is a place for it.
-    async fn take(&self, stream: Stream, from: &(dyn Display + Sync)) {
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
-            let most = self.most;
-            self.refusals.note(from, &format_args!("{most} connections are open, which is the limit"));
-            return;
+    async fn take(&self, stream: Stream, address: IpAddr, from: &(dyn Display + Sync)) {
+        let (place, unread, ended) = match self.places.place(address) {
+            Ok(taken) => taken,
+            Err(why) => return self.refusals.note(from, &why),
         };
+        if ended {
+            self.refusals.note(from, &"too many are open at once; the oldest is closed");
+        }
         // A server that has ended takes none.
-        drop(self.checked.send(Ok(Connection { stream, _place: place })).await);
+        drop(self.checked.send(Ok(Connection { stream, place, unread })).await);
     }
 }
 

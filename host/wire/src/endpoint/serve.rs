@@ -1,6 +1,7 @@
 //! Serving other processes.
 
 use std::future::Future;
+use std::time::Duration;
 
 use axum::Router;
 use tonic::service::Routes;
@@ -9,10 +10,33 @@ use tonic::transport::Server;
 use super::credentials::Credentials;
 use super::listener::Listener;
 use super::pages::{calls_alone, without_pages};
+use super::unread::bounded;
 use super::{PING_EVERY, PING_WAIT};
 
 /// Calls of one connection at once: more than a worker queues and runs. Further ones wait at the caller.
 const MAX_CALLS: u32 = 1 << 14;
+/// Requests at once of a connection that only watches. A probe and a scrape are one each.
+const MAX_WATCHED: u32 = 16;
+/// A connection that only watches is asked to end when it is so old. Its client connects again.
+const AGE: Duration = Duration::from_secs(60);
+/// Its answers under way have so long to be read. Then it is closed, and what is unread is free.
+const AGE_GRACE: Duration = Duration::from_secs(10);
+
+/// What connections may do.
+#[derive(Clone, Copy, Debug)]
+enum Terms {
+    /// gRPC alone. They last.
+    Calls,
+    /// gRPC, and watching over HTTP/1 and HTTP/2. They last.
+    CallsAndWatching,
+    /// Watching alone. They pass.
+    Watching {
+        /// Then they are asked to end.
+        age: Duration,
+        /// After this time more they are closed.
+        grace: Duration,
+    },
+}
 
 /// Answers calls on a listener until `stop` resolves. Then calls under way may end, however long they take.
 ///
@@ -30,11 +54,17 @@ pub async fn serve(
         Credentials::None => without_pages(calls, listener.address().ok().as_ref()),
         Credentials::SameUser | Credentials::Tls(_) => calls,
     };
-    run(listener, calls, false, stop).await
+    run(listener, calls, Terms::Calls, stop).await
 }
 
 /// As [`serve`], of a listener without credentials where a process is also watched, or is watched alone: what is there is
 /// answered over HTTP/1, too.
+///
+/// Every process that reaches the listener may watch, so what such a client leaves unread is bounded, and answers beyond that are
+/// 503. Where no calls are answered its connections are few and end after a minute: a new one takes the place of the oldest of
+/// its client. Where calls are answered connections last, and a client has its share of them.
+///
+/// `watching` makes its answers whole: they are held in memory until they are read.
 ///
 /// # Errors
 /// When the server fails.
@@ -44,26 +74,39 @@ pub async fn serve_watched(
     watching: Router,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
+    let terms = match calls {
+        Some(_) => Terms::CallsAndWatching,
+        None => Terms::Watching { age: AGE, grace: AGE_GRACE },
+    };
     let calls = calls.map(|calls| calls_alone(calls.into_axum_router())).unwrap_or_default();
-    let all = without_pages(calls.merge(watching), listener.address().ok().as_ref());
-    run(listener, all, true, stop).await
+    let all = without_pages(calls.merge(bounded(watching)), listener.address().ok().as_ref());
+    run(listener, all, terms, stop).await
 }
 
 async fn run(
     listener: Listener,
     routes: Router,
-    speaks_http1: bool,
+    terms: Terms,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    Server::builder()
+    let server = Server::builder()
         .http2_keepalive_interval(Some(PING_EVERY))
         .http2_keepalive_timeout(Some(PING_WAIT))
-        .max_concurrent_streams(Some(MAX_CALLS))
-        .accept_http1(speaks_http1)
-        .add_routes(routes.into())
-        .serve_with_incoming_shutdown(listener.incoming(), stop)
-        .await
+        .accept_http1(!matches!(terms, Terms::Calls));
+    let (mut server, connections) = match terms {
+        Terms::Calls | Terms::CallsAndWatching => {
+            (server.max_concurrent_streams(Some(MAX_CALLS)), listener.incoming())
+        }
+        Terms::Watching { age, grace } => {
+            let server = server.max_concurrent_streams(Some(MAX_WATCHED));
+            (server.max_connection_age(age).max_connection_age_grace(grace), listener.passing())
+        }
+    };
+    server.add_routes(routes.into()).serve_with_incoming_shutdown(connections, stop).await
 }
+
+#[cfg(test)]
+mod watchers;
 
 #[cfg(test)]
 mod tests {

@@ -1,48 +1,77 @@
-//! Connections that have not shown a certificate yet, or sent a first byte: few at once, and few from one network. A new one takes
-//! the place of the oldest, so that those that show nothing keep no one out.
+//! Connections of clients that have not proved to be of the cluster: few at once, and few from one client. A new one takes the place
+//! of the oldest, so that those that stay for nothing keep no one out.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
+use crate::shares::Client;
+
 /// Most of them at once.
-const MOST: usize = 128;
-/// Most from one network, so that one machine leaves places to the others.
-const MOST_OF_ONE: usize = 32;
+pub(super) const MOST: usize = 128;
+/// One client has this part of the places at most, so that one machine leaves places to the others.
+const PART_OF_ONE: usize = 4;
 
-/// Where a connection comes from: an IPv4 address, or an IPv6 network (/64), of which one machine may have every address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Network(u64);
+/// The way to end a connection.
+pub(super) trait Ending {
+    /// Whether it has ended by itself.
+    fn has_ended(&self) -> bool;
+    /// Ends it.
+    fn end(self);
+}
 
-impl From<IpAddr> for Network {
-    fn from(address: IpAddr) -> Self {
-        match address.to_canonical() {
-            IpAddr::V4(address) => Network(u32::from(address).into()),
-            IpAddr::V6(address) => Network((u128::from(address) >> 64) as u64),
-        }
+/// A task that shakes hands.
+impl Ending for AbortHandle {
+    fn has_ended(&self) -> bool {
+        self.is_finished()
+    }
+
+    fn end(self) {
+        self.abort();
     }
 }
 
-/// The tasks that shake hands, oldest first.
-#[derive(Debug, Default)]
-pub(super) struct Strangers(VecDeque<(Network, AbortHandle)>);
+/// A connection that the server has: it has the other half.
+impl Ending for oneshot::Sender<()> {
+    fn has_ended(&self) -> bool {
+        self.is_closed()
+    }
 
-impl Strangers {
+    fn end(self) {
+        // One that ended meanwhile does not mind.
+        let _ended = self.send(());
+    }
+}
+
+/// The connections, oldest first.
+#[derive(Debug)]
+pub(super) struct Strangers<E> {
+    met: VecDeque<(Client, E)>,
+    most: usize,
+}
+
+impl<E: Ending> Strangers<E> {
+    /// None yet, and never more than `most`, which is at least 1.
+    pub fn at_most(most: usize) -> Self {
+        Self { met: VecDeque::new(), most }
+    }
+
     /// Adds another. True when that ended an older one.
-    pub fn meet(&mut self, from: IpAddr, task: AbortHandle) -> bool {
-        let from = Network::from(from);
-        self.0.retain(|(_, task)| !task.is_finished());
-        let of_one = self.0.iter().filter(|(network, _)| *network == from).count();
-        let oldest = if of_one >= MOST_OF_ONE {
-            self.0.iter().position(|(network, _)| *network == from)
+    pub fn meet(&mut self, from: IpAddr, ending: E) -> bool {
+        let from = Client::at(from);
+        self.met.retain(|(_, ending)| !ending.has_ended());
+        let of_one = self.met.iter().filter(|(client, _)| *client == from).count();
+        let oldest = if of_one >= self.most.div_ceil(PART_OF_ONE) {
+            self.met.iter().position(|(client, _)| *client == from)
         } else {
-            (self.0.len() >= MOST).then_some(0)
+            (self.met.len() >= self.most).then_some(0)
         };
-        let ended = oldest.and_then(|oldest| self.0.remove(oldest));
-        self.0.push_back((from, task));
-        ended.is_some_and(|(_, task)| {
-            task.abort();
+        let ended = oldest.and_then(|oldest| self.met.remove(oldest));
+        self.met.push_back((from, ending));
+        ended.is_some_and(|(_, ending)| {
+            ending.end();
             true
         })
     }
@@ -54,41 +83,40 @@ mod tests {
 
     use super::*;
 
+    const OF_ONE: usize = MOST / PART_OF_ONE;
+
     fn waiting() -> JoinHandle<()> {
         tokio::spawn(std::future::pending())
     }
 
     #[tokio::test]
-    async fn the_oldest_of_a_network_that_has_many_makes_room_and_else_the_oldest_of_all() {
-        let (mut strangers, address) = (Strangers::default(), |last: u8| IpAddr::from([10, 0, 0, last]));
+    async fn the_oldest_of_a_client_that_has_many_makes_room_and_else_the_oldest_of_all() {
+        let (mut strangers, address) = (Strangers::at_most(MOST), |last: u8| IpAddr::from([10, 0, 0, last]));
         let (quiet, first) = (waiting(), waiting());
         assert!(!strangers.meet(address(1), quiet.abort_handle()));
         assert!(!strangers.meet(address(2), first.abort_handle()));
-        assert!((1..MOST_OF_ONE).all(|_| !strangers.meet(address(2), waiting().abort_handle())));
+        assert!((1..OF_ONE).all(|_| !strangers.meet(address(2), waiting().abort_handle())));
         assert!(strangers.meet(address(2), waiting().abort_handle()));
         assert!(first.await.unwrap_err().is_cancelled());
         assert!(!quiet.is_finished());
         for last in 3..=u8::MAX {
-            let before = strangers.0.len();
+            let before = strangers.met.len();
             assert_eq!(strangers.meet(address(last), waiting().abort_handle()), before == MOST, "{last}");
         }
-        assert_eq!(strangers.0.len(), MOST);
+        assert_eq!(strangers.met.len(), MOST);
         assert!(quiet.await.unwrap_err().is_cancelled());
     }
 
     #[tokio::test]
-    async fn a_machine_has_one_network_however_many_addresses_it_has() {
+    async fn a_machine_is_one_client_however_many_addresses_it_has() {
         let (mut strangers, address) =
-            (Strangers::default(), |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, last]));
+            (Strangers::at_most(MOST), |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, last]));
         for last in 0..40 {
             assert_eq!(
                 strangers.meet(address(last), waiting().abort_handle()),
-                usize::from(last) >= MOST_OF_ONE,
+                usize::from(last) >= OF_ONE,
                 "{last}"
             );
         }
-        assert_eq!(Network::from(address(1)), Network::from(address(2)));
-        let mapped: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
-        assert_eq!(Network::from(mapped), Network::from(IpAddr::from([10, 0, 0, 1])));
     }
 }
