@@ -11,7 +11,6 @@ pub mod companion;
 mod drain;
 #[cfg(test)]
 mod flags;
-mod heap;
 mod keys;
 pub mod launch;
 mod lifeline;

@@ -1,4 +1,4 @@
-//! Memory that plugins and other processes are given, and what the process gives back.
+//! Memory that plugins and other processes are given, and what the allocator keeps.
 
 pub mod heap;
 mod mapping;

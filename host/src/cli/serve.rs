@@ -8,6 +8,7 @@ use host_core::Event;
 use host_front::front::{self, About, FrontConfig, HttpListeners};
 use host_front::router::Retry;
 use host_front::text::TextModel;
+use host_memory::heap::keep_little;
 use host_wire::endpoint::{self, Address, Credentials, ListenAt, Listener, SocketDirectory};
 use host_wire::proto::worker_server::WorkerServer;
 use host_worker::metrics;
@@ -24,8 +25,7 @@ use super::clients::{self, Clients};
 use super::process_end::{StopSignals, end_at_once};
 use super::settings::{LogFormat, RoleName, Settings};
 use super::{
-    Refused, Told, addresses, heap, is_refusal, launch, lifeline, listeners, plugins, summary, supervise,
-    watchdog,
+    Refused, Told, addresses, is_refusal, launch, lifeline, listeners, plugins, summary, supervise, watchdog,
 };
 
 /// The threads and plugins of a worker that ends have this long to end, which is longer than a plugin's own deadline.
@@ -69,7 +69,8 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 if !settings.supervised {
                     plugins::check(&settings)?;
                 }
-                heap::beside(route(&settings, stop_signal(settings.supervised)?)).await
+                keep_little();
+                route(&settings, stop_signal(settings.supervised)?).await
             }
             Some(role) => {
                 // The supervisor has checked the same, and reading a large model twice takes time.
@@ -83,8 +84,8 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                             format!("{flag} needs --router: without one this process is the whole server");
                         return Err(Refused(message).into());
                     }
-                    let server = heap::beside(aggregated(&settings, &handle));
-                    return watchdog::beside(&settings, server).await;
+                    keep_little();
+                    return watchdog::beside(&settings, aggregated(&settings, &handle)).await;
                 }
                 if !settings.supervised {
                     clients::check_none(&settings)?;
