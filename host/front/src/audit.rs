@@ -43,6 +43,10 @@ pub(crate) enum Refusal {
     Text,
     /// No more text may wait.
     AllText,
+    /// As many grammars of the client wait to be compiled as may.
+    Grammars,
+    /// Grammars of others take too long.
+    AllGrammars,
     /// The client has its share of the answers that are not read.
     Answers,
     /// No more answers may wait.
@@ -72,6 +76,8 @@ impl Refusal {
             Self::AllUploads => "all of --max-uploads or --max-upload-bytes",
             Self::Text => "the client's share of --max-text-bytes",
             Self::AllText => "all of --max-text-bytes",
+            Self::Grammars => "as many grammars that wait to be compiled as a client may have",
+            Self::AllGrammars => "grammars of others take too long to compile",
             Self::Answers => "the client's share of --max-answer-bytes",
             Self::AllAnswers => "all of --max-answer-bytes",
             Self::Connections => "the client's share of --max-connections",

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::http::HeaderName;
+use host_grammar::{Compiler, Vocabulary};
 use host_wire::clock;
 use host_wire::endpoint::{self, ApiTls, Listener};
 use host_wire::proto::registry_server::RegistryServer;
@@ -62,6 +63,8 @@ pub struct FrontConfig {
     /// Most bytes of bodies that are parsed and tokenized, or wait for that. More are answered as more uploads are. One body has
     /// to fit.
     pub max_text_bytes: usize,
+    /// The limits of grammars before they are sent to workers.
+    pub grammars: host_grammar::Limits,
     /// Most bytes of answers that are not sent. More are answered as more uploads are, and generations that are streamed wait. One
     /// answer has to fit.
     pub max_answer_bytes: usize,
@@ -112,6 +115,7 @@ impl FrontConfig {
             max_uploads: 4096,
             max_upload_bytes: 256 << 20,
             max_text_bytes: 256 << 20,
+            grammars: host_grammar::Limits::default(),
             max_answer_bytes: 256 << 20,
             default_max_tokens: 1024,
             body_timeout: Duration::from_secs(30),
@@ -254,6 +258,7 @@ pub async fn serve(
         audit: audit.clone(),
         uploads: Uploads::new(config.max_uploads, config.max_upload_bytes),
         text_work: TextWork::new(config.max_text_bytes),
+        grammars: Compiler::new(&Vocabulary::bytes(), config.grammars).context("grammars of bytes")?,
         unread: Unread::new(config.max_answer_bytes),
         stopping: stopping.clone(),
     });

@@ -44,6 +44,7 @@ use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use host_grammar::Compiler;
 use host_wire::clock;
 use host_wire::random::random_u64;
 use tokio::sync::watch;
@@ -92,6 +93,8 @@ pub struct App {
     pub(crate) audit: Audit,
     /// Permits for work on bodies, and how many bytes of them may wait.
     pub text_work: TextWork,
+    /// Compiles clients' grammars over bytes.
+    pub grammars: Compiler,
     /// Answers that clients have not read.
     pub unread: Unread,
     /// True once the server ends: it takes no new requests.

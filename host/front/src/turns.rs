@@ -23,8 +23,19 @@ struct State {
     free: usize,
     /// Clients that wait, each once, the next first.
     order: VecDeque<Client>,
-    waiting: HashMap<Client, VecDeque<oneshot::Sender<Turn>>>,
+    waiting: HashMap<Client, Waiting>,
 }
+
+/// What one client waits with, the next first. Some of it may be abandoned.
+#[derive(Debug, Default)]
+struct Waiting {
+    queue: VecDeque<oneshot::Sender<Turn>>,
+    /// With so many it is looked through for abandoned ones.
+    look_at: usize,
+}
+
+/// Fewer are not looked through.
+const FEW: usize = 16;
 
 /// A place, which goes to the next client when dropped.
 #[derive(Debug)]
@@ -63,13 +74,12 @@ impl Turns {
 impl State {
     fn wait(&mut self, client: &Client) -> oneshot::Receiver<Turn> {
         let (sender, receiver) = oneshot::channel();
-        if let Some(queue) = self.waiting.get_mut(client) {
-            // What was abandoned would otherwise stay until a place is free.
-            queue.retain(|sender| !sender.is_closed());
-            queue.push_back(sender);
-        } else {
+        if !self.waiting.contains_key(client) {
             self.order.push_back(client.clone());
-            self.waiting.insert(client.clone(), VecDeque::from([sender]));
+            self.waiting.insert(client.clone(), Waiting::default());
+        }
+        if let Some(waiting) = self.waiting.get_mut(client) {
+            waiting.push(sender);
         }
         receiver
     }
@@ -77,14 +87,26 @@ impl State {
     /// What is next, which goes to the end of the order if it waits with more.
     fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
         let client = self.order.pop_front()?;
-        let queue = self.waiting.get_mut(&client)?;
-        let next = queue.pop_front();
-        if queue.is_empty() {
+        let waiting = self.waiting.get_mut(&client)?;
+        let next = waiting.queue.pop_front();
+        if waiting.queue.is_empty() {
             self.waiting.remove(&client);
         } else {
             self.order.push_back(client);
         }
         next
+    }
+}
+
+impl Waiting {
+    /// What was abandoned would otherwise stay until a place is free. It is looked for when there are twice as many as the last time,
+    /// so that many that wait cost each that comes no more than few do.
+    fn push(&mut self, sender: oneshot::Sender<Turn>) {
+        if self.queue.len() >= self.look_at.max(FEW) {
+            self.queue.retain(|sender| !sender.is_closed());
+            self.look_at = 2 * self.queue.len();
+        }
+        self.queue.push_back(sender);
     }
 }
 
@@ -163,7 +185,8 @@ mod tests {
         for _ in 0..100 {
             drop(waiting(&turns, 1));
         }
-        assert_eq!(turns.state.lock().waiting[&client(1)].len(), 1);
+        let left = turns.state.lock().waiting[&client(1)].queue.len();
+        assert!(left <= FEW, "{left}");
         let stays = waiting(&turns, 2);
         let [one, two] = places;
         drop(one);
@@ -171,6 +194,22 @@ mod tests {
         drop((place, two));
         let state = turns.state.lock();
         assert_eq!((state.free, state.order.len(), state.waiting.len()), (2, 0, 0));
+    }
+
+    #[test]
+    fn many_that_wait_are_looked_through_a_few_times_alone() {
+        let turns = Turns::new(1);
+        let _place = turns.take(&client(1)).now_or_never().unwrap();
+        let queue = || turns.state.lock().waiting.get(&client(1)).map_or(0, |waiting| waiting.queue.len());
+        let stay: Vec<_> = (0..100).map(|_| waiting(&turns, 1)).collect();
+        let mut looked = 0;
+        for _ in 0..10_000 {
+            let before = queue();
+            drop(waiting(&turns, 1));
+            looked += usize::from(queue() <= before);
+        }
+        assert!(looked <= 100, "{looked} of 10,000 looked through the queue");
+        assert!(queue() <= 2 * stay.len() + FEW, "{}", queue());
     }
 
     #[test]

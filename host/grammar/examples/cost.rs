@@ -115,6 +115,7 @@ fn main() {
     let vocabulary =
         Vocabulary::new(tokenizer.vocabulary(), |id| (tokenizer.token_bytes(id), tokenizer.is_special(id)));
     let compiler = Compiler::new(&vocabulary, Limits::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     println!("{} tokens, read in {:?}, {} MiB", vocabulary.width(), since.elapsed(), resident());
     println!(
         "| Grammar | compiled in | first mask | masks | mean | worst |\n| --- | --- | --- | --- | --- | --- |"
@@ -123,7 +124,7 @@ fn main() {
     for (name, source) in ordinary().into_iter().chain(hostile()) {
         let before = resident();
         let since = Instant::now();
-        let compiled = match compiler.compile(&source) {
+        let compiled = match runtime.block_on(compiler.compile(0, &source)) {
             Ok(compiled) => compiled,
             Err(error) => {
                 println!(

@@ -1,14 +1,14 @@
 //! Grammars that were compiled, the least recently used first to go.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::GrammarError;
 use crate::compiled::Compiled;
 use crate::source::Source;
 
-/// What came of compiling a grammar, once it has.
-pub(crate) type Outcome = OnceLock<Result<Arc<Compiled>, GrammarError>>;
+/// What came of compiling a grammar.
+pub(crate) type Outcome = Result<Arc<Compiled>, GrammarError>;
 
 /// Bounded by the number of grammars and by the bytes of their texts.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct Cache {
 
 #[derive(Debug)]
 struct Kept {
-    outcome: Arc<Outcome>,
+    outcome: Outcome,
     used: u64,
 }
 
@@ -31,13 +31,17 @@ impl Cache {
         Self { kept: HashMap::new(), bytes: 0, uses: 0, most, most_bytes }
     }
 
-    /// The place for a grammar's outcome: the first to ask compiles it, the others wait for that.
-    pub(crate) fn place(&mut self, source: &Source) -> Arc<Outcome> {
+    /// What came of a grammar, if it is known.
+    pub(crate) fn find(&mut self, source: &Source) -> Option<Outcome> {
         self.uses += 1;
-        if let Some(kept) = self.kept.get_mut(source) {
-            kept.used = self.uses;
-            return Arc::clone(&kept.outcome);
-        }
+        let kept = self.kept.get_mut(source)?;
+        kept.used = self.uses;
+        Some(kept.outcome.clone())
+    }
+
+    /// Keeps what came of one.
+    pub(crate) fn keep(&mut self, source: Source, outcome: Outcome) {
+        self.forget(&source);
         while !self.kept.is_empty()
             && (self.kept.len() >= self.most || self.bytes + source.text.len() > self.most_bytes)
         {
@@ -45,14 +49,12 @@ impl Cache {
             let Some(oldest) = oldest else { break };
             self.forget(&oldest);
         }
-        let outcome = Arc::new(Outcome::new());
+        self.uses += 1;
         self.bytes += source.text.len();
-        self.kept.insert(source.clone(), Kept { outcome: Arc::clone(&outcome), used: self.uses });
-        outcome
+        self.kept.insert(source, Kept { outcome, used: self.uses });
     }
 
-    /// What came of it holds for now alone.
-    pub(crate) fn forget(&mut self, source: &Source) {
+    fn forget(&mut self, source: &Source) {
         if self.kept.remove(source).is_some() {
             self.bytes -= source.text.len();
         }
@@ -72,13 +74,18 @@ mod tests {
     fn the_least_recently_used_goes_first_by_number_and_by_bytes() {
         let named = |name: &str| Source::regex(name);
         let mut cache = Cache::new(2, 100);
-        cache.place(&named("a"));
-        cache.place(&named("b"));
-        cache.place(&named("a"));
-        cache.place(&named("c"));
+        let mut keep = |name: &str| {
+            cache.keep(named(name), Err(GrammarError::Refused(name.into())));
+            if name == "b" {
+                assert!(cache.find(&named("a")).is_some());
+            }
+        };
+        ["a", "b", "c"].into_iter().for_each(&mut keep);
         assert!(cache.holds(&named("a")) && !cache.holds(&named("b")) && cache.holds(&named("c")));
         let long = named(&"x".repeat(99));
-        cache.place(&long);
+        cache.keep(long.clone(), Err(GrammarError::Busy(1)));
+        cache.keep(long.clone(), Err(GrammarError::Busy(2)));
+        assert_eq!(cache.find(&long).unwrap().err(), Some(GrammarError::Busy(2)));
         assert!(cache.holds(&long) && !cache.holds(&named("a")), "only {} bytes fit", cache.most_bytes);
         cache.forget(&long);
         assert_eq!((cache.bytes, cache.kept.len()), (1, 1));

@@ -1,18 +1,15 @@
 //! From text to what can be carried out, within limits.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::{Logger, Matcher, ParserFactory};
-use parking_lot::Mutex;
 use serde_json::Value;
 use toktrie::InferenceCapabilities;
 
-use crate::cache::Cache;
 use crate::compiled::Compiled;
+use crate::jobs::{Asked, Jobs};
 use crate::source::{Kind, Source, with_white_space};
 use crate::state::first_line;
 use crate::{GrammarError, Vocabulary};
@@ -20,10 +17,16 @@ use crate::{GrammarError, Vocabulary};
 /// How much work and memory a grammar may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The longest wait for a grammar to be compiled.
+    /// The longest wait for a grammar's turn to be compiled.
+    pub wait: Duration,
+    /// The longest wait for it once it is its turn.
     pub compile_time: Duration,
-    /// Grammars that are compiled at once.
+    /// Grammars that are compiled at once. One that takes longer than `compile_time` counts until it ends.
     pub compiling: usize,
+    /// The same of one client.
+    pub compiling_of_a_client: usize,
+    /// Grammars of one client that wait for their turn.
+    pub waiting_of_a_client: usize,
     /// Compiled grammars that are kept, and bytes of their texts.
     pub kept: usize,
     /// See `kept`.
@@ -47,8 +50,11 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            wait: Duration::from_secs(30),
             compile_time: Duration::from_secs(10),
             compiling: 4,
+            compiling_of_a_client: 2,
+            waiting_of_a_client: 256,
             kept: 128,
             kept_bytes: 4 << 20,
             symbols: 200_000,
@@ -63,27 +69,10 @@ impl Default for Limits {
     }
 }
 
-/// A stack for what recurses with the depth of a grammar. Pages of it that are not reached take no memory.
-const STACK: usize = 64 << 20;
-
-/// Compiles grammars over one vocabulary, and keeps them. All methods may be called from any thread. [`Compiler::compile`]
-/// blocks.
+/// Compiles grammars over one vocabulary, and keeps them. All methods may be called from any thread.
+#[derive(Debug)]
 pub struct Compiler {
-    shared: Arc<Shared>,
-    cache: Mutex<Cache>,
-}
-
-struct Shared {
-    factory: ParserFactory,
-    width: u32,
-    limits: Limits,
-    compiling: AtomicUsize,
-}
-
-impl std::fmt::Debug for Compiler {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Compiler").field("limits", &self.shared.limits).finish_non_exhaustive()
-    }
+    jobs: Arc<Jobs>,
 }
 
 impl Compiler {
@@ -108,93 +97,65 @@ impl Compiler {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        let width = vocabulary.width();
-        let shared = Shared { factory, width, limits, compiling: AtomicUsize::new(0) };
-        let cache = Cache::new(limits.kept, limits.kept_bytes);
-        Ok(Self { shared: Arc::new(shared), cache: Mutex::new(cache) })
+        let engine = Engine { factory, width: vocabulary.width(), limits };
+        let compile = move |source: &Source| engine.compile(source).map(Arc::new);
+        Ok(Self { jobs: Jobs::new(Box::new(compile), limits) })
     }
 
-    /// Compiles a grammar, or finds it. Refused ones are kept too. Several requests for one grammar compile it once.
+    /// Asks for a grammar to be compiled for a client: a number, of which 0 is one, too. Does not wait. What is dropped before the
+    /// grammar's turn comes is not compiled.
     ///
     /// # Errors
-    /// When it is refused, is no grammar, or takes too long.
-    pub fn compile(&self, source: &Source) -> Result<Arc<Compiled>, GrammarError> {
+    /// When it is too large or too deep, or the client waits with too many.
+    pub fn ask(&self, client: u64, source: &Source) -> Result<Asked, GrammarError> {
         source.check()?;
-        let place = self.cache.lock().place(source);
-        let outcome = place.get_or_init(|| self.compile_on_a_thread(source)).clone();
-        if matches!(outcome, Err(GrammarError::Busy(_))) {
-            self.cache.lock().forget(source);
-        }
-        outcome
+        self.jobs.ask(client, source)
     }
 
-    /// One thread for each: with a stack of its own, and given up when it takes too long.
-    fn compile_on_a_thread(&self, source: &Source) -> Result<Arc<Compiled>, GrammarError> {
-        let (limits, kind) = (self.shared.limits, source.kind.noun());
-        let busy = Busy::take(&self.shared).ok_or(GrammarError::Busy(limits.compiling))?;
-        let (send, receive) = channel();
-        let (shared, source) = (Arc::clone(&self.shared), source.clone());
-        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
-        let started = thread.spawn(move || {
-            let outcome = compile(&shared, &source);
-            drop(busy);
-            // The request may have given up.
-            let _given_up = send.send(outcome).is_err();
-        });
-        let failed = |reason: String| GrammarError::Compile { kind, reason };
-        started.map_err(|error| failed(format!("no thread to compile it on: {error}")))?;
-        match receive.recv_timeout(limits.compile_time) {
-            Ok(outcome) => outcome.map(Arc::new),
-            Err(RecvTimeoutError::Timeout) => {
-                Err(GrammarError::Slow { kind, seconds: limits.compile_time.as_secs() })
+    /// Compiles a grammar, or finds it. Refused ones are kept too. Several requests for one grammar compile it once. Waits on no
+    /// thread; the runtime needs its clock.
+    ///
+    /// # Errors
+    /// When it is refused, is no grammar, or takes too long, and when it is not its turn in time.
+    pub async fn compile(&self, client: u64, source: &Source) -> Result<Arc<Compiled>, GrammarError> {
+        self.ask(client, source)?.outcome().await
+    }
+}
+
+/// What compiles.
+struct Engine {
+    factory: ParserFactory,
+    width: u32,
+    limits: Limits,
+}
+
+impl Engine {
+    fn compile(&self, source: &Source) -> Result<Compiled, GrammarError> {
+        let failed = |reason: String| GrammarError::Compile { kind: source.kind.noun(), reason };
+        let grammar = match source.kind {
+            Kind::Regex => TopLevelGrammar::from_regex(&source.text),
+            Kind::Lark => TopLevelGrammar::from_lark(source.text.clone()),
+            Kind::JsonSchema => {
+                let schema: Value =
+                    serde_json::from_str(&source.text).map_err(|error| failed(error.to_string()))?;
+                TopLevelGrammar::from_json_schema(with_white_space(&schema, source.compact))
             }
-            Err(RecvTimeoutError::Disconnected) => Err(failed("the engine gave it up".into())),
+        };
+        let items = if source.kind == Kind::Lark { self.limits.items_of_rules } else { self.limits.items };
+        let limits = ParserLimits { max_items_in_row: items, ..self.factory.limits().clone() };
+        let parser = self.factory.create_parser_from_init_ext(
+            GrammarInit::Serialized(grammar),
+            Logger::new(0, 0),
+            InferenceCapabilities::default(),
+            limits,
+        );
+        let mut matcher = Matcher::new(parser);
+        match matcher.get_error() {
+            Some(error) => Err(failed(first_line(&error))),
+            None => match matcher.is_accepting() {
+                Ok(_) => Ok(Compiled::new(matcher, self.width)),
+                Err(error) => Err(failed(first_line(&error.to_string()))),
+            },
         }
-    }
-}
-
-/// One of the grammars that are compiled at once.
-struct Busy(Arc<Shared>);
-
-impl Busy {
-    fn take(shared: &Arc<Shared>) -> Option<Self> {
-        let more = |now: usize| (now < shared.limits.compiling).then_some(now + 1);
-        shared.compiling.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Self(Arc::clone(shared)))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.compiling.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-fn compile(shared: &Shared, source: &Source) -> Result<Compiled, GrammarError> {
-    let failed = |reason: String| GrammarError::Compile { kind: source.kind.noun(), reason };
-    let grammar = match source.kind {
-        Kind::Regex => TopLevelGrammar::from_regex(&source.text),
-        Kind::Lark => TopLevelGrammar::from_lark(source.text.clone()),
-        Kind::JsonSchema => {
-            let schema: Value =
-                serde_json::from_str(&source.text).map_err(|error| failed(error.to_string()))?;
-            TopLevelGrammar::from_json_schema(with_white_space(&schema, source.compact))
-        }
-    };
-    let items = if source.kind == Kind::Lark { shared.limits.items_of_rules } else { shared.limits.items };
-    let limits = ParserLimits { max_items_in_row: items, ..shared.factory.limits().clone() };
-    let parser = shared.factory.create_parser_from_init_ext(
-        GrammarInit::Serialized(grammar),
-        Logger::new(0, 0),
-        InferenceCapabilities::default(),
-        limits,
-    );
-    let mut matcher = Matcher::new(parser);
-    match matcher.get_error() {
-        Some(error) => Err(failed(first_line(&error))),
-        None => match matcher.is_accepting() {
-            Ok(_) => Ok(Compiled::new(matcher, shared.width)),
-            Err(error) => Err(failed(first_line(&error.to_string()))),
-        },
     }
 }

@@ -17,12 +17,15 @@ mod cache;
 mod compiled;
 mod compiler;
 pub mod ebnf;
+mod jobs;
+mod queue;
 mod source;
 mod state;
 mod vocabulary;
 
 pub use compiled::Compiled;
 pub use compiler::{Compiler, Limits};
+pub use jobs::Asked;
 pub use source::{Kind, MAX_DEPTH, MAX_TEXT, Source, json_rule, quoted as lark_text};
 pub use state::{Mask, State};
 pub use vocabulary::Vocabulary;
@@ -49,9 +52,21 @@ pub enum GrammarError {
         /// The limit.
         seconds: u64,
     },
-    /// Other grammars are being compiled.
-    #[error("{0} grammars are being compiled, which is the limit; try again soon")]
+    /// The client waits with too many.
+    #[error(
+        "{0} grammars of this client wait to be compiled, which is the limit; send more when some have been answered"
+    )]
     Busy(usize),
+    /// It was not its turn in time.
+    #[error(
+        "the {kind} waited {seconds} s for its turn to be compiled, which is the limit: others take long; try again soon"
+    )]
+    Waited {
+        /// What the text is.
+        kind: &'static str,
+        /// The limit.
+        seconds: u64,
+    },
     /// The answer cannot go on under its grammar.
     #[error("the answer cannot go on under its grammar: {0}")]
     Stuck(String),

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
 use host_front::text::TextModel;
-use host_grammar::{Compiler, GrammarError, Limits, Source, State, Vocabulary, ebnf};
+use host_grammar::{Compiled, Compiler, GrammarError, Limits, Source, State, Vocabulary, ebnf};
 use host_tests::fetched::Artifact;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 const END: u32 = 0;
 
@@ -13,9 +14,14 @@ fn compiler() -> Compiler {
     Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap()
 }
 
+fn compile(compiler: &Compiler, source: &Source) -> Result<Arc<Compiled>, GrammarError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(compiler.compile(0, source))
+}
+
 /// Whether a text is an answer under a grammar, byte by byte. The end is byte 0.
 fn takes(compiler: &Compiler, source: &Source, text: &str) -> bool {
-    let mut state = compiler.compile(source).unwrap_or_else(|error| panic!("{error}")).begin(vec![END]);
+    let mut state = compile(compiler, source).unwrap_or_else(|error| panic!("{error}")).begin(vec![END]);
     for byte in text.bytes() {
         let token = u32::from(byte);
         if !state.mask().is_ok_and(|mask| mask.allows(token)) {
@@ -120,20 +126,10 @@ fn what_cannot_be_carried_out_is_refused_with_a_reason() {
         (Source::json_schema(&json!({"$ref": "#/$defs/none"})), "JSON schema cannot be used"),
         (Source::json_schema(&json!(false)), "must be an object"),
     ] {
-        let error = compiler.compile(&source).err().unwrap().to_string();
+        let error = compile(&compiler, &source).err().unwrap().to_string();
         assert!(error.contains(words) && !error.contains('\n'), "{source:?}: {error}");
-        assert_eq!(compiler.compile(&source).err().unwrap().to_string(), error, "kept");
+        assert_eq!(compile(&compiler, &source).err().unwrap().to_string(), error, "kept");
     }
-}
-
-#[test]
-fn one_that_takes_too_long_is_given_up_and_others_are_told_to_wait() {
-    // No time at all: whichever it is, it takes longer.
-    let limits = Limits { compile_time: std::time::Duration::ZERO, compiling: 0, ..Limits::default() };
-    let none = Compiler::new(&Vocabulary::bytes(), limits).unwrap();
-    let error = none.compile(&Source::json_object()).err().unwrap();
-    assert_eq!(error, GrammarError::Busy(0));
-    assert_eq!(none.compile(&Source::json_object()).err().unwrap(), error, "asked for again, not remembered");
 }
 
 /// A real vocabulary: SmolLM2's, whose end of a turn is its own.
@@ -172,7 +168,7 @@ fn over_a_real_vocabulary_every_end_is_valid_and_the_state_follows_from_the_toke
     let compiler = Compiler::new(&vocabulary, Limits::default()).unwrap();
     let schema = json!({"type": "object", "properties": {"kind": {"enum": ["größe", "b"]}, "count": {"type": "integer"}, "text": {"type": "string", "maxLength": 12}},
         "required": ["kind", "count"], "additionalProperties": false});
-    let compiled = compiler.compile(&Source { compact: true, ..Source::json_schema(&schema) }).unwrap();
+    let compiled = compile(&compiler, &Source { compact: true, ..Source::json_schema(&schema) }).unwrap();
     let mut ended = 0;
     for _ in 0..40 {
         let mut state = compiled.begin(text.end.clone());
@@ -213,7 +209,7 @@ fn sorted(tokens: &[u32]) -> Vec<u32> {
 fn end_tokens_come_where_the_grammar_can_end_and_special_ones_are_no_text() {
     let (text, vocabulary) = real();
     let compiler = Compiler::new(&vocabulary, Limits::default()).unwrap();
-    let compiled = compiler.compile(&Source::regex("(?s:.){2}")).unwrap();
+    let compiled = compile(&compiler, &Source::regex("(?s:.){2}")).unwrap();
     let mut state = compiled.begin(text.end.clone());
     let first = state.mask().unwrap();
     assert!(text.end.iter().all(|end| !first.allows(*end)), "too early");

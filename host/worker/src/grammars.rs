@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request ─► compile, replay ─► room ─► batch begins ─► threads: consume, mask ┐
-//!            (blocking task)            │                                      ├─► logits ─► draw
+//!            (in turns)                 │                                      ├─► logits ─► draw
 //!                                       └────────────► forward pass ───────────┘
 //! ```
 //!
@@ -16,8 +16,9 @@ use std::sync::{Arc, OnceLock};
 use host_core::request::Request;
 use host_core::{Batch, Room, Sequence};
 use host_executor::Constraint;
-use host_grammar::{Compiler, GrammarError, Limits, Mask, Source, State, Vocabulary};
+use host_grammar::{Asked, Compiled, Compiler, GrammarError, Limits, Mask, Source, State, Vocabulary};
 use parking_lot::{Condvar, Mutex};
+use tokio::task::spawn_blocking;
 
 /// Most threads that work masks out.
 const THREADS: usize = 4;
@@ -92,11 +93,35 @@ impl Grammars {
         Ok(Self { read, compiler: OnceLock::new(), rooms: Mutex::default(), threads })
     }
 
-    /// Compiles a request's grammar and takes it to where its answer is. Blocks.
+    /// A request's grammar, compiled in its client's turn, at the place where its answer is. `None` when the runtime is being shut
+    /// down.
     ///
     /// # Errors
     /// When the grammar is refused, or the answer so far does not follow it.
-    pub(crate) fn follow(&self, request: &Request, under: &Under) -> Result<Arc<Followed>, GrammarError> {
+    pub(crate) async fn follow(
+        self: &Arc<Self>,
+        request: Request,
+        under: Under,
+    ) -> Option<Result<(Request, Arc<Followed>), GrammarError>> {
+        let grammars = Arc::clone(self);
+        // Reads the model's vocabulary when the first comes, and checks the text.
+        let ask = move || grammars.ask(&request, &under).map(|asked| (request, under.answered, asked));
+        let asked = spawn_blocking(ask).await.ok()?;
+        let (request, answered, asked) = match asked {
+            Ok(asked) => asked,
+            Err(error) => return Some(Err(error)),
+        };
+        // On no thread: neither waits nor what others compile keep one from other requests.
+        let compiled = match asked.outcome().await {
+            Ok(compiled) => compiled,
+            Err(error) => return Some(Err(error)),
+        };
+        let begin =
+            move || Followed::begin(&compiled, &request, answered).map(|followed| (request, followed));
+        spawn_blocking(begin).await.ok()
+    }
+
+    fn ask(&self, request: &Request, under: &Under) -> Result<Asked, GrammarError> {
         let compiler = self.compiler.get_or_init(|| {
             let vocabulary = (self.read)()?;
             Compiler::new(&vocabulary, Limits::default()).map_err(|error| error.to_string())
@@ -108,14 +133,7 @@ impl Grammars {
             let reason = "an answer under a grammar needs a token that ends it, and the model names none: give stop_token_ids";
             return Err(GrammarError::Refused(reason.to_owned()));
         }
-        let mut state = compiler.compile(&under.source)?.begin(request.stop_tokens.clone());
-        let answer = request.prompt.len().saturating_sub(under.answered);
-        for token in &request.prompt[answer..] {
-            state.consume(*token)?;
-        }
-        let place =
-            Place { state, next: request.prompt.len(), mask: None, waiting: VecDeque::new(), working: false };
-        Ok(Arc::new(Followed { place: Mutex::new(place), known: Condvar::new() }))
+        compiler.ask(request.client, &under.source)
     }
 
     /// The room's request has come in.
@@ -181,6 +199,18 @@ impl Constraint for Grammars {
 }
 
 impl Followed {
+    /// Where the answer is, of which so many tokens are at the prompt's end.
+    fn begin(compiled: &Compiled, request: &Request, answered: usize) -> Result<Arc<Self>, GrammarError> {
+        let mut state = compiled.begin(request.stop_tokens.clone());
+        let answer = request.prompt.len().saturating_sub(answered);
+        for token in &request.prompt[answer..] {
+            state.consume(*token)?;
+        }
+        let place =
+            Place { state, next: request.prompt.len(), mask: None, waiting: VecDeque::new(), working: false };
+        Ok(Arc::new(Self { place: Mutex::new(place), known: Condvar::new() }))
+    }
+
     /// Takes in what waits.
     fn work(&self) {
         let _panicked = Panicked(self);
@@ -261,8 +291,17 @@ mod tests {
         }
     }
 
-    fn grammars() -> Grammars {
-        Grammars::new(Box::new(|| Ok(Vocabulary::bytes()))).unwrap()
+    fn grammars() -> Arc<Grammars> {
+        Arc::new(Grammars::new(Box::new(|| Ok(Vocabulary::bytes()))).unwrap())
+    }
+
+    fn follow(
+        grammars: &Arc<Grammars>,
+        request: Request,
+        under: Under,
+    ) -> Result<Arc<Followed>, GrammarError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(grammars.follow(request, under)).unwrap().map(|(_request, followed)| followed)
     }
 
     fn batch(start: usize, tokens: &str, draws: bool) -> Batch {
@@ -294,7 +333,7 @@ mod tests {
         let grammars = grammars();
         let under = |answered| Under { source: Source::regex("ab(cd|e)f"), answered };
         let begin = |prompt: &[u8], answered| {
-            let followed = grammars.follow(&request(prompt, vec![END]), &under(answered));
+            let followed = follow(&grammars, request(prompt, vec![END]), under(answered));
             grammars.begin(Room(1), followed.unwrap());
         };
         begin(b"xyz", 0);
@@ -317,7 +356,7 @@ mod tests {
     fn a_drafted_token_moves_a_place_when_it_was_drawn_and_not_before() {
         let grammars = grammars();
         let under = Under { source: Source::regex("ab(cd|e)f"), answered: 0 };
-        grammars.begin(Room(1), grammars.follow(&request(b"x", vec![END]), &under).unwrap());
+        grammars.begin(Room(1), follow(&grammars, request(b"x", vec![END]), under).unwrap());
         let drafted = |start, tokens, count| {
             let mut batch = batch(start, tokens, true);
             batch.sequences[0].drafted = count;
@@ -345,16 +384,16 @@ mod tests {
     fn what_does_not_follow_the_grammar_ends_its_request_alone() {
         let grammars = grammars();
         let under = |text: &str, answered| Under { source: Source::regex(text), answered };
-        let error = grammars.follow(&request(b"a", vec![]), &under("a", 0)).unwrap_err().to_string();
+        let error = follow(&grammars, request(b"a", vec![]), under("a", 0)).unwrap_err().to_string();
         assert!(error.contains("stop_token_ids"), "{error}");
-        let error = grammars.follow(&request(b"b", vec![END]), &under("a", 1)).unwrap_err().to_string();
+        let error = follow(&grammars, request(b"b", vec![END]), under("a", 1)).unwrap_err().to_string();
         assert!(error.contains("cannot go on under its grammar"), "{error}");
-        let followed = grammars.follow(&request(b"x", vec![END]), &under("ab", 0)).unwrap();
+        let followed = follow(&grammars, request(b"x", vec![END]), under("ab", 0)).unwrap();
         grammars.begin(Room(1), followed);
         let error = after(&grammars, &batch(4, "b", true)).unwrap_err();
         assert!(error.contains("tokens 1 to 4 of it are missing"), "{error}");
-        let none = Grammars::new(Box::new(|| Err("no tokenizer".into()))).unwrap();
-        let error = none.follow(&request(b"x", vec![END]), &under("a", 0)).unwrap_err().to_string();
+        let none = Arc::new(Grammars::new(Box::new(|| Err("no tokenizer".into()))).unwrap());
+        let error = follow(&none, request(b"x", vec![END]), under("a", 0)).unwrap_err().to_string();
         assert!(error.ends_with("take no grammars: no tokenizer"), "{error}");
     }
 }

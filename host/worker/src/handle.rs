@@ -163,8 +163,7 @@ impl Handle {
         receive
     }
 
-    /// The request, and its place in its grammar if it has one: both on a thread that may block. `None` when the runtime is being
-    /// shut down.
+    /// The request, and its place in its grammar if it has one. `None` when the runtime is being shut down.
     async fn followed(
         &self,
         request: Request,
@@ -175,12 +174,13 @@ impl Handle {
             let reason = "this worker takes no grammars: it computes without a model's vocabulary";
             return Some(Err(Failure::new(FailureCode::Invalid, reason)));
         };
-        let work = move || match grammars.follow(&request, &under) {
-            Ok(followed) => Ok((request, Some(followed))),
-            Err(error @ GrammarError::Busy(_)) => Err(Failure::new(FailureCode::Busy, error.to_string())),
+        Some(match grammars.follow(request, under).await? {
+            Ok((request, followed)) => Ok((request, Some(followed))),
+            Err(error @ (GrammarError::Busy(_) | GrammarError::Waited { .. })) => {
+                Err(Failure::new(FailureCode::Busy, error.to_string()))
+            }
             Err(error) => Err(Failure::new(FailureCode::Invalid, error.to_string())),
-        };
-        tokio::task::spawn_blocking(work).await.ok()
+        })
     }
 
     /// The request with the names of its pages, if the scheduler will ask for them: all requests wait for the

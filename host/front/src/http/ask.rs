@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::fields::{Fields, empty};
-use super::{App, sampling, structured};
+use super::structured::{self, Named};
+use super::{App, sampling};
 use crate::router::{Deadline, Job};
 use crate::text::Specials;
 
@@ -26,6 +27,8 @@ pub(super) struct Ask {
     pub default_max_tokens: u32,
     pub sampling: Sampling,
     pub grammar: Option<Source>,
+    /// Grammars that have to compile before the request is served. Clones share them.
+    pub named: Arc<Vec<Named>>,
     pub stop: Vec<String>,
     /// The model's end tokens, unless they are ignored.
     pub end_tokens: Vec<u32>,
@@ -94,13 +97,14 @@ impl Ask {
         let hides = fields.boolean("skip_special_tokens")?.unwrap_or(true);
         let most = i64::try_from(MOST_ANSWERS).unwrap_or(i64::MAX);
         let n = fields.integer("n", 1..=most)?.and_then(|n| u32::try_from(n).ok()).unwrap_or(1);
-        Ok(Self {
+        let mut ask = Self {
             max_new_tokens: None,
             answer_field: "max_tokens",
             default_max_tokens: app.default_max_tokens,
             sampling,
-            grammar: structured::take(fields)?,
-            stop: stops(fields)?,
+            grammar: None,
+            named: Arc::default(),
+            stop: Vec::new(),
             end_tokens: if ignores_end { Vec::new() } else { app.text.end.clone() },
             stop_tokens,
             shows_stop,
@@ -116,7 +120,18 @@ impl Ask {
             session: None,
             priority: None,
             timeout: None,
-        })
+        };
+        if let Some(named) = structured::take(fields)? {
+            ask.follow(named.source.clone(), [named]);
+        }
+        ask.stop = stops(fields)?;
+        Ok(ask)
+    }
+
+    /// The answer follows a grammar. These have to compile.
+    pub fn follow(&mut self, grammar: Source, named: impl IntoIterator<Item = Named>) {
+        self.grammar = Some(grammar);
+        Arc::make_mut(&mut self.named).extend(named);
     }
 
     /// Is served as another one: with its caches, its session, its priority and its timeout.

@@ -109,13 +109,13 @@ impl Turn {
         let thinks = app.text.dialect.thinks;
         let reads = tools.filter(|tools| tools.choice != Choice::None).zip(app.text.calls());
         if let Some((tools, format)) = reads
-            && let Some(grammar) = tools.grammar(format)?
+            && let Some((grammar, parameters)) = tools.grammar(format)?
         {
             if ask.grammar.is_some() {
                 let message = "a tool_choice that demands a call, and a structure for the answer, exclude each other: give one";
                 return Err(ApiError::field("tool_choice", message));
             }
-            ask.grammar = Some(grammar);
+            ask.follow(grammar, parameters);
         }
         if let Some(grammar) = ask.grammar.as_ref().filter(|_| thinks && !closes_thoughts(&text)) {
             ask.grammar = Some(grammar.after_thoughts(opens_thoughts(&text)));

@@ -5,6 +5,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use host_grammar::{Compiler, Limits, Vocabulary};
 use host_wire::endpoint::Credentials;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -43,6 +44,8 @@ pub(super) fn app() -> &'static App {
             credentials: Credentials::None,
         });
         let metrics = Arc::new(Metrics::new());
+        let grammars = Compiler::new(&Vocabulary::bytes(), Limits::default());
+        let grammars = grammars.unwrap_or_else(|error| unreachable!("bytes are a vocabulary: {error}"));
         let (_open, closing) = watch::channel(false);
         let stopping = closing.clone();
         App {
@@ -61,6 +64,7 @@ pub(super) fn app() -> &'static App {
             audit: Audit::default(),
             uploads: Uploads::new(1, MAX_BODY),
             text_work: TextWork::new(MAX_BODY),
+            grammars,
             unread: Unread::new(MAX_BODY),
             stopping,
         }

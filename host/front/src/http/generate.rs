@@ -45,7 +45,7 @@ pub(super) async fn handle(
 
 /// Whether a request with this body would be carried out.
 pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
-    prepare(app, id, body).is_ok()
+    prepare(app, id, body).is_ok_and(|prepared| prepared.compiles(app))
 }
 
 fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Generate>, ApiError> {

@@ -2,6 +2,7 @@
 
 mod events;
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use axum::extract::Request;
@@ -16,9 +17,10 @@ use super::error::ApiError;
 use super::outflow::outflow;
 use super::record::{Record, Usage};
 use super::unread::Collected;
-use super::{App, RequestId};
+use super::{App, RequestId, structured};
 use crate::identity::Caller;
 use crate::router::Job;
+use crate::shares::Client;
 use crate::text::Tokenizer;
 
 /// How an endpoint writes answers. They are numbered from 0, those to the first prompt first.
@@ -59,6 +61,17 @@ pub(super) struct Prepared<S> {
     pub shape: S,
 }
 
+impl<S> Prepared<S> {
+    /// Whether its grammars compile. Blocks; not for a runtime's threads.
+    pub fn compiles(&self, app: &App) -> bool {
+        let client = Client::at(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let compiling = structured::ask(app, &client, &self.items);
+        runtime
+            .is_ok_and(|runtime| compiling.is_ok_and(|compiling| runtime.block_on(compiling.done()).is_ok()))
+    }
+}
+
 /// Reads the body, runs a handler's reading part on it, and answers; counts the outcome whichever way it ends.
 pub(super) async fn serve<S: Shape>(
     app: &Arc<App>,
@@ -79,8 +92,16 @@ pub(super) async fn serve<S: Shape>(
         let place = app.router.admit(&caller)?;
         let text = app.text_work.take(&caller.client, body.len())?;
         drop(sent);
-        let (of_work, id) = (Arc::clone(app), id.clone());
-        let prepared = app.text_work.run(text, move || prepare(&of_work, &id, &body)).await?;
+        let (of_work, id, client) = (Arc::clone(app), id.clone(), caller.client.clone());
+        let work = move || {
+            let prepared = prepare(&of_work, &id, &body)?;
+            let compiling = structured::ask(&of_work, &client, &prepared.items)?;
+            Ok((prepared, compiling))
+        };
+        let ((prepared, compiling), text) = app.text_work.run(text, work).await?;
+        // In no place for text, which others need. The body's bytes still count.
+        compiling.done().await?;
+        drop(text);
         let answers = prepared.items.iter().map(|item| item.ask.candidates()).sum::<usize>();
         if answers > MOST_ANSWERS {
             let message = format!(

@@ -31,7 +31,7 @@ pub(super) async fn handle(
 
 /// Whether a request with this body would be carried out.
 pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
-    prepare(app, id, body).is_ok()
+    prepare(app, id, body).is_ok_and(|prepared| prepared.compiles(app))
 }
 
 fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>, ApiError> {
@@ -54,7 +54,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
             let message = "text.format and another field both limit the answer: give one";
             return Err(ApiError::field("text.format", message));
         }
-        ask.grammar = Some(format);
+        ask.follow(format.source.clone(), [format]);
     }
     ask.take_stream(&mut fields)?;
     // Usage is in the last event, and nowhere else.
@@ -155,7 +155,7 @@ fn refuse_stored(fields: &mut Fields) -> Result<(), ApiError> {
 }
 
 /// Takes `text`: the format of the answer. How wordy it is to be is up to the prompt.
-fn text_format(fields: &mut Fields) -> Result<Option<host_grammar::Source>, ApiError> {
+fn text_format(fields: &mut Fields) -> Result<Option<structured::Named>, ApiError> {
     let mut text = fields.object("text", "text.")?;
     let format = text.take("format");
     text.string("verbosity")?;

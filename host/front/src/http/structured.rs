@@ -1,16 +1,26 @@
 //! Fields that limit an answer to a schema, an expression or rules: OpenAI's, vLLM's and SGLang's, old spellings too.
 
-use std::sync::LazyLock;
+use std::sync::Arc;
 
-use host_grammar::{Compiler, GrammarError, Kind, Limits, Source, Vocabulary, ebnf};
+use host_grammar::{Asked, GrammarError, Kind, Source, ebnf};
 use serde_json::{Map, Value};
 
+use super::App;
 use super::error::ApiError;
 use super::fields::{Fields, echo, empty};
+use super::respond::Item;
+use crate::audit::Refusal;
+use crate::shares::Client;
 
-/// Compiled over bytes before a worker is asked: a grammar that cannot be carried out is refused with the name of its field.
-static OVER_BYTES: LazyLock<Result<Compiler, GrammarError>> =
-    LazyLock::new(|| Compiler::new(&Vocabulary::bytes(), Limits::default()));
+/// A grammar, and the field that it came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Named {
+    pub name: String,
+    pub source: Source,
+}
+
+/// Grammars of a request that are being compiled, or wait for their turn.
+pub(super) struct Compiling(Vec<(String, Asked)>);
 
 /// A field of vLLM and its spelling before `structured_outputs`.
 const GUIDED: [(&str, &str); 5] = [
@@ -24,8 +34,8 @@ const GUIDED: [(&str, &str); 5] = [
 /// Takes all of these fields. At most one may limit the answer.
 ///
 /// # Errors
-/// When a field is wrong, its grammar cannot be carried out, or a second one has a value.
-pub(super) fn take(fields: &mut Fields) -> Result<Option<Source>, ApiError> {
+/// When a field is wrong, or a second one has a value.
+pub(super) fn take(fields: &mut Fields) -> Result<Option<Named>, ApiError> {
     let mut found: Option<(String, Source)> = None;
     let mut add = |name: &str, source: Option<Source>| {
         let Some(source) = source else { return Ok(()) };
@@ -52,33 +62,64 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<Source>, ApiError> {
     }
     // Which library another server would use. The grammar means the same.
     fields.take("guided_decoding_backend");
-    let Some((name, source)) = found else { return Ok(None) };
-    compiles(&name, &source)?;
-    Ok(Some(source))
+    found.map(|(name, source)| checked(&name, source)).transpose()
 }
 
-/// Refuses what cannot be carried out.
-pub(super) fn compiles(name: &str, source: &Source) -> Result<(), ApiError> {
-    let wrong = |error: &GrammarError| match error {
-        GrammarError::Busy(_) => ApiError::busy(error.to_string()),
-        _ => ApiError::field(name, format!("{name}: {error}")),
-    };
-    match (source.kind, OVER_BYTES.as_ref()) {
+/// A grammar that may be asked for.
+fn checked(name: &str, source: Source) -> Result<Named, ApiError> {
+    source.check().map_err(|error| refusal(name, &error))?;
+    Ok(Named { name: name.to_owned(), source })
+}
+
+/// The format of an answer in the field of another endpoint.
+///
+/// # Errors
+/// When it is wrong.
+pub(super) fn format(name: &str, given: Option<Value>) -> Result<Option<Named>, ApiError> {
+    response_format(name, given)?.map(|source| checked(name, source)).transpose()
+}
+
+/// Asks for all grammars of a request, over bytes, before a worker is asked: one that cannot be carried out is refused with the name
+/// of its field.
+///
+/// # Errors
+/// When one is too large, or the client waits with too many.
+pub(super) fn ask(app: &App, client: &Client, items: &[Item]) -> Result<Compiling, ApiError> {
+    let mut compiling = Vec::new();
+    let mut last = None;
+    for Item { ask, .. } in items {
+        // Prompts of one request share what is asked of them.
+        if last.replace(&ask.named).is_some_and(|last| Arc::ptr_eq(last, &ask.named)) {
+            continue;
+        }
         // Rules may name special tokens, which the model alone has.
-        (Kind::Lark, _) => source.check().map_err(|error| wrong(&error)),
-        (_, Err(error)) => Err(ApiError::internal(error.to_string())),
-        (_, Ok(compiler)) => compiler.compile(source).map(drop).map_err(|error| wrong(&error)),
+        for Named { name, source } in ask.named.iter().filter(|named| named.source.kind != Kind::Lark) {
+            let asked = app.grammars.ask(client.number(), source).map_err(|error| refusal(name, &error))?;
+            compiling.push((name.clone(), asked));
+        }
+    }
+    Ok(Compiling(compiling))
+}
+
+impl Compiling {
+    /// Waits until all are compiled.
+    ///
+    /// # Errors
+    /// When one cannot be carried out, or takes too long.
+    pub async fn done(self) -> Result<(), ApiError> {
+        for (name, asked) in self.0 {
+            asked.outcome().await.map_err(|error| refusal(&name, &error))?;
+        }
+        Ok(())
     }
 }
 
-/// The format of an answer in the field of another endpoint, which is compiled, too.
-///
-/// # Errors
-/// When it is wrong, or cannot be carried out.
-pub(super) fn format(name: &str, given: Option<Value>) -> Result<Option<Source>, ApiError> {
-    let Some(source) = response_format(name, given)? else { return Ok(None) };
-    compiles(name, &source)?;
-    Ok(Some(source))
+fn refusal(name: &str, error: &GrammarError) -> ApiError {
+    match error {
+        GrammarError::Busy(_) => ApiError::over_share("grammars that wait to be compiled", Refusal::Grammars),
+        GrammarError::Waited { .. } => ApiError::full(format!("{name}: {error}"), Refusal::AllGrammars),
+        _ => ApiError::field(name, format!("{name}: {error}")),
+    }
 }
 
 /// OpenAI's format: `{"type": "json_schema", "json_schema": {"name", "schema", "strict"}}`, or without the inner object. Strict or
@@ -185,6 +226,7 @@ mod tests {
 
     fn taken(body: &str) -> Result<Option<Source>, String> {
         take(&mut Fields::parse(body.as_bytes()).unwrap())
+            .map(|named| named.map(|named| named.source))
             .map_err(|error| error.json()["error"]["message"].to_string())
     }
 
@@ -230,10 +272,6 @@ mod tests {
             (r#"{"structured_outputs":{"json":{},"regex":"a"}}"#, "exactly one of"),
             (r#"{"structured_outputs":{"json_object":false}}"#, "must be true"),
             (r#"{"structured_outputs":{"structural_tag":"x"}}"#, "not known here"),
-            (
-                r#"{"structured_outputs":{"regex":"(a"}}"#,
-                "structured_outputs: the regular expression cannot be used",
-            ),
             (r#"{"guided_choice":["a",1]}"#, "a list of texts"),
             (r#"{"json_schema":"{"}"#, "not JSON"),
             (r#"{"guided_whitespace_pattern":" "}"#, "guided_whitespace_pattern is not supported"),

@@ -62,8 +62,8 @@ impl TextWork {
         })
     }
 
-    /// Does work on a body for whose bytes there is a share, which is held as long as the body is. Dropping the future leaves the
-    /// queue. Work that has begun goes on to its end.
+    /// Does work on a body for whose bytes there is a share, which comes back with the result: it is to be held as long as the body's
+    /// content is. Dropping the future leaves the queue. Work that has begun goes on to its end.
     ///
     /// # Errors
     /// The work's own, and an internal error when it panics.
@@ -71,13 +71,13 @@ impl TextWork {
         &self,
         share: Share,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
+    ) -> Result<(T, Share), ApiError> {
         let turns = if share.amount() <= SHORT { &self.short } else { &self.long };
         let turn = turns.take(share.client()).await;
         let done = tokio::task::spawn_blocking(move || {
             let done = work();
-            drop((share, turn));
-            done
+            drop(turn);
+            done.map(|done| (done, share))
         });
         done.await.map_err(|error| ApiError::internal(format!("the tokenizer failed: {error}")))?
     }

@@ -42,10 +42,13 @@ async fn on_text(
     work: fn(&App, &[u8]) -> Result<String, ApiError>,
 ) -> Result<Response, ApiError> {
     let (body, sent) = app.body(&caller.client, request).await?;
+    // As for an answer: requests that wait are counted one by one, however short they are.
+    let place = app.router.admit(caller)?;
     let text = app.text_work.take(&caller.client, body.len())?;
     drop(sent);
     let of_work = Arc::clone(app);
-    let done = app.text_work.run(text, move || work(&of_work, &body)).await?;
+    let (done, text) = app.text_work.run(text, move || work(&of_work, &body)).await?;
+    drop((text, place));
     Ok(json_text(done))
 }
 

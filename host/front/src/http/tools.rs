@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::App;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
-use super::structured;
+use super::structured::Named;
 use crate::text::CallFormat;
 use crate::text::calls::{CallRule, Function, calls};
 
@@ -78,24 +78,26 @@ impl Tools {
         Ok(Some(Self { given: spelling.nested(given), functions, choice, parallel, spelling }))
     }
 
-    /// The grammar of an answer that must call a tool.
+    /// The grammar of an answer that must call a tool, and those of the tools' parameters, which have to compile.
     ///
     /// # Errors
-    /// When a tool's parameters cannot be carried out.
-    pub fn grammar(&self, format: CallFormat) -> Result<Option<Source>, ApiError> {
+    /// When a call of a tool cannot be demanded.
+    pub fn grammar(&self, format: CallFormat) -> Result<Option<(Source, Vec<Named>)>, ApiError> {
         let named: Vec<Function> = match &self.choice {
             Choice::None | Choice::Auto => return Ok(None),
             Choice::Required => self.functions.clone(),
             Choice::Named(name) => self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(),
         };
-        for (index, tool) in self.functions.iter().enumerate().filter(|(_, tool)| named.contains(tool)) {
-            let name = format!("tools[{index}]{}.parameters", self.spelling.function());
-            structured::compiles(&name, &Source::json_schema(&tool.parameters))?;
-        }
+        let wanted = self.functions.iter().enumerate().filter(|(_, tool)| named.contains(tool));
+        let parameters = wanted.map(|(index, tool)| Named {
+            name: format!("tools[{index}]{}.parameters", self.spelling.function()),
+            source: Source::json_schema(&tool.parameters),
+        });
         let several = self.parallel && self.choice == Choice::Required;
         let rule = if several { CallRule::Several } else { CallRule::One };
         let source = calls(format, &named, rule);
-        source.map(Some).map_err(|error| ApiError::field("tools", format!("tools: {error}")))
+        let source = source.map_err(|error| ApiError::field("tools", format!("tools: {error}")))?;
+        Ok(Some((source, parameters.collect())))
     }
 }
 

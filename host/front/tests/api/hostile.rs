@@ -534,3 +534,95 @@ async fn tokens_whose_text_is_longer_than_a_body_are_refused_before_more_of_it_i
         assert_eq!(decoded(), made);
     }
 }
+
+/// Grammars are never compiled: each waits for its turn.
+async fn without_turns() -> (Front, super::fake_worker::FakeWorker) {
+    let mut config = config();
+    config.grammars = host_grammar::Limits { compiling: 0, waiting_of_a_client: 50, ..config.grammars };
+    let mut front = Front::start(config).await;
+    let worker = front.worker("all", "aggregated", echoes()).await;
+    (front, worker)
+}
+
+fn under(number: usize) -> String {
+    let mut body = body(false);
+    body["regex"] = format!("a{{{number}}}").into();
+    body.to_string()
+}
+
+#[tokio::test]
+async fn while_grammars_wait_to_be_compiled_other_requests_are_answered() {
+    let (front, _worker) = without_turns().await;
+    // More than there are places for text: some with the same grammar, some each with its own.
+    let count = 16 * std::thread::available_parallelism().unwrap().get();
+    let mut waiting = Vec::new();
+    for number in 0..count {
+        let (to, body) = (front.http, under(if number % 2 == 0 { 0 } else { 1 + number % 50 }));
+        waiting.push(tokio::spawn(async move {
+            send_from(HERE, to, "POST", PATH, &[], body.as_bytes()).await.status
+        }));
+    }
+    front.until_metrics_say(&format!("host_requests_running {count}\n")).await;
+    let plain = send_from(ELSEWHERE, front.http, "POST", PATH, &[], body(false).to_string().as_bytes()).await;
+    assert_eq!(plain.status, 200);
+    assert!(waiting.iter().all(|task| !task.is_finished()));
+    // Their waits have an end.
+    passes(Duration::from_secs(31)).await;
+    for task in waiting {
+        assert_eq!(task.await.unwrap(), 503);
+    }
+}
+
+#[tokio::test]
+async fn a_client_with_many_grammars_that_wait_gets_429_and_another_waits_for_its_turn() {
+    let (front, _worker) = without_turns().await;
+    let send = |from, number| {
+        let (to, body) = (front.http, under(number));
+        async move { send_from(from, to, "POST", PATH, &[], body.as_bytes()).await }
+    };
+    let mut waiting = tokio::task::JoinSet::new();
+    for number in 0..=50 {
+        waiting.spawn(send(HERE, number));
+    }
+    // One is too many.
+    let refused = timeout(PATIENCE, waiting.join_next()).await.unwrap().unwrap().unwrap();
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    let message = refused.json().await["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("grammars that wait to be compiled"), "{message}");
+    let other = tokio::spawn(send(ELSEWHERE, 2000));
+    front.until_metrics_say("host_requests_running 51\n").await;
+    passes(Duration::from_secs(31)).await;
+    let other = other.await.unwrap();
+    assert_eq!(other.status, 503);
+    let message = other.json().await["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("waited 30 s for its turn"), "{message}");
+    for reply in waiting.join_all().await {
+        assert_eq!(reply.status, 503);
+    }
+}
+
+#[tokio::test]
+async fn texts_that_wait_to_be_tokenized_are_a_share_of_the_requests() {
+    let gate = Gated::new();
+    let mut config = config();
+    config.max_requests = 10;
+    config.text =
+        TextModel { tokenizer: gate.clone(), template: None, end: Vec::new(), dialect: Default::default() };
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let body = json!({"prompt": "abc"}).to_string();
+    let send = |from| {
+        let (to, body) = (front.http, body.clone());
+        async move { send_from(from, to, "POST", "/tokenize", &[], body.as_bytes()).await }
+    };
+    let mut waiting: Vec<_> = (0..8).map(|_| tokio::spawn(send(HERE))).collect();
+    front.until_metrics_say("host_requests_running 8\n").await;
+    let refused = send(HERE).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    waiting.push(tokio::spawn(send(ELSEWHERE)));
+    front.until_metrics_say("host_requests_running 9\n").await;
+    gate.open();
+    for answered in waiting {
+        assert_eq!(answered.await.unwrap().status, 200);
+    }
+}

@@ -304,8 +304,9 @@ const END: u32 = 0;
 
 /// An answer drawn byte by byte from what a grammar allows.
 fn drawn(compiler: &Compiler, source: &host_grammar::Source, random: &mut fastrand::Rng) -> String {
-    let mut state =
-        compiler.compile(source).unwrap_or_else(|error| panic!("{error}: {source:?}")).begin(vec![END]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let compiled = runtime.block_on(compiler.compile(0, source));
+    let mut state = compiled.unwrap_or_else(|error| panic!("{error}: {source:?}")).begin(vec![END]);
     let mut answer = Vec::new();
     while answer.len() < 2000 {
         let allowed = state.mask().unwrap().tokens();

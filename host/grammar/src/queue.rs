@@ -1,0 +1,124 @@
+//! Whose grammar is compiled next: clients take turns, however many each waits with.
+//!
+//! A place goes to the client that waits and has the fewest, among equals to the one whose last turn is longest ago. No client has
+//! all places: one that waits with many grammars, each of which takes seconds, leaves some to the others.
+
+use std::collections::{HashMap, VecDeque};
+
+/// What clients wait with. It decides alone: others compile.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    /// Grammars that are compiled at once, of all clients and of one.
+    places: usize,
+    of_a_client: usize,
+    /// How many of each client are compiled now. None has 0.
+    taken: HashMap<u64, usize>,
+    /// Each client that waits, once, the next among equals first. None waits with nothing.
+    waiting: VecDeque<(u64, VecDeque<T>)>,
+}
+
+impl<T> Queue<T> {
+    pub(crate) fn new(places: usize, of_a_client: usize) -> Self {
+        Self { places, of_a_client, taken: HashMap::new(), waiting: VecDeque::new() }
+    }
+
+    /// What a client waits with, in its order.
+    pub(crate) fn of(&self, client: u64) -> impl ExactSizeIterator<Item = &T> {
+        let found = self.waiting.iter().find(|(of, _)| *of == client);
+        found.map(|(_, queue)| queue.iter()).unwrap_or_default()
+    }
+
+    /// A client waits with one more.
+    pub(crate) fn push(&mut self, client: u64, one: T) {
+        match self.waiting.iter_mut().find(|(of, _)| *of == client) {
+            Some((_, queue)) => queue.push_back(one),
+            None => self.waiting.push_back((client, VecDeque::from([one]))),
+        }
+    }
+
+    /// Forgets what does not wait any more.
+    pub(crate) fn retain(&mut self, mut waits: impl FnMut(&T) -> bool) {
+        self.waiting.retain_mut(|(_, queue)| {
+            queue.retain(&mut waits);
+            !queue.is_empty()
+        });
+    }
+
+    /// What is compiled next, and for which client: it has a place until [`end`](Self::end).
+    pub(crate) fn next(&mut self) -> Option<(u64, T)> {
+        if self.taken.values().sum::<usize>() >= self.places {
+            return None;
+        }
+        let taken = |client: &u64| self.taken.get(client).copied().unwrap_or(0);
+        let waiting = self.waiting.iter().map(|(client, _)| taken(client)).enumerate();
+        // The first of those with the fewest.
+        let (at, has) = waiting.min_by_key(|(_, taken)| *taken)?;
+        if has >= self.of_a_client {
+            return None;
+        }
+        let (client, mut queue) = self.waiting.remove(at)?;
+        let one = queue.pop_front()?;
+        if !queue.is_empty() {
+            self.waiting.push_back((client, queue));
+        }
+        *self.taken.entry(client).or_default() += 1;
+        Some((client, one))
+    }
+
+    /// A client's place is free.
+    pub(crate) fn end(&mut self, client: u64) {
+        if let Some(taken) = self.taken.get_mut(&client) {
+            *taken -= 1;
+            if *taken == 0 {
+                self.taken.remove(&client);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All that gets a place now.
+    fn begun(queue: &mut Queue<&'static str>) -> Vec<&'static str> {
+        std::iter::from_fn(|| queue.next().map(|(_, name)| name)).collect()
+    }
+
+    #[test]
+    fn a_client_with_many_leaves_places_to_others_and_has_one_while_they_wait() {
+        let mut queue = Queue::new(4, 2);
+        for name in ["a1", "a2", "a3", "a4", "a5"] {
+            queue.push(1, name);
+        }
+        assert_eq!(begun(&mut queue), ["a1", "a2"], "half of the places");
+        for (client, name) in [(2, "b1"), (2, "b2"), (3, "c1")] {
+            queue.push(client, name);
+        }
+        assert_eq!(begun(&mut queue), ["b1", "c1"]);
+        queue.push(3, "c2");
+        queue.end(1);
+        // Each has one, and A's last turn is longest ago.
+        assert_eq!(begun(&mut queue), ["a3"]);
+        queue.end(1);
+        queue.end(1);
+        assert_eq!(begun(&mut queue), ["a4", "b2"], "A had none, and then each had one");
+    }
+
+    #[test]
+    fn what_does_not_wait_any_more_takes_no_turn() {
+        let mut queue = Queue::new(1, 1);
+        for (client, name) in [(1, "a1"), (1, "gone"), (1, "a3"), (2, "gone"), (3, "c1")] {
+            queue.push(client, name);
+        }
+        queue.retain(|name| *name != "gone");
+        assert_eq!((queue.of(1).len(), queue.of(2).len()), (2, 0));
+        let mut order = Vec::new();
+        while let Some((client, name)) = queue.next() {
+            order.push(name);
+            queue.end(client);
+        }
+        assert_eq!(order, ["a1", "c1", "a3"]);
+        assert!(queue.taken.is_empty() && queue.waiting.is_empty());
+    }
+}
