@@ -4,6 +4,8 @@ use std::sync::LazyLock;
 
 use host_grammar::{Compiler, GrammarError, Kind, Limits, Source, State, Vocabulary, ebnf};
 
+use tokio::runtime::{Builder, Runtime};
+
 use crate::reader::Decisions;
 
 /// The byte that ends an answer.
@@ -14,6 +16,10 @@ const MOST: usize = 64;
 static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     Compiler::new(&Vocabulary::bytes(), Limits::default()).expect("a vocabulary of bytes can be used")
 });
+
+/// Waits for grammars, with a clock.
+static RUNTIME: LazyLock<Runtime> =
+    LazyLock::new(|| Builder::new_current_thread().enable_time().build().expect("a clock"));
 
 /// An input is a kind, whether thoughts come first, a grammar, and behind a zero byte what to choose of the bytes that it allows. True
 /// when it was compiled.
@@ -44,12 +50,14 @@ pub fn grammar(bytes: &[u8]) -> bool {
         0 => source,
         open => source.after_thoughts(open == 1),
     };
-    let compiled = match COMPILER.compile(&source) {
+    let compiled = match RUNTIME.block_on(COMPILER.compile(0, &source)) {
         Ok(compiled) => compiled,
         Err(GrammarError::Compile { reason, .. }) if reason.contains("gave it up") => {
             panic!("the thread that compiles {source:?} ended")
         }
-        Err(error @ (GrammarError::Slow { .. } | GrammarError::Busy(_))) => panic!("{error}: {source:?}"),
+        Err(error @ (GrammarError::Slow { .. } | GrammarError::Busy(_) | GrammarError::Waited { .. })) => {
+            panic!("{error}: {source:?}")
+        }
         Err(_refused) => return false,
     };
     let answer = answered(compiled.begin(vec![END]), &mut choices);

@@ -20,8 +20,8 @@ use super::unread::Collected;
 use super::{App, RequestId, structured};
 use crate::identity::Caller;
 use crate::router::Job;
-use crate::shares::Client;
 use crate::text::Tokenizer;
+use host_wire::shares::Client;
 
 /// How an endpoint writes answers. They are numbered from 0, those to the first prompt first.
 pub(super) trait Shape: Send + 'static {

@@ -10,7 +10,8 @@ use super::error::ApiError;
 use super::fields::{Fields, echo, empty};
 use super::respond::Item;
 use crate::audit::Refusal;
-use crate::shares::Client;
+use crate::identity::number;
+use host_wire::shares::Client;
 
 /// A grammar, and the field that it came in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,7 +95,7 @@ pub(super) fn ask(app: &App, client: &Client, items: &[Item]) -> Result<Compilin
         }
         // Rules may name special tokens, which the model alone has.
         for Named { name, source } in ask.named.iter().filter(|named| named.source.kind != Kind::Lark) {
-            let asked = app.grammars.ask(client.number(), source).map_err(|error| refusal(name, &error))?;
+            let asked = app.grammars.ask(number(client), source).map_err(|error| refusal(name, &error))?;
             compiling.push((name.clone(), asked));
         }
     }
