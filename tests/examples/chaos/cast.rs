@@ -263,12 +263,17 @@ impl Cast {
         println!("\nprocesses that nothing ended, with all requests answered:");
         let growth = self.trend.growth();
         for part in &self.parts {
-            let (now, before) = (Footprint::of(part.pid()), before[&part.name]);
+            let (mut now, before) = (Footprint::default(), before[&part.name]);
+            // Threads without work end after ten seconds.
+            let rests = host_tests::wait::try_until(|| {
+                now = Footprint::of(part.pid());
+                if now.outgrew(&before) { Err(now.to_string()) } else { Ok(()) }
+            });
             if let Some((bytes, seconds)) = growth.get(part.name.as_str()) {
                 println!("  {}: {before} before", part.name);
                 println!("  {}: {now} after; {:+.2} MiB in {seconds:.0} s", part.name, bytes / 1_048_576.0);
             }
-            if now.outgrew(&before) {
+            if let Err(now) = rests {
                 leaks.push(format!("{} went from {before} to {now}", part.name));
             }
         }
