@@ -18,14 +18,16 @@ mod compiled;
 mod compiler;
 pub mod ebnf;
 mod jobs;
+mod limits;
 mod queue;
 mod source;
 mod state;
 mod vocabulary;
 
 pub use compiled::Compiled;
-pub use compiler::{Compiler, Limits};
+pub use compiler::Compiler;
 pub use jobs::Asked;
+pub use limits::Limits;
 pub use source::{Kind, MAX_DEPTH, MAX_TEXT, Source, json_rule, quoted as lark_text};
 pub use state::{Mask, State};
 pub use vocabulary::Vocabulary;

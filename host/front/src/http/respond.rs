@@ -62,11 +62,16 @@ pub(super) struct Prepared<S> {
 }
 
 impl<S> Prepared<S> {
+    /// The grammars of each prompt.
+    fn named(&self) -> impl Iterator<Item = &Arc<Vec<structured::Named>>> {
+        self.items.iter().map(|item| &item.ask.named)
+    }
+
     /// Whether its grammars compile. Blocks; not for a runtime's threads.
     pub fn compiles(&self, app: &App) -> bool {
         let client = Client::at(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        let compiling = structured::ask(app, &client, &self.items);
+        let compiling = structured::ask(app, &client, self.named());
         runtime
             .is_ok_and(|runtime| compiling.is_ok_and(|compiling| runtime.block_on(compiling.done()).is_ok()))
     }
@@ -95,7 +100,7 @@ pub(super) async fn serve<S: Shape>(
         let (of_work, id, client) = (Arc::clone(app), id.clone(), caller.client.clone());
         let work = move || {
             let prepared = prepare(&of_work, &id, &body)?;
-            let compiling = structured::ask(&of_work, &client, &prepared.items)?;
+            let compiling = structured::ask(&of_work, &client, prepared.named())?;
             Ok((prepared, compiling))
         };
         let ((prepared, compiling), text) = app.text_work.run(text, work).await?;

@@ -8,7 +8,6 @@ use serde_json::{Map, Value};
 use super::App;
 use super::error::ApiError;
 use super::fields::{Fields, echo, empty};
-use super::respond::Item;
 use crate::audit::Refusal;
 use crate::identity::number;
 use host_wire::shares::Client;
@@ -80,21 +79,25 @@ pub(super) fn format(name: &str, given: Option<Value>) -> Result<Option<Named>, 
     response_format(name, given)?.map(|source| checked(name, source)).transpose()
 }
 
-/// Asks for all grammars of a request, over bytes, before a worker is asked: one that cannot be carried out is refused with the name
+/// Asks for all grammars of a request, those of each prompt, over bytes, before a worker is asked: one that cannot be carried out is refused with the name
 /// of its field.
 ///
 /// # Errors
 /// When one is too large, or the client waits with too many.
-pub(super) fn ask(app: &App, client: &Client, items: &[Item]) -> Result<Compiling, ApiError> {
+pub(super) fn ask<'a>(
+    app: &App,
+    client: &Client,
+    of_prompts: impl IntoIterator<Item = &'a Arc<Vec<Named>>>,
+) -> Result<Compiling, ApiError> {
     let mut compiling = Vec::new();
     let mut last = None;
-    for Item { ask, .. } in items {
+    for all in of_prompts {
         // Prompts of one request share what is asked of them.
-        if last.replace(&ask.named).is_some_and(|last| Arc::ptr_eq(last, &ask.named)) {
+        if last.replace(all).is_some_and(|last| Arc::ptr_eq(last, all)) {
             continue;
         }
         // Rules may name special tokens, which the model alone has.
-        for Named { name, source } in ask.named.iter().filter(|named| named.source.kind != Kind::Lark) {
+        for Named { name, source } in all.iter().filter(|named| named.source.kind != Kind::Lark) {
             let asked = app.grammars.ask(number(client), source).map_err(|error| refusal(name, &error))?;
             compiling.push((name.clone(), asked));
         }

@@ -1,0 +1,58 @@
+//! What a grammar may cost.
+
+use std::time::Duration;
+
+/// How much work and memory a grammar may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The longest wait for a grammar's turn to be compiled.
+    pub wait: Duration,
+    /// The longest wait for it once it is its turn.
+    pub compile_time: Duration,
+    /// Grammars that are compiled at once. One that takes longer than `compile_time` counts until it ends.
+    pub compiling: usize,
+    /// The same of one client.
+    pub compiling_of_a_client: usize,
+    /// Grammars of one client that wait for their turn.
+    pub waiting_of_a_client: usize,
+    /// Compiled grammars that are kept, and bytes of their texts.
+    pub kept: usize,
+    /// See `kept`.
+    pub kept_bytes: usize,
+    /// Symbols of a compiled grammar.
+    pub symbols: usize,
+    /// States of a grammar's lexer, 1 to 2 kB each. An answer has its own.
+    pub lexer_states: usize,
+    /// Work on a lexer that is compiled. 50,000 take a millisecond.
+    pub compile_fuel: u64,
+    /// Work on the lexer for one mask. 14,000 take a millisecond.
+    pub mask_fuel: u64,
+    /// Items of the parser for one mask. 20,000 take a millisecond.
+    pub mask_items: usize,
+    /// Items of the parser at one place of an answer: several for each property that may come next.
+    pub items: usize,
+    /// The same under rules, which can be ambiguous: the work at a place grows with the square of its items.
+    pub items_of_rules: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            wait: Duration::from_secs(30),
+            compile_time: Duration::from_secs(10),
+            compiling: 4,
+            compiling_of_a_client: 2,
+            waiting_of_a_client: 256,
+            kept: 128,
+            kept_bytes: 4 << 20,
+            symbols: 200_000,
+            lexer_states: 25_000,
+            compile_fuel: 1_000_000,
+            // The lexer of a request that goes on elsewhere is cold, so it needs more than that of one that ran through.
+            mask_fuel: 500_000,
+            mask_items: 100_000,
+            items: 2000,
+            items_of_rules: 500,
+        }
+    }
+}
