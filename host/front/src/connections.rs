@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use activity::{Activity, Streams, Watched};
 use axum::extract::Request;
+use host_wire::shares::{Client, Shares};
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -31,7 +32,6 @@ use super::audit::{Audit, Refusal};
 use handshake::shake_hands;
 use host_wire::clock;
 use host_wire::endpoint::{ApiTls, Refusals};
-use host_wire::shares::{Client, Shares};
 use listener::Caller;
 pub use listener::HttpListener;
 

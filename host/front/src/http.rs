@@ -47,6 +47,7 @@ use axum::response::{IntoResponse, Response};
 use host_grammar::Compiler;
 use host_wire::clock;
 use host_wire::random::random_u64;
+use host_wire::shares::{Client, Share, Shares};
 use tokio::sync::watch;
 use tracing::Instrument;
 
@@ -56,7 +57,6 @@ use super::identity::Identities;
 use super::metrics::{Held, Metrics};
 use super::router::Router;
 use crate::text::TextModel;
-use host_wire::shares::{Client, Share, Shares};
 pub use text_work::TextWork;
 pub use unread::Unread;
 pub use upload::Uploads;

@@ -22,6 +22,7 @@ use host_wire::convert::write_namespace;
 use host_wire::proto;
 use host_wire::proto::worker_client::WorkerClient;
 use host_wire::random::random_u64;
+use host_wire::shares::{NoShare, Share, Shares};
 use tokio::sync::watch;
 
 use self::attempt::{Attempt, Step};
@@ -32,7 +33,6 @@ pub use self::warm_up::warm_up;
 use super::identity::{Caller, number};
 use super::metrics::Metrics;
 use super::registry::{Chain, Chosen, Need, NoRoute, Registry, Route};
-use host_wire::shares::{NoShare, Share, Shares};
 
 /// A request in tokens.
 #[derive(Clone, Debug)]

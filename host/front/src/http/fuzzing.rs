@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use host_grammar::{Compiler, Limits, Vocabulary};
 use host_wire::endpoint::Credentials;
+use host_wire::shares::Shares;
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -16,7 +17,6 @@ use crate::metrics::Metrics;
 use crate::registry::{Policy, Registry, Terms};
 use crate::router::{Retry, Router, Waits};
 use crate::text::{ChatTemplate, TextModel};
-use host_wire::shares::Shares;
 
 /// It has a place for all that a conversation can have.
 const TEMPLATE: &str = "{% if tools %}<tool_call> one of {{ tools | tojson }}{% endif %}\

@@ -13,10 +13,10 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use futures_util::stream;
 use host_wire::clock;
+use host_wire::shares::Client;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::unread::{Collected, Unread};
-use host_wire::shares::Client;
 
 /// Most bytes of one answer that wait for its client: about a thousand events.
 const UNREAD: usize = 256 << 10;

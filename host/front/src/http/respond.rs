@@ -8,6 +8,7 @@ use std::sync::Arc;
 use axum::extract::Request;
 use axum::response::Response;
 use futures_util::future::try_join_all;
+use host_wire::shares::Client;
 use parking_lot::Mutex;
 use serde_json::Value;
 
@@ -21,7 +22,6 @@ use super::{App, RequestId, structured};
 use crate::identity::Caller;
 use crate::router::Job;
 use crate::text::Tokenizer;
-use host_wire::shares::Client;
 
 /// How an endpoint writes answers. They are numbered from 0, those to the first prompt first.
 pub(super) trait Shape: Send + 'static {
@@ -67,7 +67,7 @@ impl<S> Prepared<S> {
         self.items.iter().map(|item| &item.ask.named)
     }
 
-    /// Whether its grammars compile. Blocks; not for a runtime's threads.
+    /// Whether its grammars compile, for fuzzing. Blocks; not for a runtime's threads.
     pub fn compiles(&self, app: &App) -> bool {
         let client = Client::at(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();

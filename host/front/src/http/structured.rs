@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use host_grammar::{Asked, GrammarError, Kind, Source, ebnf};
+use host_wire::shares::Client;
 use serde_json::{Map, Value};
 
 use super::App;
@@ -10,7 +11,6 @@ use super::error::ApiError;
 use super::fields::{Fields, echo, empty};
 use crate::audit::Refusal;
 use crate::identity::number;
-use host_wire::shares::Client;
 
 /// A grammar, and the field that it came in.
 #[derive(Clone, Debug, PartialEq, Eq)]

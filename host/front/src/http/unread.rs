@@ -8,10 +8,10 @@
 
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::response::{IntoResponse, Response};
+use host_wire::shares::{Client, NoShare, Share, Shares};
 
 use super::error::ApiError;
 use crate::audit::Refusal;
-use host_wire::shares::{Client, NoShare, Share, Shares};
 
 /// Answers of up to so many bytes do not count: the stream that carries one takes more. Errors are among them, and what
 /// load balancers ask for.

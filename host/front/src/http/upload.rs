@@ -4,10 +4,10 @@ use std::pin::pin;
 
 use axum::body::{Body, Bytes, HttpBody};
 use futures_util::future::poll_fn;
+use host_wire::shares::{Client, NoShare, Share, Shares};
 
 use super::error::ApiError;
 use crate::audit::Refusal;
-use host_wire::shares::{Client, NoShare, Share, Shares};
 
 /// What is on its way from clients.
 #[derive(Clone, Debug)]

@@ -20,12 +20,12 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use host_wire::shares::Shares;
 use parking_lot::RwLock;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::{MAX_TENANT, is_tenant};
-use host_wire::shares::Shares;
 
 /// Largest file of keys: about ten thousand.
 const MAX_FILE: u64 = 2 << 20;
