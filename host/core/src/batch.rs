@@ -127,6 +127,16 @@ pub struct SequenceOutput {
     /// The tokens that were drawn, in order: one if the batch asked for a sample, and one more for each drafted token that was
     /// right, from the first on.
     pub sampled: Vec<Sampled>,
-    /// Why the request can have no further token, on any worker. There is no sample then.
-    pub refused: Option<String>,
+    /// Why no token was drawn where one was asked for.
+    pub undrawn: Option<Undrawn>,
+}
+
+/// Why no token was drawn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Undrawn {
+    /// The request can have no further token, on any worker. Says why.
+    Refused(String),
+    /// What may follow was not known in time. The sequence draws in the next batch, which computes its last known token again. Not
+    /// for models that keep a state.
+    Late,
 }

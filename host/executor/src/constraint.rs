@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use host_core::{Batch, Sequence};
+use host_core::{Batch, Sequence, Undrawn};
 
 /// Says which tokens may come next. One for all sequences of a worker, which the executor of rank 0 asks.
 pub trait Constraint: Send + Sync {
@@ -14,11 +14,12 @@ pub trait Constraint: Send + Sync {
     fn limits(&self, sequence: &Sequence) -> bool;
 
     /// Makes the logits of tokens impossible that may not follow a sequence of the batch, or rather its known tokens and the first
-    /// `before` drafted ones, which were drawn. Waits until they are known.
+    /// `before` drafted ones, which were drawn. May wait for them.
     ///
     /// # Errors
-    /// Why no token can follow, on any worker.
-    fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), String>;
+    /// [`Undrawn::Refused`] when no token can follow, on any worker. [`Undrawn::Late`] when the wait would be too long for the other
+    /// sequences of the batch.
+    fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), Undrawn>;
 }
 
 /// A sequence's logits behind so many drafted tokens, within its limits. To come before all that looks at logits.
@@ -27,7 +28,7 @@ pub(crate) fn limited<'a>(
     sequence: &Sequence,
     before: usize,
     logits: &'a [f32],
-) -> Result<Cow<'a, [f32]>, String> {
+) -> Result<Cow<'a, [f32]>, Undrawn> {
     match constraint.filter(|constraint| constraint.limits(sequence)) {
         None => Ok(Cow::Borrowed(logits)),
         Some(constraint) => {

@@ -8,7 +8,7 @@ mod shaping;
 use std::cmp::Ordering;
 
 use host_core::batch::MAX_TOP_LOGPROBS;
-use host_core::{Draw, Sampled, Sampling, Sequence, SequenceOutput};
+use host_core::{Draw, Sampled, Sampling, Sequence, SequenceOutput, Undrawn};
 use host_kernels::math::softmax_weights;
 
 pub use self::shaping::shape;
@@ -51,18 +51,18 @@ pub fn sample(logits: &[f32], next: &Draw, position: u64) -> Sampled {
 /// drafted tokens come before, and the draw.
 pub(crate) fn outputs(
     sequences: &[Sequence],
-    mut draw: impl FnMut(&Sequence, usize, usize, &Draw) -> Result<Sampled, String>,
+    mut draw: impl FnMut(&Sequence, usize, usize, &Draw) -> Result<Sampled, Undrawn>,
 ) -> Vec<SequenceOutput> {
     let mut first = 0;
     let output = |sequence: &Sequence| {
         let start = first;
         first += sequence.drawing_rows();
         let drawn = sequence.sampled(|before, next| draw(sequence, start + before, before, next));
-        let (sampled, refused) = match drawn {
+        let (sampled, undrawn) = match drawn {
             Ok(sampled) => (sampled, None),
-            Err(reason) => (Vec::new(), Some(reason)),
+            Err(why) => (Vec::new(), Some(why)),
         };
-        SequenceOutput { room: sequence.room, sampled, refused }
+        SequenceOutput { room: sequence.room, sampled, undrawn }
     };
     sequences.iter().map(output).collect()
 }
@@ -70,13 +70,13 @@ pub(crate) fn outputs(
 /// Draws a token from one of a batch's drawing rows, `[row][vocabulary]`, within what limits the sequence.
 ///
 /// # Errors
-/// Why no token can follow.
+/// Why none is drawn.
 pub(crate) fn draw_from(
     logits: &[f32],
     vocabulary: usize,
     constraint: Option<&dyn Constraint>,
     (sequence, row, before, next): (&Sequence, usize, usize, &Draw),
-) -> Result<Sampled, String> {
+) -> Result<Sampled, Undrawn> {
     let row = &logits[row * vocabulary..][..vocabulary];
     let row = limited(constraint, sequence, before, row)?;
     Ok(sample(&row, next, (sequence.known() + before) as u64))

@@ -350,7 +350,7 @@ impl Executor for Synthetic {
         let outputs = batch.sequences.iter().map(|sequence| {
             let states: Vec<u64> = states.by_ref().take(draws_of(sequence).count()).collect();
             let drawn = sequence.sampled(|before, draw| Ok::<_, Infallible>(self.draw(states[before], draw)));
-            SequenceOutput { room: sequence.room, sampled: drawn.unwrap_or_default(), refused: None }
+            SequenceOutput { room: sequence.room, sampled: drawn.unwrap_or_default(), undrawn: None }
         });
         let outputs = if self.seat.rank() == 0 { outputs.collect() } else { Vec::new() };
         until(whole);

@@ -28,6 +28,7 @@ pub use compiled::Compiled;
 pub use compiler::Compiler;
 pub use jobs::Asked;
 pub use limits::Limits;
+pub use queue::Queue;
 pub use source::{Kind, MAX_DEPTH, MAX_TEXT, Source, json_rule, quoted as lark_text};
 pub use state::{Mask, State};
 pub use vocabulary::Vocabulary;

@@ -1,35 +1,37 @@
-//! Whose grammar is compiled next: clients take turns, however many each waits with.
+//! Whose turn is next: clients take turns, however much each waits with.
 //!
-//! A place goes to the client that waits and has the fewest, among equals to the one whose last turn is longest ago. No client has
-//! all places: one that waits with many grammars, each of which takes seconds, leaves some to the others.
+//! A place goes to the client that waits and has the fewest, among equals to the one whose last turn is longest ago. A client may have
+//! a part of the places only: one that waits with many grammars, each of which takes seconds to compile, leaves some to the others.
 
 use std::collections::{HashMap, VecDeque};
 
-/// What clients wait with. It decides alone: others compile.
+/// What clients wait with, and how many places each has. It decides alone: its owner does the work.
 #[derive(Debug)]
-pub(crate) struct Queue<T> {
-    /// Grammars that are compiled at once, of all clients and of one.
+pub struct Queue<T> {
+    /// Worked on at once, of all clients and of one.
     places: usize,
     of_a_client: usize,
-    /// How many of each client are compiled now. None has 0.
+    /// How many of each client are worked on now. None has 0.
     taken: HashMap<u64, usize>,
     /// Each client that waits, once, the next among equals first. None waits with nothing.
     waiting: VecDeque<(u64, VecDeque<T>)>,
 }
 
 impl<T> Queue<T> {
-    pub(crate) fn new(places: usize, of_a_client: usize) -> Self {
+    /// Nothing waits. So many places are there, of which one client has this many at most.
+    #[must_use]
+    pub fn new(places: usize, of_a_client: usize) -> Self {
         Self { places, of_a_client, taken: HashMap::new(), waiting: VecDeque::new() }
     }
 
     /// What a client waits with, in its order.
-    pub(crate) fn of(&self, client: u64) -> impl ExactSizeIterator<Item = &T> {
+    pub fn of(&self, client: u64) -> impl ExactSizeIterator<Item = &T> {
         let found = self.waiting.iter().find(|(of, _)| *of == client);
         found.map(|(_, queue)| queue.iter()).unwrap_or_default()
     }
 
     /// A client waits with one more.
-    pub(crate) fn push(&mut self, client: u64, one: T) {
+    pub fn push(&mut self, client: u64, one: T) {
         match self.waiting.iter_mut().find(|(of, _)| *of == client) {
             Some((_, queue)) => queue.push_back(one),
             None => self.waiting.push_back((client, VecDeque::from([one]))),
@@ -37,15 +39,17 @@ impl<T> Queue<T> {
     }
 
     /// Forgets what does not wait any more.
-    pub(crate) fn retain(&mut self, mut waits: impl FnMut(&T) -> bool) {
+    pub fn retain(&mut self, mut waits: impl FnMut(&T) -> bool) {
         self.waiting.retain_mut(|(_, queue)| {
             queue.retain(&mut waits);
             !queue.is_empty()
         });
     }
 
-    /// What is compiled next, and for which client: it has a place until [`end`](Self::end).
-    pub(crate) fn next(&mut self) -> Option<(u64, T)> {
+    /// What is worked on next, and for which client: it has a place until [`end`](Self::end). `None` when no place is free, or nothing
+    /// waits that may have one.
+    #[expect(clippy::should_implement_trait, reason = "what waits may be more by the next call")]
+    pub fn next(&mut self) -> Option<(u64, T)> {
         if self.taken.values().sum::<usize>() >= self.places {
             return None;
         }
@@ -66,7 +70,7 @@ impl<T> Queue<T> {
     }
 
     /// A client's place is free.
-    pub(crate) fn end(&mut self, client: u64) {
+    pub fn end(&mut self, client: u64) {
         if let Some(taken) = self.taken.get_mut(&client) {
             *taken -= 1;
             if *taken == 0 {

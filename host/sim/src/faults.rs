@@ -51,6 +51,8 @@ pub struct Faults {
     pub wipe: f64,
     /// Per batch of a worker that answers: it fails.
     pub decode_executor: f64,
+    /// Per draw of a worker that answers: what may follow is not known in time. Not for models that keep a state.
+    pub late_draw: f64,
     /// Deaths of each place beyond its first.
     pub more_deaths: u32,
     /// Nothing goes wrong from this time on.
@@ -126,6 +128,8 @@ counters! {
     drafted_tokens,
     /// Those of them that were right.
     drafts_right,
+    /// Draws that were put off.
+    late_draws,
     /// Tokens that preempted requests computed again.
     recomputed_tokens,
     /// Tokens computed again for a window.

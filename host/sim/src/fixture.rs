@@ -113,7 +113,7 @@ pub fn outputs(batch: &Batch, mut draw: impl FnMut(&Sequence) -> u32) -> Vec<Seq
             so_far.drafted = 0;
             Ok::<_, Infallible>(sampled(draw(&so_far)))
         });
-        SequenceOutput { room: sequence.room, sampled: drawn.unwrap_or_default(), refused: None }
+        SequenceOutput { room: sequence.room, sampled: drawn.unwrap_or_default(), undrawn: None }
     };
     batch.sequences.iter().map(output).collect()
 }

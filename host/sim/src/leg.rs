@@ -14,6 +14,7 @@ use host_core::request::{Failure, Request};
 use host_core::scheduler::{PageWrite, Stats};
 use host_core::{
     Action, Batch, Config, Event, Instance, PageId, Role, Room, Scheduler, Sequence, SequenceOutput, Time,
+    Undrawn,
 };
 
 use crate::fixture::{self, outputs};
@@ -269,6 +270,18 @@ impl Leg {
         let outputs = self.outputs(&batch);
         self.event(Event::BatchDone(outputs));
         true
+    }
+
+    /// Computes the batch that is asked for, if one is, of which some rooms draw too late, and decides.
+    pub fn compute_late(&mut self, late: impl Fn(Room) -> bool) -> Option<Batch> {
+        let batch = self.batch.take()?;
+        let mut outputs = self.outputs(&batch);
+        let drawn = outputs.iter_mut().filter(|output| !output.sampled.is_empty());
+        for output in drawn.filter(|output| late(output.room)) {
+            (output.sampled, output.undrawn) = (Vec::new(), Some(Undrawn::Late));
+        }
+        self.event(Event::BatchDone(outputs));
+        Some(batch)
     }
 
     /// Computes until nothing is asked for.

@@ -9,19 +9,28 @@
 //! A room's place in its grammar follows from its tokens: those of the answer that came with the request, and those that the
 //! executor is given in batches. A token that was computed before, and is computed again after a preemption, moves nothing. A
 //! drafted token moves it once it was drawn: what may follow it is worked out then, on the thread that draws.
+//!
+//! A step waits for its masks no longer than its [`Patience`]. A sequence whose mask is late draws in the next step, so expensive
+//! grammars slow their own answers.
 
-use std::collections::{HashMap, VecDeque};
+mod patience;
+mod turns;
+
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use host_core::request::Request;
-use host_core::{Batch, Room, Sequence};
+use host_core::{Batch, Room, Sequence, Undrawn};
 use host_executor::Constraint;
-use host_grammar::{Asked, Compiled, Compiler, GrammarError, Limits, Mask, Source, State, Vocabulary};
-use parking_lot::{Condvar, Mutex};
+use host_grammar::{Asked, Compiler, GrammarError, Limits, Source, Vocabulary};
+use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
-/// Most threads that work masks out.
-const THREADS: usize = 4;
+pub use self::patience::Patience;
+use self::patience::StepTime;
+pub(crate) use self::turns::Followed;
+use self::turns::{MaskThreads, Part};
 
 /// Where a model's vocabulary comes from. It is read when the first grammar comes.
 pub type ReadVocabulary = Box<dyn Fn() -> Result<Vocabulary, String> + Send + Sync>;
@@ -31,7 +40,8 @@ pub struct Grammars {
     read: ReadVocabulary,
     compiler: OnceLock<Result<Compiler, String>>,
     rooms: Mutex<HashMap<Room, Arc<Followed>>>,
-    threads: rayon::ThreadPool,
+    time: StepTime,
+    threads: MaskThreads,
 }
 
 impl std::fmt::Debug for Grammars {
@@ -49,48 +59,15 @@ pub struct Under {
     pub answered: usize,
 }
 
-/// One request's place in its grammar.
-#[derive(Debug)]
-pub struct Followed {
-    place: Mutex<Place>,
-    known: Condvar,
-}
-
-#[derive(Debug)]
-struct Place {
-    state: State,
-    /// The position of the next token that is not consumed.
-    next: usize,
-    /// What may follow the last sequence, once it is known.
-    mask: Option<Result<Mask, GrammarError>>,
-    /// Batches that are not worked on yet, in their order.
-    waiting: VecDeque<Part>,
-    /// A thread works on them, or will.
-    working: bool,
-}
-
-/// A sequence's part of a batch.
-#[derive(Debug)]
-struct Part {
-    /// The position of its first token.
-    start: usize,
-    tokens: Vec<u32>,
-    /// A token is drawn behind it.
-    draws: bool,
-}
-
 impl Grammars {
     /// None yet.
     ///
     /// # Errors
     /// When threads cannot be started.
-    pub fn new(read: ReadVocabulary) -> Result<Self, rayon::ThreadPoolBuildError> {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = rayon::ThreadPoolBuilder::new()
-            .num_threads(THREADS.min(cores))
-            .thread_name(|index| format!("grammar-{index}"))
-            .build()?;
-        Ok(Self { read, compiler: OnceLock::new(), rooms: Mutex::default(), threads })
+    pub fn new(read: ReadVocabulary, patience: Patience) -> Result<Self, rayon::ThreadPoolBuildError> {
+        let threads = MaskThreads::new()?;
+        let time = StepTime::new(patience);
+        Ok(Self { read, compiler: OnceLock::new(), rooms: Mutex::default(), time, threads })
     }
 
     /// A request's grammar, compiled in its client's turn, at the place where its answer is. `None` when the runtime is being shut
@@ -153,6 +130,7 @@ impl Grammars {
 
 impl Constraint for Grammars {
     fn begins(&self, batch: &Batch) {
+        self.time.begins();
         for sequence in &batch.sequences {
             let Some(followed) = self.room(sequence.room) else { continue };
             let part = Part {
@@ -160,15 +138,7 @@ impl Constraint for Grammars {
                 tokens: sequence.tokens[..sequence.tokens.len() - sequence.draft().len()].to_vec(),
                 draws: sequence.sample.is_some(),
             };
-            let worked_on = {
-                let mut place = followed.place.lock();
-                place.waiting.push_back(part);
-                std::mem::replace(&mut place.working, true)
-            };
-            // One thread for a room: batches are told in their order.
-            if !worked_on {
-                self.threads.spawn(move || followed.work());
-            }
+            self.threads.work(&followed, part);
         }
     }
 
@@ -176,123 +146,48 @@ impl Constraint for Grammars {
         self.rooms.lock().contains_key(&sequence.room)
     }
 
-    fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), String> {
+    fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), Undrawn> {
         // A request that ended meanwhile needs no token.
         let Some(followed) = self.room(sequence.room) else { return Ok(()) };
-        let mut place = followed.place.lock();
-        while place.working {
-            followed.known.wait(&mut place);
-        }
-        if let Some(drawn) = before.checked_sub(1) {
-            let token = &sequence.draft()[drawn..before];
-            place.go_on(&Part { start: sequence.known() + drawn, tokens: token.to_vec(), draws: true });
-        }
-        match place.mask.take() {
+        let drafted = before.checked_sub(1).map(|drawn| &sequence.draft()[drawn..before]);
+        let behind = drafted.map(|token| Part {
+            start: sequence.known() + before - 1,
+            tokens: token.to_vec(),
+            draws: true,
+        });
+        match followed.mask(behind.as_ref(), || self.time.left()).ok_or(Undrawn::Late)? {
             Some(Ok(mask)) => {
                 mask.apply(logits);
                 Ok(())
             }
-            Some(Err(error)) => Err(error.to_string()),
-            None => Err("the grammar's next tokens could not be worked out".to_owned()),
-        }
-    }
-}
-
-impl Followed {
-    /// Where the answer is, of which so many tokens are at the prompt's end.
-    fn begin(compiled: &Compiled, request: &Request, answered: usize) -> Result<Arc<Self>, GrammarError> {
-        let mut state = compiled.begin(request.stop_tokens.clone());
-        let answer = request.prompt.len().saturating_sub(answered);
-        for token in &request.prompt[answer..] {
-            state.consume(*token)?;
-        }
-        let place =
-            Place { state, next: request.prompt.len(), mask: None, waiting: VecDeque::new(), working: false };
-        Ok(Arc::new(Self { place: Mutex::new(place), known: Condvar::new() }))
-    }
-
-    /// Takes in what waits.
-    fn work(&self) {
-        let _panicked = Panicked(self);
-        loop {
-            let mut place = self.place.lock();
-            match place.waiting.pop_front() {
-                Some(part) => place.go_on(&part),
-                None => {
-                    place.working = false;
-                    self.known.notify_all();
-                    return;
-                }
-            }
-        }
-    }
-}
-
-/// Ends the work on a room's mask when it panics.
-struct Panicked<'a>(&'a Followed);
-
-impl Drop for Panicked<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let mut place = self.0.place.lock();
-            (place.working, place.mask) = (false, None);
-            place.waiting.clear();
-            self.0.known.notify_all();
-        }
-    }
-}
-
-impl Place {
-    /// These tokens are computed. What may follow them is wanted if a token is drawn.
-    fn go_on(&mut self, part: &Part) {
-        let Part { start, ref tokens, draws } = *part;
-        self.mask = None;
-        let end = start + tokens.len();
-        let consumed = match self.next.checked_sub(start) {
-            // Computed before, all or in part.
-            Some(before) => tokens.iter().skip(before).try_for_each(|token| self.state.consume(*token)),
-            None => Err(GrammarError::Stuck(format!("tokens {} to {start} of it are missing", self.next))),
-        };
-        self.next = self.next.max(end);
-        match consumed {
-            Err(error) => self.mask = Some(Err(error)),
-            Ok(()) if draws => self.mask = Some(self.state.mask()),
-            Ok(()) => {}
+            Some(Err(error)) => Err(Undrawn::Refused(error.to_string())),
+            None => Err(Undrawn::Refused("the grammar's next tokens could not be worked out".to_owned())),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use host_core::Sampling;
+
     use super::*;
 
     const END: u32 = 0;
 
     fn request(prompt: &[u8], stop_tokens: Vec<u32>) -> Request {
-        Request { prompt: prompt.iter().copied().map(u32::from).collect(), stop_tokens, ..host_sim_request() }
-    }
-
-    /// A request of which only the prompt and the stop tokens matter.
-    fn host_sim_request() -> Request {
         Request {
-            room: Room(1),
-            prompt: Vec::new(),
-            max_new_tokens: 1,
-            stop_tokens: Vec::new(),
-            ignore_stop: false,
-            answered: 0,
-            priority: 0,
-            client: 0,
-            sampling: host_core::Sampling::GREEDY,
-            prefill: None,
-            namespace: host_core::radix::NamespaceKey::default(),
-            no_cache: false,
-            names: Vec::new(),
+            prompt: prompt.iter().copied().map(u32::from).collect(),
+            stop_tokens,
+            ..turns::tests::request()
         }
     }
 
     fn grammars() -> Arc<Grammars> {
-        Arc::new(Grammars::new(Box::new(|| Ok(Vocabulary::bytes()))).unwrap())
+        patient(Patience::All)
+    }
+
+    fn patient(patience: Patience) -> Arc<Grammars> {
+        Arc::new(Grammars::new(Box::new(|| Ok(Vocabulary::bytes())), patience).unwrap())
     }
 
     fn follow(
@@ -305,7 +200,7 @@ mod tests {
     }
 
     fn batch(start: usize, tokens: &str, draws: bool) -> Batch {
-        let sampling = host_sim_request().sampling;
+        let sampling = Sampling::GREEDY;
         let sequence = Sequence {
             room: Room(1),
             tokens: tokens.bytes().map(u32::from).collect(),
@@ -323,9 +218,13 @@ mod tests {
     fn after(grammars: &Grammars, batch: &Batch) -> Result<String, String> {
         grammars.begins(batch);
         let mut logits = vec![0.0; 256];
-        grammars.apply(&batch.sequences[0], 0, &mut logits)?;
+        grammars.apply(&batch.sequences[0], 0, &mut logits).map_err(|why| format!("{why:?}"))?;
+        Ok(allowed(&logits))
+    }
+
+    fn allowed(logits: &[f32]) -> String {
         let allowed = (0..=u8::MAX).filter(|letter| logits[usize::from(*letter)] == 0.0);
-        Ok(allowed.map(char::from).collect())
+        allowed.map(char::from).collect()
     }
 
     #[test]
@@ -365,10 +264,7 @@ mod tests {
         let behind = |batch: &Batch, before| {
             let mut logits = vec![0.0; 256];
             grammars.apply(&batch.sequences[0], before, &mut logits).unwrap();
-            (0..=u8::MAX)
-                .filter(|letter| logits[usize::from(*letter)] == 0.0)
-                .map(char::from)
-                .collect::<String>()
+            allowed(&logits)
         };
         let first = drafted(0, "xabe", 3);
         assert_eq!(after(&grammars, &first).unwrap(), "a");
@@ -378,6 +274,34 @@ mod tests {
         assert_eq!(after(&grammars, &next).unwrap(), "d");
         assert_eq!(behind(&next, 1), "f");
         assert_eq!(after(&grammars, &batch(5, "f", true)).unwrap(), "\0", "the end");
+    }
+
+    #[test]
+    fn a_sequence_whose_mask_is_late_draws_in_the_next_step() {
+        let grammars = patient(Patience::AsLongAgain { least: Duration::ZERO, most: Duration::ZERO });
+        let under = Under { source: Source::regex("ab(cd|e)f"), answered: 0 };
+        let followed = follow(&grammars, request(b"x", vec![END]), under).unwrap();
+        grammars.begin(Room(1), Arc::clone(&followed));
+        let first = batch(0, "x", true);
+        {
+            let _thread_is_slow = followed.in_work();
+            assert_eq!(after(&grammars, &first).unwrap_err(), "Late");
+            assert_eq!(after(&grammars, &first).unwrap_err(), "Late", "as long as it takes");
+        }
+        let in_time = |batch: &Batch, before| {
+            grammars.begins(batch);
+            followed.wait();
+            let mut logits = vec![0.0; 256];
+            grammars.apply(&batch.sequences[0], before, &mut logits).map(|()| allowed(&logits))
+        };
+        assert_eq!(in_time(&first, 0).unwrap(), "a");
+        assert_eq!(in_time(&batch(1, "a", true), 0).unwrap(), "b");
+        // Behind a drafted token it is worked out while the step has time.
+        let mut drafted = batch(2, "bc", true);
+        drafted.sequences[0].drafted = 1;
+        assert_eq!(in_time(&drafted, 0).unwrap(), "ce");
+        assert_eq!(in_time(&drafted, 1), Err(Undrawn::Late));
+        assert_eq!(in_time(&batch(3, "c", true), 0).unwrap(), "d");
     }
 
     #[test]
@@ -392,7 +316,7 @@ mod tests {
         grammars.begin(Room(1), followed);
         let error = after(&grammars, &batch(4, "b", true)).unwrap_err();
         assert!(error.contains("tokens 1 to 4 of it are missing"), "{error}");
-        let none = Arc::new(Grammars::new(Box::new(|| Err("no tokenizer".into()))).unwrap());
+        let none = Arc::new(Grammars::new(Box::new(|| Err("no tokenizer".into())), Patience::All).unwrap());
         let error = follow(&none, request(b"x", vec![END]), under("a", 0)).unwrap_err().to_string();
         assert!(error.ends_with("take no grammars: no tokenizer"), "{error}");
     }

@@ -55,7 +55,7 @@ pub use cannot_work::CannotWork;
 use channels::Input;
 pub use channels::Outgoing;
 use clock::Clock;
-pub use grammars::{Grammars, ReadVocabulary, Under};
+pub use grammars::{Grammars, Patience, ReadVocabulary, Under};
 pub use handle::{Handle, Unwritten};
 use handle::{Naming, Tiers};
 use host_executor::KvMemory;

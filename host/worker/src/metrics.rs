@@ -93,6 +93,11 @@ fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
         ("host_drafted_tokens", "Tokens guessed and verified", stats.drafted_tokens),
         ("host_drafted_tokens_right", "Guessed tokens that were right", stats.drafts_right),
         (
+            "host_late_draws",
+            "Draws put off to the next step, because what a grammar allows was not known in time",
+            stats.late_draws,
+        ),
+        (
             "host_retractions",
             "Times that a request gave its KV pages up for others and went back to the queue",
             stats.retractions,

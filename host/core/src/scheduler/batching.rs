@@ -7,7 +7,7 @@ use super::job::Job;
 use super::pace::Load;
 use super::stage::Stage;
 use super::{Action, Role, Scheduler};
-use crate::batch::{Batch, Sampled, SequenceOutput};
+use crate::batch::{Batch, Sampled, SequenceOutput, Undrawn};
 use crate::ids::{Room, Time};
 use crate::request::{Failure, FailureCode, FinishReason, Usage};
 
@@ -176,11 +176,18 @@ impl Scheduler {
         let room = output.room;
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let (prompt, known, begun) = (job.request.prompt.len(), job.known(), !job.answer.tokens.is_empty());
-        let before = job.kv.computed();
+        let (before, complete) = (job.kv.computed(), job.answer.complete);
         let drafted = end.saturating_sub(known);
         let drawn = &output.sampled[..job.taken(&output.sampled, drafted)];
         // Behind drafted tokens that were not drawn nothing is right.
-        let end = end.min(known + drawn.len().saturating_sub(1));
+        let mut end = end.min(known + drawn.len().saturating_sub(1));
+        let repeats = self.config.window.is_none_or(|window| !window.keeps_state());
+        let late = repeats && drawn.is_empty() && end == known && output.undrawn == Some(Undrawn::Late);
+        if late {
+            // The last known token counts as not computed: the next batch draws behind it.
+            end = known - 1;
+            self.stats.late_draws += 1;
+        }
         job.kv.has_computed(end);
         // First what is computed for the window alone, then what was computed before a preemption.
         let known_from = before.max(end.min(job.kv.recompute().end));
@@ -197,17 +204,20 @@ impl Scheduler {
         if end >= prompt && !begun {
             self.prompt_ready(room, actions);
         }
-        if drafted > 0 {
+        if drafted > 0 && !late {
             self.learn_draft(room, drafted, drawn.len().saturating_sub(1));
         }
         self.keep_computed(room, before);
         if drawn.is_empty() && end == known {
             let text = "the executor drew no token where one was asked for";
-            let failure = match &output.refused {
-                Some(reason) => Failure::new(FailureCode::Invalid, reason.clone()),
-                None => Failure::new(FailureCode::Executor, text),
+            let failure = match &output.undrawn {
+                Some(Undrawn::Refused(reason)) => Failure::new(FailureCode::Invalid, reason.clone()),
+                Some(Undrawn::Late) | None => Failure::new(FailureCode::Executor, text),
             };
             return self.fail(now, room, failure, actions);
+        }
+        if late && complete {
+            return self.finish(now, room, FinishReason::Stop, actions);
         }
         for sampled in drawn {
             self.drawn(now, room, sampled, actions);

@@ -66,6 +66,8 @@ pub struct Stats {
     pub drafted_tokens: u64,
     /// Those of them that were right. Each saved a step of its request.
     pub drafts_right: u64,
+    /// Draws that were put off to the next batch, because what may follow was not known in time.
+    pub late_draws: u64,
     /// Times that a request gave its pages up for others and went back to the queue.
     pub retractions: u64,
     /// Tokens whose KV a preempted request found cached when it went on, in the pool or in the offload tiers.

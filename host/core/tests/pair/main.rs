@@ -4,6 +4,7 @@
 
 mod cache;
 mod drafts;
+mod late;
 mod layers;
 mod network;
 mod offload;

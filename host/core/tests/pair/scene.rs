@@ -31,6 +31,8 @@ pub struct Scene {
     pub flush: f64,
     pub tier: f64,
     pub copy: f64,
+    /// Draws that are put off.
+    pub late_draw: f64,
     /// Clients that leave, at any time.
     pub abort: f64,
     /// Prefill sends pages in groups of layers.
@@ -77,7 +79,7 @@ impl Scene {
 
     /// Its mishaps. Half of all writes are staged, half are read early, and a fifth of the news of layers is lost.
     pub fn faults(self) -> Faults {
-        let Self { loss, repeat, flip, death, disconnect, executor, flush, tier, copy, .. } = self;
+        let Self { loss, repeat, flip, death, disconnect, executor, flush, tier, copy, late_draw, .. } = self;
         let decode_death = 0.0;
         let (news, staged, read_early) = (0.2, 0.5, 0.5);
         Faults {
@@ -92,6 +94,7 @@ impl Scene {
             flush,
             tier,
             copy,
+            late_draw,
             staged,
             read_early,
             ..Faults::default()

@@ -1,6 +1,6 @@
 //! What becomes of a scheduler's actions, and the executor.
 
-use host_core::{Action, Batch, Event, Instance, Role};
+use host_core::{Action, Batch, Event, Instance, Role, SequenceOutput, Undrawn};
 
 use super::clients::Ending;
 use super::{Clients, Pending, World};
@@ -111,7 +111,20 @@ impl<C: Clients> World<C> {
         }
         let worker = &mut self.workers[place];
         worker.memory.compute(&batch, worker.layers..self.kv.layers);
-        let outputs = worker.memory.outputs(&batch);
+        let mut outputs = worker.memory.outputs(&batch);
+        let repeats = worker.config.window.is_none_or(|window| !window.keeps_state());
+        if self.faults.late_draw > 0.0 && repeats && worker.config.role != Role::Prefill {
+            outputs.iter_mut().for_each(|output| self.put_off(place, output));
+        }
         self.handle(at, Event::BatchDone(outputs));
+    }
+
+    /// What may follow a sequence may not be known in time.
+    fn put_off(&mut self, place: usize, output: &mut SequenceOutput) {
+        let room = output.room;
+        let late = || format!("a draw of room {room} on worker {place} is put off");
+        if !output.sampled.is_empty() && self.strikes(self.faults.late_draw, late) {
+            (output.sampled, output.undrawn) = (Vec::new(), Some(Undrawn::Late));
+        }
     }
 }

@@ -37,6 +37,7 @@ impl<C: Clients> World<C> {
             restored_offload_tokens: stats.restored_offload_tokens,
             drafted_tokens: stats.drafted_tokens,
             drafts_right: stats.drafts_right,
+            late_draws: stats.late_draws,
             recomputed_tokens: stats.recomputed_tokens,
             window_recomputed_tokens: stats.window_recomputed_tokens,
             promised_host: tiers.promised_host,

@@ -205,6 +205,7 @@ fn faults(random: &mut Random, until: Time) -> Faults {
         stream: rate(0.01),
         wipe: rate(0.004),
         decode_executor: rate(0.03),
+        late_draw: rate(0.2),
         notice: 0.0,
         staged: random.unit(),
         read_early: random.unit(),

@@ -3,16 +3,21 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use host_core::Config;
 use host_executor::ModelShape;
 use host_grammar::Vocabulary;
-use host_worker::Grammars;
+use host_worker::{Grammars, Patience};
 
 use super::text_model;
 use crate::cli::settings::Settings;
 
 /// Grammars over the model's vocabulary, which is read when the first grammar comes. `None` for an executor that draws from no
 /// logits.
-pub(super) fn grammars(settings: &Settings, shape: &ModelShape) -> anyhow::Result<Option<Arc<Grammars>>> {
+pub(super) fn grammars(
+    settings: &Settings,
+    config: &Config,
+    shape: &ModelShape,
+) -> anyhow::Result<Option<Arc<Grammars>>> {
     if !settings.executor().computes_a_model() {
         return Ok(None);
     }
@@ -23,6 +28,7 @@ pub(super) fn grammars(settings: &Settings, shape: &ModelShape) -> anyhow::Resul
         let tokenizer = text.tokenizer;
         Ok(Vocabulary::new(width, |id| (tokenizer.token_bytes(id), tokenizer.is_special(id))))
     };
-    let grammars = Grammars::new(Box::new(read)).context("no threads for the grammars of requests")?;
+    let grammars = Grammars::new(Box::new(read), Patience::of(config))
+        .context("no threads for the grammars of requests")?;
     Ok(Some(Arc::new(grammars)))
 }

@@ -52,6 +52,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     let positions = pages.plan.most_positions(config.page_tokens);
     let max_tokens = worker::max_tokens(settings, &plan.shape, config.pages, positions)?;
     let config = Config { settles, window: pages.plan.window, max_tokens, ..config };
+    let grammars = grammars::grammars(settings, &config, &plan.shape)?;
     Ok(Parts {
         name: worker_name(settings, role),
         config,
@@ -63,7 +64,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         instance,
         offload: tiers,
         page_integrity: !settings.no_page_integrity,
-        grammars: grammars::grammars(settings, &plan.shape)?,
+        grammars,
         staging: staging::staging(settings)?,
     })
 }

@@ -73,7 +73,7 @@ mod tests {
     use host_core::Room;
 
     fn done(rooms: &[u64]) -> Outcome {
-        let output = |room: &u64| SequenceOutput { room: Room(*room), sampled: Vec::new(), refused: None };
+        let output = |room: &u64| SequenceOutput { room: Room(*room), sampled: Vec::new(), undrawn: None };
         Outcome::Done(rooms.iter().map(output).collect())
     }
 

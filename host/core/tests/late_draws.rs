@@ -1,0 +1,81 @@
+//! Sequences that do not draw in a step, because what may follow them is not known in time.
+
+use host_core::window::WindowShape;
+use host_core::{Batch, Config, Event, Role, Room};
+use host_sim::Leg;
+
+fn config() -> Config {
+    Config { page_tokens: 2, max_tokens: 1_000, ..host_sim::config(Role::Aggregated, 40) }
+}
+
+/// Computes the next batch, in which these rooms come too late.
+fn late(worker: &mut Leg, rooms: &[u64]) -> Batch {
+    worker.compute_late(|room| rooms.contains(&room.0)).unwrap()
+}
+
+fn of(batch: &Batch, room: u64) -> (u32, Vec<u32>) {
+    let sequence = batch.sequences.iter().find(|sequence| sequence.room.0 == room).unwrap();
+    (sequence.start, sequence.tokens.clone())
+}
+
+#[test]
+fn one_sits_a_step_out_and_the_others_go_on() {
+    let mut worker = Leg::with(config());
+    worker.enqueue(1, &[3; 5], 3);
+    worker.submit(2, &[4; 5], 3);
+    while worker.emitted.len() < 2 {
+        late(&mut worker, &[]);
+    }
+    let told = |worker: &Leg| [1, 2].map(|room| worker.emitted[&Room(room)].len());
+    let before = told(&worker);
+    let first = late(&mut worker, &[1]);
+    assert_eq!(told(&worker), [before[0], before[1] + 1]);
+    // Its last token is computed again, as often as it takes.
+    let second = late(&mut worker, &[1]);
+    assert_eq!(of(&first, 1), of(&second, 1));
+    assert_eq!(of(&second, 1).1.len(), 1);
+    let third = late(&mut worker, &[]);
+    assert_eq!(of(&second, 1), of(&third, 1));
+    while worker.batch.is_some() {
+        late(&mut worker, &[]);
+    }
+    assert_eq!(told(&worker), [3, 3]);
+    assert_eq!(worker.stats().late_draws, 2);
+    // Five tokens of the prompt, and two of the answer, of each.
+    assert_eq!((worker.stats().prefill_tokens, worker.stats().decode_tokens), (10, 4));
+    worker.at_rest();
+}
+
+#[test]
+fn a_prompt_whose_first_token_is_late_is_complete_when_it_is_drawn() {
+    let mut worker = Leg::with(config());
+    worker.submit(1, &[3; 5], 2);
+    assert_eq!(of(&late(&mut worker, &[1]), 1), (0, vec![3; 5]));
+    assert!(worker.begun.is_empty());
+    assert_eq!(of(&late(&mut worker, &[]), 1), (4, vec![3]));
+    assert_eq!((worker.begun.as_slice(), worker.emitted[&Room(1)].len()), ([Room(1)].as_slice(), 1));
+    late(&mut worker, &[]);
+    worker.at_rest();
+}
+
+#[test]
+fn one_whose_client_has_all_it_wants_ends_with_the_step_that_was_late() {
+    let mut worker = Leg::with(config());
+    worker.submit(1, &[3; 5], 20);
+    late(&mut worker, &[]);
+    worker.hear(Event::EndAnswer(Room(1)));
+    assert!(worker.finished.is_empty(), "the batch still writes its pages");
+    late(&mut worker, &[1]);
+    assert_eq!(worker.finished, [Room(1)]);
+    worker.at_rest();
+}
+
+#[test]
+fn a_state_cannot_take_a_token_in_twice() {
+    let mut worker = Leg::with(Config { window: Some(WindowShape::state(1)), ..config() });
+    worker.submit(1, &[3; 5], 20);
+    late(&mut worker, &[]);
+    late(&mut worker, &[1]);
+    assert!(worker.failed[&Room(1)].message.contains("drew no token"), "{:?}", worker.failed);
+    worker.at_rest();
+}
