@@ -1,5 +1,6 @@
 //! What an executor is asked to compute, and what it answers.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::ids::{PageId, Room};
@@ -81,27 +82,27 @@ impl Sequence {
     /// Draws the tokens that the sequence wants. `draw` gets how many drafted tokens come before, and the draw. It is asked for the
     /// one behind the next drafted token as long as that token is what was drawn.
     ///
-    /// # Errors
-    /// What `draw` says of the first token. What it says of later ones ends the drawing: they are drawn in the next batch.
+    /// What it says instead of a token ends the drawing, and is told.
     pub fn sampled<E>(
         &self,
         mut draw: impl FnMut(usize, &Draw) -> Result<Sampled, E>,
-    ) -> Result<Vec<Sampled>, E> {
-        let Some(first) = &self.sample else { return Ok(Vec::new()) };
-        let mut drawn = vec![draw(0, first)?];
-        let mut next = None;
-        for (before, token) in (1..).zip(self.draft()) {
-            if drawn.last().is_none_or(|last| last.token != *token) {
-                break;
+    ) -> (Vec<Sampled>, Option<E>) {
+        let mut drawn: Vec<Sampled> = Vec::new();
+        let Some(first) = &self.sample else { return (drawn, None) };
+        let mut next = Cow::Borrowed(first);
+        for before in 0..=self.draft().len() {
+            if let Some(drafted) = before.checked_sub(1).map(|last| self.draft()[last]) {
+                if drawn.last().is_none_or(|last| last.token != drafted) {
+                    break;
+                }
+                next.to_mut().goes_on(drafted);
             }
-            let next = next.get_or_insert_with(|| first.clone());
-            next.goes_on(*token);
-            match draw(before, next) {
+            match draw(before, &next) {
                 Ok(sampled) => drawn.push(sampled),
-                Err(_) => break,
+                Err(why) => return (drawn, Some(why)),
             }
         }
-        Ok(drawn)
+        (drawn, None)
     }
 }
 
@@ -127,7 +128,7 @@ pub struct SequenceOutput {
     /// The tokens that were drawn, in order: one if the batch asked for a sample, and one more for each drafted token that was
     /// right, from the first on.
     pub sampled: Vec<Sampled>,
-    /// Why no token was drawn where one was asked for.
+    /// Why the drawing ended before a token that was asked for: the first, or one behind a drafted token.
     pub undrawn: Option<Undrawn>,
 }
 
@@ -136,7 +137,9 @@ pub struct SequenceOutput {
 pub enum Undrawn {
     /// The request can have no further token, on any worker. Says why.
     Refused(String),
-    /// What may follow was not known in time. The sequence draws in the next batch, which computes its last known token again. Not
-    /// for models that keep a state.
+    /// The executor could not find out what may follow. Says why.
+    Failed(String),
+    /// What may follow was not known in time. The sequence draws in a later batch. If nothing was drawn, the next one computes the
+    /// last known token again, so this is not for workers that send pages and for models that keep a state.
     Late,
 }

@@ -1,7 +1,9 @@
 //! Sequences that do not draw in a step, because what may follow them is not known in time.
 
+#![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
+
 use host_core::window::WindowShape;
-use host_core::{Batch, Config, Event, Role, Room};
+use host_core::{Batch, Config, Event, Role, Room, SequenceOutput, Undrawn};
 use host_sim::Leg;
 
 fn config() -> Config {
@@ -78,4 +80,46 @@ fn a_state_cannot_take_a_token_in_twice() {
     late(&mut worker, &[1]);
     assert!(worker.failed[&Room(1)].message.contains("drew no token"), "{:?}", worker.failed);
     worker.at_rest();
+}
+
+#[test]
+fn what_a_late_guess_had_is_given_back() {
+    let mut worker = Leg::with(Config { draft_tokens: 6, ..config() });
+    worker.submit(1, &[3; 5], 40);
+    while worker.batch.as_ref().unwrap().sequences[0].draft().len() < 5 {
+        late(&mut worker, &[]);
+    }
+    let batch = worker.batch.take().unwrap();
+    let known = batch.sequences[0].known();
+    let (drafted, right) = (worker.stats().drafted_tokens, worker.stats().drafts_right);
+    let outputs = [SequenceOutput { room: Room(1), sampled: Vec::new(), undrawn: Some(Undrawn::Late) }];
+    worker.hear(Event::BatchDone(outputs.to_vec()));
+    assert_eq!(worker.stats().pool.held, known.div_ceil(2));
+    // It says nothing about the guess.
+    assert_eq!((worker.stats().drafted_tokens, worker.stats().drafts_right), (drafted, right));
+    worker.events([]);
+    // Two tokens in time, and what follows the second drafted one late: of the guess one is known to be right.
+    let batch = worker.batch.take().unwrap();
+    assert_eq!(batch.sequences[0].known(), known);
+    let mut outputs = worker.outputs(&batch);
+    outputs[0].sampled.truncate(2);
+    outputs[0].undrawn = Some(Undrawn::Late);
+    worker.event(Event::BatchDone(outputs));
+    assert_eq!((worker.stats().drafted_tokens, worker.stats().drafts_right), (drafted + 1, right + 1));
+    assert_eq!(worker.batch.as_ref().unwrap().sequences[0].known(), known + 2);
+    assert_eq!(worker.stats().late_draws, 2);
+    while worker.batch.is_some() {
+        late(&mut worker, &[]);
+    }
+    assert_eq!(worker.emitted[&Room(1)], [9; 40]);
+    worker.at_rest();
+}
+
+#[test]
+fn a_worker_that_sends_pages_draws_in_time() {
+    let mut worker = Leg::with(Config { role: Role::Prefill, ..config() });
+    worker.submit(1, &[3; 5], 1);
+    worker.reserve(1, &[3; 5], 0);
+    late(&mut worker, &[1]);
+    assert!(worker.failed[&Room(1)].message.contains("drew no token"), "{:?}", worker.failed);
 }

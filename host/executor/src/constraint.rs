@@ -13,12 +13,15 @@ pub trait Constraint: Send + Sync {
     /// Whether a sequence is limited.
     fn limits(&self, sequence: &Sequence) -> bool;
 
-    /// Makes the logits of tokens impossible that may not follow a sequence of the batch, or rather its known tokens and the first
-    /// `before` drafted ones, which were drawn. May wait for them.
+    /// The place of one of these limited sequences of the batch, of which it is known what may follow. They are all that have not drawn
+    /// yet. May wait for one. `None` when the batch has waited long enough: these draw in a later one.
+    fn known(&self, waiting: &[&Sequence]) -> Option<usize>;
+
+    /// Makes the logits of tokens impossible that may not follow a sequence that is [known](Self::known), or rather its known tokens
+    /// and the first `before` drafted ones, which were drawn. May wait for what follows drafted ones.
     ///
     /// # Errors
-    /// [`Undrawn::Refused`] when no token can follow, on any worker. [`Undrawn::Late`] when the wait would be too long for the other
-    /// sequences of the batch.
+    /// Why no token is drawn.
     fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), Undrawn>;
 }
 

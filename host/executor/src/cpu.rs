@@ -161,7 +161,7 @@ impl Executor for CpuExecutor {
             return Ok(Vec::new());
         }
         let vocabulary = self.shape.vocabulary;
-        Ok(outputs(&batch.sequences, |sequence, row, before, next| {
+        Ok(outputs(&batch.sequences, constraint, |sequence, row, before, next| {
             draw_from(logits, vocabulary, constraint, (sequence, row, before, next))
         }))
     }

@@ -211,7 +211,7 @@ impl Executor for CudaExecutor {
             return Ok(Vec::new());
         }
         let vocabulary = self.shape.vocabulary;
-        Ok(outputs(&batch.sequences, |sequence, row, before, next| match &found {
+        Ok(outputs(&batch.sequences, constraint, |sequence, row, before, next| match &found {
             Found::Likeliest(tokens) => Ok(Sampled { token: tokens[row], logprob: None, top: Vec::new() }),
             Found::Logits(logits) => draw_from(logits, vocabulary, constraint, (sequence, row, before, next)),
         }))

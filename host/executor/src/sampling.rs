@@ -48,23 +48,37 @@ pub fn sample(logits: &[f32], next: &Draw, position: u64) -> Sampled {
 }
 
 /// What the sequences of a batch come to, in order. `draw` gets a sequence, which of the batch's drawing rows it draws from, how many
-/// drafted tokens come before, and the draw.
+/// drafted tokens come before, and the draw. Those that a constraint limits draw last, as it gets to know what may follow them.
 pub(crate) fn outputs(
     sequences: &[Sequence],
+    constraint: Option<&dyn Constraint>,
     mut draw: impl FnMut(&Sequence, usize, usize, &Draw) -> Result<Sampled, Undrawn>,
 ) -> Vec<SequenceOutput> {
-    let mut first = 0;
-    let output = |sequence: &Sequence| {
-        let start = first;
-        first += sequence.drawing_rows();
-        let drawn = sequence.sampled(|before, next| draw(sequence, start + before, before, next));
-        let (sampled, undrawn) = match drawn {
-            Ok(sampled) => (sampled, None),
-            Err(why) => (Vec::new(), Some(why)),
-        };
+    let mut rows = 0;
+    let mut outputs = Vec::with_capacity(sequences.len());
+    let mut drawn_from = |sequence: &Sequence, row: usize| {
+        let (sampled, undrawn) = sequence.sampled(|before, next| draw(sequence, row + before, before, next));
         SequenceOutput { room: sequence.room, sampled, undrawn }
     };
-    sequences.iter().map(output).collect()
+    let mut waiting = Vec::new();
+    for (place, sequence) in sequences.iter().enumerate() {
+        let limited = constraint.filter(|limits| sequence.sample.is_some() && limits.limits(sequence));
+        outputs.push(match limited {
+            Some(_) => {
+                waiting.push((place, rows));
+                SequenceOutput { room: sequence.room, sampled: Vec::new(), undrawn: Some(Undrawn::Late) }
+            }
+            None => drawn_from(sequence, rows),
+        });
+        rows += sequence.drawing_rows();
+    }
+    while let Some(constraint) = constraint.filter(|_| !waiting.is_empty()) {
+        let asked: Vec<&Sequence> = waiting.iter().map(|(place, _)| &sequences[*place]).collect();
+        let Some(known) = constraint.known(&asked) else { break };
+        let (place, row) = waiting.remove(known);
+        outputs[place] = drawn_from(&sequences[place], row);
+    }
+    outputs
 }
 
 /// Draws a token from one of a batch's drawing rows, `[row][vocabulary]`, within what limits the sequence.
@@ -203,6 +217,11 @@ fn mix(input: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use host_core::window::WindowPages;
+    use host_core::{Batch, Room};
+
     use super::*;
 
     const GREEDY: Sampling = Sampling::GREEDY;
@@ -223,6 +242,81 @@ mod tests {
 
     fn close(found: &[f64], expected: &[f64]) -> bool {
         found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 0.015)
+    }
+
+    fn sequence(room: u64, tokens: Vec<u32>, drafted: u32) -> Sequence {
+        Sequence {
+            room: Room(room),
+            tokens,
+            start: 0,
+            pages: Vec::new(),
+            window: WindowPages::default(),
+            recompute: 0..0,
+            drafted,
+            sample: Some(GREEDY.into()),
+        }
+    }
+
+    /// Rooms below 10 are limited, become known in this order, and those that are not in it are late. So is what follows a drafted
+    /// token of room 2.
+    struct Order(Mutex<Vec<u64>>);
+
+    impl Constraint for Order {
+        fn begins(&self, _batch: &Batch) {}
+
+        fn limits(&self, sequence: &Sequence) -> bool {
+            sequence.room.0 < 10
+        }
+
+        fn known(&self, waiting: &[&Sequence]) -> Option<usize> {
+            let mut order = self.0.lock().unwrap();
+            let next = order.pop()?;
+            waiting.iter().position(|sequence| sequence.room.0 == next)
+        }
+
+        fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), Undrawn> {
+            if (sequence.room.0, before) == (2, 1) {
+                return Err(Undrawn::Late);
+            }
+            logits[0] = f32::NEG_INFINITY;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn limited_sequences_draw_as_they_become_known_and_others_first() {
+        let order = Order(Mutex::new(vec![1, 2]));
+        let sequences = [
+            sequence(1, vec![5, 6], 0),
+            sequence(2, vec![5, 1, 1], 2),
+            sequence(12, vec![5, 0], 1),
+            sequence(3, vec![5], 0),
+            Sequence { sample: None, ..sequence(4, vec![5], 0) },
+        ];
+        let rows: usize = sequences.iter().map(Sequence::drawing_rows).sum();
+        // Token 0 is the likeliest in each row, and then token 1.
+        let logits: Vec<f32> = (0..rows).flat_map(|_| [3.0, 2.0, 1.0]).collect();
+        let mut drew = Vec::new();
+        let constraint: Option<&dyn Constraint> = Some(&order);
+        let found = outputs(&sequences, constraint, |sequence, row, before, next| {
+            drew.push((sequence.room.0, row));
+            draw_from(&logits, 3, constraint, (sequence, row, before, next))
+        });
+        assert_eq!(drew, [(12, 4), (12, 5), (2, 1), (2, 2), (1, 0)]);
+        let tokens = |output: &SequenceOutput| output.sampled.iter().map(|drawn| drawn.token).collect();
+        let found: Vec<(u64, Vec<u32>, _)> =
+            found.into_iter().map(|output| (output.room.0, tokens(&output), output.undrawn)).collect();
+        let late = Some(Undrawn::Late);
+        assert_eq!(
+            found,
+            [
+                (1, vec![1], None),
+                (2, vec![1], late.clone()),
+                (12, vec![0, 0], None),
+                (3, vec![], late),
+                (4, vec![], None),
+            ]
+        );
     }
 
     #[test]

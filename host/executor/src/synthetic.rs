@@ -349,8 +349,9 @@ impl Executor for Synthetic {
         let mut states = Self::states(kv_heads, draws, &found).into_iter();
         let outputs = batch.sequences.iter().map(|sequence| {
             let states: Vec<u64> = states.by_ref().take(draws_of(sequence).count()).collect();
-            let drawn = sequence.sampled(|before, draw| Ok::<_, Infallible>(self.draw(states[before], draw)));
-            SequenceOutput { room: sequence.room, sampled: drawn.unwrap_or_default(), undrawn: None }
+            let draw = |before: usize, draw: &Draw| Ok::<_, Infallible>(self.draw(states[before], draw));
+            let (drawn, _none) = sequence.sampled(draw);
+            SequenceOutput { room: sequence.room, sampled: drawn, undrawn: None }
         });
         let outputs = if self.seat.rank() == 0 { outputs.collect() } else { Vec::new() };
         until(whole);

@@ -107,13 +107,13 @@ pub fn sampled(token: u32) -> Sampled {
 /// What comes of a batch whose sequences draw these tokens. `draw` gets a sequence as if what it is to draw behind were its last token.
 pub fn outputs(batch: &Batch, mut draw: impl FnMut(&Sequence) -> u32) -> Vec<SequenceOutput> {
     let output = |sequence: &Sequence| {
-        let drawn = sequence.sampled(|before, _draw| {
+        let (drawn, _none) = sequence.sampled(|before, _draw| {
             let mut so_far = sequence.clone();
             so_far.tokens.truncate(sequence.tokens.len() - sequence.draft().len() + before);
             so_far.drafted = 0;
             Ok::<_, Infallible>(sampled(draw(&so_far)))
         });
-        SequenceOutput { room: sequence.room, sampled: drawn.unwrap_or_default(), undrawn: None }
+        SequenceOutput { room: sequence.room, sampled: drawn, undrawn: None }
     };
     batch.sequences.iter().map(output).collect()
 }

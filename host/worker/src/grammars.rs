@@ -8,10 +8,10 @@
 //!
 //! A room's place in its grammar follows from its tokens: those of the answer that came with the request, and those that the
 //! executor is given in batches. A token that was computed before, and is computed again after a preemption, moves nothing. A
-//! drafted token moves it once it was drawn: what may follow it is worked out then, on the thread that draws.
+//! drafted token moves it once it was drawn: what may follow it is worked out then.
 //!
-//! A step waits for its masks no longer than its [`Patience`]. A sequence whose mask is late draws in the next step, so expensive
-//! grammars slow their own answers.
+//! A step waits for its masks no longer than its [`Patience`], and for a mask that was late before not at all. A sequence draws in the
+//! step that finds its mask known.
 
 mod patience;
 mod turns;
@@ -27,10 +27,12 @@ use host_grammar::{Asked, Compiler, GrammarError, Limits, Source, Vocabulary};
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
+use crate::clock::Clock;
+
 pub use self::patience::Patience;
 use self::patience::StepTime;
 pub(crate) use self::turns::Followed;
-use self::turns::{MaskThreads, Part};
+use self::turns::{Looked, MaskThreads, Part};
 
 /// Where a model's vocabulary comes from. It is read when the first grammar comes.
 pub type ReadVocabulary = Box<dyn Fn() -> Result<Vocabulary, String> + Send + Sync>;
@@ -40,6 +42,7 @@ pub struct Grammars {
     read: ReadVocabulary,
     compiler: OnceLock<Result<Compiler, String>>,
     rooms: Mutex<HashMap<Room, Arc<Followed>>>,
+    clock: Clock,
     time: StepTime,
     threads: MaskThreads,
 }
@@ -67,7 +70,8 @@ impl Grammars {
     pub fn new(read: ReadVocabulary, patience: Patience) -> Result<Self, rayon::ThreadPoolBuildError> {
         let threads = MaskThreads::new()?;
         let time = StepTime::new(patience);
-        Ok(Self { read, compiler: OnceLock::new(), rooms: Mutex::default(), time, threads })
+        let clock = Clock::start();
+        Ok(Self { read, compiler: OnceLock::new(), rooms: Mutex::default(), clock, time, threads })
     }
 
     /// A request's grammar, compiled in its client's turn, at the place where its answer is. `None` when the runtime is being shut
@@ -120,7 +124,26 @@ impl Grammars {
 
     /// The room's request has ended.
     pub(crate) fn end(&self, room: Room) {
-        self.rooms.lock().remove(&room);
+        if self.rooms.lock().remove(&room).is_some() {
+            self.threads.forget_ended();
+        }
+    }
+
+    /// Waits until it is known what may follow a room, as long as the step has time.
+    fn wait(&self, followed: &Followed) -> Result<(), Undrawn> {
+        loop {
+            let done = self.threads.done();
+            if followed.look() == Looked::Known {
+                return Ok(());
+            }
+            match self.time.left(self.clock.now()) {
+                Some(Duration::ZERO) => {
+                    followed.is_late();
+                    return Err(Undrawn::Late);
+                }
+                left => self.threads.wait(done, left),
+            }
+        }
     }
 
     fn room(&self, room: Room) -> Option<Arc<Followed>> {
@@ -130,9 +153,12 @@ impl Grammars {
 
 impl Constraint for Grammars {
     fn begins(&self, batch: &Batch) {
-        self.time.begins();
+        let mut draws = false;
         for sequence in &batch.sequences {
-            let Some(followed) = self.room(sequence.room) else { continue };
+            let Some(followed) = self.room(sequence.room) else {
+                draws |= sequence.sample.is_some();
+                continue;
+            };
             let part = Part {
                 start: sequence.start as usize,
                 tokens: sequence.tokens[..sequence.tokens.len() - sequence.draft().len()].to_vec(),
@@ -140,28 +166,55 @@ impl Constraint for Grammars {
             };
             self.threads.work(&followed, part);
         }
+        self.time.begins(self.clock.now(), draws);
     }
 
     fn limits(&self, sequence: &Sequence) -> bool {
         self.rooms.lock().contains_key(&sequence.room)
     }
 
+    fn known(&self, waiting: &[&Sequence]) -> Option<usize> {
+        let rooms: Vec<_> = waiting.iter().map(|sequence| self.room(sequence.room)).collect();
+        loop {
+            let done = self.threads.done();
+            let mut in_time = false;
+            for (place, followed) in rooms.iter().enumerate() {
+                // A request that ended meanwhile needs no token.
+                match followed.as_ref().map_or(Looked::Known, |followed| followed.look()) {
+                    Looked::Known => {
+                        self.time.draws();
+                        return Some(place);
+                    }
+                    Looked::Unknown { late } => in_time |= !late,
+                }
+            }
+            match self.time.left(self.clock.now()) {
+                None => self.threads.wait(done, None),
+                // One that was late before is not waited for again.
+                Some(left) if in_time && !left.is_zero() => self.threads.wait(done, Some(left)),
+                Some(_) => break,
+            }
+        }
+        rooms.iter().flatten().for_each(|followed| followed.is_late());
+        None
+    }
+
     fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), Undrawn> {
-        // A request that ended meanwhile needs no token.
         let Some(followed) = self.room(sequence.room) else { return Ok(()) };
-        let drafted = before.checked_sub(1).map(|drawn| &sequence.draft()[drawn..before]);
-        let behind = drafted.map(|token| Part {
-            start: sequence.known() + before - 1,
-            tokens: token.to_vec(),
-            draws: true,
-        });
-        match followed.mask(behind.as_ref(), || self.time.left()).ok_or(Undrawn::Late)? {
+        if let Some(drawn) = before.checked_sub(1) {
+            let tokens = sequence.draft()[drawn..before].to_vec();
+            self.threads.work(&followed, Part { start: sequence.known() + drawn, tokens, draws: true });
+        }
+        self.wait(&followed)?;
+        match followed.take() {
             Some(Ok(mask)) => {
                 mask.apply(logits);
                 Ok(())
             }
             Some(Err(error)) => Err(Undrawn::Refused(error.to_string())),
-            None => Err(Undrawn::Refused("the grammar's next tokens could not be worked out".to_owned())),
+            None => {
+                Err(Undrawn::Failed("a fault: the grammar's next tokens could not be worked out".to_owned()))
+            }
         }
     }
 }
@@ -178,7 +231,7 @@ mod tests {
         Request {
             prompt: prompt.iter().copied().map(u32::from).collect(),
             stop_tokens,
-            ..turns::tests::request()
+            ..host_sim::request(1, &[], 1)
         }
     }
 
@@ -217,8 +270,10 @@ mod tests {
     /// The letters that may follow a batch.
     fn after(grammars: &Grammars, batch: &Batch) -> Result<String, String> {
         grammars.begins(batch);
+        let sequence = &batch.sequences[0];
+        assert_eq!(grammars.known(&[sequence]), Some(0));
         let mut logits = vec![0.0; 256];
-        grammars.apply(&batch.sequences[0], 0, &mut logits).map_err(|why| format!("{why:?}"))?;
+        grammars.apply(sequence, 0, &mut logits).map_err(|why| format!("{why:?}"))?;
         Ok(allowed(&logits))
     }
 
@@ -276,8 +331,15 @@ mod tests {
         assert_eq!(after(&grammars, &batch(5, "f", true)).unwrap(), "\0", "the end");
     }
 
+    /// A batch of a sequence without a grammar, and this one.
+    fn beside(batch: &Batch) -> Batch {
+        let mut batch = batch.clone();
+        batch.sequences.insert(0, Sequence { room: Room(9), ..batch.sequences[0].clone() });
+        batch
+    }
+
     #[test]
-    fn a_sequence_whose_mask_is_late_draws_in_the_next_step() {
+    fn a_sequence_whose_mask_is_late_draws_in_a_later_step() {
         let grammars = patient(Patience::AsLongAgain { least: Duration::ZERO, most: Duration::ZERO });
         let under = Under { source: Source::regex("ab(cd|e)f"), answered: 0 };
         let followed = follow(&grammars, request(b"x", vec![END]), under).unwrap();
@@ -285,23 +347,47 @@ mod tests {
         let first = batch(0, "x", true);
         {
             let _thread_is_slow = followed.in_work();
-            assert_eq!(after(&grammars, &first).unwrap_err(), "Late");
-            assert_eq!(after(&grammars, &first).unwrap_err(), "Late", "as long as it takes");
+            for _step in 0..3 {
+                let batch = beside(&first);
+                grammars.begins(&batch);
+                assert_eq!(grammars.known(&[&batch.sequences[1]]), None);
+                assert_eq!(grammars.apply(&batch.sequences[1], 0, &mut [0.0; 256]), Err(Undrawn::Late));
+            }
         }
-        let in_time = |batch: &Batch, before| {
-            grammars.begins(batch);
-            followed.wait();
-            let mut logits = vec![0.0; 256];
-            grammars.apply(&batch.sequences[0], before, &mut logits).map(|()| allowed(&logits))
-        };
-        assert_eq!(in_time(&first, 0).unwrap(), "a");
-        assert_eq!(in_time(&batch(1, "a", true), 0).unwrap(), "b");
-        // Behind a drafted token it is worked out while the step has time.
+        // A step that draws nothing else waits for it.
+        assert_eq!(after(&grammars, &first).unwrap(), "a");
+        assert_eq!(after(&grammars, &batch(1, "a", true)).unwrap(), "b");
+        // What follows a drafted token draws later, too, and its mask is for the step that has it.
         let mut drafted = batch(2, "bc", true);
         drafted.sequences[0].drafted = 1;
-        assert_eq!(in_time(&drafted, 0).unwrap(), "ce");
-        assert_eq!(in_time(&drafted, 1), Err(Undrawn::Late));
-        assert_eq!(in_time(&batch(3, "c", true), 0).unwrap(), "d");
+        assert_eq!(after(&grammars, &drafted).unwrap(), "ce");
+        {
+            let _thread_is_slow = followed.in_work();
+            assert_eq!(grammars.apply(&drafted.sequences[0], 1, &mut [0.0; 256]), Err(Undrawn::Late));
+        }
+        assert_eq!(after(&grammars, &batch(3, "c", true)).unwrap(), "d");
+    }
+
+    #[test]
+    fn a_mask_that_was_late_is_not_waited_for_and_one_that_is_known_comes_first() {
+        let hour = Duration::from_secs(3600);
+        let grammars = patient(Patience::AsLongAgain { least: hour, most: hour });
+        let under = || Under { source: Source::regex("ab"), answered: 0 };
+        let [slow, quick] = [1, 2].map(|room| {
+            let request = Request { room: Room(room), ..request(b"x", vec![END]) };
+            let followed = follow(&grammars, request, under()).unwrap();
+            grammars.begin(Room(room), Arc::clone(&followed));
+            followed
+        });
+        let mut batch = batch(0, "x", true);
+        batch.sequences.push(Sequence { room: Room(2), ..batch.sequences[0].clone() });
+        let both = [&batch.sequences[0], &batch.sequences[1]];
+        let _thread_is_slow = slow.in_work();
+        slow.is_late();
+        grammars.begins(&batch);
+        assert_eq!(grammars.known(&both), Some(1), "whichever is known");
+        quick.take();
+        assert_eq!(grammars.known(&both[..1]), None);
     }
 
     #[test]

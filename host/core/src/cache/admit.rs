@@ -109,9 +109,9 @@ impl Cache {
         held.append(pages);
     }
 
-    /// Takes back the pages behind the last position with KV. Nothing reads them.
-    pub(crate) fn trim(&mut self, kv: &mut Holding) {
-        let pages = self.pages_for(kv.computed);
+    /// Takes back the pages behind the first so many positions, none of which has KV. Nothing reads them.
+    pub(crate) fn trim(&mut self, kv: &mut Holding, positions: usize) {
+        let pages = self.pages_for(positions);
         let extra = kv.table.len().saturating_sub(pages);
         let Some(held) = &mut kv.held else { return };
         let kept = held.ids().len().saturating_sub(extra);
@@ -119,7 +119,7 @@ impl Cache {
             kv.table.truncate(pages);
             self.pool.release(held.split_off(kept));
         }
-        self.trim_window(kv);
+        self.trim_window(kv, positions);
     }
 
     /// What a batch computes of a running request: up to a position, or all that is known and what is drafted behind it.

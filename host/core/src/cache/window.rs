@@ -188,10 +188,10 @@ impl Cache {
         kv.window.first += unseen;
     }
 
-    /// Gives back the parts behind the last position with KV.
-    pub(super) fn trim_window(&mut self, kv: &mut Holding) {
+    /// Gives back the parts behind the first so many positions.
+    pub(super) fn trim_window(&mut self, kv: &mut Holding, positions: usize) {
         let Some(shape) = self.window else { return };
-        let end = self.pages_for(kv.computed).max(kv.window.first);
+        let end = self.pages_for(positions).max(kv.window.first);
         let kept = (end - kv.window.first) * shape.parts as usize;
         let own = kept.saturating_sub(kv.window.cached.len());
         if own < kv.window.own.ids().len() {

@@ -181,13 +181,15 @@ impl Scheduler {
         let drawn = &output.sampled[..job.taken(&output.sampled, drafted)];
         // Behind drafted tokens that were not drawn nothing is right.
         let mut end = end.min(known + drawn.len().saturating_sub(1));
-        let repeats = self.config.window.is_none_or(|window| !window.keeps_state());
-        let late = repeats && drawn.is_empty() && end == known && output.undrawn == Some(Undrawn::Late);
-        if late {
+        let repeats =
+            !self.config.role.sends_kv() && self.config.window.is_none_or(|window| !window.keeps_state());
+        let late = repeats && output.undrawn == Some(Undrawn::Late);
+        let nothing_yet = late && drawn.is_empty() && end == known;
+        if nothing_yet {
             // The last known token counts as not computed: the next batch draws behind it.
             end = known - 1;
-            self.stats.late_draws += 1;
         }
+        self.stats.late_draws += u64::from(late);
         job.kv.has_computed(end);
         // First what is computed for the window alone, then what was computed before a preemption.
         let known_from = before.max(end.min(job.kv.recompute().end));
@@ -204,19 +206,25 @@ impl Scheduler {
         if end >= prompt && !begun {
             self.prompt_ready(room, actions);
         }
-        if drafted > 0 && !late {
-            self.learn_draft(room, drafted, drawn.len().saturating_sub(1));
+        if drafted > 0 {
+            let right = drawn.len().saturating_sub(1);
+            // What came too late to be drawn says nothing about the rest of the guess.
+            self.learn_draft(room, if late { right } else { drafted }, right);
+            if let Some(job) = self.jobs.get_mut(&room) {
+                self.cache.trim(&mut job.kv, end.max(known));
+            }
         }
         self.keep_computed(room, before);
         if drawn.is_empty() && end == known {
             let text = "the executor drew no token where one was asked for";
             let failure = match &output.undrawn {
                 Some(Undrawn::Refused(reason)) => Failure::new(FailureCode::Invalid, reason.clone()),
+                Some(Undrawn::Failed(reason)) => Failure::new(FailureCode::Executor, reason.clone()),
                 Some(Undrawn::Late) | None => Failure::new(FailureCode::Executor, text),
             };
             return self.fail(now, room, failure, actions);
         }
-        if late && complete {
+        if nothing_yet && complete {
             return self.finish(now, room, FinishReason::Stop, actions);
         }
         for sampled in drawn {

@@ -60,10 +60,9 @@ impl Scheduler {
 
     /// A step has verified a request's guess.
     pub(super) fn learn_draft(&mut self, room: Room, drafted: usize, right: usize) {
-        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let Some(job) = self.jobs.get_mut(&room).filter(|_| drafted > 0) else { return };
         job.drafter.learn(drafted, right, self.config.draft_tokens as usize);
         self.stats.drafted_tokens += drafted as u64;
         self.stats.drafts_right += right as u64;
-        self.cache.trim(&mut job.kv);
     }
 }

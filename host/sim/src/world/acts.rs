@@ -124,7 +124,9 @@ impl<C: Clients> World<C> {
         let room = output.room;
         let late = || format!("a draw of room {room} on worker {place} is put off");
         if !output.sampled.is_empty() && self.strikes(self.faults.late_draw, late) {
-            (output.sampled, output.undrawn) = (Vec::new(), Some(Undrawn::Late));
+            // Or a draw behind a drafted token.
+            output.sampled.truncate(self.random.below(output.sampled.len() as u64) as usize);
+            output.undrawn = Some(Undrawn::Late);
         }
     }
 }

@@ -205,11 +205,12 @@ fn faults(random: &mut Random, until: Time) -> Faults {
         stream: rate(0.01),
         wipe: rate(0.004),
         decode_executor: rate(0.03),
-        late_draw: rate(0.2),
         notice: 0.0,
         staged: random.unit(),
         read_early: random.unit(),
         more_deaths: random.below(3) as u32,
+        // Drawn last: the scenes of a seed are what they were.
+        late_draw: if !none && random.chance(0.4) { 0.2 * random.unit() } else { 0.0 },
         until: Some(until),
     }
 }

@@ -4,12 +4,12 @@
 //! batch ─► waiting parts of a room ─► client's turn ─► thread: consume, mask ─► known ─► draw
 //! ```
 //!
-//! A room has one turn at a time, in which all of its parts are worked off in their order. No lock is held while a mask is worked out
+//! A room has one turn at a time, in which all of its parts are worked off in their order. While a mask is worked out, no lock is held
 //! that the executor takes.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use host_core::request::Request;
@@ -26,54 +26,89 @@ type Known = Option<Result<Mask, GrammarError>>;
 #[derive(Debug)]
 pub(super) struct MaskThreads {
     pool: rayon::ThreadPool,
-    queue: Arc<Mutex<Queue<Arc<Followed>>>>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Rooms that wait for their turn. One that ended leaves nothing of its own here.
+    queue: Mutex<Queue<Weak<Followed>>>,
+    /// How often a room was worked off.
+    done: Mutex<u64>,
+    one_more: Condvar,
 }
 
 impl MaskThreads {
-    /// As many as there are cores, and four at most.
+    /// One for each core, four at most, and one that a client with many rooms leaves to others.
     pub(super) fn new() -> Result<Self, rayon::ThreadPoolBuildError> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let of_a_client = THREADS.min(cores);
         let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(THREADS.min(cores))
+            .num_threads(of_a_client + 1)
             .thread_name(|index| format!("grammar-{index}"))
             .build()?;
-        let threads = pool.current_num_threads();
-        // Masks are short, so a client that is alone has all threads.
-        Ok(Self { pool, queue: Arc::new(Mutex::new(Queue::new(threads, threads))) })
+        let queue = Mutex::new(Queue::new(of_a_client + 1, of_a_client));
+        Ok(Self {
+            pool,
+            shared: Arc::new(Shared { queue, done: Mutex::default(), one_more: Condvar::new() }),
+        })
     }
 
     /// A room has one more part to be worked on. Does not wait.
     pub(super) fn work(&self, followed: &Arc<Followed>, part: Part) {
-        {
-            let mut place = followed.place.lock();
-            place.waiting.push_back(part);
-            if std::mem::replace(&mut place.working, true) {
-                return;
-            }
+        if !followed.take_part(part) {
+            return;
         }
         let begun = {
-            let mut queue = self.queue.lock();
-            queue.push(followed.client, Arc::clone(followed));
+            let mut queue = self.shared.queue.lock();
+            queue.push(followed.client, Arc::downgrade(followed));
             queue.next()
         };
         if let Some(begun) = begun {
-            let queue = Arc::clone(&self.queue);
-            self.pool.spawn(move || work_off(&queue, begun));
+            let shared = Arc::clone(&self.shared);
+            self.pool.spawn(move || shared.work_off(begun));
+        }
+    }
+
+    /// A room has ended, and nothing else holds it: it waits no more.
+    pub(super) fn forget_ended(&self) {
+        self.shared.queue.lock().retain(|followed| followed.strong_count() > 0);
+    }
+
+    /// How often a room was worked off, for [`wait`](Self::wait).
+    pub(super) fn done(&self) -> u64 {
+        *self.shared.done.lock()
+    }
+
+    /// Waits until a room was worked off since `seen` were, or for so long. May return earlier.
+    pub(super) fn wait(&self, seen: u64, most: Option<Duration>) {
+        let mut done = self.shared.done.lock();
+        if *done == seen {
+            match most {
+                None => self.shared.one_more.wait(&mut done),
+                Some(most) => drop(self.shared.one_more.wait_for(&mut done, most)),
+            }
         }
     }
 }
 
-/// Works on a room, and then on those whose turn comes in its place.
-fn work_off(queue: &Mutex<Queue<Arc<Followed>>>, begun: (u64, Arc<Followed>)) {
-    let mut next = Some(begun);
-    while let Some((client, followed)) = next {
-        // A fault of the engine is that of its own request.
-        if catch_unwind(AssertUnwindSafe(|| followed.work())).is_err() {
-            followed.give_up();
+impl Shared {
+    /// Works on a room, and then on those whose turn comes in its place.
+    fn work_off(&self, begun: (u64, Weak<Followed>)) {
+        let mut next = Some(begun);
+        while let Some((client, followed)) = next {
+            if let Some(followed) = followed.upgrade() {
+                // A fault of the engine ends the answer of its own request alone.
+                if catch_unwind(AssertUnwindSafe(|| followed.work())).is_err() {
+                    followed.give_up();
+                }
+                *self.done.lock() += 1;
+                self.one_more.notify_all();
+            }
+            let mut queue = self.queue.lock();
+            queue.end(client);
+            next = queue.next();
         }
-        let mut queue = queue.lock();
-        queue.end(client);
-        next = queue.next();
     }
 }
 
@@ -84,7 +119,6 @@ pub struct Followed {
     /// Held while a mask is worked out.
     progress: Mutex<Progress>,
     place: Mutex<Place>,
-    known: Condvar,
 }
 
 /// Where its answer is.
@@ -100,10 +134,16 @@ struct Progress {
 struct Place {
     /// What may follow the last part.
     mask: Known,
+    /// Where the last part ends, if a token is drawn behind it: its mask is known, or will be.
+    draws_at: Option<usize>,
     /// Parts of batches that are not worked on yet, in their order.
     waiting: VecDeque<Part>,
     /// A thread works on them, or will.
     working: bool,
+    /// A step did not wait for it.
+    late: bool,
+    /// Nothing more is worked out for it.
+    broken: bool,
 }
 
 /// A sequence's part of a batch.
@@ -114,6 +154,16 @@ pub(super) struct Part {
     pub(super) tokens: Vec<u32>,
     /// A token is drawn behind it.
     pub(super) draws: bool,
+}
+
+/// Whether it is known what may follow a room's last part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Looked {
+    Known,
+    /// Not yet. `late`: an earlier step did not wait for it.
+    Unknown {
+        late: bool,
+    },
 }
 
 impl Followed {
@@ -132,62 +182,66 @@ impl Followed {
             client: request.client,
             progress: Mutex::new(Progress { state, next: request.prompt.len() }),
             place: Mutex::default(),
-            known: Condvar::new(),
         }))
+    }
+
+    /// One more part of it is computed. Whether it has to wait for a turn with it.
+    fn take_part(&self, part: Part) -> bool {
+        let mut place = self.place.lock();
+        let draws_at = part.draws.then(|| part.start.saturating_add(part.tokens.len()));
+        // Computed again, because its mask was too late for the last draw.
+        if place.broken || draws_at.is_some() && place.draws_at == draws_at {
+            return false;
+        }
+        place.draws_at = draws_at;
+        place.waiting.push_back(part);
+        !std::mem::replace(&mut place.working, true)
     }
 
     /// Takes in what waits.
     fn work(&self) {
         loop {
-            let (part, mask) = {
+            let part = {
                 let mut place = self.place.lock();
                 let Some(part) = place.waiting.pop_front() else {
                     place.working = false;
-                    self.known.notify_all();
                     return;
                 };
-                (part, place.mask.take())
+                part
             };
-            let mask = self.progress.lock().go_on(&part, mask);
+            let mask = self.progress.lock().go_on(&part);
             self.place.lock().mask = mask;
         }
     }
 
-    /// Nothing more is worked out for it.
     fn give_up(&self) {
-        *self.place.lock() = Place::default();
-        self.known.notify_all();
+        *self.place.lock() = Place { broken: true, ..Place::default() };
     }
 
-    /// What may follow its last part, or `behind` it, a part that was drawn since. Waits for it as long as `left` says, without an end
-    /// for `None`. `None` when that was not long enough.
-    pub(super) fn mask(&self, behind: Option<&Part>, left: impl Fn() -> Option<Duration>) -> Option<Known> {
+    /// Whether it is known what may follow.
+    pub(super) fn look(&self) -> Looked {
+        let place = self.place.lock();
+        if place.working { Looked::Unknown { late: place.late } } else { Looked::Known }
+    }
+
+    /// A step waits for it no longer.
+    pub(super) fn is_late(&self) {
+        self.place.lock().late = true;
+    }
+
+    /// What may follow its last part.
+    pub(super) fn take(&self) -> Known {
         let mut place = self.place.lock();
-        while place.working {
-            match left() {
-                None => self.known.wait(&mut place),
-                Some(Duration::ZERO) => return None,
-                Some(left) => drop(self.known.wait_for(&mut place, left)),
-            }
-        }
-        match behind {
-            None => Some(place.mask.take()),
-            Some(_) if left() == Some(Duration::ZERO) => None,
-            // On this thread, which has nothing else to do until it is known.
-            Some(part) => Some(self.progress.lock().go_on(part, None)),
-        }
+        (place.draws_at, place.late) = (None, false);
+        place.mask.take()
     }
 }
 
 impl Progress {
-    /// These tokens are computed, and `mask` was known before. What may follow them is wanted if a token is drawn.
-    fn go_on(&mut self, part: &Part, mask: Known) -> Known {
+    /// These tokens are computed. What may follow them is wanted if a token is drawn.
+    fn go_on(&mut self, part: &Part) -> Known {
         let Part { start, ref tokens, draws } = *part;
         let end = start + tokens.len();
-        // Computed again, because it came too late for the last draw.
-        if draws && end == self.next && mask.is_some() {
-            return mask;
-        }
         let consumed = match self.next.checked_sub(start) {
             // Computed before, all or in part.
             Some(before) => tokens.iter().skip(before).try_for_each(|token| self.state.consume(*token)),
@@ -207,51 +261,19 @@ impl Followed {
     pub(super) fn in_work(&self) -> impl Drop + '_ {
         self.progress.lock()
     }
-
-    /// Waits until all is worked off.
-    pub(super) fn wait(&self) {
-        let mut place = self.place.lock();
-        while place.working {
-            self.known.wait(&mut place);
-        }
-    }
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use host_core::{Room, Sampling};
+mod tests {
     use host_grammar::{Compiler, Limits, Source, Vocabulary};
 
-    use super::super::patience::{Patience, StepTime};
     use super::*;
-
-    const NO_TIME: fn() -> Option<Duration> = || Some(Duration::ZERO);
-    const ALL_TIME: fn() -> Option<Duration> = || None;
-
-    /// A request of which only the prompt and the stop tokens matter.
-    pub(in crate::grammars) fn request() -> Request {
-        Request {
-            room: Room(1),
-            prompt: Vec::new(),
-            max_new_tokens: 1,
-            stop_tokens: Vec::new(),
-            ignore_stop: false,
-            answered: 0,
-            priority: 0,
-            client: 0,
-            sampling: Sampling::GREEDY,
-            prefill: None,
-            namespace: host_core::radix::NamespaceKey::default(),
-            no_cache: false,
-            names: Vec::new(),
-        }
-    }
 
     /// A room of a client, whose answer is to be "ab".
     fn followed(compiler: &Compiler, client: u64) -> Arc<Followed> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let compiled = runtime.block_on(compiler.compile(client, &Source::regex("ab"))).unwrap();
-        let request = Request { client, prompt: vec![120], stop_tokens: vec![0], ..request() };
+        let request = Request { client, stop_tokens: vec![0], ..host_sim::request(1, &[120], 9) };
         Followed::begin(&compiled, &request, 0).unwrap()
     }
 
@@ -270,52 +292,93 @@ pub(super) mod tests {
         allowed.map(char::from).collect()
     }
 
-    #[test]
-    fn a_mask_that_was_late_is_not_worked_out_again() {
-        let followed = followed(&compiler(), 1);
-        let mut progress = followed.progress.lock();
-        let known = |text: &str| Some(Err(GrammarError::Stuck(text.to_owned())));
-        let kept = progress.go_on(&part(0, "x"), known("kept"));
-        assert!(matches!(kept, Some(Err(GrammarError::Stuck(text))) if text == "kept"));
-        // It would be wrong behind another token.
-        assert_eq!(allowed(progress.go_on(&part(1, "a"), known("old"))), "b");
-        let unread = Part { draws: false, ..part(1, "a") };
-        assert!(progress.go_on(&unread, known("old")).is_none());
+    /// Waits until a room is worked off.
+    fn known(threads: &MaskThreads, followed: &Followed) -> Known {
+        loop {
+            let seen = threads.done();
+            if followed.look() == Looked::Known {
+                return followed.take();
+            }
+            threads.wait(seen, None);
+        }
     }
 
     #[test]
-    fn a_client_with_many_rooms_leaves_every_second_turn_to_another() {
+    fn a_mask_that_is_known_or_under_way_is_not_worked_out_again() {
+        let (threads, followed) = (MaskThreads::new().unwrap(), followed(&compiler(), 1));
+        let in_work = followed.progress.lock();
+        threads.work(&followed, part(0, "x"));
+        followed.is_late();
+        for _step in 0..3 {
+            threads.work(&followed, part(0, "x"));
+            assert_eq!(followed.look(), Looked::Unknown { late: true });
+        }
+        assert!(followed.place.lock().waiting.len() <= 1, "one, if no thread has it yet");
+        drop(in_work);
+        while followed.look() != Looked::Known {
+            threads.wait(threads.done(), Some(Duration::from_millis(1)));
+        }
+        threads.work(&followed, part(0, "x"));
+        assert_eq!(followed.look(), Looked::Known, "no turn is needed for it");
+        assert_eq!(allowed(followed.take()), "a");
+        // Behind another token, and where that was not drawn but computed again.
+        threads.work(&followed, part(1, "a"));
+        assert_eq!(allowed(known(&threads, &followed)), "b");
+        threads.work(&followed, Part { draws: false, ..part(0, "x") });
+        threads.work(&followed, part(1, "a"));
+        assert_eq!(allowed(known(&threads, &followed)), "b");
+    }
+
+    #[test]
+    fn a_client_with_many_rooms_leaves_a_thread_and_every_turn_beside_its_own_to_another() {
         let (threads, compiler) = (MaskThreads::new().unwrap(), compiler());
         let many: Vec<_> =
-            (0..threads.pool.current_num_threads() + 5).map(|_| followed(&compiler, 1)).collect();
-        // Each thread is busy with a room of the first client, and more wait.
-        let mut held: Vec<_> = many.iter().map(|followed| followed.progress.lock()).collect();
+            (0..2 * threads.pool.current_num_threads()).map(|_| followed(&compiler, 1)).collect();
+        // Rooms of the first client take for ever.
+        let held: Vec<_> = many.iter().map(|followed| followed.progress.lock()).collect();
         many.iter().for_each(|followed| threads.work(followed, part(0, "x")));
-        let other = followed(&compiler, 2);
-        threads.work(&other, part(0, "x"));
-        // Two of them come to an end, and all others of that client would take for ever.
-        drop(held.drain(..2));
-        let bound = Duration::from_secs(60);
-        let time = StepTime::new(Patience::AsLongAgain { least: bound, most: bound });
-        let known = other.mask(None, || time.left()).expect("the other client waited for a minute in vain");
-        assert_eq!(allowed(known), "a");
+        for _again in 0..3 {
+            let other = followed(&compiler, 2);
+            threads.work(&other, part(0, "x"));
+            assert_eq!(allowed(known(&threads, &other)), "a");
+        }
         drop(held);
-        many.iter().for_each(|followed| assert_eq!(allowed(followed.mask(None, ALL_TIME).unwrap()), "a"));
+        many.iter().for_each(|followed| assert_eq!(allowed(known(&threads, followed)), "a"));
     }
 
     #[test]
-    fn a_fault_of_the_engine_ends_its_own_answer_alone() {
+    fn a_room_that_ended_is_gone_though_it_had_a_turn_to_come() {
         let (threads, compiler) = (MaskThreads::new().unwrap(), compiler());
-        for _thread in 0..threads.pool.current_num_threads() + 1 {
+        let many: Vec<_> =
+            (0..2 * threads.pool.current_num_threads()).map(|_| followed(&compiler, 1)).collect();
+        let held: Vec<_> = many.iter().map(|followed| followed.progress.lock()).collect();
+        many.iter().for_each(|followed| threads.work(followed, part(0, "x")));
+        let waiting = || threads.shared.queue.lock().of(1).len();
+        let last = followed(&compiler, 1);
+        threads.work(&last, part(0, "x"));
+        let before = waiting();
+        let gone = Arc::downgrade(&last);
+        drop(last);
+        threads.forget_ended();
+        assert!(gone.upgrade().is_none());
+        assert_eq!(waiting(), before - 1);
+        drop(held);
+    }
+
+    #[test]
+    fn a_fault_of_the_engine_ends_its_own_answer_for_good_and_no_other() {
+        let (threads, compiler) = (MaskThreads::new().unwrap(), compiler());
+        for _thread in 0..2 * threads.pool.current_num_threads() {
             let broken = followed(&compiler, 1);
+            // More tokens than there can be.
             threads.work(&broken, part(usize::MAX, "x"));
-            assert!(broken.mask(None, ALL_TIME).unwrap().is_none());
+            assert!(known(&threads, &broken).is_none());
+            threads.work(&broken, part(0, "x"));
+            assert_eq!(broken.look(), Looked::Known);
+            assert!(broken.take().is_none(), "its state may be half of one");
         }
         let whole = followed(&compiler, 1);
         threads.work(&whole, part(0, "x"));
-        assert_eq!(allowed(whole.mask(None, ALL_TIME).unwrap()), "a");
-        // Behind a drafted token it is worked out by the thread that draws, while the step has time.
-        assert!(whole.mask(Some(&part(1, "a")), NO_TIME).is_none());
-        assert_eq!(allowed(whole.mask(Some(&part(1, "a")), ALL_TIME).unwrap()), "b");
+        assert_eq!(allowed(known(&threads, &whole)), "a");
     }
 }
