@@ -10,8 +10,8 @@
 //! executor is given in batches. A token that was computed before, and is computed again after a preemption, moves nothing. A
 //! drafted token moves it once it was drawn: what may follow it is worked out then.
 //!
-//! A step waits for its masks no longer than its [`Patience`], and for a mask that was late before not at all. A sequence draws in the
-//! step that finds its mask known.
+//! A step waits for its masks no longer than its [`Patience`], and for one that was late before only if it has nothing else to do. A
+//! sequence draws in the step that finds its mask known.
 
 mod patience;
 mod turns;
@@ -136,7 +136,7 @@ impl Grammars {
             if followed.look() == Looked::Known {
                 return Ok(());
             }
-            match self.time.left(self.clock.now()) {
+            match self.time.left(self.clock.now(), false) {
                 Some(Duration::ZERO) => {
                     followed.is_late();
                     return Err(Undrawn::Late);
@@ -153,12 +153,12 @@ impl Grammars {
 
 impl Constraint for Grammars {
     fn begins(&self, batch: &Batch) {
-        let mut draws = false;
+        let mut gains = false;
         for sequence in &batch.sequences {
-            let Some(followed) = self.room(sequence.room) else {
-                draws |= sequence.sample.is_some();
-                continue;
-            };
+            let followed = self.room(sequence.room);
+            // A part of a prompt, or a draw without a mask.
+            gains |= sequence.sample.is_none() || followed.is_none();
+            let Some(followed) = followed else { continue };
             let part = Part {
                 start: sequence.start as usize,
                 tokens: sequence.tokens[..sequence.tokens.len() - sequence.draft().len()].to_vec(),
@@ -166,7 +166,7 @@ impl Constraint for Grammars {
             };
             self.threads.work(&followed, part);
         }
-        self.time.begins(self.clock.now(), draws);
+        self.time.begins(self.clock.now(), gains);
     }
 
     fn limits(&self, sequence: &Sequence) -> bool {
@@ -174,29 +174,28 @@ impl Constraint for Grammars {
     }
 
     fn known(&self, waiting: &[&Sequence]) -> Option<usize> {
-        let rooms: Vec<_> = waiting.iter().map(|sequence| self.room(sequence.room)).collect();
         loop {
             let done = self.threads.done();
-            let mut in_time = false;
-            for (place, followed) in rooms.iter().enumerate() {
+            let (mut unknown, mut all_late) = (Vec::new(), true);
+            for (place, sequence) in waiting.iter().enumerate() {
                 // A request that ended meanwhile needs no token.
+                let followed = self.room(sequence.room);
                 match followed.as_ref().map_or(Looked::Known, |followed| followed.look()) {
                     Looked::Known => {
                         self.time.draws();
                         return Some(place);
                     }
-                    Looked::Unknown { late } => in_time |= !late,
+                    Looked::Unknown { late } => all_late &= late,
                 }
+                unknown.extend(followed);
             }
-            match self.time.left(self.clock.now()) {
-                None => self.threads.wait(done, None),
-                // One that was late before is not waited for again.
-                Some(left) if in_time && !left.is_zero() => self.threads.wait(done, Some(left)),
-                Some(_) => break,
+            let left = self.time.left(self.clock.now(), all_late);
+            if left == Some(Duration::ZERO) {
+                unknown.iter().for_each(|followed| followed.is_late());
+                return None;
             }
+            self.threads.wait(done, left);
         }
-        rooms.iter().flatten().for_each(|followed| followed.is_late());
-        None
     }
 
     fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), Undrawn> {
@@ -340,7 +339,8 @@ mod tests {
 
     #[test]
     fn a_sequence_whose_mask_is_late_draws_in_a_later_step() {
-        let grammars = patient(Patience::AsLongAgain { least: Duration::ZERO, most: Duration::ZERO });
+        let grammars =
+            patient(Patience::AsLongAgain { least: Duration::ZERO, most: Duration::from_secs(3600) });
         let under = Under { source: Source::regex("ab(cd|e)f"), answered: 0 };
         let followed = follow(&grammars, request(b"x", vec![END]), under).unwrap();
         grammars.begin(Room(1), Arc::clone(&followed));
@@ -354,7 +354,7 @@ mod tests {
                 assert_eq!(grammars.apply(&batch.sequences[1], 0, &mut [0.0; 256]), Err(Undrawn::Late));
             }
         }
-        // A step that draws nothing else waits for it.
+        // A step that gets nothing else done waits for it.
         assert_eq!(after(&grammars, &first).unwrap(), "a");
         assert_eq!(after(&grammars, &batch(1, "a", true)).unwrap(), "b");
         // What follows a drafted token draws later, too, and its mask is for the step that has it.

@@ -209,7 +209,7 @@ impl Scheduler {
         if drafted > 0 {
             let right = drawn.len().saturating_sub(1);
             // What came too late to be drawn says nothing about the rest of the guess.
-            self.learn_draft(room, if late { right } else { drafted }, right);
+            self.learn_draft(room, drafted, right, late);
             if let Some(job) = self.jobs.get_mut(&room) {
                 self.cache.trim(&mut job.kv, end.max(known));
             }

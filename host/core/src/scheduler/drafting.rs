@@ -58,11 +58,13 @@ impl Scheduler {
         drafts
     }
 
-    /// A step has verified a request's guess.
-    pub(super) fn learn_draft(&mut self, room: Room, drafted: usize, right: usize) {
-        let Some(job) = self.jobs.get_mut(&room).filter(|_| drafted > 0) else { return };
-        job.drafter.learn(drafted, right, self.config.draft_tokens as usize);
-        self.stats.drafted_tokens += drafted as u64;
+    /// A step has verified a request's guess, or as much of it as was not too `late`.
+    pub(super) fn learn_draft(&mut self, room: Room, drafted: usize, right: usize, late: bool) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        if right > 0 || !late {
+            job.drafter.learn(drafted, right, self.config.draft_tokens as usize);
+        }
+        self.stats.drafted_tokens += (if late { right } else { drafted }) as u64;
         self.stats.drafts_right += right as u64;
     }
 }

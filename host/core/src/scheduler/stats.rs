@@ -66,7 +66,7 @@ pub struct Stats {
     pub drafted_tokens: u64,
     /// Those of them that were right. Each saved a step of its request.
     pub drafts_right: u64,
-    /// Draws that were put off to the next batch, because what may follow was not known in time.
+    /// Draws that a batch put off to a later one, because what may follow was not known in time.
     pub late_draws: u64,
     /// Times that a request gave its pages up for others and went back to the queue.
     pub retractions: u64,

@@ -1,10 +1,13 @@
 //! Workers that come, go, and do not fit each other.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use host_tests::wait::answered_until;
 use host_wire::proto::TransferEndpoint;
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use super::fake_worker::{FakeWorker, Step, echoes, prefills, says, steps};
 use super::fixture::{Front, config, passes};
@@ -96,13 +99,22 @@ async fn workers_are_live_once_a_dummy_request_has_gone_through_them() {
     let mut config = config();
     config.warm_up = true;
     let mut front = Front::start(config).await;
+    // Decode answers when prefill was called.
+    let prefilled = Arc::new(Semaphore::new(0));
     let fails_first = {
-        let calls = std::sync::atomic::AtomicUsize::new(0);
-        std::sync::Arc::new(move |request: &_| {
-            let first = calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
-            if first { vec![Step::Fail { code: "executor", retryable: true }] } else { echoes()(request) }
+        let (calls, prefilled) = (AtomicUsize::new(0), prefilled.clone());
+        Arc::new(move |request: &_| {
+            let first = calls.fetch_add(1, Ordering::SeqCst) == 0;
+            let fails = || vec![Step::Fail { code: "executor", retryable: true }];
+            let mut steps = vec![Step::Gate(prefilled.clone())];
+            steps.extend(if first { fails() } else { echoes()(request) });
+            steps
         })
     };
+    let tells = Arc::new(move |_: &_| {
+        prefilled.add_permits(1);
+        vec![Step::Finish("prefill")]
+    });
     let decode = front.worker("d", "decode", fails_first).await;
     let state = async |front: &Front| front.get("/health").await.json().await["workers"][0].clone();
     answered_until("what it waits for", async || {
@@ -112,7 +124,7 @@ async fn workers_are_live_once_a_dummy_request_has_gone_through_them() {
     })
     .await;
     assert_eq!(front.get("/health/ready").await.status, 503);
-    let prefill = front.worker("p", "prefill", prefills()).await;
+    let prefill = front.worker("p", "prefill", tells).await;
     // It fails once, and is tried again.
     let answer = front.post(PATH, &json!({"prompt": "abc", "max_tokens": 3})).await;
     assert_eq!(answer.status, 200);
@@ -120,7 +132,7 @@ async fn workers_are_live_once_a_dummy_request_has_gone_through_them() {
     assert!(calls.len() >= 3 && calls[1].request_id.starts_with("warm-up-"), "{calls:?}");
     assert!(calls[1].no_cache && calls[1].prompt.len() > 16, "{calls:?}");
     assert_eq!(calls.last().unwrap().prompt, [97, 98, 99]);
-    assert!(prefill.watch.calls().len() >= 2);
+    assert!(prefill.watch.calls().len() >= 3);
     assert_eq!(front.get("/health/ready").await.status, 200);
 }
 

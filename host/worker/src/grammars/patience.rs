@@ -44,10 +44,10 @@ pub(super) struct StepTime {
 #[derive(Debug, Default)]
 struct Step {
     begun: Time,
-    /// When the wait for its masks ends, from the first question on.
-    until: Option<Time>,
-    /// It draws a token for some sequence, which the others may not hold up.
-    draws: bool,
+    /// When it had computed and began to wait for masks.
+    computed: Option<Time>,
+    /// It gets something done for some sequence, which the others may not hold up.
+    gains: bool,
 }
 
 impl StepTime {
@@ -55,24 +55,29 @@ impl StepTime {
         Self { patience, step: Mutex::default() }
     }
 
-    /// A step begins. `draws`: it draws for a sequence that needs no mask.
-    pub(super) fn begins(&self, now: Time, draws: bool) {
-        *self.step.lock() = Step { begun: now, until: None, draws };
+    /// A step begins. `gains`: it gets something done for a sequence whatever masks are known.
+    pub(super) fn begins(&self, now: Time, gains: bool) {
+        *self.step.lock() = Step { begun: now, computed: None, gains };
     }
 
     /// The step draws for a sequence whose mask is known.
     pub(super) fn draws(&self) {
-        self.step.lock().draws = true;
+        self.step.lock().gains = true;
     }
 
-    /// How long the step waits from now on: zero when its time is over, and `None` without an end. Without an end, too, as long as it
-    /// draws nothing, because the next step would have the same to do.
-    pub(super) fn left(&self, now: Time) -> Option<Duration> {
+    /// How long the step waits from now on: zero when its time is over, and `None` without an end. `late`: all that it waits for was
+    /// late before. A step that has got nothing done waits as long as one may, for those too, because the next step would have the
+    /// same to do.
+    pub(super) fn left(&self, now: Time, late: bool) -> Option<Duration> {
         let Patience::AsLongAgain { least, most } = self.patience else { return None };
         let step = &mut *self.step.lock();
-        let computed = now.since(step.begun).clamp(least, most);
-        let until = *step.until.get_or_insert(now.after(computed));
-        step.draws.then(|| until.since(now))
+        let computed = *step.computed.get_or_insert(now);
+        let wait = match (step.gains, late) {
+            (false, _) => most,
+            (true, false) => computed.since(step.begun).clamp(least, most),
+            (true, true) => Duration::ZERO,
+        };
+        Some(computed.after(wait).since(now))
     }
 }
 
@@ -90,7 +95,7 @@ mod tests {
     }
 
     fn left(time: &StepTime, now: u32) -> Option<u128> {
-        time.left(at(now)).map(|left| left.as_millis())
+        time.left(at(now), false).map(|left| left.as_millis())
     }
 
     #[test]
@@ -105,16 +110,15 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_draws_nothing_waits_for_its_first_mask() {
+    fn a_step_that_gets_nothing_done_waits_as_long_as_one_may_and_for_late_masks_too() {
         let time = StepTime::new(Patience::AsLongAgain { least: 2 * MILLISECOND, most: 20 * MILLISECOND });
         time.begins(at(0), false);
-        assert_eq!([10, 500].map(|now| left(&time, now)), [None, None]);
+        assert_eq!([5, 10, 25].map(|now| left(&time, now)), [20, 15, 0].map(Some));
+        time.begins(at(100), false);
+        assert_eq!(time.left(at(105), true), Some(20 * MILLISECOND));
         time.draws();
-        assert_eq!(left(&time, 501), Some(0), "its time is over");
-        time.begins(at(600), false);
-        assert_eq!(left(&time, 605), None);
-        time.draws();
-        assert_eq!(left(&time, 606), Some(4));
+        assert_eq!(left(&time, 106), Some(4), "from then on as others");
+        assert_eq!(time.left(at(106), true), Some(Duration::ZERO));
     }
 
     #[test]

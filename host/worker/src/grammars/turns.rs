@@ -294,12 +294,15 @@ mod tests {
 
     /// Waits until a room is worked off.
     fn known(threads: &MaskThreads, followed: &Followed) -> Known {
+        let mut rounds = 0;
         loop {
             let seen = threads.done();
             if followed.look() == Looked::Known {
                 return followed.take();
             }
-            threads.wait(seen, None);
+            rounds += 1;
+            assert!(rounds < 60, "waited for a minute in vain");
+            threads.wait(seen, Some(Duration::from_secs(1)));
         }
     }
 
