@@ -212,8 +212,8 @@ impl Worker for Service {
         request: Request<GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
-        let steps = (self.script)(&request);
         self.calls.lock().unwrap().push(request.clone());
+        let steps = (self.script)(&request);
         self.count.send_modify(|counts| counts.0 += 1);
         if let Some(Step::Status(code)) = steps.first() {
             return Err(Status::new(*code, "scripted"));

@@ -132,7 +132,9 @@ async fn workers_are_live_once_a_dummy_request_has_gone_through_them() {
     assert!(calls.len() >= 3 && calls[1].request_id.starts_with("warm-up-"), "{calls:?}");
     assert!(calls[1].no_cache && calls[1].prompt.len() > 16, "{calls:?}");
     assert_eq!(calls.last().unwrap().prompt, [97, 98, 99]);
-    assert!(prefill.watch.calls().len() >= 3);
+    // The warm-up that was answered, and this request. What fails may end before it was sent to both.
+    let prefilled = prefill.watch.calls();
+    assert!(prefilled.len() >= 2, "{prefilled:?}");
     assert_eq!(front.get("/health/ready").await.status, 200);
 }
 
