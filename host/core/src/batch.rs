@@ -140,6 +140,6 @@ pub enum Undrawn {
     /// The executor could not find out what may follow. Says why.
     Failed(String),
     /// What may follow was not known in time. The sequence draws in a later batch. If nothing was drawn, the next one computes the
-    /// last known token again, so this is not for workers that send pages and for models that keep a state.
+    /// last known token again, so this is for workers that [may draw late](crate::Config::may_draw_late) alone.
     Late,
 }

@@ -102,3 +102,12 @@ pub struct Config {
     /// How long a peer may leave a message unanswered before it counts as lost.
     pub peer_patience: Duration,
 }
+
+impl Config {
+    /// Whether a sequence may put a draw off and have its last known token computed again. Not where layers of that token's page may
+    /// have been sent before, nor where a state has taken it in.
+    #[must_use]
+    pub fn may_draw_late(&self) -> bool {
+        !self.role.sends_kv() && self.window.is_none_or(|window| !window.keeps_state())
+    }
+}

@@ -138,7 +138,7 @@ impl Grammars {
             }
             match self.time.left(self.clock.now(), false) {
                 Some(Duration::ZERO) => {
-                    followed.is_late();
+                    followed.mark_late();
                     return Err(Undrawn::Late);
                 }
                 left => self.threads.wait(done, left),
@@ -191,7 +191,7 @@ impl Constraint for Grammars {
             }
             let left = self.time.left(self.clock.now(), all_late);
             if left == Some(Duration::ZERO) {
-                unknown.iter().for_each(|followed| followed.is_late());
+                unknown.iter().for_each(|followed| followed.mark_late());
                 return None;
             }
             self.threads.wait(done, left);
@@ -383,7 +383,7 @@ mod tests {
         batch.sequences.push(Sequence { room: Room(2), ..batch.sequences[0].clone() });
         let both = [&batch.sequences[0], &batch.sequences[1]];
         let _thread_is_slow = slow.in_work();
-        slow.is_late();
+        slow.mark_late();
         grammars.begins(&batch);
         assert_eq!(grammars.known(&both), Some(1), "whichever is known");
         quick.take();

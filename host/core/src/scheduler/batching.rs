@@ -181,9 +181,7 @@ impl Scheduler {
         let drawn = &output.sampled[..job.taken(&output.sampled, drafted)];
         // Behind drafted tokens that were not drawn nothing is right.
         let mut end = end.min(known + drawn.len().saturating_sub(1));
-        let repeats =
-            !self.config.role.sends_kv() && self.config.window.is_none_or(|window| !window.keeps_state());
-        let late = repeats && output.undrawn == Some(Undrawn::Late);
+        let late = self.config.may_draw_late() && output.undrawn == Some(Undrawn::Late);
         let nothing_yet = late && drawn.is_empty() && end == known;
         if nothing_yet {
             // The last known token counts as not computed: the next batch draws behind it.

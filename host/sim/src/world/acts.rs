@@ -112,8 +112,7 @@ impl<C: Clients> World<C> {
         let worker = &mut self.workers[place];
         worker.memory.compute(&batch, worker.layers..self.kv.layers);
         let mut outputs = worker.memory.outputs(&batch);
-        let repeats = worker.config.window.is_none_or(|window| !window.keeps_state());
-        if self.faults.late_draw > 0.0 && repeats && worker.config.role != Role::Prefill {
+        if self.faults.late_draw > 0.0 && worker.config.may_draw_late() {
             outputs.iter_mut().for_each(|output| self.put_off(place, output));
         }
         self.handle(at, Event::BatchDone(outputs));

@@ -64,7 +64,8 @@ impl Scene {
         let until = Time(ARRIVE + random.up_to(Duration::from_secs(60)));
         let mut own = Random::new(mix(seed, 2));
         let notice = if own.chance(0.2) { 0.2 * own.unit() } else { 0.0 };
-        let faults = Faults { notice, ..faults(random, until) };
+        let late_draw = if own.chance(0.4) { 0.2 * own.unit() } else { 0.0 };
+        let faults = Faults { notice, late_draw, ..faults(random, until) };
         let mut arrivals: Vec<Arrival> = (0..4 + random.below(12)).map(|_| arrival(random)).collect();
         arrivals.sort_by_key(|arrival| arrival.at);
         // One for each worker, so that each is needed by one of them at least.
@@ -209,8 +210,7 @@ fn faults(random: &mut Random, until: Time) -> Faults {
         staged: random.unit(),
         read_early: random.unit(),
         more_deaths: random.below(3) as u32,
-        // Drawn last: the scenes of a seed are what they were.
-        late_draw: if !none && random.chance(0.4) { 0.2 * random.unit() } else { 0.0 },
+        late_draw: 0.0,
         until: Some(until),
     }
 }

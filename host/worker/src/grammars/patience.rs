@@ -20,12 +20,11 @@ pub enum Patience {
 }
 
 impl Patience {
-    /// Of a worker that goes on with answers: 20 ms at most, and a quarter of its target for the time between tokens. One that sends
-    /// pages waits for all, since it may have sent what it would compute again, and so does one whose model keeps a state, because
-    /// it cannot compute a token again.
+    /// Of a worker that [may draw late](Config::may_draw_late): 20 ms at most, and a quarter of its target for the time between tokens.
+    /// Others wait for all.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        if config.role.sends_kv() || config.window.is_some_and(|window| window.keeps_state()) {
+        if !config.may_draw_late() {
             return Self::All;
         }
         let (least, most) = (Duration::from_millis(2), Duration::from_millis(20));

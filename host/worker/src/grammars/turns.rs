@@ -225,7 +225,7 @@ impl Followed {
     }
 
     /// A step waits for it no longer.
-    pub(super) fn is_late(&self) {
+    pub(super) fn mark_late(&self) {
         self.place.lock().late = true;
     }
 
@@ -311,7 +311,7 @@ mod tests {
         let (threads, followed) = (MaskThreads::new().unwrap(), followed(&compiler(), 1));
         let in_work = followed.progress.lock();
         threads.work(&followed, part(0, "x"));
-        followed.is_late();
+        followed.mark_late();
         for _step in 0..3 {
             threads.work(&followed, part(0, "x"));
             assert_eq!(followed.look(), Looked::Unknown { late: true });
