@@ -52,11 +52,21 @@ const BODY: usize = 8 << 20;
 /// Most memory for reading a body of that size.
 const MOST: isize = 128 << 20;
 
+/// Numbers of endpoints in [`fuzzing::body`].
+const COMPLETIONS: u8 = 0;
+const CHAT: u8 = 1;
+const GENERATE: u8 = 2;
+
 /// Most bytes while a body is read, beyond the body, and whether it was accepted.
 fn cost(body: &[u8]) -> (isize, bool) {
-    let of_chat = [&[1], body].concat();
+    cost_at(CHAT, body)
+}
+
+/// The same at an endpoint.
+fn cost_at(endpoint: u8, body: &[u8]) -> (isize, bool) {
+    let input = [&[endpoint], body].concat();
     BYTES.with(|counted| counted.set((0, 0)));
-    let accepted = fuzzing::body(&of_chat);
+    let accepted = fuzzing::body(&input);
     (BYTES.with(Cell::get).1, accepted)
 }
 
@@ -110,4 +120,43 @@ fn long_conversations_and_long_lists_of_tokens_are_taken() {
     let tokens = vec!["7"; 1_000_000].join(",");
     let of_completions = format!("\0{{\"prompt\":[{tokens}]}}");
     assert!(fuzzing::body(of_completions.as_bytes()));
+}
+
+#[test]
+fn what_is_given_once_is_not_kept_for_each_of_many_answers() {
+    let prompts = vec!["\"a\""; 128].join(",");
+    let list = |item: &str, count: usize| vec![item; count].join(",");
+    let settings = |settings: &str| format!("{{\"text\":[{prompts}],\"sampling_params\":{{{settings}}}}}");
+    let words = list(&format!("\"{}\"", "w".repeat(256)), 1000);
+    let nested = |item: &str| format!("{{\\\"a\\\":[{}]}}", list(item, 1_900_000));
+    let call = |text: &str| {
+        format!(
+            "{{\"messages\":[{{\"role\":\"assistant\",\"tool_calls\":[{{\"function\":{{\"name\":\"f\",\"arguments\":\"{text}\"}}}}]}}]}}"
+        )
+    };
+    let long = "r".repeat(7 << 20);
+    let ids = list("65", 1_000_000);
+    let attacks = [
+        ("settings of many values", GENERATE, settings(&format!("\"x\":[{}]", list("0", 1_000_000)))),
+        ("many bad words", GENERATE, settings(&format!("\"bad_words\":[{words}]"))),
+        ("a long name", GENERATE, format!("{{\"text\":[{prompts}],\"rid\":\"{long}\"}}")),
+        ("long names", GENERATE, format!("{{\"text\":[{prompts}],\"rid\":[\"{long}\"]}}")),
+        ("lists in arguments of a call", CHAT, call(&nested("[0]"))),
+        ("numbers in arguments of a call", CHAT, call(&nested("0"))),
+        (
+            "a prompt of tokens, repeated",
+            COMPLETIONS,
+            format!("{{\"prompt\":[{ids}],\"echo\":true,\"n\":128}}"),
+        ),
+    ];
+    let mut large = Vec::new();
+    for (name, endpoint, body) in attacks {
+        assert!(body.len() <= BODY, "{name}: {} bytes", body.len());
+        let (bytes, accepted) = cost_at(endpoint, body.as_bytes());
+        println!("{name}: {} bytes take {bytes}, accepted: {accepted}", body.len());
+        if bytes > MOST {
+            large.push((name, bytes));
+        }
+    }
+    assert!(large.is_empty(), "{large:?}");
 }

@@ -123,6 +123,18 @@ impl Shares {
         share.add(amount, usize::MAX)?;
         Ok(share)
     }
+
+    /// Takes a part back from a client, or some of it.
+    fn give_back(&self, client: &Client, amount: usize) {
+        let mut held = self.held.lock();
+        held.all -= amount;
+        if let Some(of_client) = held.clients.get_mut(client) {
+            *of_client -= amount;
+            if *of_client == 0 {
+                held.clients.remove(client);
+            }
+        }
+    }
 }
 
 impl Share {
@@ -146,6 +158,13 @@ impl Share {
         self.add(amount, TIMES_FREE)
     }
 
+    /// Gives back all but so much.
+    pub fn shrink_to(&mut self, amount: usize) {
+        let less = self.amount.saturating_sub(amount);
+        self.of.give_back(&self.client, less);
+        self.amount -= less;
+    }
+
     fn add(&mut self, amount: usize, times_free: usize) -> Result<(), NoShare> {
         let mut held = self.of.held.lock();
         let Some(free) = (self.of.total - held.all).checked_sub(amount) else { return Err(NoShare::Full) };
@@ -164,14 +183,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut held = self.of.held.lock();
-        held.all -= self.amount;
-        if let Some(of_client) = held.clients.get_mut(&self.client) {
-            *of_client -= self.amount;
-            if *of_client == 0 {
-                held.clients.remove(&self.client);
-            }
-        }
+        self.of.give_back(&self.client, self.amount);
     }
 }
 
@@ -186,6 +198,21 @@ mod tests {
     /// Takes ones until there is no more for a client.
     fn all_for(shares: &Shares, number: u8) -> Vec<Share> {
         std::iter::from_fn(|| shares.take(&client(number), 1).ok()).collect()
+    }
+
+    #[test]
+    fn a_part_that_shrinks_leaves_room() {
+        let shares = Shares::new(1000);
+        let mut share = shares.take(&client(1), 800).unwrap();
+        assert_eq!(share.grow(1), Err(NoShare::Client));
+        share.shrink_to(300);
+        assert_eq!((share.amount(), shares.taken()), (300, 300));
+        share.shrink_to(500);
+        assert_eq!(share.amount(), 300, "it does not grow");
+        share.grow(500).unwrap();
+        drop(share);
+        assert_eq!(shares.taken(), 0);
+        assert_eq!(all_for(&shares, 1).len(), 800, "nothing is left of the client");
     }
 
     #[test]

@@ -35,10 +35,32 @@ pub(super) struct Piece {
     pub tokens: Vec<u32>,
 }
 
-impl Piece {
+/// Bytes of a token's log probability in an answer: the names of its fields and a number.
+const LOGPROB: usize = 64;
+/// The same for each byte of the token: in its name, which may be escaped, and in decimal digits.
+const LOGPROB_BYTE: usize = 10;
+
+impl Shown {
+    /// One without text before it.
+    #[cfg(test)]
+    pub fn at_the_beginning(token: Token) -> Self {
+        Self { token, offset: 0, begins: 0 }
+    }
+
     /// Bytes that it takes, about.
     pub fn memory(&self) -> usize {
-        let of_token = |shown: &Shown| size_of::<Shown>() + shown.token.top.len() * size_of::<TopToken>();
+        size_of::<Self>() + self.token.top.len() * size_of::<TopToken>()
+    }
+}
+
+impl Piece {
+    /// Bytes that it takes, about, with those that it takes when it is written as JSON.
+    pub fn memory(&self, tokenizer: &dyn Tokenizer) -> usize {
+        let logprob = |token: u32| LOGPROB + LOGPROB_BYTE * tokenizer.token_bytes(token).len();
+        let of_token = |shown: &Shown| {
+            let top: usize = shown.token.top.iter().map(|top| logprob(top.token)).sum();
+            shown.memory() + logprob(shown.token.token) + top
+        };
         let shown: usize = self.shown.iter().map(of_token).sum();
         size_of::<Self>() + self.text.len() + self.tokens.len() * size_of::<u32>() + shown
     }

@@ -180,6 +180,17 @@ impl Ask {
         self.end_tokens.contains(&token) || self.stop_tokens.contains(&token)
     }
 
+    /// Bytes of the settings whose length the client chooses.
+    pub fn memory(&self) -> usize {
+        let Sampling { end_tokens, logit_bias, allowed_tokens, bad_words, .. } = &self.sampling;
+        let tokens = end_tokens.len() + allowed_tokens.len() + self.end_tokens.len() + self.stop_tokens.len();
+        let words: usize =
+            bad_words.iter().map(|word| size_of_val(word) + word.tokens.len() * size_of::<u32>()).sum();
+        let texts: usize = self.stop.iter().map(|stop| size_of_val(stop) + stop.len()).sum();
+        let grammar = self.grammar.as_ref().map_or(0, |grammar| grammar.text.len());
+        tokens * size_of::<u32>() + size_of_val(&logit_bias[..]) + words + texts + grammar
+    }
+
     /// Answers that are computed.
     pub fn candidates(&self) -> usize {
         self.best_of as usize

@@ -3,18 +3,19 @@
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use host_wire::clock;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::answer::{End, Piece, Shown, joined, stop_reason};
 use super::ask::{Ask, check_model};
 use super::conversation::{Conversation, Turn};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::logprobs::{OfChat, With};
 use super::record::Usage;
-use super::respond::{Item, Prepared, Shape, serve};
+use super::respond::{Event, Item, Prepared, Shape, serve, written};
 use super::spoken::{Said, Spoken};
 use super::tools::{Choice, Spelling, Tools};
-use super::{App, RequestId, Shared, logprobs};
+use super::{App, RequestId, Shared};
 use crate::text::Tokenizer;
 
 pub(super) async fn handle(
@@ -65,11 +66,13 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
         model: app.model.clone(),
         logprobs,
         include_usage: ask.include_usage,
+        usage_in_all: ask.usage_in_all,
         cache_details: ask.cache_details,
         thinks: app.text.dialect.thinks,
         // A call of a named tool ends as text does, with OpenAI too.
         named: tools.is_some_and(|tools| matches!(tools.choice, Choice::Named(_))),
         answers: (0..ask.n).map(|_| answer()).collect(),
+        waiting: 0,
     };
     Ok(Prepared { items: vec![Item { prompt: turn.prompt, ask }], shape })
 }
@@ -80,12 +83,15 @@ struct Chat {
     model: String,
     logprobs: bool,
     include_usage: bool,
+    usage_in_all: bool,
     cache_details: bool,
     thinks: bool,
     /// The request named the tool to call.
     named: bool,
     /// As many as the request wants.
     answers: Vec<Answer>,
+    /// Bytes of all tokens that wait in answers.
+    waiting: usize,
 }
 
 /// One of the answers to a request.
@@ -116,28 +122,38 @@ impl Chat {
         event
     }
 
-    fn delta(&self, number: usize, delta: Value, logprobs: Option<Value>) -> Value {
-        self.event(json!({"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": null}))
+    /// An event with a part of an answer, and the log probabilities of the tokens that it shows, if they are wanted.
+    fn delta(&self, number: usize, delta: &Value, logprobs: Option<OfChat<'_>>) -> Event {
+        let choice = json!({"index": number, "delta": delta, "logprobs": null, "finish_reason": null});
+        let Some(logprobs) = logprobs else { return self.event(choice).into() };
+        let mut event = map(self.event(Value::Null));
+        if self.usage_in_all {
+            // It comes later.
+            event.remove("usage");
+        }
+        let choice = With { object: &map(choice), name: "logprobs", value: logprobs };
+        Event::written(None, &With { object: &event, name: "choices", value: [choice] })
     }
 
-    fn begin(&mut self, number: usize) -> Vec<Value> {
+    fn begin(&mut self, number: usize) -> Vec<Event> {
         let Some(answer) = self.answers.get_mut(number) else { return Vec::new() };
         if std::mem::replace(&mut answer.begun, true) {
             return Vec::new();
         }
-        vec![self.delta(number, json!({"role": "assistant", "content": ""}), None)]
+        vec![self.delta(number, &json!({"role": "assistant", "content": ""}), None)]
     }
 
     /// One event for each delta; the first has the log probabilities of all tokens that wait.
-    fn deltas(&mut self, number: usize, tokenizer: &dyn Tokenizer, said: &[Said], last: bool) -> Vec<Value> {
+    fn deltas(&mut self, number: usize, tokenizer: &dyn Tokenizer, said: &[Said], last: bool) -> Vec<Event> {
         let Some(answer) = self.answers.get_mut(number) else { return Vec::new() };
         let mut deltas: Vec<Value> = said.iter().map(Said::delta).collect();
         if deltas.is_empty() && !answer.waiting.is_empty() && (last || answer.spoken.is_plain()) {
             deltas.push(json!({"content": ""}));
         }
         let shown = if deltas.is_empty() { Vec::new() } else { std::mem::take(&mut answer.waiting) };
-        let mut logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &shown));
-        deltas.into_iter().map(|delta| self.delta(number, delta, logprobs.take())).collect()
+        self.waiting -= shown.iter().map(Shown::memory).sum::<usize>();
+        let mut logprobs = self.logprobs.then_some(OfChat { tokenizer, shown: &shown });
+        deltas.iter().map(|delta| self.delta(number, delta, logprobs.take())).collect()
     }
 
     fn reason(&self, number: usize, end: &End) -> &'static str {
@@ -147,16 +163,17 @@ impl Chat {
 }
 
 impl Shape for Chat {
-    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
+    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
         let mut events = self.begin(number);
         let Some(answer) = self.answers.get_mut(number) else { return events };
+        self.waiting += piece.shown.iter().map(Shown::memory).sum::<usize>();
         answer.waiting.extend(piece.shown);
         let said = answer.spoken.push(&piece.text);
         events.extend(self.deltas(number, tokenizer, &said, false));
         events
     }
 
-    fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
+    fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {
         let mut events = self.begin(number);
         let Some(answer) = self.answers.get_mut(number) else { return events };
         let rest = answer.spoken.finish();
@@ -171,39 +188,56 @@ impl Shape for Chat {
         if self.cache_details {
             last["sglext"] = end.cache_details();
         }
-        events.push(last);
+        events.push(last.into());
         events
     }
 
-    fn close(&mut self, usage: &Usage) -> Vec<Value> {
+    fn keeps(&self) -> usize {
+        self.waiting
+    }
+
+    fn close(&mut self, _tokenizer: &dyn Tokenizer, usage: &Usage) -> Vec<Event> {
         if !self.include_usage {
             return Vec::new();
         }
         let mut last = self.object("chat.completion.chunk", json!([]));
         last["usage"] = usage.json();
-        vec![last]
+        vec![last.into()]
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> Value {
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> String {
         let mut choices = Vec::new();
         for (number, (pieces, end)) in all.iter().enumerate() {
             let Some(answer) = self.answers.get_mut(number) else { break };
             let piece = joined(pieces);
             let message = answer.spoken.whole(&piece.text).message(self.thinks);
-            let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &piece.shown));
-            choices.push(json!({
+            let choice = json!({
                 "index": number,
                 "message": message,
-                "logprobs": logprobs,
+                "logprobs": null,
                 "finish_reason": self.reason(number, end),
                 "stop_reason": stop_reason(end),
-            }));
+            });
+            choices.push((map(choice), piece.shown));
         }
-        let mut answer = self.object("chat.completion", Value::Array(choices));
+        let choices = choices.iter().map(|(object, shown)| {
+            let logprobs = self.logprobs.then_some(OfChat { tokenizer, shown });
+            With { object, name: "logprobs", value: logprobs }
+        });
+        let choices: Vec<_> = choices.collect();
+        let mut answer = self.object("chat.completion", Value::Null);
         answer["usage"] = usage.json();
         if let Some((_, end)) = all.first().filter(|_| self.cache_details) {
             answer["sglext"] = end.cache_details();
         }
-        answer
+        written(&With { object: &map(answer), name: "choices", value: choices })
+    }
+}
+
+/// The fields of an object.
+fn map(object: Value) -> Map<String, Value> {
+    match object {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
     }
 }

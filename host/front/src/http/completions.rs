@@ -3,15 +3,16 @@
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use host_wire::clock;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::answer::{End, Piece, joined, stop_reason};
+use super::answer::{End, Piece, Shown, joined, stop_reason};
 use super::ask::{Ask, MOST_ANSWERS, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::logprobs::{OfCompletion, With};
 use super::record::Usage;
-use super::respond::{Item, Prepared, Shape, serve};
-use super::{App, RequestId, Shared, logprobs, prompt};
+use super::respond::{Event, Item, Prepared, Shape, serve, written};
+use super::{App, RequestId, Shared, prompt};
 use crate::text::Tokenizer;
 
 /// OpenAI's default.
@@ -50,8 +51,8 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(true))?;
     let prompt = fields.take("prompt");
     fields.refuse_rest(|_| None)?;
-    let prompts = read_prompts(app, prompt)?;
-    let echoed = prompts.iter().map(|prompt| if echo { prompt.text(app, &ask) } else { String::new() });
+    let mut prompts = read_prompts(app, prompt)?;
+    let echoes = if echo { texts(app, &mut prompts, &ask)? } else { vec![String::new(); prompts.len()] };
     let shape = Completion {
         id: format!("cmpl-{}", id.0),
         created: clock::unix_seconds(),
@@ -60,7 +61,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion
         include_usage: ask.include_usage,
         cache_details: ask.cache_details,
         n: ask.n as usize,
-        echoes: echoed.collect(),
+        echoes,
         begun: vec![!echo; prompts.len() * ask.n as usize],
     };
     let items = prompts.into_iter().map(|prompt| Item { prompt: prompt.tokens, ask: ask.clone() }).collect();
@@ -75,10 +76,25 @@ struct Prompt {
     tokens: Vec<u32>,
 }
 
-impl Prompt {
-    fn text(&self, app: &App, ask: &Ask) -> String {
-        self.given.clone().unwrap_or_else(|| prompt::decode(app, &self.tokens, ask.specials))
-    }
+/// The texts of all prompts, to be repeated in their answers.
+///
+/// # Errors
+/// When they have more bytes together than a body may have: a token may stand for many.
+fn texts(app: &App, prompts: &mut [Prompt], ask: &Ask) -> Result<Vec<String>, ApiError> {
+    let most = app.max_body;
+    let mut left = most;
+    let mut text = |prompt: &mut Prompt| {
+        let given = prompt.given.take().filter(|text| text.len() <= left);
+        let text = given.or_else(|| prompt::decode_within(app, &prompt.tokens, ask.specials, left));
+        left = left.saturating_sub(text.as_ref().map_or(0, String::len));
+        text.ok_or_else(|| {
+            let message = format!(
+                "the text of the prompt has more than {most} bytes, which is the limit (--max-body-bytes); leave echo out"
+            );
+            ApiError::field("echo", message)
+        })
+    };
+    prompts.iter_mut().map(&mut text).collect()
 }
 
 /// A string, a list of token ids, or a list of either.
@@ -140,27 +156,28 @@ impl Completion {
         })
     }
 
-    /// One answer, or a piece of it. The first one has the prompt in front, if that is echoed.
-    fn choice(
-        &mut self,
-        number: usize,
-        tokenizer: &dyn Tokenizer,
-        piece: &Piece,
-        end: Option<&End>,
-    ) -> Value {
-        let logprobs = self.logprobs.then(|| logprobs::of_completion(tokenizer, &piece.shown));
+    /// One answer, or a piece of it, without its log probabilities. The first one has the prompt in front, if that is echoed.
+    fn choice(&mut self, number: usize, piece: &Piece, end: Option<&End>) -> Map<String, Value> {
         let begun = self.begun.get_mut(number).is_none_or(|begun| std::mem::replace(begun, true));
         let echo = if begun { "" } else { self.echoes.get(number / self.n).map_or("", String::as_str) };
-        json!({
-            "index": number,
-            "text": format!("{echo}{}", piece.text),
-            "logprobs": logprobs,
-            "finish_reason": end.map(|end| end.reason),
-            "stop_reason": end.and_then(stop_reason),
-        })
+        let mut choice = Map::new();
+        choice.insert("index".into(), json!(number));
+        choice.insert("text".into(), Value::from(format!("{echo}{}", piece.text)));
+        choice.insert("logprobs".into(), Value::Null);
+        choice.insert("finish_reason".into(), json!(end.map(|end| end.reason)));
+        choice.insert("stop_reason".into(), json!(end.and_then(stop_reason)));
+        choice
     }
 
-    fn event(&self, choice: Value) -> Value {
+    /// The log probabilities of these tokens, if they are wanted.
+    fn logprobs<'a>(&self, tokenizer: &'a dyn Tokenizer, shown: &'a [Shown]) -> Option<OfCompletion<'a>> {
+        self.logprobs.then_some(OfCompletion { tokenizer, shown })
+    }
+
+    /// An event with a piece of an answer, of some tokens.
+    fn event(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: &Piece, end: Option<&End>) -> Value {
+        let mut choice = self.choice(number, piece, end);
+        choice["logprobs"] = json!(self.logprobs(tokenizer, &piece.shown));
         let mut event = self.object(json!([choice]));
         if self.include_usage {
             event["usage"] = Value::Null;
@@ -170,42 +187,51 @@ impl Completion {
 }
 
 impl Shape for Completion {
-    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
+    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
         if piece.text.is_empty() && piece.shown.is_empty() {
             return Vec::new();
         }
-        let choice = self.choice(number, tokenizer, &piece, None);
-        vec![self.event(choice)]
+        vec![self.event(number, tokenizer, &piece, None).into()]
     }
 
-    fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
-        let choice = self.choice(number, tokenizer, &Piece::default(), Some(end));
-        let mut event = self.event(choice);
+    fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {
+        let mut event = self.event(number, tokenizer, &Piece::default(), Some(end));
         if self.cache_details {
             event["sglext"] = end.cache_details();
         }
-        vec![event]
+        vec![event.into()]
     }
 
-    fn close(&mut self, usage: &Usage) -> Vec<Value> {
+    fn close(&mut self, _tokenizer: &dyn Tokenizer, usage: &Usage) -> Vec<Event> {
         if !self.include_usage {
             return Vec::new();
         }
         let mut last = self.object(json!([]));
         last["usage"] = usage.json();
-        vec![last]
+        vec![last.into()]
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> Value {
-        let choices = all.iter().enumerate();
-        let choices: Vec<Value> = choices
-            .map(|(number, (pieces, end))| self.choice(number, tokenizer, &joined(pieces), Some(end)))
-            .collect();
-        let mut answer = self.object(Value::Array(choices));
+    fn beside_pieces(&self) -> usize {
+        self.echoes.iter().map(|echo| echo.len() * self.n).sum()
+    }
+
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> String {
+        let choices = all.iter().enumerate().map(|(number, (pieces, end))| {
+            let piece = joined(pieces);
+            (self.choice(number, &piece, Some(end)), piece.shown)
+        });
+        let choices: Vec<_> = choices.collect();
+        let choices = choices.iter().map(|(object, shown)| {
+            let value = self.logprobs(tokenizer, shown);
+            With { object, name: "logprobs", value }
+        });
+        let choices: Vec<_> = choices.collect();
+        let mut answer = self.object(Value::Null);
         answer["usage"] = usage.json();
         if let Some((_, end)) = all.first().filter(|_| self.cache_details) {
             answer["sglext"] = end.cache_details();
         }
-        answer
+        let answer = answer.as_object().cloned().unwrap_or_default();
+        written(&With { object: &answer, name: "choices", value: choices })
     }
 }

@@ -2,14 +2,17 @@
 
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
+use host_wire::random::random_u64;
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::answer::{End, Matched, Piece, Shown};
 use super::ask::{Ask, MOST_ANSWERS, not_empty};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
+use super::logprobs::{top_triples, triples};
 use super::record::Usage;
-use super::respond::{Item, Prepared, Shape, serve};
+use super::respond::{Event, Item, Prepared, Shape, serve, written};
 use super::{App, RequestId, Shared, prompt};
 use crate::text::Tokenizer;
 
@@ -31,6 +34,10 @@ pub(super) const SAMPLING: [&str; 10] = [
 /// SGLang's do, so one for each token would add up to bytes that grow with the square of the answer. These add up to at most
 /// so many times the last one. Up to this many tokens each has an event of its own.
 const EVENTS: usize = 512;
+/// The same with log probabilities, which are many times as long as the text.
+const EVENTS_WITH_LOGPROBS: usize = 64;
+/// Longest `rid`, in bytes: each event repeats it.
+pub(super) const MAX_RID: usize = 256;
 
 /// SGLang's default.
 pub(super) const DEFAULT_MAX_TOKENS: i64 = 128;
@@ -63,20 +70,13 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Generate>,
     for name in ["token_ids_logprob", "bootstrap_host", "bootstrap_room"] {
         fields.refuse_unless(name, empty)?;
     }
-    let ids = fields.take("rid");
+    let ids = rid(&mut fields)?;
     let (input_ids, text) = (fields.take("input_ids"), fields.take("text"));
     let (prompts, is_list) = read_prompts(app, input_ids, text)?;
-    let mut params = sampling_params(params, prompts.len())?.into_iter();
+    let asks = asks(app, params, prompts.len())?;
     let mut items = Vec::with_capacity(prompts.len());
     let mut told = Vec::new();
-    for (index, prompt) in prompts.into_iter().enumerate() {
-        let mut params = Fields::within("sampling_params.", params.next().unwrap_or_default());
-        Ask::refuse_unsupported(&mut params)?;
-        let mut ask = Ask::take(app, &mut params, "sampling_seed")?;
-        ask.answer_field = "sampling_params.max_new_tokens";
-        let max = params.integer("max_new_tokens", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
-        ask.limit(u32::try_from(max).ok())?;
-        params.refuse_rest(|_| None)?;
+    for (index, (prompt, mut ask)) in prompts.into_iter().zip(asks).enumerate() {
         (ask.stream, ask.sampling.logprobs) = (stream, logprobs);
         let name = match ids.as_ref() {
             Some(Value::String(name)) if !is_list => name.clone(),
@@ -100,7 +100,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Generate>,
             .then(|| format!("put it into sampling_params: {{\"sampling_params\": {{\"{name}\": …}}}}"))
     })?;
     let is_list = is_list || told.len() > 1;
-    Ok(Prepared { items, shape: Generate { logprobs: logprobs.is_some(), is_list, told } })
+    Ok(Prepared { items, shape: Generate { logprobs: logprobs.is_some(), is_list, told, bytes: 0 } })
 }
 
 /// The prompts, and whether they came as a list of prompts.
@@ -153,23 +153,60 @@ fn read_prompts(
     }
 }
 
-/// The settings of each prompt: one object for all, or one for each.
-fn sampling_params(given: Option<Value>, prompts: usize) -> Result<Vec<Map<String, Value>>, ApiError> {
+/// Takes `rid`: a name, or one for each prompt.
+fn rid(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
+    let given = fields.take("rid");
+    let names = match &given {
+        Some(Value::Array(names)) => &names[..],
+        Some(name) => std::slice::from_ref(name),
+        None => &[],
+    };
+    match names.iter().find(|name| name.as_str().is_some_and(|name| name.len() > MAX_RID)) {
+        Some(long) => Err(fields.wrong("rid", format!("names of at most {MAX_RID} bytes"), long)),
+        None => Ok(given),
+    }
+}
+
+/// The settings of each prompt: `sampling_params` is one object for all, or one for each.
+fn asks(app: &App, given: Option<Value>, prompts: usize) -> Result<Vec<Ask>, ApiError> {
     let wrong = |got: &Value| {
         Fields::default().wrong("sampling_params", "a JSON object, or one for each prompt", got)
     };
-    match given {
-        None => Ok(vec![Map::new(); prompts]),
-        Some(Value::Object(one)) => Ok(vec![one; prompts]),
-        Some(Value::Array(list)) if list.len() == prompts => list
-            .into_iter()
-            .map(|params| match params {
-                Value::Object(params) => Ok(params),
+    let one = match given {
+        None => Map::new(),
+        Some(Value::Object(one)) => one,
+        Some(Value::Array(list)) if list.len() == prompts => {
+            let asks = list.into_iter().map(|params| match params {
+                Value::Object(params) => ask(app, params),
                 other => Err(wrong(&other)),
-            })
-            .collect(),
-        Some(other) => Err(wrong(&other)),
+            });
+            return asks.collect();
+        }
+        Some(other) => return Err(wrong(&other)),
+    };
+    // They are read once, however many prompts there are. Without a seed each prompt gets one of its own.
+    let has_seed = one.get("sampling_seed").is_some_and(|seed| !seed.is_null());
+    let first = ask(app, one)?;
+    let mut asks = vec![first; prompts];
+    if !has_seed {
+        for ask in asks.iter_mut().skip(1) {
+            ask.sampling.seed = random_u64()
+                .map_err(|error| ApiError::internal(format!("no randomness for a seed: {error}")))?;
+        }
     }
+    Ok(asks)
+}
+
+/// The settings in an object.
+fn ask(app: &App, params: Map<String, Value>) -> Result<Ask, ApiError> {
+    let mut params = Fields::within("sampling_params.", params);
+    Ask::refuse_unsupported(&mut params)?;
+    let mut ask = Ask::take(app, &mut params, "sampling_seed")?;
+    ask.answer_field = "sampling_params.max_new_tokens";
+    let max = params.integer("max_new_tokens", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
+    ask.limit(u32::try_from(max).ok())?;
+    params.refuse_rest(|_| None)?;
+    Ok(ask)
 }
 
 struct Generate {
@@ -178,6 +215,8 @@ struct Generate {
     is_list: bool,
     /// Each answer. Each event repeats everything, as SGLang's clients expect.
     told: Vec<Told>,
+    /// Bytes of the pieces that were told.
+    bytes: usize,
 }
 
 /// An answer as it is told.
@@ -187,34 +226,45 @@ struct Told {
     prompt_tokens: usize,
     text: String,
     tokens: Vec<u32>,
-    /// `[logprob, id, text]` of each token that has begun to show. `top_logprobs` has the likeliest tokens in its place.
-    logprobs: Vec<Value>,
-    top_logprobs: Vec<Value>,
+    /// Tokens that have begun to show, when log probabilities were requested.
+    shown: Vec<Shown>,
     /// Tokens in the last event.
     tokens_told: usize,
 }
 
 impl Told {
-    fn add(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) {
+    fn add(&mut self, piece: Piece) {
         self.text.push_str(&piece.text);
         self.tokens.extend(piece.tokens);
-        for Shown { token, .. } in piece.shown {
-            let bytes = tokenizer.token_bytes(token.token);
-            self.logprobs.push(json!([token.logprob, token.token, String::from_utf8_lossy(&bytes)]));
-            self.top_logprobs
-                .push(token.top.iter().map(|top| json!([top.logprob, top.token, null])).collect());
-        }
+        self.shown.extend(piece.shown);
     }
 
     /// Whether it has grown enough since the last event.
     fn is_due(&self) -> bool {
         let tokens = self.tokens.len();
-        tokens <= EVENTS || tokens - self.tokens_told >= tokens.div_ceil(EVENTS)
+        let events = if self.shown.is_empty() { EVENTS } else { EVENTS_WITH_LOGPROBS };
+        tokens <= events || tokens - self.tokens_told >= tokens.div_ceil(events)
     }
 }
 
+/// An answer as JSON.
+#[derive(serde::Serialize)]
+struct Object<'a, M> {
+    text: &'a str,
+    output_ids: &'a [u32],
+    meta_info: M,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+}
+
 impl Generate {
-    fn object(&self, number: usize, all: &Told, end: Option<&End>) -> Value {
+    fn object<'a>(
+        &self,
+        tokenizer: &'a dyn Tokenizer,
+        number: usize,
+        all: &'a Told,
+        end: Option<&End>,
+    ) -> impl Serialize + use<'a> {
         let reason = end.map(|end| match (end.reason, &end.matched) {
             ("length", _) => json!({"type": "length", "length": end.output_tokens}),
             (reason, Some(Matched::Text(text))) => json!({"type": reason, "matched": text}),
@@ -228,8 +278,8 @@ impl Generate {
         meta.insert("completion_tokens".into(), json!(all.tokens.len()));
         meta.insert("cached_tokens".into(), json!(end.map_or(0, End::cached_tokens)));
         if self.logprobs {
-            meta.insert("output_token_logprobs".into(), all.logprobs.clone().into());
-            meta.insert("output_top_logprobs".into(), all.top_logprobs.clone().into());
+            meta.insert("output_token_logprobs".into(), Value::Null);
+            meta.insert("output_top_logprobs".into(), Value::Null);
         }
         if let Some(end) = end {
             let finished = end.finished.as_ref();
@@ -245,56 +295,90 @@ impl Generate {
             meta.insert("prefill_worker".into(), json!(served_by.and_then(|by| by.prefill.as_ref())));
             meta.insert("decode_worker".into(), json!(served_by.map(|by| &by.decode)));
         }
-        let mut object = json!({"text": all.text, "output_ids": all.tokens, "meta_info": meta});
-        if self.is_list {
-            object["index"] = json!(number);
-        }
-        object
+        let meta_info = Meta { tokenizer, shown: &all.shown, fields: meta };
+        let index = self.is_list.then_some(number);
+        Object { text: &all.text, output_ids: &all.tokens, meta_info, index }
     }
 }
 
 impl Shape for Generate {
-    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
+    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
         let nothing = piece.tokens.is_empty() && piece.text.is_empty() && piece.shown.is_empty();
         let Some(told) = self.told.get_mut(number) else { return Vec::new() };
-        told.add(tokenizer, piece);
+        self.bytes += piece.memory(tokenizer);
+        told.add(piece);
         if nothing || !told.is_due() {
             return Vec::new();
         }
         told.tokens_told = told.tokens.len();
-        vec![self.object(number, &self.told[number], None)]
+        vec![Event::written(None, &self.object(tokenizer, number, &self.told[number], None))]
     }
 
-    fn end(&mut self, number: usize, _tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
-        self.told.get(number).map(|told| self.object(number, told, Some(end))).into_iter().collect()
+    fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {
+        let told = self.told.get(number).into_iter();
+        told.map(|told| Event::written(None, &self.object(tokenizer, number, told, Some(end)))).collect()
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, _usage: &Usage) -> Value {
-        let mut objects = Vec::with_capacity(all.len());
-        for (number, (pieces, end)) in all.into_iter().enumerate() {
-            let mut told = self.told.get(number).cloned().unwrap_or_default();
-            for piece in pieces {
-                told.add(tokenizer, piece);
-            }
-            objects.push(self.object(number, &told, Some(&end)));
+    fn keeps(&self) -> usize {
+        self.bytes
+    }
+
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, _usage: &Usage) -> String {
+        let mut ends = Vec::with_capacity(all.len());
+        for ((pieces, end), told) in all.into_iter().zip(&mut self.told) {
+            pieces.into_iter().for_each(|piece| told.add(piece));
+            ends.push(end);
         }
-        if self.is_list { Value::Array(objects) } else { objects.pop().unwrap_or(Value::Null) }
+        let answers = self.told.iter().zip(&ends).enumerate();
+        let objects = answers.map(|(number, (told, end))| self.object(tokenizer, number, told, Some(end)));
+        let mut objects: Vec<_> = objects.collect();
+        if self.is_list { written(&objects) } else { written(&objects.pop()) }
+    }
+}
+
+/// The figures of an answer.
+struct Meta<'a> {
+    tokenizer: &'a dyn Tokenizer,
+    shown: &'a [Shown],
+    /// With placeholders for log probabilities, if they are wanted.
+    fields: Map<String, Value>,
+}
+
+impl Serialize for Meta<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_map(Some(self.fields.len()))?;
+        for (name, value) in &self.fields {
+            match name.as_str() {
+                "output_token_logprobs" => {
+                    object.serialize_entry(name, &triples(self.tokenizer, self.shown))?
+                }
+                "output_top_logprobs" => object.serialize_entry(name, &top_triples(self.shown))?,
+                _ => object.serialize_entry(name, value)?,
+            }
+        }
+        object.end()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use host_wire::proto::{Token, TopToken};
+
     use super::*;
 
     /// Bytes of all events of an answer that grows token by token, bytes of its last event, and the number of events.
-    fn streamed(tokens: usize) -> (usize, usize, usize) {
+    fn streamed(tokens: usize, logprobs: bool) -> (usize, usize, usize) {
         let tokenizer = crate::text::ByteTokenizer::new(300);
-        let mut shape = Generate { logprobs: false, is_list: false, told: vec![Told::default()] };
+        let mut shape = Generate { logprobs, is_list: false, told: vec![Told::default()], bytes: 0 };
         let (mut bytes, mut last, mut events) = (0, 0, 0);
         for _ in 0..tokens {
-            let piece = Piece { text: "word ".into(), shown: Vec::new(), tokens: vec![12345] };
+            let top = vec![TopToken { token: 65, logprob: -1.5 }; 20];
+            let token = Token { token: 66, logprob: Some(-0.5), top };
+            let shown = if logprobs { vec![Shown::at_the_beginning(token)] } else { Vec::new() };
+            let piece = Piece { text: "word ".into(), shown, tokens: vec![12345] };
             for event in shape.piece(0, &tokenizer, piece) {
-                last = event.to_string().len();
+                let Event::Written { json, .. } = event else { panic!("a value") };
+                last = json.len();
                 bytes += last;
                 events += 1;
             }
@@ -305,12 +389,30 @@ mod tests {
 
     #[test]
     fn short_answers_have_an_event_for_each_token() {
-        assert_eq!(streamed(EVENTS).2, EVENTS);
+        assert_eq!(streamed(EVENTS, false).2, EVENTS);
+        assert_eq!(streamed(EVENTS_WITH_LOGPROBS, true).2, EVENTS_WITH_LOGPROBS);
     }
 
     #[test]
     fn the_bytes_of_a_stream_grow_with_the_answer_and_not_with_its_square() {
-        let (bytes, last, _) = streamed(20_000);
-        assert!(bytes <= (EVENTS + 1) * last, "{bytes} bytes in all, {last} in the last event");
+        for (tokens, logprobs, events) in [(20_000, false, EVENTS), (2_000, true, EVENTS_WITH_LOGPROBS)] {
+            let (bytes, last, _) = streamed(tokens, logprobs);
+            assert!(bytes <= (events + 1) * last, "{bytes} bytes in all, {last} in the last event");
+        }
+    }
+
+    #[test]
+    fn what_a_stream_keeps_is_counted_as_it_takes_memory() {
+        let tokenizer = crate::text::ByteTokenizer::new(300);
+        let mut shape = Generate { logprobs: true, is_list: false, told: vec![Told::default()], bytes: 0 };
+        let top = vec![TopToken { token: 65, logprob: -1.5 }; 20];
+        let token = Token { token: 66, logprob: Some(-0.5), top };
+        let piece = Piece { shown: vec![Shown::at_the_beginning(token)], ..Piece::default() };
+        let _event = shape.piece(0, &tokenizer, piece.clone());
+        let event = shape.piece(0, &tokenizer, piece).pop().map(|event| match event {
+            Event::Written { json, .. } => json.len(),
+            Event::Value(_) => 0,
+        });
+        assert!(shape.keeps() > event.unwrap(), "{} counted, {event:?} written", shape.keeps());
     }
 }

@@ -1,5 +1,9 @@
-//! Log probabilities in OpenAI's two shapes.
+//! Log probabilities in the shapes of the endpoints.
+//!
+//! As JSON values the log probabilities of a token take some twenty kilobytes, so they are written token by token, and no more than
+//! one token's values exist at a time.
 
+use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::answer::Shown;
@@ -23,50 +27,153 @@ fn name(bytes: &[u8]) -> String {
     }
 }
 
-/// The completions shape: parallel lists.
-pub(super) fn of_completion(tokenizer: &dyn Tokenizer, shown: &[Shown]) -> Value {
-    let text = |token: u32| name(&tokenizer.token_bytes(token));
-    let top = |entry: &Shown| {
-        let mut top: Map<String, Value> =
-            entry.token.top.iter().map(|top| (text(top.token), json!(number(top.logprob)))).collect();
-        // The sampled token is always among them, so there may be one more than requested.
-        if let Some(logprob) = entry.token.logprob {
-            top.entry(text(entry.token.token)).or_insert(json!(number(logprob)));
-        }
-        top
-    };
-    json!({
-        "tokens": shown.iter().map(|entry| text(entry.token.token)).collect::<Vec<_>>(),
-        "token_logprobs": shown.iter().map(|entry| entry.token.logprob.map(number)).collect::<Vec<_>>(),
-        "top_logprobs": shown.iter().map(top).collect::<Vec<_>>(),
-        "text_offset": shown.iter().map(|entry| entry.offset).collect::<Vec<_>>(),
-    })
+/// A list of JSON with an entry for each token, written one at a time.
+pub(super) struct Each<'a, F> {
+    shown: &'a [Shown],
+    entry: F,
 }
 
-/// The chat shape: one object per token.
-pub(super) fn of_chat(tokenizer: &dyn Tokenizer, shown: &[Shown]) -> Value {
+impl<F: Fn(&Shown) -> Value> Serialize for Each<'_, F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.shown.len()))?;
+        self.shown.iter().try_for_each(|shown| list.serialize_element(&(self.entry)(shown)))?;
+        list.end()
+    }
+}
+
+/// The completions shape: parallel lists.
+pub(super) struct OfCompletion<'a> {
+    pub tokenizer: &'a dyn Tokenizer,
+    pub shown: &'a [Shown],
+}
+
+impl Serialize for OfCompletion<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = |token: u32| name(&self.tokenizer.token_bytes(token));
+        let top = |entry: &Shown| {
+            let mut top: Map<String, Value> =
+                entry.token.top.iter().map(|top| (text(top.token), json!(number(top.logprob)))).collect();
+            // The sampled token is always among them, so there may be one more than requested.
+            if let Some(logprob) = entry.token.logprob {
+                top.entry(text(entry.token.token)).or_insert(json!(number(logprob)));
+            }
+            Value::Object(top)
+        };
+        let shown = self.shown;
+        let mut object = serializer.serialize_map(Some(4))?;
+        let entry = |shown: &Shown| Value::from(text(shown.token.token));
+        object.serialize_entry("tokens", &Each { shown, entry })?;
+        let entry = |shown: &Shown| json!(shown.token.logprob.map(number));
+        object.serialize_entry("token_logprobs", &Each { shown, entry })?;
+        object.serialize_entry("top_logprobs", &Each { shown, entry: top })?;
+        let entry = |shown: &Shown| Value::from(shown.offset);
+        object.serialize_entry("text_offset", &Each { shown, entry })?;
+        object.end()
+    }
+}
+
+/// A list with an object for each token, as chats have it.
+pub(super) fn list<'a>(
+    tokenizer: &'a dyn Tokenizer,
+    shown: &'a [Shown],
+) -> Each<'a, impl Fn(&Shown) -> Value + use<'a>> {
     let entry = |token: u32, logprob: Option<f32>| {
         let bytes = tokenizer.token_bytes(token);
         json!({"token": name(&bytes), "logprob": logprob.map(number), "bytes": bytes})
     };
-    let content: Vec<Value> = shown
-        .iter()
-        .map(|shown| {
-            let mut item = entry(shown.token.token, shown.token.logprob);
-            let top: Vec<Value> =
-                shown.token.top.iter().map(|top| entry(top.token, Some(top.logprob))).collect();
-            item["top_logprobs"] = Value::Array(top);
-            item
-        })
-        .collect();
-    json!({"content": content})
+    let entry = move |shown: &Shown| {
+        let mut item = entry(shown.token.token, shown.token.logprob);
+        item["top_logprobs"] =
+            shown.token.top.iter().map(|top| entry(top.token, Some(top.logprob))).collect();
+        item
+    };
+    Each { shown, entry }
+}
+
+/// The chat shape: `{"content": [...]}`.
+pub(super) struct OfChat<'a> {
+    pub tokenizer: &'a dyn Tokenizer,
+    pub shown: &'a [Shown],
+}
+
+impl Serialize for OfChat<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_map(Some(1))?;
+        object.serialize_entry("content", &list(self.tokenizer, self.shown))?;
+        object.end()
+    }
+}
+
+/// SGLang's `output_token_logprobs`: `[logprob, id, text]` for each token.
+pub(super) fn triples<'a>(
+    tokenizer: &'a dyn Tokenizer,
+    shown: &'a [Shown],
+) -> Each<'a, impl Fn(&Shown) -> Value + use<'a>> {
+    let entry = |Shown { token, .. }: &Shown| {
+        let bytes = tokenizer.token_bytes(token.token);
+        json!([token.logprob, token.token, String::from_utf8_lossy(&bytes)])
+    };
+    Each { shown, entry }
+}
+
+/// SGLang's `output_top_logprobs`: a list of `[logprob, id, null]` for each token.
+pub(super) fn top_triples(shown: &[Shown]) -> Each<'_, impl Fn(&Shown) -> Value> {
+    let entry = |Shown { token, .. }: &Shown| {
+        token.top.iter().map(|top| json!([top.logprob, top.token, null])).collect()
+    };
+    Each { shown, entry }
+}
+
+/// An object of which one field is written from elsewhere: `object` has a placeholder in its place.
+pub(super) struct With<'a, T> {
+    pub object: &'a Map<String, Value>,
+    pub name: &'static str,
+    pub value: T,
+}
+
+impl<T: Serialize> Serialize for With<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_map(Some(self.object.len()))?;
+        for (name, value) in self.object {
+            match name == self.name {
+                true => object.serialize_entry(name, &self.value)?,
+                false => object.serialize_entry(name, value)?,
+            }
+        }
+        object.end()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use host_wire::proto::{Token, TopToken};
+
+    use super::super::answer::Piece;
+    use super::super::respond::written;
+    use super::*;
+    use crate::text::ByteTokenizer;
+
+    #[test]
+    fn what_is_written_is_no_longer_than_what_its_tokens_count() {
+        let tokenizer = ByteTokenizer::new(300);
+        for token in [0, 65, 255, 299] {
+            let top = vec![TopToken { token, logprob: -12.345_678 }; 20];
+            let token = Token { token, logprob: Some(-0.000_123_456), top };
+            let piece = Piece { shown: vec![Shown::at_the_beginning(token); 100], ..Piece::default() };
+            let (tokenizer, shown) = (&tokenizer, &piece.shown[..]);
+            let lengths = [
+                written(&OfChat { tokenizer, shown }).len(),
+                written(&OfCompletion { tokenizer, shown }).len(),
+                written(&triples(tokenizer, shown)).len() + written(&top_triples(shown)).len(),
+            ];
+            let counted = piece.memory(tokenizer);
+            assert!(lengths.iter().all(|length| *length <= counted), "{lengths:?}, {counted} counted");
+        }
+    }
+
     #[test]
     fn half_a_character_is_named_by_its_bytes() {
-        assert_eq!(super::name("é".as_bytes()), "é");
-        assert_eq!(super::name(&[0xe2, 0x82]), r"bytes:\xe2\x82");
+        assert_eq!(name("é".as_bytes()), "é");
+        assert_eq!(name(&[0xe2, 0x82]), r"bytes:\xe2\x82");
     }
 }

@@ -22,11 +22,6 @@ pub(super) fn encode(app: &App, text: &str, add_special: bool) -> Result<Vec<u32
     Ok(app.text.tokenizer.encode(text, add_special)?)
 }
 
-/// The text of tokens.
-pub(super) fn decode(app: &App, tokens: &[u32], specials: Specials) -> String {
-    decode_within(app, tokens, specials, usize::MAX).unwrap_or_default()
-}
-
 /// The text of tokens, if it has at most so many bytes. A longer one is not made: a token may stand for many.
 pub(super) fn decode_within(app: &App, tokens: &[u32], specials: Specials, most: usize) -> Option<String> {
     let mut stream = Arc::clone(&app.text.tokenizer).stream(specials);

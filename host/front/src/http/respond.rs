@@ -10,7 +10,9 @@ use axum::response::Response;
 use futures_util::future::try_join_all;
 use host_wire::shares::Client;
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde_json::Value;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use super::answer::{Answer, End, Next, Piece};
 use super::ask::{self, Ask, MOST_ANSWERS};
@@ -29,23 +31,87 @@ pub(super) trait Shape: Send + 'static {
     const NAMED: bool = false;
 
     /// Events for one piece of an answer; none if it shows nothing.
-    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value>;
+    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event>;
 
     /// The last events of one answer.
-    fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value>;
+    fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event>;
 
     /// The events behind those of all answers.
-    fn close(&mut self, _usage: &Usage) -> Vec<Value> {
+    fn close(&mut self, _tokenizer: &dyn Tokenizer, _usage: &Usage) -> Vec<Event> {
         Vec::new()
     }
 
     /// The last events of a stream that fails.
-    fn failed(&mut self, error: &ApiError) -> Vec<Value> {
-        vec![error.json()]
+    fn failed(&mut self, _tokenizer: &dyn Tokenizer, error: &ApiError) -> Vec<Event> {
+        vec![Event::Value(error.json())]
     }
 
-    /// All answers at once, each with its pieces.
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> Value;
+    /// Bytes of a stream's pieces that are kept for later events.
+    fn keeps(&self) -> usize {
+        0
+    }
+
+    /// Bytes of a whole answer beyond those of its pieces.
+    fn beside_pieces(&self) -> usize {
+        0
+    }
+
+    /// All answers at once, each with its pieces, as JSON.
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> String;
+}
+
+/// An event of a stream.
+pub(super) enum Event {
+    /// A small one, to which fields may be added.
+    Value(Value),
+    /// One that was written from parts, because as a value it would take many times the memory.
+    Written {
+        /// Its `type`, if events have one.
+        kind: Option<&'static str>,
+        /// JSON.
+        json: String,
+    },
+}
+
+impl Event {
+    /// An event that is written now.
+    pub fn written(kind: Option<&'static str>, event: &impl Serialize) -> Self {
+        Self::Written { kind, json: written(event) }
+    }
+
+    /// Sets its field `usage`. One that is written must not have it yet.
+    fn add_usage(&mut self, usage: Value) {
+        match self {
+            Self::Value(event) => event["usage"] = usage,
+            Self::Written { json, .. } => {
+                // It is an object with fields.
+                json.pop();
+                *json += &format!(",\"usage\":{usage}}}");
+            }
+        }
+    }
+}
+
+impl From<Value> for Event {
+    fn from(event: Value) -> Self {
+        Self::Value(event)
+    }
+}
+
+/// JSON. Answers have texts, numbers and lists alone, so writing them cannot fail.
+pub(super) fn written(answer: &impl Serialize) -> String {
+    serde_json::to_string(answer).unwrap_or_default()
+}
+
+/// Bytes of pieces from which on writing them as JSON counts as long work.
+const LONG: usize = 64 << 10;
+
+/// Runs work that takes a thread as long as so many bytes take to be written. Long work keeps no task of the control plane waiting,
+/// where the runtime has threads to spare for that.
+fn write_apart<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    let has_threads =
+        Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if bytes > LONG && has_threads { tokio::task::block_in_place(work) } else { work() }
 }
 
 /// A prompt, and what is asked of it.
@@ -114,14 +180,17 @@ pub(super) async fn serve<S: Shape>(
             );
             return Err(ApiError::invalid(message));
         }
+        // Each answer has the settings of its prompt, and keeps them until it ends.
+        let settings = prepared.items.iter().map(|item| item.ask.memory() * item.ask.candidates()).sum();
+        let settings = app.text_work.keep(&caller.client, settings)?;
         // Each answer takes a place.
         let mut places = vec![place];
         for _ in 1..answers {
             places.push(app.router.admit(&caller)?);
         }
-        Ok::<_, ApiError>((places, prepared, timeout))
+        Ok::<_, ApiError>((places, prepared, timeout, settings))
     };
-    let (mut places, prepared, timeout) = match started.await {
+    let (mut places, prepared, timeout, settings) = match started.await {
         Ok(started) => started,
         Err(error) => {
             record.failed(&error);
@@ -164,27 +233,51 @@ pub(super) async fn serve<S: Shape>(
     let tokenizer = Arc::clone(&app.text.tokenizer);
     match ask.stream {
         true => {
-            let streamed = events::Streamed { answers, leads: lanes, shape, record, tokenizer, ask };
+            let kept = app.unread.collect(&caller.client);
+            let streamed = events::Streamed {
+                answers,
+                leads: lanes,
+                shape,
+                record,
+                tokenizer,
+                ask,
+                kept,
+                _settings: settings,
+            };
             let ends = outflow(app.stall, app.unread.clone(), caller.client.clone());
             events::as_events(streamed, ends, app.router.waits(), app.stream_keep_alive).await
         }
         false => {
             let collected = app.unread.collect(&caller.client);
-            at_once(answers, &lanes, shape, record, &*tokenizer, &ask, collected).await
+            let answer = at_once(answers, &lanes, shape, record, &*tokenizer, &ask, collected).await;
+            drop(settings);
+            answer
         }
     }
 }
 
 /// All pieces of one answer. They count as part of it until it is written.
-async fn collect(answer: &mut Answer, collected: &Mutex<Collected>) -> Result<(Vec<Piece>, End), ApiError> {
+async fn collect(
+    answer: &mut Answer,
+    tokenizer: &dyn Tokenizer,
+    collected: &Mutex<Collected>,
+) -> Result<(Vec<Piece>, End), ApiError> {
     let mut all = Vec::new();
+    // Bytes of pieces of a try that failed. They are counted already, and the same pieces come again.
+    let mut counted = 0;
     loop {
         match answer.next().await? {
             Next::Piece(piece) => {
-                collected.lock().grow(piece.memory())?;
+                let bytes = piece.memory(tokenizer);
+                let known = counted.min(bytes);
+                counted -= known;
+                collected.lock().grow(bytes - known)?;
                 all.push(piece);
             }
-            Next::Restarted => all.clear(),
+            Next::Restarted => {
+                counted += all.iter().map(|piece| piece.memory(tokenizer)).sum::<usize>();
+                all.clear();
+            }
             Next::End(end) => return Ok((all, *end)),
         }
     }
@@ -200,7 +293,12 @@ async fn at_once(
     collected: Collected,
 ) -> Result<Response, ApiError> {
     let collected = Mutex::new(collected);
-    let all = match try_join_all(answers.iter_mut().map(|answer| collect(answer, &collected))).await {
+    if let Err(error) = collected.lock().grow(shape.beside_pieces()) {
+        record.failed(&error);
+        return Err(error);
+    }
+    let all = answers.iter_mut().map(|answer| collect(answer, tokenizer, &collected));
+    let all = match try_join_all(all).await {
         Ok(all) => all,
         Err(error) => {
             record.failed(&error);
@@ -213,7 +311,8 @@ async fn at_once(
         usage.add(end, *leads);
     }
     record.ok();
-    Ok(super::json(&shape.whole(tokenizer, best(all, ask), &usage)))
+    let bytes = collected.lock().bytes();
+    Ok(super::json_text(write_apart(bytes, || shape.whole(tokenizer, best(all, ask), &usage))))
 }
 
 /// Of the answers to each prompt those with the highest log probability per token, as many as were requested, best first.

@@ -14,11 +14,12 @@ use super::ask::{Ask, check_model};
 use super::conversation::Turn;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
+use super::logprobs::With;
 use super::record::Usage;
-use super::respond::{Item, Prepared, Shape, serve};
+use super::respond::{Event, Item, Prepared, Shape, serve, written};
 use super::spoken::Spoken;
 use super::tools::{Spelling, Tools};
-use super::{App, RequestId, Shared, logprobs, structured};
+use super::{App, RequestId, Shared, structured};
 use crate::text::Tokenizer;
 
 pub(super) async fn handle(
@@ -83,6 +84,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
         spoken: turn.spoken(),
         output: Output::new(id.0.clone(), ask.sampling.logprobs.is_some()),
         reason: "stop",
+        bytes: 0,
     };
     Ok(Prepared { items: vec![Item { prompt: turn.prompt, ask }], shape })
 }
@@ -225,10 +227,13 @@ struct Responses {
     output: Output,
     /// How the answer ended.
     reason: &'static str,
+    /// Bytes of the pieces that are kept: the last event repeats them.
+    bytes: usize,
 }
 
 impl Told {
-    fn response(&self, status: &str, output: &[Value]) -> Value {
+    /// The response without its output.
+    fn response(&self, status: &str) -> Value {
         let mut response = json!({
             "id": self.id,
             "object": "response",
@@ -238,7 +243,7 @@ impl Told {
             "error": null,
             "incomplete_details": null,
             "model": self.model,
-            "output": output,
+            "output": [],
             "previous_response_id": null,
             "store": false,
             "usage": null,
@@ -251,39 +256,35 @@ impl Told {
 }
 
 impl Responses {
-    fn begin(&mut self) -> Vec<Value> {
+    fn begin(&mut self) -> Vec<Event> {
         if std::mem::replace(&mut self.begun, true) {
             return Vec::new();
         }
-        let response = self.told.response("in_progress", &[]);
+        let response = self.told.response("in_progress");
         ["response.created", "response.in_progress"]
             .map(|kind| self.output.event(kind, json!({"response": response})))
             .into()
     }
 
-    fn take(&mut self, tokenizer: &dyn Tokenizer, piece: &Piece) -> Vec<Value> {
+    fn take(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
+        self.bytes += piece.memory(tokenizer);
         let thinks = self.spoken.is_thinking();
         let said = self.spoken.push(&piece.text);
-        let shown = match logprobs::of_chat(tokenizer, &piece.shown)["content"].take() {
-            Value::Array(shown) => shown,
-            _ => Vec::new(),
-        };
-        self.output.push(said, shown, if thinks { piece.tokens.len() } else { 0 })
+        self.output.push(tokenizer, said, piece.shown, if thinks { piece.tokens.len() } else { 0 })
     }
 
-    fn finish(&mut self, end: &End) -> Vec<Value> {
+    fn finish(&mut self, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {
         self.reason = end.reason;
         let said = self.spoken.finish();
-        let mut events = self.output.push(said, Vec::new(), 0);
-        events.extend(self.output.finish(end.reason == "length"));
+        let mut events = self.output.push(tokenizer, said, Vec::new(), 0);
+        events.extend(self.output.finish(tokenizer, end.reason == "length"));
         events
     }
 
-    /// The whole response, when the answer has ended.
-    fn ended(&self, usage: &Usage) -> Value {
+    /// The whole response without its output, when the answer has ended.
+    fn ended(&self, usage: &Usage) -> Map<String, Value> {
         let cut = self.reason == "length";
-        let mut response =
-            self.told.response(if cut { "incomplete" } else { "completed" }, self.output.items());
+        let mut response = self.told.response(if cut { "incomplete" } else { "completed" });
         if cut {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
@@ -294,47 +295,68 @@ impl Responses {
             "output_tokens_details": {"reasoning_tokens": self.output.reasoning_tokens()},
             "total_tokens": usage.prompt_tokens + usage.output_tokens,
         });
-        response
+        response.as_object().cloned().unwrap_or_default()
+    }
+
+    /// An event with the whole response, which has the output.
+    fn whole_event(
+        &mut self,
+        tokenizer: &dyn Tokenizer,
+        kind: &'static str,
+        response: &Map<String, Value>,
+    ) -> Event {
+        let number = self.output.next_number();
+        let value = With { object: response, name: "output", value: self.output.items(tokenizer) };
+        let mut event = Map::new();
+        event.insert("response".into(), Value::Null);
+        event.insert("type".into(), json!(kind));
+        event.insert("sequence_number".into(), json!(number));
+        Event::written(Some(kind), &With { object: &event, name: "response", value })
     }
 }
 
 impl Shape for Responses {
     const NAMED: bool = true;
 
-    fn piece(&mut self, _number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
+    fn piece(&mut self, _number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
         let mut events = self.begin();
-        events.extend(self.take(tokenizer, &piece));
+        events.extend(self.take(tokenizer, piece));
         events
     }
 
-    fn end(&mut self, _number: usize, _tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
+    fn end(&mut self, _number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {
         let mut events = self.begin();
-        events.extend(self.finish(end));
+        events.extend(self.finish(tokenizer, end));
         events
     }
 
-    fn close(&mut self, usage: &Usage) -> Vec<Value> {
+    fn keeps(&self) -> usize {
+        self.bytes
+    }
+
+    fn close(&mut self, tokenizer: &dyn Tokenizer, usage: &Usage) -> Vec<Event> {
         let response = self.ended(usage);
         let kind = if self.reason == "length" { "response.incomplete" } else { "response.completed" };
-        vec![self.output.event(kind, json!({"response": response}))]
+        vec![self.whole_event(tokenizer, kind, &response)]
     }
 
-    fn failed(&mut self, error: &ApiError) -> Vec<Value> {
+    fn failed(&mut self, tokenizer: &dyn Tokenizer, error: &ApiError) -> Vec<Event> {
         let mut events = self.begin();
-        let mut response = self.told.response("failed", self.output.items());
-        response["error"] =
-            json!({"code": error.code().unwrap_or("server_error"), "message": error.message()});
-        events.push(self.output.event("response.failed", json!({"response": response})));
+        let mut response = self.told.response("failed").as_object().cloned().unwrap_or_default();
+        let error = json!({"code": error.code().unwrap_or("server_error"), "message": error.message()});
+        response.insert("error".into(), error);
+        events.push(self.whole_event(tokenizer, "response.failed", &response));
         events
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> Value {
-        for (pieces, end) in &all {
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> String {
+        for (pieces, end) in all {
             for piece in pieces {
                 self.take(tokenizer, piece);
             }
-            self.finish(end);
+            self.finish(tokenizer, &end);
         }
-        self.ended(usage)
+        let response = self.ended(usage);
+        written(&With { object: &response, name: "output", value: self.output.items(tokenizer) })
     }
 }

@@ -13,6 +13,8 @@ pub(super) const MOST_TOKENS: usize = 1024;
 /// Most bad words, and the most bytes of one.
 pub(super) const MOST_WORDS: usize = 1000;
 pub(super) const MOST_WORD_BYTES: usize = 256;
+/// Most bytes of all bad words.
+const MOST_BYTES_OF_WORDS: usize = 64 << 10;
 /// A bias is cut to this, up and down.
 pub(super) const MOST_BIAS: f64 = 100.0;
 pub(super) const MOST_REPETITION: f64 = 100.0;
@@ -103,6 +105,13 @@ fn bad_words(app: &App, fields: &mut Fields) -> Result<Vec<TokenSequence>, ApiEr
             return Err(fields.wrong("bad_words", format!("a list of up to {MOST_WORDS} strings"), &other));
         }
     };
+    let bytes: usize = given.iter().filter_map(Value::as_str).map(str::len).sum();
+    if bytes > MOST_BYTES_OF_WORDS {
+        let message = format!(
+            "bad_words have {bytes} bytes together, and {MOST_BYTES_OF_WORDS} is the limit; give fewer"
+        );
+        return Err(ApiError::field("bad_words", message));
+    }
     let mut words = Vec::with_capacity(2 * given.len());
     for word in given {
         let text = word.as_str().map(str::trim_start);

@@ -62,6 +62,14 @@ impl TextWork {
         })
     }
 
+    /// A client's share for the settings of a request, of so many bytes, which are kept until its answers end. Short ones do not count.
+    ///
+    /// # Errors
+    /// As [`TextWork::take`].
+    pub(super) fn keep(&self, client: &Client, bytes: usize) -> Result<Share, ApiError> {
+        if bytes <= SHORT { Ok(self.bytes.take_nothing(client)) } else { self.take(client, bytes) }
+    }
+
     /// Does work on a body for whose bytes there is a share, which comes back with the result: it is to be held as long as the body's
     /// content is. Dropping the future leaves the queue. Work that has begun goes on to its end.
     ///

@@ -7,6 +7,7 @@ use super::App;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::structured::Named;
+use super::values::Nested;
 use crate::text::CallFormat;
 use crate::text::calls::{CallRule, Function, calls};
 
@@ -242,6 +243,7 @@ fn choice_of(
 /// When arguments are no JSON object.
 pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
     let mut found = false;
+    let mut nested = Nested::default();
     for (index, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
         let Value::Object(message) = message else { continue };
         found |= message.get("role") == Some(&json!("tool"));
@@ -252,7 +254,7 @@ pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
         found = true;
         for call in calls.as_array_mut().into_iter().flatten() {
             let Some(Value::Object(function)) = call.get_mut("function") else { continue };
-            let arguments = object(function).ok_or_else(|| {
+            let arguments = object(function, &mut nested)?.ok_or_else(|| {
                 let name = format!("messages[{index}].tool_calls");
                 ApiError::field(&name, format!("{name}: a call's arguments must be a JSON object, as text"))
             })?;
@@ -266,13 +268,19 @@ pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
     Ok(found)
 }
 
-/// The arguments of a call as an object, however they are written.
-pub(super) fn object(call: &Map<String, Value>) -> Option<Value> {
-    match call.get("arguments") {
+/// The arguments of a call as an object, however they are written. `None` if they are no object.
+///
+/// # Errors
+/// When the arguments of all calls of the body have too many values.
+pub(super) fn object(call: &Map<String, Value>, nested: &mut Nested) -> Result<Option<Value>, ApiError> {
+    Ok(match call.get("arguments") {
         None | Some(Value::Null) => Some(json!({})),
         Some(object @ Value::Object(_)) => Some(object.clone()),
         Some(Value::String(text)) if text.trim().is_empty() => Some(json!({})),
-        Some(Value::String(text)) => serde_json::from_str::<Value>(text).ok().filter(Value::is_object),
+        Some(Value::String(text)) => {
+            nested.check(text).map_err(|too_many| ApiError::invalid(too_many.to_string()))?;
+            serde_json::from_str::<Value>(text).ok().filter(Value::is_object)
+        }
         Some(_) => None,
-    }
+    })
 }

@@ -78,6 +78,26 @@ pub(super) struct Collected {
 }
 
 impl Collected {
+    /// Changes it to so many bytes.
+    ///
+    /// # Errors
+    /// As [`Unread::check`]. It stays as it was.
+    pub(super) fn set(&mut self, bytes: usize) -> Result<(), ApiError> {
+        match bytes.checked_sub(self.share.amount()) {
+            Some(0) => Ok(()),
+            Some(more) => self.grow(more),
+            None => {
+                self.share.shrink_to(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Bytes so far.
+    pub(super) fn bytes(&self) -> usize {
+        self.share.amount()
+    }
+
     /// More of it is made.
     ///
     /// # Errors

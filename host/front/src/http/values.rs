@@ -1,12 +1,17 @@
 //! How many values a body's JSON has, before any of them takes memory.
 //!
 //! A list that is two bytes in a body takes some hundred as a value: a body of 8 MiB, parsed, took 1.2 GB at worst. With these
-//! limits it takes 110 MB (`host/front/tests/amplification.rs`).
+//! limits it takes 110 MB (`host/front/tests/amplification.rs`). A body may have texts that are JSON themselves. They have limits of
+//! their own, because they are parsed later.
 
 /// Most values of a body: the tokens of a prompt, and some fields.
 const MOST_VALUES: usize = 1 << 20;
 /// Most lists and objects of a body: three for each message of a long conversation.
 const MOST_LISTS: usize = 1 << 16;
+/// Most values of all texts of JSON within a body.
+const MOST_NESTED_VALUES: usize = 1 << 17;
+/// Most lists and objects of all texts of JSON within a body.
+const MOST_NESTED_LISTS: usize = 1 << 14;
 
 /// A body of more values than are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -15,30 +20,67 @@ pub(super) enum TooMany {
     Values,
     #[error("the body has more than {MOST_LISTS} lists and objects, which is the limit; send fewer messages")]
     Lists,
+    #[error(
+        "the arguments of all calls have more than {MOST_NESTED_VALUES} values or {MOST_NESTED_LISTS} lists and objects, which is the limit; send fewer calls"
+    )]
+    Nested,
 }
 
-/// Counts what a parser would make of a body. What is no JSON is counted as far as it is.
+/// Values that a parser would make of JSON texts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    values: usize,
+    lists: usize,
+}
+
+impl Counts {
+    /// Adds the values of a text. A text that is not JSON is counted up to the point where it is.
+    fn add(&mut self, json: &[u8]) {
+        self.values += 1;
+        let mut bytes = json.iter();
+        while let Some(byte) = bytes.next() {
+            match byte {
+                b'"' => skip_text(&mut bytes),
+                b',' => self.values += 1,
+                b'[' | b'{' => {
+                    self.values += 1;
+                    self.lists += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Checks a body before it is parsed.
 ///
 /// # Errors
 /// When there are more values, or more lists and objects, than are read.
 pub(super) fn check(body: &[u8]) -> Result<(), TooMany> {
-    let (mut values, mut lists) = (1_usize, 0_usize);
-    let mut bytes = body.iter();
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'"' => skip_text(&mut bytes),
-            b',' => values += 1,
-            b'[' | b'{' => {
-                values += 1;
-                lists += 1;
-            }
-            _ => {}
-        }
-    }
-    match (lists > MOST_LISTS, values > MOST_VALUES) {
+    let mut counts = Counts::default();
+    counts.add(body);
+    match (counts.lists > MOST_LISTS, counts.values > MOST_VALUES) {
         (true, _) => Err(TooMany::Lists),
         (false, true) => Err(TooMany::Values),
         (false, false) => Ok(()),
+    }
+}
+
+/// The texts of one body that are JSON themselves, counted together.
+#[derive(Debug, Default)]
+pub(super) struct Nested(Counts);
+
+impl Nested {
+    /// Counts another text, before it is parsed.
+    ///
+    /// # Errors
+    /// When this text and those before have more values, or more lists and objects, than are read.
+    pub fn check(&mut self, text: &str) -> Result<(), TooMany> {
+        self.0.add(text.as_bytes());
+        match self.0.values > MOST_NESTED_VALUES || self.0.lists > MOST_NESTED_LISTS {
+            true => Err(TooMany::Nested),
+            false => Ok(()),
+        }
     }
 }
 
@@ -77,5 +119,16 @@ mod tests {
         ] {
             assert_eq!(check(body.as_bytes()), checked, "{:.20}", body);
         }
+    }
+
+    #[test]
+    fn texts_within_a_body_are_counted_together() {
+        let lists = |count: usize| format!("[{}]", vec!["[]"; count - 1].join(","));
+        let mut nested = Nested::default();
+        assert_eq!(nested.check(&lists(MOST_NESTED_LISTS / 2)), Ok(()));
+        assert_eq!(nested.check(&lists(MOST_NESTED_LISTS / 2)), Ok(()));
+        assert_eq!(nested.check("[]"), Err(TooMany::Nested));
+        let values = format!("[{}]", vec!["0"; MOST_NESTED_VALUES].join(","));
+        assert_eq!(Nested::default().check(&values), Err(TooMany::Nested));
     }
 }

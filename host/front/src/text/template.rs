@@ -173,16 +173,26 @@ fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
     }
     let json = serde_json::to_value(&value).map_err(failed)?;
     let mut text = String::new();
-    write_python(&json, indent, 0, &mut text);
+    write_python(&json, indent, 0, &mut text)?;
     Ok(Value::from_safe_string(text))
 }
 
-fn write_python(json: &Json, indent: Option<usize>, depth: usize, text: &mut String) {
+/// Writes a value as [`tojson`] does. Indentation may make a text much longer than the value.
+///
+/// # Errors
+/// When the text has more than [`LONGEST`] bytes.
+fn write_python(json: &Json, indent: Option<usize>, depth: usize, text: &mut String) -> Result<(), Error> {
     let line = |text: &mut String, depth: usize| {
-        if let Some(indent) = indent {
-            text.push('\n');
-            text.extend(std::iter::repeat_n(' ', indent * depth));
+        let spaces = indent.unwrap_or(0).saturating_mul(depth);
+        if text.len().saturating_add(spaces) > LONGEST {
+            let message = format!("tojson writes more than {LONGEST} bytes");
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
+        if indent.is_some() {
+            text.push('\n');
+            text.extend(std::iter::repeat_n(' ', spaces));
+        }
+        Ok(())
     };
     let comma = if indent.is_some() { "," } else { ", " };
     match json {
@@ -192,10 +202,10 @@ fn write_python(json: &Json, indent: Option<usize>, depth: usize, text: &mut Str
                 if index > 0 {
                     text.push_str(comma);
                 }
-                line(text, depth + 1);
-                write_python(item, indent, depth + 1, text);
+                line(text, depth + 1)?;
+                write_python(item, indent, depth + 1, text)?;
             }
-            line(text, depth);
+            line(text, depth)?;
             text.push(']');
         }
         Json::Object(fields) if !fields.is_empty() => {
@@ -204,16 +214,17 @@ fn write_python(json: &Json, indent: Option<usize>, depth: usize, text: &mut Str
                 if index > 0 {
                     text.push_str(comma);
                 }
-                line(text, depth + 1);
+                line(text, depth + 1)?;
                 text.push_str(&Json::from(name.as_str()).to_string());
                 text.push_str(": ");
-                write_python(value, indent, depth + 1, text);
+                write_python(value, indent, depth + 1, text)?;
             }
-            line(text, depth);
+            line(text, depth)?;
             text.push('}');
         }
         other => text.push_str(&other.to_string()),
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -274,6 +285,17 @@ mod tests {
         assert_eq!(render(&writes(64), &json!([])).unwrap().len(), LONGEST);
         let error = render(&writes(65), &json!([])).map(|prompt| prompt.len()).unwrap_err();
         assert!(error.to_string().contains("more than 67108864 bytes"), "{error}");
+    }
+
+    #[test]
+    fn tojson_that_writes_more_than_a_prompt_may_have_is_ended() {
+        let deep = (0..100).fold(json!(vec![0; 400_000]), |inner, _| Json::Array(vec![inner]));
+        // It is not written to the prompt, which has a limit of its own.
+        let error = render("{% set text = messages | tojson(indent=4) %}", &deep).unwrap_err();
+        assert!(error.to_string().contains("tojson writes more than 67108864 bytes"), "{error}");
+        let error =
+            render("{% set text = messages | tojson(indent=99999999999) %}", &json!([1])).unwrap_err();
+        assert!(error.to_string().contains("tojson writes more"), "{error}");
     }
 
     #[test]

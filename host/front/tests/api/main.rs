@@ -14,6 +14,7 @@ mod fake_worker;
 mod fixture;
 mod hostile;
 mod identity;
+mod kept;
 mod many;
 mod operators;
 mod responses;

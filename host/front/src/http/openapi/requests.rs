@@ -240,7 +240,7 @@ fn generate(about: &About) -> Value {
             json!({"anyOf": [params, {"type": "array", "minItems": 1, "maxItems": MOST_ANSWERS, "items": params}, {"type": "null"}]}),
             "One object, or one for each prompt",
         )
-        .add("rid", json!({}), "A text, or one for each prompt. Comes back as meta_info.id")
+        .add("rid", json!({}), "A text of at most 256 bytes, or one for each prompt. Comes back as meta_info.id")
         .add("stream", or(boolean(), false), "Answers come as events. Each repeats the answer so far")
         .add("return_logprob", or(boolean(), false), "")
         .add("top_logprobs_num", or(integer(&(0..=20)), 0), "")

@@ -11,6 +11,7 @@ use axum::response::Response;
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
 use host_wire::clock;
+use host_wire::shares::Share;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span};
@@ -20,7 +21,8 @@ use super::super::ask::Ask;
 use super::super::error::ApiError;
 use super::super::outflow::{NoOutflow, Outflow};
 use super::super::record::{Record, Usage};
-use super::Shape;
+use super::super::unread::Collected;
+use super::{Event, Shape, write_apart};
 use crate::router::Waits;
 use crate::text::Tokenizer;
 
@@ -34,6 +36,10 @@ pub(super) struct Streamed<S> {
     pub tokenizer: Arc<dyn Tokenizer>,
     /// Of the first prompt.
     pub ask: Ask,
+    /// What of the answers is kept until they end, in the client's share.
+    pub kept: Collected,
+    /// The client's share for the settings of all answers.
+    pub _settings: Share,
 }
 
 /// What is known of a stream that has no head yet.
@@ -56,10 +62,14 @@ struct Events<S> {
     record: Record,
     tokenizer: Arc<dyn Tokenizer>,
     ask: Ask,
+    kept: Collected,
+    _settings: Share,
     usage: Usage,
     ready: VecDeque<Bytes>,
     /// Events of answers whose turn to appear has not come. Clients count answers in the order in which they appear.
     held: Vec<Vec<Bytes>>,
+    /// Bytes of these events.
+    held_bytes: usize,
     /// Answers that have appeared.
     appeared: usize,
     /// Answers that have not ended.
@@ -159,8 +169,8 @@ async fn flow<S: Shape>(
                 Ok(()) => return,
                 // Without what ends a stream: the answer is not complete.
                 Err(error) => {
-                    let last = events.shape.failed(&error);
-                    events.ready.extend(last.iter().map(event::<S>));
+                    let last = events.shape.failed(&*events.tokenizer, &error);
+                    events.ready.extend(last.into_iter().map(bytes_of::<S>));
                 }
             }
             events.done = true;
@@ -187,7 +197,7 @@ async fn flow<S: Shape>(
 
 impl<S: Shape> Events<S> {
     fn new(streamed: Streamed<S>) -> Self {
-        let Streamed { answers, leads, shape, record, tokenizer, ask } = streamed;
+        let Streamed { answers, leads, shape, record, tokenizer, ask, kept, _settings } = streamed;
         let open = answers.len();
         let usage = Usage { prompt_tokens: prompt_tokens(&answers, &leads), ..Usage::default() };
         let nexts = answers.into_iter().enumerate().map(|(number, answer)| {
@@ -208,9 +218,12 @@ impl<S: Shape> Events<S> {
             record,
             tokenizer,
             ask,
+            kept,
+            _settings,
             usage,
             ready: VecDeque::new(),
             held,
+            held_bytes: 0,
             appeared: 0,
             open,
             done: false,
@@ -234,16 +247,20 @@ impl<S: Shape> Events<S> {
         match next? {
             Next::Piece(piece) => {
                 self.usage.output_tokens += piece.tokens.len() as u64;
-                let events = self.shape.piece(number, &*self.tokenizer, piece);
+                let Self { shape, tokenizer, kept, .. } = self;
+                let events = write_apart(kept.bytes(), || shape.piece(number, &**tokenizer, piece));
                 self.send(number, events);
+                self.count()?;
             }
             Next::Restarted => return Err(ApiError::internal("a streamed answer began again".to_owned())),
             Next::End(end) => {
                 let leads = self.leads.get(number).copied().unwrap_or(false);
                 self.record.answered(&end, leads);
                 self.usage.cached_tokens += if leads { u64::from(end.cached_tokens()) } else { 0 };
-                let events = self.shape.end(number, &*self.tokenizer, &end);
+                let Self { shape, tokenizer, kept, .. } = self;
+                let events = write_apart(kept.bytes(), || shape.end(number, &**tokenizer, &end));
                 self.send(number, events);
+                self.count()?;
                 self.open -= 1;
                 if self.open == 0 {
                     self.close();
@@ -260,28 +277,41 @@ impl<S: Shape> Events<S> {
         for held in std::mem::take(&mut self.held) {
             self.ready.extend(held);
         }
-        let last = self.shape.close(&self.usage);
-        self.ready.extend(last.iter().map(event::<S>));
+        let Self { shape, tokenizer, kept, usage, .. } = self;
+        let last = write_apart(kept.bytes(), || shape.close(&**tokenizer, usage));
+        self.ready.extend(last.into_iter().map(bytes_of::<S>));
         if !S::NAMED {
             self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
         }
     }
 
     /// Sends events of an answer, or keeps them until those before it have appeared.
-    fn send(&mut self, number: usize, mut events: Vec<Value>) {
+    fn send(&mut self, number: usize, mut events: Vec<Event>) {
         if self.ask.usage_in_all {
-            events.iter_mut().for_each(|event| event["usage"] = self.usage.json());
+            events.iter_mut().for_each(|event| event.add_usage(self.usage.json()));
         }
-        let events = events.iter().map(event::<S>);
+        let events = events.into_iter().map(bytes_of::<S>);
         if number < self.appeared {
             self.ready.extend(events);
             return;
         }
-        self.held[number].extend(events);
+        for event in events {
+            self.held_bytes += event.len();
+            self.held[number].push(event);
+        }
         while let Some(held) = self.held.get_mut(self.appeared).filter(|held| !held.is_empty()) {
+            self.held_bytes -= held.iter().map(Bytes::len).sum::<usize>();
             self.ready.extend(held.drain(..));
             self.appeared += 1;
         }
+    }
+
+    /// Counts what is kept in the client's share.
+    ///
+    /// # Errors
+    /// When the share has no room for it.
+    fn count(&mut self) -> Result<(), ApiError> {
+        self.kept.set(self.held_bytes + self.shape.keeps())
     }
 }
 
@@ -294,9 +324,14 @@ fn prompt_tokens(answers: &[Answer], leads: &[bool]) -> u64 {
         .sum()
 }
 
-fn event<S: Shape>(value: &Value) -> Bytes {
-    match value.get("type").and_then(Value::as_str).filter(|_| S::NAMED) {
-        Some(name) => Bytes::from(format!("event: {name}\ndata: {value}\n\n")),
-        None => Bytes::from(format!("data: {value}\n\n")),
+/// An event as a stream has it.
+fn bytes_of<S: Shape>(event: Event) -> Bytes {
+    let framed = |kind: Option<&str>, json: &str| match kind.filter(|_| S::NAMED) {
+        Some(name) => Bytes::from(format!("event: {name}\ndata: {json}\n\n")),
+        None => Bytes::from(format!("data: {json}\n\n")),
+    };
+    match &event {
+        Event::Value(value) => framed(value.get("type").and_then(Value::as_str), &value.to_string()),
+        Event::Written { kind, json } => framed(*kind, json),
     }
 }

@@ -8,6 +8,7 @@ use crate::http::conversation::Conversation;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::tools;
+use crate::http::values::Nested;
 
 /// Takes `instructions` and `input`.
 ///
@@ -58,7 +59,7 @@ fn add(messages: &mut Messages, fields: &Fields, index: usize, item: &Value) -> 
             }
         }
         "function_call" => {
-            let arguments = tools::object(item)
+            let arguments = tools::object(item, &mut messages.nested)?
                 .ok_or_else(|| fields.wrong(&at(".arguments"), "a JSON object, as text", get("arguments")))?;
             messages.call(name_of("call_id")?, name_of("name")?, arguments);
         }
@@ -124,6 +125,8 @@ struct Messages {
     thoughts: Option<String>,
     /// Names of functions, by the ids of their calls.
     names: HashMap<String, String>,
+    /// Counts the arguments of all calls.
+    nested: Nested,
 }
 
 impl Messages {

@@ -1,8 +1,13 @@
 //! The items of a response, and the events that build them up on the client's side.
 
+use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
+use crate::http::answer::Shown;
+use crate::http::logprobs::{With, list};
+use crate::http::respond::Event;
 use crate::http::spoken::Said;
+use crate::text::Tokenizer;
 
 /// The items of one response. A stream and a whole answer are built by the same steps.
 pub(super) struct Output {
@@ -11,21 +16,28 @@ pub(super) struct Output {
     /// Number of the next event.
     sequence: u64,
     /// Those that are complete.
-    items: Vec<Value>,
+    items: Vec<Item>,
     open: Option<Open>,
     /// White space that belongs to the next text, if one comes.
     space: String,
     /// Log probabilities are told.
     logprobs: bool,
     /// Those of tokens whose text is not told yet.
-    shown: Vec<Value>,
+    shown: Vec<Shown>,
     reasoning_tokens: usize,
+}
+
+/// An item that is complete.
+pub(super) struct Item {
+    id: String,
+    status: &'static str,
+    content: Open,
 }
 
 /// The item that grows.
 enum Open {
     Thoughts(String),
-    Text { text: String, logprobs: Vec<Value> },
+    Text { text: String, shown: Vec<Shown> },
     Call { call_id: String, name: String, arguments: String },
 }
 
@@ -43,9 +55,9 @@ impl Output {
         }
     }
 
-    /// The items that are complete.
-    pub fn items(&self) -> &[Value] {
-        &self.items
+    /// The items that are complete, to be written.
+    pub fn items<'a>(&'a self, tokenizer: &'a dyn Tokenizer) -> Vec<impl Serialize + use<'a>> {
+        self.items.iter().map(|item| item.object(tokenizer, self.logprobs)).collect()
     }
 
     /// Tokens of the thoughts.
@@ -54,25 +66,54 @@ impl Output {
     }
 
     /// The next event, of this type.
-    pub fn event(&mut self, kind: &str, mut event: Value) -> Value {
-        event["type"] = json!(kind);
-        event["sequence_number"] = json!(self.sequence);
-        self.sequence += 1;
-        event
+    pub fn event(&mut self, kind: &'static str, event: Value) -> Event {
+        Event::Value(Value::Object(self.fields(kind, event)))
     }
 
-    /// Adds what was said, with the log probabilities of its tokens, of which so many were thoughts.
-    pub fn push(&mut self, said: Vec<Said>, shown: Vec<Value>, reasoning_tokens: usize) -> Vec<Value> {
+    /// The next event, of this type. Its field `name`, which has a placeholder, is written from `value`.
+    fn event_with(
+        &mut self,
+        kind: &'static str,
+        event: Value,
+        name: &'static str,
+        value: impl Serialize,
+    ) -> Event {
+        let object = self.fields(kind, event);
+        Event::written(Some(kind), &With { object: &object, name, value })
+    }
+
+    /// The number of the next event.
+    pub fn next_number(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence - 1
+    }
+
+    /// The fields of the next event.
+    fn fields(&mut self, kind: &'static str, event: Value) -> Map<String, Value> {
+        let mut fields = map(event);
+        fields.insert("type".into(), json!(kind));
+        fields.insert("sequence_number".into(), json!(self.next_number()));
+        fields
+    }
+
+    /// Adds what was said, with its tokens that show, if log probabilities are wanted, and the number of tokens that were thoughts.
+    pub fn push(
+        &mut self,
+        tokenizer: &dyn Tokenizer,
+        said: Vec<Said>,
+        shown: Vec<Shown>,
+        reasoning_tokens: usize,
+    ) -> Vec<Event> {
         self.reasoning_tokens += reasoning_tokens;
         self.shown.extend(shown);
         let mut events = Vec::new();
         for said in said {
             match said {
-                Said::Thoughts(text) => events.extend(self.thoughts(&text)),
-                Said::Text(text) => events.extend(self.text(&text)),
+                Said::Thoughts(text) => events.extend(self.thoughts(tokenizer, &text)),
+                Said::Text(text) => events.extend(self.text(tokenizer, &text)),
                 Said::Call { id, name, .. } => {
                     self.space.clear();
-                    events.extend(self.close("completed"));
+                    events.extend(self.close(tokenizer, "completed"));
                     events.extend(self.open(Open::Call { call_id: id, name, arguments: String::new() }));
                 }
                 Said::Arguments { text, .. } => events.extend(self.arguments(&text)),
@@ -82,81 +123,85 @@ impl Output {
     }
 
     /// Ends the last item. `cut`: it is not complete.
-    pub fn finish(&mut self, cut: bool) -> Vec<Value> {
+    pub fn finish(&mut self, tokenizer: &dyn Tokenizer, cut: bool) -> Vec<Event> {
         let mut events = Vec::new();
         if self.open.is_none() && self.items.is_empty() {
             // An answer has an item, even if it says nothing.
-            events.extend(self.open(Open::Text { text: String::new(), logprobs: Vec::new() }));
+            events.extend(self.open(Open::Text { text: String::new(), shown: Vec::new() }));
             let space = std::mem::take(&mut self.space);
-            events.extend(self.text_delta(&space));
+            events.extend(self.text_delta(tokenizer, &space));
         } else if !self.shown.is_empty() {
-            events.extend(self.text_delta(""));
+            events.extend(self.text_delta(tokenizer, ""));
         }
-        events.extend(self.close(if cut { "incomplete" } else { "completed" }));
+        events.extend(self.close(tokenizer, if cut { "incomplete" } else { "completed" }));
         events
     }
 
-    fn thoughts(&mut self, more: &str) -> Vec<Value> {
+    fn thoughts(&mut self, tokenizer: &dyn Tokenizer, more: &str) -> Vec<Event> {
         let mut events = Vec::new();
         if !matches!(self.open, Some(Open::Thoughts(_))) {
-            events.extend(self.close("completed"));
+            events.extend(self.close(tokenizer, "completed"));
             events.extend(self.open(Open::Thoughts(String::new())));
         }
         if let Some(Open::Thoughts(text)) = &mut self.open {
             text.push_str(more);
         }
-        events.push(self.part_event("response.reasoning_text.delta", json!({"delta": more})));
+        let delta = self.of_part(json!({"delta": more}));
+        events.push(self.event("response.reasoning_text.delta", delta));
         events
     }
 
-    fn text(&mut self, more: &str) -> Vec<Value> {
+    fn text(&mut self, tokenizer: &dyn Tokenizer, more: &str) -> Vec<Event> {
         if matches!(self.open, Some(Open::Text { .. })) {
-            return self.text_delta(more);
+            return self.text_delta(tokenizer, more);
         }
         self.space.push_str(more);
         if self.space.trim().is_empty() {
             return Vec::new();
         }
         let text = std::mem::take(&mut self.space);
-        let mut events = self.close("completed");
-        events.extend(self.open(Open::Text { text: String::new(), logprobs: Vec::new() }));
-        events.extend(self.text_delta(&text));
+        let mut events = self.close(tokenizer, "completed");
+        events.extend(self.open(Open::Text { text: String::new(), shown: Vec::new() }));
+        events.extend(self.text_delta(tokenizer, &text));
         events
     }
 
     /// Adds to the text that is open; nothing without one, or without anything to add.
-    fn text_delta(&mut self, more: &str) -> Vec<Value> {
-        let Some(Open::Text { text, logprobs }) = &mut self.open else { return Vec::new() };
+    fn text_delta(&mut self, tokenizer: &dyn Tokenizer, more: &str) -> Vec<Event> {
+        let Some(Open::Text { text, shown }) = &mut self.open else { return Vec::new() };
         if more.is_empty() && self.shown.is_empty() {
             return Vec::new();
         }
         text.push_str(more);
-        let shown = std::mem::take(&mut self.shown);
-        logprobs.extend_from_slice(&shown);
-        vec![self.part_event("response.output_text.delta", json!({"delta": more, "logprobs": shown}))]
+        let new = std::mem::take(&mut self.shown);
+        shown.extend_from_slice(&new);
+        let delta = self.of_part(json!({"delta": more, "logprobs": null}));
+        vec![self.event_with("response.output_text.delta", delta, "logprobs", list(tokenizer, &new))]
     }
 
-    fn arguments(&mut self, more: &str) -> Vec<Value> {
+    fn arguments(&mut self, more: &str) -> Vec<Event> {
         let Some(Open::Call { arguments, .. }) = &mut self.open else { return Vec::new() };
         arguments.push_str(more);
-        vec![self.item_event("response.function_call_arguments.delta", json!({"delta": more}))]
+        let delta = self.of_item(json!({"delta": more}));
+        vec![self.event("response.function_call_arguments.delta", delta)]
     }
 
-    fn open(&mut self, open: Open) -> Vec<Value> {
-        let item = self.item(&open, "in_progress", true);
-        let part = open.part(true, self.logprobs);
+    fn open(&mut self, open: Open) -> Vec<Event> {
+        let item = open.bare_item(&self.item_id(&open), "in_progress");
+        let part = open.bare_part();
         self.open = Some(open);
         let index = self.items.len();
         let mut events =
             vec![self.event("response.output_item.added", json!({"output_index": index, "item": item}))];
         if let Some(part) = part {
-            events.push(self.part_event("response.content_part.added", json!({"part": part})));
+            let added = self.of_part(json!({"part": part}));
+            events.push(self.event("response.content_part.added", added));
         }
         events
     }
 
     /// Ends the item that is open, if there is one.
-    fn close(&mut self, status: &str) -> Vec<Value> {
+    fn close(&mut self, tokenizer: &dyn Tokenizer, status: &'static str) -> Vec<Event> {
         let mut events = Vec::new();
         if let Some(Open::Call { arguments, .. }) = &self.open
             && arguments.is_empty()
@@ -165,51 +210,64 @@ impl Output {
             // Clients read them as JSON.
             events.extend(self.arguments("{}"));
         }
-        let Some(open) = self.open.take() else { return events };
-        match &open {
+        let Some(open) = &self.open else { return events };
+        match open {
             Open::Thoughts(text) => {
-                events.push(self.part_event("response.reasoning_text.done", json!({"text": text})));
+                let done = self.of_part(json!({"text": text}));
+                events.push(self.event("response.reasoning_text.done", done));
             }
-            Open::Text { text, logprobs } => {
-                let done = json!({"text": text, "logprobs": logprobs});
-                events.push(self.part_event("response.output_text.done", done));
+            Open::Text { text, .. } => {
+                let done = self.of_part(json!({"text": text, "logprobs": null}));
+                let shown = self.open_tokens();
+                events.push(self.event_with(
+                    "response.output_text.done",
+                    done,
+                    "logprobs",
+                    list(tokenizer, &shown),
+                ));
             }
             Open::Call { name, arguments, .. } => {
-                let done = json!({"name": name, "arguments": arguments});
-                events.push(self.item_event("response.function_call_arguments.done", done));
+                let done = self.of_item(json!({"name": name, "arguments": arguments}));
+                events.push(self.event("response.function_call_arguments.done", done));
             }
         }
-        let item_id = self.item_id(&open);
-        if let Some(part) = open.part(false, self.logprobs) {
-            events.push(self.part_event("response.content_part.done", json!({"part": part})));
+        let done = self.of_part(json!({"part": null}));
+        let Some(content) = self.open.take() else { return events };
+        if let Some(part) = content.part(tokenizer, self.logprobs) {
+            events.push(self.event_with("response.content_part.done", done, "part", part));
         }
-        // What was open is gone, and its id with it.
-        for event in &mut events {
-            event["item_id"] = json!(item_id);
-        }
-        let item = self.item(&open, status, false);
-        let index = self.items.len();
-        events.push(self.event("response.output_item.done", json!({"output_index": index, "item": item})));
+        let item = Item { id: self.item_id(&content), status, content };
+        let done = json!({"output_index": self.items.len(), "item": null});
+        let object = item.object(tokenizer, self.logprobs);
+        events.push(self.event_with("response.output_item.done", done, "item", object));
         self.items.push(item);
         events
     }
 
-    /// An event about the item that is open.
-    fn item_event(&mut self, kind: &str, mut event: Value) -> Value {
+    /// The tokens of the text that is open.
+    fn open_tokens(&self) -> Vec<Shown> {
+        match &self.open {
+            Some(Open::Text { shown, .. }) => shown.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Fields of an event about the item that is open.
+    fn of_item(&self, mut event: Value) -> Value {
         event["output_index"] = json!(self.items.len());
         if let Some(open) = &self.open {
             event["item_id"] = json!(self.item_id(open));
         }
-        self.event(kind, event)
+        event
     }
 
-    /// An event about its only part.
-    fn part_event(&mut self, kind: &str, mut event: Value) -> Value {
+    /// Fields of an event about its only part.
+    fn of_part(&self, mut event: Value) -> Value {
         event["content_index"] = json!(0);
-        self.item_event(kind, event)
+        self.of_item(event)
     }
 
-    /// Its id, which is another one than that of a call.
+    /// The id of the next item, which is another one than that of a call.
     fn item_id(&self, open: &Open) -> String {
         let kind = match open {
             Open::Thoughts(_) => "rs",
@@ -218,40 +276,87 @@ impl Output {
         };
         format!("{kind}_{}_{}", self.id, self.items.len())
     }
+}
 
-    /// The item. `bare`: without its content, which follows.
-    fn item(&self, open: &Open, status: &str, bare: bool) -> Value {
-        let content: Vec<Value> = open.part(false, self.logprobs).filter(|_| !bare).into_iter().collect();
-        let mut item = match open {
-            Open::Thoughts(_) => json!({"type": "reasoning", "summary": [], "content": content}),
-            Open::Text { .. } => json!({"type": "message", "role": "assistant", "content": content}),
-            Open::Call { call_id, name, arguments } => {
-                json!({"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments})
-            }
-        };
-        item["id"] = json!(self.item_id(open));
-        item["status"] = json!(status);
-        item
+impl Item {
+    /// The item, to be written.
+    fn object<'a>(&'a self, tokenizer: &'a dyn Tokenizer, with_logprobs: bool) -> Object<'a> {
+        let part = self.content.part(tokenizer, with_logprobs);
+        Object { fields: map(self.content.bare_item(&self.id, self.status)), part }
     }
 }
 
 impl Open {
-    /// The only part of its content. `bare`: as it begins.
-    fn part(&self, bare: bool, with_logprobs: bool) -> Option<Value> {
-        match self {
-            Self::Thoughts(text) => {
-                Some(json!({"type": "reasoning_text", "text": if bare { "" } else { text }}))
+    /// The item without its content, which follows or is written into its place.
+    fn bare_item(&self, id: &str, status: &str) -> Value {
+        let mut item = match self {
+            Self::Thoughts(_) => json!({"type": "reasoning", "summary": [], "content": []}),
+            Self::Text { .. } => json!({"type": "message", "role": "assistant", "content": []}),
+            Self::Call { call_id, name, arguments } => {
+                json!({"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments})
             }
-            Self::Text { text, logprobs } => {
-                let mut part = Map::new();
-                part.insert("type".into(), json!("output_text"));
-                part.insert("text".into(), json!(if bare { "" } else { text }));
-                part.insert("annotations".into(), json!([]));
-                let told = if bare || !with_logprobs { Vec::new() } else { logprobs.clone() };
-                part.insert("logprobs".into(), Value::from(told));
-                Some(Value::Object(part))
+        };
+        item["id"] = json!(id);
+        item["status"] = json!(status);
+        item
+    }
+
+    /// The only part of its content, as it begins.
+    fn bare_part(&self) -> Option<Value> {
+        match self {
+            Self::Thoughts(_) => Some(json!({"type": "reasoning_text", "text": ""})),
+            Self::Text { .. } => {
+                Some(json!({"type": "output_text", "text": "", "annotations": [], "logprobs": []}))
             }
             Self::Call { .. } => None,
         }
+    }
+
+    /// The only part of its content, to be written.
+    fn part<'a>(&'a self, tokenizer: &'a dyn Tokenizer, with_logprobs: bool) -> Option<Part<'a>> {
+        let mut fields = map(self.bare_part()?);
+        let (text, shown): (&str, &[Shown]) = match self {
+            Self::Thoughts(text) => (text, &[]),
+            Self::Text { text, shown } => (text, if with_logprobs { shown } else { &[] }),
+            Self::Call { .. } => return None,
+        };
+        fields.insert("text".into(), Value::from(text));
+        Some(Part { fields, tokenizer, shown })
+    }
+}
+
+/// A part of an item's content.
+struct Part<'a> {
+    fields: Map<String, Value>,
+    tokenizer: &'a dyn Tokenizer,
+    /// Tokens whose log probabilities are told.
+    shown: &'a [Shown],
+}
+
+impl Serialize for Part<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let value = list(self.tokenizer, self.shown);
+        With { object: &self.fields, name: "logprobs", value }.serialize(serializer)
+    }
+}
+
+/// An item with its content.
+struct Object<'a> {
+    fields: Map<String, Value>,
+    part: Option<Part<'a>>,
+}
+
+impl Serialize for Object<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let value: Vec<&Part<'_>> = self.part.iter().collect();
+        With { object: &self.fields, name: "content", value }.serialize(serializer)
+    }
+}
+
+/// The fields of an object.
+fn map(object: Value) -> Map<String, Value> {
+    match object {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
     }
 }

@@ -1,0 +1,84 @@
+//! What a router keeps of answers while they are sent counts in the client's share.
+
+use serde_json::{Value, json};
+
+use super::fake_worker::{Script, Step, steps};
+use super::fixture::{Front, config};
+
+/// Bytes of answers that this server keeps. A client alone has four fifths of them.
+const MOST: usize = 400_000;
+/// Tokens of the answer. With 20 log probabilities each counts some 1,800 bytes.
+const TOKENS: usize = 400;
+
+fn answer() -> Script {
+    let tokens = (0..TOKENS).map(|_| Step::Token(97));
+    steps(tokens.chain([Step::Finish("stop")]).collect())
+}
+
+/// A router with a worker, and the lines of an answer.
+async fn stream(path: &str, body: &Value) -> (Front, String) {
+    let mut config = config();
+    config.max_answer_bytes = MOST;
+    let mut front = Front::start(config).await;
+    let worker = front.worker("all", "aggregated", answer()).await;
+    let text = front.post(path, body).await.text().await;
+    drop(worker);
+    (front, text)
+}
+
+#[tokio::test]
+async fn a_stream_that_repeats_more_than_the_clients_share_ends_with_the_reason() {
+    let generate = json!({
+        "text": "abc", "stream": true, "return_logprob": true, "top_logprobs_num": 20,
+        "sampling_params": {"max_new_tokens": TOKENS},
+    });
+    let responses = json!({
+        "input": "abc", "stream": true, "include": ["message.output_text.logprobs"], "top_logprobs": 20,
+        "max_output_tokens": TOKENS,
+    });
+    for (path, body) in [("/generate", generate), ("/v1/responses", responses)] {
+        let (front, text) = stream(path, &body).await;
+        let end = text.rsplit_once("data: ").unwrap().1;
+        assert!(end.contains("answers that it has not read"), "{path}: {end:.300}");
+        front.until_metrics_say("host_answer_bytes 0\n").await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_repeats_nothing_keeps_nothing() {
+    let chat = json!({
+        "messages": [{"role": "user", "content": "abc"}], "stream": true, "logprobs": true, "top_logprobs": 20,
+        "max_tokens": TOKENS, "stream_options": {"include_usage": true, "continuous_usage_stats": true},
+    });
+    let completions = json!({"prompt": "abc", "stream": true, "logprobs": 5, "max_tokens": TOKENS});
+    for (path, body) in [("/v1/chat/completions", chat), ("/v1/completions", completions)] {
+        let (front, text) = stream(path, &body).await;
+        assert!(
+            text.ends_with("data: [DONE]\n\n"),
+            "{path}: {:.300}",
+            &text[text.len().saturating_sub(300)..]
+        );
+        let events = text.split("\n\n").filter_map(|event| event.strip_prefix("data: {"));
+        let events: Vec<Value> =
+            events.map(|event| serde_json::from_str(&format!("{{{event}")).unwrap()).collect();
+        let with_logprobs = events.iter().filter(|event| event["choices"][0]["logprobs"].is_object());
+        assert!(with_logprobs.clone().count() >= TOKENS, "{path}: {} events", events.len());
+        if path == "/v1/chat/completions" {
+            assert!(
+                with_logprobs.clone().all(|event| event["usage"]["completion_tokens"].is_u64()),
+                "{path}"
+            );
+        }
+        front.until_metrics_say("host_answer_bytes 0\n").await;
+    }
+}
+
+#[tokio::test]
+async fn a_whole_answer_with_log_probabilities_counts_as_many_bytes_as_it_is_written_with() {
+    let chat = json!({
+        "messages": [{"role": "user", "content": "abc"}], "logprobs": true, "top_logprobs": 20, "max_tokens": TOKENS,
+    });
+    let (front, text) = stream("/v1/chat/completions", &chat).await;
+    assert!(text.contains("400000 bytes") || text.contains("answers that it has not read"), "{text:.300}");
+    front.until_metrics_say("host_answer_bytes 0\n").await;
+}
