@@ -1,5 +1,6 @@
-//! Grammars that were compiled, the least recently used first to go.
+//! Compiled grammars, kept for their next use. When space is short, the client with the most grammars loses its least recently used.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use crate::GrammarError;
 use crate::compiled::Compiled;
 use crate::source::Source;
 
-/// What came of compiling a grammar.
+/// The result of compiling a grammar.
 pub(crate) type Outcome = Result<Arc<Compiled>, GrammarError>;
 
 /// Bounded by the number of grammars and by the bytes of their texts.
@@ -23,6 +24,8 @@ pub(crate) struct Cache {
 #[derive(Debug)]
 struct Kept {
     outcome: Outcome,
+    /// The client for which it was compiled.
+    client: u64,
     used: u64,
 }
 
@@ -31,7 +34,7 @@ impl Cache {
         Self { kept: HashMap::new(), bytes: 0, uses: 0, most, most_bytes }
     }
 
-    /// What came of a grammar, if it is known.
+    /// The outcome of a grammar, if the cache has it.
     pub(crate) fn find(&mut self, source: &Source) -> Option<Outcome> {
         self.uses += 1;
         let kept = self.kept.get_mut(source)?;
@@ -39,19 +42,34 @@ impl Cache {
         Some(kept.outcome.clone())
     }
 
-    /// Keeps what came of one.
-    pub(crate) fn keep(&mut self, source: Source, outcome: Outcome) {
+    /// Keeps the outcome of a grammar that was compiled for a client.
+    pub(crate) fn keep(&mut self, client: u64, source: Source, outcome: Outcome) {
         self.forget(&source);
-        while !self.kept.is_empty()
-            && (self.kept.len() >= self.most || self.bytes + source.text.len() > self.most_bytes)
-        {
-            let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(source, _)| source.clone());
-            let Some(oldest) = oldest else { break };
-            self.forget(&oldest);
-        }
         self.uses += 1;
         self.bytes += source.text.len();
-        self.kept.insert(source, Kept { outcome, used: self.uses });
+        self.kept.insert(source, Kept { outcome, client, used: self.uses });
+        while self.kept.len() > 1 {
+            let by_bytes = self.bytes > self.most_bytes;
+            if !by_bytes && self.kept.len() <= self.most {
+                break;
+            }
+            self.forget_one(by_bytes);
+        }
+    }
+
+    /// Forgets one grammar: the least recently used of the client that holds the most bytes of text, or the most grammars. The newest
+    /// entry stays.
+    fn forget_one(&mut self, by_bytes: bool) {
+        let cost = |source: &Source| if by_bytes { source.text.len() } else { 1 };
+        let mut of_clients: HashMap<u64, usize> = HashMap::new();
+        for (source, kept) in &self.kept {
+            *of_clients.entry(kept.client).or_default() += cost(source);
+        }
+        let others = self.kept.iter().filter(|(_, kept)| kept.used < self.uses);
+        let first = others.max_by_key(|(_, kept)| (of_clients.get(&kept.client), Reverse(kept.used)));
+        if let Some(source) = first.map(|(source, _)| source.clone()) {
+            self.forget(&source);
+        }
     }
 
     fn forget(&mut self, source: &Source) {
@@ -75,7 +93,7 @@ mod tests {
         let named = |name: &str| Source::regex(name);
         let mut cache = Cache::new(2, 100);
         let mut keep = |name: &str| {
-            cache.keep(named(name), Err(GrammarError::Refused(name.into())));
+            cache.keep(7, named(name), Err(GrammarError::Refused(name.into())));
             if name == "b" {
                 assert!(cache.find(&named("a")).is_some());
             }
@@ -83,11 +101,32 @@ mod tests {
         ["a", "b", "c"].into_iter().for_each(&mut keep);
         assert!(cache.holds(&named("a")) && !cache.holds(&named("b")) && cache.holds(&named("c")));
         let long = named(&"x".repeat(99));
-        cache.keep(long.clone(), Err(GrammarError::Busy(1)));
-        cache.keep(long.clone(), Err(GrammarError::Busy(2)));
+        cache.keep(7, long.clone(), Err(GrammarError::Busy(1)));
+        cache.keep(7, long.clone(), Err(GrammarError::Busy(2)));
         assert_eq!(cache.find(&long).unwrap().err(), Some(GrammarError::Busy(2)));
         assert!(cache.holds(&long) && !cache.holds(&named("a")), "only {} bytes fit", cache.most_bytes);
         cache.forget(&long);
         assert_eq!((cache.bytes, cache.kept.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_client_with_many_pushes_out_its_own_alone() {
+        let refused = || Err(GrammarError::Refused("no".into()));
+        let named = |client: u64, number: u32| Source::regex(&format!("{client} {number:03}"));
+        let mut cache = Cache::new(8, 1000);
+        for (client, numbers) in [(1, 0..3), (2, 0..100), (3, 0..2)] {
+            numbers.for_each(|number| cache.keep(client, named(client, number), refused()));
+        }
+        let kept = |cache: &Cache, client: u64| -> Vec<u32> {
+            (0..100).filter(|number| cache.holds(&named(client, *number))).collect()
+        };
+        assert_eq!(kept(&cache, 1), [0, 1, 2]);
+        assert_eq!(kept(&cache, 2), [97, 98, 99], "the oldest of the client with the most make room");
+        assert_eq!(kept(&cache, 3), [0, 1]);
+        let long = |number: u32| Source::regex(&format!("{number}{}", "x".repeat(399)));
+        (0..4).for_each(|number| cache.keep(2, long(number), refused()));
+        assert_eq!((kept(&cache, 1).len(), kept(&cache, 3).len()), (3, 2), "texts are counted by bytes");
+        assert!(cache.holds(&long(3)) && cache.holds(&long(2)) && !cache.holds(&long(1)));
+        assert!(cache.bytes <= 1000);
     }
 }

@@ -1,13 +1,13 @@
-//! Grammars on their way to being compiled, and what came of them.
+//! The queue of grammars to compile, and the cache of those that were compiled.
 //!
 //! ```text
 //!            its client's turn         the thread ends
 //! Waiting ───────────────────► Compiling ───────────► Done ─► cache
-//!    └ all that asked are gone: forgotten
+//!    └ every request for it was dropped: forgotten
 //! ```
 //!
-//! A grammar that several clients ask for is one job. It waits in the queue of each, and is compiled in the first turn that comes:
-//! no client waits behind another's grammars.
+//! A grammar that several clients ask for is one job. It waits in the queue of each client, and is compiled at the first turn of any of
+//! them. So no client waits behind the grammars of another.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,13 +22,13 @@ use crate::queue::Queue;
 use crate::source::Source;
 use crate::{GrammarError, Limits};
 
-/// A stack for what recurses with the depth of a grammar. Pages of it that are not reached take no memory.
+/// Size of the stack of a compiling thread: the engine recurses with the depth of a grammar. Untouched pages of it take no memory.
 const STACK: usize = 64 << 20;
 
 /// Compiles one grammar, on a thread of its own.
 type Compile = Box<dyn Fn(&Source) -> Outcome + Send + Sync>;
 
-/// All grammars that are asked for, and those that are kept.
+/// All grammars that wait or are compiled, and the cache.
 pub(crate) struct Jobs {
     compile: Compile,
     limits: Limits,
@@ -37,12 +37,12 @@ pub(crate) struct Jobs {
 
 struct State {
     cache: Cache,
-    /// Jobs that are not done.
+    /// Jobs that wait or are being compiled.
     under_way: HashMap<Source, Arc<Job>>,
     queue: Queue<Arc<Job>>,
 }
 
-/// A grammar that is to be compiled. Those that asked for it follow its progress.
+/// A grammar to compile. All requests for it subscribe to its progress.
 struct Job {
     source: Source,
     progress: watch::Sender<Progress>,
@@ -55,7 +55,7 @@ enum Progress {
     Done(Outcome),
 }
 
-/// A grammar that was asked for.
+/// A request for a grammar. Dropping it gives up the wait.
 #[derive(Debug)]
 pub struct Asked(Answer);
 
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Jobs {
 }
 
 impl Job {
-    /// Whether it has not begun, and is still wanted.
+    /// Whether it has not begun and a request still waits for it.
     fn waits(&self) -> bool {
         self.progress.receiver_count() > 0 && matches!(*self.progress.borrow(), Progress::Waiting)
     }
@@ -89,7 +89,7 @@ impl Jobs {
         Arc::new(Self { compile, limits, state: Mutex::new(state) })
     }
 
-    /// A client wants this grammar.
+    /// Asks for a grammar on behalf of a client.
     ///
     /// # Errors
     /// When the client waits with too many.
@@ -109,7 +109,7 @@ impl Jobs {
         Ok(Asked(answer))
     }
 
-    /// Begins what has its turn.
+    /// Starts all jobs whose turn has come.
     fn start(self: &Arc<Self>) {
         loop {
             let next = self.state.lock().next();
@@ -127,14 +127,14 @@ impl Jobs {
         }
     }
 
-    /// A job has ended. A failure that is not the grammar's own is not kept.
+    /// Ends a job and tells all requests for it. Caches the outcome, unless the engine itself failed.
     fn end(&self, client: u64, job: &Job, outcome: Result<Outcome, String>) {
         let mut state = self.state.lock();
         state.queue.end(client);
         state.under_way.remove(&job.source);
         let outcome = match outcome {
             Ok(outcome) => {
-                state.cache.keep(job.source.clone(), outcome.clone());
+                state.cache.keep(client, job.source.clone(), outcome.clone());
                 outcome
             }
             Err(reason) => Err(GrammarError::Compile { kind: job.source.kind.noun(), reason }),
@@ -144,7 +144,7 @@ impl Jobs {
 }
 
 impl State {
-    /// Has a client wait for a grammar that is not known, if it is not being compiled yet.
+    /// Subscribes to a grammar that the cache does not have. Queues it for the client unless it is being compiled already.
     fn follow(
         &mut self,
         client: u64,
@@ -184,7 +184,7 @@ impl State {
         }
     }
 
-    /// Forgets jobs that wait and are of no use to any client, and turns to begin what has begun.
+    /// Forgets waiting jobs that no request wants any more, and places in queues of jobs that have begun.
     fn forget_abandoned(&mut self) {
         self.queue.retain(|job| job.waits());
         self.under_way.retain(|_, job| job.waits() || !matches!(*job.progress.borrow(), Progress::Waiting));
@@ -192,10 +192,10 @@ impl State {
 }
 
 impl Asked {
-    /// What came of it. The times that it waits begin here.
+    /// Waits for the outcome. The limits on waiting count from this call.
     ///
     /// # Errors
-    /// When it is refused, is no grammar, or takes too long, and when it is not its turn in time.
+    /// When the grammar is refused or invalid, when compiling takes too long, and when its turn does not come in time.
     pub async fn outcome(self) -> Outcome {
         let (mut progress, kind, limits) = match self.0 {
             Answer::Known(outcome) => return outcome,
