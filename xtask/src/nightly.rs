@@ -93,7 +93,7 @@ const CHECKS: &[Check] = &[
     },
     Check {
         name: "browser",
-        about: "the page of `host simulate --html` in headless Chromium: drawn, complete, zoomed and moved (npm, 120 MB)",
+        about: "the pages of `host simulate --html` in headless Chromium: drawn, complete, zoomed and moved (npm, 120 MB)",
         run: browser::check,
     },
     Check {

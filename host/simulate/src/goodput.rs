@@ -1,7 +1,7 @@
 //! Goodput: the highest rate of arrivals at which latencies stay within limits.
 //!
-//! Under open arrivals time to the first token and time between tokens can both gain from a change. In a closed loop they cannot:
-//! by Little's law a loop of fixed size that is answered sooner in one asks more of the other.
+//! With open arrivals a change can improve both the time to the first token and the time between tokens. In a closed loop it cannot:
+//! the number of requests in flight is fixed, so by Little's law a gain in one latency raises the load on the other.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::report::Report;
 use crate::traffic::Workload;
 use crate::{Options, simulate};
 
-/// What 99 of 100 requests and tokens must stay under, in milliseconds.
+/// Limits for 99 of 100 requests and tokens, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Limits {
     /// Time to the first token.
@@ -29,18 +29,35 @@ impl Limits {
     }
 }
 
-/// What a search has found.
+/// A rate that a search tried.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Tried {
+    /// The rate, in requests per second.
+    pub requests_per_s: f64,
+    /// Time to the first token that 99 of 100 requests stayed under.
+    pub ttft_p99_ms: f64,
+    /// Time between two tokens that 99 of 100 stayed under.
+    pub itl_p99_ms: f64,
+    /// Requests that were not answered.
+    pub failed: usize,
+    /// Whether the run stayed within the limits, with every request answered.
+    pub holds: bool,
+}
+
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Goodput {
     /// The limits.
     pub limits: Limits,
     /// Requests per second, or 0 when not even the slowest rate that was tried stays within the limits.
     pub requests_per_s: f64,
-    /// What came of that rate, or of the slowest one.
+    /// The report of that rate, or of the slowest one that was tried if none stays within the limits.
     pub report: Report,
+    /// All rates that were tried, the slowest first.
+    pub tried: Vec<Tried>,
 }
 
-/// Where to search.
+/// Bounds of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Search {
     /// The rate that is tried first, in requests per second.
@@ -59,8 +76,8 @@ impl Default for Search {
 
 /// Searches the goodput of a cluster. `workload` makes requests that arrive at a rate, the same ones at each.
 ///
-/// That latencies grow with the rate is taken for granted. Where they do not, the rate that is found stays within the limits, and
-/// one that is higher by less than twice the precision does not.
+/// The search assumes that latencies grow with the rate. Where they do not, the rate that it finds still stays within the limits, and a
+/// rate that is higher by less than twice the precision does not.
 pub fn search(
     workload: &dyn Fn(f64) -> Workload,
     cluster: &Cluster,
@@ -68,8 +85,21 @@ pub fn search(
     search: Search,
     options: &Options,
 ) -> Goodput {
-    let run = |rate: f64| simulate(&workload(rate), cluster, options, &mut |_| {});
-    let found = |requests_per_s, report| Goodput { limits, requests_per_s, report };
+    let mut tried = Vec::new();
+    let mut run = |rate: f64| {
+        let report = simulate(&workload(rate), cluster, options, &mut |_| {});
+        let (ttft_p99_ms, itl_p99_ms) = (report.ttft_ms.p99, report.itl_ms.p99);
+        let (failed, holds) = (report.requests.failed, limits.hold(&report));
+        tried.push(Tried { requests_per_s: rate, ttft_p99_ms, itl_p99_ms, failed, holds });
+        report
+    };
+    let (requests_per_s, report) = highest(&mut run, limits, search);
+    tried.sort_by(|one, other| one.requests_per_s.total_cmp(&other.requests_per_s));
+    Goodput { limits, requests_per_s, report, tried }
+}
+
+/// The highest rate that keeps the limits, with its report. If none does: 0, with the report of the slowest rate that was tried.
+fn highest(run: &mut dyn FnMut(f64) -> Report, limits: Limits, search: Search) -> (f64, Report) {
     let mut report = run(search.from);
     let (mut good, mut bad);
     if limits.hold(&report) {
@@ -89,7 +119,7 @@ pub fn search(
         let mut left = search.doublings;
         loop {
             if left == 0 {
-                return found(0.0, report);
+                return (0.0, report);
             }
             left -= 1;
             bad = Some(rate);
@@ -109,5 +139,5 @@ pub fn search(
             false => bad = Some(rate),
         }
     }
-    found(good.0, good.1)
+    good
 }

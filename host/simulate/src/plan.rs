@@ -1,8 +1,8 @@
 //! Capacity planning: which workers keep latencies within limits on the fewest devices.
 //!
-//! An *arrangement* says how work is divided: aggregated workers, or prefill and decode workers, each with so many devices and so much
-//! host memory. For each arrangement the fewest workers are searched with which a workload stays within the limits. That more workers
-//! of a role never make latencies longer is taken for granted.
+//! An *arrangement* says how work is divided: aggregated workers, or prefill and decode workers, each with a number of devices and a
+//! size of host memory. The search finds, for each arrangement, the fewest workers with which a workload stays within the limits. It
+//! assumes that more workers of a role never make a latency longer.
 
 mod table;
 
@@ -16,20 +16,20 @@ use crate::report::Report;
 use crate::traffic::Workload;
 use crate::{Options, simulate};
 
-/// What is asked.
+/// What a plan searches for: latency limits, and the workers that it may use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wish {
-    /// The latencies to stay within.
+    /// Limits of both latencies.
     pub limits: Limits,
-    /// Devices that one worker may have.
+    /// Numbers of devices that a worker may have.
     pub tp: Vec<usize>,
-    /// Sizes of a worker's host memory.
+    /// Sizes of host memory that a worker may have.
     pub host_memory_gib: Vec<f64>,
-    /// Devices in all, at most.
+    /// Largest number of devices of all workers together.
     pub most_devices: usize,
 }
 
-/// How work is divided.
+/// How work is divided over kinds of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Arrangement {
     /// Devices of each prefill worker, or `None` where workers are aggregated.
@@ -49,17 +49,38 @@ pub struct Fewest {
     pub answers: usize,
     /// Devices of all of them.
     pub devices: usize,
-    /// What came of the workload on them.
+    /// The report of the workload on them.
     pub report: Report,
 }
 
-/// An arrangement, and what was found.
+/// A cluster that was simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Tried {
+    /// Prefill workers, or none where workers are aggregated.
+    pub prefill: usize,
+    /// Decode or aggregated workers.
+    pub answers: usize,
+    /// Devices of all of them.
+    pub devices: usize,
+    /// Time to the first token that 99 of 100 requests stayed under.
+    pub ttft_p99_ms: f64,
+    /// Time between two tokens that 99 of 100 stayed under.
+    pub itl_p99_ms: f64,
+    /// Requests that were not answered.
+    pub failed: usize,
+    /// Whether the cluster stayed within the limits, with every request answered.
+    pub holds: bool,
+}
+
+/// An arrangement and the result of its search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// The arrangement.
     pub arrangement: Arrangement,
-    /// Its fewest workers, or why there are none.
+    /// The fewest workers that keep the limits, or the reason why no number of them does.
     pub fewest: Result<Fewest, String>,
+    /// Its clusters that were simulated, those of the fewest devices first.
+    pub tried: Vec<Tried>,
 }
 
 /// All arrangements, those of the fewest devices first.
@@ -78,7 +99,7 @@ impl Arrangement {
         self.prefill_tp.unwrap_or(0) * prefill + self.answers_tp * answers
     }
 
-    /// A cluster of so many workers, which are otherwise like those of `like`.
+    /// The cluster with these numbers of workers. Everything else of a worker is as in `like`.
     fn cluster(&self, like: &Cluster, prefill: usize, answers: usize) -> Cluster {
         let find = |roles: [Role; 3]| {
             let of = |role: Role| like.workers.iter().find(move |workers| workers.role == role);
@@ -106,10 +127,12 @@ struct Search<'a> {
     options: &'a Options,
     watch: &'a mut dyn FnMut(&str),
     runs: usize,
+    /// Clusters of the current arrangement that were simulated.
+    tried: Vec<Tried>,
 }
 
-/// Searches the fewest devices. Workers are like those of `like`, but for their number, devices and host memory. Where
-/// `like` has none of a role, those of another role stand in. `watch` is told what is simulated next.
+/// Searches the fewest devices. Workers are as in `like`, except for their number, devices and host memory. If `like` has no worker of
+/// a role, the search takes a worker of another role instead. `watch` gets a line about each run before it begins.
 pub fn plan(
     workload: &Workload,
     like: &Cluster,
@@ -117,14 +140,17 @@ pub fn plan(
     options: &Options,
     watch: &mut dyn FnMut(&str),
 ) -> Plan {
-    let mut search = Search { workload, like, wish, options, watch, runs: 0 };
+    let mut search = Search { workload, like, wish, options, watch, runs: 0, tried: Vec::new() };
     let mut rows = Vec::new();
     for host_memory_gib in &wish.host_memory_gib {
         for answers_tp in &wish.tp {
             for prefill_tp in std::iter::once(None).chain(wish.tp.iter().map(|tp| Some(*tp))) {
                 let arrangement =
                     Arrangement { prefill_tp, answers_tp: *answers_tp, host_memory_gib: *host_memory_gib };
-                rows.push(Row { arrangement, fewest: search.fewest(arrangement) });
+                let fewest = search.fewest(arrangement);
+                let mut tried = std::mem::take(&mut search.tried);
+                tried.sort_by_key(|cluster| (cluster.devices, cluster.prefill));
+                rows.push(Row { arrangement, fewest, tried });
             }
         }
     }
@@ -144,7 +170,7 @@ impl Search<'_> {
             return found.ok_or_else(|| self.too_few(&known));
         };
         for prefill in 1.. {
-            // Running a cluster with more prefill workers pays only if it is smaller in all.
+            // A cluster with more prefill workers is of interest only if it has fewer devices than the best one so far.
             let bound = best.as_ref().map_or(most, |best| best.devices - 1);
             let Some(left) = bound.checked_sub(prefill * prefill_tp).filter(|left| *left >= answers_tp)
             else {
@@ -157,7 +183,7 @@ impl Search<'_> {
         best.ok_or_else(|| self.too_few(&known))
     }
 
-    /// The fewest workers that answer, up to `most`, beside so many prefill workers.
+    /// The fewest decode or aggregated workers, up to `most`, that keep the limits beside this number of prefill workers.
     fn least(
         &mut self,
         arrangement: Arrangement,
@@ -191,12 +217,16 @@ impl Search<'_> {
             let devices = arrangement.devices(prefill, answers);
             (self.watch)(&format!("run {}: {prefill} + {answers} workers, {devices} devices", self.runs));
             let cluster = arrangement.cluster(self.like, prefill, answers);
-            simulate(self.workload, &cluster, self.options, &mut |_| {})
+            let report = simulate(self.workload, &cluster, self.options, &mut |_| {});
+            let (ttft_p99_ms, itl_p99_ms) = (report.ttft_ms.p99, report.itl_ms.p99);
+            let (failed, holds) = (report.requests.failed, self.wish.limits.hold(&report));
+            self.tried.push(Tried { prefill, answers, devices, ttft_p99_ms, itl_p99_ms, failed, holds });
+            report
         });
         self.wish.limits.hold(report)
     }
 
-    /// Why no number of workers is enough: the latencies of the largest cluster that was tried.
+    /// Why no number of workers is enough, with the latencies of the cluster whose TTFT was lowest.
     fn too_few(&self, known: &BTreeMap<(usize, usize), Report>) -> String {
         let most = self.wish.most_devices;
         let reports = known.values().filter(|report| report.requests.failed == 0);

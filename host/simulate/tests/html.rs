@@ -5,23 +5,33 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use host_simulate::goodput::{self, Limits, Search};
+use host_simulate::plan::{Wish, plan};
 use host_simulate::workloads::{SharedPrefixes, poisson};
-use host_simulate::{Cluster, Options, Recording, Report, html, record, simulate};
+use host_simulate::{Cluster, Options, Recording, Report, Workload, html, record, simulate};
 use serde_json::Value;
 
-fn run() -> (Report, Recording) {
+fn cluster() -> Cluster {
     let text = "model = 'qwen3-32b'\n[[workers]]\nrole = 'prefill'\ncount = 2\nmachine = 'b200'\ntp = 2\n\
                 [[workers]]\nrole = 'decode'\nmachine = 'b200'\ntp = 2";
-    let cluster = Cluster::parse("cluster.toml", text).unwrap();
+    Cluster::parse("cluster.toml", text).unwrap()
+}
+
+fn options() -> Options {
+    Options::default()
+}
+
+fn workload(rate: f64) -> Workload {
     let shape =
         SharedPrefixes { prefixes: 3, prefix_tokens: 4_000, suffix_tokens: 500, answer: 60, requests: 80 };
-    let workload = poisson(shape.asks(5), 8.0, 1);
-    let recorded = record(&workload, &cluster, &Options::default(), &mut |_| {});
-    assert_eq!(
-        recorded.0,
-        simulate(&workload, &cluster, &Options::default(), &mut |_| {}),
-        "recording changes the run"
-    );
+    poisson(shape.asks(5), rate, 1)
+}
+
+fn run() -> (Report, Recording) {
+    let (workload, cluster) = (workload(8.0), cluster());
+    let recorded = record(&workload, &cluster, &options(), &mut |_| {});
+    let alone = simulate(&workload, &cluster, &options(), &mut |_| {});
+    assert_eq!(recorded.0, alone, "recording changes the run");
     recorded
 }
 
@@ -50,7 +60,7 @@ fn a_recording_has_every_request_and_token_once() {
 #[test]
 fn the_page_needs_nothing_from_elsewhere_and_no_name_can_leave_its_place() {
     let (report, recording) = run();
-    let page = html::page("</script><script>alert(1)</script>", &report, &recording);
+    let page = html::page("</script><script>alert(1)</script>", &report, &recording, None);
     for outside in ["http:", "https:", "//cdn", " src=", "href=", "@import", "url(", "fetch(", "import "] {
         assert!(!page.contains(outside), "the page has {outside:?}");
     }
@@ -60,33 +70,85 @@ fn the_page_needs_nothing_from_elsewhere_and_no_name_can_leave_its_place() {
     assert_eq!(data(&page)["report"]["requests"]["completed"], 80);
 }
 
-#[test]
-fn the_script_draws_every_plot() {
-    let (report, recording) = run();
-    let page = html::page("t", &report, &recording);
+/// Has the script of a page draw into as much of a browser as it asks for. All `plots` have to be drawn. Returns the number of bars
+/// on the line of time, or nothing without a program that runs scripts.
+fn drawn(page: &str, plots: &[&str]) -> Option<String> {
     let script = page.rsplit_once("<script>").unwrap().1.split_once("</script>").unwrap().0;
-    // As much of a browser as the script asks for.
     let browser = r#"
         const made = {};
-        const element = id => made[id] ??= { id, textContent: "", innerHTML: "", clientWidth: 900, clientHeight: 400,
+        const element = id => made[id] ??= { id, textContent: "", innerHTML: "", hidden: true, clientWidth: 900, clientHeight: 400,
             addEventListener() {}, getContext: () => new Proxy({}, { get: (pen, name) => name === "fillRect" ? () => { pen.bars = (pen.bars ?? 0) + 1; made.bars = pen.bars; } : pen[name] ?? (() => {}), set: (pen, name, value) => { pen[name] = value; return true; } }) };
         globalThis.document = { getElementById: element, title: "" };
         globalThis.window = { addEventListener() {} };
     "#;
-    let json = serde_json::to_string(&serde_json::to_string(&data(&page)).unwrap()).unwrap();
+    let json = serde_json::to_string(&serde_json::to_string(&data(page)).unwrap()).unwrap();
     let program = format!(
         "{browser}\nelement('data').textContent = {json};\n{script}\n\
-         for (const id of ['ttft', 'itl', 'tokens', 'answered', 'hits', 'used', 'queued'])\n\
-           if (!/<(path|rect)/.test(made[id].innerHTML) || /NaN|undefined/.test(made[id].innerHTML)) throw new Error(id + ': ' + made[id].innerHTML);\n\
+         for (const id of {plots:?})\n\
+           if (!/<(path|rect)/.test(made[id].innerHTML) || /NaN|undefined|Infinity/.test(made[id].innerHTML)) throw new Error(id + ': ' + made[id].innerHTML);\n\
          console.log(made.bars);"
     );
     let node = Command::new("node").arg("-").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let Ok(mut node) = node else {
-        host_tests::skip::skipped("the script of the page of a simulation: node is not installed");
-        return;
+        host_tests::skip::skipped("the script of a page of a simulation: node is not installed");
+        return None;
     };
     node.stdin.take().unwrap().write_all(program.as_bytes()).unwrap();
     let output = node.wait_with_output().unwrap();
     assert!(output.status.success(), "the script fails");
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "160", "two bars for each request");
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+const PLOTS: [&str; 7] = ["ttft", "itl", "tokens", "answered", "hits", "used", "queued"];
+
+#[test]
+fn the_script_draws_every_plot() {
+    let (report, recording) = run();
+    if let Some(bars) = drawn(&html::page("t", &report, &recording, None), &PLOTS) {
+        assert_eq!(bars, "160", "two bars for each request");
+    }
+}
+
+#[test]
+fn a_search_for_goodput_is_drawn_with_all_rates_that_were_tried() {
+    let limits = Limits { ttft_p99_ms: 900.0, itl_p99_ms: 60.0 };
+    let found =
+        goodput::search(&workload, &cluster(), limits, Search { from: 4.0, ..Search::default() }, &options());
+    assert!(found.requests_per_s > 0.0, "{found}");
+    let rates: Vec<f64> = found.tried.iter().map(|tried| tried.requests_per_s).collect();
+    assert!(rates.is_sorted() && rates.len() > 3, "{rates:?}");
+    let holding = found.tried.iter().filter(|tried| tried.holds).map(|tried| tried.requests_per_s);
+    assert_eq!(holding.fold(0.0, f64::max), found.requests_per_s);
+    let (report, recording) = record(&workload(found.requests_per_s), &cluster(), &options(), &mut |_| {});
+    assert_eq!(report, found.report);
+    let page = html::page("t", &report, &recording, Some(&found));
+    assert_eq!(data(&page)["goodput"]["tried"].as_array().unwrap().len(), rates.len());
+    let plots: Vec<&str> = PLOTS.into_iter().chain(["goodput"]).collect();
+    let _bars = drawn(&page, &plots);
+}
+
+#[test]
+fn a_plan_is_drawn_with_all_clusters_that_were_tried() {
+    for most_devices in [1, 8] {
+        let wish = Wish {
+            limits: Limits { ttft_p99_ms: 1_500.0, itl_p99_ms: 60.0 },
+            tp: vec![1, 2],
+            host_memory_gib: vec![0.0],
+            most_devices,
+        };
+        let plan = plan(&workload(3.0), &cluster(), &wish, &options(), &mut |_| {});
+        let tried: usize = plan.rows.iter().map(|row| row.tried.len()).sum();
+        assert_eq!(tried, plan.runs, "{plan}");
+        for row in &plan.rows {
+            let best = row.tried.iter().filter(|cluster| cluster.holds).map(|cluster| cluster.devices).min();
+            assert_eq!(best, row.fewest.as_ref().ok().map(|fewest| fewest.devices), "{row}");
+        }
+        let page = html::plan("</script>", &plan);
+        assert_eq!(
+            (page.matches("</script>").count(), data(&page)["title"].as_str()),
+            (2, Some("</script>"))
+        );
+        // Where nothing was simulated there is nothing to draw.
+        let _none = drawn(&page, if most_devices == 1 { &[] } else { &["fewest", "ttft", "itl"] });
+    }
 }

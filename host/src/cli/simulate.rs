@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 use host_simulate::goodput::{self, Limits, Search};
-use host_simulate::{Cluster, Options, Progress, Report, Trace, record};
+use host_simulate::{Cluster, Options, Progress, Report, Trace, html, record};
 use host_wire::clock;
 
 use super::Refused;
@@ -41,7 +41,7 @@ pub struct Simulate {
 
     /// Searches the fewest devices on which 99 % of the times to the first token and of the times between tokens stay under these.
     /// Workers are like those of --cluster, in other numbers and with other --tp and --host-memory-gib
-    #[arg(long, value_names = ["TTFT_MS", "ITL_MS"], num_args = 2, conflicts_with_all = ["goodput", "html"])]
+    #[arg(long, value_names = ["TTFT_MS", "ITL_MS"], num_args = 2, conflicts_with = "goodput")]
     plan: Option<Vec<f64>>,
 
     /// Devices that a worker of a plan may have
@@ -64,8 +64,9 @@ pub struct Simulate {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Writes a page with curves, and a line of time for each request, to this file: opened by any browser, without a network
-    #[arg(long, value_name = "FILE", conflicts_with = "goodput")]
+    /// Writes a page with curves, and a line of time for each request, to this file: opened by any browser, without a network. With
+    /// --goodput it shows the rate that was found, and all that were tried; with --plan the devices and latencies of each arrangement
+    #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
     /// Equal seeds give equal reports
@@ -128,17 +129,13 @@ impl Simulate {
         let (report, recording) = record(&workload, &cluster, &self.options(), &mut watch);
         let took = begun.elapsed().as_secs_f64();
         if shown {
-            // What it overwrites is longer.
+            // Pads with spaces, because the progress line may have been longer.
             let _unread = write!(std::io::stderr(), "\r{:80}\r", "");
         }
         lines(&report)?;
         say!("");
         say!("simulated in {took:.1} s, {:.0} times as fast as the clock", virtual_time / took.max(1e-9));
-        if let Some(path) = &self.html {
-            let title = format!("{} on {}", name(trace_file), name(cluster_file));
-            std::fs::write(path, host_simulate::html::page(&title, &report, &recording))
-                .with_context(|| format!("the page cannot be written to {} (--html)", path.display()))?;
-        }
+        self.page(|title| html::page(title, &report, &recording, None))?;
         self.write(&report)
     }
 
@@ -160,7 +157,22 @@ impl Simulate {
         lines(&found.report)?;
         say!("");
         say!("goodput: {found}; the trace has {rate:.2} requests/s");
+        if self.html.is_some() {
+            // The rate that was found is simulated once more, to record the run for the page.
+            let slowest = found.tried.first().map_or(rate, |tried| tried.requests_per_s);
+            let shown = if found.requests_per_s > 0.0 { found.requests_per_s } else { slowest };
+            let (report, recording) = record(&workload(shown), cluster, &self.options(), &mut |_| {});
+            self.page(|title| html::page(title, &report, &recording, Some(&found)))?;
+        }
         self.write(&found.report)
+    }
+
+    /// Writes the page to the file of --html, if the flag was given. `made` gets the title.
+    fn page(&self, made: impl FnOnce(&str) -> String) -> anyhow::Result<()> {
+        let Some(path) = &self.html else { return Ok(()) };
+        let files = [&self.trace, &self.cluster].map(|file| file.as_deref().map(name).unwrap_or_default());
+        std::fs::write(path, made(&files.join(" on ")))
+            .with_context(|| format!("the page cannot be written to {} (--html)", path.display()))
     }
 
     fn write(&self, report: &Report) -> anyhow::Result<()> {
@@ -190,6 +202,6 @@ fn read(path: &Path, flag: &str) -> anyhow::Result<String> {
 fn show(progress: &Progress) {
     let Progress { now, ended, in_flight, all } = *progress;
     let line = format!("{:.0} s: {ended} of {all} requests ended, {in_flight} in flight", now.as_secs_f64());
-    // Progress that cannot be shown is none that anything waits for.
+    // A failure to print progress is ignored: nothing depends on it.
     let _unread = write!(std::io::stderr(), "\r{line:80}");
 }

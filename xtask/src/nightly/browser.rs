@@ -1,4 +1,4 @@
-//! `cargo xtask nightly browser`: the page of a simulation in headless Chromium, as a reader would use it.
+//! `cargo xtask nightly browser`: the pages of simulations in headless Chromium, as a reader would use them.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,8 +14,14 @@ use crate::workspace::{Profile, Workspace};
 const TESTS: &str = "tests/browser";
 /// Requests of the simulation: enough for curves, and for lines of time thinner than a pixel.
 const REQUESTS: u32 = 2000;
+/// The pages, by their names: what makes them, and how many plots they have.
+const PAGES: [(&str, &[&str], u32); 3] = [
+    ("run", &[], 7),
+    ("goodput", &["--goodput", "2000", "60"], 8),
+    ("plan", &["--plan", "2000", "60", "--tp", "1,2", "--most-devices", "6", "--requests", "300"], 3),
+];
 
-/// Opens the page of a simulation.
+/// Opens the pages of simulations.
 pub fn check(workspace: &Workspace) -> Outcome {
     let folder = workspace.target.join("browser");
     let node = match Node::find(workspace).and_then(|node| install(workspace, &node, &folder).map(|()| node))
@@ -23,13 +29,24 @@ pub fn check(workspace: &Workspace) -> Outcome {
         Ok(node) => node,
         Err(why) => return Outcome::Skipped(why),
     };
-    let page = match page(workspace, &folder) {
-        Ok(page) => page,
-        Err(error) => return Outcome::Failed(format!("{error:#}")),
-    };
-    let mut command = Command::new(&node.program);
-    command.current_dir(&folder).args(["open_page.mjs", &page, "page.png"]);
-    outcome(&mut command, "the page of a simulation in Chromium")
+    for (name, flags, plots) in PAGES {
+        let page = match page(workspace, &folder, name, flags) {
+            Ok(page) => page,
+            Err(error) => return Outcome::Failed(format!("{error:#}")),
+        };
+        let mut command = Command::new(&node.program);
+        command.current_dir(&folder).args([
+            "open_page.mjs",
+            &page,
+            &plots.to_string(),
+            &format!("{name}.png"),
+        ]);
+        match outcome(&mut command, "") {
+            Outcome::Passed(_) => {}
+            failed => return failed,
+        }
+    }
+    Outcome::Passed(format!("{} pages of simulations in Chromium", PAGES.len()))
 }
 
 /// The packages from npm (120 MB), Chromium among them, and the script beside them.
@@ -49,7 +66,7 @@ fn install(workspace: &Workspace, node: &Node, folder: &Path) -> Result<(), Stri
 }
 
 /// Simulates a trace that is made up here, and returns the page.
-fn page(workspace: &Workspace, folder: &Path) -> anyhow::Result<String> {
+fn page(workspace: &Workspace, folder: &Path, name: &str, flags: &[&str]) -> anyhow::Result<String> {
     workspace.build(Profile::Dev, &["host"])?;
     let written = |name: &str, text: String| {
         let path = folder.join(name);
@@ -70,9 +87,9 @@ fn page(workspace: &Workspace, folder: &Path) -> anyhow::Result<String> {
     let workers = workers.map(|role| format!("[[workers]]\nrole = \"{role}\nmachine = \"h200\"\n"));
     let cluster =
         written("cluster.toml", format!("model = \"qwen3-32b\"\nkv = \"fp8\"\n{}", workers.concat()))?;
-    let page = folder.join("page.html").display().to_string();
+    let page = folder.join(format!("{name}.html")).display().to_string();
     let mut simulate = Command::new(workspace.built(Profile::Dev).join("host"));
-    simulate.args(["simulate", "--trace", &trace, "--cluster", &cluster, "--html", &page]);
+    simulate.args(["simulate", "--trace", &trace, "--cluster", &cluster, "--html", &page]).args(flags);
     let output = simulate.output().context("host cannot be run")?;
     ensure!(output.status.success(), "the simulation failed: {}", String::from_utf8_lossy(&output.stderr));
     Ok(page)

@@ -5,7 +5,7 @@ use std::io::{IsTerminal as _, Write as _};
 use anyhow::Context as _;
 use host_simulate::goodput::Limits;
 use host_simulate::plan::{Wish, plan};
-use host_simulate::{Cluster, Workload};
+use host_simulate::{Cluster, Workload, html};
 
 use super::super::Refused;
 use super::{Simulate, lines};
@@ -27,13 +27,14 @@ impl Simulate {
         let shown = std::io::stderr().is_terminal();
         let mut watch = |what: &str| {
             if shown {
-                // Progress that cannot be shown is none that anything waits for.
+                // A failure to print progress is ignored: nothing depends on it.
                 let _unread = write!(std::io::stderr(), "\r{what:60}");
             }
         };
         let plan = plan(workload, cluster, &wish, &self.options(), &mut watch);
         watch("");
         lines(&plan)?;
+        self.page(|title| html::plan(title, &plan))?;
         let Some(path) = &self.json else { return Ok(()) };
         let text = serde_json::to_string_pretty(&plan)? + "\n";
         std::fs::write(path, text)
