@@ -16,6 +16,10 @@
 //! The way to a file is walked as the system walks it: a link leads on from where it lies, and counts like the directories it
 //! leads through. Its owner may put another one in its place, at least in a sticky directory. The link's own bits say
 //! nothing.
+//!
+//! [`Folder`] is the same care for data: a folder in which no other user may put a file in another's place.
+
+mod folder;
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -23,6 +27,8 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
+
+pub use folder::{Access, Folder, plain_file};
 
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;

@@ -153,6 +153,9 @@ struct transfer {
     host_completion done[MAX_SUBMISSIONS];
     size_t done_first;
     size_t done_waiting;
+    /* A completion that comes once more, for the defect "repeats-completion". */
+    bool repeats;
+    host_completion repeated;
     host_notification inbox[MAX_INBOX];
     size_t inbox_first;
     size_t inbox_waiting;
@@ -1312,14 +1315,20 @@ static int32_t transfer_poll(void *instance, host_completion *completions, size_
     transfer *self = instance;
     pthread_mutex_lock(&self->lock);
     int32_t count = self->is_closed ? HOST_CLOSED : 0;
-    while (count >= 0 && (size_t)count < room && self->done_waiting > 0) {
+    while (count >= 0 && (size_t)count < room && (self->repeats || self->done_waiting > 0)) {
+        if (self->repeats) {
+            self->repeats = false;
+            completions[count++] = self->repeated;
+            continue;
+        }
         completions[count] = self->done[self->done_first];
         self->done_first = (self->done_first + 1) % MAX_SUBMISSIONS;
         self->done_waiting--;
         self->submitted++;
-        if (is(self, "repeats-completion") && self->submitted == VICTIM && (size_t)count + 1 < room) {
-            completions[count + 1] = completions[count];
-            count++;
+        if (is(self, "repeats-completion") && self->submitted == VICTIM) {
+            // In the next poll, if this one has no room left.
+            self->repeats = true;
+            self->repeated = completions[count];
         }
         count += !(is(self, "forgets-cancelled") && completions[count].tag == self->cancelled);
     }

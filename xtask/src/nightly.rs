@@ -87,6 +87,11 @@ const CHECKS: &[Check] = &[
         run: chaos,
     },
     Check {
+        name: "roll",
+        about: "`cargo xtask roll`: a cluster goes from the build of the commit before to this one under load, and back",
+        run: roll,
+    },
+    Check {
         name: "schemathesis",
         about: "requests made from /openapi.json, 50 or SCHEMATHESIS_EXAMPLES to each path, and their answers held to it (PyPI)",
         run: schema::check,
@@ -241,6 +246,11 @@ fn chaos(workspace: &Workspace) -> Outcome {
         }
         other => other,
     }
+}
+
+/// From the commit before this one, and back. Both are built.
+fn roll(workspace: &Workspace) -> Outcome {
+    outcome(&mut workspace.cargo(&["xtask", "roll"]), "no request was lost or refused, and no token differs")
 }
 
 #[cfg(test)]

@@ -101,7 +101,7 @@ impl Entry {
             publishers.check_id(signed, &manifest.plugin.id).map_err(|problem| {
                 PreflightError::BadSignature { signature: signature_of(path, SIGNATURE), problem }
             })?;
-            if libraries.is_none() && file.needs_its_place()? {
+            if libraries.is_none() {
                 libraries = Some(none_beside(path)?);
             }
         }
@@ -118,7 +118,7 @@ impl Entry {
     }
 }
 
-/// No libraries, when none lies beside a signed file that looks for some there: no signature covers them.
+/// No libraries, when a signed file is loaded with none but the system's: no signature covers others.
 fn none_beside(path: &Path) -> Result<Vec<LockedLibrary>, PreflightError> {
     let beside = libraries::beside(path).map_err(PreflightError::Unreadable)?;
     match beside.is_empty() {

@@ -19,8 +19,17 @@ use super::preflight::{read, read_and_check};
 /// Most bytes of a text file about plugins.
 const LONGEST_TEXT: u64 = 1 << 20;
 
-/// Largest file that is read into memory to be pinned.
-const LARGEST_PINNED: u64 = 1 << 30;
+/// Largest file that is read into memory, to be pinned or installed.
+const LARGEST_WHOLE: u64 = 1 << 30;
+
+/// Whether a file of so many bytes is read into memory.
+fn may_be_read(bytes: u64) -> Result<(), PreflightError> {
+    if bytes <= LARGEST_WHOLE {
+        return Ok(());
+    }
+    let text = format!("it has {bytes} bytes, a file that is pinned or installed may have {LARGEST_WHOLE}");
+    Err(PreflightError::Unreadable(io::Error::other(text)))
+}
 
 /// What changes when a file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,13 +133,7 @@ impl PluginFile {
     /// A copy of its bytes in memory that nothing can change any more, if they are those of the hash. Otherwise the hash that
     /// they have.
     pub(super) fn sealed(&self, sha256: &str) -> Result<Result<Sealed, String>, PreflightError> {
-        let too_large = || {
-            let text = format!("it has {} bytes, a pinned file may have {LARGEST_PINNED}", self.stamp.size);
-            PreflightError::Unreadable(io::Error::other(text))
-        };
-        if self.stamp.size > LARGEST_PINNED {
-            return Err(too_large());
-        }
+        may_be_read(self.stamp.size)?;
         let sealed = (|| {
             let name = self.path.file_name().unwrap_or_default().to_string_lossy();
             // Longer names are refused by the system. The name only shows in /proc/self/maps.
@@ -174,6 +177,17 @@ pub(super) fn trusted_text(path: &Path) -> io::Result<String> {
 /// The whole text of a regular file of at most this many bytes, whichever users may change it.
 pub(super) fn short_text(path: &Path, longest: u64) -> io::Result<String> {
     read_up_to(regular(path)?.0, longest)
+}
+
+/// All bytes of a regular file, up to the largest that is read into memory.
+pub(super) fn whole(path: &Path) -> Result<Vec<u8>, PreflightError> {
+    let (file, metadata) = regular(path).map_err(PreflightError::Unreadable)?;
+    may_be_read(metadata.len())?;
+    let mut bytes = Vec::new();
+    // It may grow meanwhile.
+    file.take(LARGEST_WHOLE + 1).read_to_end(&mut bytes).map_err(PreflightError::Unreadable)?;
+    may_be_read(bytes.len() as u64)?;
+    Ok(bytes)
 }
 
 /// Opens a regular file and nothing else, because opening a pipe would wait for its writer.

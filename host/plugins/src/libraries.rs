@@ -2,6 +2,9 @@
 //!
 //! A plugin may say that the system's loader is to look for the libraries that it needs beside the plugin's file (`$ORIGIN`).
 //! They are code of this process like the plugin itself, so a lock that pins the plugin pins them too.
+//!
+//! A name with a slash is a path, which the loader follows wherever it leads: from the working directory, or from the root. No
+//! lock pins what lies there, so a plugin that needs a library by a path is refused where its bytes have to be known.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,6 +30,9 @@ pub struct LockedLibrary {
 
 /// The libraries beside a plugin that the system's loader will take, and those that they need in turn, in order of their
 /// names. It takes a library of the system for a name that none of these has.
+///
+/// # Errors
+/// When one cannot be read, or is needed by a path.
 pub(super) fn beside(plugin: &Path) -> io::Result<Vec<LockedLibrary>> {
     let plugin = std::path::absolute(plugin)?;
     let home = plugin.parent().unwrap_or(Path::new("/"));
@@ -40,7 +46,14 @@ pub(super) fn beside(plugin: &Path) -> io::Result<Vec<LockedLibrary>> {
         folders.extend(
             own.map(|path| PathBuf::from(path.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin))),
         );
-        for name in needed.iter().filter(|name| !name.contains('/')) {
+        for name in &needed {
+            if name.contains('/') {
+                let text = format!(
+                    "it needs the library {name:?} by its path, and what lies there is not pinned: link it by its \
+                     name (give it a soname), and put it beside the plugin"
+                );
+                return Err(io::Error::other(text));
+            }
             let there = folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file());
             let Some(library) = there.filter(|library| *library != plugin && !found.contains(library)) else {
                 continue;
@@ -117,5 +130,29 @@ mod tests {
         elf::dynamic(&at("libx.so\nverdict    usable"), &[], names);
         let refused = beside(&at("plugin.so")).unwrap_err().to_string();
         assert!(refused.contains("libx.so\\nverdict") && refused.lines().count() == 1, "{refused}");
+    }
+
+    #[test]
+    fn a_library_that_is_needed_by_its_path_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let names = b"$ORIGIN\0libone.so\0below/libtwo.so\0/opt/libtwo.so\0$ORIGIN/libone.so\0";
+        elf::dynamic(&at("libone.so"), &[], names);
+        let plugin = |needed| elf::dynamic(&at("plugin.so"), &[(RUNPATH, 0), (NEEDED, needed)], names);
+        let refused = |path: &str| {
+            let text = beside(&at("plugin.so")).unwrap_err().to_string();
+            assert!(text.contains(&format!("needs the library {path:?} by its path")), "{text}");
+        };
+        for (needed, path) in [(18, "below/libtwo.so"), (34, "/opt/libtwo.so"), (49, "$ORIGIN/libone.so")] {
+            plugin(needed);
+            refused(path);
+        }
+        plugin(8);
+        assert_eq!(beside(&at("plugin.so")).unwrap().len(), 1);
+        // Nor by a library beside it, or where nothing is looked for there.
+        elf::dynamic(&at("libone.so"), &[(NEEDED, 34)], names);
+        refused("/opt/libtwo.so");
+        elf::dynamic(&at("plugin.so"), &[(NEEDED, 18)], names);
+        refused("below/libtwo.so");
     }
 }

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use host_ownership::{Access, Folder, plain_file};
 use host_plugin_api::{Error, ErrorCode, Level, Result, log};
 use rustix::fs::{
-    Advice, AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps,
-    UTIME_NOW, fadvise, fallocate, fchmod, fcntl_getfl, fcntl_setfl, flock, fstat, fstatvfs, ftruncate,
-    mkdirat, open, openat, statat, unlinkat, utimensat,
+    Advice, AtFlags, Dir, FallocateFlags, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps,
+    UTIME_NOW, fadvise, fallocate, fchmod, flock, fstat, fstatvfs, ftruncate, openat, statat, unlinkat,
+    utimensat,
 };
 use rustix::io::Errno;
 
@@ -56,61 +57,14 @@ fn identity(stat: &Stat) -> (u64, u64) {
 
 impl Directory {
     pub fn open(config: &Config) -> Result<Self> {
-        let path = config.dir.clone();
         let group = config.permissions == Permissions::Group;
-        let failed = |what: &str, path: &Path, e: Errno| {
-            let text = format!("cannot {what} {}: {e}", path.display());
-            Error::new(ErrorCode::IO, text)
-        };
-        let mode = Mode::from_raw_mode(if group { 0o770 } else { 0o700 });
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let above = match open(&path, flags, Mode::empty()) {
-            Err(Errno::NOENT) if !config.read_only => {
-                // A worker that starts at the same moment may have been quicker.
-                match rustix::fs::mkdir(&path, mode) {
-                    Ok(()) | Err(Errno::EXIST) => {}
-                    Err(e) => return Err(failed("make the directory", &path, e)),
-                }
-                open(&path, flags, Mode::empty())
-            }
-            other => other,
-        };
-        let above =
-            above.map_err(|e| failed("open the directory (a symbolic link is not followed)", &path, e))?;
-        let stat = fstat(&above).map_err(|e| failed("look at", &path, e))?;
-        // Where names stay their owners', as in /tmp, others can only have been there first.
-        let is_shared = stat.st_mode & 0o002 != 0;
-        if is_shared && stat.st_mode & 0o1000 == 0 {
-            let text =
-                format!("every user may write to {}: take the right away, or use another", path.display());
-            return Err(Error::new(ErrorCode::IO, text));
-        }
-        let path = path.join(FORMAT);
-        if !config.read_only {
-            match mkdirat(&above, FORMAT, mode) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(e) => return Err(failed("make the directory", &path, e)),
-            }
-        }
-        let fd = openat(&above, FORMAT, flags, Mode::empty()).map_err(|e| failed("open", &path, e))?;
-        let stat = fstat(&fd).map_err(|e| failed("look at", &path, e))?;
-        let own = stat.st_uid == rustix::process::geteuid().as_raw();
-        if group && own && !config.read_only {
-            // Whatever the umask said.
-            fchmod(&fd, mode).map_err(|e| failed("give the group its rights on", &path, e))?;
-        }
-        let others = if group { 0o007 } else { 0o077 };
-        let stat = fstat(&fd).map_err(|e| failed("look at", &path, e))?;
-        if stat.st_mode & others != 0 || !(own || group && !is_shared) {
-            let cure = if is_shared { "use a directory of your own" } else { "set permissions = \"group\"" };
-            let text = format!(
-                "{} belongs to user {} and has mode {:o}: it must be this user's own and closed to others, or {cure}",
-                path.display(),
-                stat.st_uid,
-                stat.st_mode & 0o7777
-            );
-            return Err(Error::new(ErrorCode::IO, text));
-        }
+        let (access, make) = (if group { Access::Group } else { Access::User }, !config.read_only);
+        let io = |error: io::Error| Error::new(ErrorCode::IO, error.to_string());
+        let above = Folder::named(&config.dir, access, make).map_err(io)?;
+        let folder = above.own(FORMAT, access, make, "set permissions = \"group\"").map_err(io)?;
+        let path = folder.path().to_owned();
+        let fd = OwnedFd::from(folder);
+        let stat = fstat(&fd).map_err(|e| io(e.into()))?;
         let directory = Self {
             identity: identity(&stat),
             fd,
@@ -176,14 +130,10 @@ impl Directory {
     }
 
     fn opened(&self, file: &str, flags: OFlags) -> io::Result<OwnedFd> {
-        // Does not wait for the other end of a pipe that another process put there.
-        let careful = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let fd = openat(&self.fd, file, careful, self.file_mode)?;
-        let stat = fstat(&fd)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink > 1 {
+        let found = plain_file(&self.fd, file, flags, self.file_mode)?;
+        let Some((fd, stat)) = found.filter(|(_, stat)| stat.st_nlink <= 1) else {
             return Err(io::Error::other(format!("{file} is no plain file with one name")));
-        }
-        fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
+        };
         if self.group && flags.contains(OFlags::CREATE) && stat.st_uid == rustix::process::geteuid().as_raw()
         {
             fchmod(&fd, self.file_mode)?;

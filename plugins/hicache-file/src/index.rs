@@ -95,6 +95,12 @@ impl Index {
         table.reserve(pages.min(MOST_PAGES), |place| hash_at(segments, *place));
     }
 
+    /// Pages for which there is room.
+    #[cfg(test)]
+    pub fn room(&self) -> usize {
+        self.table.capacity()
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

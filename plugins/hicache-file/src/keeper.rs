@@ -14,7 +14,7 @@ use host_plugin_api::{Level, log};
 
 use crate::backing::{Found, length, try_lock, write_at};
 use crate::config::Fsync;
-use crate::format::{Name, RECORD, position, seal};
+use crate::format::{BLOCK, Name, RECORD, position, seal};
 use crate::sealer::{self, Sealer};
 use crate::segment::{Records, Segment, read_records};
 use crate::store::Store;
@@ -238,9 +238,10 @@ impl Keeper<'_> {
             self.forget(name);
         }
         if first {
-            let size = |name: &Name| self.store.directory.size(Found { name: *name, is_index: true });
-            let records: u64 = names.iter().filter_map(size).map(|(bytes, _)| bytes / RECORD as u64).sum();
-            self.store.index.lock().reserve(records as usize);
+            let pages = names.iter().map(|name| self.most_pages(*name)).fold(0, u64::saturating_add);
+            // The files of others may have holes, and together they may be more than this directory is meant to hold.
+            let most = self.store.config.size_limit() / BLOCK;
+            self.store.index.lock().reserve(pages.min(most) as usize);
         }
         for (at, name) in names.iter().copied().enumerate() {
             if first && let Some(soon) = names.get(at + AHEAD) {
@@ -262,6 +263,12 @@ impl Keeper<'_> {
         if !lonely.is_empty() && !self.store.directory.read_only {
             self.remove_lonely(&lonely);
         }
+    }
+
+    /// The pages that a segment can have by the lengths of its files: each takes a record and a block at least.
+    fn most_pages(&self, name: Name) -> u64 {
+        let size = |is_index| self.store.directory.size(Found { name, is_index }).unwrap_or_default().0;
+        (size(true) / RECORD as u64).min(size(false) / BLOCK)
     }
 
     /// Forgets a segment whose files are gone. Returns how many pages went with it.

@@ -57,6 +57,18 @@ fn named(wanted: &Wanted, config: &Config) -> Option<PathBuf> {
     Some(if path.is_dir() { path.join(wanted.file) } else { path })
 }
 
+/// Whether the C library among the packages of an interpreter may be loaded. What the operator names is what the operator
+/// trusts, with its packages.
+fn may_load(wanted: &Wanted, probe: &Probe, path: &Path) -> std::result::Result<(), String> {
+    if probe.named {
+        return Ok(());
+    }
+    let Wanted { variable, key, .. } = wanted;
+    host_ownership::may_run(path).map_err(|why| {
+        format!("{why}; or name it in {variable}, or as {key} in [plugin.mooncake], to use it all the same")
+    })
+}
+
 /// Tries one after the other until one works.
 ///
 /// # Errors
@@ -90,7 +102,10 @@ pub fn search<T>(
     };
     if config.backend != Backend::Python {
         let path = probe.packages.join("mooncake").join(wanted.file);
-        let tried = if path.is_file() { c(&path) } else { Err("there is no such file".to_owned()) };
+        let tried = match path.is_file() {
+            true => may_load(wanted, &probe, &path).and_then(|()| c(&path)),
+            false => Err("there is no such file".to_owned()),
+        };
         match tried {
             Ok(found) => return Ok(found),
             Err(why) => attempts.add(path.display(), why),

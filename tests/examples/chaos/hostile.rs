@@ -23,8 +23,11 @@ enum Act {
     Reset,
     GiantJson,
     DeepJson,
+    ManyPrompts,
+    NestedJson,
     Garbage,
     UnreadAnswer,
+    UnreadLogprobs,
     UnreadStreams,
     ResetStreams,
 }
@@ -36,8 +39,11 @@ const ACTS: &[(Act, &str)] = &[
     (Act::Reset, "reset the connection of an answer"),
     (Act::GiantJson, "sent JSON of a million values"),
     (Act::DeepJson, "sent JSON 200,000 arrays deep"),
+    (Act::ManyPrompts, "sent settings of a million values for 128 prompts"),
+    (Act::NestedJson, "sent arguments of a call with a million lists"),
     (Act::Garbage, "sent what is no HTTP"),
     (Act::UnreadAnswer, "read nothing of a long text"),
+    (Act::UnreadLogprobs, "read nothing of 16 answers with log probabilities"),
     (Act::UnreadStreams, "read none of 100 texts over HTTP/2"),
     (Act::ResetStreams, "reset 100 streams of HTTP/2 as they began"),
 ];
@@ -128,6 +134,18 @@ fn attack(act: Act, url: &str, random: &mut fastrand::Rng) -> std::io::Result<()
             let body = "[".repeat(200_000);
             answered(&mut stream, &(head(body.len()) + &body))?;
         }
+        Act::ManyPrompts => {
+            let (prompts, values) = ("\"a\",".repeat(127), "0,".repeat(1_000_000));
+            let body = format!("{{\"text\": [{prompts}\"a\"], \"sampling_params\": {{\"x\": [{values}0]}}}}");
+            answered(&mut stream, &(head(body.len()) + &body))?;
+        }
+        Act::NestedJson => {
+            let arguments = format!("{{\\\"a\\\": [{}0]}}", "[0],".repeat(1_000_000));
+            let call = format!("{{\"function\": {{\"name\": \"f\", \"arguments\": \"{arguments}\"}}}}");
+            let body = format!("{{\"messages\": [{{\"role\": \"assistant\", \"tool_calls\": [{call}]}}]}}");
+            let head = head(body.len()).replace("/generate", "/v1/chat/completions");
+            answered(&mut stream, &(head + &body))?;
+        }
         Act::Garbage => {
             let bytes: Vec<u8> = (0..random.usize(1..4096)).map(|_| random.u8(..)).collect();
             stream.write_all(&bytes)?;
@@ -137,6 +155,12 @@ fn attack(act: Act, url: &str, random: &mut fastrand::Rng) -> std::io::Result<()
             let body = texts(500_000);
             let head = head(body.len()).replace("/generate", "/detokenize");
             stream.write_all((head + &body).as_bytes())?;
+            held(&stream, until)?;
+        }
+        Act::UnreadLogprobs => {
+            let body = "{\"input_ids\": [1, 2, 3], \"stream\": true, \"return_logprob\": true, \"top_logprobs_num\": 20, \
+                        \"sampling_params\": {\"max_new_tokens\": 1000, \"ignore_eos\": true, \"n\": 16}}";
+            stream.write_all((head(body.len()) + body).as_bytes())?;
             held(&stream, until)?;
         }
         Act::UnreadStreams => {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::step::{Step, temporary};
 use super::{ChangeError, Directory, PREVIOUS, is_signed, name_of, previous_of};
 use crate::error::PreflightError;
-use crate::file::{PluginFile, describe, preflight};
+use crate::file::{PluginFile, describe, preflight, whole};
 use crate::lock::{Lock, Locked};
 use crate::manifest::Manifest;
 use crate::policy::Policy;
@@ -133,8 +133,7 @@ impl Directory {
         let at = temporary(target, "new");
         let failed = |source| ChangeError::File { path: at.clone(), source };
         let write = || -> Result<Written, ChangeError> {
-            let source =
-                std::fs::read(file).map_err(|source| ChangeError::File { path: file.to_owned(), source })?;
+            let source = whole(file).map_err(|source| ChangeError::unusable(file, source))?;
             let made = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&at);
             let mut made: File = made.map_err(failed)?;
             made.write_all(&source).and_then(|()| made.sync_all()).map_err(failed)?;

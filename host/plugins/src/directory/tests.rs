@@ -244,6 +244,18 @@ fn a_first_lock_shuts_nothing_out() {
 }
 
 #[test]
+fn a_file_with_a_large_hole_is_refused_before_it_is_read() {
+    let place = Place::new();
+    let file = File::options().write(true).open(place.at("old.so")).unwrap();
+    file.set_len(32 << 30).unwrap();
+    let error = place.open().install(&place.at("old.so"), Options::default()).unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_refusal() && text.contains("old.so cannot be read: it has 34359738368 bytes"), "{text}");
+    assert!(text.contains("may have 1073741824"), "{text}");
+    assert_eq!(place.files(), [""; 0]);
+}
+
+#[test]
 fn what_a_change_left_that_was_ended_is_removed_and_nothing_else() {
     let place = Place::new();
     let left = [".memory.so.new.tmp", ".memory.so.previous.link.tmp", ".plugins.lock.12.tmp"];

@@ -73,6 +73,25 @@ fn a_directory_that_cannot_be_looked_at_is_not_said_to_be_gone_and_either_is_sai
 }
 
 #[test]
+fn files_with_holes_reserve_no_more_than_the_pages_that_they_can_hold() {
+    const SPARSE: u64 = 8 << 30;
+    let cases = [(SPARSE, 1 << 20, 256), (1 << 20, SPARSE, 16_384), (SPARSE, SPARSE, 65_536)];
+    for (index, data, pages) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let text = format!("dir = {:?}\nsegment_mib = 64\nsize_limit_mib = 256", dir.path());
+        let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
+        let name = Name { birth: 1, random: 2 };
+        for (file, length) in [(name.index(), index), (name.data(), data)] {
+            let path = store.directory.path().join(file);
+            std::fs::File::create(path).unwrap().set_len(length).unwrap();
+        }
+        with_keeper(&store, |keeper| keeper.refresh(true));
+        let room = store.index.lock().room();
+        assert!((pages..4 * pages).contains(&room), "{room} for {pages} pages");
+    }
+}
+
+#[test]
 fn a_segment_that_could_not_be_sealed_is_sealed_later_and_what_was_deleted_meanwhile_stays_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let text = format!("dir = {:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 8", dir.path());

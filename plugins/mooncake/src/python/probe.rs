@@ -40,6 +40,9 @@ pub struct Probe {
     pub wheel: Option<Wheel>,
     engine: Module,
     store: Module,
+    /// Whether the operator named the interpreter, rather than that it was found.
+    #[serde(skip)]
+    pub named: bool,
 }
 
 /// A package as `pip` names it.
@@ -75,9 +78,9 @@ impl Probe {
         let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |(path, before, _): &&(PathBuf, Vec<PathBuf>, Self)| *path == python && before == preload;
         if let Some((.., probe)) = known().iter().find(same) {
-            return Ok(probe.clone());
+            return Ok(Self { named, ..probe.clone() });
         }
-        let probe = Self::ask(&python, preload)?;
+        let probe = Self { named, ..Self::ask(&python, preload)? };
         // What an interpreter lacks today may be there tomorrow.
         if probe.engine().is_ok() && probe.store().is_ok() && known().len() < MOST_KNOWN {
             known().push((python, preload.to_vec(), probe.clone()));

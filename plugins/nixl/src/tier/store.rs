@@ -5,22 +5,34 @@
 //! `DIR/nixl-v1/tmp`, and gets its own when all of it is there, so that a reader finds all of a value or nothing. One that a
 //! power cut left behind with holes in it does not pass its checksum.
 //!
+//! The folders are this user's own and closed to others. All names are relative to the open `nixl-v1`. What lies in the
+//! place of a page and is no regular file, as a link or a pipe, is not there.
+//!
 //! There is one file for each page, because then publishing is a rename, a removed page frees its room at once, and several
 //! processes share a directory without messages to each other. An `open` and a `rename` for each page are little beside
 //! pages of a megabyte.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use host_ownership::{Access, Folder, plain_file};
 use host_plugin_api::Key;
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{
+    AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, Stat, fallocate, openat, renameat, statat, unlinkat,
+};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+/// The folder of pages in the configured directory. Another format gets another name.
+const FORMAT: &str = "nixl-v1";
+/// The folder of unfinished files in it.
+const UNFINISHED: &str = "tmp";
+/// What an operator may do instead of giving a folder the rights that are asked for.
+const INSTEAD: &str = "use a directory of your own";
 const MARK: [u8; 8] = *b"HOSTNIXL";
 const TRAILER: u64 = 32;
 const SUFFIX: &str = ".page";
@@ -29,7 +41,7 @@ const STALE: Duration = Duration::from_secs(3600);
 
 /// A directory of pages.
 pub struct Store {
-    root: PathBuf,
+    root: Folder,
     direct: bool,
     /// Nothing is made, written or removed.
     read_only: bool,
@@ -41,7 +53,7 @@ pub struct Store {
 /// A file that has no name of its own yet.
 pub struct Unfinished {
     pub file: File,
-    path: PathBuf,
+    name: String,
 }
 
 /// A value that is there.
@@ -63,13 +75,20 @@ pub fn checksum(key: &Key, value: &[u8]) -> u64 {
     xxh3_64_with_seed(value, xxh3_64(&key.0))
 }
 
-/// `None` for what is not there.
-fn missing<T>(error: io::Error) -> io::Result<Option<T>> {
-    if error.kind() == io::ErrorKind::NotFound { Ok(None) } else { Err(error) }
-}
-
 fn hex(byte: &u8) -> String {
     format!("{byte:02x}")
+}
+
+/// The name of a key's file, from the folder of pages.
+fn name_of(key: &Key) -> String {
+    let name: String = key.0.iter().map(hex).collect();
+    format!("{}/{name}{SUFFIX}", &name[..2])
+}
+
+/// Bytes of a regular file.
+fn size(stat: &Stat) -> Option<u64> {
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    u64::try_from(stat.st_size).ok().filter(|_| is_file)
 }
 
 /// The key that a file is named by.
@@ -84,31 +103,55 @@ fn key_of(name: &str) -> Option<Key> {
 
 impl Store {
     /// # Errors
-    /// When the directory cannot be made or written to, or, with `read_only`, is not there.
+    /// When the directory cannot be made or written to, is not this user's own, or, with `read_only`, is not there.
     pub fn open(directory: &Path, direct: bool, read_only: bool, unique: String) -> io::Result<Self> {
-        let root = directory.join("nixl-v1");
+        if !read_only {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        }
+        let named = Folder::named(directory, Access::User, !read_only)?;
+        let root = named.own(FORMAT, Access::User, !read_only, INSTEAD)?;
         let store = Self { root, direct, read_only, unique, written: AtomicU64::new(0) };
-        if read_only { std::fs::read_dir(&store.root).map(drop) } else { store.prepare() }?;
+        store.prepare()?;
         Ok(store)
     }
 
-    /// Makes the folders, and removes what was left unfinished.
+    /// Makes the folders, or looks at those that are there, and removes what was left unfinished.
     fn prepare(&self) -> io::Result<()> {
-        let root = &self.root;
-        let mut folders = std::fs::DirBuilder::new();
-        folders.recursive(true).mode(0o700);
-        folders.create(root.join("tmp"))?;
+        self.folder(UNFINISHED)?;
         for byte in 0..=u8::MAX {
-            folders.create(root.join(hex(&byte)))?;
+            self.folder(&hex(&byte))?;
         }
-        for entry in std::fs::read_dir(root.join("tmp"))?.filter_map(Result::ok) {
-            let age = |made: SystemTime| SystemTime::now().duration_since(made).unwrap_or_default();
-            if entry.metadata().and_then(|meta| meta.modified()).is_ok_and(|made| age(made) > STALE) {
+        if self.read_only { Ok(()) } else { self.tidy() }
+    }
+
+    /// A folder may have been put there while others could write to the one above.
+    fn folder(&self, name: &str) -> io::Result<()> {
+        match self.root.own(name, Access::User, !self.read_only, INSTEAD) {
+            Err(error) if self.read_only && error.kind() == io::ErrorKind::NotFound => Ok(()),
+            opened => opened.map(drop),
+        }
+    }
+
+    /// Removes unfinished files that have no writer any more.
+    fn tidy(&self) -> io::Result<()> {
+        for entry in self.entries(UNFINISHED)?.filter_map(Result::ok) {
+            let Ok(name) = entry.file_name().to_str().map(|name| format!("{UNFINISHED}/{name}")) else {
+                continue;
+            };
+            let Ok(stat) = statat(&self.root, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let written = SystemTime::UNIX_EPOCH + Duration::from_secs(stat.st_mtime.max(0) as u64);
+            let age = SystemTime::now().duration_since(written).unwrap_or_default();
+            if age > STALE && size(&stat).is_some() {
                 // Another instance may be quicker.
-                let _gone = std::fs::remove_file(entry.path()).is_err();
+                let _gone = unlinkat(&self.root, &name, AtFlags::empty()).is_err();
             }
         }
         Ok(())
+    }
+
+    fn entries(&self, folder: &str) -> io::Result<Dir> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(Dir::new(openat(&self.root, folder, flags, Mode::empty())?)?)
     }
 
     /// Whether nothing may be made, written or removed.
@@ -116,30 +159,43 @@ impl Store {
         self.read_only
     }
 
-    fn path(&self, key: &Key) -> PathBuf {
-        let name: String = key.0.iter().map(hex).collect();
-        self.root.join(&name[..2]).join(name + SUFFIX)
+    fn flags(&self) -> OFlags {
+        if self.direct { OFlags::DIRECT } else { OFlags::empty() }
     }
 
-    fn flags(&self) -> i32 {
-        if self.direct { OFlags::DIRECT.bits() as i32 } else { 0 }
+    /// An open file. `None` for what is not there, and for what is no regular file.
+    fn opened(&self, name: &str, flags: OFlags) -> io::Result<Option<File>> {
+        match plain_file(&self.root, name, flags, Mode::empty()) {
+            Ok(found) => Ok(found.map(|(file, _)| File::from(file))),
+            Err(error) => match Errno::from_io_error(&error) {
+                // `LOOP` is said of a link, `NXIO` of a socket and of a pipe that nobody reads.
+                Some(Errno::NOENT | Errno::LOOP | Errno::NXIO) => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Bytes of a file. `None` for what is not there, and for what is no regular file.
+    fn size(&self, name: &str) -> io::Result<Option<u64>> {
+        match statat(&self.root, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(size(&stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Bytes of a key's value, by the size of its file. 0 for a file that is too short to hold any.
     pub fn length(&self, key: &Key) -> io::Result<Option<u64>> {
-        match std::fs::metadata(self.path(key)) {
-            Ok(meta) => Ok(Some(meta.len().saturating_sub(TRAILER))),
-            Err(error) => missing(error),
-        }
+        Ok(self.size(&name_of(key))?.map(|size| size.saturating_sub(TRAILER)))
     }
 
     /// Starts a value.
     pub fn create(&self) -> io::Result<Unfinished> {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
-        let path = self.root.join("tmp").join(format!("{}-{number}", self.unique));
-        let mut options = OpenOptions::new();
-        let file = options.write(true).create_new(true).mode(0o600).custom_flags(self.flags()).open(&path)?;
-        Ok(Unfinished { file, path })
+        let name = format!("{UNFINISHED}/{}-{number}", self.unique);
+        let new = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | self.flags();
+        let file = openat(&self.root, &name, new, Mode::from_raw_mode(0o600))?;
+        Ok(Unfinished { file: File::from(file), name })
     }
 
     /// Gives a value that was written its name. It is only there when this returns well.
@@ -167,21 +223,21 @@ impl Store {
         let own = xxh3_64(&trailer[..24]);
         trailer[24..].copy_from_slice(&own.to_le_bytes());
         // Not through a descriptor that takes whole blocks only.
-        let plain = OpenOptions::new().write(true).open(&unfinished.path)?;
+        let plain = self.opened(&unfinished.name, OFlags::WRONLY)?.ok_or(io::ErrorKind::NotFound)?;
         plain.write_all_at(&trailer, length)?;
-        std::fs::rename(&unfinished.path, self.path(key))
+        Ok(renameat(&self.root, &unfinished.name, &self.root, name_of(key))?)
     }
 
     /// Forgets a value that was started.
     pub fn discard(&self, unfinished: Unfinished) {
         // What stays behind is removed when it is old.
-        let _stays = std::fs::remove_file(unfinished.path).is_err();
+        let _stays = unlinkat(&self.root, &unfinished.name, AtFlags::empty()).is_err();
     }
 
     /// A value of this many bytes. One of another length is not there.
     pub fn find(&self, key: &Key, length: u64) -> io::Result<Lookup> {
-        let path = self.path(key);
-        let Some(plain) = File::open(&path).map(Some).or_else(missing)? else { return Ok(Lookup::Missing) };
+        let name = name_of(key);
+        let Some(plain) = self.opened(&name, OFlags::RDONLY)? else { return Ok(Lookup::Missing) };
         let size = plain.metadata()?.len();
         let mut trailer = [0; TRAILER as usize];
         let read = match size.checked_sub(TRAILER).map(|at| plain.read_exact_at(&mut trailer, at)) {
@@ -197,8 +253,8 @@ impl Store {
         if number(8) != length {
             return Ok(Lookup::Missing);
         }
-        let unbuffered = || OpenOptions::new().read(true).custom_flags(self.flags()).open(&path);
-        let file = if self.direct { unbuffered().map(Some).or_else(missing)? } else { Some(plain) };
+        let unbuffered = || self.opened(&name, OFlags::RDONLY | OFlags::DIRECT);
+        let file = if self.direct { unbuffered()? } else { Some(plain) };
         let there = |file| Lookup::There(Found { file, checksum: number(16) });
         Ok(file.map_or(Lookup::Missing, there))
     }
@@ -209,7 +265,8 @@ impl Store {
     /// When the system cannot read it, which says nothing of its bytes.
     pub fn is_whole(&self, key: &Key, found: &Found, length: u64) -> io::Result<bool> {
         let mut value = vec![0; length as usize];
-        match File::open(self.path(key))?.read_exact_at(&mut value, 0) {
+        let file = self.opened(&name_of(key), OFlags::RDONLY)?.ok_or(io::ErrorKind::NotFound)?;
+        match file.read_exact_at(&mut value, 0) {
             Ok(()) => Ok(found.is(key, &value)),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
             Err(error) => Err(error),
@@ -218,31 +275,39 @@ impl Store {
 
     /// Removes a value. Returns its bytes if it was there.
     pub fn remove(&self, key: &Key) -> io::Result<Option<u64>> {
-        let path = self.path(key);
-        let size = match std::fs::metadata(&path) {
-            Ok(meta) => meta.len(),
-            Err(error) => return missing(error),
-        };
-        match std::fs::remove_file(path) {
+        let name = name_of(key);
+        let Some(size) = self.size(&name)? else { return Ok(None) };
+        match unlinkat(&self.root, &name, AtFlags::empty()) {
             Ok(()) => Ok(Some(size.saturating_sub(TRAILER))),
-            Err(error) => missing(error),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 
     /// Keys in one of the 256 folders.
     pub fn keys(&self, folder: u8) -> io::Result<Vec<Key>> {
-        let entries = std::fs::read_dir(self.root.join(hex(&folder)))?;
-        Ok(entries.filter_map(|entry| key_of(entry.ok()?.file_name().to_str()?)).collect())
+        let mut keys = Vec::new();
+        for entry in self.entries(&hex(&folder))?.filter_map(Result::ok) {
+            let Some(key) = entry.file_name().to_str().ok().and_then(key_of) else { continue };
+            let is_file = match entry.file_type() {
+                FileType::RegularFile => true,
+                // Not every file system says it.
+                FileType::Unknown => matches!(self.length(&key), Ok(Some(_))),
+                _ => false,
+            };
+            keys.extend(is_file.then_some(key));
+        }
+        Ok(keys)
     }
 
     /// Values, and their bytes.
     pub fn usage(&self) -> io::Result<(u64, u64)> {
         let (mut values, mut bytes) = (0, 0);
         for folder in 0..=u8::MAX {
-            for entry in std::fs::read_dir(self.root.join(hex(&folder)))?.filter_map(Result::ok) {
-                if let Ok(meta) = entry.metadata() {
+            for key in self.keys(folder)? {
+                if let Ok(Some(length)) = self.length(&key) {
                     values += 1;
-                    bytes += meta.size().saturating_sub(TRAILER);
+                    bytes += length;
                 }
             }
         }
@@ -267,7 +332,18 @@ impl Found {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+
+    /// A key's file.
+    fn path(directory: &Path, key: &Key) -> PathBuf {
+        directory.join(FORMAT).join(name_of(key))
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    }
 
     /// A value of 5000 bytes.
     fn put(store: &Store) -> Key {
@@ -287,9 +363,10 @@ mod tests {
         let key = put(&store);
         let Lookup::There(found) = store.find(&key, 5000).unwrap() else { panic!("it is there") };
         assert!(store.is_whole(&key, &found, 5000).unwrap());
-        OpenOptions::new().write(true).open(store.path(&key)).unwrap().write_all_at(&[8], 4999).unwrap();
+        let written = || File::options().write(true).open(path(&directory, &key)).unwrap();
+        written().write_all_at(&[8], 4999).unwrap();
         assert!(!store.is_whole(&key, &found, 5000).unwrap(), "a flipped byte");
-        File::options().write(true).open(store.path(&key)).unwrap().set_len(100).unwrap();
+        written().set_len(100).unwrap();
         assert!(!store.is_whole(&key, &found, 5000).unwrap(), "a file that is cut");
         store.remove(&key).unwrap();
         assert!(store.is_whole(&key, &found, 5000).is_err(), "nothing can be said of what cannot be read");
@@ -303,7 +380,7 @@ mod tests {
         let key = put(&store);
         assert!(matches!(store.find(&key, 4999).unwrap(), Lookup::Missing), "another length");
         for length in [5031, 2500, 32, 7, 0] {
-            File::options().write(true).open(store.path(&key)).unwrap().set_len(length).unwrap();
+            File::options().write(true).open(path(&directory, &key)).unwrap().set_len(length).unwrap();
             assert!(matches!(store.find(&key, 5000).unwrap(), Lookup::Damaged), "{length} bytes");
             assert_eq!(store.length(&key).unwrap(), Some(length.saturating_sub(32)));
         }
@@ -326,5 +403,74 @@ mod tests {
         assert!(read().unwrap().is_read_only() && unfinished.exists());
         assert!(!Store::open(&directory, false, false, "test".into()).unwrap().is_read_only());
         assert!(!unfinished.exists(), "a store that may write tidies up");
+    }
+
+    #[test]
+    fn a_folder_that_others_could_change_is_refused_and_the_sentence_says_what_to_do() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("above/pages");
+        let open = |read_only| Store::open(&directory, false, read_only, "test".into());
+        drop(open(false).unwrap());
+        let inside = directory.join(FORMAT);
+        let mode = |path: &Path| {
+            std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions()) & 0o777
+        };
+        for made in [scratch.path().join("above"), directory.clone(), inside.clone(), inside.join("a7")] {
+            assert_eq!(mode(&made), 0o700, "{}", made.display());
+        }
+        let cases = [
+            (directory.clone(), 0o777, 0o700, "every user may write to"),
+            (inside.clone(), 0o777, 0o700, "chmod -R go-rwx"),
+            (inside.clone(), 0o770, 0o700, "chmod -R go-rwx"),
+            (inside.join("a7"), 0o777, 0o700, "chmod -R go-rwx"),
+        ];
+        for (path, wrong, right, says) in cases {
+            set_mode(&path, wrong);
+            for read_only in [false, true] {
+                let error = open(read_only).err().unwrap().to_string();
+                assert!(error.contains(says) && error.contains(path.to_str().unwrap()), "{error}");
+            }
+            set_mode(&path, right);
+            assert!(open(false).is_ok() && open(true).is_ok());
+        }
+        // Another's folder, behind a link.
+        std::fs::remove_dir(inside.join("a7")).unwrap();
+        std::os::unix::fs::symlink("/tmp", inside.join("a7")).unwrap();
+        assert!(open(false).is_err() && open(true).is_err());
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_missing_and_nothing_waits_for_it() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("pages");
+        for direct in [false, true] {
+            let store = Store::open(&directory, direct, false, "test".into()).unwrap();
+            let (key, value) = (Key([3; 32]), vec![7; 5000]);
+            let page = path(&directory, &key);
+            let outside = scratch.path().join("outside");
+            let missing = |what: &str| {
+                assert!(matches!(store.find(&key, 5000).unwrap(), Lookup::Missing), "{what}");
+                assert_eq!(store.length(&key).unwrap(), None, "{what}");
+                assert_eq!(store.remove(&key).unwrap(), None, "{what}");
+                assert!(store.keys(3).unwrap().is_empty() && store.usage().unwrap() == (0, 0), "{what}");
+                assert!(page.symlink_metadata().is_ok(), "{what} stays");
+            };
+            // A whole value, through a link.
+            let plain = Store::open(&directory, false, false, "other".into()).unwrap();
+            put(&plain);
+            assert_eq!((store.keys(3).unwrap(), store.usage().unwrap()), (vec![key], (1, 5000)));
+            std::fs::rename(&page, &outside).unwrap();
+            std::os::unix::fs::symlink(&outside, &page).unwrap();
+            missing("a link");
+            std::fs::remove_file(&page).unwrap();
+            rustix::fs::mknodat(rustix::fs::CWD, &page, FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+                .unwrap();
+            missing("a pipe");
+            // A put takes its place.
+            put(&plain);
+            let Lookup::There(found) = plain.find(&key, 5000).unwrap() else { panic!("it is there") };
+            assert!(found.is(&key, &value) && plain.is_whole(&key, &found, 5000).unwrap());
+            plain.remove(&key).unwrap();
+        }
     }
 }

@@ -171,8 +171,11 @@ impl TransferBackend for BrokenBackend {
         }
     }
     fn poll(&self, completions: &mut [Completion]) -> i32 {
-        let room = completions.len();
-        let Some(count) = usize::try_from(self.inner.poll(completions)).ok().filter(|count| *count > 0)
+        // The repeated completion needs room for one more.
+        let spare = usize::from(self.defect == Defect::RepeatsCompletion && completions.len() > 1);
+        let room = completions.len() - spare;
+        let Some(count) =
+            usize::try_from(self.inner.poll(&mut completions[..room])).ok().filter(|count| *count > 0)
         else {
             if self.defect == Defect::BlocksInPoll {
                 std::thread::sleep(Duration::from_millis(1));
@@ -187,7 +190,7 @@ impl TransferBackend for BrokenBackend {
                 completions.copy_within(at + 1..count, at);
                 count as i32 - 1
             }
-            (Defect::RepeatsCompletion, Some(at)) if count < room => {
+            (Defect::RepeatsCompletion, Some(at)) if spare > 0 => {
                 completions[count] = completions[at];
                 count as i32 + 1
             }

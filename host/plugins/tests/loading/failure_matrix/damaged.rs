@@ -147,6 +147,13 @@ pub fn signed_otherwise(at: &Path, change: impl FnOnce(String) -> String) {
 
 /// A signed file without code that says that a library is to be looked for beside it, where one lies.
 pub fn signed_with_a_library_beside(at: &Path) {
+    std::fs::write(at.join("libbeside.so"), "a library").unwrap();
+    // A folder to look in, a library that is needed.
+    signed_needing(at, &[(29, 0), (1, 8)], b"$ORIGIN\0libbeside.so\0");
+}
+
+/// A signed file without code whose dynamic section has these entries, with this table of names.
+pub fn signed_needing(at: &Path, entries: &[(u64, u64)], names: &[u8]) {
     const NAMES: u64 = 8000;
     let text = format!(
         "manifest_version = 1\n[plugin]\nid = \"i\"\nname = \"n\"\nversion = \"1.0.0\"\n[api]\nversion = \"{}\"\n\
@@ -155,18 +162,15 @@ pub fn signed_with_a_library_beside(at: &Path) {
         host_plugin_api::note::BUILT_FOR
     );
     let note = elf::note(host_plugin_api::note::NAME, host_plugin_api::note::TYPE_MANIFEST, text.as_bytes());
-    // The table of names, a folder to look in, a library that is needed.
-    let entries: [(u64, u64); 3] = [(5, NAMES), (29, 0), (1, 8)];
-    let entries: Vec<u8> =
-        entries.iter().flat_map(|(tag, value)| [*tag, *value]).flat_map(u64::to_le_bytes).collect();
+    let entries = [(5, NAMES)].into_iter().chain(entries.iter().copied());
+    let entries: Vec<u8> = entries.flat_map(|(tag, value)| [tag, value]).flat_map(u64::to_le_bytes).collect();
     let segments = [
         (elf::LOAD, 0, 8192),
         (elf::NOTE, 4096, note.len() as u64),
         (elf::DYNAMIC, 8192, entries.len() as u64),
     ];
     let file = at.join("plugin.so");
-    elf::object(&file, &segments, &[(4096, &note), (NAMES, b"$ORIGIN\0libbeside.so\0"), (8192, &entries)]);
-    std::fs::write(at.join("libbeside.so"), "a library").unwrap();
+    elf::object(&file, &segments, &[(4096, &note), (NAMES, names), (8192, &entries)]);
     let acme = Publisher::new("acme");
     acme.sign(&file);
     std::fs::write(at.join("keys"), acme.entry("")).unwrap();

@@ -278,6 +278,11 @@ pub const ROWS: &[Row] = &[
         &["unsigned_libraries |", "libbeside.so", "host plugins lock"],
     ),
     asking_for_signatures(
+        "signed, with a library that it needs by its path",
+        |at| signed_needing(at, &[(1, 0)], b"/opt/libx.so\0"),
+        &["unreadable |", "/opt/libx.so", "by its path"],
+    ),
+    asking_for_signatures(
         "publishers that every user may change",
         |at| {
             signed(at, "");
