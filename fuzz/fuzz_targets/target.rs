@@ -1,4 +1,4 @@
-//! Any target: the name of the binary says which. What it does is in `tests/fuzzing`.
+//! The entry of every fuzz target: the name of the binary selects the target. The targets are in `tests/fuzzing`.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,6 +1,6 @@
 //! Writes all tensors of a GGUF file to standard output as little-endian `f32`, in the order of the file's table.
 //!
-//! `tests/python/gguf_dequantize.py` compares that with what the `gguf` package of PyPI reads.
+//! `tests/python/gguf_dequantize.py` compares the output with the values that the `gguf` package of PyPI reads.
 
 use std::io::Write;
 use std::path::Path;

@@ -1,12 +1,13 @@
-//! Reads millions of damaged files: a seeded generator changes valid ones. Needs no nightly compiler, unlike the fuzz target.
+//! Reads millions of damaged files, which a seeded generator makes from valid ones. It needs no nightly compiler, unlike the fuzz
+//! target.
 //!
 //! ```text
 //! cargo run --release -p host-gguf --example mutate -- COUNT [SEED]    reads COUNT damaged files
 //! cargo run -p host-gguf --example mutate -- --seeds FOLDER            writes the valid ones
 //! ```
 //!
-//! It ends with how many were files still, and with the most memory that the process ever had: the files are small, so
-//! that any length that is believed shows there.
+//! At the end it prints how many files could still be read, and the largest memory of the process. The files are small, so
+//! memory that is taken for a damaged length shows there.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Walks through a header, which is as long as its contents say.
+//! Reads through a header, whose length is known only from its contents.
 
 use crate::{Error, ReadAt};
 
@@ -7,12 +7,12 @@ const FETCH: u64 = 64 << 10;
 /// Most bytes of a header. The largest vocabularies in use take 12 MiB.
 const MAX_HEADER: u64 = 256 << 20;
 
-/// A place in a header, with the bytes behind it that were fetched already.
+/// A position in a header, with the bytes after it that were fetched already.
 pub(crate) struct Cursor<'a, S> {
     source: &'a S,
     /// Bytes of the file.
     pub size: u64,
-    /// Place of the next byte.
+    /// Position of the next byte in the file.
     pub position: u64,
     fetched: Vec<u8>,
     /// The next byte within `fetched`.
@@ -24,7 +24,8 @@ impl<'a, S: ReadAt> Cursor<'a, S> {
         Ok(Self { source, size: source.size()?, position: 0, fetched: Vec::new(), next: 0 })
     }
 
-    /// Checks that `count` things of at least `bytes` each can follow, before memory is taken for them.
+    /// Checks that `count` items of at least `bytes` bytes each can follow. Callers check before they allocate memory for the
+    /// items.
     pub fn expect(&self, count: u64, bytes: u64, what: &dyn Fn() -> String) -> Result<(), Error> {
         let end = count.saturating_mul(bytes).saturating_add(self.position);
         if end > self.size {
@@ -81,7 +82,7 @@ impl<'a, S: ReadAt> Cursor<'a, S> {
         self.take(what).map(u64::from_le_bytes)
     }
 
-    /// A name: its length, then so many bytes of UTF-8, at least one and at most `most`.
+    /// A name: its length, then as many bytes of UTF-8, at least one and at most `most`.
     pub fn name(&mut self, most: u64, what: &dyn Fn() -> String) -> Result<String, Error> {
         let length = self.u64(what)?;
         if length > most {
@@ -102,7 +103,7 @@ impl<'a, S: ReadAt> Cursor<'a, S> {
         self.position += bytes as u64;
     }
 
-    /// Fetches what follows. There is at least one byte.
+    /// Fetches the bytes that follow. The caller has checked that there is at least one.
     fn fetch(&mut self) -> Result<(), Error> {
         let bytes = FETCH.min(self.size - self.position);
         self.fetched.resize(usize::try_from(bytes).unwrap_or(usize::MAX), 0);

@@ -1,13 +1,13 @@
 //! Expands stored rows to `f32`.
 //!
-//! Each formula is that of the `gguf` package of PyPI (`gguf/quants.py`, 0.17.1), operation by operation, and each operation
-//! rounds to `f32`: Rust never contracts a product and a sum. The order of elements within a block is also from there.
+//! Each formula is that of the `gguf` package of PyPI (`gguf/quants.py`, 0.17.1), operation by operation. Each operation rounds
+//! to `f32`: Rust never fuses a product and a sum. The order of elements within a block is that of the package, too.
 
 use crate::Kind;
 
 /// Expands whole blocks.
 ///
-/// Both slices hold the same blocks. What is left over of one of them stays untouched.
+/// Both slices hold the same blocks. An incomplete block, or a block that only one slice has, stays untouched.
 pub(crate) fn expand(kind: Kind, stored: &[u8], target: &mut [f32]) {
     match kind {
         Kind::F32 => each(stored, target, |bytes: &[u8; 4], [value]| *value = f32::from_le_bytes(*bytes)),
@@ -54,12 +54,12 @@ fn scale(block: &[u8]) -> f32 {
     block.first_chunk().map_or(0.0, |bytes| half(*bytes))
 }
 
-/// The 32 values of 4 bits in 16 bytes: first the lower halves of all bytes, then the upper.
+/// The values of 4 bits in some bytes: first the lower halves of all bytes, then the upper halves.
 fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> {
     bytes.iter().map(|byte| byte & 15).chain(bytes.iter().map(|byte| byte >> 4))
 }
 
-/// The same with a fifth bit each, from the 32 bits before them.
+/// The 32 values of 5 bits in 4 bytes and 16 bytes: the fifth bit of each from `high`, the other bits from `low`.
 fn fives(high: &[u8], low: &[u8]) -> impl Iterator<Item = u8> {
     let high = high.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
     nibbles(low).enumerate().map(move |(index, low)| low | ((high >> index & 1) as u8) << 4)
@@ -100,8 +100,8 @@ fn q5_1(block: &[u8; 24], target: &mut [f32; 32]) {
     }
 }
 
-/// Scale and least value of each 32 elements of a block of Q4_K or Q5_K: 16 numbers of 6 bits in 12 bytes, the upper two
-/// bits of the last four of each lying in those of the first four.
+/// Scale and least value of each 32 elements of a block of Q4_K or Q5_K. The 16 numbers of 6 bits are packed in 12 bytes: the
+/// bytes of the first four scales and least values also hold the upper two bits of the last four.
 fn scales(block: &[u8]) -> [(f32, f32); 8] {
     let (d, least) = (scale(block), scale(&block[2..]));
     let packed = &block[4..16];

@@ -4,16 +4,16 @@
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system would not give us bytes.
+    /// The system could not read the file.
     #[error("cannot be read: {0}")]
     Read(#[from] std::io::Error),
-    /// The file begins with something else.
+    /// The file does not begin as a GGUF file does.
     #[error("not a GGUF file: it begins with {found}")]
     NotGguf {
-        /// Its first bytes, or what they tell.
+        /// The first bytes of the file, or what they mean.
         found: String,
     },
-    /// Numbers in the other byte order.
+    /// A file with numbers in big-endian byte order.
     #[error("a big-endian GGUF file; only little-endian files are read")]
     BigEndian,
     /// A version of the format that is not read.
@@ -22,20 +22,20 @@ pub enum Error {
         /// The file's version.
         found: u32,
     },
-    /// A file that ends before what it describes does.
+    /// A file that is shorter than its header describes.
     #[error("truncated: {what} ends at byte {end}, the file has {size} bytes; download it again")]
     Truncated {
-        /// What lies behind the end.
+        /// The part that ends behind the end of the file.
         what: String,
-        /// First byte behind it.
+        /// Position of the first byte behind that part.
         end: u64,
         /// Bytes of the file.
         size: u64,
     },
-    /// More of something than is read.
+    /// A number or length above the limit of this crate.
     #[error("{what}: {found}, at most {most} are read")]
     Limit {
-        /// Of what.
+        /// What is counted.
         what: String,
         /// How many the file has.
         found: u64,
@@ -66,17 +66,17 @@ pub enum Error {
         /// Its type.
         found: String,
     },
-    /// A value of another type, or out of its range.
+    /// A value of another type than requested, or out of the type's range.
     #[error("{key} is {found}, expected {expected}")]
     Type {
         /// The key.
         key: String,
-        /// What it is.
+        /// The value.
         found: String,
         /// The requested type.
         expected: &'static str,
     },
-    /// Rows that a tensor does not have, or a buffer that holds no whole rows.
+    /// A request for rows that a tensor does not have, or with a buffer that does not hold whole rows.
     #[error("tensor {tensor} has {rows} rows; {requested} cannot be read")]
     Rows {
         /// The tensor.
@@ -98,7 +98,7 @@ impl Error {
 /// Most bytes of a name that are shown.
 const SHOWN: usize = 80;
 
-/// A name from a file as a message may show it: no control characters, and not at any length.
+/// A name from a file in a form for messages: control characters are escaped, and a long name is cut.
 pub(crate) fn shown(name: &str) -> String {
     let shown = &name[..name.floor_char_boundary(SHOWN)];
     let rest = if shown.len() < name.len() { "…" } else { "" };

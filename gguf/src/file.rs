@@ -1,4 +1,4 @@
-//! A file: its header in memory, its data where it lies.
+//! A GGUF file: its header is in memory, its data stays in the file.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,9 +9,9 @@ use crate::dequantize::expand;
 use crate::{Error, Metadata, ReadAt, TensorInfo, tensor};
 
 const MAGIC: [u8; 4] = *b"GGUF";
-/// What Git leaves in place of a large file that was not fetched.
+/// The first bytes of the pointer that Git LFS leaves in place of a file that was not fetched.
 const POINTER: [u8; 4] = *b"vers";
-/// Where data lies in files that do not say.
+/// Alignment of the data in files that do not name one.
 const ALIGNMENT: u64 = 32;
 /// Bytes of stored rows that are expanded at once.
 const CHUNK: u64 = 256 << 10;
@@ -39,7 +39,7 @@ impl Gguf {
 }
 
 impl<S: ReadAt> Gguf<S> {
-    /// Reads the header of a file that lies somewhere.
+    /// Reads the header of a file from any source.
     ///
     /// # Errors
     /// As [`Gguf::open`].
@@ -82,7 +82,7 @@ impl<S: ReadAt> Gguf<S> {
         Ok(Self { by_name: by_name.collect(), source, size, data_start, metadata, tensors })
     }
 
-    /// What the file says about its model.
+    /// The keys and values that describe the model.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
@@ -100,7 +100,7 @@ impl<S: ReadAt> Gguf<S> {
         self.by_name.get(name).and_then(|index| self.tensors.get(*index))
     }
 
-    /// Where the file is read from.
+    /// The source that the file is read from.
     pub fn source(&self) -> &S {
         &self.source
     }
@@ -111,17 +111,17 @@ impl<S: ReadAt> Gguf<S> {
         self.size
     }
 
-    /// Place of the first byte of data: all bytes before it are the header and its padding. It may lie behind the end of a
-    /// file without tensors.
+    /// Position of the first byte of data. All bytes before it are the header and its padding. In a file without tensors the
+    /// position may lie behind the end.
     #[must_use]
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
 
-    /// Fills `bytes` with what lies in the file from `offset` on.
+    /// Fills `bytes` from the file, from `offset` on.
     ///
     /// # Errors
-    /// When the file ends before that, or cannot be read.
+    /// When the file ends too early, or cannot be read.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         Ok(self.source.read_at(offset, bytes)?)
     }
@@ -129,10 +129,10 @@ impl<S: ReadAt> Gguf<S> {
     /// Fills `target` with rows of a tensor from `first` on, expanded to `f32`.
     ///
     /// Widening is exact. Quantized types are expanded by the operations of the `gguf` package of PyPI in their order, each
-    /// rounded to `f32`, so that the same bits come out.
+    /// rounded to `f32`, so that the result has the same bits.
     ///
     /// # Errors
-    /// When `target` does not hold whole rows, the tensor has fewer, or the file cannot be read.
+    /// When `target` does not hold whole rows, the tensor has fewer rows, or the file cannot be read.
     pub fn read_rows(&self, tensor: &TensorInfo, first: u64, target: &mut [f32]) -> Result<(), Error> {
         let row = usize::try_from(tensor.row_elements()).unwrap_or(usize::MAX);
         self.check_rows(tensor, first, target.len(), row)?;

@@ -27,7 +27,7 @@ pub enum Kind {
     Q6K,
 }
 
-/// What the format's writers call types that are not read, by number.
+/// Numbers and names of the types that this crate does not read.
 const OTHERS: [(u32, &str); 22] = [
     (9, "Q8_1"),
     (10, "Q2_K"),
@@ -69,7 +69,7 @@ impl Kind {
         Kind::Q6K,
     ];
 
-    /// Number in a file, name, elements and bytes of a block.
+    /// Number in a file, name, elements of a block, bytes of a block.
     const fn facts(self) -> (u32, &'static str, usize, usize) {
         match self {
             Kind::F32 => (0, "F32", 1, 4),
@@ -86,7 +86,7 @@ impl Kind {
         }
     }
 
-    /// The type with this number, or the name of one that is not read.
+    /// The type with this number, or the name of a type that is not read.
     pub(crate) fn of(number: u32) -> Result<Self, String> {
         let other = || match OTHERS.iter().find(|(other, _)| *other == number) {
             Some((_, name)) => (*name).to_owned(),
@@ -95,13 +95,13 @@ impl Kind {
         Kind::ALL.into_iter().find(|kind| kind.number() == number).ok_or_else(other)
     }
 
-    /// The number that a file has for it.
+    /// The number of the type in a file.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.facts().0
     }
 
-    /// What the format calls it.
+    /// The format's name of the type.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.facts().1

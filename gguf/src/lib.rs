@@ -8,9 +8,9 @@
 //! [`Gguf::open`] reads the header and checks all of it. Data is read row by row on request: [`Gguf::read_rows`]
 //! expands to `f32`, [`Gguf::read_raw_rows`] copies. Everything is little-endian.
 //!
-//! A file is not trusted. No length is believed before the file was seen to be that long, so that memory is bounded by
-//! the file's size. What a tensor claims lies inside the file and overlaps nothing. Reading never panics. Errors name the
-//! key or the tensor. They do not name the file, which only the caller knows the path of.
+//! A file is not trusted. Every length is checked against the file's size before memory is allocated, so the file's size
+//! bounds the memory. The data of a tensor lies inside the file and overlaps no other tensor. Reading never panics. Errors
+//! name the key or the tensor, but not the file: only the caller knows its path.
 #![forbid(unsafe_code)]
 
 mod cursor;

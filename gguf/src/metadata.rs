@@ -1,4 +1,4 @@
-//! What a file says about its model.
+//! The keys and values with which a file describes its model.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -11,12 +11,12 @@ use crate::{Array, Error, ReadAt, Texts, Value};
 const MAX_KEYS: u64 = 1 << 16;
 /// Most bytes of a key, by the format.
 const MAX_KEY: u64 = (1 << 16) - 1;
-/// Least bytes of a key with its value: two lengths or types, a byte of name and one of value.
+/// Least bytes of a key with its value: a length, a byte of name, a type and a byte of value.
 const LEAST_ENTRY: u64 = 8 + 1 + 4 + 1;
 
 /// Keys and their values.
 ///
-/// A getter for a type gives nothing where the key is absent, and an error where its value is of another type.
+/// A getter for a type returns `None` if the key is absent, and an error if its value is of another type.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata(BTreeMap<String, Value>);
 
@@ -65,7 +65,7 @@ impl Metadata {
         })
     }
 
-    /// A whole number of any type that is not negative.
+    /// A whole number, not negative, of any integer type.
     ///
     /// # Errors
     /// When the key holds something else.
@@ -83,7 +83,7 @@ impl Metadata {
         })
     }
 
-    /// A number of any type that fits: floats, and whole numbers of up to 32 bits. It may be infinite or no number.
+    /// A number of any type that `f64` holds exactly: floats, and whole numbers of up to 32 bits. It may be infinite or NaN.
     ///
     /// # Errors
     /// When the key holds something else.

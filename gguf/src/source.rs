@@ -1,21 +1,21 @@
-//! Where the bytes of a file come from.
+//! Sources of the bytes of a file.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::FileExt;
 
-/// Bytes that are read by their place, from several threads at once.
+/// A source of bytes that are read by position. Several threads may read at once.
 pub trait ReadAt {
-    /// Bytes there are.
+    /// The number of bytes.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// When the system cannot tell the number.
     fn size(&self) -> Result<u64>;
 
     /// Fills `bytes` from `offset` on.
     ///
     /// # Errors
-    /// When there are fewer bytes, or the system would not give them.
+    /// When there are fewer bytes, or the system cannot read them.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<()>;
 }
 

@@ -22,7 +22,7 @@ pub struct TensorInfo {
     /// In the order of the file.
     dimensions: Vec<u64>,
     kind: Kind,
-    /// From the start of the data. Once the table is checked, from the start of the file.
+    /// Counts from the start of the data until [`place`] has checked the table, then from the start of the file.
     offset: u64,
     bytes: u64,
 }
@@ -34,8 +34,8 @@ impl TensorInfo {
         &self.name
     }
 
-    /// Its dimensions in ggml's order: first the elements of a row, which a safetensors shape has last. One to four, none
-    /// of them 0.
+    /// Its dimensions in ggml's order: the elements of a row come first. In a safetensors shape they come last. There are one
+    /// to four dimensions, and none is 0.
     #[must_use]
     pub fn dimensions(&self) -> &[u64] {
         &self.dimensions
@@ -53,10 +53,10 @@ impl TensorInfo {
         self.dimensions.first().copied().unwrap_or(1)
     }
 
-    /// Rows there are.
+    /// The number of rows.
     #[must_use]
     pub fn rows(&self) -> u64 {
-        // The product of all dimensions is known to fit.
+        // This cannot overflow: `read_entry` has checked the product of all dimensions.
         self.dimensions.iter().skip(1).product()
     }
 
@@ -79,7 +79,7 @@ impl TensorInfo {
     }
 }
 
-/// Reads the table. Offsets count from the start of the data until [`place`] has seen them.
+/// Reads the table. Offsets count from the start of the data until [`place`] changes them.
 pub(crate) fn read<S: ReadAt>(cursor: &mut Cursor<'_, S>, count: u64) -> Result<Vec<TensorInfo>, Error> {
     if count > MAX_TENSORS {
         return Err(Error::Limit { what: "tensors".to_owned(), found: count, most: MAX_TENSORS });

@@ -28,7 +28,7 @@ pub enum Value {
     Array(Array),
 }
 
-/// Values of one type. The format also has arrays of arrays, which no model in use has and which are refused.
+/// Values of one type. The format also has arrays of arrays. No model in use has them, and they are refused.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the format's own types, by their names")]
 pub enum Array {
@@ -46,16 +46,16 @@ pub enum Array {
     Text(Texts),
 }
 
-/// Many short texts, such as the tokens of a vocabulary, in one piece of memory.
+/// Many short texts, such as the tokens of a vocabulary, in one allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Texts {
     joined: String,
-    /// Where each text ends. It begins where the one before ends.
+    /// Where each text ends. The next text begins there.
     ends: Vec<u32>,
 }
 
 impl Texts {
-    /// Texts there are.
+    /// The number of texts.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len()
@@ -67,7 +67,7 @@ impl Texts {
         self.ends.is_empty()
     }
 
-    /// A text.
+    /// The text at an index.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<&str> {
         let start = match index.checked_sub(1) {
@@ -154,7 +154,7 @@ impl Array {
         })
     }
 
-    /// Values there are.
+    /// The number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -198,7 +198,7 @@ impl Array {
     }
 }
 
-/// So that a message can show it: numbers in full, texts cut short, of arrays only type and length.
+/// The form for messages: a number in full, a text cut short, an array as its length and type.
 impl Display for Value {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
         match self {
@@ -240,14 +240,14 @@ fn numbers<S: ReadAt, T, const N: usize>(
 
 fn texts<S: ReadAt>(cursor: &mut Cursor<'_, S>, count: u64, key: &str) -> Result<Texts, Error> {
     let what = &|| format!("key {}, an array of {count}", shown(key));
-    // Each has its length in front.
+    // Each text has its length of 8 bytes in front.
     cursor.expect(count, 8, what)?;
     let mut ends = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
     let mut joined = Vec::new();
     for _ in 0..count {
         let length = cursor.u64(what)?;
         cursor.append(length, &mut joined, what)?;
-        // A header has fewer bytes than u32 counts.
+        // This cannot fail: `MAX_HEADER` is less than the largest u32.
         let end = u32::try_from(joined.len());
         ends.push(end.map_err(|error| Error::damaged(what(), error.to_string()))?);
     }

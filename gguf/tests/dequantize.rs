@@ -5,7 +5,7 @@
 use host_gguf::{Gguf, Kind};
 use host_tests::gguf::GgufFile;
 
-/// Random blocks of every type and what the package makes of them. Made by
+/// Random blocks of every type, and their elements as the package expands them. Made by
 /// `python tests/python/gguf_dequantize.py target/debug/examples/expand --golden gguf/tests/dequantized.bin`.
 const GOLDEN: &[u8] = include_bytes!("dequantized.bin");
 
@@ -24,7 +24,7 @@ fn golden() -> Vec<(Kind, Vec<u8>, Vec<u8>)> {
     cases
 }
 
-/// The case's blocks `rows` times, as a file with one tensor.
+/// A file with one tensor, which has the case's blocks `rows` times.
 fn file(kind: Kind, stored: &[u8], elements: usize, rows: usize) -> Vec<u8> {
     let mut file = GgufFile::default();
     file.tensor("x", &[elements as u64, rows as u64], kind.number(), stored.repeat(rows));

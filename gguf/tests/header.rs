@@ -1,4 +1,4 @@
-//! What a header says is read. A header that is wrong in one way is refused with an error that names it.
+//! A valid header is read. A header with one fault is refused, with an error that names the fault.
 
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 

@@ -1,14 +1,16 @@
-//! What TLS inside a cluster costs: requests and hand-overs with the processes known by a secret, beside plain connections.
+//! Measures the cost of TLS inside a cluster: requests and hand-overs over connections with a shared secret, compared with plain
+//! ones.
 //!
 //! `cargo build --release --workspace && cargo bench -p host --bench cluster_tls [-- ROUNDS SECONDS]`
 //!
-//! Two clusters of router, prefill and decode worker run side by side on 127.0.0.1, one with `--cluster-secret`. In each round
-//! each of them has its turn at each case, and the other waits. The executor is synthetic and takes no time for a token. Pages
-//! travel through `shm`, which TLS does not touch. What tells a worker that they came, and everything else between router and
-//! workers, goes over the connections that are compared.
+//! Two clusters of router, prefill and decode worker run side by side on 127.0.0.1, one of them with `--cluster-secret`. In each
+//! round one cluster runs a case while the other waits, then they change places. The executor is synthetic and takes no time for a
+//! token. Pages go through `shm`, which TLS does not affect. Notices of arrival and all other messages between router and workers
+//! go over the connections that are compared.
 //!
 //! - `short`: 8 clients that stream answers of 16 tokens to prompts of 64.
-//! - `long`: one client with prompts of 2,048 tokens and answers of one token, so that the hand-over of 64 MiB is most of it.
+//! - `long`: one client sends prompts of 2,048 tokens and gets answers of one token, so that most of the time is the hand-over of
+//!   64 MiB.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -41,7 +43,7 @@ const CASES: [Case; 2] = [
     Case { name: "long", clients: 1, prompt: 2048, answer: 1 },
 ];
 
-/// What a cluster did with a case, a figure for each round.
+/// The figures of a cluster in a case, one for each round.
 #[derive(Default)]
 struct Figures {
     rate: Vec<f64>,
@@ -72,7 +74,7 @@ fn main() -> anyhow::Result<()> {
         .map(|(_, shared)| Server::start_with(shared, &worker(), &worker()))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let mut figures: Vec<Figures> = (0..CASES.len() * ways.len()).map(|_| Figures::default()).collect();
-    // The first round is thrown away: connections are made, and memory is touched.
+    // The first round is not counted: it makes connections and touches memory.
     for round in 0..=rounds {
         for (number, case) in CASES.iter().enumerate() {
             for turn in 0..ways.len() {
@@ -90,7 +92,7 @@ fn main() -> anyhow::Result<()> {
     println!("| --- | --- | ---: | ---: | ---: | ---: |");
     for (case, of) in CASES.iter().zip(figures.chunks(ways.len())) {
         for ((way, _), own) in ways.iter().zip(of) {
-            // A ratio is taken within a round.
+            // Each ratio compares figures of the same round.
             let ratio = median(own.rate.iter().zip(&of[0].rate).map(|(own, plain)| own / plain).collect());
             println!(
                 "| {} | {way} | {:.0} ({ratio:.2} of plain) | {:.2} ms | {:.2} ms | {:.0} |",
@@ -105,14 +107,14 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets the clients of a case ask for so long.
+/// Lets the clients of a case send requests for `time`.
 fn measure(url: &str, case: &Case, time: Duration, figures: &mut Figures) -> anyhow::Result<()> {
     let next = AtomicUsize::new(0);
     let begun = Instant::now();
     let client = || -> anyhow::Result<Vec<Streamed>> {
         let mut answers = Vec::new();
         while begun.elapsed() < time {
-            // No prompt begins like another.
+            // No two prompts share a prefix.
             let number = next.fetch_add(1, Ordering::Relaxed);
             let prompt: Vec<u32> = (0..case.prompt)
                 .map(|token| ((token * 7 + number * 13 + token / 100) % 250) as u32)

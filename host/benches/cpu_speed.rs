@@ -37,7 +37,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The layers of SmolLM2-135M. Its vocabulary of 49,152 is cut to what does not take long to write.
+/// The layers of SmolLM2-135M. Its vocabulary of 49,152 is reduced, so that the file is written quickly.
 fn smollm2(stored: Stored) -> TinyModel {
     let sizes =
         TinyModel { hidden: 576, layers: 30, heads: 9, kv_heads: 3, head_dim: 64, ..TinyModel::default() };
@@ -50,7 +50,7 @@ struct Rank {
     kv: KvMemory,
 }
 
-/// A worker's ranks, each with its share of the threads.
+/// The ranks of a worker, each with its part of the threads.
 fn load(directory: &Path, model: &TinyModel, threads: usize, ranks: usize) -> anyhow::Result<Vec<Rank>> {
     let all = if threads == 0 { std::thread::available_parallelism()?.get() } else { threads };
     let rank = |(rank, seat): (usize, Seat)| {

@@ -1,10 +1,10 @@
-//! How long a prompt's hand-over takes, with pages sent whole and layer by layer: `cargo bench -p host --bench layer_groups`.
+//! Measures the time of a prompt's hand-over, with pages sent whole and layer by layer: `cargo bench -p host --bench layer_groups`.
 //!
-//! For each case three servers run at once, with requests in turn: an aggregated one, which hands nothing over, and two split
-//! ones over `shm`, with `--layer-groups off` and `auto`. The synthetic executor computes for as long as its cost model says. A
-//! server's figure is the median over rounds of the time to the first token, as the client sees it. The hand-over is what a split
-//! server takes beyond the aggregated one, from the end of the computation to the first token that decode gives, transfer and
-//! verification included.
+//! For each case three servers run at once and get requests in turn: an aggregated one, which hands nothing over, and two with
+//! prefill and decode workers over `shm`, with `--layer-groups off` and `auto`. The synthetic executor computes for as long as its
+//! cost model says. A server's figure is the median over rounds of the time to the first token, as the client sees it. The
+//! hand-over is the time that a split server takes beyond the aggregated one: from the end of the computation to the first token
+//! that decode gives, with transfer and verification.
 //!
 //! Needs `cargo build --release -p host-plugin-shm` before.
 
@@ -18,7 +18,7 @@ use host_tests::cluster::{Cluster, Start};
 const WARM_UP: u32 = 3;
 /// Odd, so that a median is one of the times.
 const ROUNDS: u32 = 41;
-/// For prompts whose hand-over takes a millisecond or two.
+/// Rounds for prompts whose hand-over takes one or two milliseconds.
 const SHORT_ROUNDS: u32 = 301;
 
 struct Case {

@@ -1,5 +1,5 @@
-//! What it costs to look at a plugin and to load it. Each line is the median and the worst of 40 fresh processes, since a process
-//! loads a file once. The page cache is warm.
+//! Measures the cost of checking and loading a plugin. Each line has the median and the worst of 40 fresh processes, since a
+//! process loads a file only once. The page cache is warm.
 //!
 //! `cargo bench -p host --bench plugin_loading`
 
@@ -17,7 +17,7 @@ use host_tests::plugin_files;
 const PROCESSES: usize = 40;
 const STEPS: [&str; 5] = ["inspect", "hash", "load", "load pinned", "open"];
 
-/// One process: microseconds of each step.
+/// Runs one process: prints the microseconds of each step.
 fn one(file: &Path) {
     let mut taken = Vec::new();
     let mut time = |step: &mut dyn FnMut()| {
@@ -30,7 +30,7 @@ fn one(file: &Path) {
     time(&mut || hash = sha256(file).unwrap());
     let entry = Entry::of_file(file).unwrap();
     time(&mut || assert!(load_root(&entry).is_ok()));
-    // The sealed copy is another file for the system's loader, so that this loads anew.
+    // For the system's loader the sealed copy is another file, so it is loaded again.
     let mut pinned = entry.clone();
     pinned.pinned = Some(hash.clone());
     time(&mut || assert!(load_root(&pinned).is_ok()));
@@ -48,7 +48,7 @@ fn main() {
     {
         return one(Path::new(file));
     }
-    // The harness passes `--bench`. `cargo test --benches` does not, and then there is nothing to measure.
+    // The harness passes `--bench`. `cargo test --benches` does not, and then nothing is measured.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return;
     }

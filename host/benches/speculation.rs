@@ -1,13 +1,14 @@
-//! What guesses save and cost: decode steps, processor time and wall time of answers with `--speculate`, beside those without.
+//! Measures the gain and the cost of guesses: decode steps, processor time and wall time of answers, with `--speculate` and
+//! without.
 //!
 //! `cargo xtask fetch smollm2 && cargo bench -p host --bench speculation [-- ROUNDS TOKENS MODEL]`
 //!
-//! Two clusters of a prefill and a decode worker of SmolLM2-135M-Instruct run side by side, one with `--speculate ngram`. They answer the
-//! same requests, one at a time and in turns. Answers must be equal. The decode worker's metrics count steps, and the kernel its
-//! processor time.
+//! Two clusters of a prefill and a decode worker of SmolLM2-135M-Instruct run side by side, one with `--speculate ngram`. They
+//! answer the same requests, one at a time and in turns. The answers must be equal. Steps come from the decode worker's metrics,
+//! its processor time from the kernel.
 //!
 //! - `chat, quotes`: requests to repeat and to change code, text and tables.
-//! - `text, quotes`: texts that begin to repeat code, text and tables, and go on.
+//! - `text, quotes`: texts that begin to repeat code, text and tables, to be continued.
 //! - `chat, other`: letters and stories, drawn at temperature 0.8 so that they do not repeat themselves.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
@@ -28,7 +29,7 @@ const TABLE: &str = "| City | Country | People |\n| --- | --- | --- |\n| Lisbon 
 const TEXT: &str = "The harbour of the old town was built in three parts. The first part is the stone pier that the fishermen use in the \
                     morning. The second part is the wooden bridge over the river. The third part is the lighthouse, which is closed in winter.";
 
-/// A request: what is asked, whether in a chat, and the temperature.
+/// A request: its text, whether it is sent as a chat, and its temperature.
 struct Request {
     asked: String,
     chat: bool,
@@ -78,14 +79,14 @@ fn other() -> Vec<Request> {
     asked.map(|asked| Request { asked: asked.to_owned(), chat: true, temperature: 0.8 }).into()
 }
 
-/// What a cluster's decode worker has done.
+/// Work of a cluster's decode worker.
 #[derive(Clone, Copy, Default)]
 struct Done {
     tokens: f64,
     steps: f64,
     guessed: f64,
     right: f64,
-    /// Of its processes' threads.
+    /// Processor time of all threads of its processes.
     cpu_seconds: f64,
     wall_seconds: f64,
 }
@@ -134,7 +135,7 @@ fn start(model: &Path, flags: &[&str]) -> (Cluster, tempfile::TempDir) {
     (Cluster::start(&Start { program, flags, config: String::new(), workers: 2 }), plugins)
 }
 
-/// Asks, and returns the answer's text and how many tokens it has.
+/// Sends a request. Returns the answer's text and its number of tokens.
 fn ask(cluster: &Cluster, request: &Request, tokens: u64) -> anyhow::Result<(String, f64)> {
     let Request { asked, chat, temperature } = request;
     let (path, mut body) = match chat {

@@ -42,12 +42,12 @@ use clap::{Parser, Subcommand};
 
 use settings::Settings;
 
-/// A configuration that cannot work. Exit code 2, nothing started.
+/// An error for a configuration that cannot work. Exit code 2, nothing was started.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// A refusal that the supervisor tells in this process's place. Exit code 2, and no other word.
+/// A refusal that this process has told its supervisor. Exit code 2, and this process prints nothing.
 #[derive(Debug, thiserror::Error)]
 #[error("the supervisor was told why this configuration cannot work")]
 struct Told;
@@ -125,7 +125,7 @@ pub fn main() -> ExitCode {
         Err(error) if error.is::<output::OutputClosed>() => ExitCode::SUCCESS,
         Err(error) if error.is::<Told>() => ExitCode::from(2),
         Err(error) => {
-            // Where standard error is closed too, the exit code says it.
+            // If standard error is closed too, only the exit code reports the error.
             let _unread = writeln!(std::io::stderr(), "host: {}", output::harmless(&format!("{error:#}")));
             ExitCode::from(if is_refusal(&error) { 2 } else { 1 })
         }

@@ -1,8 +1,9 @@
-//! What attention takes in prefill and in decode, for each instruction set of this CPU and each element of the KV pool, with
+//! Measures attention in prefill and in decode, for each instruction set of this CPU and each element of the KV pool, with
 //! the heads of SmolLM2-135M and of a 1B model.
 //!
-//! `cargo bench -p host-kernels --bench attention [-- THREADS]`. Microseconds of one layer, median of [`ROUNDS`] in which the
-//! variants take turns. On one thread, the default, time is what the thread ran. On more threads it is the clock's.
+//! `cargo bench -p host-kernels --bench attention [-- THREADS]`. It prints microseconds of one layer, the median of [`ROUNDS`] in
+//! which the variants take turns. On one thread, the default, the time is the thread's CPU time. On more threads it is elapsed
+//! time.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
@@ -105,7 +106,7 @@ fn measure(maths: &[Math], heads: usize, kv_heads: usize, rows: usize, tokens: u
     println!();
 }
 
-/// Time that this thread ran, or the clock's where several threads run.
+/// The CPU time of this thread, or elapsed time if several threads run.
 fn now(math: &Math) -> Duration {
     let clock = if math.threads() == 1 { ClockId::ThreadCPUTime } else { ClockId::Monotonic };
     let time = clock_gettime(clock);

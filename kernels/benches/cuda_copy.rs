@@ -1,11 +1,12 @@
-//! Page copies on a GPU: the same bytes as the CPU's, and how fast beside a plain copy inside the device.
+//! Checks that page copies on a GPU give the same bytes as on the CPU, and compares their speed with a plain copy inside the
+//! device.
 //!
 //!     NVRTC=FOLDER cargo bench -p host-kernels --bench cuda_copy
 //!
-//! or, on another machine than the one that built it, the program alone with `--bench`: it needs the driver and NVRTC, which
+//! or, on another machine than the one that built it, the program alone with `--bench`. It needs the driver and NVRTC, which
 //! `NVRTC` names (`libnvrtc.so` or a folder with it, such as NVIDIA's wheel, unpacked anywhere). First every shape is copied
-//! once and compared bit for bit with [`Copier`]'s result. The exit code is 1 when one differs. Then the same are timed: best
-//! of [`ROUNDS`] batches of copies between two events, GB of payload per second, each byte read once and written once.
+//! once and compared bit for bit with [`Copier`]'s result. The exit code is 1 if a shape differs. Then the copies are timed: the
+//! best of [`ROUNDS`] batches of copies between two events, in GB of payload per second, each byte read once and written once.
 //! `-- check` leaves out the times.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
@@ -24,7 +25,7 @@ const TOKENS: usize = 16;
 /// KV heads in the pool.
 const HEADS: usize = 8;
 
-/// A pool, what is taken of it, and how it lies there.
+/// A pool, the pages and heads that are copied from it, and their layout in the pool.
 #[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,
@@ -34,7 +35,7 @@ struct Shape {
     /// Bytes of one head's K of one token.
     row: usize,
     pages: usize,
-    /// Bytes by which the pool is off its allocation.
+    /// Bytes from the start of the allocation to the pool.
     shift: usize,
 }
 
@@ -64,7 +65,7 @@ const SHAPES: [Shape; 10] = {
 };
 
 impl Shape {
-    /// Gathering into pieces of page, head, layer, K or V, token. The pool has twice the pages.
+    /// The blocks that gather into pieces of page, head, layer, K or V, token. The pool has twice as many pages as are copied.
     fn blocks(&self) -> [PageBlock; 2] {
         let Shape { layers, heads, row, .. } = *self;
         let kv = TOKENS * row;
@@ -110,7 +111,7 @@ fn memory(buffer: &CudaSlice<u8>, shift: usize, stream: &CudaStream) -> Memory {
     Memory::device(buffer.device_ptr(stream).0 + shift as u64, buffer.len() - shift)
 }
 
-/// Gathers out of a pool and scatters into another, on both. Returns the first difference.
+/// Gathers out of a pool and scatters into another, on CPU and GPU. Returns the first difference.
 fn difference(copier: &CudaCopier, shape: &Shape) -> Option<String> {
     let stream = copier.stream();
     let cpu = Copier::new(0).unwrap();
@@ -147,7 +148,7 @@ fn difference(copier: &CudaCopier, shape: &Shape) -> Option<String> {
 
 /// Best GB/s of something that moves `payload` bytes.
 fn speed(stream: &Arc<CudaStream>, payload: usize, mut once: impl FnMut()) -> f64 {
-    // Enough of them that the distance of the events is not what is measured.
+    // Enough repetitions that the cost of the two events does not count.
     let repetitions = ((2_usize << 30) / payload).clamp(4, 400);
     once();
     let mut best = f64::MAX;
@@ -189,7 +190,7 @@ fn time(copier: &CudaCopier, shape: &Shape) {
     );
 }
 
-/// The same between a pool and pinned memory of the host, beside the driver's copy of as many bytes between the two.
+/// Times copies between a pool and pinned memory of the host, beside the driver's copy of as many bytes between the two.
 fn time_host(copier: &CudaCopier, device: &Arc<Device>, shape: &Shape) {
     let stream = copier.stream();
     let (blocks, pairs) = (shape.blocks(), shape.pairs());
@@ -244,7 +245,7 @@ fn main() -> ExitCode {
     );
     let copier = kernels.on(kernels.context().new_stream().unwrap());
     for shape in &SHAPES {
-        // Few layers are enough to compare. Pages stay more than one launch can name, where the shape has so many.
+        // Few layers are enough to compare. There are still more pages than one launch can name, if the shape has so many.
         let few = Shape { pages: shape.pages.min(500), layers: 4, ..*shape };
         if let Some(difference) = difference(&copier, &few) {
             println!("{} of {} heads, rows of {}: {difference}", few.name, few.heads, few.row);

@@ -1,10 +1,10 @@
-//! Digests on a GPU: the CPU's numbers, and how fast memory is read for them.
+//! Checks that digests on a GPU are those of the CPU, and measures how fast memory is read for them.
 //!
 //!     NVRTC=FOLDER cargo bench -p host-kernels --bench cuda_digest
 //!
 //! or, on another machine than the one that built it, the program alone with `--bench`. First many shapes are compared with the
-//! CPU. It ends with a panic where one differs. `-- check` leaves out the times: the best of several calls over 1 GiB with
-//! everything that a call does, and what 1 GiB more takes in a pool of 4 GiB, each page a part of its own.
+//! CPU. The program panics if a shape differs. `-- check` leaves out the times. These are the best of several calls over 1 GiB with
+//! everything that a call does, and the time of 1 GiB more in a pool of 4 GiB. Each page is a part of its own.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 

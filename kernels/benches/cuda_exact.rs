@@ -1,9 +1,9 @@
-//! The exact math on a GPU: the CPU's bits, and how long its launches take.
+//! Checks that the exact math on a GPU gives the CPU's bits, and times its launches.
 //!
 //!     NVRTC=FOLDER cargo bench -p host-kernels --bench cuda_exact
 //!
 //! or, on another machine than the one that built it, the program alone with `--bench`. First every function is compared bit
-//! for bit with the CPU's over many shapes, those of real models among them. It ends with a panic where one differs. `-- check`
+//! for bit with the CPU's over many shapes, including those of real models. The program panics if one differs. `-- check`
 //! leaves out the times, which are the best of several rounds of launches between two events.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]

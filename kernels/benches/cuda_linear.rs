@@ -1,9 +1,9 @@
-//! Matrix products on tensor cores: right, the same bits for a row whatever the batch, and how fast.
+//! Checks matrix products on tensor cores for correct values, and for bits that do not depend on the batch, and times them.
 //!
 //!     NVRTC=FOLDER cargo bench -p host-kernels --bench cuda_linear
 //!
-//! or, on another machine than the one that built it, the program alone with `--bench`: it needs an H100, its driver
-//! and NVRTC, which `NVRTC` names. First the checks, with exit code 1 when one fails:
+//! or, on another machine than the one that built it, the program alone with `--bench`. It needs an H100, its driver
+//! and NVRTC, which `NVRTC` names. First come the checks. If one fails, the exit code is 1:
 //!
 //! * A product in f64 over the same bf16 numbers differs by at most [`BOUND`] times the sum of the products'
 //!   magnitudes.
@@ -11,9 +11,9 @@
 //! * A chain of `mma.sync` over the same slices gives the same bits, too.
 //! * The epilogues write what they say and nothing else.
 //!
-//! Then times: matrices in turn that fill more than L2, in a graph, best of [`ROUNDS`] rounds between two events. `--
-//! check` leaves them out, `-- times` leaves out the checks, `-- decode` and `-- prefill` time few or many rows only,
-//! and `-- sweep` times every kernel for many.
+//! Then come times: products of matrices in turn that fill more than L2, in a graph, best of [`ROUNDS`] rounds between two
+//! events. `-- check` leaves out the times, `-- times` leaves out the checks, `-- decode` and `-- prefill` time few or many
+//! rows only, and `-- sweep` times every kernel for many rows.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 
@@ -27,14 +27,14 @@ use host_kernels::cuda::tensor::linear::{Output, TensorLinear, TensorMatrix, Var
 use host_kernels::cuda::{Array, Device, Source};
 use host_kernels::math::{bf16_from_f32, f32_from_bf16};
 
-/// Of the sum of the products' magnitudes. The tensor cores cut what does not fit beside the largest of 16 products and
-/// the sum. An H100 was within 2^-22.
+/// The largest allowed error, as a share of the sum of the products' magnitudes. The tensor cores cut off bits that do not fit
+/// beside the largest of 16 products and the sum. An H100 was within 2^-22.
 const BOUND: f64 = 1.0 / (1 << 20) as f64;
 const ROUNDS: usize = 5;
 /// Bytes per second of an H100's memory, and bf16 operations of its tensor cores, as NVIDIA gives them.
 const MEMORY: f64 = 3.35e12;
 const OPERATIONS: f64 = 989.4e12;
-/// More than L2 holds, several times.
+/// Bytes of the matrices that are timed in turn: several times more than L2 holds.
 const WORKING_SET: usize = 400 << 20;
 
 const SOURCE: Source = Source { name: "cuda_linear.cu", text: include_str!("cuda_linear.cu"), options: &[] };
@@ -60,7 +60,7 @@ const fn shape(name: &'static str, outputs: usize, inputs: usize, kind: Kind) ->
     Shape { name, outputs, inputs, kind }
 }
 
-/// Those that are checked: multiples of tiles and not, one slice and many.
+/// The shapes that are checked: multiples of tiles and others, of one slice and of many.
 const CHECKED: [Shape; 7] = [
     shape("small", 576, 576, Kind::Store),
     shape("edges", 1040, 1096, Kind::Store),
@@ -72,14 +72,14 @@ const CHECKED: [Shape; 7] = [
 ];
 const CHECKED_ROWS: [usize; 13] = [1, 2, 3, 5, 8, 9, 17, 33, 64, 65, 100, 129, 1000];
 
-/// Llama-3.2-1B's.
+/// The shapes of a layer of Llama-3.2-1B.
 const LAYER: [Shape; 4] = [
     shape("qkv", 3072, 2048, Kind::StoreBf16),
     shape("o", 2048, 2048, Kind::Add),
     shape("gate_up", 16384, 2048, Kind::Gated),
     shape("down", 2048, 8192, Kind::Add),
 ];
-/// SmolLM2-135M's largest but for its head: hardly more than latency.
+/// SmolLM2-135M's largest matrix except its head. Its time is hardly more than latency.
 const SMALL: Shape = shape("small", 3072, 576, Kind::Gated);
 const HEAD: Shape = shape("lm_head", 128_256, 2048, Kind::Store);
 
@@ -148,7 +148,7 @@ impl Bench {
         values
     }
 
-    /// The product's bits, by this kernel or by the one that is chosen.
+    /// The product's bits, by this kernel or by the chosen one.
     fn store(
         &self,
         variant: Option<Variant>,
@@ -157,7 +157,7 @@ impl Bench {
         matrix: &TensorMatrix,
     ) -> Vec<u32> {
         let mut y = Array::<f32>::new(&self.device, rows * matrix.outputs()).unwrap();
-        // What is not written is seen.
+        // NaN shows elements that the product does not write.
         y.upload(&self.stream, &vec![f32::NAN; rows * matrix.outputs()]).unwrap();
         let (stream, stride) = (&self.stream, matrix.outputs());
         match variant {
@@ -170,7 +170,7 @@ impl Bench {
         self.floats(&y).into_iter().map(f32::to_bits).collect()
     }
 
-    /// Bits of all kernels and row counts, and values.
+    /// Checks the bits of all kernels and row counts, and the values.
     fn check(&self, shape: &Shape) -> Result<(), String> {
         let &Shape { name, outputs, inputs, .. } = shape;
         let most = CHECKED_ROWS[CHECKED_ROWS.len() - 1];
@@ -218,7 +218,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The largest error over some outputs of all rows, of the sum of the products' magnitudes.
+    /// The largest error over some outputs of all rows, as a share of the sum of the products' magnitudes.
     fn error(
         &self,
         x: &Array<u16>,
@@ -250,7 +250,7 @@ impl Bench {
         Ok(worst)
     }
 
-    /// Each epilogue against the f32 product, with rows that are further apart than they are long.
+    /// Checks each epilogue against the f32 product, with rows that are further apart than they are long.
     fn check_epilogues(&self, outputs: usize, inputs: usize) -> Result<(), String> {
         let rows = 100;
         let x = self.numbers(rows * inputs, 3);
@@ -310,7 +310,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Seconds for what is enqueued by `once`, in a graph.
+    /// Seconds of the work that `once` enqueues, run as a graph.
     fn seconds(&self, once: impl FnOnce()) -> f64 {
         let stream = &self.stream;
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -350,7 +350,7 @@ impl Bench {
         .unwrap();
     }
 
-    /// A line for each number of rows and each kernel.
+    /// Prints a line for each number of rows and each kernel.
     fn time(&self, shape: &Shape, rows: &[usize], variants: &[Option<Variant>], buffers: &mut Buffers) {
         let bytes = shape.outputs * shape.inputs * 2;
         let weights = self.numbers(shape.outputs * shape.inputs, 5);
@@ -372,7 +372,7 @@ impl Bench {
         }
     }
 
-    /// A decoder's products, one after the other.
+    /// Times a decoder's products, one after the other.
     fn time_model(&self, layers: usize, rows: &[usize], buffers: &mut Buffers) {
         let matrix = |shape: &Shape| self.matrix(shape, &self.numbers(shape.outputs * shape.inputs, 6));
         let matrices: Vec<_> =

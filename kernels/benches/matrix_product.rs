@@ -1,9 +1,9 @@
-//! What the matrix product reaches with F32 and with BF16 weights, for each instruction set of this CPU, on the matrices of
-//! SmolLM2-135M and two of a 1B model.
+//! Measures the speed of the matrix product with F32 and with BF16 weights, for each instruction set of this CPU, on the matrices
+//! of SmolLM2-135M and two of a 1B model.
 //!
 //! `cargo bench -p host-kernels --bench matrix_product [-- THREADS]`. The variants take turns. A figure is the median of
-//! [`ROUNDS`], a ratio the median of the rounds' ratios. On one thread, the default, time is what the thread ran, so that
-//! programs on the same cores count less. On more threads it is the clock's. Plain Rust is left out.
+//! [`ROUNDS`], a ratio is the median of the rounds' ratios. On one thread, the default, the time is the thread's CPU time, so that
+//! programs on the same cores count less. On more threads it is elapsed time. Plain Rust is left out.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
@@ -17,7 +17,8 @@ const ROUNDS: usize = 9;
 /// Outputs and inputs.
 const SIZES: [(usize, usize); 6] =
     [(960, 576), (576, 576), (3072, 576), (576, 1536), (8192, 2048), (2048, 8192)];
-/// Matrices of one size go round until they have this many bytes, so that caches hold what they hold in a model.
+/// The benchmark goes round matrices of one size that have up to this many bytes together (at most 30), so that caches hold as
+/// little of them as in a model.
 const MODEL: usize = 192 << 20;
 /// Time of one figure of one round.
 const ROUND: Duration = Duration::from_millis(15);
@@ -95,7 +96,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Time that this thread ran, or the clock's where several threads run.
+/// The CPU time of this thread, or elapsed time if several threads run.
 fn now(math: &Math) -> Duration {
     let clock = if math.threads() == 1 { ClockId::ThreadCPUTime } else { ClockId::Monotonic };
     let time = clock_gettime(clock);

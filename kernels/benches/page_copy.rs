@@ -1,7 +1,8 @@
-//! What gathering and scattering KV pages reaches of this machine's memcpy.
+//! Compares the speed of gathering and scattering KV pages with this machine's memcpy.
 //!
 //! `cargo bench -p host-kernels --bench page_copy`. With `stores` behind `--` it shows the two ways of storing beside
-//! each other. Best of [`ROUNDS`], all in turns. GB of payload per second, each byte read once and written once.
+//! each other. All variants take turns, and the best of [`ROUNDS`] counts. Figures are GB of payload per second, each byte read
+//! once and written once.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 
@@ -42,7 +43,7 @@ fn main() {
     }
 }
 
-/// Bytes from a page boundary, as pools and staging regions are, whose pages of memory are there.
+/// A buffer from a page boundary, as pools and staging regions are. Its pages of memory are mapped already.
 struct Buffer(Vec<u8>);
 
 fn buffer(bytes: usize) -> Buffer {
@@ -178,7 +179,7 @@ fn pool(bytes: usize, heads: usize, token_major: bool) {
     print(&format!("{name:>16} {heads:>6}"), page * pages, &best);
 }
 
-/// Through and past the caches, by size of the copy: what `Stores::Auto` is drawn from.
+/// Compares stores through and past the caches, by size of the copy. The limit of `Stores::Auto` comes from these figures.
 fn stores() {
     println!(
         "{:>9} {:>7} {:>8} {:>8} {:>17} {:>17}",

@@ -1,9 +1,9 @@
-//! Copies of KV pages between two layouts: what collects pages into a staging buffer, spreads them from one, and
-//! moves them inside a pool.
+//! Copies KV pages between two layouts: gathers pages into a staging buffer, scatters them from one, and moves them
+//! inside a pool.
 //!
 //! There is one operation. A [`PagesCopy`] names pairs of pages and says, for each [`PageBlock`] of a page (its K, its
-//! V, or both at once), where rows lie on either side as byte strides. Gathering is a copy whose target is dense,
-//! scattering one whose source is. Neither is special.
+//! V, or both at once), where rows lie on either side as byte strides. Gathering is a copy with a dense target. Scattering is
+//! a copy with a dense source. Both use the same code.
 //!
 //! ```text
 //! for each [s, t] of pages, each block, each i, j, k below the extents of its dims:
@@ -12,9 +12,9 @@
 //!     to    block.target + t * block.target_page + i * dims[0].target + j * dims[1].target + k * dims[2].target
 //! ```
 //!
-//! The whole copy is checked before its first byte is written, by the largest offset on each side and by the nesting of
-//! the strides, not row by row: a refused copy has changed nothing. Then whatever is contiguous on both sides is
-//! folded into longer runs, also over neighbouring pages, so that a caller need not look for it.
+//! The whole copy is checked before its first byte is written, so a refused copy has changed nothing. The check uses the
+//! largest offset on each side and the nesting of the strides, and does not visit rows. Then rows that are contiguous on
+//! both sides are folded into longer runs, also over neighbouring pages. Callers need not look for such rows.
 //!
 //! Two engines do the same copies: [`Copier`] on the CPU, and `cuda::CudaCopier` on a GPU's memory.
 
@@ -26,26 +26,26 @@ mod rows;
 pub use cpu::{Copier, Stores};
 pub(crate) use plan::{Strip, plan};
 
-/// One dimension of a block: how many rows, and the bytes from one to the next on either side.
+/// One dimension of a block: the number of rows, and the bytes from one row to the next on either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dimension {
     /// Rows along it.
     pub extent: usize,
-    /// Bytes from one to the next in the source.
+    /// Bytes from one row to the next in the source.
     pub source: usize,
-    /// Bytes from one to the next in the target.
+    /// Bytes from one row to the next in the target.
     pub target: usize,
 }
 
 impl Dimension {
-    /// A dimension that is not there.
+    /// An unused dimension.
     pub const NONE: Dimension = Dimension { extent: 1, source: 0, target: 0 };
 }
 
 /// The rows of one page that lie at regular distances on both sides. All numbers are in bytes.
 ///
-/// The K of a page is such a block over heads, layers and tokens, and its V another, which may have other strides and
-/// another row. The order of the dimensions is free.
+/// The K of a page is such a block over heads, layers and tokens. The V of the page is another block, which may have other
+/// strides and another row. The order of the dimensions is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageBlock {
     /// Bytes of one row, contiguous on both sides.
@@ -63,7 +63,7 @@ pub struct PageBlock {
 }
 
 impl PageBlock {
-    /// The same rows copied the other way: scattering for what gathers. Pairs of pages are to be turned too.
+    /// The same rows copied in the other direction: gathering becomes scattering. The caller must swap the pairs of pages, too.
     #[must_use]
     pub fn reversed(self) -> Self {
         Self {
@@ -82,7 +82,7 @@ impl PageBlock {
 pub struct PagesCopy<'a> {
     /// Pairs of a source page and a target page. A source page may occur more than once, a target page may not.
     pub pages: &'a [[u32; 2]],
-    /// What of each page. The blocks' rows may not overlap in the target.
+    /// The rows of each page that are copied. Rows of the blocks may not overlap in the target.
     pub blocks: &'a [PageBlock],
 }
 
@@ -105,14 +105,14 @@ pub struct Memory {
     length: usize,
 }
 
-// SAFETY: an address and a length. Nothing is read or written through it but in the unsafe functions of `CopyPages`,
-// whose callers vouch for the memory.
+// SAFETY: the value is an address and a length. Only the unsafe functions of `CopyPages` read or write through it, and
+// their callers vouch for the memory.
 unsafe impl Send for Memory {}
 // SAFETY: as above, and there is no interior state.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `length` bytes from `base`. Making one promises nothing. Copying does.
+    /// `length` bytes from `base`. The caller of a copy vouches for the memory, the caller of this function does not.
     #[must_use]
     pub const fn new(base: *mut u8, length: usize) -> Self {
         Self { base, length }
@@ -138,16 +138,16 @@ impl Memory {
     }
 }
 
-/// What can copy pages.
+/// An engine that copies pages.
 pub trait CopyPages {
     /// Copies pages from `source` to `target`, which may be the same memory when no source page is a target page.
     ///
-    /// The CPU's returns when the bytes are there. A GPU's returns when the copy is ordered behind what its stream
-    /// has to do already.
+    /// The engine of the CPU returns when the copy is done. An engine of a GPU returns when the copy is in its stream, behind the
+    /// earlier work.
     ///
     /// # Errors
     /// When a row lies outside its memory, rows overlap in the target, or source and target overlap. Nothing was copied
-    /// then. A GPU's also when its driver refuses the launch.
+    /// then. An engine of a GPU also fails when its driver refuses the launch.
     ///
     /// # Safety
     /// The caller guarantees, until the copy is done, that `source` is readable and `target` writable over their length, that
@@ -163,9 +163,9 @@ pub trait CopyPages {
 /// Source or target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// What is read.
+    /// The memory that is read.
     Source,
-    /// What is written.
+    /// The memory that is written.
     Target,
 }
 
@@ -178,10 +178,10 @@ impl std::fmt::Display for Side {
     }
 }
 
-/// Why pages were not copied. Nothing was written, but for [`CopyError::Device`].
+/// Why pages were not copied. Nothing was written, except in the case of [`CopyError::Device`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CopyError {
-    /// A row leaves its memory.
+    /// A row lies outside its memory.
     #[error(
         "block {block} of the copy needs {needed} bytes of a {side} of {length}: its strides or pages belong to another pool"
     )]

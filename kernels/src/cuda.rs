@@ -1,12 +1,12 @@
-//! Page copies in a GPU's memory, by NVIDIA's driver: the same copies as [`crate::copy::Copier`]'s, ordered in a stream.
+//! Page copies in a GPU's memory, through NVIDIA's driver: the same copies as [`crate::copy::Copier`]'s, ordered in a stream.
 //!
-//! Nothing of CUDA is needed to build this. [`Device::open`] looks for the driver (`libcuda.so.1`), and [`CudaKernels::load`]
+//! The build needs nothing of CUDA. [`Device::open`] looks for the driver (`libcuda.so.1`), and [`CudaKernels::load`]
 //! for NVRTC, NVIDIA's run-time compiler, with which it compiles the kernels in `page_copy.cu` for the device.
-//! Where either is missing it says so, and the rest of the program goes on.
+//! If either is missing, the call returns an error, and the rest of the program can go on.
 //!
-//! A copy enqueues one launch for every few hundred pages of each block and returns. It allocates nothing, uploads
-//! nothing and waits for nothing. The kernel moves 16 bytes at a time where rows, strides and addresses of both sides are
-//! multiples of that, and 8, 4, 2 or 1 where they are not.
+//! A copy enqueues one launch for every few hundred pages of each block and returns. It allocates no memory on the device,
+//! uploads nothing and does not wait. The kernel moves 16 bytes at a time if rows, strides and addresses of both sides are
+//! multiples of 16 bytes, and otherwise 8, 4, 2 or 1.
 
 pub mod batch;
 mod cache;
@@ -36,10 +36,10 @@ pub use source::Source;
 
 /// The source of the kernels.
 pub const SOURCE: &str = include_str!("cuda/page_copy.cu");
-/// The same with how it is compiled.
+/// The source of the kernels, with the compiler's options.
 const PAGE_COPY: Source = Source { name: "page_copy.cu", text: SOURCE, options: &[] };
 
-/// The driver interface that this is written against: 12.0.
+/// The oldest driver interface that has all functions used here: 12.0.
 const OLDEST_DRIVER: i32 = 12_000;
 
 /// Why there are no kernels on a GPU.
@@ -48,44 +48,44 @@ pub enum CudaError {
     /// The driver's library is not there.
     #[error("no CUDA driver: libcuda.so.1 cannot be loaded; install NVIDIA's driver, or do without the GPU")]
     NoDriver,
-    /// The driver is too old for what is called.
+    /// The driver is too old for the functions that are called.
     #[error("the CUDA driver supports CUDA {}.{}, and 12.0 is needed: install driver 525 or newer", .0 / 1000, .0 % 1000 / 10)]
     OldDriver(i32),
-    /// The driver refuses.
+    /// The driver refuses an operation.
     #[error("the CUDA driver cannot {what}: {reason}")]
     Driver {
         /// The requested operation.
         what: String,
-        /// What it said.
+        /// The driver's answer.
         reason: String,
     },
-    /// The device can do nothing more for this process.
+    /// This process cannot use the device any more.
     #[error("the GPU is lost for this process, which could not {what}: {reason}; it must be started again")]
     Lost {
         /// The requested operation.
         what: String,
-        /// What the driver said.
+        /// The answer of the driver.
         reason: String,
     },
-    /// The device lacks instructions.
+    /// The device lacks instructions that the kernels need.
     #[error("{what} need a GPU of compute capability {needed:?}, and this one has {found}")]
     Capability {
         /// The kernels.
         what: &'static str,
-        /// Capabilities that have them: 90 for 9.0.
+        /// Compute capabilities that have the instructions: 90 for 9.0.
         needed: &'static [i32],
-        /// The device's.
+        /// The device's compute capability.
         found: i32,
     },
     /// The run-time compiler is not there.
     #[error("no NVRTC: none of {} can be loaded; install NVIDIA's nvidia-cuda-nvrtc and name its folder", .0.join(", "))]
     NoNvrtc(Vec<String>),
-    /// The run-time compiler refuses.
+    /// The run-time compiler refuses an operation.
     #[error("NVRTC cannot {what}: {reason}")]
     Nvrtc {
         /// The requested operation.
         what: &'static str,
-        /// What it said, with its log.
+        /// The compiler's answer, with its log.
         reason: String,
     },
 }
@@ -98,8 +98,9 @@ fn refused(what: impl Into<String>) -> impl FnOnce(DriverError) -> CudaError {
     }
 }
 
-/// Whether an error stays: after it, every call of this process fails, and its memory on the device is not to be trusted. NVIDIA's
-/// documentation says so of each of these ("leaves the process in an inconsistent state"), or the device itself is gone.
+/// Whether an error is permanent: after it, every call of this process fails, and the process cannot trust its memory on the
+/// device. NVIDIA's documentation says so of each of these codes ("leaves the process in an inconsistent state"), or the device
+/// itself is gone.
 fn is_lost(code: sys::CUresult) -> bool {
     use sys::CUresult as R;
     matches!(
@@ -126,7 +127,7 @@ fn is_lost(code: sys::CUresult) -> bool {
 #[derive(Debug)]
 pub struct CudaKernels {
     device: Arc<Device>,
-    /// By the logarithm of the bytes that they move at a time.
+    /// Indexed by the logarithm of the bytes that a kernel moves at a time.
     functions: [CudaFunction; Width::ALL.len()],
 }
 
@@ -160,7 +161,7 @@ impl CudaKernels {
     }
 }
 
-/// The device's primary context, once it is certain that asking for it cannot panic.
+/// The device's primary context. Checks first that asking for it cannot panic.
 fn context(device: usize) -> Result<Arc<CudaContext>, CudaError> {
     driver()?;
     CudaContext::new(device).map_err(refused(format!("open device {device}")))
@@ -168,7 +169,7 @@ fn context(device: usize) -> Result<Arc<CudaContext>, CudaError> {
 
 /// Loads the driver, and checks that calling it cannot panic.
 fn driver() -> Result<(), CudaError> {
-    // SAFETY: it loads the library and runs its initialisers, which is what a driver is installed for.
+    // SAFETY: it loads the library and runs its initialisers. The driver is installed for that purpose.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::NoDriver);
     }
@@ -178,7 +179,7 @@ fn driver() -> Result<(), CudaError> {
     if version < OLDEST_DRIVER { Err(CudaError::OldDriver(version)) } else { Ok(()) }
 }
 
-/// Bytes of the memory of the device with this number. Takes none of it.
+/// Bytes of the memory of the device with this number. Allocates none of it.
 ///
 /// # Errors
 /// When there is no driver, it is too old, or there is no such device.
@@ -219,7 +220,7 @@ impl CudaCopier {
 
 impl CopyPages for CudaCopier {
     /// As [`CopyPages::copy_memory`] says, with [`Memory::device`] memories of this copier's device. The copy is done when
-    /// the stream has come to it. An error of the driver in between may leave it half done.
+    /// the stream has executed it. An error of the driver between two launches leaves it partly done.
     unsafe fn copy_memory(
         &self,
         copy: &PagesCopy<'_>,
@@ -227,7 +228,7 @@ impl CopyPages for CudaCopier {
         target: Memory,
     ) -> Result<(), CopyError> {
         let strips = plan(copy, source, target)?;
-        // All of them first: what cannot be launched is refused before anything is.
+        // All launches are prepared first, so that a copy that cannot be launched is refused before the first launch.
         let all: Result<Vec<_>, _> =
             strips.iter().map(|strip| launches(strip, copy.pages, source, target)).collect();
         for launches in all? {

@@ -1,8 +1,8 @@
 //! Copy, gather and scatter of KV pages, and the batch-invariant CPU math.
 //!
-//! [`math`] is what the `cpu` executor computes with, and [`copy`] what moves KV between layouts, on a GPU with
-//! [`cuda`]. [`xxh3`] is the sum that pages are checked by. None knows of models, batches or pools: they take memory,
-//! sizes and offsets.
+//! The `cpu` executor computes with [`math`]. [`copy`] moves KV between layouts, on a GPU together with [`cuda`]. [`xxh3`]
+//! computes the sums by which pages are checked. [`math`], [`copy`] and [`xxh3`] do not know models, batches or pools: they take
+//! memory, sizes and offsets.
 
 pub mod copy;
 pub mod cuda;

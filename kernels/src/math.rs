@@ -1,17 +1,18 @@
 //! Batch-invariant CPU math: every output element has one fixed order of operations.
 //!
-//! Floating-point sums depend on their order, and libraries choose the order by the number of rows they are given, so
-//! a token's logits change with what else is in its batch. Here the order is part of each kernel's definition:
+//! Floating-point sums depend on their order. Libraries choose the order by the number of rows, so a token's logits change
+//! with the rest of its batch. Here the order is part of each kernel's definition:
 //!
 //! * A matrix product is one chain of fused multiply-adds over the inner dimension ([`Math::linear`]).
 //! * A dot product or a sum of squares runs in 8 lanes that are added up by one fixed tree ([`Math::rms_norm`]).
-//! * Attention takes a row's positions in ascending order, in blocks of 16 that are aligned to the sequence, whatever
-//!   the pages look like ([`Math::attention`]).
-//! * `exp` is our own polynomial, and rotary angles come from the `libm` crate, so that no C library has a say.
+//! * Attention takes a row's positions in ascending order, in blocks of 16 that are aligned to the sequence and independent
+//!   of the pages ([`Math::attention`]).
+//! * `exp` is our own polynomial, and rotary angles come from the `libm` crate, so that results do not depend on a C library.
 //!
-//! Tiling, row count and threads change which core computes an element when, never how. All instruction sets give the
-//! same bits, because IEEE 754 defines fused multiply-add, division and square root exactly: each kernel is written
-//! once over vectors and compiled for plain Rust, for AVX2 with FMA, and for AVX-512. Tests compare all that the CPU has.
+//! Tiling, row count and threads change where and when an element is computed, never the order of its operations. Each
+//! kernel is written once over vectors and compiled for plain Rust, for AVX2 with FMA, and for AVX-512. All of these give the
+//! same bits, because IEEE 754 defines fused multiply-add, division and square root exactly. Tests compare all instruction
+//! sets that the CPU has.
 
 mod attention;
 mod convert;
@@ -36,8 +37,8 @@ use instructions::dispatch;
 
 /// The kernels, with the threads that they run on.
 ///
-/// Results do not depend on the number of threads. One `Math` serves one caller at a time well. Concurrent callers
-/// share its threads.
+/// Results do not depend on the number of threads. A `Math` is meant for one caller at a time. Concurrent callers share its
+/// threads.
 pub struct Math {
     instructions: Instructions,
     threads: usize,
@@ -54,7 +55,7 @@ impl Math {
         Self::with(Instructions::best(), threads)
     }
 
-    /// The same without CPU-specific instructions: slow, and the same bits.
+    /// Kernels without CPU-specific instructions. They are slow and give the same bits.
     ///
     /// # Errors
     /// When the system refuses to start the threads.
@@ -62,7 +63,7 @@ impl Math {
         Self::with(Instructions::PORTABLE, threads)
     }
 
-    /// Kernels of these instructions on `threads` threads (0 for one per core). The bits are the same for all.
+    /// Kernels of these instructions on `threads` threads (0 for one per core). All instructions give the same bits.
     ///
     /// # Errors
     /// When the system refuses to start the threads.

@@ -1,11 +1,11 @@
 //! XXH3 of pages, 64 and 128 bits, with 256-bit vectors where the processor has them.
 //!
-//! The program finds that out when it runs: `xxhash-rust` chooses when it is compiled, and then takes what every x86-64 has. The
-//! sums are the same. The algorithm is that of xxHash's specification.
+//! This module detects the vectors at run time. `xxhash-rust` chooses at compile time, and then uses only instructions that every
+//! x86-64 processor has. The sums are the same. The algorithm is that of xxHash's specification.
 //!
-//! Pages come from memory, not from the processor's caches. There the wider vectors alone save little. Fetching ahead saves as
-//! much again, because it also passes the ends of 4 KiB pages, where the processor's own prefetchers stop. So `twox-hash`, which
-//! has the vectors and does not fetch ahead, takes a third longer for the same bytes.
+//! Pages come from memory, not from the processor's caches. For such bytes the wider vectors alone save little. Fetching ahead
+//! saves as much again, because it also passes the ends of 4 KiB pages, where the processor's own prefetchers stop. So `twox-hash`,
+//! which has the vectors and does not fetch ahead, takes a third longer for the same bytes.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
@@ -20,7 +20,7 @@ pub fn xxh3(value: &[u8], seed: u64) -> u64 {
     xxh3_64_with_seed(value, seed)
 }
 
-/// The XXH3-128 of a key and the bytes behind it, without a seed.
+/// The XXH3-128 of a key followed by a value, without a seed.
 #[must_use]
 pub fn xxh3_128(key: &[u8; KEY], value: &[u8]) -> u128 {
     #[cfg(target_arch = "x86_64")]
@@ -47,13 +47,13 @@ mod wide {
 
     use super::KEY;
 
-    /// Shorter values are hashed in other ways.
+    /// Least bytes of a value for this module: XXH3 hashes shorter values in other ways.
     pub const SHORTEST: usize = 241;
     const STRIPE: usize = 64;
     /// Stripes after which the sums are scrambled.
     const BLOCK: usize = 16;
-    /// How far ahead memory is fetched. Between 1 and 4 KiB it hardly matters while the disk writes to the same memory. Without
-    /// such writes, 512 bytes and 4 KiB save half as much.
+    /// How many bytes ahead memory is fetched. While the disk writes to the same memory, distances from 1 to 4 KiB are about equal.
+    /// Without such writes, 512 bytes and 4 KiB save half as much.
     const AHEAD: usize = 2048;
     const P32: [u64; 3] = [0x9E37_79B1, 0x85EB_CA77, 0xC2B2_AE3D];
     const P64: [u64; 5] = [
@@ -104,7 +104,7 @@ mod wide {
         unsafe { [_mm256_loadu_si256(half), _mm256_loadu_si256(half.add(1))] }
     }
 
-    /// 64 bytes of the secret, of which there are as many from every place that the algorithm takes them from.
+    /// 64 bytes of the secret. Every place from which the algorithm takes them has that many bytes after it.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn key(secret: &Secret, at: usize) -> Words {
@@ -120,7 +120,7 @@ mod wide {
         for half in 0..2 {
             let mixed = _mm256_xor_si256(stripe[half], key[half]);
             let product = _mm256_mul_epu32(mixed, _mm256_srli_epi64::<32>(mixed));
-            // Neighbouring words change places.
+            // Swaps neighbouring words.
             let swapped = _mm256_shuffle_epi32::<0b01_00_11_10>(stripe[half]);
             sums[half] = _mm256_add_epi64(sums[half], _mm256_add_epi64(product, swapped));
         }
@@ -133,7 +133,7 @@ mod wide {
         for half in 0..2 {
             let sum = _mm256_xor_si256(sums[half], _mm256_srli_epi64::<47>(sums[half]));
             let sum = _mm256_xor_si256(sum, key[half]);
-            // 64 times 32 bits.
+            // Multiplies 64 bits by 32 bits.
             let high = _mm256_mul_epu32(_mm256_srli_epi64::<32>(sum), prime);
             sums[half] = _mm256_add_epi64(_mm256_mul_epu32(sum, prime), _mm256_slli_epi64::<32>(high));
         }
@@ -148,12 +148,12 @@ mod wide {
         secret
     }
 
-    /// Of a value that is not [shorter](SHORTEST).
+    /// The XXH3-64 of a value that is not [shorter](SHORTEST).
     #[target_feature(enable = "avx2")]
     pub fn xxh3(value: &[u8], seed: u64) -> u64 {
         let secret = secret_of(seed);
         let mut sums = first_sums();
-        // The last byte is always in the last stripe, which overlaps what is before it.
+        // The last byte is always in the last stripe, which may overlap the stripe before it.
         for block in value[..value.len() - 1].as_chunks::<STRIPE>().0.chunks(BLOCK) {
             accumulate_block(&mut sums, block, 0, &secret);
         }
@@ -161,12 +161,12 @@ mod wide {
         merge(words, &secret[11..], (value.len() as u64).wrapping_mul(P64[0]))
     }
 
-    /// Of a key and a value that are together not [shorter](SHORTEST).
+    /// The XXH3-128 of a key and a value that are together not [shorter](SHORTEST).
     #[target_feature(enable = "avx2")]
     pub fn xxh3_128(of: &[u8; KEY], value: &[u8]) -> u128 {
         let secret = secret_of(0);
         let mut sums = first_sums();
-        // The first stripe is the key and as much of the value. The others are stripes of the rest.
+        // The first stripe is the key and as many bytes of the value. The other stripes are those of the rest.
         let (beside, rest) = value.split_at(STRIPE - KEY);
         let mut first = [0; STRIPE];
         first[..KEY].copy_from_slice(of);
@@ -195,7 +195,7 @@ mod wide {
         ]
     }
 
-    /// The stripes of a block from number `from` on, and the end of the block where they reach it.
+    /// Accumulates the stripes of a block from number `from` on. Scrambles the sums if the stripes reach the end of the block.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn accumulate_block(sums: &mut Words, stripes: &[[u8; STRIPE]], from: usize, secret: &Secret) {
@@ -208,7 +208,7 @@ mod wide {
         }
     }
 
-    /// The sums with the last stripe, which ends where the value ends.
+    /// Adds the last stripe, which ends where the value ends, and returns the sums.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn words_of(mut sums: Words, value: &[u8], secret: &Secret) -> [u64; 8] {
@@ -225,7 +225,7 @@ mod wide {
         words
     }
 
-    /// One number of eight, with 64 bytes of the secret.
+    /// Merges eight words into one number, with 64 bytes of the secret.
     fn merge(words: [u64; 8], secret: &[u8], mut hash: u64) -> u64 {
         let keys = secret.as_chunks::<8>().0;
         for (pair, keys) in words.as_chunks::<2>().0.iter().zip(keys.as_chunks::<2>().0) {
@@ -266,7 +266,7 @@ mod tests {
             let value = &bytes[at % 67..at % 67 + length];
             let (chosen, plain) = (xxh3_128(&key, value), plain_128(&key, value));
             assert_eq!(chosen.to_le_bytes(), plain.to_le_bytes(), "{length} bytes from {}", at % 67);
-            // What a program without this module makes of the same bytes behind each other.
+            // The sum of `xxhash-rust` over the same bytes as one value.
             let whole = [&key, value].concat();
             assert_eq!(chosen, xxhash_rust::xxh3::xxh3_128(&whole), "{length} bytes from {}", at % 67);
         }

@@ -1,5 +1,5 @@
-//! Kernels are compiled once: the second start finds them, and what it cannot use is compiled again. On a stand-in for a GPU and
-//! NVRTC (`host_tests::cuda`) that counts compilations.
+//! Kernels are compiled once: the second start finds them in the cache. An entry that it cannot use is compiled again. The tests
+//! use a stand-in for a GPU and NVRTC (`host_tests::cuda`) that counts compilations.
 
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 
 const COPIES: Source = Source { name: "page_copy.cu", text: SOURCE, options: &[] };
 
-/// How often the stand-in compiles when these are loaded with a cache in this folder, each by a device of its own.
+/// How often the stand-in compiles when these sources are loaded with a cache in this folder, each on a newly opened device.
 fn compilations(folder: Option<&Path>, sources: &[Source]) -> u64 {
-    // One test at a time counts.
+    // The lock lets one test at a time count.
     static DRIVER: LazyLock<Mutex<(Library, PathBuf)>> = LazyLock::new(|| {
         let path = host_tests::cuda::library();
         // SAFETY: our own library, without initialisers.
@@ -87,7 +87,7 @@ fn an_image_that_the_driver_refuses_is_compiled_again() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(compilations(Some(folder.path()), &[COPIES]), 1);
     let mut bytes = std::fs::read(entry(folder.path())).unwrap();
-    // Another image, with the right sum.
+    // Another image with a correct checksum, which the driver refuses.
     let image = bytes.len() - 8 - b"compiled".len();
     bytes.truncate(image);
     bytes.extend(b"for another driver");

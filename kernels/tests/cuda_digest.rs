@@ -1,4 +1,4 @@
-//! Digests on a GPU are the CPU's, on a stand-in for a GPU (`host_tests::cuda`) that runs the same kernels.
+//! Digests on a GPU are those of the CPU. The tests use a stand-in for a GPU (`host_tests::cuda`) that runs the same kernels.
 //!
 //! `benches/cuda_digest.rs` compares the same on a GPU, and measures.
 

@@ -1,4 +1,5 @@
-//! The exact math for GPUs gives the CPU's bits, on a stand-in for a GPU (`host_tests::cuda`) that runs the same kernels.
+//! The exact math for GPUs gives the CPU's bits. The tests use a stand-in for a GPU (`host_tests::cuda`) that runs the same
+//! kernels.
 //!
 //! `benches/cuda_exact.rs` compares the same on a GPU.
 
@@ -34,7 +35,7 @@ fn element() -> impl Strategy<Value = Element> {
     prop_oneof![Just(Element::F32), Just(Element::Bf16), Just(Element::F16)]
 }
 
-/// Ordinary numbers, some of all kinds among them, or many.
+/// A seed, and how many of 256 numbers are of any kind (see [`Numbers`]): none, some or many.
 fn numbers() -> impl Strategy<Value = (u64, u8)> {
     (any::<u64>(), prop_oneof![Just(0), Just(3), Just(90)])
 }

@@ -1,8 +1,8 @@
-//! The CUDA copies from end to end on a machine without a GPU: the real host side and the real source of the kernels, on a
+//! Tests the CUDA copies from end to end on a machine without a GPU: the real host side and the real source of the kernels, on a
 //! stand-in for NVIDIA's libraries that gcc compiles together with them (`host_tests::cuda`).
 //!
-//! It shows that parameters, grids and index arithmetic are right, and that no access is out of bounds or unaligned. It
-//! shows nothing of a GPU's memory model or speed. `benches/cuda_copy.rs` is for those.
+//! The tests show that parameters, grids and index arithmetic are right, and that no access is out of bounds or unaligned. They
+//! show nothing of a GPU's memory model or speed. `benches/cuda_copy.rs` does.
 
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
@@ -20,7 +20,7 @@ use libloading::os::unix::Library;
 use parking_lot::{Mutex, MutexGuard};
 use proptest::prelude::*;
 
-/// The stand-in, and that only one test at a time changes what it pretends.
+/// The stand-in. Its lock lets only one test at a time change its settings.
 struct Driver {
     library: Library,
     path: PathBuf,
@@ -31,7 +31,7 @@ fn driver() -> MutexGuard<'static, Driver> {
     DRIVER.lock()
 }
 
-/// Loads it under the name that is opened later, so that the later call finds this library.
+/// Loads the stand-in under the name that is opened later, so that the later call finds this library.
 fn build() -> Driver {
     let path = host_tests::cuda::library();
     // SAFETY: our own library, without initialisers.
@@ -71,7 +71,7 @@ impl Driver {
     }
 }
 
-/// What the copy leaves in the target, `shift` bytes into memory that is aligned like a GPU's.
+/// The content of the target after the copy. Both sides lie `shift` bytes into memory that is aligned like a GPU's.
 fn on_device(
     copier: &CudaCopier,
     copy: &PagesCopy<'_>,
@@ -101,7 +101,7 @@ proptest! {
         shift in prop_oneof![Just([0, 0]), Just([16, 64]), [0..20_usize, 0..20_usize]],
         scale in prop_oneof![Just(1_usize), Just(2), Just(4), Just(8), Just(16)],
     ) {
-        // Larger units, so that wide kernels have something to do too.
+        // Larger units, so that wide kernels are tested too.
         let scaled = |block: &PageBlock| PageBlock {
             run: block.run * scale,
             source: block.source * scale,
@@ -181,7 +181,7 @@ fn what_the_cpu_refuses_a_gpu_refuses_before_any_launch() {
     let pool = |address| Memory::device(address, 1 << 40);
     let other = PageBlock { target: 1 << 20, ..huge };
     let copy = PagesCopy { blocks: &[copy.blocks[0], other], ..copy };
-    // SAFETY: refused before anything is touched.
+    // SAFETY: the copy is refused before it touches any memory.
     let refused = unsafe { copier.copy_memory(&copy, pool(1 << 41), pool(1 << 42)) };
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("too large for one launch") && text.contains("copy fewer layers"), "{text}");

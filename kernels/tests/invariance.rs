@@ -28,7 +28,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Every way of computing that must not matter: all instructions of this CPU, on one thread and on several.
+/// All ways of computing that must give the same bits: all instructions of this CPU, on one thread and on several.
 fn all_maths() -> Vec<(String, Math)> {
     let maths = Instructions::available().into_iter().flat_map(|instructions| {
         [1, 2, 3, 4].map(|threads| {
@@ -154,7 +154,7 @@ struct Dense {
     row: usize,
 }
 
-/// The rows from a position on: those before it are gone.
+/// K and V from a position on. Earlier rows are not available.
 struct From<'a> {
     dense: &'a Dense,
     oldest: usize,
@@ -182,7 +182,7 @@ fn tree([a, b, c, d, e, f, g, h]: [f32; 8]) -> f32 {
     ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
-/// What `Math::attention` says that it computes for one query, step by step, over positions with their K and V.
+/// Attention of one query as the documentation of `Math::attention` defines it, step by step, over positions with their K and V.
 fn attention_by_definition(
     query: &[f32],
     rows: impl Iterator<Item = (usize, Vec<f32>, Vec<f32>)>,
@@ -240,7 +240,7 @@ fn attention_agrees_over_instruction_sets_threads_and_cuts_and_is_attention() {
                 window,
             };
             let oldest = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
-            // One call over rows that are cut at `cut` into two sequences, as if they were strangers. The second has nothing
+            // One call over rows that are cut at `cut` and passed as two separate sequences. The second sequence has no K and V
             // that its first row does not see.
             let compute = |math: &Math, cut: usize| {
                 let mut out = vec![f32::NAN; tokens * heads * head_dim];

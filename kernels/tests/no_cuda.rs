@@ -1,4 +1,4 @@
-//! Without NVIDIA's driver there is an error, and the program goes on.
+//! Without NVIDIA's driver, opening a device returns an error, and the program goes on.
 
 #![allow(clippy::expect_used, reason = "what fails here is the test")]
 

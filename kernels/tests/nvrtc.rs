@@ -1,7 +1,7 @@
 //! The CUDA source compiles for the GPUs that it is for, and moves 16 bytes at a time where it says so.
 //!
-//! Needs NVRTC, no GPU: `NVRTC` names its library, or folders with it, separated as `PATH` is. `cargo xtask test` installs
-//! two versions and sets it.
+//! The tests need NVRTC, but no GPU. `NVRTC` names its library, or folders with it, separated as `PATH` is. `cargo xtask test`
+//! installs two versions and sets the variable.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what fails here is the test")]
 
@@ -32,7 +32,7 @@ fn the_kernels_compile_for_every_gpu_that_they_are_for() {
         }
         let known = nvrtc.capabilities().unwrap();
         assert!(known.contains(&80) && known.contains(&90), "{known:?}");
-        // A later GPU than the compiler's latest gets assembly, for the driver to compile.
+        // A GPU that is newer than the compiler's latest gets assembly, which the driver compiles.
         let latest = known.last().unwrap();
         let Image::Assembly(text) = nvrtc.compile_for(SOURCE, latest + 1).unwrap() else {
             panic!("machine code for a GPU that the compiler does not know");
@@ -71,7 +71,7 @@ fn rows_of_sixteen_bytes_are_loaded_and_stored_as_vectors_all_loads_before_the_f
                 assert_eq!((loads.len(), stores.len()), (4, 4), "{name}:\n{body}");
                 assert!(loads.last() < stores.first(), "{name}:\n{body}");
                 assert_eq!((places("ld.global").len(), places("st.global").len()), (4, 4), "{name}");
-                // Page numbers are read where the parameters lie, and divisions are multiplications.
+                // Page numbers are read in place from the parameters, and divisions are multiplications.
                 assert_eq!(
                     (places(".local").len(), places("div.").len(), places("rem.").len()),
                     (0, 0, 0),
@@ -95,7 +95,7 @@ fn the_exact_math_has_no_products_that_the_compiler_fused_and_no_approximations(
         else {
             panic!("machine code for a GPU that the compiler does not know");
         };
-        // The assembler may fuse `mul.f32` with the sum after it, and must not fuse `mul.rn.f32`.
+        // The assembler may fuse `mul.f32` with the sum after it, but must not fuse `mul.rn.f32`.
         assert!(kernel(&text, "rotate_heads").contains("mul.rn.f32"), "{text:.500}");
         for wrong in [".approx", ".ftz", "mul.f32", "add.f32", "div.full"] {
             assert!(!text.contains(wrong), "{wrong}");

@@ -1,7 +1,7 @@
 //! The matrix products for tensor cores compile for the GPU that they are for, keep their sums in registers, and use the
 //! instructions that they say they use.
 //!
-//! Needs NVRTC, no GPU, as `nvrtc.rs` does.
+//! The tests need NVRTC, but no GPU, as `nvrtc.rs` does.
 
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
@@ -29,7 +29,7 @@ fn the_products_compile_for_hopper_and_multiply_on_its_tensor_cores() {
         };
         assert_eq!(&binary[..4], b"\x7fELF");
 
-        // A device that the compiler does not know gets assembly, and here it is read.
+        // A device that the compiler does not know gets assembly, which this test can read.
         let unknown = nvrtc.capabilities().unwrap().last().unwrap() + 1;
         let Image::Assembly(text) = nvrtc.compile_with(SOURCE.text, SOURCE.options, unknown).unwrap() else {
             panic!("machine code where assembly was requested");

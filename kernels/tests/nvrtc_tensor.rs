@@ -1,7 +1,7 @@
 //! The kernels of attention and rows compile for the GPUs that they are for, with tensor cores and asynchronous copies.
 //!
-//! Needs NVRTC, no GPU: `NVRTC` names its library, or folders with it, separated as `PATH` is. `cargo xtask test` installs
-//! two versions and sets it.
+//! The tests need NVRTC, but no GPU. `NVRTC` names its library, or folders with it, separated as `PATH` is. `cargo xtask test`
+//! installs two versions and sets the variable.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what fails here is the test")]
 
@@ -41,7 +41,7 @@ fn kernel<'a>(text: &'a str, name: &str) -> &'a str {
     &text[start..start + length]
 }
 
-/// PTX for the latest GPU that the compiler knows, by way of one that it does not know.
+/// PTX for the latest GPU that the compiler knows. The compilation is for a newer GPU, which makes the compiler give PTX.
 fn assembly(nvrtc: &Nvrtc, source: &Source) -> String {
     let latest = *nvrtc.capabilities().unwrap().last().unwrap();
     match nvrtc.compile_with(source.text, source.options, latest + 1).unwrap() {

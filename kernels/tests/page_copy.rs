@@ -1,4 +1,4 @@
-//! Page copies against a copy of one row at a time, for random shapes, strides, orders and pages.
+//! Compares page copies with a copy of one row at a time, for random shapes, strides, orders and pages.
 
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
@@ -62,7 +62,7 @@ proptest! {
         prop_assert_eq!(copier.copy(&copy, &source, &mut target), Ok(()));
     }
 
-    /// Whatever the strides: a copy that is let through writes no byte twice.
+    /// For all strides: a copy that passes the check writes no byte twice.
     #[test]
     fn rows_that_overlap_in_the_target_are_refused(
         run in 1..6_usize,
@@ -182,7 +182,8 @@ fn nothing_to_copy_is_copied_anywhere() {
     assert_eq!(copier.copy(&PagesCopy { pages: &[[3, 3]], blocks: &[block] }, &[], &mut []), Ok(()));
 }
 
-/// Large enough for several threads and for stores past the caches. Runs are longer and shorter than what a thread takes.
+/// Large enough for several threads and for stores past the caches. Some runs are longer than the bytes that a thread takes at a
+/// time, others are shorter.
 #[test]
 #[cfg_attr(miri, ignore = "megabytes")]
 fn a_copy_on_many_threads_is_the_same() {

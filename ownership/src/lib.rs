@@ -1,17 +1,17 @@
-//! Which users could put other code in the place of a plugin, or of a library or program that one needs.
+//! Finds the users that could replace a plugin, or a library or program that a plugin needs, with other code.
 //!
-//! Such code runs with all rights of this process, so a user that can change its file, or a directory on the way to it, has
-//! them, too. The rule: *it must not be easier to replace than the program itself.* Changes by these users are accepted:
+//! Such code runs with all rights of this process. So a user that can change its file, or a directory on the way to it, has
+//! these rights too. The rule: *code must not be easier to replace than the program itself.* Changes by these users are accepted:
 //!
 //! - Root, and the user that runs the host.
-//! - Owners of the program's file or a directory above it, and groups that may write those. They can replace the
-//!   program, so refusing a file beside it would protect nothing. This is what lets a checkout work under any umask,
-//!   and in a container whose root runs what the user of a bind mount owns.
+//! - Owners of the program's file or a directory above it, and groups that may write these. They can replace the
+//!   program, so refusing a file beside it would protect nothing. This rule lets a checkout work under any umask, and in a
+//!   container whose root runs files that the user of a bind mount owns.
 //!
-//! A group that may write, and is the process's own or root's, is warned of: under umask 002 that is a user's private
-//! group, which only the user is in. The file does not say whether its group is one. Everything else is refused. A
-//! sticky directory, as /tmp, lets no user replace another's file, so only its owner counts there. Access lists show
-//! in the group's bits.
+//! If the group that may write is the process's own or root's, the result is a warning: under umask 002 it can be a user's
+//! private group, which has no other member. The file does not tell whether its group is private. All other write access is
+//! refused. In a sticky directory, such as /tmp, no user can replace another user's file, so only the directory's owner
+//! counts. Access control lists show in the group's bits.
 //!
 //! The way to a file is walked as the system walks it: a link leads on from where it lies, and counts like the directories it
 //! leads through. Its owner may put another one in its place, at least in a sticky directory. The link's own bits say
@@ -34,10 +34,10 @@ const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 const ROOT: u32 = 0;
-/// Most links on the way to a file, as the system has it.
+/// Most links on the way to a file. The system has the same limit.
 const MAX_LINKS: usize = 40;
 
-/// What of a file or directory decides which users can replace what lies there.
+/// The properties of a file or directory that decide which users can replace it or its content.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     user: u32,
@@ -51,19 +51,19 @@ impl Place {
         Self {
             user: metadata.uid(),
             group: metadata.gid(),
-            // All bits of a link are set, and none of them lets anything.
+            // All permission bits of a link are set, and they grant nothing.
             mode: if metadata.is_symlink() { 0 } else { metadata.permissions().mode() },
             directory: metadata.is_dir(),
         }
     }
 
-    /// Whether these bits let others replace the file, or what lies in the directory.
+    /// Whether these bits let other users replace the file, or files in the directory.
     fn lets(&self, bits: u32) -> bool {
         self.mode & bits != 0 && !(self.directory && self.mode & STICKY != 0)
     }
 }
 
-/// The users that may change the program, and those that it runs as.
+/// The users and groups that may change the program, and those that it runs as.
 #[derive(Debug, Default)]
 struct Trusted {
     users: BTreeSet<u32>,
@@ -77,7 +77,7 @@ impl Trusted {
         static OF_PROCESS: OnceLock<Trusted> = OnceLock::new();
         OF_PROCESS.get_or_init(|| {
             let places = std::fs::read_link("/proc/self/exe").map(|program| {
-                // The link's target may be gone. The link still leads to the file.
+                // The path in the link may not exist any more. The link itself still leads to the file.
                 let file = std::fs::metadata("/proc/self/exe").ok();
                 let above = program.ancestors().skip(1).filter_map(|path| std::fs::metadata(path).ok());
                 file.into_iter().chain(above).map(|metadata| Place::of(&metadata)).collect::<Vec<_>>()
@@ -100,29 +100,29 @@ impl Trusted {
     }
 }
 
-/// What is wrong with the way to a file.
+/// Problems with a file and the way to it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Refused, unless the operator accepts it.
+    /// Problems that make the file refused, unless the operator accepts them.
     pub refused: Vec<String>,
-    /// Said, and accepted.
+    /// Problems that are reported and accepted.
     pub warned: Vec<String>,
 }
 
-/// Looks at an open file and at every directory and link on the way to it.
+/// Checks an open file, and every directory and link on the way to it.
 ///
 /// # Errors
-/// When the way cannot be looked at.
+/// When a part of the way cannot be read.
 pub fn check(path: &Path, file: &Metadata) -> io::Result<Findings> {
     let (resolved, mut places) = way_to(path)?;
     places.insert(0, (resolved, Place::of(file)));
     Ok(judge(Trusted::of_process(), &places))
 }
 
-/// Whether a program or library that was found, and not named by the operator, may be run by this process.
+/// Checks that this process may run a program or library that it found, and that the operator has not named.
 ///
 /// # Errors
-/// A sentence about each user that could replace it, with what to do.
+/// A sentence about each user or group that could replace the file, with what to do.
 pub fn may_run(path: &Path) -> Result<(), String> {
     let found = std::fs::metadata(path).and_then(|file| check(path, &file));
     let found = found.map_err(|error| format!("{} cannot be looked at: {error}", path.display()))?;
@@ -142,16 +142,16 @@ pub fn on_the_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&folders).map(|folder| folder.join(name)).find(runs)
 }
 
-/// Where a path leads, and the directories and links that the system passes on the way there, each once.
+/// Resolves a path. Returns its end, and the directories and links that the system passes on the way there, each once.
 fn way_to(path: &Path) -> io::Result<(PathBuf, Vec<(PathBuf, Place)>)> {
     let path = std::path::absolute(path)?;
-    // What is left of the way, the next step last.
+    // The remaining steps of the way, the next step last.
     let mut left: Vec<PathBuf> = steps(&path).collect();
     let (mut at, mut places, mut links) = (PathBuf::from("/"), Vec::new(), 0);
     while let Some(step) = left.pop() {
         let next = match step.components().next() {
             Some(Component::RootDir) => PathBuf::from("/"),
-            // Where a link has led counts, not the link.
+            // `..` leads from where the link has led, not from the link.
             Some(Component::ParentDir) => at.parent().unwrap_or(&at).to_owned(),
             _ => at.join(&step),
         };
@@ -178,7 +178,7 @@ fn steps(path: &Path) -> impl Iterator<Item = PathBuf> {
     steps.map(|step| PathBuf::from(step.as_os_str())).rev().collect::<Vec<_>>().into_iter()
 }
 
-/// Whether every user may change a file, and not the program.
+/// Whether every user may change a file, while not every user may change the program.
 #[must_use]
 pub fn every_user_may_change(file: &Metadata) -> bool {
     Place::of(file).lets(OTHERS_WRITE) && !Trusted::of_process().all_users
@@ -222,7 +222,7 @@ mod tests {
         Place { user, group, mode, directory: true }
     }
 
-    /// Numbers of refusals and warnings for a plugin below these, under a program below those.
+    /// Numbers of refusals and warnings for a plugin, given the places of the program and of the plugin.
     fn found(user: u32, program: &[Place], plugin: &[Place]) -> (usize, usize) {
         let places: Vec<_> = plugin.iter().map(|place| (PathBuf::from("/p"), *place)).collect();
         let findings = judge(&Trusted::of(user, user, program), &places);
@@ -278,7 +278,8 @@ mod tests {
         }
         std::fs::write(at("real/x.so"), "").unwrap();
         let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, at(name)).unwrap();
-        // A relative link to one in another directory, which is absolute and goes through a third and back.
+        // A relative link leads to a link in another directory. That link passes an absolute link, which goes through a third
+        // directory and back.
         link("../between/x.so", "plugins/x.so");
         link(at("between/deep/../../real").to_str().unwrap(), "between/folder");
         link("folder/x.so", "between/x.so");
@@ -291,7 +292,7 @@ mod tests {
             expected.map(at).into_iter().chain(root.ancestors().map(Path::to_owned)).collect();
         assert_eq!(names, expected);
 
-        // A directory between, which neither the name nor the target shows.
+        // `between` is on the way, but neither in the link's name nor in the path of the target.
         let refused = || judge(&Trusted::of(ME, ME, &[]), &way_to(&at("plugins/x.so")).unwrap().1).refused;
         let open = |mode| std::fs::set_permissions(at("between"), PermissionsExt::from_mode(mode)).unwrap();
         let of_between = |found: Vec<String>| {
@@ -337,7 +338,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let link = folder.path().join("link");
         std::os::unix::fs::symlink("nowhere", &link).unwrap();
-        // As root the link is given away, so that it is not a trusted user's.
+        // When root runs the test, root gives the link to another user, because root is always trusted.
         let _own = std::os::unix::fs::lchown(&link, Some(OTHER), None).is_err();
         let place = Place::of(&std::fs::symlink_metadata(&link).unwrap());
         assert!(!place.lets(OTHERS_WRITE) && !place.lets(GROUP_WRITES));

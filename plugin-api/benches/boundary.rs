@@ -1,11 +1,11 @@
-//! What the boundary costs per call: `submit` of a plugin that only adds up its writes, through the loaded file and called
-//! directly, in the same run. The ratio is the result. Nanoseconds depend on the machine and its load.
+//! Measures the cost of the boundary per call: `submit` of a plugin that only adds up its writes, called through the loaded
+//! file and called directly, in the same run. The ratio is the result. Nanoseconds depend on the machine and its load.
 //!
-//! Adding up is less than any backend does with a write, which makes the ratio the worst there is. Three columns:
+//! Every backend does more work per write than adding up, so no backend has a worse ratio. Three columns:
 //!
 //! - *direct*: a function of this program, not inlined, with the plugin's code in it
-//! - *loaded*: the same code in a loaded file, called as the ABI is: one indirect call, the check of the poison flag, the
-//!   net under panics
+//! - *loaded*: the same code in a loaded file, called as the ABI is: one indirect call, the check of the poison flag,
+//!   the catching of panics
 //! - *held*: as the host holds it, behind `Arc<dyn TransferBackend>` and the host's proxy: one more indirect call
 //!
 //! Ends with exit code 1 when *loaded* or *held* costs more than 5 % over *direct* from 64 writes up.
@@ -25,7 +25,7 @@ use host_plugins::{Catalog, load_root, open_transfer};
 use host_tests::plugin_files;
 
 const REPETITIONS: usize = 60;
-/// Writes in a call, from which on the boundary may cost so much.
+/// The limit: from this many writes in a call, the ratio of the boundary's cost.
 const GATE: (usize, f64) = (64, 1.05);
 
 #[inline(never)]
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
             notification: [0; NOTIFICATION_BYTES],
         };
         let mut best = [f64::MAX; 3];
-        // Taken in turns, so that a busy moment hits all.
+        // Measured in turns, so that a busy moment of the machine affects all three.
         for _ in 0..REPETITIONS {
             let timed = [
                 time(calls, || direct(black_box(&linked), black_box(&submission), black_box(&writes))),

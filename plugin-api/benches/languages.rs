@@ -1,8 +1,8 @@
-//! What a call costs into a plugin in C beside one in Rust: the same calls, which do the same work, in one run and in turns, as the
-//! host holds both (`Arc<dyn …>` with its proxy in front of the ABI).
+//! Compares the cost of a call into a plugin in C with that of a call into a plugin in Rust. Both do the same work for the same
+//! calls, in one run and in turns. The host holds both in the same way (`Arc<dyn …>` with its proxy in front of the ABI).
 //!
-//! A call into Rust goes through the vtable, the check of the poison flag and the net under panics. A call into C goes through
-//! the host's adapter and the plugin's table. `tests/c/sums.c` is the plugin in C, [`Sums`] here the one in Rust.
+//! A call into Rust goes through the vtable, the check of the poison flag and the catching of panics. A call into C goes
+//! through the host's adapter and the plugin's table. `tests/c/sums.c` is the plugin in C, [`Sums`] here the one in Rust.
 //!
 //! `cargo bench -p host-plugin-api --bench languages`. It needs gcc.
 
@@ -21,7 +21,7 @@ use host_tests::c_plugins::{Compiler, build};
 const REPETITIONS: usize = 60;
 const INVALID: i32 = ErrorCode::INVALID_ARGUMENT.0;
 
-/// Adds up what it is given and looks whether each entry is valid.
+/// Adds up the entries that it gets and checks whether each entry is valid.
 #[derive(Default)]
 struct Sums(AtomicU64);
 
@@ -205,7 +205,7 @@ fn in_c() -> Held {
     }
 }
 
-/// Nanoseconds per call of both, the best of turns, so that a busy moment hits both.
+/// Prints the nanoseconds per call of both. Each is the best of several turns, so that a busy moment affects both.
 fn compare(name: &str, calls: usize, both: &[Held; 2], call: impl Fn(&Held)) {
     let mut best = [f64::MAX; 2];
     for _ in 0..REPETITIONS {

@@ -1,4 +1,4 @@
-// What the example of README.md leaves to its author: the trait, as short as it can be. It moves nothing.
+// The part that the example of README.md leaves to its author: the trait, as short as possible. It moves no bytes.
 
 const MANIFEST: &str = concat!(
     "manifest_version = 1\n\n[plugin]\nid = \"com.example.wire\"\nname = \"wire\"\nversion = \"",

@@ -1,4 +1,4 @@
-//! What really crosses the boundary. Hosts use this module. Authors of plugins do not.
+//! The types that cross the boundary between host and plugin. Hosts use this module. Authors of plugins do not.
 //!
 //! Every name in here, fields and parameters included, is part of the contract. Below 1.0 a change bumps the minor
 //! version, and every plugin must be rebuilt. From 1.0 on methods and root fields are only appended.
@@ -55,7 +55,7 @@ impl From<AbiError> for Error {
 /// A result as it crosses.
 pub type AbiResult<T> = RResult<T, AbiError>;
 
-/// The transfer role as it crosses. Each method is the one of the same name in
+/// The transfer role as it crosses. Each method corresponds to the method of the same name in
 /// [`TransferBackend`](crate::TransferBackend).
 #[abi_stable::sabi_trait]
 pub trait TransferRole: Send + Sync + 'static {
@@ -91,12 +91,13 @@ pub trait TransferRole: Send + Sync + 'static {
 /// A transfer backend on the other side of the boundary.
 pub type TransferObject = TransferRole_TO<RBox<()>>;
 
-/// An object of the host's own making, for a backend that is reached in another way.
+/// Wraps a role that the host itself implements, for a backend that the host reaches in another way than this ABI.
 pub fn transfer_object(role: impl TransferRole) -> TransferObject {
     TransferRole_TO::from_value(role, TD_Opaque)
 }
 
-/// The storage role as it crosses. Each method is the one of the same name in [`StorageTier`](crate::StorageTier).
+/// The storage role as it crosses. Each method corresponds to the method of the same name in
+/// [`StorageTier`](crate::StorageTier).
 #[abi_stable::sabi_trait]
 pub trait TierRole: Send + Sync + 'static {
     /// See [`StorageTier::limits`](crate::StorageTier::limits).
@@ -138,7 +139,8 @@ pub fn tier_object(role: impl TierRole) -> TierObject {
     TierRole_TO::from_value(role, TD_Opaque)
 }
 
-/// The allocator role as it crosses. Each method is the one of the same name in [`PoolAllocator`](crate::PoolAllocator).
+/// The allocator role as it crosses. Each method corresponds to the method of the same name in
+/// [`PoolAllocator`](crate::PoolAllocator).
 #[abi_stable::sabi_trait]
 pub trait AllocatorRole: Send + Sync + 'static {
     /// See [`PoolAllocator::components`](crate::PoolAllocator::components).

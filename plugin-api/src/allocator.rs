@@ -1,10 +1,10 @@
-//! The allocator role: which components a model's KV has in the pool, and which pages each of them is handed.
+//! The allocator role: declares the components of a model's KV in the pool, and chooses the pages that each of them gets.
 //!
 //! A worker has one pool of *pool pages*, named 0, 1, .. below [`PoolOpening::pages`]. The layers of its model come in
 //! groups ([`LayerGroup`]): those that attend to every token, those with a window, those with a state. The allocator
-//! answers with *components* ([`Component`]): one for each group, which says what the component retains of a sequence and how
-//! much of the pool it may have. That is data, and it is all that the host needs to compute *how many* pages a sequence takes:
-//! at admission, with each token, when KV is handed over, and when a sequence gives pages up. The allocator decides *which*.
+//! declares *components* ([`Component`]), one for each group. A component says what it retains of a sequence and how much
+//! of the pool it may have. From this data alone the host computes *how many* pages a sequence takes: at admission, with
+//! each token, when KV is handed over, and when a sequence gives pages up. The allocator decides *which* pages.
 //!
 //! ```text
 //! pool pages      0 1 2 3 4 5 6 7 8 9
@@ -18,10 +18,10 @@
 //! | --- | --- |
 //! | [`ALL`](Retains::ALL) | one for each page of tokens, as long as the sequence lives |
 //! | [`NEWEST`](Retains::NEWEST) | those that the newest [`Component::tokens`] tokens lie in |
-//! | [`STATE`](Retains::STATE) | the state behind the newest token, and that behind the last whole page of tokens |
+//! | [`STATE`](Retains::STATE) | the state after the newest token, and the state after the last whole page of tokens |
 //!
-//! Threads: every method may be called from any thread, neither blocks nor allocates, and computes only: no files, no
-//! network, no threads. All are **hot**.
+//! Threads: every method may be called from any thread. All methods are **hot**: they neither block nor allocate. They
+//! compute only, and use no files, no network and no threads of their own.
 
 use abi_stable::StableAbi;
 
@@ -40,19 +40,19 @@ impl LayerKind {
     pub const FULL: LayerKind = LayerKind(0);
     /// The layers attend to the newest [`LayerGroup::window`] tokens.
     pub const WINDOW: LayerKind = LayerKind(1);
-    /// The layers keep a state of fixed size, made of the state before and a token, as recurrent layers do.
+    /// The layers keep a state of fixed size, computed from the previous state and a token, as recurrent layers do.
     pub const STATE: LayerKind = LayerKind(2);
 }
 
-/// Layers of a model that keep the same of a sequence.
+/// A group of layers of a model that keep the same of a sequence: all tokens, a window, or a state.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
 pub struct LayerGroup {
-    /// What they keep.
+    /// What the layers keep.
     pub kind: LayerKind,
     /// How many layers.
     pub layers: u32,
-    /// Of [`LayerKind::WINDOW`]: tokens that a layer attends to, the newest included. Else 0.
+    /// For [`LayerKind::WINDOW`]: tokens that a layer attends to, the newest included. Else 0.
     pub window: u32,
     /// Pool pages that hold what the group keeps of one page of tokens, or one state for [`LayerKind::STATE`]. At least 1.
     pub parts: u32,
@@ -77,20 +77,20 @@ impl Retains {
     pub const STATE: Retains = Retains(2);
 }
 
-/// What an allocator declares of one group of layers.
+/// What an allocator declares for one group of layers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
 pub struct Component {
     /// Its name in [`alloc`](PoolAllocator::alloc) and [`free`](PoolAllocator::free).
     pub id: ComponentId,
-    /// Place of its group in [`PoolOpening::groups`]. Each group has one component.
+    /// Index of its group in [`PoolOpening::groups`]. Each group has one component.
     pub group: u32,
     /// What it retains of a sequence.
     pub retains: Retains,
-    /// Of [`Retains::NEWEST`]: how many tokens, at least the group's window. Else 0.
+    /// For [`Retains::NEWEST`]: how many tokens it retains, at least the group's window. Else 0.
     pub tokens: u32,
-    /// Its budget: the most pages that it has at a time, each [`parts`](LayerGroup::parts) pool pages. Budgets may add up to
-    /// more than the pool. What one component does not use, the others may then have.
+    /// Its budget: the most pages that it has at a time. Each page takes [`parts`](LayerGroup::parts) pool pages.
+    /// Budgets may add up to more than the pool. Components may use what another component leaves free.
     pub pages: u32,
     /// Zero.
     pub reserved: [u32; 3],
@@ -118,27 +118,27 @@ pub struct PoolOpening {
 
 /// A pool allocator.
 pub trait PoolAllocator: Send + Sync + 'static {
-    /// Writes the components, one for each group of the opening. Returns how many, or `INVALID_ARGUMENT` when they do not
-    /// fit. One instance always answers the same.
+    /// Writes the components, one for each group of the opening. Returns how many, or `INVALID_ARGUMENT` when the slice
+    /// is too short. An instance always writes the same components.
     fn components(&self, components: &mut [Component]) -> i32;
 
-    /// Takes as many pool pages for one component as `pages` has room for. Returns 0, or `WOULD_BLOCK` when the pool has
-    /// fewer or the component's budget is exceeded, or `INVALID_ARGUMENT` for an unknown component or a number of
-    /// pool pages that is no multiple of the group's parts. After a code none was taken.
+    /// Takes pool pages for one component, as many as `pages` has entries. Returns 0 or a code: `WOULD_BLOCK` when the
+    /// pool has fewer free pages or the component would exceed its budget, `INVALID_ARGUMENT` for an unknown component
+    /// or a number of pool pages that is no multiple of the group's parts. With a code, no page was taken.
     fn alloc(&self, component: ComponentId, pages: &mut [PoolPage]) -> i32;
 
-    /// Gives pool pages of one component back: any that it has, in any order. Returns 0, or `INVALID_ARGUMENT` for a page
-    /// that is free already, named twice, another component's or unknown, and then none was taken back.
+    /// Gives back pool pages of one component: any of its pages, in any order. Returns 0, or `INVALID_ARGUMENT` for a
+    /// page that is free already, named twice, of another component, or unknown. With a code, no page was taken back.
     fn free(&self, component: ComponentId, pages: &[PoolPage]) -> i32;
 }
 
-/// What a request that leaves everything as it was answers when pages are lacking.
+/// Answer of a request that finds too few pages. The request has then changed nothing.
 pub const TOO_FEW_PAGES: i32 = ErrorCode::WOULD_BLOCK.0;
 
-/// Components that share the whole pool: each may have as much of it as is there, in whole pages of its own.
+/// Declares components that share the whole pool: the budget of each is the whole pool, in whole pages of the component.
 ///
-/// The component of a group is named by the group's place, and retains what its layers keep. Where a kind of layers is unknown
-/// to this version of the API, there is no such component, and the answer is `None`.
+/// The id of a component is the index of its group. The component retains what the layers of the group keep. Returns
+/// `None` when this version of the API does not know the kind of a group.
 #[must_use]
 pub fn sharing(groups: &[LayerGroup], pages: u32) -> Option<Vec<Component>> {
     let component = |(place, group): (usize, &LayerGroup)| {

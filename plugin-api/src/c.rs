@@ -1,7 +1,7 @@
 //! The tables of functions that plugins in C and C++ export: `include/host_plugin.h`, in Rust.
 //!
-//! Hosts use this module. What a table's function does is said in the header, and by the trait of the role. What is moved in
-//! batches ([`Write`], [`Completion`], [`TierPage`], ..) is laid out as the Rust ABI lays it out, so that nothing is copied.
+//! Hosts use this module. The header and the trait of the role say what a table's functions do. Structs that are moved
+//! in batches ([`Write`], [`Completion`], [`TierPage`], ..) have the layout of the Rust ABI, so that nothing is copied.
 
 use std::ffi::{c_char, c_void};
 
@@ -12,17 +12,17 @@ use crate::transfer::{Completion, Memory, Notification, Submission, TransferLimi
 /// The symbol that a plugin in C exports.
 pub const SYMBOL: &str = "host_plugin_c";
 
-/// What `[build] abi` of its manifest says.
+/// The value of `[build] abi` in its manifest.
 pub const ABI: &str = "c";
 
-/// First bytes of what the symbol names.
+/// First bytes of the struct that the symbol names.
 pub const MAGIC: [u8; 8] = *b"HOSTPLGC";
 
 /// UTF-8, not terminated.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Text {
-    /// First byte. Of an empty text perhaps null.
+    /// First byte. May be null when the text is empty.
     pub data: *const c_char,
     /// Bytes.
     pub length: usize,
@@ -60,11 +60,11 @@ pub mod setting {
 pub struct Setting {
     /// Its name.
     pub key: Text,
-    /// Of texts, arrays and tables.
+    /// The value of a text. The TOML of an array or a table.
     pub text: Text,
-    /// Of integers and booleans.
+    /// The value of an integer or a boolean.
     pub integer: i64,
-    /// Of floating-point numbers.
+    /// The value of a floating-point number.
     pub number: f64,
     /// See [`setting`].
     pub kind: u32,
@@ -82,9 +82,9 @@ pub struct Opening {
     pub name: Text,
     /// See [`crate::Opening::config`].
     pub config: Text,
-    /// The same, parsed, with the manifest's defaults.
+    /// The settings of `config`, parsed, with the manifest's defaults.
     pub settings: *const Setting,
-    /// How many.
+    /// How many settings there are.
     pub settings_count: u64,
 }
 
@@ -124,7 +124,7 @@ pub struct Services {
     pub wake: Option<unsafe extern "C" fn(*mut c_void)>,
 }
 
-// SAFETY: a table of the host's names nothing that belongs to one thread, and what it names lives as long as the process.
+// SAFETY: the host fills the table. Any thread may use its pointers, and their targets live as long as the process.
 unsafe impl Send for Services {}
 // SAFETY: as above.
 unsafe impl Sync for Services {}
@@ -133,7 +133,7 @@ unsafe impl Sync for Services {}
 pub type Open<O> = Option<unsafe extern "C" fn(*const O, *mut *mut c_void, *mut ErrorText) -> i32>;
 /// A function that takes the instance alone.
 pub type Plain<R> = Option<unsafe extern "C" fn(*mut c_void) -> R>;
-/// A function that fills something.
+/// A function that fills a struct of the caller's.
 pub type Fill<T> = Option<unsafe extern "C" fn(*mut c_void, *mut T)>;
 /// A function that registers memory.
 pub type Register = Option<unsafe extern "C" fn(*mut c_void, *const Memory, *mut u32, *mut ErrorText) -> i32>;
@@ -143,7 +143,7 @@ pub type About = Option<unsafe extern "C" fn(*mut c_void, u32, *mut ErrorText) -
 pub type Tagged = Option<unsafe extern "C" fn(*mut c_void, u64) -> i32>;
 /// A function that starts a batch under a tag.
 pub type Batch<T> = Option<unsafe extern "C" fn(*mut c_void, u64, *const T, usize) -> i32>;
-/// A function that moves what there is into the caller's memory.
+/// A function that writes entries into the caller's memory, as many as there are and fit.
 pub type Fetch<T> = Option<unsafe extern "C" fn(*mut c_void, *mut T, usize) -> i32>;
 /// A function that stops an instance.
 pub type Shutdown = Option<unsafe extern "C" fn(*mut c_void, u64, *mut ErrorText) -> i32>;
@@ -156,7 +156,7 @@ pub struct TransferTable {
     pub size: u64,
     /// Opens an instance.
     pub open: Open<Opening>,
-    /// Frees it.
+    /// Frees an instance.
     pub close: Plain<()>,
     /// See [`TransferBackend::limits`](crate::TransferBackend::limits).
     pub limits: Fill<TransferLimits>,
@@ -196,7 +196,7 @@ pub struct TierTable {
     pub size: u64,
     /// Opens an instance.
     pub open: Open<Opening>,
-    /// Frees it.
+    /// Frees an instance.
     pub close: Plain<()>,
     /// See [`StorageTier::limits`](crate::StorageTier::limits).
     pub limits: Fill<TierLimits>,
@@ -237,7 +237,7 @@ pub struct AllocatorTable {
     pub size: u64,
     /// Opens an instance.
     pub open: Open<PoolOpening>,
-    /// Frees it.
+    /// Frees an instance.
     pub close: Plain<()>,
     /// See [`PoolAllocator::components`](crate::PoolAllocator::components).
     pub components: Fetch<Component>,

@@ -1,7 +1,7 @@
 //! What a plugin can do, as names in its manifest.
 //!
-//! A capability is a promise that the host relies on without asking again: features name the capabilities they need,
-//! and a configuration whose plugins lack one is refused before any plugin runs. Declare only what always holds.
+//! A capability is a promise that the host relies on without checking it again. Features name the capabilities that they need.
+//! The host refuses a configuration whose plugins lack one of them before any plugin runs. Declare only what always holds.
 
 /// One-sided writes to any registered address of a peer, many per call. The peer's threads take no part.
 pub const PAGE_WRITES: &str = "page_writes";
@@ -10,9 +10,9 @@ pub const PAGE_WRITES: &str = "page_writes";
 pub const ARRIVAL_NOTIFICATION: &str = "arrival_notification";
 
 /// Of a transfer backend or a tier: `settled` ([here](crate::TransferBackend::settled) and
-/// [here](crate::StorageTier::settled)) is exact: once it says 1, nothing of the tag is in flight, also after
-/// failure and cancellation, so that pages may outlive the request that moved them. Without it a host never asks, and takes what
-/// did not end well as in flight until the peer is disconnected.
+/// [here](crate::StorageTier::settled)) is exact. Once it says 1, nothing of the tag is in flight, also after failure
+/// and cancellation, so that pages may outlive the request that moved them. Without this capability the host never
+/// calls `settled`. It then treats transfers that did not end well as in flight until the peer is disconnected.
 pub const SETTLED: &str = "settled";
 
 /// Registers device memory ([`MemoryKind::VRAM`](crate::MemoryKind::VRAM)). On a machine without the device or its driver,
@@ -22,10 +22,10 @@ pub const VRAM: &str = "vram";
 /// Reaches peers on other machines.
 pub const MULTI_HOST: &str = "multi_host";
 
-/// A peer whose process restarted can be connected again, and what its predecessor had in flight lands nowhere.
+/// A peer whose process restarted can be connected again. Writes that the earlier process had in flight land nowhere.
 pub const PEER_RESTART: &str = "peer_restart";
 
-/// Of a tier: values outlive the process, and are found again by the next one.
+/// Of a tier: values outlive the process, and the next process finds them again.
 pub const PERSISTENT: &str = "persistent";
 
 /// Of a tier: workers on other machines see what this one put.

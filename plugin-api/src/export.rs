@@ -11,17 +11,17 @@
 /// fn open(opening: &Opening) -> host_plugin_api::Result<MyBackend> { .. }
 /// ```
 ///
-/// `transfer:`, `tier:` and `allocator:` name a factory each. Give those of the roles that the plugin plays, in this order.
-/// `check_config:` comes last and may be left out: a `fn(role: &str, config: &str) -> Result<()>` that says whether a
-/// factory of that role would accept this configuration, and starts nothing. The host asks it before it opens anything, and
-/// when only the configuration is checked.
+/// `transfer:`, `tier:` and `allocator:` each name a factory. Give the factories of the roles that the plugin plays, in
+/// this order. `check_config:` comes last and is optional. It names a `fn(role: &str, config: &str) -> Result<()>` that
+/// says whether the factory of that role would accept this configuration. The function starts nothing. The host calls
+/// it before it opens an instance, and when it only checks the configuration.
 ///
 /// The crate builds as `cdylib`, or as `cdylib` and `rlib` when it is also linked directly. The exported symbol carries
 /// the crate's name, so several plugins may be linked into one binary. A plugin that links another plugin's crate names
 /// it in its manifest, `[plugin] built_on = ["other.id"]`, so that the host knows whose file it is.
 ///
-/// The manifest states `version` as in `Cargo.toml`, which is checked here, and leaves out `[api]` and `[build]`, which
-/// are filled in here.
+/// The manifest states `version` as in `Cargo.toml`. This macro checks that. The manifest leaves out `[api]` and
+/// `[build]`. This macro fills them in.
 #[macro_export]
 macro_rules! export_plugin {
     (
@@ -64,7 +64,7 @@ macro_rules! export_plugin {
             static NOTE: $crate::note::Note<{ $crate::note::padded_length(PARTS) }> =
                 $crate::note::Note::new(PARTS);
 
-            // A copy of its own, so that comparing the two notices a file whose note was changed.
+            // A second copy of the manifest. A comparison of the two copies detects a file whose note was changed.
             static TEXT: $crate::note::Note<{ $crate::note::padded_length(PARTS) }> =
                 $crate::note::Note::new(PARTS);
 
@@ -126,7 +126,7 @@ macro_rules! export_plugin {
                 $crate::abi::PluginRoot::export(root)
             }
 
-            // SAFETY: the name carries the crate's, and the constructor returns the root of `PluginRoot::leak`.
+            // SAFETY: the exported name contains the crate's name, and the constructor returns the root of `PluginRoot::leak`.
             #[used]
             #[unsafe(export_name = concat!("host_plugin_", env!("CARGO_CRATE_NAME")))]
             static HEADER: $crate::__private::LibHeader = unsafe { $crate::abi::root_header(constructor) };

@@ -6,8 +6,8 @@
 //! export macro turns an implementation into the checked ABI that the host loads.
 //!
 //! An author writes three things: a `plugin.toml` beside `Cargo.toml`, a type that implements the role's trait
-//! ([`TransferBackend`], [`StorageTier`], [`PoolAllocator`]), and one [`export_plugin!`] line that names the factory. A panic in any of it reaches the host
-//! as [`ErrorCode::PANICKED`], after which the instance answers nothing else.
+//! ([`TransferBackend`], [`StorageTier`], [`PoolAllocator`]), and one [`export_plugin!`] line that names the factory. A panic in
+//! any of this code reaches the host as [`ErrorCode::PANICKED`]. After it, every call of the instance answers with this code.
 //!
 //! ```toml
 //! manifest_version = 1
@@ -31,8 +31,8 @@
 //! doc = "Writes in flight."
 //! ```
 //!
-//! Compatibility: `VERSION` follows semver. Below 1.0 a plugin needs a host with the same minor version. Patches only
-//! append, and either side may be the newer one.
+//! Compatibility: `VERSION` follows semver. Below 1.0 a plugin needs a host with the same minor version. Patch versions
+//! only append to the API, and the newer side may be the host or the plugin.
 
 // A plugin may be built with the oldest compiler that Cargo.toml names.
 #![deny(clippy::incompatible_msrv)]

@@ -24,7 +24,7 @@ pub struct Note<const N: usize> {
 }
 
 impl<const N: usize> Note<N> {
-    /// The parts one after the other.
+    /// Builds a note from the parts, one after the other.
     ///
     /// # Panics
     /// At compile time, when `N` is not [`padded_length`] of the same parts.
@@ -62,12 +62,12 @@ impl<const N: usize> Note<N> {
         }
     }
 
-    /// The manifest.
+    /// The text of the manifest.
     #[must_use]
     pub const fn text(&'static self) -> &'static str {
         match core::str::from_utf8(&self.description) {
             Ok(text) => text,
-            // Parts are `str`, and padding is ASCII.
+            // Cannot happen: the parts are `str`, and the padding is ASCII.
             Err(_) => "",
         }
     }

@@ -1,9 +1,9 @@
-//! What a plugin may ask of its host: log lines, plugin metrics, and to be polled.
+//! Services that a plugin may use of its host: log lines, plugin metrics, and a wake, which asks to be polled.
 //!
-//! [`host()`](host()) gives the services of the host that loaded this plugin. They are there before the plugin's first factory
-//! runs, and as long as the process. Each is an offer: a host that is older than this module, or a test that links the
-//! plugin instead of loading it, takes none of them. Then log lines vanish, metrics are not shown, and a wake has no
-//! effect. So a plugin never has to ask whether a service is there.
+//! [`host()`](host()) gives the services of the host that loaded this plugin. They are available before the plugin's
+//! first factory runs, and as long as the process. A host that is older than this module has none of them, and a test
+//! that links the plugin instead of loading it has none. Then log lines vanish, metrics are not shown, and a wake has
+//! no effect. So a plugin never has to check whether a service is there.
 //!
 //! Threads: everything here may be called from any thread. Nothing here blocks. [`Counter::add`], [`Gauge::set`] and a
 //! log line below the host's level also allocate nothing, so hot calls may use them.
@@ -25,8 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::abi::services::{Attached, COUNTER, GAUGE, HostWord, attached};
 use crate::error::Result;
 
-/// What [`event_fd`](crate::TransferBackend::event_fd) answers when the plugin calls [`Host::wake`] instead of owning a
-/// descriptor.
+/// Answer of [`event_fd`](crate::TransferBackend::event_fd) when the plugin calls [`Host::wake`] instead of owning a descriptor.
 pub const WAKES: i32 = -2;
 
 /// Most counters and gauges of one plugin.
@@ -43,13 +42,13 @@ pub struct Level(pub u32);
 impl Level {
     /// A requested operation failed.
     pub const ERROR: Level = Level(1);
-    /// Something is not as it should be, and goes on.
+    /// Something is not as it should be, but the plugin continues.
     pub const WARN: Level = Level(2);
-    /// What an operator wants to know once.
+    /// Events that an operator wants to know once.
     pub const INFO: Level = Level(3);
-    /// What happens per connection.
+    /// Events of single connections.
     pub const DEBUG: Level = Level(4);
-    /// What happens per transfer.
+    /// Events of single transfers.
     pub const TRACE: Level = Level(5);
 }
 
@@ -70,7 +69,7 @@ impl fmt::Debug for Host {
 }
 
 impl Host {
-    /// Whether a line of this level would be written. One load of a word of the host's.
+    /// Whether the host would write a line of this level. Costs one load of a word of the host's.
     #[inline]
     #[must_use]
     pub fn logs(self, level: Level) -> bool {
@@ -87,17 +86,17 @@ impl Host {
         host.object.log(level.0, target.into(), message.into());
     }
 
-    /// A number that only grows, shown on the worker's `/metrics` with the plugin's id. The same name gives the same
-    /// number, also to another instance.
+    /// Returns the counter with this name: a number that only grows, shown on the worker's `/metrics` with the plugin's
+    /// id. The same name gives the same counter, also to another instance.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for a name that is not a lower-case letter and then `[a-z0-9_]`, at most
-    /// [`LONGEST_WORD_NAME`] bytes, or that is a gauge's already. `NO_RESOURCE` beyond [`MOST_WORDS`] names.
+    /// `INVALID_ARGUMENT` for a name that is not a lower-case letter followed by `[a-z0-9_]`, that is longer than
+    /// [`LONGEST_WORD_NAME`] bytes, or that a gauge has already. `NO_RESOURCE` beyond [`MOST_WORDS`] names.
     pub fn counter(self, name: &str) -> Result<Counter> {
         self.word(COUNTER, name).map(Counter)
     }
 
-    /// A number that goes up and down. Else as [`counter`](Host::counter).
+    /// Returns the gauge with this name: a number that goes up and down. Otherwise the same as [`counter`](Host::counter).
     ///
     /// # Errors
     /// As [`counter`](Host::counter).
@@ -112,8 +111,8 @@ impl Host {
         word.map(|HostWord { value }| value).map_err(Into::into)
     }
 
-    /// Tells the host that an instance of this plugin has something to poll. For instances whose `event_fd` answers
-    /// [`WAKES`]. Make what there is to poll visible before the call. Never calls back into the plugin.
+    /// Tells the host that an instance of this plugin has something to poll. For instances whose `event_fd` answers [`WAKES`].
+    /// Before this call, make the new completion or notification visible to polling. This call never calls back into the plugin.
     pub fn wake(self) {
         if let Some(host) = self.0 {
             host.object.wake();
@@ -150,7 +149,7 @@ impl Gauge {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// **Hot.** Takes from the value, which the same plugin has added before.
+    /// **Hot.** Subtracts from the value. The same plugin must have added that much before.
     #[inline]
     pub fn sub(self, count: u64) {
         self.0.fetch_sub(count, Ordering::Relaxed);

@@ -1,11 +1,11 @@
-//! The storage role: KV pages that left the accelerator, by 32-byte keys.
+//! The storage role: keeps KV pages that left the accelerator, under 32-byte keys.
 //!
-//! A key names a whole prefix of tokens under one layout (see the host's page hashing), so a value never changes: a put
-//! of a key that is there may be answered without writing, and two workers may put the same key at once.
+//! A key names a whole prefix of tokens under one layout (see the host's page hashing), so the value of a key never
+//! changes. A tier may answer a put of a stored key without writing, and two workers may put the same key at once.
 //!
-//! The life of a call: the host [`register`](StorageTier::register)s its memory once, then starts batches under a tag of
-//! its own. Every page of an accepted batch ends in exactly one [`TierCompletion`], in any order, which the host fetches
-//! with [`poll`](StorageTier::poll) into its own memory. Until then the pages' memory belongs to the batch.
+//! The life of a call: the host [`register`](StorageTier::register)s its memory once, then starts batches, each under a tag
+//! of its own. Every page of an accepted batch ends in exactly one [`TierCompletion`], in any order. The host fetches the
+//! completions with [`poll`](StorageTier::poll) into its own memory. Until then the pages' memory belongs to the batch.
 //!
 //! A get that finds less than was requested is a miss or an error, never a success: [`TierCompletion::status`] says
 //! [`FOUND`] only after all `length` bytes are in memory.
@@ -19,7 +19,7 @@ use abi_stable::StableAbi;
 use crate::error::Result;
 use crate::transfer::{Memory, RegionId, Tag};
 
-/// Name of a page in storage. All of its bytes count: keys that differ in one are different keys.
+/// Name of a page in storage. Keys that differ in any byte are different keys.
 #[repr(transparent)]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
 pub struct Key(pub [u8; 32]);
@@ -46,7 +46,7 @@ pub struct TierPage {
     pub key: Key,
     /// Region of this instance.
     pub region: RegionId,
-    /// Bytes, at least 1. A get wants exactly as many as were put: for more or fewer it ends with [`MISSING`] or a code.
+    /// Bytes, at least 1. A get must ask for the length that was put. With another length it ends with [`MISSING`] or a code.
     pub length: u32,
     /// Bytes from the start of the region.
     pub offset: u64,
@@ -71,8 +71,8 @@ pub struct TierCompletion {
     pub tag: Tag,
     /// Which of its pages, counted from 0.
     pub page: u32,
-    /// [`FOUND`], [`STORED`], [`MISSING`], or an error code. A get that ended in a code may have written some bytes of its page,
-    /// and none beside it.
+    /// [`FOUND`], [`STORED`], [`MISSING`], or an error code. A get that ended in a code may have written some bytes of
+    /// its page, but no bytes outside of the page.
     pub status: i32,
     /// Bytes of the value, where the operation knows them.
     pub bytes: u64,
@@ -94,7 +94,7 @@ pub struct TierLimits {
     pub reserved: [u64; 4],
 }
 
-/// What is stored.
+/// How much a tier stores.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
 pub struct TierUsage {
@@ -102,7 +102,7 @@ pub struct TierUsage {
     pub values: u64,
     /// Bytes of values.
     pub bytes: u64,
-    /// Most bytes, or 0 when the tier knows no bound.
+    /// The most bytes that the tier can store, or 0 when the tier knows no bound.
     pub capacity: u64,
     /// Zero.
     pub reserved: [u64; 5],
@@ -125,20 +125,21 @@ pub trait StorageTier: Send + Sync + 'static {
     /// What this instance can carry.
     fn limits(&self) -> TierLimits;
 
-    /// Makes memory usable as the place of pages. The host keeps it mapped until the region is deregistered.
+    /// Registers memory that batches read pages from and write pages to. The host keeps it mapped until the region is
+    /// deregistered.
     ///
     /// # Errors
     /// `UNSUPPORTED` for a kind of memory the tier cannot reach.
     fn register(&self, memory: &Memory) -> Result<RegionId>;
 
-    /// Takes a region back. When it returns, the tier touches none of it any more.
+    /// Ends the registration of a region. When it returns, the tier touches the region's memory no more.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for an unknown region.
     fn deregister(&self, region: RegionId) -> Result<()>;
 
-    /// **Hot.** Asks for each key whether a get would find it now. Returns 0, or a code: `WOULD_BLOCK` when full, and
-    /// then nothing was started. An accepted batch ends in one completion per key, a refused one in none.
+    /// **Hot.** Starts a check for each key whether a get would find it now. Returns 0, or a code. `WOULD_BLOCK` says that
+    /// the tier is full and nothing was started. An accepted batch ends in one completion per key, a refused batch in none.
     fn exists(&self, tag: Tag, keys: &[Key]) -> i32;
 
     /// **Hot.** Reads values into memory. Returns as [`exists`](StorageTier::exists) does.
@@ -154,31 +155,31 @@ pub trait StorageTier: Send + Sync + 'static {
     /// **Hot.** Moves finished pages into `completions`. Returns how many, or a code. Drives progress.
     fn poll(&self, completions: &mut [TierCompletion]) -> i32;
 
-    /// Asks that what has not started of a batch never starts. Each of its pages still ends in one completion. Returns
-    /// 0, or `INVALID_ARGUMENT` for a tag that is not in flight.
+    /// Asks the tier to leave out the pages of a batch that have not started. Each page of the batch still ends in one
+    /// completion. Returns 0, or `INVALID_ARGUMENT` for a tag that is not in flight.
     fn cancel(&self, tag: Tag) -> i32;
 
-    /// **Hot.** Whether nothing of this tag touches memory any more, of all of its pages: 1 settled, 0 not yet, or a code. A
-    /// tag never seen is settled. A batch that has settled stays so.
+    /// **Hot.** Whether a tag is settled, which means that none of its pages touches memory any more. Returns 1 when
+    /// settled, 0 when not yet, or a code. A tag never seen is settled. A batch that has settled stays settled.
     fn settled(&self, tag: Tag) -> i32;
 
-    /// Writes the next keys into `keys`, from `cursor` on. A cursor of 0 starts. Keys that are there during the whole
-    /// scan are seen exactly once. Others are seen at most once. May block.
+    /// Lists stored keys: writes the next keys, from `cursor` on, into `keys`. A cursor of 0 starts a scan. A scan returns
+    /// a key exactly once if the key is stored during the whole scan. It returns other keys at most once. May block.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a cursor that no scan gave out, `UNSUPPORTED` when the store cannot list.
     fn scan(&self, cursor: u64, keys: &mut [Key]) -> Result<Scanned>;
 
-    /// What is stored now. May block.
+    /// How much is stored now. May block.
     ///
     /// # Errors
     /// When the store does not answer.
     fn usage(&self) -> Result<TierUsage>;
 
-    /// How the host learns that completions wait. Always the same answer of one instance.
+    /// Says how the host learns of waiting completions. An instance always returns the same answer.
     ///
-    /// - A descriptor that is readable while they wait. The plugin owns it.
-    /// - [`WAKES`](crate::WAKES) when the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead.
+    /// - A descriptor that is readable while completions wait. The plugin owns it.
+    /// - [`WAKES`](crate::WAKES) when the plugin instead calls [`Host::wake`](crate::Host::wake) for every new completion.
     /// - `-1`: the host then polls on a timer.
     fn event_fd(&self) -> i32;
 

@@ -24,8 +24,8 @@ pub struct RegionId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, StableAbi)]
 pub struct PeerId(pub u32);
 
-/// The host's name for one submission. Once a submission with it was accepted, the host never uses it again within the instance. One
-/// that was refused is tried again under its tag.
+/// The host's name for one submission. After a submission was accepted, the host never uses its tag again within the
+/// instance. The host tries a refused submission again under the same tag.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
 pub struct Tag(pub u64);
@@ -60,7 +60,7 @@ impl Address {
         self.0 as usize as *mut u8
     }
 
-    /// The address so many bytes further, or `None` beyond the last.
+    /// The address `bytes` further on, or `None` beyond the last address.
     #[must_use]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
@@ -90,7 +90,7 @@ pub struct Memory {
     pub device: u32,
     /// A descriptor of a shareable file behind the memory, or -1. The host keeps it open. The plugin may duplicate it.
     pub fd: i32,
-    /// Written into every [`Write`] that targets this region. A write with another generation lands nowhere.
+    /// The host writes it into every [`Write`] that targets this region. A write with another generation lands nowhere.
     pub generation: u32,
     /// Offset of the first byte within that file.
     pub fd_offset: u64,
@@ -102,7 +102,7 @@ pub struct Memory {
 pub struct Write {
     /// Region of the submitting instance.
     pub source_region: RegionId,
-    /// Region of the peer, by the id the peer was given.
+    /// Region of the peer: the id that the peer got when it registered the region.
     pub target_region: RegionId,
     /// Bytes from the start of the source region.
     pub source_offset: u64,
@@ -110,7 +110,7 @@ pub struct Write {
     pub target_offset: u64,
     /// Bytes, at least 1.
     pub length: u32,
-    /// Generation of the target region that the host means.
+    /// Generation that the host expects of the target region.
     pub target_generation: u32,
 }
 
@@ -119,13 +119,13 @@ const _: () = assert!(size_of::<Write>() == 32 && align_of::<Write>() == 8);
 /// Most bytes that one notification carries.
 pub const NOTIFICATION_BYTES: usize = 48;
 
-/// What goes with a batch of writes.
+/// The peer, the tag and the notification of a batch of writes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, StableAbi)]
 pub struct Submission {
-    /// Whose memory is written.
+    /// The peer whose memory is written.
     pub peer: PeerId,
-    /// Bytes of `notification` that count. 0 sends none.
+    /// Bytes of `notification` that are sent. 0 sends no notification.
     pub notification_length: u32,
     /// The host's name for this submission.
     pub tag: Tag,
@@ -139,10 +139,10 @@ pub struct Submission {
 pub struct Completion {
     /// The submission.
     pub tag: Tag,
-    /// Bytes written. Meaningful when `status` is 0: then all bytes of the submission.
+    /// Bytes written. Meaningful only when `status` is 0. It is then the total of the submission.
     pub bytes: u64,
-    /// 0 when all bytes of the submission are in the peer's memory, or an error code. After either, nothing of the submission is in
-    /// flight any more when `settled` says so.
+    /// 0 when all bytes of the submission are in the peer's memory, else an error code. In both cases, nothing of the
+    /// submission is in flight any more once `settled` says so.
     pub status: i32,
     /// Zero.
     pub reserved: u32,
@@ -154,27 +154,27 @@ pub struct Completion {
 pub struct NotificationKind(pub u32);
 
 impl NotificationKind {
-    /// All of a submission's data is in our memory. It is not said of a submission of which a write was refused.
+    /// All data of a submission is in this instance's memory. Never reported for a submission of which a write was refused.
     pub const ARRIVED: NotificationKind = NotificationKind(1);
-    /// The peer is proven gone: none of its writes will land any more. May be said more than once of one peer.
+    /// The peer is proven gone: none of its writes will land any more. May be reported more than once for one peer.
     pub const PEER_LOST: NotificationKind = NotificationKind(2);
 }
 
-/// Something a peer did to us. 128 bytes.
+/// An event that concerns a peer, for the host to fetch. 128 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, StableAbi)]
 pub struct Notification {
     /// What happened.
     pub kind: NotificationKind,
-    /// Bytes of `payload` that count.
+    /// Bytes of `payload` that are valid.
     pub length: u32,
-    /// Name under which the peer opened its backend (see [`Opening::name`]), in bytes. At most 64.
+    /// Length in bytes of the name under which the peer opened its backend (see [`Opening::name`]). At most 64.
     pub peer_name_length: u32,
     /// Zero.
     pub reserved: u32,
     /// The submission's notification.
     pub payload: [u8; NOTIFICATION_BYTES],
-    /// The peer's name, as far as `peer_name_length` says.
+    /// The peer's name, in the first `peer_name_length` bytes.
     pub peer_name: [u8; 64],
 }
 
@@ -184,19 +184,20 @@ const _: () = assert!(size_of::<Notification>() == 128);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, StableAbi)]
 pub struct TransferLimits {
-    /// Most writes in one submission. So many are accepted.
+    /// The most writes in one submission. The instance accepts a submission of this many.
     pub max_writes: u32,
-    /// Most submissions accepted and not yet polled as completed. An instance with none of them accepts so many.
+    /// The most submissions that are accepted and not yet polled as completed. An instance without such submissions
+    /// accepts this many.
     pub max_submissions: u32,
-    /// Writes of fewer bytes are so slow that collecting them into longer ones first, by a copy on both sides, takes
-    /// less time. 0 when the backend does not say.
+    /// Writes of fewer bytes than this are slow: it takes less time to collect them into longer writes first, by a copy
+    /// on both sides. 0 when the backend does not say.
     pub short_writes: u64,
     /// Zero.
     pub reserved: [u64; 5],
 }
 
 impl TransferLimits {
-    /// So many writes in one submission, and so many submissions at once.
+    /// Limits with these numbers of writes in one submission and of submissions at once. `short_writes` stays 0.
     #[must_use]
     pub const fn new(max_writes: u32, max_submissions: u32) -> Self {
         Self { max_writes, max_submissions, short_writes: 0, reserved: [0; 5] }
@@ -217,68 +218,69 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// What this instance can carry.
     fn limits(&self) -> TransferLimits;
 
-    /// Makes memory readable for our own writes and writable for connected peers.
+    /// Registers memory: writes of this instance may read it, and connected peers may write it.
     ///
     /// # Errors
-    /// `UNSUPPORTED` for memory of a kind, or without the descriptor, that the backend needs.
+    /// `UNSUPPORTED` when the backend cannot use this kind of memory, or needs a descriptor that the memory lacks.
     fn register(&self, memory: &Memory) -> Result<RegionId>;
 
-    /// Takes a region back. When it returns, no peer's write lands in it any more.
+    /// Ends the registration of a region. When it returns, no peer's write lands in the region any more.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for an unknown region.
     fn deregister(&self, region: RegionId) -> Result<()>;
 
-    /// What a peer needs to connect to this instance: opaque bytes that the host carries. They cover the regions
-    /// registered so far.
+    /// Returns what a peer needs to connect to this instance: opaque bytes that the host carries to the peer. They
+    /// cover the regions registered so far.
     ///
     /// # Errors
     /// When no endpoint can be offered.
     fn endpoint(&self) -> Result<Vec<u8>>;
 
-    /// Connects to a peer. Connecting again under the same name replaces a connection that was lost: the answer is a new id,
-    /// and the old one is then unknown.
+    /// Connects to a peer. Connecting again under the same name replaces a lost connection: this returns a new id, and
+    /// the old id is then unknown.
     ///
     /// # Errors
     /// `PEER_LOST` when the peer does not answer, `VERSION` when the endpoint is of another kind.
     fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId>;
 
     /// Ends the connection in both directions. This is a fence: when it returns, nothing from or to this peer is in
-    /// flight, and its late writes land nowhere. Submissions to it complete with `PEER_LOST`.
+    /// flight, and late writes of the peer land nowhere. Submissions to the peer complete with `PEER_LOST`.
     ///
-    /// It covers the connections that the peer made to us, which have no id of their own: a receiver that wants to
-    /// fence a sender connects to it, too. A connection that the peer makes afterwards is a new one, with a new id on its
-    /// side: nothing submitted on the old one can come through it.
+    /// The fence also covers the connections that the peer made to this instance. They have no id of their own, so a receiver
+    /// that wants to fence a sender connects to the sender, too. A connection that the peer makes afterwards is new, with a new
+    /// id on the peer's side. Nothing that was submitted on the old connection can come through the new one.
     ///
     /// # Errors
     /// `TIMEOUT` when the fence could not be proven. Pages that the peer may write must then stay quarantined.
     fn disconnect(&self, peer: PeerId) -> Result<()>;
 
-    /// **Hot.** Starts a batch of writes. Returns 0, or a code: `WOULD_BLOCK` when full, and then nothing was started.
-    /// Without writes it is the notification alone that travels, for hosts that have something to say to each other.
-    /// Without either it completes and does nothing.
+    /// **Hot.** Starts a batch of writes. Returns 0, or a code. `WOULD_BLOCK` says that the instance is full and
+    /// nothing was started. A submission without writes sends the notification alone, as a message from host to host. A
+    /// submission without writes and without a notification completes and does nothing.
     ///
-    /// An accepted submission ends in exactly one [`Completion`], a refused one in none.
+    /// An accepted submission ends in exactly one [`Completion`], a refused submission in none.
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32;
 
     /// **Hot.** Moves finished submissions into `completions`. Returns how many, or a code. Drives progress.
     fn poll(&self, completions: &mut [Completion]) -> i32;
 
-    /// **Hot.** Moves what peers did into `notifications`. Returns how many, or a code.
+    /// **Hot.** Moves waiting notifications into `notifications`. Returns how many, or a code.
     fn notifications(&self, notifications: &mut [Notification]) -> i32;
 
-    /// Asks that what has not started of a submission never starts. It still ends in one completion, whose status is 0 only
-    /// when all of the submission was written all the same. Returns 0, or `INVALID_ARGUMENT` for a tag that is not in flight.
+    /// Asks the instance to leave out the writes of a submission that have not started. The submission still ends in
+    /// one completion. Its status is 0 only when the whole submission was written in spite of the cancellation. Returns
+    /// 0, or `INVALID_ARGUMENT` for a tag that is not in flight.
     fn cancel(&self, tag: Tag) -> i32;
 
-    /// **Hot.** Whether nothing of this tag is in flight any more, also after failure or cancellation: 1 settled,
-    /// 0 not yet, or a code. A tag never seen is settled.
+    /// **Hot.** Whether a tag is settled, which means that nothing of it is in flight any more, also after failure or
+    /// cancellation. Returns 1 when settled, 0 when not yet, or a code. A tag never seen is settled.
     fn settled(&self, tag: Tag) -> i32;
 
-    /// How the host learns that completions or notifications wait. Always the same answer of one instance.
+    /// Says how the host learns of waiting completions and notifications. An instance always returns the same answer.
     ///
-    /// - A descriptor that is readable while they wait. The plugin owns it.
-    /// - [`WAKES`](crate::WAKES) when the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead.
+    /// - A descriptor that is readable while completions or notifications wait. The plugin owns it.
+    /// - [`WAKES`](crate::WAKES) when the plugin instead calls [`Host::wake`](crate::Host::wake) for every new entry.
     /// - `-1`: the host then polls on a timer.
     fn event_fd(&self) -> i32;
 

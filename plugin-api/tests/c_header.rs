@@ -1,4 +1,4 @@
-//! `include/host_plugin.h` and the Rust ABI lay out the same.
+//! Checks that `include/host_plugin.h` and the Rust ABI have the same layouts.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -116,7 +116,7 @@ const HEADER: &str = include_str!("../include/host_plugin.h");
 
 #[test]
 fn the_header_lays_out_what_the_rust_abi_does() {
-    // A compiler checks what both say. A difference is an error that names it.
+    // The C compiler compares the header with the numbers from Rust. A difference is an error that names the item.
     let mut program = String::from("#include \"host_plugin.h\"\n");
     for (name, size, fields) in layouts() {
         assert!(HEADER.contains(&format!("}} {name};")), "{name} is in the header");

@@ -1,21 +1,21 @@
-//! Tests that need a process of their own, because what they look at belongs to all of a process.
+//! Runs tests in processes of their own, because they look at state that a whole process shares.
 
 use std::process::Command;
 
 use crate::skip::skipped;
 
-/// Names the test that a process is for.
+/// Variable with the name of the test that a process is for.
 const ALONE: &str = "HOST_TEST_ALONE";
 
 /// Runs a test's body in a process of its own: this test program again, with this test alone.
 ///
-/// A test that takes a turn ([`take_turn`](crate::program::take_turn)) takes it before, for the other process shares it. The
-/// body is a closure that the test itself has, because the test is known by it.
+/// A test that takes a turn ([`take_turn`](crate::program::take_turn)) takes it before the call, because the other process shares
+/// it. The body must be a closure in the test itself, because the closure's type names the test.
 ///
 /// # Panics
-/// When the test fails there, with what was printed, or when it is not found there.
+/// When the test fails in the other process, with its output, or when the other process does not find it.
 pub fn in_a_process_of_its_own<F: FnOnce()>(body: F) {
-    // `program::module::test::{{closure}}`. Another form names no test, which the run then reports.
+    // The type is `program::module::test::{{closure}}`. Another form names no test, which the run then reports.
     let closure = std::any::type_name::<F>();
     let test = closure.split_once("::{{closure}}").map_or(closure, |(test, _)| test);
     let name = test.split_once("::").map_or(test, |(_, name)| name);
@@ -32,7 +32,7 @@ pub fn in_a_process_of_its_own<F: FnOnce()>(body: F) {
     for what in said[0].lines().filter_map(|line| line.split_once("SKIPPED: ")) {
         skipped(what.1);
     }
-    // A process without the test would end well, too.
+    // A process that finds no test succeeds, too.
     let ran = said[0].contains("running 1 test");
     assert!(ran && output.status.success(), "{name}: {}\n{}{}", output.status, said[0], said[1]);
 }

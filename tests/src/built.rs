@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-/// Names the folder of a build in which everything that tests load and start was built with them, so that no test builds.
+/// Variable with the folder of a build that has everything that tests load and start. With it no test builds anything.
 pub const BUILT: &str = "BUILT_PLUGINS";
 
 /// The folder of the profile that this program was built with: it lies in `TARGET/PROFILE/deps` or `TARGET/PROFILE/examples`, or in
 /// the folder itself, as `cargo xtask` does.
 ///
 /// # Panics
-/// When this program lies nowhere.
+/// When the path of this program is unknown.
 #[must_use]
 pub fn profile() -> PathBuf {
     let program = std::env::current_exe().expect("the path of this program");

@@ -8,14 +8,14 @@ use crate::built::{repository, target};
 /// A compiler's family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compiler {
-    /// `gcc` and `g++`, which every machine has that builds this.
+    /// `gcc` and `g++`, which every machine that builds this project has.
     Gcc,
     /// `clang` and `clang++`, or those inside of `zig`, which `cargo xtask test` installs.
     Clang,
 }
 
 impl Compiler {
-    /// Those that are there.
+    /// The compilers that are installed.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let clang = Self::Clang.command(false).map(|_command| Self::Clang);
@@ -39,7 +39,7 @@ impl Compiler {
         let zig = zig()?;
         let mut command = Command::new(zig);
         command.arg(if cpp { "c++" } else { "cc" });
-        // It compiles its libraries once.
+        // Zig keeps its compiled libraries here, so it compiles them once.
         command.env("ZIG_GLOBAL_CACHE_DIR", target().join("zig"));
         Some(command)
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::cluster::Cluster;
 use crate::wait::until;
 
-/// `[hicache]` for a configuration file. Restoring takes less than computing or being sent by any count, so whatever lies in host
-/// memory or storage is restored, however busy the machine is. No deadline passes before a test gives up.
+/// `[hicache]` for a configuration file. With these costs, restoring always takes less time than computing or transferring, so
+/// pages in host memory or storage are restored, however busy the machine is. No deadline passes before a test gives up.
 pub const RESTORES: &str = "\
 [hicache]
 wait-ms = 600000
@@ -19,8 +19,8 @@ read-us = 100000000
 read-page-us = 1
 ";
 
-/// `[hicache]` for storage that hangs. Restoring is always tried, and waited for as long as by default. Waiting for anything else
-/// would take longer than a client waits.
+/// `[hicache]` for storage that hangs. Restoring is always tried, and requests wait for it as long as by default. All other
+/// limits of waiting are longer than a client waits.
 pub const TRIES: &str = "\
 [hicache]
 longest-wait-ms = 600000
@@ -34,10 +34,10 @@ read-page-us = 100000
 
 const PAGES: &str = "host_storage_pages_total";
 
-/// Pages on their way to the offload tiers, in the order of their way, so that none can be missed between two looks.
+/// Series of pages on their way to the offload tiers, in the order of the way, so that no page is missed between two reads.
 const UNDER_WAY: [&str; 3] =
     ["host_hicache_queue_pages", "host_hicache_slots{state=\"filling\"}", "host_storage_queue_pages"];
-/// What requests or transfers hold.
+/// Series of slots that requests or transfers hold.
 const HELD: [&str; 2] = ["host_hicache_slots_pinned", "host_hicache_slots{state=\"quarantined\"}"];
 
 impl Cluster {
@@ -47,23 +47,24 @@ impl Cluster {
         sum(&self.metrics(&self.worker(role)), starts, contains)
     }
 
-    /// Pages that ended so at the storage of the role's worker, in all tiers: `read`, `written`, and so on.
+    /// Pages with this end at the storage of the role's worker, in all tiers: `read`, `written`, and so on.
     #[must_use]
     pub fn storage_pages(&self, role: &str, end: &str) -> f64 {
         self.total(role, PAGES, &format!("end=\"{end}\""))
     }
 
-    /// Pages that ended so at the storage of all workers that live now.
+    /// Pages with this end at the storage of all workers that live now.
     #[must_use]
     pub fn all_storage_pages(&self, end: &str) -> f64 {
         let end = format!("end=\"{end}\"");
         self.workers().iter().map(|worker| sum(&self.metrics(worker), PAGES, &end)).sum()
     }
 
-    /// Empties all pools and host memory. The router gives each worker some time, so it is asked again when one takes longer.
+    /// Empties all pools and host memory. The router limits the time of each worker, so this asks again when a worker takes
+    /// longer.
     ///
     /// # Panics
-    /// When the workers do not say that they are empty for as long as all tests wait.
+    /// When the workers have not emptied them after the time that all tests wait.
     pub fn flush(&self) {
         until("all workers to empty their caches", || match self.post("/flush_cache", "") {
             Ok((200, _)) => Ok(()),
@@ -72,7 +73,7 @@ impl Cluster {
         });
     }
 
-    /// Waits until all live workers answer, and all series that start so are 0, of which there is one at least.
+    /// Waits until all live workers answer, there is a series that starts with `starts`, and all such series are 0.
     pub fn await_none(&self, starts: &str) {
         self.wait(&format!("{starts} to be 0"), || {
             let metrics: Vec<_> = self.workers().iter().map(|worker| self.metrics(worker)).collect();
@@ -84,13 +85,13 @@ impl Cluster {
         });
     }
 
-    /// Waits until all requests have ended, and nothing is on its way to host memory or storage any more.
+    /// Waits until all requests have ended, and no page is on its way to host memory or storage any more.
     pub fn await_written(&self) {
         self.wait("all requests to end", || self.all_free());
         UNDER_WAY.iter().for_each(|series| self.await_none(series));
     }
 
-    /// Waits until nothing is held either: no page of a pool, no slot, no pin, and nothing of a plugin's.
+    /// Waits as `await_written`, and until nothing is held: no page of a pool, no slot, no pin, and nothing of a plugin.
     pub fn await_nothing_held(&self) {
         self.await_written();
         HELD.iter().for_each(|series| self.await_none(series));

@@ -11,7 +11,7 @@ use crate::lines::Lines;
 pub use crate::wait::PATIENCE;
 use crate::wait::{try_until, until};
 
-/// One `host` that this test started. Ends with it.
+/// A `host` that this test started. It ends when this is dropped.
 pub struct Cluster {
     child: Child,
     /// `http://127.0.0.1:…`, or `https://` with a certificate, which this client does not speak.
@@ -30,7 +30,7 @@ pub struct Start<'a> {
     pub flags: Vec<String>,
     /// Contents of its configuration file.
     pub config: String,
-    /// Workers that must be there before it counts as started.
+    /// Number of workers that must be live before it counts as started.
     pub workers: usize,
 }
 
@@ -59,8 +59,9 @@ pub struct Answer {
 }
 
 impl Cluster {
-    /// Starts it and waits until it serves. Prefix caches that neither flags nor configuration name are off, the pool is
-    /// small where no size is given, and no dummy request warms workers up: a test says what it is about, and many servers run side by side.
+    /// Starts it and waits until it serves. Prefix caches that neither flags nor configuration name are off, and the pool is
+    /// small where no size is given: a test names what it is about, and many servers run side by side. No dummy request warms
+    /// workers up.
     ///
     /// # Panics
     /// When it does not come up, with its log.
@@ -86,7 +87,7 @@ impl Cluster {
         Self::start_as_given(&start, &[])
     }
 
-    /// Starts it with these flags alone, as an operator does, with more in its environment, and waits until it serves.
+    /// Starts it with only these flags, as an operator does, and with these variables. Waits until it serves.
     ///
     /// # Panics
     /// As [`start`](Self::start).
@@ -128,10 +129,10 @@ impl Cluster {
         cluster
     }
 
-    /// Waits for something that has to happen.
+    /// Waits until `happened` is true.
     ///
     /// # Panics
-    /// When it does not, with what the workers say of themselves instead, and the log.
+    /// When it does not become true in time, with the workers' health and metrics, and the log.
     pub fn wait(&self, what: &str, mut happened: impl FnMut() -> bool) {
         until(what, || if happened() { Ok(()) } else { Err(Seen(self)) });
     }
@@ -145,7 +146,7 @@ impl Cluster {
         });
     }
 
-    /// What it logged so far.
+    /// Its log so far.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
@@ -170,7 +171,7 @@ impl Cluster {
         self.listed().into_iter().filter_map(|(worker, is_live)| is_live.then_some(worker)).collect()
     }
 
-    /// The workers that the router knows, and whether each is live: one that was not heard of for a moment comes back.
+    /// The workers that the router knows, and whether each is live. A worker that was silent for a moment becomes live again.
     fn listed(&self) -> Vec<(Worker, bool)> {
         let health = self.health().unwrap_or_default();
         let workers = health["workers"].as_array().cloned().unwrap_or_default();
@@ -190,10 +191,10 @@ impl Cluster {
             .collect()
     }
 
-    /// The live worker of a role. One that was not heard of for a moment comes back.
+    /// Waits for a live worker of a role. A worker that was silent for a moment becomes live again.
     ///
     /// # Panics
-    /// When there is none for as long as all tests wait.
+    /// When there is none after the time that all tests wait.
     #[must_use]
     pub fn worker(&self, role: &str) -> Worker {
         let mut found = None;
@@ -219,19 +220,19 @@ impl Cluster {
             .collect()
     }
 
-    /// Whether every page of every worker that is there is free, and nothing is under way.
+    /// Whether all pages of all workers that run are free, and no work is under way.
     #[must_use]
     pub fn all_free(&self) -> bool {
         let workers = self.listed();
         let rest = |(worker, is_live): &(Worker, bool)| {
             let metrics = self.metrics(worker);
-            // One that has ended says nothing.
+            // A worker that has ended has no metrics.
             is_at_rest(&metrics) || (!is_live && metrics.is_empty())
         };
         workers.iter().any(|(_, is_live)| *is_live) && workers.iter().all(rest)
     }
 
-    /// The process ids of the children that run now, by role, as the supervisor logged them last.
+    /// The process id of the role's child, as the supervisor logged it last.
     #[must_use]
     pub fn pid(&self, role: &str) -> Option<u32> {
         let started = self
@@ -268,7 +269,7 @@ impl Cluster {
         read(answer)
     }
 
-    /// With an API key, sends a POST of a body, or a GET without one. Returns status and body.
+    /// Sends a request with an API key: a POST of `body`, or a GET without one. Returns status and body.
     ///
     /// # Errors
     /// When there is no answer.
@@ -321,7 +322,7 @@ impl Cluster {
     }
 }
 
-/// The state of a running `host`, read when it is shown.
+/// The state of a running `host`, read when it is printed.
 struct Seen<'a>(&'a Cluster);
 
 impl std::fmt::Display for Seen<'_> {

@@ -1,9 +1,9 @@
-//! A stand-in for NVIDIA's driver and compiler on machines without a GPU: our kernels, compiled by gcc, with as much of both
-//! libraries as calls them (`tests/cuda`).
+//! A stand-in for NVIDIA's driver and compiler on machines without a GPU: our kernels, compiled by gcc, with the parts of both
+//! libraries that are needed to call them (`tests/cuda`).
 //!
-//! It shows that parameters, grids and index arithmetic are right, that sums are those of the CPU's, and that no access is out
-//! of bounds or unaligned. It is lazy: what is put into a stream is done when something waits for it, so that a missing wait shows as
-//! memory that was not written. It shows nothing of a GPU's memory model or speed.
+//! It shows that parameters, grids and index arithmetic are right, that sums equal those of the CPU, and that no access is out of
+//! bounds or unaligned. It is lazy: work in a stream is done when a caller waits for it, so a missing wait shows as memory that
+//! was not written. It shows nothing of a GPU's memory model or speed.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::symlink;
@@ -12,23 +12,23 @@ use std::process::Command;
 
 use crate::built::{repository, target};
 
-/// What is compiled. Each file that lists kernels includes their source.
+/// Sources of the stand-in. Each file that lists kernels includes their source.
 const FILES: [&str; 4] = ["driver.c", "page_copy.c", "exact.c", "digest.c"];
 /// Names under which programs look for it. The first is the library's own.
 const NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvrtc.so.12"];
 
-/// The folder of the stand-in, built before if nothing has changed since.
+/// The folder of the stand-in. Builds it unless it was built from the same files before.
 ///
-/// A program that is started with the folder in `LD_LIBRARY_PATH`, and with it for its folder of NVRTC, has a GPU. A test that has
-/// loaded [`library`] has one, too: later loads by name find what is there by that name.
+/// A program has a GPU when it is started with the folder in `LD_LIBRARY_PATH` and as its folder of NVRTC. A test that has loaded
+/// [`library`] has one, too: later loads of that name find the library that is loaded.
 ///
 /// # Panics
-/// When gcc refuses it.
+/// When gcc cannot compile it.
 #[must_use]
 pub fn stand_in() -> PathBuf {
     let sources = [repository().join("tests/cuda"), repository().join("kernels/src/cuda")];
-    // Flags that the compiler needs to round as a GPU does: products and sums are fused where the source says so. Without the
-    // instruction, the C library does it.
+    // With these flags the code rounds as a GPU does: products and sums are fused only where the source says so. Without the
+    // instruction, the C library fuses them.
     let mut flags =
         vec!["-std=gnu11", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off"];
     flags.extend(["-shared", "-fPIC", "-pthread", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so"]);
@@ -67,17 +67,18 @@ pub fn stand_in() -> PathBuf {
     for name in &NAMES[1..] {
         symlink(NAMES[0], unfinished.path().join(name)).unwrap();
     }
-    // Another test may have been first.
+    // Another test may have built the folder meanwhile.
     if std::fs::rename(unfinished.path(), &folder).is_err() {
         assert!(folder.is_dir(), "the stand-in cannot be moved to {}", folder.display());
     }
     folder
 }
 
-/// The library in the [stand-in's folder](stand_in), to be loaded by its path before anything looks for a driver. It is NVRTC, too.
+/// The library in the [stand-in's folder](stand_in), to be loaded by its path before anything looks for a driver. It also stands
+/// in for NVRTC.
 ///
 /// # Panics
-/// As there.
+/// As [`stand_in`].
 #[must_use]
 pub fn library() -> PathBuf {
     stand_in().join(NAMES[0])

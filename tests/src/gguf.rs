@@ -1,4 +1,4 @@
-//! Writes GGUF files, right ones and wrong ones: nothing is checked, and every number of the header can be set.
+//! Writes GGUF files, valid or invalid: nothing is checked, and every number of the header can be set.
 
 mod retyped;
 
@@ -25,13 +25,13 @@ pub mod value {
 /// A GGUF file in the making.
 #[derive(Clone, Debug)]
 pub struct GgufFile {
-    /// Of the format.
+    /// Version of the format.
     pub version: u32,
-    /// What data is aligned to. No key is written for it.
+    /// Alignment of data. No key is written for it.
     pub alignment: usize,
-    /// What the header says instead of the number of keys.
+    /// Number of keys that the header claims, if not the real one.
     pub claimed_keys: Option<u64>,
-    /// What the header says instead of the number of tensors.
+    /// Number of tensors that the header claims, if not the real one.
     pub claimed_tensors: Option<u64>,
     /// Keys as they are written: name, type, value.
     pub keys: Vec<(String, Vec<u8>)>,
@@ -44,13 +44,13 @@ pub struct GgufFile {
 pub struct GgufTensor {
     /// Its name.
     pub name: String,
-    /// In ggml's order: the elements of a row first.
+    /// Sizes in ggml's order: the elements of a row first.
     pub dimensions: Vec<u64>,
     /// The number of its type.
     pub kind: u32,
-    /// Where it claims to lie, if not behind the one before.
+    /// The offset that the header claims, if not the end of the tensor before.
     pub offset: Option<u64>,
-    /// As they are stored.
+    /// Its elements, as they are stored.
     pub data: Vec<u8>,
 }
 
@@ -139,7 +139,7 @@ impl GgufFile {
         self
     }
 
-    /// The file.
+    /// The bytes of the file.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut file = b"GGUF".to_vec();

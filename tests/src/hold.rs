@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-/// A file that a server waits for to be removed, by the synthetic executor's or the faulty tier's `hold` keys.
+/// A file whose removal a server waits for, by the `hold` keys of the synthetic executor or the faulty tier.
 pub struct Hold {
     directory: tempfile::TempDir,
 }
 
 impl Hold {
-    /// A file that is not there yet.
+    /// Chooses a file, which is not there yet.
     ///
     /// # Panics
     /// When no directory can be made for it.
@@ -33,7 +33,7 @@ impl Hold {
         format!("hold_file = {:?}\n", self.file())
     }
 
-    /// From now on, requests that come so far are held.
+    /// Makes the file: from now on, requests that come so far are held.
     ///
     /// # Panics
     /// When the file cannot be written.

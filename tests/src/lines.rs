@@ -5,26 +5,26 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 use crate::wait::PATIENCE;
 
-/// The lines of a pipe. A thread reads them, so that waiting for one has a bound.
+/// The lines of a pipe. A thread reads them, so that a wait for a line has a limit.
 pub struct Lines {
     received: Receiver<String>,
 }
 
 impl Lines {
-    /// Reads until the pipe ends.
+    /// Starts a thread that reads until the pipe ends.
     #[must_use]
     pub fn of(pipe: impl Read + Send + 'static) -> Self {
         let (sender, received) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-                // After the test has gone, the program prints on and must not find its pipe full.
+                // The thread reads on after the test has gone, because the program must not find its pipe full.
                 let _gone = sender.send(line).is_err();
             }
         });
         Self { received }
     }
 
-    /// Waits for the first line of which `found` makes something. `None` when the pipe ends before.
+    /// Waits for the first line from which `found` makes a value. `None` when the pipe ends before.
     ///
     /// # Panics
     /// When no line comes for as long as [`PATIENCE`].

@@ -9,16 +9,16 @@ use serde_json::Value;
 
 use crate::fetched::Artifact;
 
-/// What llama.cpp makes of a prompt.
+/// The tokens of a prompt and of its greedy answer, as llama.cpp computes them.
 #[derive(Debug)]
 pub struct Greedy {
-    /// Its tokens.
+    /// The prompt's tokens.
     pub prompt: Vec<u32>,
-    /// The likeliest token, again and again, until one ends the text.
+    /// The likeliest token at each step, until one ends the text.
     pub answer: Vec<u32>,
 }
 
-/// For each file, each text's ids.
+/// The token ids of each text, for each file.
 ///
 /// # Panics
 /// When llama.cpp was not fetched, Node.js is missing, or a file is refused.
@@ -27,7 +27,7 @@ pub fn tokens(files: &[&Path], texts: &[String]) -> Vec<Vec<Vec<u32>>> {
     list(&run("tokenize.mjs", files, texts)).iter().map(lists).collect()
 }
 
-/// For each text, at most so many tokens that follow it. KV is f32.
+/// The tokens of each text, with at most `count` tokens that follow it. KV is f32.
 ///
 /// # Panics
 /// As [`tokens`].

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 pub use crate::stored::Stored;
 pub use tokenizer::SPECIAL_TOKENS;
 
-/// Which architecture config.json names.
+/// The architecture that config.json names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `Qwen3ForCausalLM`: queries and keys are normed per head.
@@ -36,9 +36,9 @@ pub struct TinyModel {
     pub hidden: usize,
     /// Transformer layers.
     pub layers: usize,
-    /// Of the sliding layers of [`Family::Gemma3`]: positions that they see, the newest included.
+    /// Positions that a sliding layer of [`Family::Gemma3`] sees, the newest included.
     pub window: usize,
-    /// In [`Family::Gemma3`] all layers slide but every so many-th.
+    /// In [`Family::Gemma3`] every so many-th layer sees all positions. The others slide.
     pub pattern: usize,
     /// Query heads.
     pub heads: usize,
@@ -58,7 +58,7 @@ pub struct TinyModel {
     pub stored: Stored,
     /// Number of weight files. Above 1 they get an index.
     pub shards: usize,
-    /// Where the weights come from.
+    /// Seed of the weights.
     pub seed: u64,
 }
 
@@ -107,7 +107,7 @@ impl TinyModel {
         Self { family: Family::Gemma3, layers: 7, tied: true, ..Self::default() }
     }
 
-    /// The size at which the tests' figures for small models were taken.
+    /// The size for which the tests' figures for small models were measured.
     #[must_use]
     pub fn small() -> Self {
         let sizes = Self { hidden: 256, layers: 4, heads: 8, kv_heads: 4, head_dim: 32, ..Self::default() };

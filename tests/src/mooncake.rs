@@ -1,4 +1,4 @@
-//! The Mooncake that tests use.
+//! Finds the Mooncake that tests use.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::built::target;
 use crate::program::take_turn;
 use crate::skip::skipped;
 
-/// An interpreter with Mooncake, and what has to be loaded before it.
+/// An interpreter with Mooncake, and the libraries that have to be loaded before it.
 #[derive(Clone, Debug)]
 pub struct Installed {
     python: PathBuf,
@@ -17,7 +17,7 @@ pub struct Installed {
 }
 
 /// The Mooncake that `MOONCAKE_PYTHON` and `MOONCAKE_PRELOAD` name, or that `cargo xtask test` installs in the target folder.
-/// Without one the test says that it is skipped, and why. With one it waits for its turn.
+/// Without one the test is reported as skipped, with the reason. With one the test waits for its turn.
 pub fn installed() -> Option<Installed> {
     static FOUND: OnceLock<Result<Installed, String>> = OnceLock::new();
     match FOUND.get_or_init(find) {
@@ -32,7 +32,7 @@ pub fn installed() -> Option<Installed> {
     }
 }
 
-/// The plugin's configuration with it. It names 127.0.0.1 by itself.
+/// The plugin's configuration with this Mooncake. The plugin uses 127.0.0.1 by default.
 pub fn config() -> Option<String> {
     installed().map(|installed| installed.config())
 }

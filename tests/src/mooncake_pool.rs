@@ -8,25 +8,25 @@ use crate::mooncake;
 use crate::ports::unused;
 use crate::program::Program;
 
-/// Seconds without an answer after which a master forgets a client. No process of a test is silent for so long and lives.
+/// Seconds without an answer after which a master forgets a client. A living process of a test is never silent for so long.
 const FORGETS: u32 = 60;
 
-/// Where a master is, or will be.
+/// Addresses of a master, which may not run yet.
 pub struct Pool {
-    /// The master's.
+    /// Address of the master.
     pub address: SocketAddr,
-    /// Its metrics.
+    /// Address of its metrics.
     pub metrics: SocketAddr,
     python: mooncake::Installed,
 }
 
 impl Pool {
-    /// A place for a master. `None` where Mooncake is not installed, which the test then says.
+    /// Chooses addresses for a master. `None` where Mooncake is not installed: then the test is reported as skipped.
     pub fn new() -> Option<Self> {
         Some(Self { python: mooncake::installed()?, address: unused(), metrics: unused() })
     }
 
-    /// The plugin's configuration. Unless `more` says otherwise, a master that is slow to answer is waited for.
+    /// The plugin's configuration. Unless `more` sets the timeout, it is long enough for a slow master.
     pub fn config(&self, more: &str) -> String {
         let key = "master_timeout_ms";
         let timeout = if more.contains(key) { String::new() } else { format!("{key} = 20000\n") };
@@ -34,7 +34,7 @@ impl Pool {
         format!("{}{address}{timeout}{more}", self.python.config())
     }
 
-    /// What a command of Mooncake's own needs.
+    /// The environment of Mooncake's own programs.
     pub fn environment(&self) -> Vec<(String, String)> {
         self.python.environment()
     }
@@ -44,7 +44,7 @@ impl Pool {
         self.python.program("mooncake_master")
     }
 
-    /// Its arguments. It forgets a client that is silent for so many seconds.
+    /// Arguments of the master, which forgets a client that is silent for so many seconds.
     fn arguments(&self, forgets: u32) -> Vec<String> {
         let (rpc, metrics) = (self.address, self.metrics);
         let arguments = [
@@ -61,7 +61,7 @@ impl Pool {
         self.master_that_forgets(FORGETS)
     }
 
-    /// A master that forgets a client after so many seconds without an answer of it.
+    /// Starts a master that forgets a client after so many seconds without an answer.
     pub fn master_that_forgets(&self, seconds: u32) -> Program {
         let mut command = Command::new(self.program());
         command.args(self.arguments(seconds)).envs(self.environment());
@@ -70,7 +70,7 @@ impl Pool {
         master
     }
 
-    /// A process that lends so many MiB and does nothing else.
+    /// Starts a process that lends so many MiB and does nothing else.
     pub fn owner(&self, mebibytes: u32) -> Program {
         let script = format!(
             "from mooncake.store import MooncakeDistributedStore as S\n\

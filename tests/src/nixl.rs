@@ -1,4 +1,4 @@
-//! Where the tests' NIXL is.
+//! Finds the NIXL library that tests use.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use crate::program::take_turn;
 use crate::skip::skipped;
 
 /// The library of `NIXL_LIBRARY`, or of the package that `cargo xtask test` installs in the target folder. Without one the test
-/// says that it is skipped. With one it waits for its turn.
+/// is reported as skipped. With one the test waits for its turn.
 pub fn library() -> Option<PathBuf> {
     let named = std::env::var_os("NIXL_LIBRARY").filter(|path| !path.is_empty()).map(PathBuf::from);
     let found = named.or_else(installed);
@@ -18,7 +18,7 @@ pub fn library() -> Option<PathBuf> {
     found
 }
 
-/// The plugin's configuration with this library. It stays on the loopback device by itself.
+/// The plugin's configuration with this library. The plugin uses the loopback device by default.
 pub fn config() -> Option<String> {
     library().map(|path| format!("library = {:?}\n", path.display().to_string()))
 }

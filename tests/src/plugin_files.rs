@@ -13,8 +13,8 @@ use crate::built::{BUILT, profile, repository};
 /// The folder in the target folder that has the files of `tests/plugins`.
 pub const TEST_PLUGINS: &str = "test-plugins";
 
-/// The plugin's file: built with this test where [`BUILT`] says so, and else built now, once in a process, so that it is never
-/// an old one.
+/// The plugin's file. Where [`BUILT`] is set, it was built with this test. Else it is built now, once in a process, so that it is
+/// never an old one.
 ///
 /// # Panics
 /// When it does not build.

@@ -3,13 +3,15 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Ports that no kernel gives to connections (Linux: from 32768 on) and Mooncake does not draw its own from (up to 17000).
+/// Ports that the kernel gives to no connection (Linux gives those from 32768 on) and that Mooncake does not choose by itself (it
+/// chooses up to 17000).
 const PORTS: std::ops::Range<u32> = 18000..32000;
 
 /// An address of 127.0.0.1 at which no process listens now.
 ///
-/// A port that the kernel has chosen is no such thing: as soon as it is closed, any connection of this machine may get it as its own
-/// end, even the one that looks whether the program listens yet. Processes begin at different ports, and a process gets each once.
+/// The kernel must not choose the port: as soon as such a port is closed, any connection of this machine may get it as its own
+/// end, even the connection that checks whether the program listens yet. Processes begin at different ports, and a process gets
+/// each port once.
 ///
 /// # Panics
 /// When all ports are taken.
@@ -17,7 +19,7 @@ pub fn unused() -> SocketAddr {
     listener().local_addr().expect("a listener has an address")
 }
 
-/// A listener whose port no other test gets when it is closed, nor the kernel gives to a connection.
+/// A listener on a port that no other test gets after the close, and that the kernel gives to no connection.
 ///
 /// # Panics
 /// When all ports are taken.

@@ -1,4 +1,4 @@
-//! Programs of others that tests run, and the turn that such tests take.
+//! External programs that tests run, and the turn that such tests take.
 
 use std::cell::RefCell;
 use std::fs::{File, TryLockError};
@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use crate::wait::{PAUSE, until};
 
-/// A program that a test started. It is killed with the test. What it printed is shown when the test fails.
+/// A program that a test started. It is killed when this is dropped. Its output is shown when the test fails.
 pub struct Program {
     name: String,
     child: Child,
@@ -18,14 +18,14 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts it. What it prints goes to a file, because a pipe must be read.
+    /// Starts it. Its output goes to a file, because a pipe must be read.
     ///
     /// # Panics
     /// When it cannot be started.
     #[must_use]
     pub fn start(name: &str, command: &mut Command) -> Self {
         let said = tempfile::NamedTempFile::new().expect("a file for what a program prints");
-        // One open file, so that what the two print comes one behind the other.
+        // Both streams share one open file, so that their output is in one order.
         let output = || said.as_file().try_clone().expect("another descriptor of the file");
         let child = command.stdin(Stdio::null()).stdout(output()).stderr(output()).spawn();
         let child = child.unwrap_or_else(|error| panic!("{name} cannot be started: {error}"));
@@ -38,7 +38,7 @@ impl Program {
         self.child.id()
     }
 
-    /// What it printed so far.
+    /// Its output so far.
     #[must_use]
     pub fn said(&self) -> String {
         let mut bytes = Vec::new();
@@ -48,10 +48,10 @@ impl Program {
         }
     }
 
-    /// Waits until something is true of what it printed.
+    /// Waits until `happened` is true of its output.
     ///
     /// # Panics
-    /// When it ends before, or that does not come true, with what it printed.
+    /// When it ends before, or when that does not happen in time, with its output.
     pub fn wait(&mut self, what: &str, mut happened: impl FnMut(&str) -> bool) {
         until(&format!("{what} of {}", self.name), || {
             let ended = self.child.try_wait();
@@ -66,7 +66,7 @@ impl Program {
     /// Waits until it takes connections.
     ///
     /// # Panics
-    /// When it ends before, or takes none, with what it printed.
+    /// When it ends before, or takes none in time, with its output.
     pub fn wait_listening(&mut self, address: SocketAddr) {
         self.wait(&format!("connections at {address}"), |_| TcpStream::connect(address).is_ok());
     }
@@ -74,7 +74,7 @@ impl Program {
     /// Asks it to end, and waits. Returns how it ended.
     ///
     /// # Panics
-    /// When it does not end, with what it printed.
+    /// When it does not end, with its output.
     pub fn end(&mut self) -> ExitStatus {
         crate::cluster::signal(self.pid(), "TERM");
         until(&format!("{} to end", self.name), || match self.child.try_wait() {
@@ -101,10 +101,10 @@ impl Drop for Program {
     }
 }
 
-/// Waits until no other test of this user runs programs or libraries of others (NIXL, Mooncake, moto), in this process or
-/// another. The turn lasts until the calling thread ends, as the test's does with it.
+/// Takes the turn: waits until no other test of this user runs external programs or libraries (NIXL, Mooncake, moto), in this
+/// process or another. The turn lasts until the calling thread ends, which is the test's.
 ///
-/// They bind ports of their own choice, and start dozens of threads each: side by side they would find each other's ports and
+/// Such programs choose ports by themselves and start dozens of threads each. Side by side they would meet at the same ports, and
 /// starve each other on a small machine. A process that such a test starts shares its turn.
 ///
 /// # Panics
@@ -117,7 +117,7 @@ pub fn take_turn() {
         if turn.is_none() {
             let user = std::fs::metadata("/proc/self").map_or(0, |own| own.uid());
             let path = std::env::temp_dir().join(format!("host-tests-external-{user}.lock"));
-            // As long as it takes: others have their turn before, and what their tests wait for has a bound.
+            // This waits without a limit: other tests have their turn before, and their own waits have limits.
             *turn = loop {
                 match lock(&path) {
                     Ok(Lock::Held(file)) => break Some(file),
@@ -130,15 +130,15 @@ pub fn take_turn() {
     });
 }
 
-/// How the lock stands.
+/// The state in which an attempt to lock finds the lock.
 enum Lock {
     Held(File),
-    /// The process that started this one has it.
+    /// The process that started this one holds it.
     Parents,
     Taken,
 }
 
-/// Locks the file, if no other process has, and writes into it which process has.
+/// Locks the file unless it is locked, and writes this process's id into it.
 fn lock(path: &Path) -> std::io::Result<Lock> {
     let mut file = File::options().create(true).truncate(false).read(true).write(true).open(path)?;
     match file.try_lock() {
@@ -165,7 +165,7 @@ mod tests {
     fn a_turn_is_one_threads_and_its_childrens() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("turn");
-        // What an earlier holder left says nothing.
+        // The id that an earlier holder left has no meaning.
         std::fs::write(&path, std::os::unix::process::parent_id().to_string()).unwrap();
         let Ok(Lock::Held(_first)) = lock(&path) else { panic!("no process has it") };
         assert_eq!(std::fs::read_to_string(&path).unwrap(), std::process::id().to_string());

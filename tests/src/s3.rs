@@ -1,4 +1,4 @@
-//! An S3 server on 127.0.0.1: moto's, an implementation of S3 that has nothing to do with ours or with NIXL.
+//! An S3 server on 127.0.0.1: moto, an implementation of S3 that is independent of ours and of NIXL.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,22 +13,22 @@ use crate::program::{Program, take_turn};
 use crate::skip::skipped;
 use crate::wait::PATIENCE;
 
-/// The deadline of a tier that must reach no deadline, in milliseconds. The server answers each request in tens of
-/// milliseconds, and in seconds beside other work.
+/// The deadline of a tier that must not reach it, in milliseconds. The server answers each request in tens of milliseconds, and
+/// beside other work in seconds.
 pub const PATIENT_MS: u64 = 60_000;
 
-/// The key to it, which may stand in no log.
+/// The secret key for the server. It must not appear in any log.
 pub const SECRET: &str = "hush-hush-4711";
 
-/// A server with one bucket, `pages`. Killed with it.
+/// A server with one bucket, `pages`. It is killed when this is dropped.
 pub struct Bucket {
     /// Where it listens.
     pub address: SocketAddr,
     server: Program,
 }
 
-/// The interpreter with moto that `MOTO_PYTHON` names, or that `cargo xtask test` installs in the target folder. Without one
-/// the test says that it is skipped, and why.
+/// The interpreter with moto that `MOTO_PYTHON` names, or that `cargo xtask test` installs in the target folder. Without one the
+/// test is reported as skipped, with the reason.
 fn python() -> Option<PathBuf> {
     static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let find = || {
@@ -50,7 +50,7 @@ fn python() -> Option<PathBuf> {
 }
 
 impl Bucket {
-    /// Starts a bucket. `None` where moto is not installed, which the test then says.
+    /// Starts a bucket. `None` where moto is not installed: then the test is reported as skipped.
     pub fn new() -> Option<Self> {
         let python = python()?;
         take_turn();
@@ -65,7 +65,7 @@ impl Bucket {
         Some(bucket)
     }
 
-    /// Another one, empty, in its place.
+    /// Replaces a bucket by a new, empty one.
     pub fn new_after(before: Self) -> Option<Self> {
         drop(before);
         Self::new()
@@ -81,7 +81,7 @@ impl Bucket {
         )
     }
 
-    /// Makes it answer nothing, as one that hangs, or go on.
+    /// Makes the server hang, so that it answers nothing, or lets it continue.
     pub fn hang(&self, hang: bool) {
         signal(self.server.pid(), if hang { "STOP" } else { "CONT" });
     }
@@ -116,7 +116,7 @@ impl Bucket {
         names
     }
 
-    /// What an object holds, where there is one of this name.
+    /// The content of an object, if there is one of this name.
     #[must_use]
     pub fn object(&self, name: &str) -> Option<Vec<u8>> {
         let (status, bytes) = self.ask("GET", &format!("/{name}"), b"");

@@ -12,7 +12,7 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// One with a new key.
+    /// A publisher with a new key.
     ///
     /// # Panics
     /// When the system has no random numbers.

@@ -1,8 +1,8 @@
-//! Tests that cannot run here say so in their output, and `cargo xtask test` repeats it in its summary.
+//! Reports of skipped tests. Tests print them, and `cargo xtask test` repeats them in its summary.
 
 use std::io::Write;
 
-/// Says on standard output, past the harness, that something was not tested.
+/// Reports on standard output that something was not tested. The harness does not capture it.
 ///
 /// # Panics
 /// When the output is closed.

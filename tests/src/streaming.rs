@@ -103,7 +103,7 @@ pub struct Streamed {
 /// the next line.
 ///
 /// # Errors
-/// With what the server said when the answer is not that long.
+/// When the answer has another number of tokens or breaks, with its last event or the reason.
 pub fn generate(url: &str, prompt: &[u32], count: usize) -> Result<Streamed, String> {
     let request = json!({
         "input_ids": prompt,
@@ -115,7 +115,7 @@ pub fn generate(url: &str, prompt: &[u32], count: usize) -> Result<Streamed, Str
     for event in Events::of(url, &request).map_err(|ended| ended.to_string())? {
         let event = event.map_err(|ended| ended.to_string())?;
         let now = Instant::now();
-        // Tokens that come together were waited for together.
+        // Tokens of one event get the same time.
         read.resize(tokens(&event).len().max(read.len()), now);
         last = event;
     }

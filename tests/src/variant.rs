@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::built::{repository, target};
 
-/// A file of `plugin-api/`, what is there, and what to put in its place.
+/// A change of a file of `plugin-api/`: the file, the old text, the new text.
 pub type Change<'a> = (&'a str, &'a str, &'a str);
 
-/// Written only when it differs, so that nothing is built twice.
+/// Writes a file only when its content differs, so that cargo does not build it twice.
 fn write(path: &Path, content: &str) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     if std::fs::read_to_string(path).ok().as_deref() != Some(content) {
@@ -30,7 +30,7 @@ fn copy(from: &Path, to: &Path, change: &dyn Fn(&str, String) -> String, folder:
     }
 }
 
-/// A line that takes a value from the workspace, with the value.
+/// A manifest with values in place of lines that take them from the workspace.
 fn alone(manifest: String) -> String {
     let kept = manifest.split("[dev-dependencies]").next().unwrap().to_owned();
     kept.replace("rust-version.workspace = true\n", "")
@@ -51,7 +51,7 @@ fn alone(manifest: String) -> String {
 /// # Panics
 /// When a change does not apply, or the result does not build.
 pub fn null_with(name: &str, changes: &[Change<'_>]) -> PathBuf {
-    // Two tests may want the same one.
+    // Two tests may build the same variant.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let target = target().join("generated-plugins");
@@ -63,10 +63,10 @@ pub fn null_with(name: &str, changes: &[Change<'_>]) -> PathBuf {
             text.replacen(from, to, 1)
         })
     };
-    // In a folder of its own name: cargo tells packages apart by their place in their workspace.
+    // The copy has a folder of its own name, because cargo tells packages apart by their place in their workspace.
     let api = format!("plugin-api-{name}");
     copy(&repository().join("plugin-api"), &at.join(&api), &apply, "");
-    // Under a name of its own: files of `cdylib`s carry no hash, and one would take the other's place.
+    // The package has a name of its own, because files of `cdylib`s carry no hash and would overwrite each other.
     let package = format!("null-{name}");
     let only_alone = |place: &str, text: String| match place {
         "Cargo.toml" => {
@@ -77,7 +77,7 @@ pub fn null_with(name: &str, changes: &[Change<'_>]) -> PathBuf {
     };
     copy(&repository().join("tests/plugins/null"), &at.join("null"), &only_alone, "");
     write(&at.join("Cargo.toml"), "[workspace]\nresolver = \"3\"\nmembers = [\"null\"]\n");
-    // The versions that this repository uses, which are on this machine.
+    // Uses the versions of this repository, which are on this machine.
     if !at.join("Cargo.lock").exists() {
         std::fs::copy(repository().join("Cargo.lock"), at.join("Cargo.lock")).unwrap();
     }

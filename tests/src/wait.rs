@@ -1,16 +1,16 @@
-//! Waiting for something that has to happen. All tests wait here, with one bound.
+//! Waits of all tests for something that has to happen, with one limit.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// Longest wait for something that has to happen. Only how long a broken test takes depends on it, so it is long enough for
-/// a machine that is ten times too busy.
+/// Longest wait for something that has to happen. Only the duration of a failing test depends on it, so it is long enough for a
+/// machine that is ten times too busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Between two looks at other processes.
+/// Time between two looks at other processes.
 pub const PAUSE: Duration = Duration::from_millis(10);
 
-/// Looks at other processes until there is an answer. Until then, `look` returns what it sees instead.
+/// Calls `look` until it has an answer, with pauses. Until then, `look` returns what it sees instead.
 ///
 /// # Panics
 /// After [`PATIENCE`], with what was waited for and what was seen last.
@@ -41,7 +41,7 @@ pub fn try_until<T, S>(look: impl FnMut() -> Result<T, S>) -> Result<T, S> {
     paced(|| std::thread::sleep(PAUSE), look)
 }
 
-/// Looks without a pause: for what goes on only while it is polled, as some plugins do.
+/// As [`until`], but without a pause, for plugins that proceed only while they are polled.
 ///
 /// # Panics
 /// As [`until`].

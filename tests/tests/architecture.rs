@@ -1,4 +1,4 @@
-//! The arrows between crates and modules: which may depend on which, and what the deciding part may not touch.
+//! Tests of the dependencies between crates and between modules, and of what the core must not touch.
 
 #![allow(clippy::unwrap_used, reason = "a manifest that cannot be read is a test that fails")]
 
@@ -27,7 +27,7 @@ fn manifest(folder: &str) -> Table {
     text.parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What a crate's code is built with, on any target. Tests and benchmarks may use more.
+/// Dependencies of a crate's code, on any target. Tests and benchmarks may use more.
 fn dependencies(manifest: &Table) -> BTreeSet<String> {
     let targets = manifest.get("target").and_then(toml::Value::as_table);
     let tables = targets.into_iter().flat_map(|targets| targets.values().filter_map(toml::Value::as_table));
@@ -156,7 +156,7 @@ fn the_gguf_reader_depends_on_nothing_of_the_host() {
     assert_eq!(dependencies(&manifest("gguf")), allowed(&["thiserror"]));
 }
 
-/// Libraries for plugins, which are none themselves.
+/// Libraries for plugins, which are no plugins themselves.
 const TRANSFER_KIT: &str = "plugins/transfer-kit";
 const TIER_KIT: &str = "plugins/tier-kit";
 
@@ -193,13 +193,13 @@ fn plugins_depend_on_the_plugin_api_the_kernels_and_the_kits_and_nothing_else_of
         let wrong: Vec<_> = used.difference(&libraries).cloned().collect();
         assert!(wrong.is_empty(), "{folder} depends on {wrong:?}");
     }
-    // A plugin that breaks on purpose may be built from a real one, but knows no more of the host than that one.
+    // A plugin that is broken on purpose may be built from a real plugin, but depends on no more of the host than a real one.
     for folder in folders("tests/plugins") {
         let (used, ours) = (dependencies(&manifest(&folder)), ours());
         let host: Vec<_> = used
             .intersection(&ours)
             .filter(|name| {
-                // That one is the kit.
+                // `host-plugin-test` is the kit, not a plugin.
                 let is_plugin = name.starts_with("host-plugin-") && *name != "host-plugin-test";
                 !is_plugin && !ALSO_OF_PLUGINS.contains(&name.as_str())
             })
@@ -208,10 +208,10 @@ fn plugins_depend_on_the_plugin_api_the_kernels_and_the_kits_and_nothing_else_of
     }
 }
 
-/// What plugins may use of this workspace beside the API and each other.
+/// Crates of this workspace that plugins may use beside the API and each other.
 const ALSO_OF_PLUGINS: [&str; 3] = ["host-kernels", "host-tier-kit", "host-transfer-kit"];
 
-/// The crates of the host, each above those it may depend on.
+/// The crates of the host, each with the crates that it may depend on.
 const CRATES: [(&str, &[&str]); 13] = [
     ("host/core", &[]),
     ("host/sim", &["host-core"]),
@@ -271,7 +271,7 @@ fn the_crates_of_the_host_depend_on_those_under_them_alone() {
     assert_eq!(there, listed);
 }
 
-/// Third parties embed the loader, and run the kit where no model is served.
+/// Third parties embed the loader, and run the kit on machines that serve no model.
 #[test]
 fn the_loader_and_the_kit_need_no_http_no_runtime_and_no_tokenizer() {
     let heavy =
@@ -325,8 +325,8 @@ fn the_command_runner_stays_light() {
     assert!(always.iter().all(|name| light.contains(name)), "{always:?}");
 }
 
-/// An arrow that closes a circle and stands until that is mended: the crate, the module that holds both ends, from, to, and why.
-/// Other circles through it are not seen meanwhile.
+/// A dependency that closes a circle and is tolerated until that is mended: the crate, the module around both ends, from, to, and
+/// the reason. Other circles through it are not found meanwhile.
 type Excuse = (&'static str, &'static str, &'static str, &'static str, &'static str);
 
 const EXCUSED: [Excuse; 4] = [
@@ -354,7 +354,7 @@ const EXCUSED: [Excuse; 4] = [
     ),
 ];
 
-/// The modules of a crate: of its library, of its program, or of each.
+/// The modules of a crate: of its library, of its program, or of both.
 fn modules(folder: &str) -> Vec<Modules> {
     let roots = ["lib.rs", "main.rs"].map(|name| root().join(folder).join("src").join(name));
     let found: Vec<Modules> =

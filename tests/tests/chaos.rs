@@ -1,4 +1,4 @@
-//! A few of the live faults of `cargo xtask chaos`, with each change.
+//! Runs a few of the live faults of `cargo xtask chaos`, with each change.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,4 +1,4 @@
-//! The CPU executor computes what an independent implementation, candle-transformers, computes from the same files.
+//! Compares the CPU executor with an independent implementation, candle-transformers, on the same files.
 //!
 //! `cargo test -p host-tests --features oracle`
 
@@ -22,7 +22,7 @@ const STEPS: usize = 32;
 /// Largest difference of a logit. Measured: 2e-5 to 8e-5, where logits have a root mean square of about 1.5.
 const TOLERANCE: f32 = 2e-4;
 
-/// Takes tokens and the position of the first, and gives the last one's logits. It keeps its own KV.
+/// The reference: takes tokens and the position of the first, and returns the last one's logits. It keeps its own KV.
 type Oracle = Box<dyn FnMut(&[u32], usize) -> Vec<f32>>;
 
 fn variables(directory: &Path) -> VarBuilder<'static> {
@@ -58,14 +58,14 @@ fn oracle(family: Family, directory: &Path) -> Oracle {
     }
 }
 
-/// Candle's Gemma-3, brought to the definition of transformers, in which the mask lets position q see position k when
-/// `k > q - sliding_window`: so many positions, its own included.
+/// Candle's Gemma-3, corrected to the definition of transformers: the mask lets position q see position k when
+/// `k > q - sliding_window`, which makes `sliding_window` positions, its own included.
 ///
-/// Candle keeps so many when it is given one token at a time. Its mask for several at once lets one more through
-/// (`k + sliding_window >= q`), so a prompt in one piece needs a window of one less. The cache is then too short to go on. A
-/// prompt is computed both ways, which have to agree, where candle can: several tokens of several KV heads are not contiguous
-/// enough for its cache. And its scores are always scaled by `head_dim`, so another `query_pre_attn_scalar` goes into the norm of
-/// the queries.
+/// When candle gets one token at a time, it keeps this number of positions. Its mask for several tokens lets one more through
+/// (`k + sliding_window >= q`), so a prompt in one piece needs a window that is smaller by one. Its cache is then too short to go
+/// on. So a prompt is computed both ways, which have to agree. With several KV heads only one way is possible: several tokens of
+/// several heads are not contiguous enough for candle's cache. Candle always scales scores by `head_dim`, so another
+/// `query_pre_attn_scalar` goes into the norm of the queries.
 fn gemma3(config: &gemma3::Config, directory: &Path) -> Oracle {
     let mut tensors =
         candle_core::safetensors::load(directory.join("model.safetensors"), &Device::Cpu).unwrap();

@@ -1,11 +1,11 @@
-//! A release: an archive that runs from any folder, where nothing but the C library is.
+//! Tests a release: its archive runs from any folder, on a system that has only the C library.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
 use std::process::Command;
 
-/// The command tries the archive itself: under another name, in a root without anything else, it lists its plugins and
+/// The command itself tries the archive: under another name, in a root without anything else, the program lists its plugins and
 /// answers a request over shm, split over processes.
 #[test]
 fn an_archive_serves_in_a_bare_root_and_names_what_it_is_made_of() {
@@ -14,7 +14,8 @@ fn an_archive_serves_in_a_bare_root_and_names_what_it_is_made_of() {
     let target = test.ancestors().nth(3).expect("tests lie in <target>/<profile>/deps");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root).args(["xtask", "dist"]).env("CARGO_TARGET_DIR", target);
-    // Where all was built with this test, another build would choose other features, and build all of it again.
+    // With programs that were built with this test, nothing is built: another build would choose other features, and build
+    // everything again.
     match std::env::var_os("BUILT_PLUGINS") {
         Some(folder) => cargo.arg("--built").arg(folder),
         None => cargo.arg("--dev"),

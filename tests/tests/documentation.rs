@@ -1,4 +1,4 @@
-//! What the documentation points to is there.
+//! Tests that links and file names in the documentation lead to files that are there.
 
 #![allow(clippy::unwrap_used, reason = "a page that cannot be read is a test that fails")]
 
@@ -27,7 +27,7 @@ fn pages() -> Vec<PathBuf> {
     found
 }
 
-/// What stands between these marks, outside of blocks of code.
+/// The texts between these marks, outside of blocks of code.
 fn between(text: &str, open: &str, close: char) -> Vec<String> {
     let mut fenced = false;
     let prose = text.lines().filter(|line| {
@@ -86,8 +86,8 @@ fn files_that_pages_name_are_there() {
             continue;
         }
         for path in text.split('`').skip(1).step_by(2).filter(|path| path.ends_with(".rs")) {
-            // A file is named from the repository's root. A name like `pool.rs` alone stands beside one that is. The guide to
-            // plugins names files of the reader's own crate.
+            // Files are named from the repository's root. A bare name like `pool.rs` stands beside such a name and is not
+            // checked. The guide to plugins names files of the reader's own crate.
             let first = path.split('/').next().unwrap_or_default();
             if path.contains('/') && folders.contains(first) && !path.contains(['*', '{', '<', ' ']) {
                 named += 1;

@@ -1,4 +1,4 @@
-//! What third parties get: the crate that their plugins depend on, as a registry would hand it out.
+//! Tests the crate that plugins of third parties depend on, packed as a registry would deliver it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -9,7 +9,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Where packed and generated crates are built: kept between runs, because most of it is `abi_stable`.
+/// The target folder for packed and generated crates. It is kept between runs, because most of a build is `abi_stable`.
 fn target() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(3).expect("tests lie in <target>/<profile>/deps").join("generated-plugins")
@@ -31,7 +31,7 @@ fn the_plugin_api_packs_and_the_packed_crate_builds_and_passes_its_tests_alone()
     let manifest = std::fs::read_to_string(root().join("plugin-api/Cargo.toml")).unwrap();
     let manifest: toml::Table = manifest.parse().unwrap();
     let version = manifest["package"]["version"].as_str().unwrap();
-    // Unpacked elsewhere, where no workspace is around it.
+    // The crate is unpacked in a folder without a workspace around it.
     let elsewhere = tempfile::tempdir().unwrap();
     let name = format!("host-plugin-api-{version}");
     let archive = target().join("package").join(format!("{name}.crate"));

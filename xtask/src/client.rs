@@ -1,4 +1,4 @@
-//! A streaming client of the OpenAI endpoints, and what it measures.
+//! A streaming client of the OpenAI endpoints, and its measurements.
 
 use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 /// Longest time for one request.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A request, and so the address that it is sent to.
+/// A request. Its kind decides the path that it is sent to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// `/v1/completions`: text that goes on.
+    /// `/v1/completions`: a text to continue.
     Completion(String),
     /// `/v1/chat/completions`: a conversation, the newest message last.
     Chat(Vec<Message>),
@@ -27,7 +27,7 @@ pub struct Message {
     pub content: String,
 }
 
-/// One generated token as the API tells it.
+/// One generated token as the API reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// Its text as the API writes it.
@@ -41,7 +41,7 @@ pub struct Token {
 pub struct Answer {
     /// The tokens, with their log probabilities.
     pub tokens: Vec<Token>,
-    /// The text, as its pieces came.
+    /// The text, joined from its pieces.
     pub text: String,
     /// Tokens of the prompt, as the server counts them.
     pub prompt_tokens: u64,
@@ -71,7 +71,7 @@ impl Ask {
         }
     }
 
-    /// What is new in it: the text, or the newest message.
+    /// Its newest part: the text, or the newest message.
     pub fn newest(&self) -> &str {
         match self {
             Ask::Completion(text) => text,
@@ -120,7 +120,7 @@ impl Ask {
         }
     }
 
-    /// Asks, greedily, and gives each piece of text to `show` as it comes.
+    /// Sends the request, with greedy decoding, and gives each piece of text to `show` as it comes.
     pub fn stream(
         &self,
         url: &str,
@@ -182,7 +182,7 @@ impl Ask {
     }
 }
 
-/// Generates exactly so many tokens after token ids.
+/// Generates exactly `count` tokens after a prompt of token ids.
 pub fn generate(url: &str, prompt: &[u32], count: u32) -> anyhow::Result<()> {
     let sampling = json!({ "max_new_tokens": count, "temperature": 0, "ignore_eos": true });
     let mut answer = agent()

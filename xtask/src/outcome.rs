@@ -1,9 +1,9 @@
-//! How the parts of a command ended, and the summary of them.
+//! Outcomes of the parts of a command, and their summary.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How one part ended.
+/// The outcome of one part.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     Passed(String),

@@ -1,4 +1,4 @@
-//! The `openai` package against a running server.
+//! Python packages that tests need, and the check of the `openai` package against a running server.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,25 +12,25 @@ use crate::workspace::{Profile, Workspace};
 /// Exactly this version, so that a new release changes nothing here by itself.
 const OPENAI: &str = "openai==3.52.0";
 
-/// Exactly this version, because NIXL's C API changes between releases without notice, and this is the one that the
-/// plugin was written and measured against. The CUDA in its name is not needed: the wheel brings UCX along, and nothing of
-/// its dependencies is used, only its libraries. 66 MiB.
+/// NIXL. Exactly this version, because its C API changes between releases without notice, and the plugin was written and measured
+/// against this one. CUDA is not needed, although the name has it: the wheel brings UCX along, and only its libraries are used,
+/// not its dependencies. 66 MiB.
 const NIXL: &str = "nixl-cu12==1.5.1";
 
-/// Exactly this version, because Mooncake's Python API is a project's own and not a standard, and this is the one that the
-/// plugin was written and measured against. It needs no GPU and no network adapter, and nothing of its dependencies is used.
+/// Mooncake. Exactly this version, because its Python API is the project's own and not a standard, and the plugin was written and
+/// measured against this one. It needs no GPU and no network adapter, and none of its dependencies is used.
 const MOONCAKE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 
-/// An S3 server for the tests of NIXL's storage tier in a bucket, exactly these, so that new releases change nothing here by
-/// themselves. 30 MiB with what they need.
+/// An S3 server for the tests of NIXL's storage tier in a bucket. Exactly these versions, so that new releases change nothing
+/// here by themselves. 30 MiB with dependencies.
 const MOTO: [&str; 3] = ["moto[s3]==5.2.1", "flask==3.1.3", "flask-cors==6.0.2"];
 
-/// A clang with all that it needs, exactly this, so that a new release changes nothing here by itself: Debian's needs root to be
-/// installed. For plugins in C and C++, where the machine has no clang. 100 MB.
+/// A clang with all that it needs, for plugins in C and C++ where the machine has none: Debian's needs root to be installed.
+/// Exactly this version, so that a new release changes nothing here by itself. 100 MB.
 const ZIG: &str = "ziglang==0.17.1";
 
-/// What Mooncake links to and machines without network adapters for RDMA lack: Debian's packages, and what of them is
-/// loaded, in this order.
+/// Libraries that Mooncake links to, and that machines without network adapters for RDMA lack: Debian's packages, and the files
+/// that are loaded, in this order.
 const VERBS: [(&str, &str); 3] = [
     ("libnl-3-200", "libnl-3.so.200"),
     ("libnl-route-3-200", "libnl-route-3.so.200"),
@@ -83,7 +83,7 @@ pub fn nixl(workspace: &Workspace) -> Result<PathBuf, String> {
     if path.is_file() { Ok(path) } else { Err(format!("{NIXL} was installed without libnixl_capi.so")) }
 }
 
-/// The program that has a clang inside.
+/// The program `zig`, which has a clang inside.
 ///
 /// # Errors
 /// With the reason why there is none.
@@ -124,7 +124,7 @@ fn imports(python: &Path, preload: &[PathBuf]) -> Result<(), String> {
     succeed(Command::new(python).args(["-I", "-c", ask]).args(preload), "`import mooncake.engine`")
 }
 
-/// The libraries that Mooncake links to, unpacked in the target folder: neither needs rights of any kind.
+/// Downloads the libraries that Mooncake links to, and unpacks them in the target folder. Neither needs special rights.
 fn verbs(workspace: &Workspace) -> Result<Vec<PathBuf>, String> {
     let folder = workspace.target.join("verbs");
     let root = folder.join("root");
@@ -174,7 +174,7 @@ pub fn nvrtc(workspace: &Workspace) -> Result<OsString, String> {
     std::env::join_paths(folders).map_err(|error| format!("the folders of NVRTC make no list: {error}"))
 }
 
-/// Where an environment keeps packages with compiled parts.
+/// The folder in which an environment keeps packages with compiled parts.
 ///
 /// # Errors
 /// When python cannot be run.
@@ -202,7 +202,7 @@ pub fn interpreter(workspace: &Workspace) -> Result<PathBuf, String> {
 /// The environment's interpreter, with this package installed.
 ///
 /// # Errors
-/// With the reason why it is not.
+/// With the reason why it cannot be installed.
 pub fn installed(workspace: &Workspace, package: &str, flags: &[&str]) -> Result<PathBuf, String> {
     let folder = workspace.target.join("python");
     let python = folder.join("bin/python");
@@ -218,7 +218,7 @@ pub fn installed(workspace: &Workspace, package: &str, flags: &[&str]) -> Result
     Ok(python)
 }
 
-/// Runs a program, whose output only shows when it fails.
+/// Runs a program. Its output shows only when it fails.
 ///
 /// # Errors
 /// With its last lines.

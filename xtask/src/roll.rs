@@ -25,7 +25,7 @@ Options:
   --seed N       What is drawn: prompts and their order [default: 1]
   -h, --help     This text";
 
-/// What is built of a commit, and what it is called in the folder of a build.
+/// Files that are built of a commit, and their names in the folder of a build.
 const FILES: [(&str, &str); 2] = [("host", "host"), ("libhost_plugin_shm.so", "shm.so")];
 
 /// Runs the command.
@@ -69,11 +69,12 @@ fn build(workspace: &Workspace, commit: &str) -> anyhow::Result<PathBuf> {
     let archive = folder.join("source.tar");
     git(workspace, &["archive", "--output", &archive.display().to_string(), &name])?;
     let mut unpack = Command::new("tar");
-    // With the time of now: cargo takes a file that is older than what was built for one that has not changed.
+    // Files get the current time: cargo takes a file that is older than its build for one that has not changed.
     unpack.args(["--extract", "--touch", "--file"]).arg(&archive).arg("--directory").arg(&source);
     ensure!(unpack.status().context("tar cannot be run")?.success(), "{name} cannot be unpacked; see above");
     std::fs::remove_file(&archive).with_context(|| format!("{} cannot be removed", archive.display()))?;
-    // All commits are built in one place, so that what they depend on is built once. Their own crates are built anew for each.
+    // All commits are built in one target folder, so that dependencies are built once. Their own crates are built again for each
+    // commit.
     let own = Workspace { root: source, target: rolls.join("target") };
     own.build(Profile::Dev, &["host", "host-plugin-shm"])?;
     for (built, file) in FILES {

@@ -1,4 +1,4 @@
-//! A `host` started for a command, ended with it.
+//! A `host` that a command starts, and that ends with the command.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use crate::client;
 
 /// Longest wait for a server to serve.
 const START: Duration = Duration::from_secs(120);
-/// Longest wait for a server to end. Its own children are given ten seconds.
+/// Longest wait for a server to end. The server gives its own children ten seconds.
 const END: Duration = Duration::from_secs(30);
-/// Between two looks.
+/// Time between two looks at the server.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A running server. Dropping it ends it and waits.
@@ -66,12 +66,12 @@ impl Server {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// Leaves it running when this goes.
+    /// Leaves the server running.
     pub fn keep(mut self) {
         self.child = None;
     }
 
-    /// Ends it, and says when it did not end well.
+    /// Ends the server. An error when it did not end well.
     pub fn stop(mut self) -> anyhow::Result<()> {
         match self.end()? {
             Some(status) if !status.success() => {
@@ -111,7 +111,7 @@ impl Server {
     fn end(&mut self) -> anyhow::Result<Option<std::process::ExitStatus>> {
         let Some(mut child) = self.child.take() else { return Ok(None) };
         if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-            // It may have ended by itself, which waiting tells.
+            // The server may have ended by itself, which the wait below finds.
             let _gone = kill_process(pid, Signal::TERM).is_err();
         }
         let deadline = Instant::now() + END;

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that can fail, in one command.
+//! `cargo xtask test`: builds everything and runs all tests, in one command.
 
 mod load;
 mod programs;
@@ -59,22 +59,22 @@ Environment:
   NODE          Another Node.js for llama.cpp [default: the machine's, or the installed one]
   PYTHON        Python that makes the environment [default: python3]";
 
-/// The CPU executor is compared with candle's models: 130 more crates, so only where all tests run.
+/// The feature that compares the CPU executor with candle's models: 130 more crates, so only where all tests run.
 const FEATURES: &str = "host-tests/oracle";
 
-/// Programs that the summary names with their times.
+/// Number of the slowest programs, which the summary names with their times.
 const SLOWEST: usize = 12;
 
 /// The programs and tests that are run.
 #[derive(Debug, PartialEq, Eq)]
 struct Choice {
-    /// Words, one of which the name of a program or of a test contains. Without any, all run, with the client.
+    /// Words to choose by: a program or test runs if its name contains one. Without words all run, with the client.
     only: Vec<String>,
     times: u32,
     under_load: bool,
-    /// Processes stand still, drawn from this seed.
+    /// Seed for processes that stand still.
     stalls: Option<u64>,
-    /// For `cargo test`, which then runs instead.
+    /// Arguments for `cargo test`, which then runs instead.
     cargo: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ impl Choice {
         self.only.is_empty() || self.only.iter().any(takes)
     }
 
-    /// The programs to run, each with its tests that are taken.
+    /// The programs to run, each with its tests that are chosen.
     fn chosen(&self, programs: Vec<Program>) -> anyhow::Result<Vec<Program>> {
         let mut chosen = Vec::new();
         for program in programs {
@@ -142,7 +142,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let choice = Choice::parse(arguments)?;
     let start = Instant::now();
     let workspace = Workspace::find()?;
-    // Fetching waits for the network while building computes.
+    // Fetching and building run side by side: fetching waits for the network, and building computes.
     let (built, variables) = std::thread::scope(|scope| {
         let needs = scope.spawn(|| needs(&workspace));
         let built = programs::build(&workspace);
@@ -154,7 +154,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     println!("\nbuilt in {:.0} s", start.elapsed().as_secs_f64());
     let mut parts = Vec::new();
     if choice.cargo.is_empty() {
-        // Built with the tests, so that none of them has to.
+        // Plugins and programs were built with the tests, so that no test builds any.
         variables.push(("BUILT_PLUGINS", workspace.built(Profile::Dev).into()));
         let mut programs = choice.chosen(programs)?;
         ensure!(!programs.is_empty(), "no test's name contains one of {:?}", choice.only);
@@ -206,7 +206,7 @@ fn doctests(workspace: &Workspace) -> Program {
     }
 }
 
-/// The results of all programs of a run: counts, what was skipped, what failed, and what took long.
+/// The outcome of all programs of a run: counts, what was skipped, what failed, and what took long.
 fn outcome(runs: &[Run], started: Instant) -> Outcome {
     let mut counts = Counts::default();
     for run in runs {
@@ -218,7 +218,7 @@ fn outcome(runs: &[Run], started: Instant) -> Outcome {
         runs.len(),
         started.elapsed().as_secs_f64()
     );
-    // What a test could not check on this machine. The test says so itself.
+    // Checks that were not possible on this machine, as the tests printed them.
     what.extend(skipped.iter().map(|skip| format!("\n           SKIPPED {skip}")));
     let bad: Vec<&Run> = runs.iter().filter(|run| !run.is_good()).collect();
     what.extend(bad.iter().map(|run| format!("\n           FAILED {}", run.name)));
@@ -229,7 +229,7 @@ fn outcome(runs: &[Run], started: Instant) -> Outcome {
     if bad.is_empty() && failed == 0 { Outcome::Passed(what) } else { Outcome::Failed(what) }
 }
 
-/// The library for the tests of the NIXL plugin, which say that they are skipped when there is none.
+/// The library for the tests of the NIXL plugin, which are skipped where it is missing.
 fn nixl_library(workspace: &Workspace) -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("NIXL_LIBRARY").filter(|path| !path.is_empty()) {
         return Some(named.into());
@@ -253,7 +253,7 @@ fn node(workspace: &Workspace) -> Option<Node> {
     found.ok()
 }
 
-/// A clang for the tests of plugins in C and C++, which say that they are skipped when there is none.
+/// A clang for the tests of plugins in C and C++, which are skipped where it is missing.
 fn zig(workspace: &Workspace) -> Option<PathBuf> {
     let is_there = |name: &str| Command::new(name).arg("--version").output().is_ok();
     if std::env::var_os("ZIG").is_some_and(|path| !path.is_empty())
@@ -268,7 +268,7 @@ fn zig(workspace: &Workspace) -> Option<PathBuf> {
     found.ok()
 }
 
-/// The S3 server for the tests of NIXL's storage tier in a bucket, which say that they are skipped when there is none.
+/// The S3 server for the tests of NIXL's storage tier in a bucket, which are skipped where it is missing.
 fn moto_python(workspace: &Workspace) -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("MOTO_PYTHON").filter(|path| !path.is_empty()) {
         return Some(named.into());
@@ -280,7 +280,7 @@ fn moto_python(workspace: &Workspace) -> Option<PathBuf> {
     found.ok()
 }
 
-/// The variables of the Mooncake plugin's tests. They say that they are skipped when there is no Mooncake.
+/// The variables of the Mooncake plugin's tests, which are skipped where Mooncake is missing.
 fn mooncake_environment(workspace: &Workspace) -> Vec<(&'static str, OsString)> {
     if std::env::var_os("MOONCAKE_PYTHON").is_some_and(|path| !path.is_empty()) {
         return Vec::new();
@@ -294,7 +294,7 @@ fn mooncake_environment(workspace: &Workspace) -> Vec<(&'static str, OsString)> 
     }
 }
 
-/// The compilers for the tests of the CUDA kernels, which say that they are skipped when there is none.
+/// The compilers for the tests of the CUDA kernels, which are skipped where they are missing.
 fn nvrtc_folders(workspace: &Workspace) -> Option<OsString> {
     if let Some(named) = std::env::var_os("NVRTC").filter(|paths| !paths.is_empty()) {
         return Some(named);
@@ -313,7 +313,7 @@ fn cargo_test(
 ) -> anyhow::Result<Outcome> {
     let package = |argument: &String| argument.starts_with("-p") || argument.starts_with("--package");
     let chosen = arguments.iter().take_while(|argument| *argument != "--").any(package);
-    // One failing test program must not hide the others'.
+    // A test program that fails must not hide the results of the others.
     let mut command = workspace.cargo(&["test", "--no-fail-fast"]);
     if !chosen {
         command.args(["--workspace", "--features", FEATURES]);
@@ -351,13 +351,14 @@ struct Counts {
     skipped: Vec<String>,
 }
 
-/// Whether the client may not be skipped.
+/// Whether this runs in CI, where the client may not be skipped.
 fn ci() -> bool {
     std::env::var("CI").is_ok_and(|value| value == "true")
 }
 
 impl Counts {
-    /// Takes `test result: ok. 3 passed; 0 failed; 1 ignored; …`, and leaves other lines alone.
+    /// Adds the counts of `test result: ok. 3 passed; 0 failed; 1 ignored; …` and the text after `SKIPPED: `. Ignores other
+    /// lines.
     fn add(&mut self, line: &str) {
         if let Some((_, what)) = line.split_once("SKIPPED: ") {
             self.skipped.push(what.to_owned());
@@ -424,7 +425,7 @@ mod tests {
 
     #[test]
     fn words_choose_tests_of_programs_that_they_do_not_name() {
-        // This program stands for two, of which a word names one.
+        // This test program stands for two programs. A word names one of them.
         let program = |name: &str| Program {
             name: name.into(),
             path: std::env::current_exe().unwrap(),

@@ -5,16 +5,16 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 
-/// The repository and where it is built.
+/// The repository and its target folder.
 #[derive(Debug)]
 pub struct Workspace {
     /// The folder of the workspace's Cargo.toml.
     pub root: PathBuf,
-    /// Where cargo builds: `CARGO_TARGET_DIR`, its configuration, or `target`.
+    /// The folder that cargo builds in: `CARGO_TARGET_DIR`, its configuration, or `target`.
     pub target: PathBuf,
 }
 
-/// Which of cargo's profiles.
+/// A profile of cargo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// The profile of tests.
@@ -36,7 +36,7 @@ impl Profile {
 }
 
 impl Workspace {
-    /// Asks cargo.
+    /// Finds the workspace by asking cargo.
     pub fn find() -> anyhow::Result<Self> {
         let mut command = Command::new(cargo());
         command.args(["metadata", "--format-version", "1", "--no-deps", "--manifest-path"]);
@@ -71,7 +71,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Where a profile's programs and plugins lie.
+    /// The folder of a profile's programs and plugins.
     pub fn built(&self, profile: Profile) -> PathBuf {
         self.target.join(if profile == Profile::Dev { "debug" } else { profile.name() })
     }

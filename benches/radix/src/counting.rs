@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The system's allocator, counting requested bytes, without what the allocator itself adds.
+/// The system's allocator. Counts the requested bytes, without the allocator's own overhead.
 pub struct Counting;
 
 static IN_USE: AtomicUsize = AtomicUsize::new(0);

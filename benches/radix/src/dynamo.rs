@@ -88,7 +88,7 @@ pub fn run(workload: &Workload) {
     let before = in_use();
     let indexer = ThreadPoolIndexer::new(ConcurrentRadixTreeCompressed::new(), 1, PAGE as u32);
     let mut seconds = 0.0;
-    // Events are made outside of the clock, which stops only when the worker thread is through with them.
+    // The clock does not run while events are made. It stops when the worker thread has applied all of them.
     let mut next = 0;
     while next < workload.len() {
         let batch: Vec<RouterEvent> = (next..workload.len().min(next + 5000))

@@ -12,7 +12,7 @@ use crate::counting::in_use;
 use crate::timing::Times;
 use crate::workload::{PAGE, PAGES, Workload, read};
 
-/// A listener as a worker has one: copies every event into a ring that another thread reads.
+/// An event listener as in a worker: copies every event into a ring, which another thread would read.
 struct Ring {
     numbers: Vec<u32>,
     at: usize,
@@ -74,7 +74,7 @@ impl Cache {
         Self { pool: PagePool::new(pages as u32), tree, namespace, ring: Ring::new() }
     }
 
-    /// As a request whose prefix is cached: match and lock, pages for the rest, insert, unlock.
+    /// Does what a request with a cached prefix does: match and lock, allocate pages for the rest, insert, unlock.
     fn admit(&mut self, tokens: &[u32]) -> bool {
         let lock = self.tree.lock(self.namespace, tokens);
         let Some(owned) = self.pool.allocate(tokens.len() / PAGE - lock.pages()) else {
@@ -89,7 +89,7 @@ impl Cache {
         true
     }
 
-    /// As the other systems' insert: pages for everything are offered, those that are there already come back.
+    /// Inserts as the other systems do: offers pages for the whole sequence, and gets back those that the tree already has.
     fn insert_whole(&mut self, tokens: &[u32]) {
         let owned = self.pool.allocate(tokens.len() / PAGE).expect("the pool is large enough");
         let lock = self.tree.lock(self.namespace, &[]);
@@ -117,7 +117,7 @@ impl Cache {
     }
 }
 
-/// Everything on the main workload.
+/// Inserts, matches and admits all sequences of the main workload.
 pub fn run(workload: &Workload) {
     let count = workload.len();
     let mut cache = Cache::new(workload.unique_pages() + PAGES);
@@ -206,8 +206,8 @@ pub fn eviction(workload: &Workload) {
     times.print(&format!("ours: evict 1,000 pages, from {leaves} leaves to none"));
 }
 
-/// A pool for a tenth of the workload: every admission needs pages that others have to give up. One eviction per
-/// tick of 8 admissions.
+/// Admits with a pool for a tenth of the workload, so that every admission needs evicted pages. Evicts once per tick of 8
+/// admissions.
 pub fn pressure(workload: &Workload) {
     let mut cache = Cache::new(workload.unique_pages() / 10);
     let mut times = Times::with_capacity(workload.len() / 8);
@@ -226,7 +226,7 @@ pub fn pressure(workload: &Workload) {
     ));
 }
 
-/// Allocation and release, with and without the way through the tree's hands.
+/// Times allocation and release of pages, with and without a hand-over to the cache in between.
 pub fn pool() {
     let mut pool = PagePool::new(100_000);
     let rounds = 20_000;

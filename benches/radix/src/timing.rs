@@ -1,4 +1,4 @@
-//! One clock reading per operation, one line per subject.
+//! Times each operation, and prints one line for each kind of operation.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Sequences of which groups share their first part: the same bytes for every cache.
+//! The workload: sequences in groups that share a prefix. Every cache gets the same bytes.
 
 /// Tokens in a page.
 pub const PAGE: usize = 16;
@@ -68,7 +68,7 @@ impl Workload {
         &self.tokens[index * TOKENS..(index + 1) * TOKENS]
     }
 
-    /// Prompts that start like a group and go on like nothing before.
+    /// Prompts that share the prefix of a group and continue with new tokens.
     pub fn cold(&self, count: usize) -> Vec<Vec<u32>> {
         let shared = SHARED_PAGES * PAGE;
         let fresh =

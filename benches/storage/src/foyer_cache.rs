@@ -1,4 +1,4 @@
-//! foyer, written to disk on insertion with io_uring and `O_DIRECT`, with next to no memory.
+//! foyer: writes pages to disk on insertion, with io_uring and `O_DIRECT`. Its memory holds 1 MiB of pages.
 
 use foyer::{
     BlockEngineConfig, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder, HybridCachePolicy,
@@ -10,7 +10,7 @@ use crate::ways::{Bench, Measured, measure, sync};
 /// Pages that are read at once.
 const READERS: usize = 16;
 
-/// With `buffer` bytes for pages on their way to the disk, or with what it does by itself.
+/// Opens the cache with `buffer` bytes for pages on their way to the disk, or with foyer's defaults.
 async fn open(dir: &std::path::Path, capacity: usize, buffer: Option<usize>) -> HybridCache<u64, Vec<u8>> {
     let device = FsDeviceBuilder::new(dir).with_capacity(capacity).with_direct(true).build().unwrap();
     let engine = BlockEngineConfig::new(device).with_block_size(64 << 20);
@@ -30,15 +30,15 @@ async fn open(dir: &std::path::Path, capacity: usize, buffer: Option<usize>) -> 
         .unwrap()
 }
 
-/// Waits for the disk after so many bytes, with room for four times as many, or only at the end, as it is by default. Each page is copied once on its way in, since foyer owns what
-/// it stores, and once on its way out.
+/// Writes and reads all pages. With a `pace`, the writer waits for the disk after so many bytes, with buffers for four times as
+/// many. Without one, it waits only at the end, with foyer's default buffers. Each page is copied once on its way in, since foyer
+/// owns what it stores, and once on its way out.
 pub fn both(bench: &Bench, pace: Option<usize>) -> [Measured; 2] {
     let dir = bench.dir.join("foyer");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
-    // Blocks that are being written and cleaned come on top.
+    // The capacity is larger than the pages, because foyer also needs blocks that it writes and cleans.
     let capacity = bench.pages * bench.page * 5 / 4 + (512 << 20);
-    // SAFETY: the memory lives for ever, and nothing writes it while a page is stored. Pages that are read are different
-    // ones.
+    // SAFETY: the memory is never freed, and nothing writes a page while foyer stores it. The readers write disjoint pages.
     let bytes = |page: usize| unsafe { std::slice::from_raw_parts_mut(bench.address(page), bench.page) };
     let mut write = measure(|| {
         runtime.block_on(async {

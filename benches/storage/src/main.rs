@@ -1,4 +1,4 @@
-//! See `run.sh`.
+//! Compares ways to store pages: raw files, the tier `hicache-file`, SGLang, NIXL and foyer. See `run.sh`.
 //!
 //! A round writes and reads every page once with each way in turn. See `plugins/hicache-file/benches/tier.rs`.
 
@@ -44,7 +44,7 @@ fn main() {
     }
     all.push(("foyer, paced", &paced));
     all.push(("foyer, burst", &burst));
-    // Raw comes first, and is what the others are compared with.
+    // Raw always runs, as the first way: the other ways are compared with it.
     let wanted = std::env::var("STORAGE_WAYS").unwrap_or_default();
     all.retain(|(name, _)| {
         *name == "raw" || wanted.is_empty() || wanted.split(',').any(|part| name.contains(part))

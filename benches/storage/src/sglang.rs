@@ -13,7 +13,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// None when nothing of SGLang is installed.
+    /// Starts the process. None unless `STORAGE_PYTHON` and `STORAGE_WHEEL` are set.
     pub fn start() -> Option<Self> {
         let (python, wheel) = (std::env::var_os("STORAGE_PYTHON")?, std::env::var_os("STORAGE_WHEEL")?);
         let mut process = Command::new(python)
@@ -56,7 +56,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Ends when its input does, or now.
+        // The process would end with its input. The kill ends it at once.
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }

@@ -1,7 +1,7 @@
 //! A storage tier over SQLite: one table of values by keys. The tier kit brings queue, threads and registered memory.
 //!
-//! Values outlive the process. After a power cut the last ones may be missing, and none is there in part. The processes of
-//! a machine may share a folder.
+//! Values outlive the process. After a power cut the last values may be missing, but no value is there in part. Several
+//! processes of a machine may share a folder.
 
 use std::fs::DirBuilder;
 use std::io::ErrorKind;
@@ -18,7 +18,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 const PAGE: i64 = 16 << 10;
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS pages (key BLOB NOT NULL UNIQUE, value BLOB NOT NULL)";
 
-/// The database. Each call has a connection to itself.
+/// The database. Each call uses a connection of its own.
 pub struct Sqlite {
     file: PathBuf,
     size_limit: i64,
@@ -29,7 +29,7 @@ pub struct Sqlite {
 /// Opens an instance with the configuration that `plugin.toml` describes.
 ///
 /// # Errors
-/// `CONFIG` for a value that cannot be, `IO` when the database cannot be opened.
+/// `CONFIG` for an invalid value, `IO` when the database cannot be opened.
 pub fn open(opening: &Opening) -> Result<Tier<Sqlite>> {
     let config = |text: String| Error::new(ErrorCode::CONFIG, text);
     let table: toml::Table = opening.config.parse().map_err(|error| config(format!("not TOML: {error}")))?;
@@ -50,7 +50,7 @@ pub fn open(opening: &Opening) -> Result<Tier<Sqlite>> {
     };
     let read_only = table.get("read_only").and_then(toml::Value::as_bool).unwrap_or(false);
     if !read_only {
-        // Several workers open one store at once.
+        // The folder may exist: several workers open one store at once.
         match DirBuilder::new().mode(0o700).create(&folder) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 return Err(Error::new(ErrorCode::IO, format!("{}: {error}", folder.display())));
@@ -60,7 +60,7 @@ pub fn open(opening: &Opening) -> Result<Tier<Sqlite>> {
     }
     let size_limit = number("size_limit_mib", 10240, 2 << 20)? << 20;
     let store = Sqlite { file: folder.join("pages.sqlite"), size_limit, read_only, idle: Mutex::default() };
-    // A database that cannot be opened is an error now, and not at the first page.
+    // Connects now, so that a database that cannot be opened is an error here and not at the first page.
     store.with(|_connection| Ok(()))?;
     Tier::start(store, limits)
 }
@@ -90,7 +90,7 @@ impl Sqlite {
         Ok(connection)
     }
 
-    /// Does something with a connection, which is kept for the next call unless it failed.
+    /// Calls `act` with a connection. Keeps the connection for the next call unless `act` failed.
     fn with<T>(&self, act: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = idle().pop();
@@ -151,7 +151,7 @@ impl Store for Sqlite {
     }
 
     fn scan(&self, after: Option<&Key>, keys: &mut [Key]) -> Result<usize> {
-        // Every key is behind the empty one.
+        // Every key sorts after the empty key.
         let after = after.map_or(&[][..], |key| &key.0[..]);
         self.with(|connection| {
             let text = "SELECT key FROM pages WHERE key > ?1 ORDER BY key LIMIT ?2";

@@ -1,4 +1,4 @@
-//! Values in and out, and after the database was opened anew. `host plugins test` asks for much more.
+//! Values can be read back, also after the database was opened again. `host plugins test` checks much more.
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{Address, Key, Memory, MemoryKind, Opening, StorageTier, Tag, TierCompletion, TierPage};
@@ -21,7 +21,7 @@ fn memory(bytes: &mut [u8]) -> Memory {
     }
 }
 
-/// The status of a batch of one page.
+/// Waits for a batch of one page and returns its status.
 fn ended(tier: &dyn StorageTier) -> i32 {
     let mut done = [TierCompletion::default()];
     while tier.poll(&mut done) == 0 {

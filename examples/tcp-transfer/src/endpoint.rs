@@ -1,14 +1,14 @@
-//! What a peer needs to connect, and what the two ends of a connection say first.
+//! The bytes that a peer needs to connect, and the first bytes that both ends of a connection send.
 
 use std::net::SocketAddr;
 
 use host_transfer_kit::Random;
 
-/// The first bytes of an endpoint. Another version of the protocol gets other ones.
+/// The first bytes of an endpoint. Another version of the protocol has other first bytes.
 const MAGIC: &[u8; 8] = b"WIRE0003";
 /// First byte of a submission.
 pub const DATA: u8 = 1;
-/// An end on purpose.
+/// The sender ends the connection on purpose.
 pub const GOODBYE: u8 = 2;
 /// The answer to a peer that may write.
 pub const WELCOME: u8 = 3;

@@ -1,6 +1,6 @@
 //! A transfer backend over TCP. The transfer kit brings queue, memory, peers, threads and fences.
 //!
-//! To make it yours: [`sender`] and [`receiver`] are the two ends of a connection, and that is where your network goes.
+//! To adapt it to your network, change [`sender`] and [`receiver`], the two ends of a connection.
 
 mod endpoint;
 mod receiver;
@@ -16,7 +16,7 @@ use host_transfer_kit::{Frontend, random};
 
 use endpoint::Endpoint;
 
-/// Where an instance is reached, and the thread that accepts.
+/// The endpoint of an instance, and the thread that accepts connections.
 pub struct Tcp {
     endpoint: Endpoint,
     acceptor: Mutex<Option<JoinHandle<()>>>,
@@ -26,7 +26,7 @@ pub struct Tcp {
 /// on this machine alone. To add keys, declare each in plugin.toml, and read the text with the crate `toml`.
 ///
 /// # Errors
-/// `CONFIG` for an address that is none, `IO` when nothing can be listened on, `INVALID_ARGUMENT` for a name that cannot be.
+/// `CONFIG` for an invalid address, `IO` when the instance cannot listen, `INVALID_ARGUMENT` for an invalid name.
 pub fn open(opening: &Opening) -> Result<Frontend<Threaded<Tcp>>> {
     let io = |error: std::io::Error| Error::new(ErrorCode::IO, format!("cannot listen: {error}"));
     let listener = TcpListener::bind((address(&opening.config)?, 0)).map_err(io)?;
@@ -71,7 +71,7 @@ impl Network for Tcp {
     }
 
     fn stop(&self) -> bool {
-        // The thread looks after each connection whether the instance ends: one from here wakes it up.
+        // The thread checks after each connection whether the instance ends. A connection from here wakes the thread up.
         drop(TcpStream::connect(self.endpoint.address));
         let acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner).take();
         acceptor.is_none_or(|acceptor| acceptor.join().is_ok())

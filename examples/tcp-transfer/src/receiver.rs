@@ -1,4 +1,4 @@
-//! The end of a connection that receives: a thread that accepts, and one per connection.
+//! The receiving end of a connection: a thread that accepts, and one thread per connection.
 
 use std::io::{Error, Read, Result, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -20,11 +20,11 @@ pub fn accept(station: &Arc<Station>, listener: &TcpListener, token: Random) {
         threads.retain(|thread| !thread.is_finished());
         let Ok(stream) = stream else { continue };
         if threads.len() < MAX_PEERS {
-            // Without a thread the peer's connection ends, which tells it.
+            // When no thread can be started, the connection ends, which tells the peer.
             threads.extend(station.thread("receive", move |station| serve(station, stream, token)));
         }
     }
-    // A peer that said hello during the shutdown was not cut with the others.
+    // Cuts peers that said hello during the shutdown: the earlier cut did not cover them.
     station.memory.cut(|_| true);
     for thread in threads {
         let _panicked = thread.join();
@@ -75,7 +75,7 @@ fn receive(inbound: &Inbound, stream: &mut TcpStream) -> Result<()> {
                 status = ErrorCode::INVALID_ARGUMENT.0;
             }
         }
-        // All of its data is there: only now may the host hear of it.
+        // All data of the submission is in memory: only now may the host learn of it.
         if status == 0 {
             inbound.arrived(notification);
         }

@@ -1,4 +1,4 @@
-//! The end of a connection that sends.
+//! The sending end of a connection.
 
 use std::io::{Error, Read, Result, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -37,8 +37,8 @@ pub fn connect(own_name: &str, endpoint: &Endpoint) -> Result<Connection> {
 }
 
 impl Line for Sender {
-    /// One submission at a time, as a `Line` asks. A backend that sends the next one meanwhile implements `Backend` instead of
-    /// `Network`, and keeps `GuardedMemory`.
+    /// Sends one submission and waits for its end, as a `Line` must. A backend that sends the next submission meanwhile
+    /// implements `Backend` instead of `Network`, and keeps `GuardedMemory`.
     fn send(&mut self, submission: &Content<ThreadedPeer, ()>, memory: &GuardedMemory) -> Result<(i32, u64)> {
         let notification = submission.notification();
         let mut head = vec![DATA];
@@ -57,7 +57,7 @@ impl Line for Sender {
             for at in (0..write.length as usize).step_by(BUFFER) {
                 let piece = &mut self.buffer[..(write.length as usize - at).min(BUFFER)];
                 if !memory.read(&write, at, piece) {
-                    // The host does not take memory back that is in use.
+                    // Unexpected: the host does not deregister memory that is in use.
                     return Err(Error::other("the source is gone"));
                 }
                 self.stream.write_all(piece)?;
@@ -73,8 +73,8 @@ impl Line for Sender {
         if !lost {
             let _maybe_lost = self.stream.write_all(&[GOODBYE]);
         }
-        // The peer answers the end of the data with the end of its own, and lands nothing after that. Until then, what was sent
-        // may be on its way.
+        // The peer answers the end of the data with the end of its own data, and lands nothing after that. Until then,
+        // sent bytes may still be on their way.
         let _maybe_lost = self.stream.shutdown(Shutdown::Write);
         while self.stream.read(&mut self.buffer).is_ok_and(|count| count > 0) {}
     }

@@ -1,4 +1,4 @@
-//! Two instances in one process. `host plugins test` asks for much more. This is the place for what is yours.
+//! Two instances in one process. `host plugins test` checks much more. Your own tests go here.
 
 #![allow(clippy::unwrap_used)]
 

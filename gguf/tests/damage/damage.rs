@@ -1,4 +1,4 @@
-//! Valid files, and what damages them by a seed. Shared by the example `mutate` and a test.
+//! Valid files, and a generator that damages them, from a seed. Shared by the example `mutate` and a test.
 
 use host_gguf::Kind;
 use host_tests::gguf::{GgufFile, value};
@@ -33,16 +33,16 @@ pub fn seeds() -> Vec<Vec<u8>> {
     vec![whole.bytes(), aligned.bytes(), GgufFile::default().text("k", "v").bytes()]
 }
 
-/// Damages files as its seed says.
+/// Damages files at random, from a seed.
 pub struct Damage(fastrand::Rng);
 
 impl Damage {
-    /// What follows from a seed.
+    /// A generator from this seed.
     pub fn seeded(seed: u64) -> Self {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// A number from 0 on, below `end`.
+    /// A random number below `end`, or 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         self.0.usize(..end.max(1))
     }
@@ -56,7 +56,7 @@ impl Damage {
         bytes
     }
 
-    /// A place of `bytes`, more often in the header, which is in front.
+    /// A random position in `bytes`, more often in the header, which is in front.
     fn place(&mut self, bytes: &[u8]) -> usize {
         let end = if self.below(4) > 0 { bytes.len().min(1024) } else { bytes.len() };
         self.below(end)
@@ -70,7 +70,7 @@ impl Damage {
             0 if !bytes.is_empty() => bytes[place] ^= 1 << self.below(8),
             1 if !bytes.is_empty() => bytes[place] = self.0.u8(..),
             2 => {
-                // Numbers at which lengths and offsets turn over.
+                // Numbers at which lengths and offsets overflow, or cross a limit.
                 let number = [0, 1, 31, 32, u64::MAX, u64::MAX - 31, 1 << 63, 1 << 32, 1 << 31, 1 << 20];
                 let number = number[self.below(number.len())];
                 let width = if self.below(3) == 0 { 4 } else { 8 };

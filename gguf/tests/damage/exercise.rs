@@ -1,12 +1,12 @@
-//! Does with some bytes what the host does with a model file, as far as they go. Shared by the fuzz target and the example
-//! `mutate`.
+//! Reads bytes as the host reads a model file, as far as they are valid. Shared by the fuzz target, the example `mutate` and a
+//! test.
 
 use host_gguf::Gguf;
 
-/// Rows of more elements are not read, because all memory that is taken here is to come from the reader.
+/// Rows of more elements are not read, so that this code takes little memory and the reader's memory shows.
 const MOST_ELEMENTS: u64 = 1 << 16;
 
-/// Whether the bytes are a file. Panics when the reader believes what is not so.
+/// Whether the bytes are a valid file. Panics when the reader accepts a file and then contradicts itself.
 pub fn exercise(bytes: &[u8]) -> bool {
     let gguf = match Gguf::read(bytes) {
         Ok(gguf) => gguf,

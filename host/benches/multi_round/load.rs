@@ -1,4 +1,4 @@
-//! Conversations, a round at a time.
+//! Conversations that send one question per round.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -7,7 +7,7 @@ use host_tests::streaming::{Streamed, generate};
 
 use super::{AT_ONCE, Sizes};
 
-/// What was said so far, by conversation.
+/// The tokens of each conversation so far.
 pub struct Load {
     sizes: Sizes,
     said: Vec<Vec<u32>>,
@@ -50,7 +50,7 @@ impl Load {
     }
 }
 
-/// SplitMix64's last step.
+/// The output function of SplitMix64.
 fn mix(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

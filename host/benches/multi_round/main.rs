@@ -1,30 +1,30 @@
-//! Conversations of six rounds against the real server, with and without caches on the decode worker: the table that
-//! SGLang published for its hierarchical cache on decode (pull request 26227), scaled to this machine.
+//! Measures conversations of six rounds with the real server, with caches on the decode worker and without. It follows the table
+//! that SGLang published for its hierarchical cache on decode (pull request 26227), scaled to this machine.
 //!
 //! `cargo build --release --workspace && cargo bench -p host --bench multi_round [-- SCALE [CONVERSATIONS [PASSES]] [ARM...]]`
 //!
-//! There a prompt has 4K tokens, and each round adds 8K of an answer and 4K of a question: 4K, 16K, .. 64K. Here everything is
-//! divided by `SCALE` (8 unless said otherwise, and 32 takes a quarter of the time). So are the tokens of a prefill step, 8K
-//! there, which is what SGLang takes on a GPU of 80 GB. The prefill worker has both caches and storage in every arm, as there:
-//! what it found in the first column of that table is exactly the prompt of the round before (0.25 of 16K), and with storage on
-//! decode the answers too (0.75).
+//! There a prompt has 4K tokens, and each round adds 8K of an answer and 4K of a question: 4K, 16K, .. 64K. Here all lengths are
+//! divided by `SCALE` (8 by default; 32 takes a quarter of the time). So are the tokens of a prefill step, 8K there, which is
+//! SGLang's default on a GPU of 80 GB. As there, the prefill worker has both caches and storage in every arm: the hits in the first
+//! column of that table are exactly the prompt of the round before (0.25 of 16K), and with storage on decode also the answers
+//! (0.75).
 //!
-//! - time: a decode step takes 9.8 ms (there 40.3 ms between tokens), a prompt's token 30 us. From that table's rounds 0 and 1,
-//!   0.57 ms of time to the first token for each computed token. If there are eight at once there as here, the mean of them waits
-//!   4.5 times as long as one takes, and a token takes 0.127 ms. Steps are divided by 4.1, tokens' times too, so answers take as
-//!   many times longer than their prompts as there, and all times are divided by 4.1 x `SCALE`.
-//! - memory: 512 bytes of KV a token, there 256 KiB (Qwen 32B: 64 layers, 8 heads of 128, bf16). The synthetic executor reads
-//!   all KV of a sequence in every step, so that more would be slower than the modelled steps. KV moves through memory here
-//!   and not over a network: beside computing it costs next to nothing here, so that what decode's own hits save of the
-//!   transfer, which there is much of the gain, hardly shows in times. The bytes are counted.
-//! - eight conversations at once of sixteen. The next round begins when the last one has ended. Decode's pool holds eight whole
-//!   sequences and an eighth more, host memory one and a half times that: the working set exceeds the pool from round 3 on and
-//!   host memory in round 5. The prefill worker's are as large. The pools are the sizes, not the load, that the published table
-//!   leaves open.
+//! - time: a decode step takes 9.8 ms (there 40.3 ms between tokens), a prompt's token 30 us. From rounds 0 and 1 of that table,
+//!   the time to the first token is 0.57 ms for each computed token. If eight prompts are computed at once there as here, their
+//!   mean wait is 4.5 times that of one, so a token takes 0.127 ms. Both steps and tokens are divided by 4.1, so the ratio of
+//!   answers' times to prompts' times is as there, and all times are divided by 4.1 x `SCALE`.
+//! - memory: 512 bytes of KV a token, there 256 KiB (Qwen 32B: 64 layers, 8 heads of 128, bf16). The synthetic executor reads all
+//!   KV of a sequence in every step, and more KV would make it slower than the modelled steps. KV moves through memory here and not
+//!   over a network, at almost no cost compared with computing. So the transfers that decode's own hits save, much of the gain
+//!   there, hardly show in times. The bytes are counted.
+//! - eight of sixteen conversations run at once. The next round begins when the last one has ended. Decode's pool holds nine whole
+//!   sequences (eight and an eighth of that), and host memory one and a half times as many: the working set exceeds the pool from
+//!   round 3 on, and host memory in round 5. The prefill worker's are as large. The published table does not give the sizes of the
+//!   pools, and it gives the load.
 //!
-//! Times are taken where the client reads. TPOT is the time from the first token to the last, over the tokens after the
-//! first. All arms run one after the other, each on servers and storage of its own, and so again in each of the `PASSES`. A time
-//! is the middle one of the passes', which one disturbance does not move.
+//! The client measures times when it reads. TPOT is the time from the first token to the last, divided by the number of tokens
+//! after the first. All arms run one after the other, each on its own servers and storage, and again in each of the `PASSES`. A
+//! time is the median of the passes, which one disturbance does not change.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -54,10 +54,10 @@ const STEP_US: usize = 9_800;
 const MODEL: &str = "[synthetic]\nlayers = 2\nkv-heads = 1\nhead-dim = 32\n";
 const TOKEN_BYTES: usize = 512;
 
-/// One way to serve.
+/// One way to serve: the flags of the decode worker.
 pub struct Arm {
     name: &'static str,
-    /// Of the decode worker.
+    /// Flags of the decode worker.
     flags: &'static [&'static str],
 }
 
@@ -78,7 +78,7 @@ pub struct Sizes {
     pub answer: usize,
     /// Tokens of a prefill step.
     pub chunk: usize,
-    /// How many there are.
+    /// Number of conversations.
     pub conversations: usize,
 }
 

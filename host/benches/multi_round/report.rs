@@ -9,7 +9,7 @@ use super::{PAGE_TOKENS, Sizes};
 
 type Series = BTreeMap<String, f64>;
 
-/// Tokens of prompts that a worker had, by where it had them.
+/// Prompt tokens that a worker found, by the tier that had them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hits {
     pool: f64,
@@ -25,15 +25,15 @@ pub struct Round {
     later: Vec<f64>,
     /// Tokens of all prompts.
     prompts: f64,
-    /// Of these, computed by prefill.
+    /// Tokens of the prompts that prefill computed.
     computed: f64,
     prefill: Hits,
     decode: Hits,
-    /// From prefill to decode.
+    /// Bytes from prefill to decode.
     bytes: u64,
-    /// Pages that decode was promised from offload tiers and did not get.
+    /// Pages that offload tiers promised to decode and did not deliver.
     missing: f64,
-    /// Pages that were there, and that the cost model did not have restored.
+    /// Pages in offload tiers that were not restored because of the cost model.
     skipped: f64,
 }
 
@@ -88,7 +88,7 @@ impl Round {
         }
     }
 
-    /// Several rounds as one.
+    /// Combines several rounds into one.
     fn all(rounds: &[&Self]) -> Self {
         let sum = |figure: fn(&Self) -> f64| rounds.iter().map(|round| figure(round)).sum();
         let hits = |figure: fn(&Self) -> Hits| {
@@ -146,7 +146,7 @@ fn quantile(values: &[f64], share: f64) -> f64 {
 pub struct Measured {
     /// Its name.
     pub arm: &'static str,
-    /// Pass by pass, round by round.
+    /// The rounds of each pass.
     pub passes: Vec<Vec<Round>>,
 }
 
@@ -157,7 +157,7 @@ struct Row {
 }
 
 impl Row {
-    /// Of one round, or of all.
+    /// The row of one round, or of all rounds if `round` is none.
     fn of<'a>(measured: &'a Measured, round: usize) -> Self {
         let rounds = |pass: &'a Vec<Round>| pass.get(round..=round).unwrap_or(pass).iter().collect();
         let chosen: Vec<Vec<&Round>> = measured.passes.iter().map(rounds).collect();
@@ -167,7 +167,7 @@ impl Row {
         }
     }
 
-    /// The middle of the passes' figures.
+    /// The median of the passes' figures.
     fn middle(&self, figure: &dyn Fn(&Round) -> f64) -> f64 {
         let mut figures: Vec<f64> = self.passes.iter().map(figure).collect();
         figures.sort_by(f64::total_cmp);
@@ -176,8 +176,8 @@ impl Row {
     }
 }
 
-/// Prints a row for each round and arm: of times the middle of all passes, of counts what a pass had on average. Changes are
-/// relative to the arms "off" and L1.
+/// Prints a row for each round and arm: for times the median of all passes, for counts the mean of the passes. Changes are relative
+/// to the arms "off" and L1.
 pub fn print(arms: &[Measured], sizes: Sizes) {
     println!(
         "| round | prompt | arm | TTFT mean | to off | to L1 | p99 | to off | to L1 | TPOT | to off | prefill hits L1 / L2 / L3 | \

@@ -1,4 +1,4 @@
-//! Router, prefill and decode worker, each with flags of its own.
+//! A server of a router, a prefill and a decode worker, each with its own flags.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,9 +8,9 @@ use host_tests::cluster::{Cluster, Start, signal};
 
 /// A worker's own flags and its configuration file.
 pub struct Worker {
-    /// Beside those that every worker has.
+    /// Flags in addition to those of every worker.
     pub flags: Vec<String>,
-    /// As TOML.
+    /// The content of the file, as TOML.
     pub config: String,
 }
 
@@ -26,18 +26,18 @@ struct Process(Child);
 impl Drop for Process {
     fn drop(&mut self) {
         signal(self.0.id(), "TERM");
-        // It ends by itself once its work is done. Nothing is left to do about one that does not.
+        // It ends after its work is done. An error is ignored, because nothing can be done about it.
         let _ended = self.0.wait().is_err();
     }
 }
 
 impl Server {
-    /// Starts all three and waits until they know each other.
+    /// Starts all three processes and waits until they have registered.
     pub fn start(prefill: &Worker, decode: &Worker) -> anyhow::Result<Self> {
         Self::start_with(&[], prefill, decode)
     }
 
-    /// As [`start`](Self::start), with flags that all three have.
+    /// As [`start`](Self::start), with flags that all three processes get.
     pub fn start_with(shared: &[String], prefill: &Worker, decode: &Worker) -> anyhow::Result<Self> {
         let program = Path::new(env!("CARGO_BIN_EXE_host"));
         let plugins = program.parent().unwrap_or(program);
@@ -67,7 +67,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it serves.
+    /// URL of the server.
     pub fn url(&self) -> &str {
         &self.router.url
     }

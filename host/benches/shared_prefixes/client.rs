@@ -1,4 +1,4 @@
-//! Clients that each send the next request when the last one is answered.
+//! Clients that send the next request after the last one was answered.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use super::{ANSWER_TOKENS, IN_FLIGHT, OWN_TOKENS, PREFIX_TOKENS, PREFIXES};
 
-/// How many requests a server gets.
+/// The server of a load, and the number of requests that it gets.
 pub struct Load {
-    /// The server.
+    /// URL of the server.
     pub url: String,
-    /// Requests in all.
+    /// Total number of requests.
     pub requests: usize,
 }
 
@@ -85,7 +85,7 @@ impl Load {
             };
             last = serde_json::from_str(event)?;
             let tokens = last["output_ids"].as_array().map_or(0, Vec::len);
-            // Tokens that come together were waited for together.
+            // Tokens that arrive together get the same time.
             answer.tokens.resize(tokens.max(answer.tokens.len()), now);
         }
         anyhow::ensure!(answer.tokens.len() == ANSWER_TOKENS, "request {number} was not answered: {last}");
@@ -102,7 +102,7 @@ fn prompt(number: usize) -> Vec<u32> {
     shared.chain((0..OWN_TOKENS).map(|place| token(1_000 + number as u64, place))).collect()
 }
 
-/// SplitMix64's last step.
+/// The output function of SplitMix64.
 fn mix(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -3,16 +3,16 @@
 //!
 //! `cargo build --release --workspace && cargo bench -p host --bench shared_prefixes [-- rounds [requests [slope]]]`
 //!
-//! 20 prefixes of 2000 tokens, 200 tokens of each request's own behind them (91 % of a prompt is shared), answers of 32
-//! tokens, 128 requests in flight all the time. A decode step takes 17.4 ms and 0.417 ms per sequence, so 37 sequences
-//! take 32.8 ms and 116 twice as long: half the times that SGLang published for its decode radix cache (pull request
-//! 19746: 65.6 ms between tokens with 37 running, 130.6 ms with 104 to 126). The decode pool holds 37 whole requests. `slope`
-//! sets another time per sequence, in microseconds. 37 sequences take 32.8 ms all the same.
+//! 20 prefixes of 2000 tokens, each request with 200 tokens of its own (91 % of a prompt is shared), answers of 32 tokens, 128
+//! requests in flight all the time. A decode step takes 17.4 ms and 0.417 ms per sequence, so 32.8 ms with 37 sequences and twice
+//! as long with 116. These are half the times that SGLang published for its decode radix cache (pull request 19746: 65.6 ms between
+//! tokens with 37 running, 130.6 ms with 104 to 126). The decode pool holds 37 whole requests. `slope` sets another time per
+//! sequence, in microseconds; 37 sequences take 32.8 ms with every slope.
 //!
-//! Each round runs all arms one after the other, each on a server of its own. Arms of one round are compared, and the table shows
-//! the median over rounds. Times are taken where the client reads. The first and the last 128 requests of an arm are not counted:
-//! the first fill the cache, and with the last the load ends. The targets are relative to the time between tokens that the first
-//! arm of the same round had.
+//! Each round runs all arms one after the other, each on its own server. Arms are compared within a round, and the table shows the
+//! median over rounds. The client measures times when it reads. The first and the last 128 requests of an arm are not counted: the
+//! first fill the cache, and the load falls during the last. The targets are relative to the time between tokens of the first arm
+//! in the same round.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -33,7 +33,7 @@ const ANSWER_TOKENS: usize = 32;
 const PAGE_TOKENS: usize = 16;
 /// Whole requests that fit the decode pool.
 const FITTING: usize = 37;
-/// Microseconds of a decode step per sequence, unless said otherwise, and of a step with as many as fit.
+/// Default of a decode step's time per sequence, and the time of a step with as many sequences as fit. In microseconds.
 const SLOPE: usize = 417;
 const FITTING_STEP: usize = 32_829;
 

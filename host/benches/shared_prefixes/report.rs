@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::client::Answer;
 use super::{IN_FLIGHT, OWN_TOKENS, PREFIX_TOKENS};
 
-/// One arm in one round.
+/// The figures of one arm in one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     pub requests_per_second: f64,
@@ -16,13 +16,13 @@ pub struct Figures {
     pub itl_p99_ms: f64,
     /// Mean sequences in a decode step.
     pub sequences: f64,
-    /// Prompt tokens that decode held, as a share of all.
+    /// Fraction of all prompt tokens that decode held.
     pub hit_rate: f64,
     pub moved_mib: f64,
 }
 
 impl Figures {
-    /// Figures of the answers but the first and last ones.
+    /// Computes figures from the answers without the first and last ones.
     pub fn of(answers: &[Answer], metrics: &BTreeMap<String, f64>) -> Self {
         let ends: Vec<f64> = answers.iter().filter_map(|answer| answer.tokens.last().copied()).collect();
         let counted = &answers[IN_FLIGHT..answers.len() - IN_FLIGHT];
@@ -55,19 +55,19 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * share).round() as usize]
 }
 
-/// One arm in all rounds.
+/// The figures of one arm in all rounds.
 pub struct Row {
     name: &'static str,
     rounds: Vec<Figures>,
 }
 
 impl Row {
-    /// Nothing yet.
+    /// A row without figures.
     pub fn new(name: &'static str) -> Self {
         Self { name, rounds: Vec::new() }
     }
 
-    /// One more round.
+    /// Adds the figures of a round.
     pub fn add(&mut self, figures: Figures) {
         self.rounds.push(figures);
     }
@@ -78,7 +78,7 @@ impl Row {
         quantile(&values, 0.5)
     }
 
-    /// Median over rounds of this arm's figure relative to another arm's in the same round.
+    /// Median over rounds of the ratio between this arm's figure and another arm's in the same round.
     fn ratio(&self, base: &Row, figure: impl Fn(&Figures) -> f64) -> f64 {
         let mut ratios: Vec<f64> = self
             .rounds
@@ -91,7 +91,7 @@ impl Row {
     }
 }
 
-/// Prints the table, as it goes into the documentation. Arms are compared with the first.
+/// Prints the table as the documentation has it. Arms are compared with the first one.
 pub fn print(rows: &[Row]) {
     println!(
         "| arm | requests/s | TTFT p50 | p99 | gain p50 | ITL mean | p50 | p99 | mean / off | sequences | hits | MiB moved |"

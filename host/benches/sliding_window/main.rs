@@ -1,5 +1,5 @@
-//! How many requests a decode pool of fixed bytes holds when most layers of the model see a window only, and how many end
-//! per second: three ways to give out memory, in one run.
+//! Measures how many requests a decode pool of fixed bytes holds, and how many end per second, when most layers see only a window:
+//! three ways to allocate memory, in one run.
 //!
 //! `cargo build --release --workspace && cargo bench -p host --bench sliding_window [-- REQUESTS SLIDING...]`
 //!
@@ -8,15 +8,15 @@
 //! take 17.4 ms and 0.417 ms per sequence, as in the bench `shared_prefixes`. The pool holds eight whole requests of the first
 //! arm.
 //!
-//! - `whole`: every layer keeps every token, as if none slid. One pool.
-//! - `tail`: as SGLang's pull request 24857 does with the default `--swa-full-tokens-ratio` of 0.8: memory is divided beforehand
-//!   into a part for the layers that see everything, of N tokens, and one for the sliding layers, of 0.8 N tokens. A request
-//!   takes its tokens of the one and the tail of its window of the other. `host` with the same flag.
-//! - `shared`: one pool whose pages serve both, as `host` does it.
+//! - `whole`: every layer keeps every token, as if no layer slid. One pool.
+//! - `tail`: as in SGLang's pull request 24857 with the default `--swa-full-tokens-ratio` of 0.8. The memory is divided in advance:
+//!   a part of N tokens for the layers that see everything, and a part of 0.8 N tokens for the sliding layers. A request takes all
+//!   its tokens from the first part and the tail of its window from the second. This is `host` with the same flag.
+//! - `shared`: `host` by default: one pool whose pages serve both kinds of layers.
 //!
-//! Requests held are the mean number of those that have their first token and not their last, over the middle of the run, as
-//! clients see it. Requests per second are those that end there. The middle begins when a quarter of the requests has ended, and
-//! ends when three quarters have.
+//! Requests held are the mean number of requests that have their first token and not yet their last, over the middle of the run, as
+//! clients see it. Requests per second are those that end in the middle. The middle begins when a quarter of the requests has
+//! ended, and ends when three quarters have.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -36,7 +36,7 @@ const PROMPT: usize = 8192;
 const ANSWER: usize = 128;
 const WINDOW: usize = 128;
 const LAYERS: usize = 6;
-/// K and V of one layer: one head of four elements, f32.
+/// Bytes of K and V in one layer: one head of four elements, f32.
 const TOKEN_BYTES: usize = 2 * 4 * 4;
 /// Whole requests that the pool holds when all layers keep all tokens.
 const FITTING: usize = 8;
@@ -45,7 +45,7 @@ const STEP_US: usize = 17_400;
 const SEQUENCE_US: usize = 417;
 const PREFILL_TOKEN_US: usize = 2;
 
-/// One way to give out memory.
+/// One way to allocate memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arm {
     Whole,
@@ -71,12 +71,12 @@ impl Setting {
         FITTING * self.request() * self.page_tokens * LAYERS * TOKEN_BYTES
     }
 
-    /// Bytes of a page of the pool with so many layers.
+    /// Bytes of a page of the pool with this number of layers.
     fn page(self, layers: usize) -> usize {
         layers * self.page_tokens * TOKEN_BYTES
     }
 
-    /// Pages that the arm's pool has.
+    /// Number of pages in the arm's pool.
     fn pages(self, arm: Arm) -> usize {
         let full = LAYERS - self.sliding;
         match arm {
@@ -151,7 +151,7 @@ fn measure(arm: Arm, setting: Setting, requests: usize) -> anyhow::Result<Row> {
         config: format!("[synthetic]\nlayers = {LAYERS}\nkv-heads = 1\nhead-dim = 4\n{model}{cost}"),
     };
     let own: &[&str] = if arm == Arm::Tail { &["--swa-full-tokens-ratio", RATIO] } else { &[] };
-    // The prefill worker is no bottleneck: room for all that are in flight, however memory is given out.
+    // The prefill worker is no bottleneck: it has room for all requests in flight, whatever the arm.
     let prefill =
         worker(2 * IN_FLIGHT * setting.request(), &[], &format!("prefill-token-us = {PREFILL_TOKEN_US}\n"));
     let decode =
@@ -177,7 +177,7 @@ fn measure(arm: Arm, setting: Setting, requests: usize) -> anyhow::Result<Row> {
     })
 }
 
-/// Sends all requests, each prompt another.
+/// Sends all requests, each with another prompt.
 fn run(url: &str, requests: usize) -> anyhow::Result<Vec<Streamed>> {
     let next = AtomicUsize::new(0);
     let answers = Mutex::new(Vec::new());

@@ -1,4 +1,4 @@
-//! Many prompts at the same moment.
+//! Measures many prompts that are sent at the same moment.
 
 use super::client::first_tokens;
 use super::{arms, start};
@@ -16,7 +16,7 @@ pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
     let mut columns = Vec::new();
     let mut prompts = 0;
     for arm in &arms {
-        // All prompts of the highest level fit, so that what is measured is moving and not waiting for pages.
+        // The pool holds all prompts of the highest level, so that the transfer is measured and not waiting for pages.
         let pages = (PROMPT.div_ceil(16) + 1) * 256;
         let pages = pages.to_string();
         let flags =

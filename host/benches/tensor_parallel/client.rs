@@ -8,12 +8,12 @@ use std::time::Instant;
 use anyhow::Context;
 use serde_json::json;
 
-/// Milliseconds to the first token of each of `count` prompts. `first` numbers the first of them, and no two numbers share a
-/// prefix.
+/// Sends `count` prompts and returns the milliseconds to each one's first token. The prompts are numbered from `first` on, and no
+/// two numbers share a prefix.
 pub fn first_tokens(url: &str, count: usize, tokens: usize, first: usize) -> anyhow::Result<Vec<f64>> {
     let address = url.strip_prefix("http://").context("an http address")?;
     let together = Barrier::new(count);
-    // Connected before any client waits for the others.
+    // All clients connect before any of them waits for the others.
     let streams: Vec<TcpStream> =
         (0..count).map(|_| TcpStream::connect(address)).collect::<Result<_, _>>().context("no connection")?;
     std::thread::scope(|scope| {

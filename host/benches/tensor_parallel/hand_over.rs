@@ -1,4 +1,4 @@
-//! One prompt at a time.
+//! Measures hand-overs of one prompt at a time.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ const WARM_UP: u32 = 2;
 /// Odd, so that a median is one of the times.
 const ROUNDS: u32 = 21;
 
-/// Prints a table: milliseconds, and how much of the equal arm's hand-over of the same layout each one takes.
+/// Prints a table of milliseconds, each with its ratio to the hand-over of the arm with equal sizes in the same layout.
 pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
     let plain = wanted.iter().any(|word| word == "plain");
     let words: Vec<String> = wanted.iter().filter(|word| *word != "plain").cloned().collect();
@@ -37,7 +37,7 @@ pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
             let mut times = vec![Vec::new(); servers.len()];
             for round in 0..WARM_UP + ROUNDS {
                 let prompt: Vec<u32> = (0..PROMPT).map(|token| (token * 7 + round * 13) % 250).collect();
-                // Each server takes each place in the turn.
+                // Each server takes each place in the turn equally often.
                 for index in (0..servers.len()).map(|turn| (turn + round as usize) % servers.len()) {
                     let begun = Instant::now();
                     servers[index].generate(&prompt, 1).map_err(anyhow::Error::msg)?;

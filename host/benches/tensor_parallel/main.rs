@@ -1,17 +1,18 @@
-//! What it costs to move KV pages between workers of different tensor-parallel sizes, against equal ones.
+//! Measures the cost of moving KV pages between workers of different tensor-parallel sizes, compared with equal sizes.
 //!
 //! `cargo build --release --workspace && cargo bench -p host --bench tensor_parallel -- MODE [PLUGIN [WORD...]]`
 //!
-//! - `hand-over`: one prompt at a time. An aggregated server, which hands nothing over, and split ones of several sizes run at
-//!   once and get requests in turn. A hand-over is what a split server takes beyond the aggregated one, to the first token.
+//! - `hand-over`: one prompt at a time. An aggregated server, which hands nothing over, and servers with prefill and decode workers
+//!   of several sizes run at once and get requests in turn. A hand-over is the time that a server takes beyond the aggregated one,
+//!   up to the first token.
 //! - `at-once`: 1 to 256 prompts sent at the same moment. The figure is the best of four mean times to the first token, as in the
 //!   table of SGLang's pull request 22536.
 //!
-//! Each does so in the layout in which a head range of a page is one piece, and in the layer-first one that engines fix, where
-//! it is one piece per token: there with and without staging. PLUGIN is `shm` unless said otherwise. WORDs such as `p4d4 p2d4`
-//! name the sizes to compare, the first of them the equal one. Others, such as `page-head-first`, leave only the arms in whose
-//! names they are, and `plain` leaves out digests. All servers of a table run at once, so that idle ones take memory and a little
-//! of the processors: compare pairs.
+//! Each mode uses two layouts: one in which a head range of a page is one piece, and the layer-first one of engines, in which it is
+//! one piece per token. The second layout runs with staging and without. PLUGIN is `shm` by default. WORDs such as `p4d4 p2d4`
+//! select the sizes to compare, and the first of them must be the equal one. Other words, such as `page-head-first`, select the
+//! arms that have them in their names, and `plain` leaves out digests. All servers of a table run at once. Idle ones take memory
+//! and a little of the processors, so compare pairs.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -23,26 +24,26 @@ use std::path::Path;
 
 use host_tests::cluster::{Cluster, Start};
 
-/// One way to divide the work.
+/// One pair of sizes with a layout and a way of staging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arm {
     /// Tensor-parallel ranks of the prefill and of the decode worker.
     pub ranks: (u32, u32),
-    /// Layer-first pools, as engines have them.
+    /// Whether pools have the layer-first layout, as engines have it.
     pub layer_first: bool,
-    /// `--staging`.
+    /// The value of `--staging`.
     pub staging: &'static str,
 }
 
 impl Arm {
-    /// For a table's row.
+    /// The name in a table's row.
     pub fn name(&self) -> String {
         let (prefill, decode) = self.ranks;
         let layout = if self.layer_first { "layer-first" } else { "page-head-first" };
         format!("p{prefill}d{decode}, {layout}, staging {}", self.staging)
     }
 
-    /// The flags that make it.
+    /// The server's flags for this arm.
     fn flags(&self) -> Vec<String> {
         let layout =
             if self.layer_first { "layer-kv-page-token-head-dim" } else { "page-head-layer-kv-token-dim" };
@@ -65,7 +66,7 @@ const fn arm(prefill: u32, decode: u32, layer_first: bool, staging: &'static str
     Arm { ranks: (prefill, decode), layer_first, staging }
 }
 
-/// What both modes compare unless sizes are given. The first of each layout is the equal one.
+/// The arms of both modes unless sizes are given. The first arm of each layout has equal sizes.
 const ARMS: [Arm; 11] = [
     arm(4, 4, false, "auto"),
     arm(2, 2, false, "auto"),
@@ -86,8 +87,8 @@ fn sizes(word: &str) -> Option<(u32, u32)> {
     Some((prefill.parse().ok()?, decode.parse().ok()?))
 }
 
-/// The arms that words ask for: those in whose names all words are that are no sizes, and of these the ones of the sizes named,
-/// in that order, whether they are among the usual ones or not.
+/// Selects arms by words. With sizes, the arms of these sizes in this order, else the usual ones. Of these, the arms that have all
+/// other words in their names.
 pub fn arms(words: &[String]) -> Vec<Arm> {
     let named: Vec<(u32, u32)> = words.iter().filter_map(|word| sizes(word)).collect();
     let of_sizes = |&(prefill, decode): &(u32, u32)| {
@@ -103,7 +104,7 @@ pub fn arms(words: &[String]) -> Vec<Arm> {
     all.into_iter().filter(wanted).collect()
 }
 
-/// Starts a server: one arm, or without one an aggregated worker.
+/// Starts a server for an arm, or an aggregated worker without one.
 pub fn start(arm: Option<&Arm>, plugin: &str, synthetic: &str, flags: &[&str]) -> Cluster {
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
     let directory = program.parent().unwrap_or(program).display().to_string();

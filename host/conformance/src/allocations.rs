@@ -1,7 +1,8 @@
 //! Counts the allocations that a loaded plugin's own code makes.
 //!
-//! The plugin's references to the C library's allocator are pointed at counting functions, in this process only. That sees what
-//! the file itself calls. Libraries that the file loads, and allocators that it brings along, are not seen.
+//! In this process only, the plugin's references to the C library's allocator are replaced by references to counting functions.
+//! That counts the calls of the file itself. It does not count those of libraries that the file loads, nor those of an allocator of
+//! its own.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -64,7 +65,7 @@ unsafe extern "C" fn counting_posix_memalign(result: *mut *mut c_void, alignment
     unsafe { posix_memalign(result, alignment, size) }
 }
 
-/// Functions of C++ that allocate: their names, what counts for them, and what they were before.
+/// Functions of C++ that allocate: for each its name, a counting function, and the address of the original function.
 macro_rules! operators {
     ($($operator:ident $symbol:literal ($($argument:ident: $type:ty),*))*) => {
         mod operators {
@@ -76,11 +77,11 @@ macro_rules! operators {
 
                 pub(in super::super) static BEFORE: AtomicUsize = AtomicUsize::new(0);
 
-                /// An exception for want of memory goes through.
+                /// Counts and calls the original function. The exception for lack of memory unwinds through it.
                 pub(in super::super) unsafe extern "C-unwind" fn counting($($argument: $type),*) -> *mut c_void {
                     super::super::counted();
                     let before = BEFORE.load(Ordering::Relaxed);
-                    // SAFETY: it is what the plugin's own slot of this name held.
+                    // SAFETY: the plugin's own slot of this name held this address.
                     let before: unsafe extern "C-unwind" fn($($type),*) -> *mut c_void = unsafe { std::mem::transmute(before) };
                     // SAFETY: the caller's promise, passed on.
                     unsafe { before($($argument),*) }
@@ -108,10 +109,10 @@ operators! {
     new_array_aligned_nothrow b"_ZnamSt11align_val_tRKSt9nothrow_t" (size: usize, alignment: usize, nothrow: usize)
 }
 
-/// A function, and the place of the one that it calls.
+/// A counting function, and where to store the address of the original function that it calls.
 type Replacement = (usize, Option<&'static AtomicUsize>);
 
-/// What goes into the slot of this name, and where that which was there is kept, if it is called.
+/// The replacement for the function of this name, with the place for the original's address if it is called.
 fn replacement(name: &[u8]) -> Option<Replacement> {
     let function = match name {
         b"malloc" => Some(counting_malloc as *const () as usize),
@@ -128,7 +129,7 @@ fn replacement(name: &[u8]) -> Option<Replacement> {
 /// Starts counting for a file that is loaded.
 ///
 /// # Errors
-/// A sentence, when its references cannot be found.
+/// A sentence, when the file's references cannot be found.
 pub fn watch(file: &Path) -> Result<(), String> {
     let data = std::fs::read(file).map_err(|e| e.to_string())?;
     let base = base(file).ok_or("the file is not mapped")?;
@@ -140,17 +141,17 @@ pub fn watch(file: &Path) -> Result<(), String> {
     for (at, (function, before)) in slots {
         let slot = (base + at as usize) as *mut usize;
         let start = (slot as usize & !(page - 1)) as *mut c_void;
-        // SAFETY: the slot lies in the library's own relocated data, which stays mapped. Its page becomes writable, and one slot
-        // of eight aligned bytes lies in one page.
+        // SAFETY: the slot lies in the library's own relocated data, which stays mapped. Its page becomes writable. A slot has
+        // eight aligned bytes, so it lies in one page.
         unsafe { mprotect(start, page, MprotectFlags::READ | MprotectFlags::WRITE) }
             .map_err(|e| format!("its table of functions cannot be changed: {e}"))?;
         // SAFETY: the slot holds the address of a function with this signature, and no other thread is in the plugin.
         let held = unsafe { slot.read_volatile() };
         if held == 0 {
-            // A weak symbol that nothing defines.
+            // The slot of a weak symbol that nothing defines.
             continue;
         }
-        // A second instance finds the counting one.
+        // A second call of `watch` finds the counting function in the slot.
         if let Some(before) = before.filter(|_before| held != function) {
             before.store(held, Ordering::Relaxed);
         }
@@ -160,7 +161,7 @@ pub fn watch(file: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Where the system put the file.
+/// The address at which the system mapped the file.
 fn base(file: &Path) -> Option<usize> {
     let file = std::fs::canonicalize(file).ok()?;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
@@ -173,7 +174,7 @@ fn base(file: &Path) -> Option<usize> {
     })
 }
 
-/// Offsets from the base of the slots that hold an allocator's address, with what goes there.
+/// Offsets from the base of the slots that hold an allocator's address, each with its replacement.
 fn slots(data: &[u8]) -> object::Result<Vec<(u64, Replacement)>> {
     const STRTAB: i64 = 5;
     const SYMTAB: i64 = 6;

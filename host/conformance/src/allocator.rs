@@ -52,7 +52,7 @@ const FULL: LayerGroup = LayerGroup { kind: LayerKind::FULL, layers: 2, window: 
 const WINDOW: LayerGroup = LayerGroup { kind: LayerKind::WINDOW, layers: 6, window: 40, parts: 3 };
 const STATE: LayerGroup = LayerGroup { kind: LayerKind::STATE, layers: 4, window: 0, parts: 2 };
 
-/// The models that the allocator says it serves: their groups of layers.
+/// The groups of layers of each model that the allocator declares to serve.
 fn models(subject: &Subject) -> Vec<Vec<LayerGroup>> {
     let declares = |name| subject.declares("allocator", name);
     let mut all = vec![vec![FULL]];
@@ -65,7 +65,7 @@ fn models(subject: &Subject) -> Vec<Vec<LayerGroup>> {
     all
 }
 
-/// An allocator that is open, and what it declares.
+/// An open allocator, and the components that it declares.
 struct Opened {
     allocator: Arc<dyn PoolAllocator>,
     opening: PoolOpening,
@@ -92,7 +92,7 @@ impl Opened {
         Ok(Self { allocator, opening, components })
     }
 
-    /// Of a component, the pool pages that one of its pages is made of.
+    /// Number of pool pages in one page of a component.
     fn parts(&self, which: usize) -> u32 {
         self.opening.groups[self.components[which].group as usize].parts
     }
@@ -110,7 +110,7 @@ impl Opened {
         self.allocator.free(self.components[which].id, pages)
     }
 
-    /// Takes whole pages of a component until it answers that there are no more, and gives them back: their pool pages.
+    /// Takes whole pages of a component until there are no more, and gives them back. Returns the number of pool pages.
     fn room(&self, which: usize) -> Result<u32, Stop> {
         let mut page = vec![PoolPage::default(); self.parts(which) as usize];
         let mut all = Vec::new();
@@ -127,7 +127,7 @@ impl Opened {
         Ok(all.len() as u32)
     }
 
-    /// Checks that everything can be taken again: nothing is lost, and nothing is taken.
+    /// Checks that each component can take its whole budget again: no page is lost, and none is still taken.
     fn is_whole(&self, when: &str) -> Outcome {
         for which in 0..self.components.len() {
             let (room, budget) = (self.room(which)?, self.budget(which));
@@ -176,7 +176,7 @@ fn components(subject: &Subject) -> Outcome {
     Ok(())
 }
 
-/// The component of the group beside the full one.
+/// The component of a group that is beside the full one.
 fn beside(subject: &Subject, group: LayerGroup) -> Result<Component, Stop> {
     let opened = Opened::new(subject, &[FULL, group])?;
     let of = opened.components.iter().find(|of| of.group == 1).copied();
@@ -211,7 +211,7 @@ fn unknown_layers(subject: &Subject) -> Outcome {
     for group in strange {
         let opened = match subject.allocator(&pool(PAGES, &[FULL, group])) {
             Ok(opened) => opened,
-            // It may need a configuration for everything else, too.
+            // The allocator may need a configuration for all other groups, too.
             Err(Stop::Skip(why)) => return Err(Stop::Skip(why)),
             Err(_) => continue,
         };
@@ -231,7 +231,7 @@ fn books(subject: &Subject) -> Outcome {
     for groups in models(subject) {
         let opened = Opened::new(subject, &groups)?;
         let mut random = seeded();
-        // The owner of each pool page that is taken.
+        // The component that owns each taken pool page.
         let mut owners: BTreeMap<PoolPage, usize> = BTreeMap::new();
         let mut taken = vec![0u32; groups.len()];
         for round in 0..2000 {
@@ -259,7 +259,7 @@ fn books(subject: &Subject) -> Outcome {
                     taken[which] += 1;
                 }
             } else {
-                // Any of its pool pages, not only whole pages.
+                // Gives back any of the pool pages, also parts of pages.
                 let mine = owners.iter().filter(|(_, owner)| **owner == which).map(|(page, _)| *page);
                 let back: Vec<PoolPage> = mine.filter(|_| random.u64(..3) == 0).collect();
                 let code = opened.free(which, &back);
@@ -301,7 +301,7 @@ fn limits(subject: &Subject) -> Outcome {
             let mut all = vec![PoolPage::default(); budget as usize];
             let code = opened.alloc(which, &mut all);
             ensure!(code == 0, "alloc of the whole budget of component {name} answered {code}");
-            // What another component may have is bounded by what the pool has left.
+            // The rest of the pool limits the room of another component.
             for other in (0..groups.len()).filter(|other| *other != which) {
                 let (of, left) = (opened.parts(other), PAGES - budget);
                 let fits = (left / of * of).min(opened.budget(other));
@@ -346,7 +346,7 @@ fn free(subject: &Subject) -> Outcome {
                 let code = opened.free(which, &wrong);
                 ensure!(code == INVALID, "free of {what} answered {code}, not INVALID_ARGUMENT");
             }
-            // Given back, and handed out again to the first component: the other no longer has it.
+            // The pages are given back and handed out again to the first component. The other component does not own them any more.
             ensure!(opened.free(other, &theirs) == 0, "free of a page that was taken failed");
             let mut rest = vec![PoolPage::default(); (opened.budget(0) - 3) as usize];
             ensure!(opened.alloc(0, &mut rest) == 0, "alloc of all that is free failed");

@@ -39,7 +39,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Instances opened one after the other, in search of what each leaves behind.
+/// Number of instances that are opened one after the other to find what each leaves behind.
 const INSTANCES: usize = 20;
 
 fn manifest(subject: &Subject) -> Outcome {
@@ -107,10 +107,10 @@ fn dropped(subject: &Subject) -> Outcome {
     })
 }
 
-/// Opens instances of every role one after the other, and looks at what is left when each was ended. What a library keeps for
-/// good and fills up at its first uses, such as a thread for each processor, stops growing. What instances leave does not.
+/// Opens and ends instances of every role, one after the other, and looks for leftovers. Things that a library keeps, such as a
+/// thread for each processor, stop growing after the first uses. Leftovers of instances do not.
 fn leaves_nothing(subject: &Subject, how: &str, end: fn(Instance) -> Result<(), String>) -> Outcome {
-    // The first may set up what the library keeps for good.
+    // The first instances may set up what the library keeps.
     let (first, second) = (subject.instances("first")?, subject.instances("second")?);
     first.into_iter().chain(second).try_for_each(end)?;
     let mut left = (0, 0);

@@ -1,17 +1,17 @@
-//! Bytes of the memory that a plugin was given, from outside of it.
+//! Access from outside of the plugin to the memory that it was given.
 
 use host_memory::SharedMemory;
 
 /// Copies bytes out of memory that no submission of this kit is writing.
 pub fn read_at(memory: &SharedMemory, offset: usize, bytes: &mut [u8]) {
-    // SAFETY: the kit's cases read memory only while no submission to it is under way. A plugin that writes all the same is what
-    // they are there to find, in a process of their own.
+    // SAFETY: the kit's cases read memory only while no submission to it is under way. Finding a plugin that still writes is the
+    // purpose of these cases, and each runs in a process of its own.
     unsafe { memory.read(offset, bytes) };
 }
 
 /// Copies bytes into memory that no submission of this kit is reading or writing.
 pub fn write_at(memory: &SharedMemory, offset: usize, bytes: &[u8]) {
-    // SAFETY: as in `read_at`, of submissions that read it, too. And nothing has a reference to its bytes.
+    // SAFETY: as in `read_at`, also for submissions that read the memory. And nothing has a reference to its bytes.
     unsafe { memory.write(offset, bytes) };
 }
 
@@ -21,13 +21,13 @@ pub fn peek(memory: &SharedMemory, offset: usize, bytes: &mut [u8]) {
     while at < bytes.len() {
         match rustix::io::pread(memory.fd(), &mut bytes[at..], (offset + at) as u64) {
             Ok(read @ 1..) => at += read,
-            // Memory of the kit has all of its bytes.
+            // Not reached: memory of the kit is as long as it says.
             _ => return,
         }
     }
 }
 
-/// Fills memory that a submission may be writing, in the same way.
+/// Fills memory that a submission may be writing, through the file behind it.
 pub fn fill(memory: &SharedMemory, byte: u8) {
     let bytes = vec![byte; memory.bytes()];
     let mut at = 0;

@@ -20,20 +20,20 @@ use super::verdict::{self, Verdict};
 use super::wording::ended;
 use super::{Case, Report, Status, Stop, cases, subject};
 
-/// Most bytes kept of what a case's process writes.
+/// Limit of the output that is kept of a case's process, in bytes.
 const OUTPUT: usize = 1 << 20;
 
-/// Starts the line that names the calls which have not returned when a case's time is nearly over.
+/// Prefix of the line that names calls that have not returned when a case's time is nearly over.
 const HELD: &str = "@held ";
 
-/// What a case may take.
+/// Limits of a case.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Time, after which its process is killed. Of the processors it gets twice that, over all of its threads.
+    /// Time after which its process is killed. Its limit of processor time, over all threads, is twice that.
     pub time: Duration,
     /// Bytes of address space.
     pub memory: u64,
-    /// Time to wait for something that has to happen, without any progress.
+    /// How long to wait without any progress for something that must happen.
     pub patience: Duration,
 }
 
@@ -44,21 +44,21 @@ pub struct OneCase<'a> {
     pub name: &'a str,
     /// Whether it is the second process of a case that needs two.
     pub second: bool,
-    /// The run that it belongs to: the same in all processes of a case.
+    /// The run of the case, the same in all its processes.
     pub run: u64,
-    /// Time to wait for something that has to happen, without any progress.
+    /// How long to wait without any progress for something that must happen.
     pub patience: Duration,
-    /// Time after which the calls that are in progress are told.
+    /// The limit of the case's time. Calls that are still in progress are named shortly before.
     pub time: Duration,
 }
 
 /// Descriptors that a case may have open.
 const DESCRIPTORS: u64 = 4096;
 
-/// Takes from this process what no case needs, so that a plugin that runs wild ends its case and not the machine.
+/// Limits the resources of this process, so that a plugin out of control ends its case and not the machine.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn limit_this_process(memory: u64, processor_seconds: u64) -> std::io::Result<()> {
     let at_most = |resource, most: u64, maximum: u64| {
         let now = getrlimit(resource).maximum;
@@ -68,18 +68,18 @@ pub fn limit_this_process(memory: u64, processor_seconds: u64) -> std::io::Resul
     at_most(Resource::Core, 0, 0)?;
     at_most(Resource::Nofile, DESCRIPTORS, DESCRIPTORS)?;
     at_most(Resource::As, memory, memory)?;
-    // Where both are equal the system kills without saying why. Where they differ, the first one ends the process by the signal
-    // that is for this.
+    // If both limits were equal, the system would kill the process without a reason. With a lower first limit it sends the signal
+    // for this case.
     at_most(Resource::Cpu, processor_seconds, processor_seconds.saturating_add(1))?;
     Ok(())
 }
 
 /// Runs the chosen cases on a file, each in its own process: this program again, as `plugins run-case`.
 ///
-/// `chosen` is asked with each case's name. `each` is told every report as it comes, and ends the test with an error.
+/// `chosen` is called with each case's name. `each` is called with every report, and an error from it ends the test.
 ///
 /// # Errors
-/// When processes cannot be started, and what `each` says.
+/// When processes cannot be started, or the error of `each`.
 pub fn test_file(
     program: &Path,
     file: &Path,
@@ -88,7 +88,7 @@ pub fn test_file(
     chosen: impl Fn(&str) -> bool,
     mut each: impl FnMut(&Report) -> anyhow::Result<()>,
 ) -> anyhow::Result<Vec<Report>> {
-    // Where there is none, the case `manifest` says what is wrong.
+    // Without a manifest only cases for all plugins run, and the case `manifest` says what is wrong.
     let manifest = super::Entry::of_file(file).ok().map(|entry| entry.manifest);
     let fits = |case: &&Case| {
         let Some(kind) = case.role else { return true };
@@ -138,7 +138,7 @@ fn one(
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
-    // Read while it runs, so that a talkative plugin does not stop at a full pipe.
+    // Reads the pipes while the process runs, so that a plugin with much output does not block on a full pipe.
     let output = child.stdout.take().map(read_all);
     let errors = child.stderr.take().map(read_all);
     let in_time = ends_within(&child, limits.time)?;
@@ -171,21 +171,21 @@ fn one(
     }
 }
 
-/// What a process writes, while it writes it.
+/// The output of a process, which is read while the process runs.
 struct Pipe {
     kept: Arc<Mutex<Vec<u8>>>,
     /// Disconnected at the end of the pipe.
     end: Receiver<()>,
 }
 
-/// Time to read what an ended process has written. The pipe itself ends only with the last process that has it, and the
-/// plugin may have started one that goes on.
+/// Time to read the rest of the output of an ended process. The pipe ends only when all processes have closed it, and the plugin
+/// may have started one that goes on.
 const REST: Duration = Duration::from_secs(1);
-/// So often that time, as long as what has to come is not there.
+/// How often to wait for `REST` while the expected output is missing.
 const RESTS: u32 = 15;
 
 impl Pipe {
-    /// What was written by a process that has ended.
+    /// The output of a process that has ended.
     fn text(self, is_all: &dyn Fn(&str) -> bool) -> String {
         let mut text = String::new();
         for _ in 0..RESTS {
@@ -206,7 +206,7 @@ fn read_all(mut pipe: impl Read + Send + 'static) -> Pipe {
     std::thread::spawn(move || {
         let _open: Sender<()> = open;
         let mut piece = vec![0; 1 << 16];
-        // What could be read is what there is. What is too much is read, too, so that the child does not wait.
+        // Reads until the pipe ends or fails. Reads also the bytes beyond the limit, so that the child does not block.
         while let Ok(read @ 1..) = pipe.read(&mut piece) {
             let mut filled = filled.lock();
             let room = OUTPUT - filled.len();
@@ -253,8 +253,8 @@ pub fn run_case(file: &Path, config: &str, one: OneCase<'_>) -> std::io::Result<
     verdict::tell(status, text)
 }
 
-/// Names the calls of plugins that have not returned when half of the time is over, and again when nine tenths are: a busy
-/// machine may leave nothing of the last tenth.
+/// Names the calls of plugins that have not returned after half of the time and after nine tenths. On a busy machine the last tenth
+/// may leave no time for it.
 fn tell_what_is_held(time: Duration) -> std::io::Result<()> {
     let tell = move |after: Duration| {
         std::thread::sleep(after);
@@ -262,7 +262,7 @@ fn tell_what_is_held(time: Duration) -> std::io::Result<()> {
             host_plugins::in_progress().into_iter().map(|held| format!("{} of {}", held.call, held.plugin));
         let calls: Vec<String> = calls.collect();
         if !calls.is_empty() {
-            // The kit ends the process soon, whether this is read or not.
+            // A failure is ignored: the kit ends the process soon.
             let _unread = writeln!(std::io::stdout(), "\n{HELD}in {}", calls.join(" and "));
         }
     };

@@ -1,4 +1,4 @@
-//! Cases about the descriptor that says that something waits.
+//! Cases about `event_fd`, the descriptor that is readable when completions or notifications wait.
 
 use std::os::fd::BorrowedFd;
 
@@ -28,19 +28,19 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Rounds of waiting and draining. A descriptor that is level-triggered works in each of them.
+/// Rounds of waiting and draining. A level-triggered descriptor works in each of them.
 const ROUNDS: u64 = 8;
 
 /// Whether the descriptor is readable now.
 fn readable(fd: i32) -> Result<bool, Stop> {
-    // SAFETY: the plugin keeps its descriptor open while the instance lives, which the caller holds.
+    // SAFETY: the plugin keeps its descriptor open while the instance lives, and the caller holds the instance.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let ready = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default()));
     let ready = ready.map_err(|error| Stop::Fail(format!("the descriptor cannot be waited for: {error}")))?;
     Ok(ready > 0)
 }
 
-/// Waits until the descriptor says `wanted`, while `drain` is called.
+/// Waits until the descriptor is readable or not, as `wanted` says. Calls `drain` meanwhile.
 fn becomes(fd: i32, wanted: bool, mut drain: impl FnMut()) -> Result<bool, Stop> {
     let seen = wait_for(|| {
         drain();

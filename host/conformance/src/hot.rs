@@ -1,21 +1,21 @@
-//! What hot calls must not do, measured call by call.
+//! Checks that hot calls neither allocate nor wait, measured call by call.
 
 use host_plugin_api::ErrorCode;
 
 use super::observe::waits;
 use super::{Outcome, Stop, Subject, allocations, ensure};
 
-/// Rounds before counting starts, in which whatever is set up once is set up.
+/// Rounds before counting starts. They set up what is set up only once.
 const WARM_UP: u64 = 32;
 /// Rounds that are measured.
 pub const ROUNDS: u64 = 200;
-/// Times that something is looked for, as long as it is found.
+/// How often a measurement is repeated while it finds something.
 const PASSES: u64 = 3;
 
-/// Makes the calls named `calls` round after round. `make` is given the round's number, after `first`, and the call's place,
-/// and returns what the call answered.
+/// Makes the calls named `calls`, round after round. `make` gets the number of the round, counted from `first` + 1, and the index
+/// of the call, and returns the call's answer.
 ///
-/// Returns how much `measure` grew in each of the calls, over all rounds that count.
+/// Returns for each call how much `measure` grew in it, over all rounds after the warm-up.
 fn rounds<const CALLS: usize>(
     calls: [&str; CALLS],
     first: u64,
@@ -39,8 +39,8 @@ fn rounds<const CALLS: usize>(
     Ok(sums)
 }
 
-/// The same as [`rounds`] from the first one on, and again while one of the sums is more than `most`. What happens once, whenever
-/// that is, is not found again.
+/// Runs [`rounds`], and repeats them while one of the sums is more than `most`. An effect that happens only once is not found
+/// again.
 fn found_again<const CALLS: usize>(
     calls: [&str; CALLS],
     most: u64,
@@ -65,7 +65,7 @@ pub fn allocate_nothing<const CALLS: usize>(
 ) -> Outcome {
     let cannot = |text| Stop::Skip(format!("allocations cannot be counted: {text}"));
     allocations::watch(&subject.entry.path).map_err(cannot)?;
-    // A lock that is held by another thread for the first time sets up a queue, once.
+    // A lock sets up a queue the first time that another thread holds it. That allocates once.
     let sums = found_again(calls, 0, allocations::count, make)?;
     for (call, sum) in calls.iter().zip(sums) {
         ensure!(sum == 0, "{ROUNDS} calls of {call} allocated {sum} times");
@@ -75,7 +75,8 @@ pub fn allocate_nothing<const CALLS: usize>(
 
 /// That none of the calls waits.
 pub fn do_not_wait<const CALLS: usize>(calls: [&str; CALLS], make: impl FnMut(u64, usize) -> i32) -> Outcome {
-    // A lock that a thread of the plugin holds for an instant is met now and then, and more often while that thread does not run.
+    // A call sometimes meets a lock that a thread of the plugin holds for an instant, and more often while that thread does not
+    // run.
     let most = ROUNDS / 4;
     for (call, sum) in calls.iter().zip(found_again(calls, most, waits, make)?) {
         ensure!(sum <= most, "in {ROUNDS} rounds {call} gave up the processor {sum} times to wait");

@@ -17,12 +17,12 @@ use super::{Stop, Subject, UNCONFIGURED};
 pub(super) enum Instance {
     Transfer(Arc<dyn TransferBackend>),
     Tier(Arc<dyn StorageTier>),
-    /// Kept for its drop.
+    /// Kept so that it is dropped at the end.
     Allocator(#[allow(dead_code)] Arc<dyn PoolAllocator>),
 }
 
 impl Instance {
-    /// As manifests name it.
+    /// The role's name in manifests.
     pub fn role(&self) -> &'static str {
         match self {
             Instance::Transfer(_) => "transfer",
@@ -31,7 +31,7 @@ impl Instance {
         }
     }
 
-    /// Whether shareable host memory can be registered, or `None` where nothing is.
+    /// Whether shareable host memory can be registered. `None` for a role that registers no memory.
     pub fn registers_dram(&self) -> Option<Result<(), String>> {
         let memory = match SharedMemory::new("manifest", 1 << 16) {
             Ok(memory) => memory,
@@ -54,7 +54,7 @@ impl Instance {
         Some(taken.map_err(|error| error.to_string()))
     }
 
-    /// Shuts it down while nothing is under way.
+    /// Shuts the instance down. No call may be under way.
     pub fn end(self) -> Result<(), String> {
         let ended = match &self {
             Instance::Transfer(backend) => backend.shutdown(shutdown_ms()),
@@ -86,8 +86,8 @@ impl Subject {
         open_allocator(&self.entry, &opening).map_err(|error| self.closed("allocator", &error))
     }
 
-    /// A role that does not open: for want of a configuration that only the operator can give, or it should have
-    /// opened.
+    /// The outcome for a role that did not open: it is skipped if only the operator can give the configuration that it needs, else
+    /// it fails.
     fn closed(&self, role: &str, error: &PluginError) -> Stop {
         match !self.configured && error.is_about_configuration() {
             true => Stop::Skip(format!("{UNCONFIGURED}: role {role}: {error}")),
@@ -95,7 +95,7 @@ impl Subject {
         }
     }
 
-    /// One instance of each role that this host knows, and why others need a configuration.
+    /// Opens each role that this host knows. Returns the instances, and the reasons of roles that need a configuration.
     pub(super) fn opened(&self, name: &str) -> Result<(Vec<Instance>, Vec<String>), Stop> {
         let (mut all, mut unconfigured) = (Vec::new(), Vec::new());
         for role in &self.manifest().roles {
@@ -114,7 +114,7 @@ impl Subject {
         Ok((all, unconfigured))
     }
 
-    /// One instance of each role that this host knows and that opens without a configuration, if none was given.
+    /// Opens each role that this host knows. Skips the case if none opens, for lack of a configuration.
     pub(super) fn instances(&self, name: &str) -> Result<Vec<Instance>, Stop> {
         let (all, unconfigured) = self.opened(name)?;
         match unconfigured.is_empty() || !all.is_empty() {

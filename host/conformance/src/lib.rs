@@ -1,7 +1,7 @@
-//! The conformance kit: named cases that say whether a plugin keeps its contract.
+//! The conformance kit: named cases that check whether a plugin keeps its contract.
 //!
-//! Each case runs in a process of its own with a time limit, so that a plugin that crashes or hangs ends that case and nothing
-//! else. [`test_file`] starts those processes, and [`run_case`] is what each of them does.
+//! Each case runs in a process of its own with a time limit, so that a plugin that crashes or hangs ends only that case.
+//! [`test_file`] starts these processes, and each of them calls [`run_case`].
 //!
 //! A case that cannot be checked on a plugin is skipped with the reason, never passed.
 
@@ -56,15 +56,15 @@ use host_plugins::{Entry, Manifest};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// As it should.
+    /// The plugin keeps its contract.
     Pass,
     /// The plugin breaks its contract.
     Fail,
     /// The process died.
     Crash,
-    /// It did not end in time.
+    /// The process did not end in time.
     Timeout,
-    /// It could not be checked.
+    /// The case could not be checked.
     Skip,
 }
 
@@ -75,18 +75,19 @@ pub struct Report {
     pub case: &'static str,
     /// How it ended.
     pub status: Status,
-    /// What happened, in a sentence. When the case passed, this is what it checks.
+    /// What happened, as a sentence. For a passed case, what it checks.
     pub text: String,
 }
 
-/// What a plugin is tested with.
+/// The plugin that is tested, and the settings for its instances.
 struct Subject {
     entry: Entry,
     /// TOML for the plugin's instances.
     config: String,
-    /// Whether the operator gave one.
+    /// Whether the operator gave a configuration.
     configured: bool,
-    /// Tells this run's keys from those of others, which a persistent tier may hold. The same in both processes of a case.
+    /// Part of this run's keys. It separates them from those of other runs, which a persistent tier may hold. Both processes of a
+    /// case have the same.
     run: [u8; 8],
 }
 
@@ -101,15 +102,15 @@ impl Subject {
     }
 }
 
-/// How the text of a case begins that was skipped because the plugin does not open without a configuration.
+/// Beginning of the text of a case that was skipped because the plugin does not open without a configuration.
 pub const UNCONFIGURED: &str = "not tested without a configuration";
 
-/// Why a case did not pass.
+/// The reason for which a case did not pass.
 #[derive(Debug)]
 enum Stop {
     /// The plugin breaks its contract.
     Fail(String),
-    /// It could not be checked.
+    /// The case could not be checked.
     Skip(String),
 }
 
@@ -131,13 +132,13 @@ macro_rules! ensure {
 }
 use ensure;
 
-/// A case.
+/// A case of the kit.
 pub struct Case {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// The role it is about, or `None` for all plugins.
+    /// The role that it checks, or `None` if it checks any plugin.
     pub role: Option<&'static str>,
-    /// What the role must declare for the case to be about it, or `None` for all.
+    /// The capability that the role must declare for the case to apply, or `None` if it always applies.
     pub capability: Option<&'static str>,
     /// What must hold.
     pub about: &'static str,

@@ -1,8 +1,8 @@
-//! What a plugin costs: reading it, loading it, calling it.
+//! Measures the costs of a plugin: reading it, loading it, calling it.
 //!
-//! The boundary itself is measured with a backend that is built into this program, once called directly and once through
-//! everything that crosses, in turns, so that the ratio holds on a busy machine. What a plugin does inside its calls is its own.
-//! The figures about that stand beside those of the boundary.
+//! The boundary is measured with a backend that is built into this program. It is called directly and through the ABI, in turns, so
+//! that the ratio holds on a busy machine. The time inside a plugin's calls depends on the plugin. Its figures stand beside those
+//! of the boundary.
 
 #![allow(clippy::disallowed_methods, reason = "it measures, in real time")]
 
@@ -19,14 +19,14 @@ use host_plugins::{Entry, load_root};
 
 /// How often a plugin file is read.
 pub const INSPECTIONS: usize = 50;
-/// How often a plugin file is loaded, each time by a new process: a second load in one process is none.
+/// How often a plugin file is loaded. Each time a new process does it, because a process loads a library only once.
 pub const LOADS: usize = 11;
 
-/// The most that reading a file may take, in milliseconds.
+/// Limit of the time to read a file, in milliseconds.
 const INSPECT_MS: f64 = 1.0;
-/// The most that loading one may take, in milliseconds.
+/// Limit of the time to load a file, in milliseconds.
 const LOAD_MS: f64 = 5.0;
-/// The most that a batched call may cost, as a ratio to a static one, and the writes from which on that counts.
+/// The number of writes from which the limit holds, and the limit: the ratio of a batched call to a static one.
 const RATIO: (usize, f64) = (64, 1.05);
 
 /// The cost of a call with one size of batch.
@@ -36,12 +36,12 @@ pub struct Batch {
     pub writes: usize,
     /// A static call, in nanoseconds.
     pub static_ns: f64,
-    /// The same through the ABI.
+    /// Time of the same call through the ABI, in nanoseconds.
     pub abi_ns: f64,
 }
 
 impl Batch {
-    /// Through the ABI, over static.
+    /// The time through the ABI divided by the time of a static call.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         self.abi_ns / self.static_ns
@@ -55,22 +55,22 @@ pub struct Call {
     pub role: &'static str,
     /// The name of the call.
     pub name: String,
-    /// Nanoseconds.
+    /// Time of the call, in nanoseconds.
     pub ns: f64,
 }
 
-/// Everything about one file.
+/// All measurements of one file.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
-    /// Reading what the file says: the best time.
+    /// Time to read the file, in milliseconds: the best of all repetitions.
     pub inspect_ms: f64,
-    /// Loading it: the median.
+    /// Time to load the file, in milliseconds: the median.
     pub load_ms: f64,
     /// The boundary, by the size of the batch.
     pub boundary: Vec<Batch>,
     /// Calls of the plugin itself.
     pub calls: Vec<Call>,
-    /// Roles whose calls were not measured, because they do not open with this configuration.
+    /// Roles that were not measured because they do not open with this configuration.
     pub skipped: Vec<Skipped>,
 }
 
@@ -79,12 +79,12 @@ pub struct Measured {
 pub struct Skipped {
     /// The name of the role.
     pub role: &'static str,
-    /// What the plugin says.
+    /// The plugin's error.
     pub reason: String,
 }
 
 impl Measured {
-    /// What takes longer than it may, in sentences.
+    /// Sentences about the figures that exceed their limits.
     #[must_use]
     pub fn too_slow(&self) -> Vec<String> {
         let mut slow = Vec::new();
@@ -132,7 +132,7 @@ fn read(file: &Path) -> Result<Entry, String> {
     Entry::of_file(file).map_err(|error| format!("{} {error}", file.display()))
 }
 
-/// Nanoseconds that loading takes a new process.
+/// Nanoseconds that a new process needs to load the file.
 fn load_elsewhere(program: &Path, file: &Path) -> Result<f64, String> {
     let mut child = Command::new(program);
     child.args(["plugins", "time-load", "--"]).arg(file).stdin(Stdio::null());
@@ -143,10 +143,10 @@ fn load_elsewhere(program: &Path, file: &Path) -> Result<f64, String> {
     said.lines().last().and_then(|line| line.trim().parse().ok()).ok_or_else(failed)
 }
 
-/// Nanoseconds that the first load takes this process, with everything that is checked before and after.
+/// Nanoseconds that this process needs to load the file for the first time, with all checks before and after.
 ///
 /// # Errors
-/// A sentence that says why it does not load.
+/// A sentence that says why the file does not load.
 pub fn load_here(file: &Path) -> Result<u128, String> {
     let entry = read(file)?;
     let start = Instant::now();
@@ -154,7 +154,7 @@ pub fn load_here(file: &Path) -> Result<u128, String> {
     Ok(start.elapsed().as_nanos())
 }
 
-/// The best of some repetitions, in nanoseconds per call.
+/// The time per call in nanoseconds, of the best of some repetitions.
 fn best(repetitions: usize, calls: usize, mut call: impl FnMut()) -> f64 {
     let once = |_| {
         let start = Instant::now();
@@ -176,7 +176,7 @@ mod tests {
         let fine = Measured {
             inspect_ms: 0.1,
             load_ms: 0.5,
-            // Small batches may cost what they cost.
+            // Batches of fewer than 64 writes have no limit.
             boundary: vec![batch(1, 300.0), batch(64, 105.0), batch(512, 100.0)],
             calls: Vec::new(),
             skipped: Vec::new(),

@@ -1,4 +1,4 @@
-//! Cases about what a plugin is opened with, and what its manifest says of the opened instance.
+//! Cases about opening a plugin, and about what its manifest says of the opened instance.
 
 use host_plugin_api::{ErrorCode, Opening, PoolOpening};
 use host_plugins::{PluginError, load_root, open_allocator, open_tier, open_transfer};
@@ -38,7 +38,7 @@ fn matches(subject: &Subject) -> Outcome {
     );
     for role in &manifest.roles {
         let instance = instances.iter().find(|instance| instance.role() == role.kind);
-        // Roles that a newer host knows are not this kit's to open.
+        // The kit cannot open roles that only a newer host knows.
         let Some(instance) = instance else { continue };
         if let Some(taken) = instance.registers_dram() {
             let listed = role.memory.iter().any(|memory| memory == "dram");
@@ -54,7 +54,7 @@ fn matches(subject: &Subject) -> Outcome {
     Ok(())
 }
 
-/// Opens and ends an instance of each role with this configuration. Returns why other roles need a configuration of their own.
+/// Opens and ends an instance of each role with this configuration. Returns the reasons of roles that need another configuration.
 fn with(subject: &Subject, config: String) -> Result<Vec<String>, Stop> {
     let subject = Subject { entry: subject.entry.clone(), config, ..*subject };
     let (instances, unconfigured) = subject.opened("config")?;
@@ -72,7 +72,7 @@ fn defaults(subject: &Subject) -> Outcome {
         let still = with(subject, written.to_string()).map_err(|stop| match stop {
             Stop::Fail(why) | Stop::Skip(why) => refused(&why),
         })?;
-        // A role that opens with nothing opens with what that means.
+        // A role that opens without a configuration must also open with the defaults written out.
         if still.len() > unconfigured.len() {
             return Err(refused(&still.join("; ")));
         }
@@ -105,7 +105,7 @@ fn unknown_key(subject: &Subject) -> Outcome {
 }
 
 fn garbage(subject: &Subject) -> Outcome {
-    // Past the host's own check, which would refuse it: the plugin must not fall over it.
+    // Calls the root directly, because the host's own check would refuse the text. The plugin must not fail badly on it.
     let root = load_root(&subject.entry).map_err(|error| error.to_string())?;
     for garbage in ["= [not toml", "\u{0}\u{1}\u{fffd}", &"[".repeat(5000)] {
         let opening = Opening { name: "config".to_owned(), config: garbage.to_owned() };

@@ -1,4 +1,4 @@
-//! What outlives a process: a case of two, one after the other.
+//! Cases of two processes, one after the other, about data that outlives a process.
 
 use host_plugin_api::tier::FOUND;
 use host_plugin_api::{Tag, capability};
@@ -15,7 +15,7 @@ pub(super) const CASES: &[Case] = &[Case {
     run: put,
 }];
 
-/// What the second process of a case does, if the case has one.
+/// The function that the second process of a case runs, if the case has one.
 pub(super) fn second(name: &str) -> Option<fn(&Subject) -> Outcome> {
     match name {
         "tier-persistent" => Some(get),
@@ -29,7 +29,7 @@ pub(super) fn rounds(name: &str) -> u64 {
     if dies(name) { tier_crash::ROUNDS } else { 1 }
 }
 
-/// Whether the first process of a case kills itself once it has said that it passed.
+/// Whether the first process of a case kills itself after it has reported that it passed.
 pub(super) fn dies(name: &str) -> bool {
     name == tier_crash::NAME
 }

@@ -1,5 +1,5 @@
-//! Capabilities, each by the case that checks it. Those that this machine cannot check are reported as skipped, with the
-//! reason, so that a report without failures does not look like more than it is.
+//! Cases for declared capabilities. A capability that this machine cannot check is reported as skipped, with the reason. A report
+//! without failures then does not claim more than was checked.
 
 use host_plugin_api::capability as can;
 use host_plugin_api::{Notification, Tag};
@@ -53,7 +53,7 @@ fn unchecked(why: &str) -> Outcome {
     Err(Stop::Skip(format!("declared, and not checked: {why}")))
 }
 
-/// As far as one process goes: the peer ends in order and another instance takes its place.
+/// Checks as much of the capability as one process can: the peer shuts down and another instance takes its place.
 fn peer_restart(subject: &Subject) -> Outcome {
     let mut pair = Pair::open(subject)?;
     pair.transfer(1, &[pair.write(0, 0, 4096)])?;
@@ -71,7 +71,7 @@ fn peer_restart(subject: &Subject) -> Outcome {
     let mut landed = [0; 4096];
     read_at(&pair.target, 0, &mut landed);
     ensure!(landed == [0x5A; 4096], "a write to a peer that was opened again did not arrive");
-    // A write to the instance that is gone lands nowhere.
+    // A write to the instance that was shut down must land nowhere.
     write_at(&pair.source, 0, &[0xEE; 64]);
     let mut late = pair.submission(3);
     late.peer = old_peer;

@@ -1,9 +1,9 @@
-//! Numbers that look random and are the same in every run.
+//! Pseudo-random numbers, the same in every run.
 
 /// The seed that all cases start from, so that a failure repeats.
 pub const SEED: u64 = 20_250_101;
 
-/// The numbers of one case.
+/// A generator of numbers for one case.
 pub fn seeded() -> fastrand::Rng {
     fastrand::Rng::with_seed(SEED)
 }

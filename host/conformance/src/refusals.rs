@@ -1,4 +1,4 @@
-//! What every call answers when it has nothing to do: for names that nothing has, and after shutdown.
+//! Cases about calls that must be refused: for unknown ids and keys, and after shutdown.
 
 use host_plugin_api::tier::{MISSING, STORED};
 use host_plugin_api::{
@@ -45,7 +45,7 @@ fn code<T>(result: host_plugin_api::Result<T>) -> i32 {
     result.err().map_or(0, |error| error.code.0)
 }
 
-/// Memory of a kind that nothing has.
+/// Memory of an unknown kind.
 fn strange_memory() -> Memory {
     Memory {
         address: Address(4096),
@@ -72,7 +72,7 @@ fn closed(answers: &[(&str, i32)]) -> Outcome {
     Ok(())
 }
 
-/// An answer of a call that a backend need not have: the code of having it not counts as the other.
+/// Maps the answer `UNSUPPORTED` of an optional call to the expected code.
 pub(super) fn or_unsupported(answer: i32, otherwise: ErrorCode) -> i32 {
     if answer == ErrorCode::UNSUPPORTED.0 { otherwise.0 } else { answer }
 }
@@ -95,7 +95,7 @@ fn transfer(subject: &Subject) -> Outcome {
         ("submit with a notification that is too long", pair.sender.submit(&long, &write)),
         ("cancel of an unknown tag", pair.sender.cancel(Tag(12_345))),
     ])?;
-    // Neither a write nor a word: it completes and does nothing.
+    // A submission without writes and without a notification completes and changes nothing.
     let before = read(&pair.target);
     pair.transfer(4, &[]).map_err(|error| format!("without writes and notification: {error}"))?;
     ensure!(read(&pair.target) == before, "a submission of nothing changed the target");
@@ -183,7 +183,7 @@ fn tier_constant(subject: &Subject) -> Outcome {
     world.delete_all(5)
 }
 
-/// Most that is tried of a limit.
+/// Limit of the values that are tried of a declared limit.
 const MOST: u32 = 1024;
 
 fn tier_limits(subject: &Subject) -> Outcome {
@@ -193,7 +193,7 @@ fn tier_limits(subject: &Subject) -> Outcome {
     let keys = world.keys(count);
     let all = MISSING;
     world.all("exists", 1, count, all, || world.tier.exists(Tag(1), &keys))?;
-    // Nothing is in flight, and nothing is polled.
+    // Nothing is in flight here. The batches are not polled.
     let batches = limits.max_batches.min(MOST);
     for number in 0..u64::from(batches) {
         let code = world.tier.exists(Tag(2 + number), &keys[..1]);

@@ -49,7 +49,7 @@ fn data(subject: &Subject) -> Outcome {
     let length = (count * world.page) as usize;
     let wrong = world.back()[..length].iter().zip(&bytes).position(|(found, put)| found != put);
     ensure!(wrong.is_none(), "byte {} of what was put came back changed", wrong.unwrap_or_default());
-    // The same key again is stored already.
+    // Putting the same keys again answers that they are stored.
     world.put_all(4)?;
     world.all("delete", 5, count, FOUND, || world.tier.delete(Tag(5), &keys))?;
     world.all("exists of deleted keys", 6, count, MISSING, || world.tier.exists(Tag(6), &keys))
@@ -58,7 +58,7 @@ fn data(subject: &Subject) -> Outcome {
 fn completions(subject: &Subject) -> Outcome {
     let world = World::open(subject)?;
     world.filled();
-    // Several batches in flight, ended in whatever order.
+    // Several batches in flight. They may end in any order.
     let keys = world.keys(world.batch);
     let batches = u64::from(world.tier.limits().max_batches.min(8));
     for tag in 1..=batches {
@@ -89,7 +89,7 @@ fn completions(subject: &Subject) -> Outcome {
 
 fn missing(subject: &Subject) -> Outcome {
     let world = World::open(subject)?;
-    // Not zeros, which a tier that fills what it lacks would leave as they are.
+    // Not zeros: a tier that fills missing pages with zeros would change nothing then.
     write_at(&world.memory, BACK as usize, &[0x5C; BACK as usize]);
     let (count, before) = (world.batch, world.back());
     let (keys, pages) = (world.keys(count), world.pages(count, BACK));
@@ -112,7 +112,7 @@ fn scan(subject: &Subject) -> Outcome {
     loop {
         let mut keys = [Key::default(); 5];
         let step = match world.tier.scan(cursor, &mut keys) {
-            // The store that it was configured with cannot be listed.
+            // The configured store cannot list its keys.
             Err(error) if error.code == ErrorCode::UNSUPPORTED => return Err(Stop::Skip(error.message)),
             step => step.map_err(|e| format!("scan answered {e}"))?,
         };
@@ -218,7 +218,7 @@ fn threads(subject: &Subject) -> Outcome {
             }
         };
         let workers: Vec<_> = (0..4).map(|thread| scope.spawn(start(thread))).collect();
-        // Polled meanwhile, so that a small tier does not stay full.
+        // Polled meanwhile, so that a tier with a small queue does not stay full.
         let mut done = [TierCompletion::default(); 16];
         let mut found = 0;
         let all = wait_while_moving(|| {
@@ -285,7 +285,7 @@ fn cancel(subject: &Subject) -> Outcome {
     for tag in 1..=8 {
         let pages = world.pages(world.batch, 0);
         world.start("put", || world.tier.put(Tag(tag), &pages))?;
-        // May come too late, which is an error and changes nothing.
+        // The cancel may come too late. That is an error and changes nothing.
         let _too_late = world.tier.cancel(Tag(tag));
         for status in world.finish("cancelled put", tag, world.batch)? {
             let fine = status == STORED || status < 0;
@@ -307,7 +307,7 @@ fn closed(subject: &Subject) -> Outcome {
     let answers = [
         ("exists", world.tier.exists(Tag(2), &keys)),
         ("poll", world.tier.poll(&mut one)),
-        // Not every store says what it holds.
+        // Some stores do not report their usage.
         ("usage", or_unsupported(world.tier.usage().err().map_or(0, |e| e.code.0), ErrorCode::CLOSED)),
     ];
     for (call, answer) in answers {

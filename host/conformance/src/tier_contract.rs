@@ -28,13 +28,13 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// Rounds of the cases about what is on its way.
+/// Rounds of the cases about batches in flight.
 const ROUNDS: u64 = 12;
 
-/// Pages of so many bytes with a gap between each two, the first after a gap.
+/// Pages of `length` bytes, with a gap before each.
 fn apart(world: &World, length: u32, base: u64) -> Vec<TierPage> {
     let alignment = world.tier.limits().alignment;
-    // At least a cache line, and odd where odd offsets are allowed.
+    // The gap has at least a cache line, and an odd size if odd offsets are allowed.
     let gap = 67_u64.next_multiple_of(alignment);
     let (page, room) = (u64::from(length), BACK / (u64::from(length) + gap));
     let count = u64::from(world.batch).min(room.saturating_sub(1)).max(1) as u32;
@@ -56,10 +56,10 @@ fn guards(subject: &Subject) -> Outcome {
     if alignment > 1 || whole.page <= 8 {
         return Ok(());
     }
-    // All values of an instance have one length: those of another length get an instance of their own.
+    // All values of an instance have one length, so values of another length need another instance.
     drop(whole);
     let odd = World::open(subject)?;
-    // One more than a multiple of 8, in which a tier may copy.
+    // The length is one more than a multiple of 8, because a tier may copy in units of 8.
     guarded(&odd, (odd.page - 8) / 8 * 8 + 1)
 }
 

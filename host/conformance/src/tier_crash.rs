@@ -1,4 +1,4 @@
-//! Values that are whole or missing after a process was killed: a case of several processes.
+//! Cases of several processes: after a process was killed, values are whole or missing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,27 +23,27 @@ pub(super) const CASES: &[Case] = &[Case {
     run: put_until_killed,
 }];
 
-/// How often a process is killed and another looks, each time somewhere else.
+/// How often a process is killed and another one looks. Each round kills at another point.
 pub(super) const ROUNDS: u64 = 4;
-/// Most values that are put in a round.
+/// Number of values that are put in a round.
 const VALUES: u32 = 48;
-/// Values on their way at once, each in memory of its own.
+/// Values in flight at once, each in memory of its own.
 const AT_ONCE: u32 = 8;
 
-/// Where the value of this number is put from or read to, in the place of this number.
+/// The page with this number, at this place of the memory from `base` on.
 fn page(world: &World, number: u32, base: u64, place: u32) -> TierPage {
     let length = length(world, AT_ONCE);
     let offset = base + u64::from(place) * u64::from(length);
     TierPage { key: world.key(number), region: world.region, length, offset }
 }
 
-/// Puts values, each alone, until the process ends under it.
+/// Puts values, each in a batch of its own, until the process kills itself.
 fn put_until_killed(subject: &Subject) -> Outcome {
     let world = World::open(subject)?;
     let stored = Arc::new(AtomicU64::new(0));
-    // Another place in each round: the first values of a store may go another way than later ones.
+    // Each round kills at another point, because a store may treat its first values differently from later ones.
     let (seen, enough) = (stored.clone(), 1 + u64::from_le_bytes(subject.run) % ROUNDS * 9);
-    // A thread of its own, so that it meets a tier that does its work within the call, too.
+    // A thread of its own, so that the kill also interrupts a tier that works within the call.
     std::thread::spawn(move || {
         while seen.load(Ordering::Acquire) < enough {
             std::thread::yield_now();
@@ -57,7 +57,7 @@ fn put_until_killed(subject: &Subject) -> Outcome {
 }
 
 fn put_all(world: &World, stored: &AtomicU64) -> Outcome {
-    // By place: the tag of the put that has it.
+    // For each place, the tag of the put in flight.
     let mut flying = [None; AT_ONCE as usize];
     let (mut next, mut stop) = (0, None);
     let all = wait_while_moving(|| {
@@ -90,7 +90,7 @@ fn put_all(world: &World, stored: &AtomicU64) -> Outcome {
     Ok(())
 }
 
-/// Looks at what the process before it has put, and removes it.
+/// Checks the values that the process before it has put, and removes them.
 pub(super) fn look(subject: &Subject) -> Outcome {
     let world = World::open(subject)?;
     let each = AT_ONCE.min(world.tier.limits().max_pages);
@@ -102,7 +102,7 @@ pub(super) fn look(subject: &Subject) -> Outcome {
         world.start("get", || world.tier.get(Tag(tag), &pages))?;
         let ended = world.finish("get", tag, count)?;
         for ((page, status), number) in pages.iter().zip(ended).zip(first..) {
-            // An error is none of the value, as well as missing is.
+            // An error and a missing value both count as no value.
             if status == FOUND && wrong.is_ok() {
                 let mut found = vec![0; page.length as usize];
                 read_at(&world.memory, page.offset as usize, &mut found);

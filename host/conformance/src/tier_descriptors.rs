@@ -1,4 +1,4 @@
-//! What a storage tier leaves open for each value.
+//! Cases about descriptors that a storage tier leaves open for values.
 
 use host_plugin_api::tier::{FOUND, STORED};
 use host_plugin_api::{ErrorCode, Tag, TierCompletion, TierPage};
@@ -17,9 +17,9 @@ pub(super) const CASES: &[Case] = &[Case {
 
 /// Values in a round.
 const VALUES: u32 = 48;
-/// Values on their way at once, each in memory of its own.
+/// Values in flight at once, each in memory of its own.
 const AT_ONCE: u32 = 8;
-/// Rounds, as long as each leaves descriptors behind. What a tier keeps open for good, it keeps open after the first.
+/// Rounds, which stop when one leaves no descriptors behind. Descriptors that a tier keeps open for good are open after the first.
 const ROUNDS: u64 = 3;
 
 fn left_open(subject: &Subject) -> Outcome {
@@ -38,7 +38,7 @@ fn left_open(subject: &Subject) -> Outcome {
         alone(&world, "get", FOUND, |n| world.tier.get(tag(1, n), &[page(n, BACK)]))?;
         alone(&world, "exists", FOUND, |n| world.tier.exists(tag(2, n), &[world.key(n)]))?;
         alone(&world, "delete", FOUND, |n| world.tier.delete(tag(3, n), &[world.key(n)]))?;
-        // Threads of the tier may close theirs after the completion.
+        // Threads of the tier may close their descriptors after the completion.
         let few = || descriptors().saturating_sub(before) < VALUES as usize;
         if wait_for(|| few().then_some(())).is_some() {
             return Ok(());

@@ -30,7 +30,7 @@ const CALLS: [&str; 5] = ["put", "get", "exists", "poll", "settled"];
 /// A tag that no round has.
 const LAST: u64 = 1 << 40;
 
-/// Pages on their way.
+/// Number of pages in flight.
 type Flying = Cell<u64>;
 
 /// Makes one of the calls, in the order of [`CALLS`].
@@ -52,14 +52,14 @@ fn calls<'a>(world: &'a World, flying: &'a Flying) -> impl FnMut(u64, usize) -> 
             0 => started(world.tier.put(tag, &pages)),
             1 => started(world.tier.get(tag, &back)),
             2 => started(world.tier.exists(tag, &keys)),
-            // The second often finds nothing, which must not make it wait.
+            // The second poll often finds nothing. It must not wait then.
             3 => poll().min(poll()),
             _ => world.tier.settled(Tag(round * 4)),
         }
     }
 }
 
-/// Removes what the calls have stored, once none of them is on its way.
+/// Removes the values that the calls have stored, after all batches have ended.
 fn remove(world: &World, flying: &Flying) -> Outcome {
     let mut done = [TierCompletion::default(); 16];
     let none = wait_while_moving(|| {

@@ -1,4 +1,4 @@
-//! Keys that differ in little are different keys.
+//! Cases about keys that differ in one bit: they are different keys.
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{Key, Tag, TierPage};
@@ -18,19 +18,19 @@ pub(super) const CASES: &[Case] = &[Case {
 /// Bytes of a key.
 const BYTES: usize = 32;
 
-/// A key, and after it one for each of its bytes in which that byte alone is another.
+/// A key, followed by one key for each of its bytes that differs in this byte only.
 fn alike(world: &World) -> Vec<Key> {
     let first = world.key(0);
     let other = |at: usize| {
         let mut key = first;
-        // The lowest bit of the one half and the highest of the other.
+        // Changes the lowest bit of even bytes and the highest bit of odd ones.
         key.0[at] ^= if at.is_multiple_of(2) { 1 } else { 0x80 };
         key
     };
     std::iter::once(first).chain((0..BYTES).map(other)).collect()
 }
 
-/// What is stored under the key of this number.
+/// The value that is stored under the key of this number.
 fn value(world: &World, number: usize) -> Vec<u8> {
     vec![number as u8 + 1; world.page as usize]
 }
@@ -68,7 +68,7 @@ fn keys(subject: &Subject) -> Outcome {
             );
         }
     }
-    // Removing one removes no other.
+    // Deleting one key must delete no other.
     let tag = next();
     world.all("delete", tag, 1, FOUND, || world.tier.delete(Tag(tag), &keys[..1]))?;
     let tag = next();

@@ -1,4 +1,4 @@
-//! What a storage tier says of the lengths of values, and what it does when it is asked for another one.
+//! Cases about the lengths of values: what a storage tier reports, and how it answers a get of another length.
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{Tag, TierCompletion, TierPage};
@@ -33,13 +33,13 @@ fn lengths(subject: &Subject) -> Outcome {
     }
     let half = u64::from(world.page / 2) / limits.alignment * limits.alignment;
     for (tag, shorter) in [(5, half), (6, limits.alignment)] {
-        // A value of one aligned piece has no shorter one.
+        // If the value has one aligned unit, there is no shorter length.
         let shorter = u32::try_from(shorter).unwrap_or(0);
         if shorter > 0 && shorter < whole.length {
             other_length(&world, tag, TierPage { length: shorter, ..whole }, whole.length)?;
         }
     }
-    // Not every store says what it holds.
+    // Some stores do not report their usage.
     if let Ok(usage) = world.tier.usage() {
         ensure!(
             usage.values >= 1 && usage.bytes >= u64::from(whole.length),
@@ -59,7 +59,7 @@ fn lengths(subject: &Subject) -> Outcome {
     known_bytes(&done, whole.length, "a delete")
 }
 
-/// Starts a batch of one page, which has to end with `status`.
+/// Starts a batch of one page, which must end with `status`.
 fn ended(
     world: &World,
     what: &str,
@@ -73,10 +73,10 @@ fn ended(
     Ok(done)
 }
 
-/// A get of another length than the value's is refused or fails, and writes nothing beside its page.
+/// Checks that a get of another length than the value's is refused or fails, and writes nothing outside of its page.
 fn other_length(world: &World, tag: u64, page: TierPage, stored: u32) -> Outcome {
     let alignment = world.tier.limits().alignment;
-    // In front of the page and behind it is room in which a write shows. What is longer than the room is put at its start.
+    // Leaves room before and behind the page, in which a wrong write shows. A page that is too long for that starts at `BACK`.
     let before = if u64::from(page.length) + 2 * alignment.max(64) <= BACK { alignment.max(64) } else { 0 };
     let before = before.next_multiple_of(alignment);
     let page = TierPage { offset: BACK + before, ..page };
@@ -105,7 +105,7 @@ fn other_length(world: &World, tag: u64, page: TierPage, stored: u32) -> Outcome
     Ok(())
 }
 
-/// The bytes of a completion are those of the value, or 0 where they are not known.
+/// Checks the bytes of a completion: the length of the value, or 0 if the tier does not know it.
 fn known_bytes(done: &TierCompletion, length: u32, what: &str) -> Outcome {
     ensure!(
         done.bytes == 0 || done.bytes == u64::from(length),

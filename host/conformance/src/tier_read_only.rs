@@ -1,4 +1,4 @@
-//! What an instance changes that is opened to change nothing.
+//! Cases about an instance that is opened read-only: it must change nothing.
 
 use host_plugin_api::tier::{FOUND, STORED};
 use host_plugin_api::{ErrorCode, Tag, TierPage};
@@ -7,7 +7,7 @@ use super::observe::wait_for;
 use super::tier_world::World;
 use super::{Case, Outcome, Stop, Subject, ensure};
 
-/// The key of a configuration that says so.
+/// The configuration key that makes an instance read-only.
 const KEY: &str = "read_only";
 
 pub(super) const CASES: &[Case] = &[Case {
@@ -18,7 +18,7 @@ pub(super) const CASES: &[Case] = &[Case {
     run: read_only,
 }];
 
-/// How a batch of one page ended, or the code that refused it.
+/// The status with which a batch of one page ended, or the code that refused it.
 fn answer(world: &World, what: &str, tag: u64, mut call: impl FnMut() -> i32) -> Result<i32, Stop> {
     let code = wait_for(|| Some(call()).filter(|code| *code != ErrorCode::WOULD_BLOCK.0));
     match code {
@@ -48,7 +48,7 @@ fn read_only(subject: &Subject) -> Outcome {
     let there = |world: &World, tag: u64| {
         answer(world, "exists", tag, || world.tier.exists(Tag(tag), &[other])).map(|status| status == FOUND)
     };
-    // Not every tier shares what it keeps with the other instance.
+    // Both instances are asked, because some tiers do not share their values between instances.
     let stored = there(&reader, 3)? || there(&writer, 4)?;
     let keys = writer.keys(writer.batch);
     let told = "of an instance that was opened with read_only = true";

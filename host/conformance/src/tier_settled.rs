@@ -1,4 +1,4 @@
-//! When a storage tier says that nothing of a batch touches memory any more.
+//! Cases about `settled` of a storage tier: after it answered 1, nothing of a batch touches memory any more.
 
 #![allow(clippy::disallowed_methods, reason = "the kit measures other people's code, in real time")]
 
@@ -20,16 +20,16 @@ pub(super) const CASES: &[Case] = &[Case {
     run: settled,
 }];
 
-/// Rounds, unless the tier is slow.
+/// Number of rounds. A slow tier gets fewer.
 const ROUNDS: u64 = 12;
-/// Most batches on their way at once.
+/// Limit of the batches in flight at once.
 const BATCHES: u32 = 8;
 
 /// A batch of gets, each into memory of its own.
 struct Batch {
     tag: Tag,
     start: usize,
-    /// Its memory when settled answered 1 for the first time.
+    /// A copy of its memory from when `settled` answered 1 for the first time.
     settled: Option<Vec<u8>>,
 }
 
@@ -41,7 +41,7 @@ struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// The memory of a batch, its end first: what is copied in order gets there last.
+    /// Copies the memory of a batch, its second half first: a tier that copies in order writes it last.
     fn look(&self, batch: &Batch) -> Vec<u8> {
         let mut found = vec![0; self.bytes];
         let (first, second) = found.split_at_mut(self.bytes / 2);
@@ -50,7 +50,7 @@ impl Room<'_> {
         found
     }
 
-    /// Asks whether a batch is settled, and keeps what its memory is then.
+    /// Calls `settled` for a batch, and copies its memory when the answer becomes 1.
     fn ask(&self, batch: &mut Batch) -> Outcome {
         let answer = self.world.tier.settled(batch.tag);
         ensure!((0..=1).contains(&answer), "settled of a batch in flight answered {answer}");
@@ -87,10 +87,10 @@ fn settled(subject: &Subject) -> Outcome {
                 code => return Err(Stop::Fail(format!("get answered {:?}", ErrorCode(code)))),
             }
         }
-        // The newest first: those before it keep the tier busy meanwhile.
+        // The newest batch first: the older ones keep the tier busy meanwhile.
         batches.iter_mut().rev().try_for_each(|batch| room.ask(batch))?;
         end(&room, &mut batches)?;
-        // A slow tier shows in one round what a fast one shows in some.
+        // One round with a slow tier shows as much as several with a fast one.
         if begun.elapsed() > ENOUGH {
             break;
         }
@@ -105,7 +105,7 @@ fn end(room: &Room<'_>, batches: &mut [Batch]) -> Outcome {
     let expected = count * room.world.batch as usize;
     let (mut ended, mut wrong) = (0, None);
     let complete = wait_while_moving(|| {
-        // One at a time, so that the answer between any two is seen.
+        // One completion at a time, so that `settled` is called between any two.
         let mut one = [TierCompletion::default()];
         if room.world.tier.poll(&mut one) == 1 {
             ended += 1;

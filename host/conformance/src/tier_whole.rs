@@ -1,4 +1,4 @@
-//! A reader sees all of a value or none of it, also while it is put.
+//! Cases about reading while a value is put: a reader gets all of the value or nothing.
 
 #![allow(clippy::disallowed_methods, reason = "the kit measures other people's code, in real time")]
 
@@ -22,26 +22,27 @@ pub(super) const CASES: &[Case] = &[Case {
     run: whole,
 }];
 
-/// Values that are put one after the other, unless the tier is slow.
+/// Number of values that are put one after the other. A slow tier gets fewer.
 const VALUES: u32 = 24;
-/// Gets on their way at once, each into memory of its own.
+/// Gets in flight at once, each into memory of its own.
 const GETS: u32 = 4;
-/// Marks tags of puts and deletes.
+/// Added to the tags of puts and deletes.
 const WRITES: u64 = 1 << 32;
 
-/// Bytes of a value: the more, the longer it is under way. So many values fit the half of the memory that gets have.
+/// Length of a value in bytes: as long as possible, so that it is in flight for long. `values` of them fit the half of the memory
+/// that is for gets.
 pub(super) fn length(world: &World, values: u32) -> u32 {
     let limits = world.tier.limits();
     let most = (BACK / u64::from(values)).min(limits.max_value) / limits.alignment * limits.alignment;
     u32::try_from(most).unwrap_or(world.page).max(world.page)
 }
 
-/// The byte that a value consists of. Its neighbours have another.
+/// The byte of which a value consists. Values with neighbouring numbers have different bytes.
 pub(super) fn byte(number: u32) -> u8 {
     0x80 | (number % 64) as u8
 }
 
-/// That all bytes of a value that was found are its own.
+/// Checks that all bytes of a found value are its own.
 pub(super) fn is_whole(found: &[u8], number: u32, when: &str) -> Outcome {
     let own = found.iter().filter(|found| **found == byte(number)).count();
     ensure!(
@@ -52,12 +53,12 @@ pub(super) fn is_whole(found: &[u8], number: u32, when: &str) -> Outcome {
     Ok(())
 }
 
-/// What the two threads tell each other.
+/// State that the two threads share.
 #[derive(Default)]
 struct Shared {
     /// The newest value whose put has begun.
     newest: AtomicU32,
-    /// A put or delete does not get in: no get is to take its place.
+    /// Set while the tier refuses a put or delete with `WOULD_BLOCK`. No get may take its place then.
     waits: AtomicBool,
     is_over: AtomicBool,
 }
@@ -75,14 +76,14 @@ fn whole(subject: &Subject) -> Outcome {
             shared.is_over.store(true, Ordering::Release);
             written
         });
-        // Without a receiver of its completions the writer ends, too.
+        // If reading fails, the sender is dropped. The writer then ends, too.
         let read = read(&world, &shared, length, tell);
         let written = writer.join().unwrap_or(Ok(()));
         read.and(written)
     })
 }
 
-/// Puts each value while the one before it is still there, and then deletes that.
+/// Puts each value while the one before is still stored, then deletes the one before.
 fn write(world: &World, shared: &Shared, length: u32, told: Receiver<i32>) -> Outcome {
     let begun = Instant::now();
     let mut tag = WRITES;
@@ -95,7 +96,7 @@ fn write(world: &World, shared: &Shared, length: u32, told: Receiver<i32>) -> Ou
         });
         shared.waits.store(false, Ordering::Release);
         started?;
-        // Nothing comes when reading has failed, which says why.
+        // Without an answer, reading has failed. Its error says why.
         Ok(told.recv().ok())
     };
     let delete = |number: u32| move |tag: Tag| world.tier.delete(tag, &[world.key(number)]);
@@ -121,7 +122,7 @@ fn write(world: &World, shared: &Shared, length: u32, told: Receiver<i32>) -> Ou
 /// Gets the two newest values again and again, and fetches all completions.
 fn read(world: &World, shared: &Shared, length: u32, tell: Sender<i32>) -> Outcome {
     let most = GETS.min(world.tier.limits().max_batches - 1) as usize;
-    // By place: the tag and the value's number.
+    // For each place, the tag of the get and the number of the value.
     let mut flying: Vec<Option<(u64, u32)>> = vec![None; most];
     let (mut next, mut ended, mut stop) = (0, 0_u64, None);
     let mut found = vec![0; length as usize];
@@ -149,7 +150,7 @@ fn read(world: &World, shared: &Shared, length: u32, tell: Sender<i32>) -> Outco
             ended += 1;
             let TierCompletion { tag, status, .. } = one[0];
             if tag.0 >= WRITES {
-                // The writer has ended when it does not listen.
+                // A failure is ignored: then the writer has ended.
                 let _ended = tell.send(status);
             }
             if let Some(place) = flying.iter().position(|of| of.is_some_and(|(own, _)| own == tag.0)) {

@@ -18,9 +18,9 @@ use super::{Outcome, Stop, Subject, ensure, wording};
 
 /// Bytes of the region.
 pub const BYTES: usize = 1 << 20;
-/// Where gets put what they find, behind what puts take.
+/// Offset in the region of the memory for gets. The memory for puts is before it.
 pub const BACK: u64 = BYTES as u64 / 2;
-/// What memory is filled with where nothing may be written. Values that are compared with it have no such byte.
+/// The byte with which the kit fills memory that must not be written. Values that are compared with such memory do not have it.
 pub const GUARD: u8 = 0x5C;
 
 fn register(tier: &dyn StorageTier, memory: &SharedMemory) -> Result<RegionId, Stop> {
@@ -77,12 +77,12 @@ impl World {
         Ok(())
     }
 
-    /// Makes more memory the place of pages.
+    /// Registers more memory for pages.
     pub fn register_more(&self, memory: &SharedMemory) -> Result<RegionId, Stop> {
         register(&*self.tier, memory)
     }
 
-    /// An instance in which the keys of one batch are stored. No byte of their values is [`GUARD`].
+    /// Opens a tier and stores the keys of one batch. No byte of their values is [`GUARD`].
     pub fn stored(subject: &Subject) -> Result<Self, Stop> {
         let world = Self::open(subject)?;
         world.filled_without(GUARD);
@@ -97,7 +97,7 @@ impl World {
         Key(key)
     }
 
-    /// Pages of the keys `0..count`, one after the other from `base` on.
+    /// Pages for the keys `0..count`, one after the other from offset `base`.
     pub fn pages(&self, count: u32, base: u64) -> Vec<TierPage> {
         (0..count)
             .map(|number| TierPage {
@@ -113,7 +113,7 @@ impl World {
         (0..count).map(|number| self.key(number)).collect()
     }
 
-    /// Starts a batch, as often as the tier asks to come again.
+    /// Starts a batch. Repeats the call while the tier answers `WOULD_BLOCK`.
     pub fn start(&self, what: &str, mut call: impl FnMut() -> i32) -> Result<(), Stop> {
         let code = wait_for(|| Some(call()).filter(|code| *code != ErrorCode::WOULD_BLOCK.0));
         match code {
@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// The statuses of a batch of `count` pages.
+    /// Waits for a batch of `count` pages and returns their statuses.
     pub fn finish(&self, what: &str, tag: u64, count: u32) -> Result<Vec<i32>, Stop> {
         let mut ended: BTreeMap<u32, i32> = BTreeMap::new();
         while ended.len() < count as usize {
@@ -146,7 +146,7 @@ impl World {
         Ok(ended.into_values().collect())
     }
 
-    /// How the only page of a batch ended.
+    /// Waits for a batch of one page and returns its completion.
     pub fn one(&self, what: &str, tag: u64) -> Result<TierCompletion, Stop> {
         let mut one = [TierCompletion::default()];
         let answer = wait_for(|| Some(self.tier.poll(&mut one)).filter(|n| *n != 0));
@@ -188,7 +188,7 @@ impl World {
         bytes
     }
 
-    /// As [`filled`](World::filled), and no byte is this one.
+    /// As [`filled`](World::filled), with no byte equal to `guard`.
     pub fn filled_without(&self, guard: u8) -> Vec<u8> {
         let mut bytes = self.filled();
         bytes.iter_mut().filter(|byte| **byte == guard).for_each(|byte| *byte = !guard);

@@ -62,7 +62,7 @@ fn data(subject: &Subject) -> Outcome {
                 let start = w.target_offset as usize;
                 start < to + length && to < start + w.length as usize
             };
-            // The order of writes in a batch is the backend's own affair.
+            // The backend may write the pages of a batch in any order, so overlapping writes are left out.
             if writes.len() == most || writes.iter().any(overlaps) {
                 continue;
             }
@@ -91,7 +91,7 @@ fn data(subject: &Subject) -> Outcome {
     Ok(())
 }
 
-/// How often each tag completed, once all were seen or patience ended.
+/// Counts the completions of each tag, until all tags were seen or patience ends.
 fn completed(pair: &Pair) -> Result<BTreeMap<u64, u32>, Stop> {
     let mut seen = BTreeMap::new();
     for tag in 1..=SUBMISSIONS {
@@ -106,7 +106,7 @@ fn completed(pair: &Pair) -> Result<BTreeMap<u64, u32>, Stop> {
     if let Some(taken) = all {
         taken?;
     }
-    // Stragglers: what comes twice may come late.
+    // Polls on, because a second completion of a tag may come late.
     for _ in 0..1000 {
         take(pair, &mut seen)?;
         std::thread::yield_now();
@@ -270,7 +270,7 @@ fn panics(subject: &Subject) -> Outcome {
         ("a second shutdown", code(backend.shutdown(shutdown_ms()))),
     ];
     for (what, answer) in answers {
-        // After the first panic everything answers so, but the first is the one to name.
+        // After a first panic all calls answer `PANICKED`. The first one is reported.
         ensure!(answer != ErrorCode::PANICKED.0, "{what} made the plugin panic");
     }
     Ok(())

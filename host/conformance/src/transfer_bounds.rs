@@ -1,4 +1,4 @@
-//! Writes that land nowhere, and notifications that must not come because pages did not.
+//! Cases about writes outside of a region: nothing lands, and no notification comes for pages that did not land.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use super::bytes::write_at;
 use super::transfer_pair::{BYTES, Pair, no_notification, read};
 use super::{Outcome, Stop, Subject, ensure};
 
-/// Submissions with a write that must be refused, by the number that their notification carries, and what is wrong with each.
+/// Submissions with a write that must be refused. The key is the number in their notification, the value says what is wrong.
 #[derive(Default)]
 struct Refused(BTreeMap<u64, String>);
 
 impl Refused {
-    /// Submits, and ensures that it does not end as if it had worked.
+    /// Submits, and ensures that the submission does not succeed.
     fn submit(&mut self, pair: &Pair, submission: &Submission, what: String, writes: &[Write]) -> Outcome {
         if pair.sender.submit(submission, writes) == 0 {
             let done = pair.completion()?;
@@ -35,7 +35,7 @@ impl Refused {
         }
     }
 
-    /// Looks at all notifications until that of this submission.
+    /// Checks all notifications up to the one of this submission.
     fn check_until(&self, pair: &Pair, tag: u64) -> Outcome {
         while let Some(seen) = pair.notification()? {
             self.check(&seen)?;
@@ -43,7 +43,7 @@ impl Refused {
                 return Ok(());
             }
         }
-        // That one comes at all is what `transfer-order` says.
+        // Whether that notification comes at all is checked by `transfer-order`.
         Ok(())
     }
 
@@ -87,7 +87,7 @@ pub(super) fn bounds(subject: &Subject) -> Outcome {
         refused.submit(&pair, &submission(tag), what.to_owned(), &[write])?;
         ensure!(read(&pair.target) == before, "a write {what} changed the target");
     }
-    // What was refused does not land later either: this comes after it, on the same way.
+    // A refused write must not land later either. This submission comes after them on the same path.
     let mut after = before.clone();
     after[..64].fill(0xAA);
     pair.complete(&submission(50), &[good])?;
@@ -97,7 +97,7 @@ pub(super) fn bounds(subject: &Subject) -> Outcome {
     );
     let told = |refused: &Refused, tag| if notifies { refused.check_until(&pair, tag) } else { Ok(()) };
     told(&refused, 50)?;
-    // One that is refused among others. Those may land, and write what is there already.
+    // A refused write among good ones. The good writes may land, and do not change the target.
     if pair.sender.limits().max_writes > 2 {
         for (tag, (what, write)) in (101..).zip(cases) {
             let what = format!("{what}, among others");

@@ -1,4 +1,4 @@
-//! Submissions that are cancelled: each ends once, and says that it worked only when all of it is there.
+//! Cases about cancelled submissions: each ends once, and reports success only if all of its bytes are there.
 
 use std::collections::BTreeSet;
 
@@ -9,18 +9,18 @@ use super::observe::wait_for;
 use super::transfer_pair::{BYTES, Pair, no_notification};
 use super::{Outcome, Stop, Subject, ensure};
 
-/// Submissions that are cancelled one by one, each with a place of its own in the target.
+/// Submissions that are cancelled one by one, each with its own range of the target.
 const ALONE: u64 = 16;
-/// Bytes of each of these.
+/// Bytes of each submission that is cancelled alone.
 const ALONE_BYTES: u64 = 60_000;
-/// Submissions that are cancelled at once, where the backend takes so many. Most of them have not started then.
+/// Submissions that are cancelled at once, if the backend takes so many. Most have not started by then.
 const AT_ONCE: u64 = 8;
-/// Bytes of each of these.
+/// Bytes of each submission that is cancelled with others.
 const AT_ONCE_BYTES: u64 = BYTES as u64 / AT_ONCE;
-/// Times that so many are cancelled at once.
+/// How often `AT_ONCE` submissions are cancelled.
 const ROUNDS: u64 = 12;
 
-/// Ensures that a cancelled submission that says it worked has written all of its bytes.
+/// Ensures that a cancelled submission that reports success has written all of its bytes.
 fn is_whole(pair: &Pair, done: &Completion, place: u64, bytes: u64, pattern: u8) -> Outcome {
     let Completion { tag: Tag(tag), status, bytes: counted, .. } = *done;
     if status < 0 {
@@ -51,14 +51,14 @@ pub(super) fn cancel(subject: &Subject) -> Outcome {
     for tag in 1..=ALONE {
         let place = (tag - 1) * ALONE_BYTES;
         pair.submit(&pair.submission(tag), &[pair.write(place, place, ALONE_BYTES as u32)])?;
-        // May come too late, which is an error and changes nothing.
+        // The cancel may come too late. That is an error and changes nothing.
         let _too_late = pair.sender.cancel(Tag(tag));
         let done = pair.completion()?;
         let done = done.ok_or_else(|| format!("submission {tag} was cancelled and never completed"))?;
         ensure!(done.tag == Tag(tag), "submission {tag} was cancelled, but {} completed", done.tag.0);
         is_whole(&pair, &done, place, ALONE_BYTES, 0xA1)?;
     }
-    // What a backend cannot say to have settled may land late, among the bytes of the next round.
+    // Without `settled`, late bytes of one round may land among those of the next. So such a backend gets one round.
     let settles = subject.declares("transfer", capability::SETTLED);
     for round in 0..if settles { ROUNDS } else { 1 } {
         at_once(&pair, round, settles)?;

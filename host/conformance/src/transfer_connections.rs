@@ -1,4 +1,4 @@
-//! What connections and submissions leave behind: ids that are unknown from then on, and no descriptors.
+//! Cases about leftovers of connections and submissions: their ids must become unknown, and no descriptors may stay.
 
 #![allow(clippy::disallowed_methods, reason = "the kit measures other people's code, in real time")]
 
@@ -31,12 +31,12 @@ pub(super) const CASES: &[Case] = &[
 
 /// Connections that are lost.
 const LOST: u64 = 4;
-/// Connections, or submissions, of which each may leave a descriptor behind.
+/// Number of connections, or submissions, that may each leave a descriptor behind.
 const MADE: u64 = 50;
-/// Times that so many are made. What a library keeps for good stops growing, and what they leave does not.
+/// How often `MADE` of them are made. Descriptors that a library keeps stop growing, leftovers do not.
 const TIMES: u64 = 3;
 
-/// Ends the connection from the receiver's side, so that the sender loses it.
+/// Ends the connection from the receiver's side. The sender loses it then.
 fn lose(pair: &Pair) -> Outcome {
     let endpoint = pair.sender.endpoint().map_err(|e| format!("endpoint of the sender answered {e}"))?;
     let back = pair.receiver.connect("sender", &endpoint);
@@ -124,7 +124,7 @@ fn leaves_no_descriptor(subject: &Subject) -> Outcome {
     })
 }
 
-/// Makes so many, or fewer where that takes too long, and looks at what is open afterwards.
+/// Calls `make` up to `MADE` times, fewer if that takes too long, and counts the descriptors that stay open.
 fn leave_none(what: &str, mut make: impl FnMut() -> Outcome) -> Outcome {
     make()?;
     let mut last = String::new();
@@ -134,7 +134,7 @@ fn leave_none(what: &str, mut make: impl FnMut() -> Outcome) -> Outcome {
             make()?;
             made += 1;
         }
-        // What the other side closes, it closes later.
+        // The other side may close its descriptors later.
         if wait_for(|| (descriptors() <= before).then_some(())).is_some() {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What a transfer backend keeps apart and in order: regions, peers, data before notifications, and its own limits.
+//! Cases about what a transfer backend must keep apart or in order: regions, peers, data before notifications, and its limits.
 
 use std::collections::BTreeSet;
 
@@ -42,7 +42,7 @@ fn memory(name: &str) -> Result<SharedMemory, Stop> {
 }
 
 fn reconnect(pair: &mut Pair) -> Outcome {
-    // It may be lost already.
+    // The connection may be lost already.
     let _ended = pair.sender.disconnect(pair.peer);
     pair.connect()
 }
@@ -51,10 +51,10 @@ fn regions(subject: &Subject) -> Outcome {
     let mut pair = Pair::open(subject)?;
     let (source, target) = (memory("source-2")?, memory("target-2")?);
     let from = register(&*pair.sender, &source, 2)?;
-    // The same generation as the first: only the id tells them apart.
+    // It has the same generation as the first region, so only the id distinguishes them.
     let to = register(&*pair.receiver, &target, GENERATION)?;
     ensure!(from != pair.from && to != pair.to, "two regions of one instance have the same id");
-    // An endpoint covers the regions that were registered before it.
+    // An endpoint has the regions that were registered before it was made, so the sender connects again.
     reconnect(&mut pair)?;
     write_at(&pair.source, 0, &[1; BYTES / 4]);
     write_at(&source, 0, &[2; BYTES / 4]);
@@ -82,12 +82,12 @@ fn regions(subject: &Subject) -> Outcome {
             wrong.map_or(0, |at| expected[number][at])
         );
     }
-    // The one goes, and the other stays.
+    // One region is deregistered, the other one stays.
     pair.receiver
         .deregister(pair.to)
         .map_err(|e| format!("deregister of one of two regions answered {e}"))?;
     let write = [Write { target_region: to, ..pair.write(0, 0, length) }];
-    // A backend may cut its peers off to be sure of the first region. Then the peers connect again.
+    // To be sure of the first region, a backend may cut its peers off. Then the peers connect again.
     if pair.sender.submit(&pair.submission(tag + 1), &write) != 0
         || pair.completion()?.is_none_or(|done| done.status < 0)
     {
@@ -146,7 +146,7 @@ fn order(subject: &Subject) -> Outcome {
     Ok(())
 }
 
-/// Most that is tried of a limit.
+/// Limit of the values that are tried of a declared limit.
 const MOST: u32 = 4096;
 
 fn limits(subject: &Subject) -> Outcome {
@@ -168,7 +168,7 @@ fn limits(subject: &Subject) -> Outcome {
         "of a submission of {most} writes number {} is missing",
         wrong.unwrap_or_default()
     );
-    // Nothing is in flight, and nothing is polled.
+    // Nothing is in flight here. The submissions are not polled.
     let most = limits.max_submissions.min(MOST);
     let mut accepted = BTreeSet::new();
     for tag in 2..2 + u64::from(most) {

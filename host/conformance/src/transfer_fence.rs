@@ -1,6 +1,6 @@
-//! What a transfer backend proves when `disconnect` or `deregister` returns, and when `settled` answers 1.
+//! Cases about fences: what a transfer backend proves when `disconnect` or `deregister` returns, or when `settled` answers 1.
 //!
-//! Each is called while bytes are on their way. From then on the memory has a pattern, and has to keep it.
+//! The kit calls each while bytes are in flight. Then it fills the memory with a pattern, which must stay.
 
 use std::collections::BTreeSet;
 
@@ -36,13 +36,13 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Times that each fence is tried.
+/// How often each fence is tried.
 const ROUNDS: u64 = 12;
 /// Submissions in flight at a fence, where the backend takes so many.
 const IN_FLIGHT: u64 = 8;
-/// Looks for a first byte that has landed before a fence is asked for.
+/// How often the kit looks for a first byte that has landed, before it calls a fence.
 const LOOKS: u32 = 20_000;
-/// What memory is filled with after a fence. No submission carries it.
+/// The byte with which the kit fills memory after a fence. No submission carries it.
 const GUARD: u8 = 0x5C;
 
 /// The byte that the submissions of a round carry.
@@ -50,16 +50,16 @@ fn pattern(round: u64) -> u8 {
     0x80 | (round % 64) as u8
 }
 
-/// What the submissions of a round write.
+/// Where the submissions of a round write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
-    /// Each all of the target.
+    /// Each submission writes the whole target.
     All,
-    /// Each a part of its own.
+    /// Each submission writes a part of its own.
     Parts,
 }
 
-/// Writes of as many bytes as one submission can have, in up to 8 pieces.
+/// Writes of as many bytes as one submission of the round has, in up to 8 parts.
 fn writes(pair: &Pair, of: Of, number: u64) -> Vec<Write> {
     let (base, bytes) = match of {
         Of::All => (0, BYTES as u64),
@@ -70,7 +70,7 @@ fn writes(pair: &Pair, of: Of, number: u64) -> Vec<Write> {
     places.map(|place| pair.write(place, place, (bytes / pieces) as u32)).collect()
 }
 
-/// Starts submissions of a round. Every other round goes on when the first bytes have landed.
+/// Starts the submissions of a round. Two rounds of four wait until the first byte has landed.
 fn begin(pair: &Pair, round: u64, of: Of) -> Result<BTreeSet<u64>, Stop> {
     fill(&pair.target, 0);
     write_at(&pair.source, 0, &vec![pattern(round); BYTES]);
@@ -140,7 +140,7 @@ fn disconnect(subject: &Subject) -> Outcome {
     let mut known = BTreeSet::from([pair.peer.0]);
     let (mut unproven, mut why) = (0, String::new());
     for round in 0..ROUNDS {
-        // A receiver fences a sender by a connection of its own.
+        // The receiver fences the sender through a connection of its own.
         let endpoint = pair.sender.endpoint().map_err(|e| format!("endpoint of the sender answered {e}"))?;
         let back = pair.receiver.connect("sender", &endpoint);
         let back = back.map_err(|e| format!("connect from the receiver to the sender answered {e}"))?;
@@ -175,7 +175,7 @@ fn disconnect(subject: &Subject) -> Outcome {
         } else {
             all_end(&pair, accepted, &after)?;
         }
-        // What is left of the connection, if anything is.
+        // Ends the rest of the connection, if there is any.
         let _ended = match by_receiver {
             true => pair.sender.disconnect(pair.peer),
             false => pair.receiver.disconnect(back),
@@ -199,7 +199,7 @@ fn deregister(subject: &Subject) -> Outcome {
         pair.to = register(&*pair.receiver, &pair.target, GENERATION)?;
         let id = pair.to.0;
         ensure!(regions.insert(id), "register gave the id {id}, which another region had before");
-        // An endpoint covers the regions that were registered before it.
+        // An endpoint has the regions that were registered before it was made, so the sender connects again.
         let _ended = pair.sender.disconnect(pair.peer);
         reconnect(&mut pair, &mut known)?;
         pair.transfer(200_000 + round, &[pair.write(0, 0, 4096)])?;
@@ -213,13 +213,13 @@ fn settled(subject: &Subject) -> Outcome {
         let accepted = begin(&pair, round, Of::Parts)?;
         if round % 3 == 2 {
             for tag in accepted.iter().rev().take(accepted.len() / 2) {
-                // May come too late, which is an error and changes nothing.
+                // The cancel may come too late. That is an error and changes nothing.
                 let _too_late = pair.sender.cancel(Tag(*tag));
             }
         }
         let mut left = accepted.clone();
         let mut wrong = None;
-        // Until all of them are settled. Polling is what drives a backend.
+        // Runs until all of them are settled. It polls, because polling drives a backend.
         let all = wait_while_moving(|| {
             let answers: Vec<i32> = accepted.iter().map(|tag| pair.sender.settled(Tag(*tag))).collect();
             wrong = answers.iter().copied().find(|answer| !(0..=1).contains(answer));

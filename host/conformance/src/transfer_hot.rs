@@ -30,7 +30,7 @@ fn calls(pair: &Pair) -> impl FnMut(u64, usize) -> i32 {
     let (mut done, mut seen) = ([NO_COMPLETION; 8], [no_notification(); 8]);
     move |round, call| match call {
         0 => pair.sender.submit(&pair.submission(round), &writes),
-        // The second often finds nothing, which must not make it wait.
+        // The second poll often finds nothing. It must not wait then.
         1 => pair.sender.poll(&mut done).min(pair.sender.poll(&mut done)),
         2 => pair.receiver.notifications(&mut seen),
         _ => pair.sender.settled(Tag(round)),

@@ -1,4 +1,4 @@
-//! Writes as long as pages are, and longer: where their bytes land, and that they have landed when the submission completes.
+//! Cases about writes as long as pages, and longer: their bytes land in the right place, before the submission completes.
 
 #![allow(clippy::disallowed_methods, reason = "the kit measures other people's code, in real time")]
 
@@ -32,12 +32,12 @@ pub(super) const CASES: &[Case] = &[
 const MIB: u32 = 1 << 20;
 /// Bytes of each side's region.
 const ROOM: usize = 8 << 20;
-/// Submissions of so many bytes whose target is looked at when they complete: what is missing for microseconds is seen in some of
-/// them only.
+/// The target is checked when each of these submissions completes: their number and their bytes. Bytes that are missing for
+/// microseconds show in some of them only.
 const LOOKS: [(u64, u32); 2] = [(96, 4 * MIB), (160, MIB)];
-/// Submissions that are looked at when the backend is so slow that the others would take too long.
+/// Number of submissions that are checked even if the backend is so slow that all would take too long.
 const LEAST: u64 = 16;
-/// Questions for a completion between two looks at the clock, so that the answer is seen as soon as it is there.
+/// Polls between two readings of the clock, so that a completion is seen as soon as it is there.
 const QUESTIONS: u32 = 256;
 
 fn large(subject: &Subject) -> Outcome {
@@ -92,7 +92,7 @@ fn landed(subject: &Subject) -> Outcome {
             break;
         }
         let pattern = (round % 255) as u8 + 1;
-        // Four pages, and one write that is as long as all of them.
+        // Either four pages or one write of the same length.
         let length = if several && round % 2 == 0 { bytes / 4 } else { bytes };
         let writes: Vec<Write> = (0..u64::from(bytes / length))
             .map(|number| number * u64::from(length))
@@ -103,7 +103,7 @@ fn landed(subject: &Subject) -> Outcome {
         let mut one = [NO_COMPLETION];
         let ask = || (0..QUESTIONS).map(|_| pair.sender.poll(&mut one)).find(|answer| *answer != 0);
         let answer = wait_for(ask);
-        // The last byte of each write, before anything else: what is missing may be there in a microsecond.
+        // Reads the last byte of each write first, because missing bytes may arrive within a microsecond.
         let ends = writes.iter().map(|write| (write.target_offset + u64::from(write.length)) as usize - 1);
         let mut last = [0];
         let missing = ends.rev().find(|at| {

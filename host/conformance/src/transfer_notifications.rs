@@ -1,4 +1,4 @@
-//! Submissions that carry a notification and no data: how two hosts talk to each other beside their data.
+//! Cases about submissions that carry a notification and no data, with which two hosts exchange messages.
 
 use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, capability};
 
@@ -23,7 +23,7 @@ fn notifications(subject: &Subject) -> Outcome {
     write_at(&pair.source, 0, &[0xAA; 4096]);
     let before = read(&pair.target);
     for round in 1..=8u8 {
-        // One byte, and the most.
+        // Alternates between the greatest length and one byte.
         let mut submission = pair.submission(u64::from(round));
         submission.notification = [round; NOTIFICATION_BYTES];
         submission.notification_length = if round % 2 == 0 { 1 } else { NOTIFICATION_BYTES as u32 };

@@ -1,4 +1,4 @@
-//! Two instances in this process, one of which writes into the other's memory.
+//! Two instances in this process. One writes into the memory of the other.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::bytes::read_at;
 use super::observe::wait_for;
 use super::{Outcome, Stop, Subject};
 
-/// Bytes of each side's region.
+/// Bytes of each side's region, unless a case gives another size.
 pub const BYTES: usize = 1 << 20;
 /// Generation under which the target's region is registered.
 pub const GENERATION: u32 = 7;
@@ -43,12 +43,12 @@ pub fn no_notification() -> Notification {
 }
 
 impl Pair {
-    /// Opens both and connects the one to the other.
+    /// Opens both sides and connects the sender to the receiver.
     pub fn open(subject: &Subject) -> Result<Self, Stop> {
         Self::open_with(subject, BYTES)
     }
 
-    /// The same, with regions of so many bytes.
+    /// As [`open`](Self::open), with regions of `bytes` bytes.
     pub fn open_with(subject: &Subject, bytes: usize) -> Result<Self, Stop> {
         let declares = |c| subject.declares("transfer", c);
         if !declares(capability::PAGE_WRITES) {
@@ -75,7 +75,7 @@ impl Pair {
         Ok(())
     }
 
-    /// A write from the one region to the other.
+    /// A write from the source's region to the target's.
     pub fn write(&self, source_offset: u64, target_offset: u64, length: u32) -> Write {
         Write {
             source_region: self.from,
@@ -97,7 +97,7 @@ impl Pair {
         }
     }
 
-    /// A submission whose notification is its tag.
+    /// A submission with its tag as notification.
     pub fn notifying(&self, tag: u64) -> Submission {
         let mut submission = self.submission(tag);
         submission.notification[..8].copy_from_slice(&tag.to_le_bytes());
@@ -105,7 +105,7 @@ impl Pair {
         submission
     }
 
-    /// Submits, as often as the backend asks to come again.
+    /// Submits. Repeats the call while the backend answers `WOULD_BLOCK`.
     pub fn submit(&self, submission: &Submission, writes: &[Write]) -> Result<(), String> {
         let code = wait_for(|| {
             let code = self.sender.submit(submission, writes);
@@ -118,7 +118,7 @@ impl Pair {
         }
     }
 
-    /// The next completion within patience.
+    /// Waits for the next completion, `None` if patience ends.
     pub fn completion(&self) -> Result<Option<Completion>, String> {
         let mut one = [NO_COMPLETION];
         let answer = wait_for(|| match self.sender.poll(&mut one) {
@@ -157,7 +157,7 @@ impl Pair {
         }
     }
 
-    /// The next notification within patience.
+    /// Waits for the next notification, `None` if patience ends.
     pub fn notification(&self) -> Result<Option<Notification>, String> {
         let mut one = [no_notification()];
         let answer = wait_for(|| match self.receiver.notifications(&mut one) {

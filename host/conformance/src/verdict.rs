@@ -1,11 +1,11 @@
-//! What the process of a case says of it, as the last such line that it writes.
+//! The verdict that the process of a case writes. The last such line counts.
 
 use std::io::Write as _;
 
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
-/// Starts the line.
+/// Prefix of the line with the verdict.
 const MARK: &str = "@verdict ";
 
 #[derive(Deserialize, Serialize)]
@@ -15,7 +15,7 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
-    /// The one in the output of a process, if it came so far.
+    /// The last verdict in the output of a process, if it wrote one.
     pub fn last_in(output: &str) -> Option<Self> {
         let (_, json) = output.lines().rev().find_map(|line| line.split_once(MARK))?;
         serde_json::from_str(json).ok()
@@ -30,9 +30,9 @@ pub(super) fn tell(status: &str, text: String) -> std::io::Result<()> {
     output.flush()
 }
 
-/// Ends this process as a crash does, in the middle of what its other threads do: the case has passed so far.
+/// Reports that the case passed, and kills this process in the middle of its other threads' work, as a crash would.
 pub(super) fn pass_and_die() -> ! {
-    // Without its verdict the case counts as crashed.
+    // If the verdict cannot be written, the case counts as crashed.
     let _unheard = tell("pass", String::new());
     // A process may signal itself.
     let _dead = kill_process(getpid(), Signal::KILL);

@@ -1,22 +1,22 @@
-//! Words of messages: what a process said last, and how codes and names are written.
+//! Texts of messages: the last words of a process, and how codes and names are written.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 
 use host_plugin_api::ErrorCode;
 
-/// A word behind the article that it takes.
+/// A word with its article before it.
 pub fn with_article(word: &str) -> String {
     let article = if word.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
     format!("{article} {word}")
 }
 
-/// How something ended: a status as its number, and a code with its name.
+/// How a page or call ended: a status as its number, an error code with its name.
 pub fn status(status: i32) -> String {
     if status < 0 { format!("{:?}", ErrorCode(status)) } else { status.to_string() }
 }
 
-/// What is said of a process that ended without a verdict.
+/// The message about a process that ended without a verdict.
 pub fn ended(exit: ExitStatus, errors: &str) -> String {
     let touched = ["SIGSEGV", "SIGBUS"].iter().any(|signal| exit.to_string().contains(signal));
     match last_words(errors) {
@@ -34,11 +34,11 @@ pub fn ended(exit: ExitStatus, errors: &str) -> String {
     }
 }
 
-/// The line that says why, as far as one can tell: what a sanitizer found, what allocation failed, what the last panic said, or the
-/// last one.
+/// The line that most likely says why the process ended: the finding of a sanitizer, a failed allocation, the last panic's text, or
+/// else the last line.
 fn last_words(errors: &str) -> Option<&str> {
     let lines = || errors.lines().filter(|line| !line.trim().is_empty());
-    // What follows it are stacks and a map of the memory.
+    // A sanitizer's finding is not the last line: stacks and a map of the memory follow it.
     let found = lines().find(|line| line.contains("ERROR:") && line.contains("Sanitizer"));
     let allocation = || lines().rev().find(|line| line.starts_with("memory allocation of"));
     let panic = || {

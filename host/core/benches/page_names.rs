@@ -1,9 +1,10 @@
-//! What it costs to name the pages of a prompt, and what taking the prompt in costs the scheduler with and without.
+//! Times to name the pages of a prompt, and to take in a request with and without names.
 //!
 //! `cargo bench -p host-core --bench page_names`
 //!
-//! An idle aggregated worker with host memory and one storage tier. Median of 21 prompts of each length, all different, in
-//! microseconds: naming all pages of a prompt, taking in a request that was named, and one that was not.
+//! An idle aggregated worker has host memory and one storage tier. Figures are medians of 21 different prompts of each
+//! length, in microseconds: naming all pages of a prompt, taking in a request with names, and taking in a request
+//! without.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 

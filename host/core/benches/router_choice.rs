@@ -1,4 +1,4 @@
-//! What one choice of a worker costs the router, with a full index.
+//! The time that the router needs to choose a worker, with a full index.
 //!
 //! `cargo bench -p host-core --bench router_choice -- [WORKERS] [PAGES PER WORKER] [PROMPT TOKENS]`
 //!

@@ -3,10 +3,11 @@
 //!
 //! `cargo bench -p host-core --bench router_replay -- TRACE.jsonl [WORKERS] [TOKENS PER WORKER] [SPEEDUP] [TOKENS PER SECOND]`
 //!
-//! The trace is Mooncake's format: one JSON object per line with `timestamp` (ms), `input_length` and `hash_ids` (one per
-//! 512 tokens, equal ids mean equal prefixes). Each worker computes prompts one after the other at a fixed speed and
-//! keeps an LRU cache of blocks, of which ends of sequences leave first, as the radix tree does. Nothing is known early: a block counts as cached when the prompt that brings it has been
-//! computed, and the router learns of it by the same events that a live worker sends.
+//! The trace is Mooncake's format: one JSON object per line with `timestamp` (ms), `input_length` and `hash_ids` (one
+//! per 512 tokens, equal ids mean equal prefixes). Each worker computes prompts one after the other at a fixed speed.
+//! It keeps an LRU cache of blocks and evicts ends of sequences first, as the radix tree does. A block counts as cached
+//! once the prompt that brings it has been computed. The router learns of it by the same events that a live worker
+//! sends.
 
 #![allow(clippy::expect_used, reason = "a benchmark stops at a trace that it cannot read")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock itself")]
@@ -41,12 +42,12 @@ fn read(path: &str, speedup: f64) -> Vec<Request> {
         .collect()
 }
 
-/// Whole blocks of a prompt. The last block of a prompt is partial unless the prompt's length says otherwise.
+/// Whole blocks of a prompt. The last block is left out if the prompt ends within it.
 fn whole(request: &Request) -> &[BlockKey] {
     &request.blocks[..request.blocks.len().min((request.tokens / BLOCK) as usize)]
 }
 
-/// What a cache of unlimited size, shared by all and without delay, would find.
+/// The share of prompt tokens that a cache of unlimited size, shared by all workers and without delay, would find.
 fn oracle(trace: &[Request]) -> f64 {
     let mut seen: BTreeSet<BlockKey> = BTreeSet::new();
     let mut found = 0;
@@ -63,7 +64,7 @@ struct Worker {
     queue: VecDeque<usize>,
     /// The request being computed, and when it is done.
     computing: Option<(usize, f64)>,
-    /// Block to last use, and the other way round.
+    /// Blocks by last use, in both directions.
     used: HashMap<BlockKey, u64>,
     by_use: BTreeMap<u64, BlockKey>,
     events: u64,
@@ -148,7 +149,7 @@ fn replay(trace: &[Request], policy: Policy, workers: usize, capacity: u64, spee
             {
                 let blocks = whole(&trace[request]);
                 let cached = blocks.iter().take_while(|key| worker.used.contains_key(key)).count();
-                // What a request reads is locked: as good as used now.
+                // A request locks the blocks that it reads, so they count as used now.
                 for key in blocks[..cached].iter().rev() {
                     worker.touch(*key, &mut clock);
                 }
@@ -171,7 +172,7 @@ fn replay(trace: &[Request], policy: Policy, workers: usize, capacity: u64, spee
     }
 }
 
-/// The worker has computed its request: its blocks are cached, the oldest leave, and the router hears of both.
+/// Ends a worker's request: caches its blocks, evicts the oldest, and reports both to the router.
 fn finish(
     worker: &mut Worker,
     trace: &[Request],
@@ -183,7 +184,8 @@ fn finish(
     let Some((request, at)) = worker.computing.take() else { return };
     waits.push(at - trace[request].at);
     placement.end(Room(request as u64));
-    // Ends of sequences leave first, as in the radix tree, so they count as used before what leads to them.
+    // Ends of sequences are evicted first, as in the radix tree, so they count as used before the blocks that lead to
+    // them.
     let mut stored: Vec<BlockKey> =
         whole(&trace[request]).iter().rev().copied().filter(|key| worker.touch(*key, clock)).collect();
     stored.reverse();
@@ -193,7 +195,7 @@ fn finish(
         worker.used.remove(&oldest);
         removed.push(oldest);
     }
-    // A real pool makes room first.
+    // A real pool evicts before it stores.
     stored.retain(|key| worker.used.contains_key(key));
     for event in [KvEvent::Removed(removed), KvEvent::Stored(stored)] {
         worker.events += 1;

@@ -1,9 +1,10 @@
-//! What a step costs the scheduler: taking a finished batch over and deciding the next one, beside a full queue.
+//! The time that the scheduler needs for a step: taking over a finished batch and deciding the next, beside a full
+//! queue.
 //!
 //! `cargo bench -p host-core --bench scheduler_tick`
 //!
-//! An aggregated worker, all its batch decoding, and a queue of requests that lack pages: the worst a tick can find, for
-//! it looks for one that fits. Best and median of 2000 steps, in microseconds.
+//! The worker is aggregated, all its batch decodes, and requests in the queue lack pages. This is the worst case for a
+//! tick, which searches the queue for a request that fits. Best and median of 2000 steps, in microseconds.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -51,7 +52,7 @@ fn measure(running: u32, queued: u32, cache: bool) -> (f64, f64) {
         let event = Event::Submit(request(u64::from(room)));
         scheduler.handle(now, event, &mut actions);
     }
-    // The pace lets them in little by little.
+    // The target for the time between tokens admits the requests little by little.
     for _ in 0..200 {
         step(&mut scheduler, &mut now, &mut actions);
     }
@@ -72,7 +73,7 @@ fn request(room: u64) -> Request {
     host_sim::request(room, &prompt, 3_000)
 }
 
-/// One decision, the batch that it leads to, and taking it over.
+/// Makes one decision, and takes over the results of its batch.
 fn step(scheduler: &mut Scheduler, now: &mut Time, actions: &mut Vec<Action>) {
     scheduler.tick(*now, actions);
     let _due = scheduler.next_deadline();

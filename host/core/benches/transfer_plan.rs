@@ -1,10 +1,11 @@
-//! What planning a transfer costs: from two layouts and two lists of pages to the pieces that are written.
+//! The time to plan a transfer: from two layouts and two lists of pages to the pieces that are written.
 //!
 //! `cargo bench -p host-core --bench transfer_plan`
 //!
-//! 512 pages of 16 tokens of a model of 64 layers and 8 KV heads of 128 (bf16), one lane of each case. The pages follow each
-//! other on neither side. "Planned" means that all pieces are handed out. "Sized" means that they are counted, which is what
-//! the choice between direct and staged needs. Times are the best of 20, in microseconds, and in nanoseconds a piece.
+//! The model has 64 layers and 8 KV heads of 128 (bf16). One lane of each case sends 512 pages of 16 tokens, no two of
+//! which are neighbours on either side. "Planned" means that all pieces are handed out. "Sized" means that they are
+//! counted, which the choice between direct and staged needs. Times are the best of 20, in microseconds, and in
+//! nanoseconds a piece.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -52,7 +53,7 @@ fn measure(order: KvOrder, sources: usize, targets: usize) {
         target: share(targets, lane.target),
         heads: lane.heads.clone(),
     };
-    // A permutation of all pages, as pools that have been used for a while hand them out.
+    // A permutation of all pages, as pools hand them out after some use.
     let from: Vec<PageId> = (0..PAGES).map(|index| PageId(index * 389 % PAGES * 2)).collect();
     let to: Vec<PageId> = (0..PAGES).map(|index| PageId(index * 137 % PAGES * 2)).collect();
     let plan = || copy_lane(black_box(&lane), black_box(&from), black_box(&to), 0..LAYERS);

@@ -1,9 +1,9 @@
-//! The aux row: what prefill writes beside the pages, once, with the last of them.
+//! The aux row: data about a request that prefill writes once, together with its last pages.
 //!
 //! A fixed number of bytes per room in a region of its own. It carries what decode needs to go on (the first token) and
-//! what the pages are of (room, attempt, size). What the pages hold is vouched for by the sums that travel with the
-//! parts ([`crate::notice`]). The row guards itself with a checksum, so that a stale, torn or foreign row is recognised
-//! before anything in it is used.
+//! which transfer the pages belong to (room, attempt, size). Sums that travel with the parts ([`crate::notice`])
+//! protect the contents of the pages. A checksum reveals a torn row, and room and attempt reveal a stale or foreign
+//! one, before anything in it is used.
 
 use crate::batch::{MAX_TOP_LOGPROBS, Sampled};
 use crate::ids::Room;
@@ -21,7 +21,7 @@ const _: () = assert!(TOP + MAX_TOP_LOGPROBS as usize * 8 <= CHECKSUM);
 pub struct AuxRow {
     /// The room that the pages belong to.
     pub room: Room,
-    /// The try within the room.
+    /// The attempt within the room.
     pub attempt: u32,
     /// Tokens of the prompt whose KV the pages hold.
     pub prompt_tokens: u32,
@@ -36,7 +36,7 @@ pub struct AuxRow {
 /// Why a row was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuxRowError {
-    /// Not a row, or one that was not written whole.
+    /// The bytes are no row, or a row that was not written completely.
     #[error("the aux row is not intact")]
     Damaged,
 }

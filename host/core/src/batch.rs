@@ -1,4 +1,4 @@
-//! What an executor is asked to compute, and what it answers.
+//! Batches that an executor computes, and their results.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -14,7 +14,7 @@ pub struct Batch {
     pub id: u64,
     /// The sequences, each at most once.
     pub sequences: Vec<Sequence>,
-    /// News is wanted whenever the KV of so many more layers is in the pool. With 0 none is wanted.
+    /// The executor reports progress each time the KV of so many more layers is in the pool. With 0 it reports none.
     pub layer_group: u32,
 }
 
@@ -47,10 +47,11 @@ pub struct Sequence {
     /// layers sees a position before them. No other layer's KV is written for them, since `pages` hold it already. Empty
     /// for most sequences, and once all of them are computed.
     pub recompute: Range<u32>,
-    /// How many of the last tokens are drafted: guesses at what will be drawn. 0 for most sequences, and fewer than there are tokens.
+    /// How many of the last `tokens` are drafted, that is, guesses at future draws. 0 for most sequences, and always fewer than
+    /// `tokens`.
     pub drafted: u32,
-    /// Present when the token after the last one that is not drafted is wanted, and those after drafted ones as long as these are
-    /// what was drawn.
+    /// The draw behind the last token that is not drafted, if that token is wanted. The executor then also draws behind each
+    /// drafted token, as long as the drafted tokens equal the drawn ones.
     pub sample: Option<Draw>,
 }
 
@@ -79,10 +80,10 @@ impl Sequence {
         self.sample.as_ref().map_or(0, |_draw| 1 + self.draft().len())
     }
 
-    /// Draws the tokens that the sequence wants. `draw` gets how many drafted tokens come before, and the draw. It is asked for the
-    /// one behind the next drafted token as long as that token is what was drawn.
+    /// Draws the tokens that the sequence wants. `draw` gets the number of drafted tokens before the wanted one, and the draw. It
+    /// is called for the token behind the next drafted one as long as the drafted token equals the drawn one.
     ///
-    /// What it says instead of a token ends the drawing, and is told.
+    /// An error of `draw` ends the drawing. It is returned with the tokens drawn before it.
     pub fn sampled<E>(
         &self,
         mut draw: impl FnMut(usize, &Draw) -> Result<Sampled, E>,
@@ -120,15 +121,15 @@ pub struct Sampled {
     pub top: Vec<(u32, f32)>,
 }
 
-/// What one sequence of a batch came to.
+/// The result of one sequence of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceOutput {
     /// The request.
     pub room: Room,
-    /// The tokens that were drawn, in order: one if the batch asked for a sample, and one more for each drafted token that was
-    /// right, from the first on.
+    /// The tokens that were drawn, in order: one if the batch asked for a sample, and one more for each drafted token before
+    /// the first wrong one.
     pub sampled: Vec<Sampled>,
-    /// Why the drawing ended before a token that was asked for: the first, or one behind a drafted token.
+    /// Why a token that was asked for was not drawn: the first one, or one behind a drafted token.
     pub undrawn: Option<Undrawn>,
 }
 
@@ -137,9 +138,9 @@ pub struct SequenceOutput {
 pub enum Undrawn {
     /// The request can have no further token, on any worker. Says why.
     Refused(String),
-    /// The executor could not find out what may follow. Says why.
+    /// The executor could not find out which tokens may follow. Says why.
     Failed(String),
-    /// What may follow was not known in time. The sequence draws in a later batch. If nothing was drawn, the next one computes the
-    /// last known token again, so this is for workers that [may draw late](crate::Config::may_draw_late) alone.
+    /// The tokens that may follow were not known in time. The sequence draws in a later batch. If it drew nothing, its next batch
+    /// computes the last known token again, so only workers that [may draw late](crate::Config::may_draw_late) answer this.
     Late,
 }

@@ -1,7 +1,7 @@
 //! Where every page of a worker is: one interface over pool, radix tree, offload tiers, windows and quarantine.
 //!
-//! The [scheduler](crate::scheduler) knows requests, and this part knows pages. A request has a [`Holding`], whose
-//! pages only this part changes, and shows its [`Tokens`].
+//! The [scheduler](crate::scheduler) knows requests, and this module knows pages. Each request has a [`Holding`], whose
+//! pages only this module changes. The scheduler passes a request's tokens as [`Tokens`].
 //!
 //! ```text
 //!             fetch            probe            admit
@@ -14,16 +14,16 @@
 //!
 //! | Operation | What it does |
 //! | --- | --- |
-//! | [`fetch`](Cache::fetch) | asks the offload tiers for what the pool lacks of a waiting request's tokens |
-//! | [`probe`](Cache::probe) | finds and locks what a waiting request may use |
-//! | [`forgo`](Cache::forgo) | lets go of what `probe` locked |
+//! | [`fetch`](Cache::fetch) | asks the offload tiers for pages of a waiting request that the pool lacks |
+//! | [`probe`](Cache::probe) | finds and locks the cached prefix that a waiting request may use |
+//! | [`forgo`](Cache::forgo) | lets go of the prefix that `probe` locked |
 //! | [`need`](Cache::need), [`can_have`](Cache::can_have), [`make_free`](Cache::make_free) | count pages, and evict for them |
-//! | [`admit`](Cache::admit) | gives a request its pages and begins to restore what the offload tiers have |
-//! | [`restored`](Cache::restored) | takes note of how a request's restore is doing, and says whether it has ended |
-//! | [`continue_at`](Cache::continue_at) | lets a request continue behind what it has |
+//! | [`admit`](Cache::admit) | gives a request its pages and begins to restore pages from the offload tiers |
+//! | [`restored`](Cache::restored) | updates the state of a request's restore, and says whether it has ended |
+//! | [`continue_at`](Cache::continue_at) | lets a request continue behind the pages that it has |
 //! | [`extend`](Cache::extend) | adds pages to a running request |
-//! | [`keep`](Cache::keep), [`keep_computed`](Cache::keep_computed) | give computed pages to the radix tree, and to the offload tiers by their policy |
-//! | [`write_back`](Cache::write_back) | saves ahead of eviction |
+//! | [`keep`](Cache::keep), [`keep_computed`](Cache::keep_computed) | give computed pages to the radix tree, and to the offload tiers by policy |
+//! | [`write_back`](Cache::write_back) | evicts and saves pages before their space is needed |
 //! | [`give_up_saves`](Cache::give_up_saves) | takes pages back from copies that have not begun |
 //! | [`give_back`](Cache::give_back) | takes all pages of a preempted request |
 //! | [`release`](Cache::release) | takes all pages of an ended request, into quarantine where something may touch them |
@@ -65,23 +65,23 @@ const NAMESPACES: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct Cache {
     page_tokens: usize,
-    /// What names the worker's pages beside namespace and tokens.
+    /// Digest that enters all page names of this worker, beside namespace and tokens.
     identity: PageHash,
-    /// Of a model with sliding layers.
+    /// Shape of the window, for a model with sliding layers.
     window: Option<WindowShape>,
-    /// Whether new requests are sent what the cache lacks, and compute it only after a preemption.
+    /// Whether a peer sends new requests the KV that the cache lacks. Only after a preemption they compute it here.
     is_sent: bool,
     pool: PagePool,
     /// Cached prefixes, if the worker keeps any.
     tree: Option<RadixTree>,
     /// The offload tiers, if there are any.
     tiers: Option<Hierarchy>,
-    /// What has changed in the tree since the last tick.
+    /// Changes of the tree since the last tick.
     changes: CacheChanges,
     quarantine: Quarantine,
 }
 
-/// What became of the pages of a cache that was emptied.
+/// Numbers of pages after a cache was emptied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flushed {
     /// Pages that are free now.
@@ -97,8 +97,8 @@ impl Cache {
                 page_tokens: config.page_tokens,
                 policy,
                 identity: config.identity,
-                // A kept namespace has a page or a running request, so in pools of up to as many pages no client can take up
-                // all the places.
+                // Each kept namespace has a page or a running request. So while both together are at most `NAMESPACES`, no
+                // client can use up all namespaces.
                 max_namespaces: NAMESPACES.min(config.pages as usize + config.max_running as usize),
                 seed: config.seed,
             })
@@ -127,12 +127,12 @@ impl Cache {
         self.pool.counts()
     }
 
-    /// The fault for which the allocator is disabled. The pool chooses pages itself since.
+    /// The fault for which the allocator was disabled. Since then the pool chooses pages itself.
     pub(crate) fn page_source_fault(&self) -> Option<&str> {
         self.pool.fault()
     }
 
-    /// What the radix tree holds. Without a tree all counts are zero.
+    /// Counts of the radix tree. Without a tree all are zero.
     pub(crate) fn tree_counts(&self) -> TreeCounts {
         self.tree.as_ref().map(RadixTree::counts).unwrap_or_default()
     }
@@ -162,7 +162,7 @@ impl Cache {
         self.tiers.as_ref().and_then(Hierarchy::next_deadline)
     }
 
-    /// What has changed in the radix tree since the last call, if that is listened to.
+    /// Changes of the radix tree since the last call. `None` if there are none, or if cache events are off.
     pub(crate) fn take_changes(&mut self) -> Option<Vec<CacheEvent>> {
         self.changes.take()
     }
@@ -189,7 +189,7 @@ impl Cache {
         Some(Flushed { freed, in_use: tree.counts().pages + tree.counts().window_pages })
     }
 
-    /// Recounts every page. `holdings` are those of all requests.
+    /// Recounts every page. `holdings` must be the holdings of all requests.
     ///
     /// # Panics
     /// When a page is counted twice or not at all.
@@ -222,7 +222,8 @@ impl Cache {
         }
     }
 
-    /// Whether so many pages can be had: free ones, and cached ones that no request uses, within each component's limit.
+    /// Whether so many pages are free or can be evicted (cached pages that no request uses), within each component's
+    /// limit.
     pub(crate) fn can_have(&self, pages: Pages) -> bool {
         let (full, window) = self.tree.as_ref().map_or((0, 0), RadixTree::evictable_parts);
         let within = |component, wanted, evictable| {
@@ -240,7 +241,8 @@ impl Cache {
         }
         let over = |pool: &PagePool, component, wanted: usize| {
             let limit = pool.limits().of(component) as usize;
-            // A component that may have all of the pool lacks what the pool lacks.
+            // A component whose limit is the whole pool needs no eviction of its own: `evict_now` covers what the pool
+            // lacks.
             let over = (pool.used(component) + wanted).saturating_sub(limit);
             if limit == pool.total() { 0 } else { over }
         };

@@ -14,7 +14,7 @@ pub enum Role {
     Prefill,
     /// Takes prompts' KV over and generates.
     Decode,
-    /// Does both, without a transfer. What the other two do together must equal this.
+    /// Does both, without a transfer. A prefill and a decode worker together must give the same results.
     Aggregated,
 }
 
@@ -57,30 +57,31 @@ pub struct Config {
     pub vocabulary: u32,
     /// Prompt tokens computed in one batch at most.
     pub chunk_tokens: u32,
-    /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
+    /// Keep the KV of ended requests for later ones with the same prefix. The policy says which pages are evicted
+    /// first.
     pub radix_cache: Option<Policy>,
     /// The offload tiers, if any. They need a radix cache.
     pub hierarchy: Option<HierarchyConfig>,
-    /// Tell what enters and leaves the radix cache ([`Action::Cache`](crate::scheduler::Action::Cache)). Without a listener it is
-    /// work for nothing.
+    /// Report pages that enter and leave the radix cache ([`Action::Cache`](crate::scheduler::Action::Cache)). Costs work, so it
+    /// should be off when nothing listens.
     pub cache_events: bool,
     /// Digest of everything beside namespace and tokens that makes KV differ (see
-    /// [`crate::radix::TreeConfig::identity`]). A router that knows this worker's pages by their prompts must know it.
+    /// [`crate::radix::TreeConfig::identity`]). A router needs it to name this worker's pages from prompts.
     pub identity: PageHash,
-    /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
-    /// preemptions rare, fewer lets more requests run at once.
+    /// Tokens of each running answer for which pages must be available when another request is admitted, at least one.
+    /// More makes preemptions rare, fewer lets more requests run at once.
     pub reserved_decode_tokens: u32,
     /// Mean time between two tokens of an answer that batches are to stay under. With `None` as many requests run as fit.
     pub target_itl: Option<Duration>,
-    /// Tokens that a step verifies behind an answer at most ([`drafting`](crate::scheduler)), or 0 for no drafts.
+    /// Most draft tokens that a step verifies behind an answer ([`drafting`](crate::scheduler)), or 0 for no drafts.
     pub draft_tokens: u32,
     /// A number that clients do not know (see [`crate::radix::TreeConfig::seed`]).
     pub seed: u64,
-    /// Whether the transfer backend proves when nothing of a write that failed or was cancelled is in flight any more. Without
-    /// that proof only the fence around a peer ends what was sent to it: a transfer that ends early has its peer fenced. A decode
-    /// worker then preempts no request, so that each is admitted with headroom for its whole answer, and no radix cache may be.
+    /// Whether the transfer backend proves that nothing of a failed or cancelled write is in flight any more. Without that proof
+    /// only a fence ends the writes to a peer, so the peer of a transfer that ends early is fenced. A decode worker then preempts
+    /// no request: it admits each with headroom for its whole answer. A radix cache is not allowed then.
     pub settles: bool,
-    /// What the window parts of a model with sliding layers take, or `None` for other models.
+    /// Shape of the window parts of a model with sliding layers, or `None` for other models.
     pub window: Option<WindowShape>,
     /// The model's layers, and in how many groups of them pages are sent.
     pub layer_groups: LayerGroups,
@@ -96,16 +97,16 @@ pub struct Config {
     pub bootstrap_timeout: Duration,
     /// How long a request may take in all.
     pub request_timeout: Duration,
-    /// How long a prefill worker waits for anything to happen to a transfer of which it has begun all parts: a write that
-    /// settles, or decode's word that all has arrived.
+    /// How long a prefill worker waits for progress in a transfer of which it has begun all parts: a write that settles,
+    /// or decode's word that all has arrived.
     pub transfer_patience: Duration,
     /// How long a peer may leave a message unanswered before it counts as lost.
     pub peer_patience: Duration,
 }
 
 impl Config {
-    /// Whether a sequence may put a draw off and have its last known token computed again. Not where layers of that token's page may
-    /// have been sent before, nor where a state has taken it in.
+    /// Whether a sequence may draw in a later batch, which computes the last known token again. Prefill workers may not: layers of
+    /// that token's page may have been sent already. Models that keep a state may not: the state already contains the token.
     #[must_use]
     pub fn may_draw_late(&self) -> bool {
         !self.role.sends_kv() && self.window.is_none_or(|window| !window.keeps_state())

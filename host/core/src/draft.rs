@@ -1,9 +1,9 @@
 //! Drafts: guesses at an answer's next tokens, which one step verifies together.
 //!
-//! An answer often repeats what came before: it quotes its prompt, edits code, fills a table. So what followed the last tokens
-//! when they came earlier is a good guess at what follows now. A step computes a draft behind the last known token and draws a
-//! token behind each of its tokens. As long as the draw is what was drafted, the next draw is right as well. A wrong guess costs its
-//! part of the step and changes no token.
+//! An answer often repeats earlier text: it quotes its prompt, edits code, fills a table. So the tokens that followed an earlier
+//! occurrence of the last tokens are a good guess at the next ones. A step computes a draft behind the last known token and draws a
+//! token behind each drafted one. A draw is valid as long as all drafted tokens before it equal the drawn ones. A wrong guess costs
+//! its part of the step and changes no token.
 //!
 //! ```text
 //! tokens   … the quick brown fox … the quick brown        known
@@ -11,29 +11,29 @@
 //! draft                                            fox …   computed in the same step
 //! ```
 //!
-//! A request drafts from its own tokens alone, so no request can tell from its own speed what another one has said.
+//! A request drafts from its own tokens alone, so the speed of a request reveals nothing about the text of another one.
 
 use std::collections::BTreeMap;
 
-/// Tokens that have to be alike before a guess is made at all: the key of the index.
+/// Fewest tokens that must match an earlier place before a guess is made. The index has keys of this length.
 const KEY: usize = 2;
-/// A request whose guesses are wrong again and again makes one only where so many tokens are alike.
+/// Most tokens that must match, after repeated wrong guesses.
 const MOST_ALIKE: usize = 24;
-/// How much more has to be alike after a guess of which nothing was right.
+/// Additional tokens that must match after a guess without any right token.
 const STRICTER: usize = 3;
 /// Earlier places that are looked at for one guess, newest first.
 const PLACES: usize = 8;
 /// Tokens of a request's first guess.
 const FIRST_LENGTH: usize = 4;
 
-/// What one request guesses, and how well it has guessed so far.
+/// Makes the guesses of one request, and adapts to how many of them were right.
 #[derive(Debug)]
 pub(crate) struct Drafter {
     /// The newest place of each pair of tokens that follow one another: the position behind them.
     newest: BTreeMap<[u32; KEY], u32>,
     /// For each position from `KEY` on, the next older place of the tokens before it, or 0.
     older: Vec<u32>,
-    /// Tokens that have to be alike.
+    /// Tokens that must match an earlier place.
     alike: usize,
     /// Tokens of the next guess.
     length: usize,
@@ -46,8 +46,8 @@ impl Default for Drafter {
 }
 
 impl Drafter {
-    /// Guesses at most `most` tokens behind `known` ones. `at` gives the token at a position below `known`. At most `unindexed` tokens
-    /// are taken into the index, and taken off that number.
+    /// Guesses at most `most` tokens behind `known` ones. `at` gives the token at a position below `known`. At most `unindexed`
+    /// tokens are added to the index, and their number is subtracted from it.
     pub(crate) fn guess(
         &mut self,
         known: usize,
@@ -62,7 +62,7 @@ impl Drafter {
             return draft;
         }
         let Some(place) = self.place(known, &at) else { return draft };
-        // What is guessed may be what is repeated.
+        // A guess may run past `known`: from there on it repeats its own tokens.
         for position in place..place + most {
             let token = position.checked_sub(known).map_or_else(|| at(position), |guessed| draft[guessed]);
             draft.push(token);
@@ -70,7 +70,7 @@ impl Drafter {
         draft
     }
 
-    /// Takes note of how many of the tokens of a guess were right.
+    /// Adapts to how many tokens of a guess were right.
     pub(crate) fn learn(&mut self, guessed: usize, right: usize, most: usize) {
         match right {
             0 => {
@@ -85,7 +85,7 @@ impl Drafter {
         }
     }
 
-    /// Adds what has become known since.
+    /// Adds tokens that have become known since the last call to the index.
     fn index(&mut self, known: usize, at: &impl Fn(usize) -> u32, unindexed: &mut usize) {
         let first = KEY + self.older.len();
         for place in (first..=known).take(*unindexed) {
@@ -96,7 +96,8 @@ impl Drafter {
         }
     }
 
-    /// The earlier place before which most tokens are the last known ones, and the newest among equals.
+    /// The earlier place with the most tokens in front of it that match the last known ones, and the newest of equal
+    /// places. `None` if fewer than `alike` tokens match.
     fn place(&self, known: usize, at: &impl Fn(usize) -> u32) -> Option<usize> {
         let first = known.checked_sub(KEY)?;
         let newest = self.newest.get(&std::array::from_fn(|token| at(first + token)))?;

@@ -1,4 +1,4 @@
-//! The two sides of a hand-over: what prefill knows of a transfer away from it, and decode of a transfer towards it.
+//! The two sides of a hand-over: the state of a transfer on its prefill worker and on its decode worker.
 //!
 //! ```text
 //! decode   Incoming ── Reserve (pages to write) ──────────────►  Outgoing   prefill
@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The types decide what a part is and when a transfer is complete. They know no pool and no other request. The
-//! [scheduler](crate::scheduler) sends messages and moves requests. What the two sides say is in [`message`](crate::message).
+//! [scheduler](crate::scheduler) sends messages and moves requests. The messages of both sides are in
+//! [`message`](crate::message).
 
 mod incoming;
 mod outgoing;

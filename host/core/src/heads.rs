@@ -1,13 +1,14 @@
-//! Which rank holds which KV heads, and which rank sends which of them to which.
+//! The map of KV heads to ranks, and the lanes of heads from sending ranks to receiving ranks.
 //!
 //! Tensor-parallel ranks share a model's KV heads. With at most as many ranks as heads each rank holds a range of its
-//! own, and these ranges are as even as can be. With more ranks, those that follow each other hold the same head. Any
+//! own, and these ranges are as even as can be. With more ranks than heads, neighbouring ranks hold the same head. Any
 //! number of ranks of one worker can meet any number of another: the map is made of head intervals, so neither number
 //! need divide the other.
 
 use std::ops::Range;
 
-/// The heads that rank `rank` of `ranks` holds, out of `kv_heads`: never none, and in the order of the ranks.
+/// The heads that rank `rank` of `ranks` holds, out of `kv_heads`: at least one. The ranges are in the order of the
+/// ranks.
 ///
 /// # Panics
 /// When there are no heads, or no such rank.
@@ -30,7 +31,8 @@ pub fn holders(kv_heads: usize, ranks: usize, head: usize) -> Range<usize> {
     first..first + count
 }
 
-/// The heads of which `rank` is the first holder, so that every head is counted once over all ranks. There may be none.
+/// The heads of which `rank` is the first holder, so that every head is counted once over all ranks. The range may be
+/// empty.
 ///
 /// # Panics
 /// When there are no heads, or no such rank.
@@ -52,9 +54,9 @@ pub struct HeadLane {
     pub heads: Range<usize>,
 }
 
-/// Everything that has to be written between `sources` sending and `targets` receiving ranks, ordered by target, then by
-/// source. Each target's heads are covered exactly once: of several ranks that hold a head, one sends it, and another
-/// receiver of the same head gets it from another of them as far as there are enough. Rank 0 always sends to rank 0.
+/// All lanes between `sources` sending and `targets` receiving ranks, ordered by target, then by source. Each target
+/// gets each of its heads from exactly one source. If several sources hold a head, they share the targets of that head
+/// as evenly as possible. Rank 0 always sends to rank 0.
 ///
 /// # Panics
 /// When there are no heads or no ranks.
@@ -123,7 +125,8 @@ mod tests {
         let pairs = |heads, sources, targets| -> Vec<(usize, usize)> {
             head_lanes(heads, sources, targets).iter().map(|lane| (lane.source, lane.target)).collect()
         };
-        // One receiver: of four holders of each head, one sends. Four receivers of one head and two holders: both send.
+        // The first case has one receiver: of four holders of each head, one sends. The second has four receivers of
+        // one head and two holders: both send.
         assert_eq!(pairs(2, 8, 1), [(0, 0), (4, 0)]);
         assert_eq!(pairs(1, 2, 4), [(0, 0), (0, 1), (1, 2), (1, 3)]);
         assert_eq!(pairs(2, 4, 4), [(0, 0), (1, 1), (2, 2), (3, 3)]);

@@ -8,9 +8,9 @@
 //! | L2 | a slot of the host pool | [`HostSlot`] | [`HostPool`], by the page's name |
 //! | L3 | an object in a storage tier | [`PageHash`] | the tier, when asked |
 //!
-//! A page's name is its place in the hash chain of its tokens, so the offload tiers know nothing of trees: a page may
-//! be in any of the three or in several, and a prefix may lie in pieces. The radix tree stays a matter of L1. What a
-//! request gets is the longest run of pages behind what L1 holds that each can be had from somewhere.
+//! A page's name is its hash in the chain of its tokens, so the offload tiers need no tree: a page may be in any of L1,
+//! L2 and L3 or in several, and a prefix may be spread over them. Only L1 has the radix tree. A request gets the
+//! longest unbroken run of pages behind its prefix in L1 that L2 and L3 have.
 //!
 //! Window parts are pages of the pool under [names](PageHash::window_part) of their own (`windows.rs`).
 //!
@@ -28,8 +28,8 @@
 //!        load            └───────────read────      while a request waits, or while decode is sent the rest
 //! ```
 //!
-//! Everything that storage does goes through slots, so what hangs there can hold up slots and nothing else: pages of
-//! the pool are touched by copies of our own ranks only, which end like batches do.
+//! Storage reads and writes slots only, so a tier that hangs can hold up slots and nothing else. Pages of the pool are
+//! touched only by copies of our own ranks, which end like batches do.
 //!
 //! # The interface
 //!
@@ -38,21 +38,21 @@
 //! | action | is to be answered by |
 //! | --- | --- |
 //! | [`Copy`](TierAction::Copy) | [`Ended`](TierEvent::Ended) for every page once, when no rank touches page or slot for it any more |
-//! | [`Query`](TierAction::Query) | [`Answered`](TierEvent::Answered), which does no harm when it comes later than the core waits |
+//! | [`Query`](TierAction::Query) | [`Answered`](TierEvent::Answered). An answer that comes too late does no harm |
 //! | [`Read`](TierAction::Read), [`Write`](TierAction::Write) | [`Ended`](TierEvent::Ended) for every page once, when the tier touches the slot no more |
 //! | [`Cancel`](TierAction::Cancel) | nothing: its pages still end |
 //!
-//! Pages of one batch may end in any order and in several events. With several ranks a page has ended when it has on
-//! all of them, and is [`Done`](PageEnd::Done) only if it is on all. The worker splits a batch that is larger than a
-//! plugin takes.
+//! Pages of one batch may end in any order and in several events. With several ranks a page has ended when it has ended
+//! on all of them, and is [`Done`](PageEnd::Done) only if all of them say so. The worker splits a batch that is larger
+//! than a plugin takes.
 //!
-//! # Never failing for it
+//! # No request fails because of a tier
 //!
-//! A request that finds nothing in the offload tiers, or for which a restore fails, comes short, hangs or would take
-//! longer than doing without, goes on as if nothing were there: prefill and aggregated workers compute, decode asks
-//! prefill ([`crate::scheduler`]). How long is too long follows from what reads, copies, computing and transfers took
-//! so far ([`HierarchyConfig`] has what is assumed before), or from a [`CostModel`] that is given instead. A tier that
-//! lets deadlines pass rests, for longer each time, and is not asked meanwhile.
+//! A request goes on as if the offload tiers were empty if they have nothing for it, or if its restore fails, brings
+//! too few pages, hangs, or would take longer than doing without. Prefill and aggregated workers then compute the
+//! pages, and decode asks prefill ([`crate::scheduler`]). The limit follows from the times of earlier reads, copies,
+//! computing and transfers ([`HierarchyConfig`] has the values assumed at first), or from a given [`CostModel`]. A tier
+//! that misses deadlines rests, for longer each time, and is not asked meanwhile.
 
 mod audit;
 mod config;
@@ -89,16 +89,16 @@ use linear_fit::LinearFit;
 pub(crate) use restores::Progress;
 pub(crate) use windows::End;
 
-/// What keeps the pages of a save from being used for something else.
+/// Keeps the pages of a save from being used for something else.
 #[derive(Debug)]
 pub(crate) enum Keep {
-    /// They are cached, and stay so.
+    /// The pages are cached, and locked.
     Lock(PrefixLock),
-    /// They were evicted, and are free when the copy has ended.
+    /// The pages were evicted, and become free when the copy has ended.
     Evicted(QuarantinedPages),
 }
 
-/// What was begun and has not ended.
+/// A batch of copies, reads or writes that is under way.
 #[derive(Debug)]
 struct Op {
     work: Work,
@@ -106,9 +106,9 @@ struct Op {
     slots: Vec<Option<HostSlot>>,
     left: usize,
     since: Time,
-    /// When the work is given up. `None` for copies, and once it was given up.
+    /// When the batch is given up. `None` for copies, and once it was given up.
     until: Option<Time>,
-    /// What it and those before it had to carry, in bytes.
+    /// Bytes of this batch, and for loads and reads also of those that were under way when it began.
     carried: u64,
 }
 
@@ -126,9 +126,9 @@ struct Tier {
     config: TierConfig,
     /// Seconds of a read, by the bytes that had to be carried until it ended.
     reading: LinearFit,
-    /// Seconds of an answer, for each.
+    /// Seconds until a question is answered.
     answering: LinearFit,
-    /// What is to be asked with the next tick.
+    /// Questions for the next tick: request and piece.
     questions: Vec<(Room, usize)>,
     /// Questions under way.
     queries: BTreeMap<TierTag, questions::Query>,
@@ -138,7 +138,7 @@ struct Tier {
     /// Pinned slots to be written.
     to_write: VecDeque<(PageHash, HostSlot)>,
     writing_bytes: u64,
-    /// Deadlines passed since it last did something.
+    /// Deadlines missed since the tier last completed something.
     strikes: u32,
     rests_until: Option<Time>,
     stats: TierStats,
@@ -161,15 +161,15 @@ pub(crate) struct Hierarchy {
     last_tag: u64,
     ops: BTreeMap<TierTag, Op>,
     fetches: BTreeMap<Room, Fetch>,
-    /// When a fetch is looked at, whatever happens.
+    /// Times at which a fetch is looked at even if nothing happens before.
     deadlines: BTreeSet<(Time, Room)>,
-    /// What waits for a slot to be filled: the request, and which of its pages that is.
+    /// The pages that wait for a slot to be filled: the request, and which of its pages it is.
     waiters: BTreeMap<HostSlot, Vec<(Room, usize)>>,
     /// Restores with slots that are ready and not being loaded.
     loadable: VecDeque<Room>,
     /// Pages of all restores that are not loaded.
     unloaded: usize,
-    /// Restores of which something has changed.
+    /// Requests whose restores have changed.
     changed: BTreeSet<Room>,
     saves: VecDeque<Queued>,
     released: Vec<Keep>,
@@ -180,16 +180,16 @@ pub(crate) struct Hierarchy {
     load_trial: Trial,
     /// Seconds of computing, by tokens.
     computing: LinearFit,
-    /// Tokens of prompts that are left of the requests that were admitted.
+    /// Tokens of prompts that admitted requests still have to compute.
     backlog: usize,
-    /// The last one in order of arrival that was admitted.
+    /// Place, in order of arrival, of the latest request that was admitted.
     passed: u64,
     /// Seconds of a transfer from asking to arrival, by pages.
     transferring: LinearFit,
     stats: HierarchyStats,
 }
 
-/// A deadline is so many times what is expected, and this much more.
+/// A deadline is `PATIENCE` times the expected time, plus `GRACE`.
 const PATIENCE: f64 = 4.0;
 const GRACE: Duration = Duration::from_millis(50);
 
@@ -255,7 +255,7 @@ impl Hierarchy {
         &self.config
     }
 
-    /// Takes note of something that happened. Returns the load that ended with it, if one did.
+    /// Handles an event. Returns the load that ended with it, if one did.
     pub(crate) fn handle(&mut self, now: Time, event: TierEvent) -> Option<TierTag> {
         match event {
             TierEvent::Answered { tag, found } => {
@@ -268,8 +268,8 @@ impl Hierarchy {
 
     fn ended(&mut self, now: Time, tag: TierTag, pages: &[(u32, PageEnd)]) -> Option<TierTag> {
         let Some(mut op) = self.ops.remove(&tag) else { unreachable!("{tag:?} ended, and never was") };
-        // A request that waits for several pages goes on with those that are there when one is not, so those come
-        // first. The front of a prefix is to be evicted last.
+        // When a page fails, a request that waits for several goes on with those that are there, so successful pages
+        // come first. The order is reversed so that the front of a prefix is evicted last.
         let mut pages: Vec<&(u32, PageEnd)> = pages.iter().rev().collect();
         pages.sort_by_key(|(_, end)| *end != PageEnd::Done);
         for (place, end) in pages {
@@ -316,14 +316,14 @@ impl Hierarchy {
         None
     }
 
-    /// Gives up what takes too long.
+    /// Gives up work that takes too long.
     pub(crate) fn expire(&mut self, now: Time, actions: &mut Vec<TierAction>) {
         self.expire_ops(now, actions);
         self.expire_questions(now);
         self.expire_fetches(now);
     }
 
-    /// Begins what fits.
+    /// Begins as much work as the limits allow.
     pub(crate) fn start(&mut self, now: Time, actions: &mut Vec<TierAction>) {
         self.ask(now, actions);
         self.start_reads(now, actions);
@@ -332,7 +332,7 @@ impl Hierarchy {
         self.start_writes(now, actions);
     }
 
-    /// When there is something to [`expire`](Self::expire) or [`start`](Self::start) if nothing happens before.
+    /// When [`expire`](Self::expire) or [`start`](Self::start) is next needed if no event comes before.
     pub(crate) fn next_deadline(&self) -> Option<Time> {
         let ops = self.ops.values().filter_map(|op| op.until);
         let fetches = self.deadlines.first().map(|(at, _)| *at);
@@ -343,27 +343,28 @@ impl Hierarchy {
         ops.chain(fetches).chain(tiers).min()
     }
 
-    /// Restores of which something has changed since the last call.
+    /// Requests whose restores have changed since the last call.
     pub(crate) fn take_changed(&mut self) -> BTreeSet<Room> {
         std::mem::take(&mut self.changed)
     }
 
-    /// What saves that have ended kept.
+    /// Takes the locks and pages that ended saves kept.
     pub(crate) fn take_released(&mut self) -> Vec<Keep> {
         std::mem::take(&mut self.released)
     }
 
-    /// A step with so many tokens of prompts and nothing else took so long.
+    /// Learns how long a step with so many tokens of prompts took.
     pub(crate) fn computed(&mut self, tokens: usize, time: Duration) {
         self.computing.learn(tokens as f64, time.as_secs_f64());
     }
 
-    /// So many pages were there so long after they were asked for.
+    /// Learns how long so many pages took from the request for them to their arrival.
     pub(crate) fn transferred(&mut self, pages: usize, time: Duration) {
         self.transferring.learn(pages as f64, time.as_secs_f64());
     }
 
-    /// Forgets all pages in host memory. Storage keeps its own. What is under way goes on for the requests that wait for it.
+    /// Forgets all pages in host memory. Storage keeps its own. Reads and copies under way go on for the requests that wait
+    /// for them.
     pub(crate) fn clear(&mut self) {
         for slot in self.host.clear() {
             self.tell_waiters(slot, false);
@@ -393,7 +394,7 @@ impl Hierarchy {
         TierTag(self.last_tag)
     }
 
-    /// A slot is ready, or will not be: tells the requests that wait.
+    /// Tells the waiting requests that a slot is filled (`good`), or will not be.
     fn tell_waiters(&mut self, slot: HostSlot, good: bool) {
         for (room, page) in self.waiters.remove(&slot).unwrap_or_default() {
             self.filled(room, page, slot, good);

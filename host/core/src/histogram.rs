@@ -1,4 +1,4 @@
-//! How durations are spread, in buckets that never change.
+//! A histogram of durations, with fixed buckets.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ pub const BOUNDS_US: [u64; 20] = [
     150_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000,
 ];
 
-/// Durations, counted.
+/// Numbers of durations by bucket, and their sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     counts: [u64; BOUNDS_US.len() + 1],
@@ -23,13 +23,13 @@ impl Histogram {
         self.sum = self.sum.saturating_add(duration);
     }
 
-    /// How many durations.
+    /// Number of durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All of them together.
+    /// Sum of all durations.
     #[must_use]
     pub fn sum(&self) -> Duration {
         self.sum

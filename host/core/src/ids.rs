@@ -12,7 +12,7 @@ pub struct PageId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Room(pub u64);
 
-/// One life of a worker process: random at start, so that a restarted worker is another one.
+/// One run of a worker process. The number is random at start, so a restarted worker is another instance.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Instance(pub u64);
 
@@ -53,7 +53,7 @@ impl Add<Duration> for Time {
 }
 
 impl Time {
-    /// This long after `self`.
+    /// The time `wait` after `self`.
     #[must_use]
     pub fn after(self, wait: Duration) -> Time {
         Time(self.0.saturating_add(wait))

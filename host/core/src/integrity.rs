@@ -1,18 +1,19 @@
 //! The gate between "arrived" and "may be used".
 //!
-//! A decode worker goes on with transferred pages only through a [`Verified`], and the only way to one is
-//! [`verify`]. A transfer that is partial, late, foreign or damaged has no way to look like a good one.
+//! A decode worker uses transferred pages only with a [`Verified`], and only [`verify`] makes one. It refuses a
+//! transfer that is partial, late, foreign or damaged.
 
 use crate::aux_row::{AUX_ROW_BYTES, AuxRow};
 use crate::batch::Sampled;
 use crate::ids::Room;
 
-/// What the worker found in its own memory after the last notice.
+/// The data that the worker found in its own memory after the last notice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     /// The aux row's bytes.
     pub aux_row: [u8; AUX_ROW_BYTES],
-    /// What each of prefill's ranks sent to each of ours, and what lies there. `None` when integrity is switched off.
+    /// The sums of each lane from prefill's ranks to ours: as sent, and as found here. `None` when integrity is
+    /// switched off.
     pub lanes: Option<Vec<LaneSum>>,
 }
 
@@ -24,18 +25,18 @@ pub struct LaneSum {
     pub source: u32,
     /// Our rank.
     pub target: u32,
-    /// As the parts said that arrived.
+    /// The sum that the arrived parts state.
     pub sent: u64,
-    /// As computed from what lies in our memory.
+    /// The sum computed from our memory.
     pub found: u64,
 }
 
-/// What the transfer was supposed to be.
+/// The transfer that decode expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// The room.
     pub room: Room,
-    /// The try within the room.
+    /// The attempt within the room.
     pub attempt: u32,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
@@ -87,7 +88,7 @@ pub enum Mismatch {
 /// Checks an arrived transfer.
 ///
 /// # Errors
-/// When row or pages are not what was expected. The pages must then be sent again.
+/// When the row or the pages are not as expected. The pages must then be sent again.
 pub fn verify(expected: Expected, found: &Found) -> Result<Verified, Mismatch> {
     let row = AuxRow::decode(&found.aux_row).map_err(|_damaged| Mismatch::Row)?;
     let said =

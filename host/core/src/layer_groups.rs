@@ -1,9 +1,10 @@
-//! When the pages of a chunk are sent while later layers of it are still computed, and in how many groups of layers.
+//! Layer groups: when pages of a chunk are sent while its later layers are still computed, and in how many groups of
+//! layers.
 //!
-//! The time between the end of a prompt's computation and the moment that decode has all of it is the time that the last
-//! chunk's pages take. Cut into groups of layers, all but the last group travel while the chunk is computed. Each
-//! group is a part of its own, which costs messages and wake-ups, and in layouts where a layer is not contiguous it is cut
-//! into smaller pieces. So groups are no finer than what [`KNEE`] and [`LEAST_PART`] allow.
+//! When a prompt is computed, decode still has to wait for the pages of the last chunk. If they are cut into groups of
+//! layers, all but the last group travel while the chunk is computed. Each group is a part of its own, which costs
+//! messages and wake-ups, and in layouts where a layer is not contiguous it is cut into smaller pieces. So groups are no
+//! finer than what [`KNEE`] and [`LEAST_PART`] allow.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,10 +16,10 @@ use crate::transfer::{KNEE, piece_bytes};
 /// of one more part.
 pub const LEAST_PART: usize = 512 << 10;
 
-/// Groups that are chosen at most: with eight, 7/8 of a chunk's transfer is out of the way.
+/// Most groups that [`Wish::Auto`] chooses: with eight, 7/8 of a chunk's transfer overlaps with computing.
 const MOST_CHOSEN: u32 = 8;
 
-/// Groups that can be asked for at most. Bounds the parts of a transfer.
+/// Most groups that an operator can ask for. Bounds the parts of a transfer.
 pub const MOST_LAYER_GROUPS: u32 = 32;
 
 /// How many layer groups the operator wants.
@@ -58,7 +59,7 @@ impl FromStr for Wish {
     }
 }
 
-/// Into how many layer groups one worker cuts parts.
+/// The rule by which one worker cuts parts into layer groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerGroups {
     layers: u32,

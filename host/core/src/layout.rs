@@ -1,9 +1,9 @@
 //! Where each element of the KV cache lies.
 //!
 //! The cache is one array over (page, head, layer, K or V, token in page, dim). [`KvLayout`] gives the bytes between
-//! neighbours along each of these, for K and for V, whose rows may differ in size. So any order that an engine fixes is
-//! the same type. The default order is page-head-layer-kv-token-dim: a page is one contiguous piece of memory for all
-//! layers, and so is a head range of it.
+//! neighbours along each of these, for K and for V, whose rows may differ in size. So one type describes every order
+//! that an engine requires. The default order is page-head-layer-kv-token-dim: a page is one contiguous piece of memory
+//! for all layers, and so is a head range of it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -150,11 +150,11 @@ impl Strides {
 /// Orders in use, outermost dimension first. `dim` is always innermost and dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvOrder {
-    /// Ours: a page, and a head range of it, is one contiguous piece.
+    /// The default: a page, and a head range of it, is one contiguous piece.
     PageHeadLayerKvTokenDim,
     /// A page, and a range of its layers, is one contiguous piece: for sending layers while others are computed.
     PageLayerHeadKvTokenDim,
-    /// What engines fix: one array per layer and per K or V, token-major within (often called NHD).
+    /// The order that engines require: one array per layer and per K or V, token-major within (often called NHD).
     LayerKvPageTokenHeadDim,
 }
 
@@ -218,7 +218,8 @@ impl KvLayout {
             "KV row outside the pool: page {page} head {head} layer {layer} kv {kv} token {token} of {shape:?}"
         );
         let side = &self.sides[kv];
-        // Called for every row that attention reads, and without checks it is inlined. Rows of the shape lie within its bytes.
+        // Called for every row that attention reads. It is inlined only without overflow checks. It cannot overflow: all rows
+        // lie in the pool.
         let strides = [(page, side.page), (head, side.head), (layer, side.layer), (token, side.token)];
         strides.iter().fold(side.start, |sum, (index, stride)| sum.wrapping_add(index.wrapping_mul(*stride)))
     }

@@ -1,4 +1,4 @@
-//! The deciding part of `host`.
+//! The part of `host` that decides.
 //!
 //! Everything here takes events and the time as input and returns actions. There are no threads, sockets, files,
 //! clocks or randomness in this crate, so the same code runs live and under a virtual clock. Start reading at

@@ -1,4 +1,4 @@
-//! The messages of two workers about a room.
+//! The messages that two workers exchange about a room.
 //!
 //! | decode says | prefill answers | meaning |
 //! | --- | --- | --- |
@@ -8,9 +8,9 @@
 //!
 //! Prefill says [`PrefillFailed`](Body::PrefillFailed), decode answers [`PrefillFailedSeen`](Body::PrefillFailedSeen).
 //!
-//! Everything but answers is repeated until answered, under the same id. Both sides must bear repeats, loss and any
-//! order. A message older than the sender's *floor* (the lowest id that it still repeats) is dropped by the receiver:
-//! that is what keeps a `Reserve` that was held up in the network from reviving a room that was since aborted.
+//! Every message except an answer is repeated until it is answered, under the same id. Both sides must tolerate
+//! repeats, loss and any order. The receiver drops a message older than the sender's *floor* (the lowest id that the
+//! sender still repeats). So a `Reserve` that was held up in the network cannot revive a room that was aborted since.
 
 use crate::ids::{PageId, Room};
 
@@ -23,7 +23,7 @@ pub struct Message {
     pub answers: Option<u64>,
     /// The room.
     pub room: Room,
-    /// Which try within the room: raised when pages are to be sent again.
+    /// The attempt within the room. It is raised when pages are to be sent again.
     pub attempt: u32,
     /// The content.
     pub body: Body,
@@ -36,16 +36,16 @@ pub enum Body {
     Reserve(Reserve),
     /// Prefill will write them.
     Reserved,
-    /// Prefill will not.
+    /// Prefill will not write them.
     Refused {
         /// The reason, as text.
         message: String,
         /// Whether another try may succeed.
         retryable: bool,
     },
-    /// Decode has verified all pages. Prefill may let go of its own.
+    /// Decode has verified all pages. Prefill may let go of its pages.
     Commit,
-    /// Prefill has let go.
+    /// Prefill has let go of its pages.
     Committed,
     /// Decode gives the room up.
     Abort,
@@ -58,26 +58,26 @@ pub enum Body {
         /// Whether another try may succeed.
         retryable: bool,
     },
-    /// Decode has taken note of that.
+    /// Decode has taken note of a `PrefillFailed`.
     PrefillFailedSeen,
 }
 
-/// Where prefill is to write.
+/// The pages of decode that prefill is to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserve {
-    /// Decode's pages for the prompt from `decode_prefix_len` on, in order: to its end at the first attempt, and of a later
-    /// one perhaps fewer, when decode lacks a span of what it said it would hold.
+    /// Decode's pages for the prompt from `decode_prefix_len` on, in order. At the first attempt these are all pages to its
+    /// end. At a later one there may be fewer, when decode lacks a span that it said it would hold.
     pub pages: Vec<PageId>,
     /// Decode's pages for the window parts that its first step sees
     /// ([`WindowShape::tail`](crate::window::WindowShape::tail)). Prefill sends these with the last part. There are
     /// none for models without sliding layers, and none at a later attempt when an earlier one has brought them.
     pub window: Vec<PageId>,
-    /// Prompt tokens before what is to be sent, which decode holds or restores itself: whole pages.
+    /// Prompt tokens before the pages to be sent, which decode holds or restores itself. They fill whole pages.
     pub decode_prefix_len: u32,
-    /// Tokens of the whole prompt. Both sides must mean the same.
+    /// Tokens of the whole prompt. Both sides must have the same value.
     pub prompt_tokens: u32,
     /// Decode's aux row for this room.
     pub aux_slot: u32,
-    /// [Fingerprint](crate::radix::NamespaceKey::fingerprint) of the namespace. Both sides must mean the same.
+    /// [Fingerprint](crate::radix::NamespaceKey::fingerprint) of the namespace. Both sides must have the same value.
     pub namespace: u64,
 }

@@ -1,6 +1,6 @@
 //! Messages between the transfer threads of two workers, as the payload of the transfer backend's notifications.
 //!
-//! They travel with the writes of a room, behind their data.
+//! A message travels with a write of a room, and arrives after the write's data.
 //!
 //! All are [`MESSAGE_BYTES`] long, little-endian, and have their kind at [`KIND`]:
 //!
@@ -10,7 +10,7 @@
 //! | 2 | [`PieceNotice`] | as a [`LaneNotice`], and the slot's generation 44..48 |
 //! | 3, 4 | questions and answers about slots | [`staging::message`](crate::staging::message) |
 //!
-//! What is not named is 0, and not looked at.
+//! All other bytes are 0, and the receiver ignores them.
 
 use crate::ids::Room;
 
@@ -34,7 +34,7 @@ const NOTICE_BYTES: usize = 24;
 pub struct Notice {
     /// The room.
     pub room: Room,
-    /// The try within the room.
+    /// The attempt within the room.
     pub attempt: u32,
     /// Counts the parts from 0.
     pub sequence: u32,
@@ -44,18 +44,18 @@ pub struct Notice {
     pub last: bool,
 }
 
-/// "This fragment of what one rank of mine sends to one of yours, of a part, is in your memory."
+/// "This fragment of a lane's bytes of a part is in your memory."
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneNotice {
     /// The part.
     pub notice: Notice,
     /// Counts the fragments of the lane in this part from 0.
     pub fragment: u32,
-    /// How many there are, at least one.
+    /// Number of fragments of the lane in this part, at least one.
     pub fragments: u32,
     /// Sum over the lane's pages of the part, or 0 when integrity is switched off.
     pub sum: u64,
-    /// Whether the part has no pages, so that only rank 0 sends anything, the aux row, to rank 0.
+    /// Whether the part has no pages. Then only rank 0 sends anything: the aux row, to rank 0.
     pub alone: bool,
     /// The sender's rank.
     pub source: u8,
@@ -68,7 +68,7 @@ pub struct LaneNotice {
 pub struct PieceNotice {
     /// The piece, a staged fragment with the same number.
     pub lane: LaneNotice,
-    /// The slot's, as it was granted.
+    /// Generation of the slot, as it was granted.
     pub generation: u32,
 }
 
@@ -109,7 +109,7 @@ impl LaneNotice {
         bytes
     }
 
-    /// Reads a message. `None` when it is none of this kind, or says what cannot be.
+    /// Reads a message. `None` when it is of another kind, or has impossible values.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; MESSAGE_BYTES] = bytes.try_into().ok()?;
@@ -139,7 +139,7 @@ impl PieceNotice {
         bytes
     }
 
-    /// Reads a message. `None` when it is none of this kind, or says what cannot be.
+    /// Reads a message. `None` when it is of another kind, or has impossible values.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut bytes: [u8; MESSAGE_BYTES] = bytes.try_into().ok()?;

@@ -49,7 +49,7 @@ impl Outbox {
         message
     }
 
-    /// An answer, sent once: the peer asks again if it is lost.
+    /// An answer, sent once: the peer repeats its question if the answer is lost.
     pub(crate) fn answer(&mut self, question: u64, room: Room, attempt: u32, body: Body) -> Message {
         Message { id: self.next_id(), answers: Some(question), room, attempt, body }
     }
@@ -98,8 +98,8 @@ impl Outbox {
 
     /// Peers that have left a message unanswered since before `now - patience`.
     ///
-    /// Drained is answered only when nothing is in flight, so silence about an abort is no sign of death until nothing else was
-    /// `heard` of the peer either, for as long as a write may take and the patience beyond.
+    /// A peer answers an abort only when nothing is in flight. So an unanswered abort counts only if nothing else was `heard`
+    /// from the peer either, for as long as a write may take plus the patience.
     pub(crate) fn silent_peers(
         &self,
         now: Time,

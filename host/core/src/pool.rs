@@ -4,7 +4,7 @@
 //! something may still touch it (a peer's write, our own transfer reading it, a batch being computed). Pages leave the
 //! pool and come back as values that can be neither copied nor dropped unnoticed, and a quarantined page becomes free
 //! only against [`Settled`] evidence. There is no timer. An allocator may choose which free page is taken next
-//! ([`PageSource`]). It never chooses where a page is.
+//! ([`PageSource`]). It never decides the state of a page.
 //!
 //! ```text
 //! free ─allocate─► held ─cache─► cached ─release_cached─► free
@@ -31,7 +31,7 @@ enum PageState {
     Quarantined,
 }
 
-/// Pages with one owner, by default none.
+/// Pages with one owner. The default has no pages.
 ///
 /// They must go back through [`PagePool::release`], [`PagePool::quarantine`] or [`PagePool::cache`].
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl CachedPages {
         CachedPages(rest.into_boxed_slice())
     }
 
-    /// Takes the pages out for whose places `wanted` says so, and keeps the others.
+    /// Takes out the pages at the places for which `wanted` is true, and keeps the others.
     pub(crate) fn extract(&mut self, wanted: impl Fn(usize) -> bool) -> CachedPages {
         let all = std::mem::take(&mut self.0);
         let (out, kept): (Vec<_>, Vec<_>) =
@@ -106,7 +106,7 @@ impl CachedPages {
 pub struct QuarantinedPages(Vec<PageId>);
 
 impl QuarantinedPages {
-    /// How many.
+    /// Number of pages.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -126,7 +126,7 @@ impl QuarantinedPages {
 #[derive(Debug)]
 pub struct Settled(pub(crate) ());
 
-/// How many pages are where.
+/// Numbers of pages by their states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolCounts {
     /// Ready to be allocated.
@@ -143,13 +143,13 @@ pub struct PoolCounts {
 #[derive(Debug)]
 pub struct PagePool {
     states: Vec<PageState>,
-    /// What each page was taken for. For a free page, what it was taken for last.
+    /// The component for which each page was taken. For a free page, the component for which it was taken last.
     components: Vec<Component>,
     limits: PoolLimits,
-    /// Pages of each component, wherever they are.
+    /// Pages of each component that are not free.
     used: [usize; 2],
     chooser: Chooser,
-    /// Why the source that the pool was opened with is disabled.
+    /// Why the source that the pool was opened with was disabled, if it was.
     fault: Option<String>,
     counts: PoolCounts,
 }
@@ -161,7 +161,7 @@ impl PagePool {
         Self::open(PoolLimits::shared(pages), None)
     }
 
-    /// A pool within these limits whose pages `source` chooses, or the pool itself.
+    /// A pool within these limits. `source` chooses its pages. Without a source the pool chooses itself.
     #[must_use]
     pub fn open(limits: PoolLimits, source: Option<Box<dyn PageSource>>) -> Self {
         let pages = limits.total;
@@ -182,7 +182,7 @@ impl PagePool {
         self.limits
     }
 
-    /// Pages of a component that are not free, wherever they are.
+    /// Pages of a component that are not free, in any other state.
     #[must_use]
     pub fn used(&self, component: Component) -> usize {
         self.used[component as usize]
@@ -197,19 +197,19 @@ impl PagePool {
             && full + window <= self.counts.free
     }
 
-    /// What the source did for which it is disabled. Since then the pool chooses pages itself.
+    /// The fault for which the source was disabled, if it was. Since then the pool chooses pages itself.
     #[must_use]
     pub fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
     }
 
-    /// Pages in the pool, wherever they are.
+    /// All pages of the pool, in any state.
     #[must_use]
     pub fn total(&self) -> usize {
         self.states.len()
     }
 
-    /// How many pages are where.
+    /// Numbers of pages by their states.
     #[must_use]
     pub fn counts(&self) -> PoolCounts {
         self.counts
@@ -220,8 +220,8 @@ impl PagePool {
         self.fits(count, 0).then(|| self.take(Component::Full, count))
     }
 
-    /// Takes `count` pages for the layers with a window, or none if there are fewer. A page of the sequence is made of
-    /// several of them, and `count` has them all.
+    /// Takes `count` pages for the layers with a window, or none if there are fewer. One token page may take several of
+    /// these pages. `count` is the number of all of them.
     pub fn allocate_window(&mut self, count: usize) -> Option<HeldPages> {
         self.fits(0, count).then(|| self.take(Component::Window, count))
     }
@@ -315,10 +315,10 @@ impl PagePool {
         );
     }
 
-    /// Counts every page anew, for tests and for a worker that is idle.
+    /// Recounts every page, for tests and for a worker that is idle.
     ///
     /// # Panics
-    /// When the counts kept along the way are wrong.
+    /// When the running counts are wrong.
     pub fn audit(&self) {
         let count = |state| self.states.iter().filter(|other| **other == state).count();
         let counted = PoolCounts {

@@ -9,12 +9,12 @@
 //! unlock  once, at the end, however it ends
 //! ```
 //!
-//! and once per tick, for all admissions together, [`RadixTree::evict`] gives back exactly as many pages as are
-//! wanted, as long as so many are not locked. The order of eviction persists between calls (see [`Policy`]).
-//! Time is the order of calls: there is no clock.
+//! and once per tick, for all admissions together, [`RadixTree::evict`] gives back exactly as many pages as are wanted,
+//! if so many are not locked. The order of eviction persists between calls (see [`Policy`]). Time is the order of
+//! calls: there is no clock.
 //!
-//! A node that a prefix ends in is split there first, so a lock never keeps more than its prefix. The lower half stays
-//! the node that it was, so receipts, children and pins below a split need no correction.
+//! If a prefix ends inside a node, the node is split there first, so a lock never keeps more than its prefix. The lower
+//! half keeps the index of the node, so receipts, children and pins below a split need no correction.
 
 mod chain;
 mod changes;
@@ -55,12 +55,12 @@ use windows::Windows;
 pub struct TreeConfig {
     /// Tokens in a page.
     pub page_tokens: u32,
-    /// What is evicted first.
+    /// Which nodes are evicted first.
     pub policy: Policy,
     /// Digest of everything beside namespace and tokens that makes KV differ: model weights, dtype, layout, page size,
     /// TP shard. Hash chains start from it.
     pub identity: PageHash,
-    /// Namespaces at most, counting only those that hold pages or receipts once there are so many.
+    /// Most namespaces at a time. Beyond it the oldest namespace without pages and receipts is forgotten.
     pub max_namespaces: usize,
     /// Any number that clients do not know: it keeps them from choosing tokens that are slow to look up.
     pub seed: u64,
@@ -73,7 +73,7 @@ pub struct TreeCounts {
     pub pages: usize,
     /// Pages that some receipt keeps. The others can be evicted.
     pub locked: usize,
-    /// Pages of the pool that the window parts of some of them take beside them.
+    /// Additional pages of the pool that hold window parts of some of these pages.
     pub window_pages: usize,
     /// Nodes.
     pub nodes: usize,
@@ -95,11 +95,11 @@ pub struct RadixTree {
     children: Children,
     order: Order,
     counts: TreeCounts,
-    /// Hash of a node's last page, where it was asked for.
+    /// Hash of a node's last page, for nodes for which it was needed.
     hashes: BTreeMap<NodeIndex, PageHash>,
     /// Events sent.
     events: u64,
-    /// Pages whose last receipt has gone since the tree was cleared.
+    /// Pages of a cleared tree whose last receipt has come back.
     gone: Vec<CachedPages>,
     windows: Windows,
 }
@@ -127,13 +127,14 @@ impl RadixTree {
         }
     }
 
-    /// The namespace of this key. `None` when as many others as are allowed hold pages or receipts, so that the request
-    /// must run without the cache. A namespace may be forgotten unless it is locked before the next one is asked for.
+    /// The namespace of this key. `None` when the allowed number of other namespaces hold pages or receipts: the
+    /// request must then run without the cache. The tree may forget a namespace if nothing in it is locked before the
+    /// caller asks for the next one.
     pub fn namespace(&mut self, key: &NamespaceKey) -> Option<Namespace> {
         self.namespaces.intern(key, &self.identity)
     }
 
-    /// What is in the tree.
+    /// Counts of the tree's contents.
     #[must_use]
     pub fn counts(&self) -> TreeCounts {
         TreeCounts {
@@ -150,7 +151,7 @@ impl RadixTree {
         self.counts.pages - self.counts.locked + self.windows.evictable()
     }
 
-    /// The same by what they hold: pages of sequences, and window parts.
+    /// The same as two numbers: pages of sequences, and pages of window parts.
     #[must_use]
     pub fn evictable_parts(&self) -> (usize, usize) {
         (self.counts.pages - self.counts.locked, self.windows.evictable())
@@ -176,8 +177,8 @@ impl RadixTree {
     }
 
     /// The names of a locked prefix's pages behind the first `known`, in order, or none once its namespace is
-    /// forgotten. Every node remembers the name of its last page once it was asked for, so the names of what was just
-    /// inserted cost a hash for each page of it.
+    /// forgotten. Every node remembers the name of its last page once it was asked for, so naming newly inserted pages
+    /// costs one hash for each of them.
     pub fn page_hashes(&mut self, lock: &PrefixLock, known: usize) -> Vec<PageHash> {
         match self.namespaces.contains(lock.namespace) {
             true => self.node_hashes(lock.node, known),
@@ -218,13 +219,13 @@ impl RadixTree {
         self.namespaces.contains(lock.namespace)
     }
 
-    /// Whether nothing but so many receipts like this one keeps the last pages of a prefix, or some window part that it keeps.
+    /// Whether only `receipts` receipts like this one keep the last pages of its prefix, or one of its window parts.
     pub(crate) fn is_kept_by(&self, lock: &PrefixLock, receipts: usize) -> bool {
         lock.node != NO_NODE && self.nodes[lock.node].full().pins as usize == receipts
             || lock.windows.iter().any(|page| self.windows.pins(*page) as usize == receipts)
     }
 
-    /// How often the pages of a locked prefix were matched, in pieces, the last pages first.
+    /// How often the pages of a locked prefix were matched, by ranges of pages, the last range first.
     pub(crate) fn hits(&self, lock: &PrefixLock) -> Vec<(Range<usize>, u32)> {
         let pages = |node: &node::Node| node.end as usize - node.pages()..node.end as usize;
         self.upwards(lock.node).map(|(_, node)| (pages(node), node.full().hits)).collect()
@@ -242,10 +243,10 @@ impl RadixTree {
         sink.event(self.events, event);
     }
 
-    /// Counts everything anew, for tests and for a worker that is idle.
+    /// Recounts everything, for tests and for a worker that is idle.
     ///
     /// # Panics
-    /// When something counted along the way is wrong, or the order of eviction would not start with a leaf.
+    /// When a running count is wrong, or the order of eviction would not start with a leaf.
     pub fn audit(&self) {
         let mut counts = TreeCounts {
             locks: self.counts.locks,

@@ -1,16 +1,16 @@
-//! Makes one answer of the answers of all ranks.
+//! The rank barrier: makes one answer of the answers of all ranks.
 //!
-//! The transfer threads of a worker report here, one thread per rank. What they report becomes events of the scheduler,
+//! The transfer threads of a worker report here, one thread per rank. Their reports become events for the scheduler,
 //! which knows no ranks.
 //!
 //! | Event | when |
 //! | --- | --- |
 //! | a write has settled | on every rank |
 //! | a part of a room has arrived | every lane (one rank of prefill's to one of ours) has brought all its fragments |
-//! | a room's pages are verified | every rank has looked |
+//! | a room's pages are verified | every rank has checked its pages |
 //! | a room is closed | every rank has closed it |
 //!
-//! Each fragment has a name, so one that is reported twice counts once, whatever comes in between.
+//! Each fragment has a number, so a fragment that is reported twice counts once, whatever reports come in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,10 +22,10 @@ use crate::notice::{LaneNotice, Notice};
 use crate::scheduler::{Event, RoomOpening};
 use crate::transfer::Tag;
 
-/// Most fragments of one lane in a part. A higher number is a contradiction.
+/// Most fragments of one lane in a part. A lane with more fragments is a contradiction.
 const FRAGMENTS: u32 = 1 << 16;
 
-/// What a rank's transfer thread reports.
+/// A report of a rank's transfer thread.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
     /// Nothing of a write is in flight on the rank any more.
@@ -43,16 +43,16 @@ pub enum Report {
         rank: usize,
         /// The worker that sent it.
         peer: Instance,
-        /// What was sent.
+        /// The fragment.
         notice: LaneNotice,
     },
-    /// What lies in the rank's pages, by the peer's rank that sent it, and on rank 0 in the aux row.
+    /// The rank has checked its pages: sums by the peer's rank that sent them, and from rank 0 the aux row.
     Checked {
         /// Which rank.
         rank: usize,
         /// The room.
         room: Room,
-        /// The try within the room.
+        /// The attempt within the room.
         attempt: u32,
         /// The aux row, from rank 0.
         aux_row: Option<Box<[u8; AUX_ROW_BYTES]>>,
@@ -71,7 +71,7 @@ pub enum Report {
 /// A sum for each of a peer's ranks, or `None` when integrity is switched off.
 pub type Sums = Option<Vec<(usize, u64)>>;
 
-/// A report that cannot be true together with those before it. Its event ends a request that waits for the transfer.
+/// A report that contradicts earlier ones. Its event ends a request that waits for the transfer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("a part of a transfer cannot be: {reason} (room {room}, worker {peer}, rank {rank}, {notice:?})")]
 pub struct Contradiction {
@@ -83,12 +83,12 @@ pub struct Contradiction {
     pub rank: usize,
     /// The part.
     pub notice: LaneNotice,
-    /// What cannot be.
+    /// The contradiction, as text.
     pub reason: &'static str,
 }
 
 impl Contradiction {
-    /// What the scheduler is to be told: no transfer has so many parts, so it ends the request.
+    /// The event that tells the scheduler: no transfer has so many parts, so the scheduler ends the request.
     #[must_use]
     pub fn event(&self) -> Event {
         Event::Arrived(Notice { sequence: u32::MAX, ..self.notice.notice })
@@ -115,18 +115,18 @@ struct OpenRoom {
     attempt: u32,
     peer: Instance,
     lanes: Vec<HeadLane>,
-    /// Most parts.
+    /// Most parts of a transfer.
     parts: u32,
     arriving: BTreeMap<u32, Part>,
     arrived: BTreeSet<u32>,
-    /// Sums of what arrived, by the ranks of sender and receiver.
+    /// Sums of the arrived parts, by the ranks of sender and receiver.
     sums: BTreeMap<(usize, usize), u64>,
     check: Option<Check>,
     /// Ranks that have not closed the room, once it is given up.
     closing: Option<BTreeSet<usize>>,
 }
 
-/// A part of which something has arrived.
+/// A part of which fragments have arrived.
 #[derive(Debug)]
 struct Part {
     notice: Notice,
@@ -134,7 +134,7 @@ struct Part {
     lanes: BTreeMap<(usize, usize), LaneArrival>,
 }
 
-/// What has arrived of one lane of a part.
+/// The arrived fragments of one lane of a part.
 #[derive(Debug)]
 struct LaneArrival {
     fragments: u32,
@@ -146,7 +146,7 @@ struct LaneArrival {
 struct Check {
     waiting: BTreeSet<usize>,
     aux_row: [u8; AUX_ROW_BYTES],
-    /// By the ranks of sender and receiver. `None` when a rank was told not to look.
+    /// Sums by the ranks of sender and receiver. `None` when a rank computes none, because integrity is switched off.
     found: Option<BTreeMap<(usize, usize), u64>>,
 }
 
@@ -161,13 +161,13 @@ impl RankBarrier {
         (0..self.ranks).collect()
     }
 
-    /// Every rank was told to write its lanes.
+    /// Begins to wait for a write: every rank was told to write its lanes.
     pub fn write(&mut self, tag: Tag) {
         let waiting = self.all_ranks();
         self.writes.insert(tag, Settling { waiting, error: None });
     }
 
-    /// Parts of a room may arrive, over these lanes. Without a connection there are no lanes.
+    /// Opens a room: its parts may arrive over these lanes. Without a connection there are no lanes.
     pub fn open(&mut self, opening: &RoomOpening, lanes: Vec<HeadLane>) {
         let room = OpenRoom {
             attempt: opening.attempt,
@@ -183,7 +183,7 @@ impl RankBarrier {
         self.rooms.insert(opening.room, room);
     }
 
-    /// Every rank was told to look at a room's pages. Returns the lanes that brought them.
+    /// Begins to wait for a check: every rank was told to check a room's pages. Returns the lanes that brought them.
     pub fn verify(&mut self, room: Room) -> Vec<HeadLane> {
         let waiting = self.all_ranks();
         let Some(open) = self.rooms.get_mut(&room) else { return Vec::new() };
@@ -191,7 +191,7 @@ impl RankBarrier {
         open.lanes.clone()
     }
 
-    /// Every rank was told to close a room.
+    /// Begins to wait for the end of a room: every rank was told to close it.
     pub fn close(&mut self, room: Room) {
         let waiting = self.all_ranks();
         if let Some(open) = self.rooms.get_mut(&room) {
@@ -199,15 +199,15 @@ impl RankBarrier {
         }
     }
 
-    /// Nothing comes of a room any more.
+    /// Drops a room, whose reports do not count any more.
     pub fn forget(&mut self, room: Room) {
         self.rooms.remove(&room);
     }
 
-    /// What follows from a report together with all before it.
+    /// Takes a report. Returns the event that it completes, if any.
     ///
     /// # Errors
-    /// For a report that contradicts earlier ones. The scheduler is to be told of it by [`Contradiction::event`].
+    /// For a report that contradicts earlier ones. The caller must tell the scheduler by [`Contradiction::event`].
     pub fn take(&mut self, report: Report) -> Result<Option<Event>, Contradiction> {
         Ok(match report {
             Report::Settled { rank, tag, error } => self.settled(rank, tag, error),
@@ -257,7 +257,7 @@ impl RankBarrier {
 }
 
 impl OpenRoom {
-    /// The part, when this is the last of it.
+    /// Takes a fragment. Returns the part if this fragment completes it.
     fn landed(&mut self, rank: usize, lane: &LaneNotice) -> Result<Option<Notice>, &'static str> {
         let between = (usize::from(lane.source), usize::from(lane.target));
         if self.lanes.is_empty() {
@@ -292,7 +292,7 @@ impl OpenRoom {
             return Err("it has a fragment beyond its last");
         }
         arrival.landed.insert(lane.fragment);
-        // The aux row alone goes from rank 0 to rank 0.
+        // A part that has the aux row alone goes from rank 0 to rank 0.
         let expected = self.lanes.iter().filter(|lane| !part.alone || (lane.source, lane.target) == (0, 0));
         let whole = |arrival: &LaneArrival| arrival.landed.len() == arrival.fragments as usize;
         if !expected.clone().all(|lane| part.lanes.get(&(lane.source, lane.target)).is_some_and(whole)) {
@@ -307,7 +307,7 @@ impl OpenRoom {
         Ok(Some(notice))
     }
 
-    /// What was found, when this rank was the last to look.
+    /// Takes the check of a rank. Returns the results of all ranks if this was the last one.
     fn checked(&mut self, rank: usize, aux_row: Option<&[u8; AUX_ROW_BYTES]>, sums: Sums) -> Option<Found> {
         let check = self.check.as_mut()?;
         if !check.waiting.remove(&rank) {
@@ -330,7 +330,7 @@ impl OpenRoom {
             let lane = |lane: &HeadLane| {
                 let between = (lane.source, lane.target);
                 let sent = self.sums.get(&between).copied().unwrap_or(0);
-                // No rank looked: as good as damaged.
+                // A lane that no rank has checked counts as damaged.
                 let found = found.get(&between).copied().unwrap_or(!sent);
                 let rank = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX);
                 LaneSum { source: rank(lane.source), target: rank(lane.target), sent, found }

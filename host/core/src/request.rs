@@ -22,23 +22,23 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// Tokens at the prompt's end that an earlier try drew: they are part of the answer.
     pub answered: u32,
-    /// Tokens to generate at most, at least one. A prefill leg generates one whatever this says.
+    /// Tokens to generate at most, at least one. A prefill leg always generates one.
     pub max_new_tokens: u32,
     /// Tokens that end the answer. They are counted but not sent.
     pub stop_tokens: Vec<u32>,
-    /// Go on to `max_new_tokens` whatever is drawn.
+    /// Generate until `max_new_tokens`, even after a stop token.
     pub ignore_stop: bool,
     /// How tokens are drawn.
     pub sampling: Sampling,
     /// Smaller numbers go first. The number is the same on both legs.
     pub priority: i32,
-    /// A number of the client whose request it is, so that clients get fair turns. 0: not known.
+    /// A number for the client that sent the request, so that clients get fair turns. 0: not known.
     pub client: u64,
     /// Where the prompt's KV comes from. Set on decode legs only.
     pub prefill: Option<PeerRef>,
-    /// Whose requests it may share cached pages with. The namespace is the same on both legs.
+    /// The request may share cached pages with other requests of this namespace only. It is the same on both legs.
     pub namespace: NamespaceKey,
-    /// As if the worker kept no pages: it uses none that others left and leaves none.
+    /// Whether the request runs without the cache: it uses no pages that others left, and leaves none.
     pub no_cache: bool,
     /// Names of the first whole pages of the prompt, as far as [they have been named](Self::name). The scheduler names
     /// the others if it needs them.
@@ -61,7 +61,7 @@ impl Request {
 /// Why an answer is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token was drawn, or the answer was said to be complete.
+    /// A stop token was drawn, or an event said that the answer is complete.
     Stop,
     /// `max_new_tokens` were generated.
     Length,
@@ -81,7 +81,7 @@ impl FinishReason {
     }
 }
 
-/// What a finished request used.
+/// The tokens and pages that a finished request used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
@@ -99,9 +99,9 @@ pub struct Usage {
 /// Why a request ended without a complete answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What programs act on.
+    /// The kind of failure, for programs.
     pub code: FailureCode,
-    /// What people act on.
+    /// The explanation, for people.
     pub message: String,
     /// Whether another try, perhaps on another worker, may succeed.
     pub retryable: bool,
@@ -161,7 +161,7 @@ impl FailureCode {
 }
 
 impl Failure {
-    /// A failure that is as retryable as its code is as a rule.
+    /// A failure that is retryable if failures of its code usually are.
     #[must_use]
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), retryable: code.retryable() }

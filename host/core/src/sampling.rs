@@ -1,24 +1,25 @@
 //! How the next token of a request is drawn.
 //!
-//! Nothing of it is state. What depends on the tokens so far is a function of the prompt and of the answer so far, and both are
-//! known wherever a request goes on: after a hand-over, a preemption, or the death of a worker. So its tokens are the same.
+//! Drawing keeps no state. A draw depends on earlier tokens only as a function of the prompt and of the answer so far. Both are
+//! known wherever a request continues: after a hand-over, a preemption, or the death of a worker. So the request gets the same
+//! tokens there.
 
 /// A request's sampling settings. A draw depends on them, on the logits, on the tokens so far, and on its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 takes the likeliest token (the lowest id among equals).
     pub temperature: f32,
-    /// Smallest set of likeliest tokens whose probabilities sum to this, which is in (0, 1].
+    /// Draw from the smallest set of likeliest tokens whose probabilities sum to this. In (0, 1].
     pub top_p: f32,
-    /// This many likeliest tokens, or all with 0.
+    /// Draw from this many likeliest tokens, or from all with 0.
     pub top_k: u32,
-    /// Tokens whose probability is at least this share of the likeliest one's, or all with 0.
+    /// Draw from tokens whose probability is at least this share of the likeliest token's, or from all with 0.
     pub min_p: f32,
     /// Randomness of the request.
     pub seed: u64,
     /// `Some(n)`: report the sampled token's log probability and those of the n likeliest.
     pub logprobs: Option<u8>,
-    /// What changes the logits before the draw, or `None` when nothing does.
+    /// Changes of the logits before the draw, or `None` without any.
     pub shaping: Option<Box<Shaping>>,
 }
 
@@ -28,12 +29,12 @@ impl Sampling {
         Self { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 0, logprobs: None, shaping: None };
 }
 
-/// What changes the logits of a request before a token is drawn from them.
+/// Changes of a request's logits before a token is drawn from them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shaping {
-    /// Taken off the logits of tokens that the answer has.
+    /// Subtracted from the logits of tokens that the answer has.
     pub presence_penalty: f32,
-    /// Taken off the logits of tokens that the answer has, once for each time.
+    /// Subtracted from the logits of tokens that the answer has, once for each time.
     pub frequency_penalty: f32,
     /// Divides positive logits of tokens that the prompt or the answer has, and multiplies negative ones. 1 changes nothing.
     pub repetition_penalty: f32,
@@ -45,7 +46,7 @@ pub struct Shaping {
     pub logit_bias: Vec<(u32, f32)>,
     /// The only tokens that are drawn, or all tokens when this is empty.
     pub allowed_tokens: Vec<u32>,
-    /// Sequences of which the last token is not drawn behind the others.
+    /// Forbidden sequences: the last token of a sequence is not drawn behind the others.
     pub bad_words: Vec<Vec<u32>>,
 }
 
@@ -66,13 +67,13 @@ impl Default for Shaping {
 }
 
 impl Shaping {
-    /// Whether it depends on the tokens of the prompt.
+    /// Whether the changes depend on the tokens of the prompt.
     #[must_use]
     pub fn reads_prompt(&self) -> bool {
         self.repetition_penalty != 1.0
     }
 
-    /// Whether every number can be computed with.
+    /// Whether all numbers are finite, and the repetition penalty is positive.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let finite = [self.presence_penalty, self.frequency_penalty, self.repetition_penalty];
@@ -114,7 +115,7 @@ impl Draw {
         draw
     }
 
-    /// The draw behind this one, which drew `token`.
+    /// Becomes the draw behind this one, which drew `token`.
     pub fn goes_on(&mut self, token: u32) {
         if self.sampling.shaping.is_some() {
             self.output.push(token);

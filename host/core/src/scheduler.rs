@@ -1,6 +1,6 @@
-//! The one scheduler, live and in simulation.
+//! The scheduler of a worker, the same live and in simulation.
 //!
-//! It takes [`Event`]s and the time, and returns [`Action`]s. This file routes events and says the order of a
+//! It takes [`Event`]s and the time, and returns [`Action`]s. This file routes events and defines the order of a
 //! [tick](Scheduler::tick). The parts decide:
 //!
 //! | Part | Holds | Files |
@@ -10,9 +10,9 @@
 //! | hand-over | prefill's side and decode's side of a transfer, peers, messages | [`hand_over`](crate::hand_over), `sending.rs`, `receiving.rs`, `restoring.rs`, `peers.rs` |
 //! | policy | which request is next: admission, batching, drafts, pace, preemption, sharing | `admission.rs`, `batching.rs`, `drafting.rs`, `pace.rs`, `preemption.rs`, `sharing.rs`, `headroom.rs`, `ready.rs` |
 //!
-//! A request's way through the stages, per role, is drawn in `docs/internals/request.md`. The table that holds it is in
-//! `stage.rs`. A request leaves through one function (`retire`). Its pages are free if nothing can touch them. If
-//! something might, they go into quarantine, with the list of what can.
+//! A request's way through the stages, per role, is drawn in `docs/internals/request.md`. The table of allowed moves is
+//! in `stage.rs`. A request leaves through one function (`retire`). Its pages are free if nothing can touch them. If
+//! something might, they go into quarantine, with the list of everything that may touch them.
 
 mod admission;
 mod batching;
@@ -68,16 +68,17 @@ use turns::Turns;
 pub struct Scheduler {
     config: Config,
     cache: Cache,
-    /// Since when the batch is computed, and how many tokens it has.
+    /// When the batch began, and how many tokens of prompts it has. `None` if it has none.
     step: Option<(Time, usize)>,
     /// Requests that others wait for, because they bring pages of the same prompt.
     leaders: Leaders,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
-    /// What ended requests leave behind whose pages are in quarantine.
+    /// Leftovers of ended requests whose pages are in quarantine.
     leftovers: BTreeMap<Room, Leftovers>,
-    /// Jobs that wait for pages: preempted ones first, then those not yet admitted, each by turns; where there are priorities, by these.
+    /// Jobs that wait for pages: preempted ones first, then those not yet admitted, each by turns. If requests have priorities,
+    /// these decide first.
     queue: VecDeque<Room>,
     /// Jobs whose pages are verified and that the pace has not activated yet, oldest first.
     ready: VecDeque<Room>,
@@ -85,11 +86,11 @@ pub struct Scheduler {
     running: Vec<Room>,
     /// Whether a batch is being computed.
     computing: bool,
-    /// When each job ends unless something happens before. What is kept here is never later than that, and sometimes earlier.
+    /// When each job ends unless something happens before. A time kept here may be earlier than that, but never later.
     deadlines: Deadlines,
-    /// When those that follow another stop doing so.
+    /// When requests that follow another one stop waiting for it.
     patience: Deadlines,
-    /// When the writes of ended requests have to have settled.
+    /// When the writes of ended requests must have settled.
     settling: Deadlines,
     pace: Pace,
     /// Requests that have come.
@@ -102,7 +103,7 @@ pub struct Scheduler {
     outbox: Outbox,
     draining: bool,
     turns: Turns,
-    /// The queue is in the order of priorities.
+    /// Whether the queue is in the order of priorities.
     by_priority: bool,
     stats: Stats,
 }
@@ -121,7 +122,7 @@ impl Scheduler {
     /// An idle scheduler whose pages an allocator chooses, within these limits.
     ///
     /// # Panics
-    /// When a limit that must be positive is zero, or the pool's is not [`Config::pages`].
+    /// When a limit that must be positive is zero, or the pool's size is not [`Config::pages`].
     #[must_use]
     pub fn with_pages(config: Config, limits: PoolLimits, source: Option<Box<dyn PageSource>>) -> Self {
         assert_eq!(limits.total, config.pages, "one pool has one size");
@@ -156,7 +157,7 @@ impl Scheduler {
             deadlines: Deadlines::default(),
             patience: Deadlines::default(),
             settling: Deadlines::default(),
-            // A prefill worker has no time between two tokens.
+            // A prefill worker draws one token of each answer, so it has no time between two tokens.
             pace: Pace::new(config.target_itl.filter(|_| !config.role.sends_kv()), config.max_batch as usize),
             config,
             jobs: BTreeMap::new(),
@@ -178,7 +179,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes note of one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Time, event: Event, actions: &mut Vec<Action>) {
         match event {
             Event::Submit(request) => self.submit(now, request, actions),
@@ -212,7 +213,8 @@ impl Scheduler {
         self.repeat(now, actions);
         self.expire_tiers(now, actions);
         self.admit(now, actions);
-        // One whose first token ends its answer leaves its pages to those that wait, and perhaps nothing else happens for them.
+        // A request whose first token ends its answer frees pages for waiting requests. Perhaps no later event would admit
+        // them.
         while self.activate(now, actions) {
             self.admit(now, actions);
         }
@@ -224,7 +226,7 @@ impl Scheduler {
         actions.extend(self.cache.take_changes().map(Action::Cache));
     }
 
-    /// The whole cache as events, for a listener that has missed some: what came before them is void.
+    /// The whole cache as events, for a listener that has missed some. They replace all earlier events.
     #[must_use]
     pub fn cache_contents(&self) -> Vec<CacheEvent> {
         self.cache.contents()
@@ -242,7 +244,7 @@ impl Scheduler {
             .min()
     }
 
-    /// Counters and what is there now.
+    /// Counters and present states.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let tree = self.cache.tree_counts();
@@ -270,7 +272,7 @@ impl Scheduler {
         self.cache.tier_stats()
     }
 
-    /// Whether nothing is on its way to host memory or storage either.
+    /// Whether the worker is idle and nothing is on its way to host memory or storage.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.is_idle() && self.cache.is_idle()
@@ -282,7 +284,7 @@ impl Scheduler {
         self.jobs.is_empty() && self.cache.quarantined() == 0 && self.outbox.len() == 0 && !self.computing
     }
 
-    /// Recounts everything that is counted along the way.
+    /// Recounts everything for which a running count is kept.
     ///
     /// # Panics
     /// When an invariant does not hold.
@@ -320,7 +322,7 @@ impl Scheduler {
         assert_eq!(ready, self.ready.len(), "the ready list holds the ready jobs");
     }
 
-    /// The fault for which the allocator is disabled. The pool chooses pages itself since.
+    /// The fault for which the allocator was disabled. Since then the pool chooses pages itself.
     #[must_use]
     pub fn page_source_fault(&self) -> Option<&str> {
         self.cache.page_source_fault()
@@ -353,7 +355,7 @@ impl Scheduler {
         }
     }
 
-    /// Nothing touches the pages of these ended requests any more.
+    /// Cleans up after ended requests whose pages nothing touches any more.
     fn finish_clearing(&mut self, cleared: impl IntoIterator<Item = Room>, actions: &mut Vec<Action>) {
         for room in cleared {
             let leftovers = self.leftovers.remove(&room).unwrap_or_default();

@@ -1,10 +1,11 @@
-//! Transfers whose writes would be small, packed into few large ones.
+//! Staging packs transfers with many small writes into few large ones.
 //!
-//! Between pools that order their heads differently, a head of a token is a write of its own: hundreds of bytes, by the
-//! million. Such a lane (what one source rank has for one target rank) is *staged* instead. The source gathers a piece
-//! of it into a buffer of its own and writes that into a slot of the target's *ring* in one go. The target scatters the
-//! piece into its pages. The rules here say which side may use which bytes when. [`Sender`] runs once per source rank,
-//! [`Ring`] once per target rank. Both are told what happens and copy nothing themselves.
+//! Between pools that order their heads differently, each head of a token would be a write of its own: millions of
+//! writes of some hundred bytes. Such a lane (the heads that one source rank sends to one target rank) is *staged*
+//! instead. The source gathers a piece of the lane into its own buffer and writes the piece into a slot of the target's
+//! *ring* at once. The target scatters the piece into its pages. The rules here say which side may use which bytes at
+//! which time. [`Sender`] runs once per source rank, [`Ring`] once per target rank. Both take events and copy nothing
+//! themselves.
 //!
 //! ```text
 //!   Sender                                            Ring
@@ -25,8 +26,8 @@
 //! | gathering | own and peer's slot | [`Sender::gathered`]: writing, or over when the lane has failed meanwhile |
 //! | writing | own and peer's slot | [`Sender::settled`], however it ended: over |
 //!
-//! A lane ends once, when all its pieces are over. One that fails or is cancelled drops what no thread or backend has
-//! yet and waits for the rest, so when it has ended nothing of it is in flight.
+//! A lane ends once, when all its pieces are over. A lane that fails or is cancelled drops the pieces that no thread or
+//! backend has yet and waits for the others, so nothing of a lane is in flight when it has ended.
 //!
 //! # A piece at the ring
 //!
@@ -39,20 +40,21 @@
 //! | scattering | the slot | [`Ring::scattered`]: done |
 //! | done | a word | the end of the room. Asked again, the answer is `Done` |
 //!
-//! A room that is *closed* grants nothing and scatters nothing more, but keeps its slots: its peer may still write
-//! them. Only when it is *forgotten* (committed, drained, or its peer fenced) do other rooms get them. The same holds
-//! for the slots of an earlier attempt, until their sender asks within the next one: it does so only once its own
-//! writes have settled. What a sender still asks of an earlier attempt is answered `Done`, so that its parts end well.
+//! A room that is *closed* grants nothing and scatters nothing more, but keeps its slots, because its peer may still
+//! write them. Other rooms get them only when the room is *forgotten* (committed, drained, or its peer fenced). The
+//! same holds for the slots of an earlier attempt, until their sender asks within the next attempt, which it does only
+//! once its own writes have settled. Asks of an earlier attempt are answered `Done`, so that its parts end without a
+//! failure.
 //!
 //! # Why nothing waits for ever
 //!
-//! A slot of the ring is granted only to a sender that has the data ready. Its sender needs an own slot, own slots wait
-//! only for the wire, and the wire ends: written, failed or fenced. Scattering waits for nothing. A room's share
-//! shrinks with what is left ([`Ring`]), so that one whose sender has stopped leaves bytes for others. A piece for
-//! which no gap was large enough while others were served gets a window kept free for it.
+//! A slot of the ring is granted only to a sender that has the data ready. That sender needs an own slot. Own slots
+//! wait only for the wire, and each write on the wire ends: written, failed or fenced. Scattering waits for nothing. A
+//! room's share shrinks with the bytes that are left ([`Ring`]), so that a room whose sender has stopped leaves bytes
+//! for others. If no gap is large enough for a piece while others are served, a window is kept free for it.
 //!
-//! Asks and answers may be lost, repeated and reordered: an ask is repeated, the answer to it is looked up by its key.
-//! Data and the notice behind it come once and in order, or the connection is lost.
+//! Asks and answers may be lost, repeated and reordered: the sender repeats an ask, and finds the piece of an answer by
+//! its key. Data and the notice behind it come once and in order, or the connection is lost.
 
 pub mod message;
 mod ring;
@@ -83,7 +85,7 @@ pub struct PeerRank {
 pub struct Key {
     /// The room.
     pub room: Room,
-    /// The try within the room.
+    /// The attempt within the room.
     pub attempt: u32,
     /// The part, as its notice counts it.
     pub sequence: u32,
@@ -91,9 +93,9 @@ pub struct Key {
     pub piece: u16,
 }
 
-/// What a piece carries: K and V of some heads of some layers of some pages.
+/// The contents of a piece: K and V of some heads of some layers of some pages.
 ///
-/// In a slot they lie densely in the order page, head, layer, K/V, token, dimension.
+/// In a slot the elements lie densely in the order page, head, layer, K/V, token, dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     /// Pages, as places in the room's list of pages.
@@ -124,7 +126,7 @@ pub const LONGEST_PIECE: u64 = 4 << 20;
 /// Most pieces that a ring takes of a room in one attempt, from all ranks of the peer. Each costs memory until the room ends.
 pub const MOST_PIECES: usize = 1 << 18;
 
-/// Most bytes of a piece between a sender's and a target's staging memory: several of them fit into either.
+/// Most bytes of a piece between a sender's and a target's staging memory: several such pieces fit into each memory.
 #[must_use]
 pub fn piece_limit(own: u64, peer: u64) -> u64 {
     LONGEST_PIECE.min(own / 8).min(peer / 8)

@@ -1,10 +1,10 @@
 //! From pages to writes: which bytes go where, in the fewest pieces.
 //!
-//! A [`KvSlice`] is what one pool holds of the cache: some of the model's heads and layers, in some order. A [`Lane`] says
-//! which heads go from one slice into another, and [`copy_lane`] what that is for a list of pages: a [`PagesCopy`], which
-//! knows its size without being expanded, and expands to pieces. A staging buffer is a slice too ([`KvSlice::dense`]), so
-//! gathering into one and scattering out of one are planned by the same function as a direct transfer. [`choose`] says which
-//! of the two it is, and a [`Cut`] what each piece of a staged lane holds.
+//! A [`KvSlice`] is the part of the cache that one pool holds: some of the model's heads and layers, in some order. A
+//! [`Lane`] says which heads go from one slice into another. For a list of pages [`copy_lane`] makes a [`PagesCopy`] of it,
+//! which knows its size without being expanded, and expands to pieces. A staging buffer is a slice too ([`KvSlice::dense`]),
+//! so one function plans gathering, scattering and direct transfers. [`choose`] decides between a direct and a staged
+//! transfer, and a [`Cut`] says what each piece of a staged lane holds.
 
 mod choice;
 mod copy;
@@ -41,9 +41,9 @@ pub fn plan(
 /// Plans the copy of some layers of `source_pages` into `target_pages`, pair by pair, between pools of the same heads and
 /// layers.
 ///
-/// What is contiguous on both sides becomes one piece. In the default layout all layers of a page are one run, and so
-/// are neighbouring pages. Some of its layers are one run a head. In a layer-first layout a layer of neighbouring pages
-/// is one run for K and one for V.
+/// Bytes that are contiguous on both sides become one piece. In the default layout all layers of a page are one run,
+/// and so are neighbouring pages. Some layers of a page are one run per head. In a layer-first layout a layer of
+/// neighbouring pages is one run for K and one for V.
 ///
 /// # Errors
 /// When the pools' pages differ in shape, the lists in length, or a page or layer lies outside its pool.

@@ -1,16 +1,16 @@
-//! Models of which some layers see the newest tokens only.
+//! Windows: models in which some layers see only the newest tokens.
 //!
 //! Such a model has F layers that attend to every earlier token and S *sliding* ones that attend to the [`tokens`] newest,
 //! the position's own included. A page of the pool holds F layers. The KV of a *token page*, the positions
 //! `page x page_tokens ..`, therefore has two parts:
 //!
 //! - The *full part* is exactly one page of the pool, for as long as the sequence lives.
-//! - The *window part* is `parts = ceil(S / F)` pages of the pool, only while some position to come still sees it. The
-//!   j-th sliding layer lies in the (j / F)-th of them, at layer j % F.
+//! - The *window part* is `parts = ceil(S / F)` pages of the pool, only while a later position still sees it. The j-th
+//!   sliding layer lies in the (j / F)-th of them, at layer j % F.
 //!
-//! Both come from the same pool, so there is nothing to divide beforehand: a long prompt has many full parts and the
-//! window parts that its window needs. Everything that moves or keeps pages sees pages of the pool and does not care which
-//! part they are.
+//! Both come from the same pool, so the pool need not be divided beforehand: a long prompt has many full parts and the
+//! window parts that its window needs. Code that moves or keeps pages sees pages of the pool and need not know which part
+//! they are.
 //!
 //! [`tokens`]: WindowShape::tokens
 
@@ -18,21 +18,21 @@ use std::ops::Range;
 
 use crate::ids::PageId;
 
-/// What a window costs.
+/// The size of a window and of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WindowShape {
     /// Tokens, at least 1, that a sliding layer sees, the newest included.
     pub tokens: u32,
     /// Pages of the pool that the window part of one token page takes: `ceil(S / F)`, at least 1.
     pub parts: u32,
-    /// Sliding layers, S, or 0 where no window is to be recomputed.
+    /// Sliding layers, S, or 0 if no window may be recomputed.
     pub layers: u32,
 }
 
-/// Where a worker that computes goes on with a sequence of which something is there, in token pages.
+/// Where a worker that computes continues with a sequence of which some parts are there, in token pages.
 ///
-/// Either `start == end`, and the window that is seen there is there as well. Or `start < end`, and no window part is there:
-/// full parts are there up to `end`, and the positions of `start..end` are recomputed for the window at `end` alone.
+/// If `start == end`, the window that is seen there is there as well. If `start < end`, no window part is used: full parts
+/// are there up to `end`, and the positions of `start..end` are recomputed only for the window at `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
     /// The first token page that is computed.
@@ -42,7 +42,7 @@ pub struct Reach {
 }
 
 impl WindowShape {
-    /// Layers with a state of `parts` pages, made of the state before and a token.
+    /// The shape of layers with a state of `parts` pages, which is computed from the state before and a token.
     ///
     /// The part of a token page holds the state behind the newest of its positions that are computed. A position reads the state
     /// behind the one before it, as if it saw a window of two tokens, and writes its own. A state depends on all positions
@@ -52,7 +52,7 @@ impl WindowShape {
         Self { tokens: 2, parts, layers: 0 }
     }
 
-    /// Whether this is a state.
+    /// Whether this is the shape of a state.
     #[must_use]
     pub const fn keeps_state(&self) -> bool {
         self.layers == 0
@@ -64,26 +64,26 @@ impl WindowShape {
         first_live(position, self.tokens as usize, page_tokens)
     }
 
-    /// The first token page whose window part is kept by a sequence of which so many positions have KV: what the next
-    /// position sees, and what the first one of its page saw. With that, whatever is cached of the sequence ends in a
-    /// whole window.
+    /// The first token page whose window part a sequence keeps while its first `computed` positions have KV. It keeps
+    /// the parts that the next position sees, and those that the first position of the same page saw. So the cached
+    /// pages of the sequence end in a whole window.
     #[must_use]
     pub const fn first_kept(&self, computed: usize, page_tokens: usize) -> usize {
         self.first_live(computed - computed % page_tokens, page_tokens)
     }
 
-    /// Token pages of a prompt whose window parts must be there when its first token is computed on: the least that prefill
-    /// sends.
+    /// Token pages of a prompt whose window parts must be there when the first token of the answer is computed: the least
+    /// that prefill sends.
     #[must_use]
     pub fn tail(&self, prompt: usize, page_tokens: usize) -> Range<usize> {
         let end = prompt.div_ceil(page_tokens);
         self.first_live(prompt, page_tokens).min(end)..end
     }
 
-    /// The same with what the first position of its page saw, at most one token page more: without that the prompt's
-    /// last whole page has no whole window before it, and a request that loses its pages right after they came would
-    /// compute all of the prompt again. Where the window is whole pages it is more for one prompt in a page's tokens
-    /// only.
+    /// The same, with the parts that the first position of that token's page saw: at most one token page more. Without
+    /// these the prompt's last whole page does not end in a whole window, and a request that loses its pages right
+    /// after they came would compute all of the prompt again. If the window is a multiple of a page, only one prompt
+    /// length in `page_tokens` needs the additional page.
     #[must_use]
     pub fn kept_tail(&self, prompt: usize, page_tokens: usize) -> Range<usize> {
         let end = prompt.div_ceil(page_tokens);
@@ -93,14 +93,14 @@ impl WindowShape {
     /// The token page from which on a sequence is recomputed for the window parts of `first_live(end) .. end`, when
     /// only the full parts of the token pages before `end` are there.
     ///
-    /// What a layer makes of a position is exact, the same bits as ever, if what it is given for the position is and the KV
-    /// that the position sees is. In a layer that sees everything that KV is there, the position's own included, since full
-    /// parts are not written again: positions that were exact before it are exact behind it. A sliding layer sees W - 1
-    /// positions back, so that if those from x on were exact before it, those from x + W - 1 on are behind it. The
-    /// embedding is exact everywhere. Thus if computing begins at c, the j-th sliding layer is given exact positions, and
-    /// writes exact KV, from c + (j - 1)(W - 1) on, and all S do from c + (S - 1)(W - 1) on. With that no later than the first
-    /// position of `first_live(end)`, all parts from there on are exact as whole pages, and positions behind `end`, which
-    /// see no others, too. A sequence's beginning is exact anyway: before it is nothing to be seen.
+    /// A layer's output for a position is exact (has the same bits as ever) if its input for the position is exact and the KV
+    /// that the position sees is exact. A layer that sees every token finds this KV there, the position's own included,
+    /// because full parts are not written again. So its output is exact for all positions for which its input is. A sliding
+    /// layer sees W - 1 positions back. So if its input is exact from x on, its output is exact from x + W - 1 on. The
+    /// embedding is exact everywhere. Thus, if computing begins at c, the j-th sliding layer gets exact input, and writes
+    /// exact KV, from c + (j - 1)(W - 1) on, and all S layers do from c + (S - 1)(W - 1) on. If that is no later than the
+    /// first position of `first_live(end)`, all parts from there on are exact as whole pages. So are positions behind `end`,
+    /// which see no other parts. The beginning of a sequence is exact in any case: it sees nothing before it.
     #[must_use]
     pub const fn recomputed_from(&self, end: usize, page_tokens: usize) -> usize {
         let exact = self.first_live(end * page_tokens, page_tokens) * page_tokens;
@@ -108,9 +108,10 @@ impl WindowShape {
         exact.saturating_sub(blurred) / page_tokens
     }
 
-    /// Where a worker that computes goes on when the full parts of the first `full` token pages can be had, and `has` says of
-    /// which of these the window part: at the end of the longest prefix with a whole window, or, where that makes fewer
-    /// positions to compute, behind all of them with a window that is [recomputed](Self::recomputed_from).
+    /// Where a worker that computes continues, when the full parts of the first `full` token pages can be had, and `has` says
+    /// which of these pages have their window part. That is at the end of the longest prefix with a whole window. If a
+    /// [recomputed](Self::recomputed_from) window leaves fewer positions to compute, the worker continues behind all `full`
+    /// pages instead, with that window.
     #[must_use]
     pub fn reach(&self, full: usize, page_tokens: usize, has: impl Fn(usize) -> bool) -> Reach {
         let recomputed = if self.layers > 0 { self.recomputed_from(full, page_tokens) } else { 0 };
@@ -133,14 +134,14 @@ impl WindowShape {
         (self.tokens as usize - 1).div_ceil(page_tokens) + 1 + (tokens - 1).div_ceil(page_tokens)
     }
 
-    /// The token pages whose window parts are seen behind the first `end`.
+    /// The token pages whose window parts are seen by the position behind the first `end` token pages.
     #[must_use]
     pub const fn seen_at(&self, end: usize, page_tokens: usize) -> Range<usize> {
         self.first_live(end * page_tokens, page_tokens)..end
     }
 
-    /// Pages of the pool that a sequence of so many positions must be able to have, both parts, computed one by one if
-    /// need be.
+    /// Fewest pages of the pool, for both parts, that a sequence of so many positions needs when they are computed one
+    /// by one.
     #[must_use]
     pub const fn least_pages(&self, positions: usize, page_tokens: usize) -> usize {
         let full = positions.div_ceil(page_tokens);
@@ -158,8 +159,8 @@ impl WindowShape {
     }
 }
 
-/// The token page of the first token that the one at `position` sees under a window of so many tokens:
-/// `max(0, position + 1 - window) / page_tokens`.
+/// The token page of the first token that the token at `position` sees with a window of so many tokens: `max(0,
+/// position + 1 - window) / page_tokens`.
 #[must_use]
 pub const fn first_live(position: usize, window: usize, page_tokens: usize) -> usize {
     (position + 1).saturating_sub(window) / page_tokens
@@ -200,8 +201,8 @@ mod tests {
         }
     }
 
-    /// `(prompt, window, page tokens, SGLang's tail, ours)` in tokens: of a prompt, what decode must be sent of the window
-    /// parts. SGLang's begins a token earlier, at the oldest one that the prompt's last token saw.
+    /// `(prompt, window, page tokens, SGLang's tail, ours)` in tokens. A tail is the end of a prompt whose window parts
+    /// decode must get. SGLang's tail begins a token earlier, at the oldest token that the prompt's last token saw.
     #[test]
     fn the_tail_of_a_prompt_is_what_its_next_token_sees() {
         let table = [
@@ -229,8 +230,8 @@ mod tests {
         }
     }
 
-    /// `(prompt, window, page tokens, SGLang's tail, ours)` in tokens, with a radix cache on the decode worker: SGLang's begins
-    /// before the window of the prompt's last token, or its page if that is longer.
+    /// `(prompt, window, page tokens, SGLang's tail, ours)` in tokens, with a radix cache on the decode worker: SGLang's tail
+    /// begins one window before the prompt's last token, or one page before it if that is longer.
     #[test]
     fn the_kept_tail_of_a_prompt_is_no_longer_than_the_reference() {
         let table = [
@@ -311,14 +312,14 @@ mod tests {
         }
     }
 
-    /// Which positions are exact, layer by layer, as [`WindowShape::recomputed_from`] reasons, found by looking at
-    /// everything that each position sees: those of `start..` whose input is exact and that see only exact KV.
+    /// The first position from which on all sliding layers write exact KV (see [`WindowShape::recomputed_from`]), if
+    /// computing begins at `start`. Found layer by layer, by looking at everything that each position sees.
     fn exact_windows(slides: &[bool], window: usize, start: usize, positions: usize) -> Option<usize> {
         let mut exact: Vec<bool> = (0..positions).map(|position| position >= start).collect();
         let mut first_of_all = 0;
         for slides in slides {
             if *slides {
-                // What this layer writes is exact where what it is given is.
+                // The KV that this layer writes is exact where its input is.
                 first_of_all = first_of_all.max(exact.iter().position(|exact| *exact)?);
                 let sees = |position: usize| (position + 1_usize).saturating_sub(window)..position + 1;
                 exact = (0..positions).map(|position| sees(position).all(|seen| exact[seen])).collect();

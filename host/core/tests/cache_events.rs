@@ -1,5 +1,5 @@
-//! Routers that follow workers' caches through a hostile network: messages are lost, repeated and reordered, feeds
-//! overflow, workers and routers start anew, routers come late. Once it is quiet, every router's index holds exactly
+//! Routers that follow workers' caches through a hostile network. Messages are lost, repeated and reordered, feeds
+//! overflow, workers and routers restart, and routers join late. Once the faults end, every router's index holds exactly
 //! what the trees hold.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
@@ -17,7 +17,7 @@ use host_sim::Random;
 
 const PAGES: u32 = 60;
 const PAGE_TOKENS: usize = 2;
-/// So few that routers are often further behind.
+/// Events that a log keeps: few, so that routers are often further behind than the log reaches.
 const REMEMBERED: usize = 40;
 const IDENTITY: PageHash = PageHash([3; 32]);
 const SEEDS: u64 = if cfg!(debug_assertions) { 300 } else { 5000 };
@@ -56,7 +56,7 @@ impl Worker {
         }
     }
 
-    /// Something happens to the cache.
+    /// Makes one random change to the cache, and records it in the log unless it is lost on the way.
     fn live(&mut self, random: &mut Random) {
         match random.below(20) {
             0 => {
@@ -90,7 +90,7 @@ impl Worker {
 
     fn insert(&mut self, random: &mut Random) {
         let namespace = self.namespaces[random.below(2) as usize];
-        // Few tokens, so that prompts share prefixes and part within nodes.
+        // Few different tokens, so that prompts share prefixes and diverge within nodes.
         let tokens: Vec<u32> = (0..random.below(24)).map(|_| random.below(2) as u32).collect();
         let lock = self.tree.lock(namespace, &tokens);
         let missing = tokens.len() / PAGE_TOKENS - lock.pages();
@@ -104,7 +104,7 @@ impl Worker {
         self.tree.unlock(inserted.lock);
     }
 
-    /// The names of everything in the tree, found without the log.
+    /// The names of all pages in the tree, found without the log.
     fn truth(&self) -> BTreeSet<BlockKey> {
         let mut truth = Truth::default();
         self.tree.contents(&mut truth);
@@ -136,7 +136,7 @@ enum Message {
 #[derive(Default)]
 struct Router {
     index: PrefixIndex,
-    /// By the worker's instance.
+    /// Workers' slots in the index, by the worker's instance.
     slots: BTreeMap<u64, WorkerSlot>,
     gaps: u64,
     snapshots: u64,
@@ -169,7 +169,7 @@ struct World {
     workers: BTreeMap<u64, Worker>,
     routers: Vec<Router>,
     lives: u64,
-    /// The number after which a worker sends a router what comes next.
+    /// The last event number sent, by router and worker's instance. The worker sends the events after it.
     told: BTreeMap<(usize, u64), u64>,
     /// Router, instance of a worker, message.
     wire: Vec<(usize, u64, Message)>,
@@ -202,7 +202,7 @@ impl World {
         self.wire.extend(std::iter::repeat_n((router, life, message), 1 + usize::from(again)));
     }
 
-    /// What a worker says to a router that has followed up to `after`.
+    /// The messages with which a worker answers a router that has applied the events up to `after`.
     fn answer(&mut self, router: usize, life: u64, after: u64) -> Vec<Message> {
         let Some(worker) = self.workers.get(&life) else { return Vec::new() };
         match worker.log.after(after) {
@@ -277,7 +277,7 @@ impl World {
         }
     }
 
-    /// A router learns which workers are there.
+    /// Tells a router which workers are there.
     fn notice(&mut self, router: usize) {
         let Router { index, slots, .. } = &mut self.routers[router];
         for (_, slot) in slots.extract_if(.., |life, _| !self.workers.contains_key(life)) {
@@ -288,7 +288,7 @@ impl World {
         }
     }
 
-    /// The network is well again, and all routers catch up.
+    /// Lets all routers catch up with all workers, without faults.
     fn settle(&mut self) {
         for worker in self.workers.values_mut().filter(|worker| worker.overflowed) {
             worker.tell_everything();

@@ -1,4 +1,4 @@
-//! What a draw depends on: the same tokens before it give the same draw, wherever a request has been meanwhile.
+//! What a draw depends on: the same tokens before it give the same draw, also after a preemption or in another try.
 
 use std::collections::BTreeMap;
 

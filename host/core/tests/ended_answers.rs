@@ -1,4 +1,4 @@
-//! Answers that are complete before their worker knows: behind a stop string, which only the router sees.
+//! Answers that end before their worker knows: at a stop string, which only the router sees.
 
 use host_core::{Config, Event, Role, Room};
 use host_sim::Leg;
@@ -53,7 +53,7 @@ fn a_preempted_one_ends_in_the_queue() {
     while worker.stats().retractions == 0 {
         worker.step().unwrap();
     }
-    // Both had begun.
+    // Both answers had begun.
     let batch = worker.step().unwrap();
     let preempted = 3 - batch.sequences[0].room.0;
     end(&mut worker, preempted);

@@ -1,5 +1,5 @@
-//! Host memory against a naive model, step by step: the same pages are found, the same one makes way, every slot is in one
-//! place, and nothing is free that is written or used.
+//! Host memory against a naive model, step by step: both find the same pages and evict the same page, every slot is in exactly one
+//! state, and no slot is free while it is written or used.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
 
@@ -31,7 +31,7 @@ struct Page {
     released: u64,
 }
 
-/// What must have happened in some run, or the runs prove little.
+/// Events that must have occurred in some run. Without them the runs prove little.
 #[derive(Debug, Default)]
 struct Seen {
     evicted: u64,
@@ -58,7 +58,7 @@ impl World {
         self.random.place(bound)
     }
 
-    /// One of the slots of which this is true.
+    /// A random slot for which `wanted` is true.
     fn one(&mut self, wanted: impl Fn(&Page) -> bool) -> Option<HostSlot> {
         let slots: Vec<HostSlot> =
             self.model.iter().filter(|(_, page)| wanted(page)).map(|(slot, _)| *slot).collect();

@@ -1,4 +1,4 @@
-//! Sequences that do not draw in a step, because what may follow them is not known in time.
+//! Sequences that do not draw in a step, because the tokens that may follow are not known in time.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
@@ -10,7 +10,7 @@ fn config() -> Config {
     Config { page_tokens: 2, max_tokens: 1_000, ..host_sim::config(Role::Aggregated, 40) }
 }
 
-/// Computes the next batch, in which these rooms come too late.
+/// Computes the next batch, in which these rooms draw too late.
 fn late(worker: &mut Leg, rooms: &[u64]) -> Batch {
     worker.compute_late(|room| rooms.contains(&room.0)).unwrap()
 }
@@ -32,7 +32,7 @@ fn one_sits_a_step_out_and_the_others_go_on() {
     let before = told(&worker);
     let first = late(&mut worker, &[1]);
     assert_eq!(told(&worker), [before[0], before[1] + 1]);
-    // Its last token is computed again, as often as it takes.
+    // The late sequence computes its last token again, in each step until the draw is in time.
     let second = late(&mut worker, &[1]);
     assert_eq!(of(&first, 1), of(&second, 1));
     assert_eq!(of(&second, 1).1.len(), 1);
@@ -95,10 +95,10 @@ fn what_a_late_guess_had_is_given_back() {
     let outputs = [SequenceOutput { room: Room(1), sampled: Vec::new(), undrawn: Some(Undrawn::Late) }];
     worker.hear(Event::BatchDone(outputs.to_vec()));
     assert_eq!(worker.stats().pool.held, known.div_ceil(2));
-    // It says nothing about the guess.
+    // A late draw says nothing about the drafted tokens.
     assert_eq!((worker.stats().drafted_tokens, worker.stats().drafts_right), (drafted, right));
     worker.events([]);
-    // Two tokens in time, and what follows the second drafted one late: of the guess one is known to be right.
+    // Two draws are in time, and the draw behind the second drafted token is late: one drafted token is known to be right.
     let batch = worker.batch.take().unwrap();
     assert_eq!(batch.sequences[0].known(), known);
     let mut outputs = worker.outputs(&batch);

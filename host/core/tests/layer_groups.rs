@@ -1,4 +1,4 @@
-//! What exactly a prefill worker sends of pages while later layers are computed, and when.
+//! Which layers of pages a prefill worker sends while later layers are computed, and when.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
@@ -33,7 +33,7 @@ impl Worker {
 
     /// Handles an event and decides. Returns what is to be done.
     fn after(&mut self, event: Event) -> Vec<Action> {
-        // Batches are taken out of the actions.
+        // Tests take batches from the actions.
         self.leg.batch = None;
         self.leg.after(event)
     }
@@ -117,7 +117,7 @@ fn finished_layers_are_sent_in_groups_and_the_rest_with_the_batch() {
     assert_eq!(parts(&actions), [(1, vec![20, 21], 2..4, 2, false)]);
     let second = batch(&actions);
     assert_eq!(parts(&worker.after(done(&first, 3))), [], "an earlier batch");
-    // The prompt's last page is not full, but nothing more comes into it.
+    // The prompt's last page is not full, but no more tokens of the prompt come into it.
     assert_eq!(parts(&worker.after(done(&second, 3))), [(2, vec![22], 0..3, 0, false)]);
     assert_eq!(parts(&worker.after(outputs(&second))), [(3, vec![22], 3..4, 1, true)]);
     assert_eq!((worker.leg.stats().pages_sent, worker.leg.stats().layer_parts_sent), (3, 2));

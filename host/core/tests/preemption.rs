@@ -53,7 +53,7 @@ impl Worker {
         sequences.map(|sequence| (sequence.room.0, sequence.tokens.len())).collect()
     }
 
-    /// Steps until a request was preempted. Returns the requests that were computed in the step that did it.
+    /// Steps until a request is preempted. Returns the requests that were computed in that step.
     fn until_preemption(&mut self) -> Vec<u64> {
         let before = self.stats().retractions;
         for _ in 0..100 {
@@ -105,7 +105,8 @@ fn headroom_is_kept_for_those_that_run_and_only_as_much_as_they_can_use() {
     }
     worker.submit(9, 4, 1);
     worker.step();
-    // 2 pages of prompt and 4 of headroom each: three fit. The short one wants no headroom, and fits beside them.
+    // Each long request needs 2 pages for its prompt and 4 as headroom, so three fit. The short one needs no headroom
+    // and fits too.
     assert_eq!((worker.stats().active, worker.stats().queued), (4, 1));
 }
 
@@ -163,7 +164,8 @@ fn a_preempted_request_that_does_not_fit_blocks_no_other_and_is_next() {
     }
     worker.submit(1, 20, 18);
     assert_eq!(worker.until_preemption(), [2]);
-    // 1 lacks pages while 2 runs. Small ones do not wait for it, and are enough to take every page that comes free.
+    // Request 1 lacks pages while request 2 runs. Small requests do not wait for request 1, and there are enough of
+    // them to take every page that becomes free.
     let mut small = 100;
     for step in 0..200 {
         for _ in 0..12 {
@@ -216,7 +218,7 @@ fn a_preempted_request_needs_its_prefill_worker_no_more() {
     let mut worker = decode_worker(14, &[(1, 8, 12), (2, 8, 12)]);
     let left = worker.until_preemption();
     let gone = if left == [1] { 2 } else { 1 };
-    // Neither a late word about the room nor the end of the worker that sent its pages changes anything.
+    // Neither a late message about the room nor the loss of the worker that sent its pages changes anything.
     let body = Body::PrefillFailed { message: "late".into(), retryable: true };
     let late = worker.said(gone, 1, body);
     worker.hear(late);
@@ -234,7 +236,8 @@ fn pages_of_a_transfer_under_way_are_not_taken() {
     for _ in 0..20 {
         worker.step();
     }
-    // 2's transfer never ends, so 1 waits for the page that it lacks rather than take one that prefill may write.
+    // The transfer of request 2 never ends. Request 1 waits for a page, because prefill may still write request 2's
+    // pages.
     assert_eq!((worker.stats().retractions, worker.finished.len()), (0, 0));
     worker.hear(Event::PeerLost { peer: PREFILL, session: 1, fenced: true });
     worker.failed.clear();

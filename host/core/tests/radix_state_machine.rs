@@ -1,5 +1,5 @@
-//! The radix tree against a naive model, step by step, under every policy: the same matches, the same locks, the same
-//! pages evicted, the same contents told by events, and after every step every page of the pool in exactly one place.
+//! The radix tree against a naive model, step by step, under every policy: both have the same matches and the same locks and evict
+//! the same pages, events tell the same contents, and after every step every page of the pool is in exactly one place.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
 
@@ -24,7 +24,7 @@ use radix::model::{Lock, Model, PAGE, Prefix};
 const POOL: u32 = 40;
 const NAMESPACES: u32 = 2;
 
-/// A step. Numbers that choose among what is there are taken modulo how many there are.
+/// A step. `which` is taken modulo the number of locks that exist.
 #[derive(Clone, Debug)]
 enum Step {
     Lock { namespace: u32, tokens: Vec<u32> },
@@ -90,13 +90,13 @@ fn key(number: u32) -> NamespaceKey {
     NamespaceKey { model: "m".into(), extra_key: String::new(), salt: number.to_string() }
 }
 
-/// Namespaces are numbered in the order in which they are asked for.
+/// The number of a namespace. Namespaces are numbered in the order in which they are requested.
 fn number(namespace: Namespace) -> u32 {
     let name = format!("{namespace:?}");
     name.trim_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap()
 }
 
-/// What must have happened in some run, or the runs prove little.
+/// Events that must have occurred in some run. Without them the runs prove little.
 #[derive(Debug, Default)]
 struct Seen {
     partial_matches: u64,
@@ -114,7 +114,7 @@ struct Seen {
 struct World {
     pool: PagePool,
     tree: RadixTree,
-    /// Named anew each time that everything is forgotten, so that the model takes them for others.
+    /// Requested again each time that the tree is cleared, so that the model takes them for other namespaces.
     namespaces: Vec<Namespace>,
     model: Model,
     locks: Vec<(PrefixLock, Lock)>,
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// Whether everything was forgotten since a lock was taken.
+    /// Whether the tree was cleared since a lock was taken.
     fn forgotten(&self, lock: &Lock) -> bool {
         lock.prefix[0] < number(self.namespaces[0])
     }
@@ -224,7 +224,7 @@ impl World {
         let start = self.locks[at].1.pages();
         let whole = [&self.locks[at].1.prefix[..], more].concat();
         let pages = (whole.len() - 1) / PAGE - start + spare;
-        // As a scheduler would: first what is free, then what can be evicted, otherwise not now.
+        // As a scheduler does: takes free pages, then evicts, and otherwise leaves the insertion out.
         self.evict(pages.saturating_sub(self.pool.counts().free));
         let Some(owned) = self.pool.allocate(pages) else { return };
         let offered = owned.ids().to_vec();
@@ -276,7 +276,7 @@ impl World {
         assert_eq!(told, there, "events tell other contents");
     }
 
-    /// Every request ends.
+    /// Ends every request, and checks that all pages can be freed.
     fn drain(&mut self) {
         for (lock, expected) in std::mem::take(&mut self.locks) {
             self.unlock(lock, &expected, &mut Seen::default());

@@ -1,5 +1,5 @@
-//! The radix tree of a model with sliding layers against a naive model, step by step: the same matches, each at the end of a
-//! whole window, the same window parts kept and given up, and after every step every page of the pool in exactly one
+//! The radix tree of a model with sliding layers against a naive model, step by step: both have the same matches, each at the end
+//! of a whole window, both keep and evict the same window parts, and after every step every page of the pool is in exactly one
 //! place.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
@@ -24,14 +24,14 @@ const NAMESPACES: u32 = 2;
 const SEEDS: u64 = if cfg!(debug_assertions) { 600 } else { 6000 };
 const STEPS: usize = 150;
 
-/// What must have happened in some run, or the runs prove little.
+/// Events that must have occurred in some run. Without them the runs prove little.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Matches at a place before the last cached page, for want of a window, and not at the start.
+    /// Matches that end before the last cached page because a window is missing, but not at the start.
     shorter: u64,
     whole: u64,
     duplicates: u64,
-    /// Parts that came where pages had none.
+    /// Parts that were added to cached pages without one.
     refilled: u64,
     parts_evicted: u64,
     pages_evicted: u64,
@@ -53,14 +53,14 @@ struct World {
     shape: WindowShape,
     pool: PagePool,
     tree: RadixTree,
-    /// Named anew each time that everything is forgotten, so that the model takes them for others.
+    /// Requested again each time that the tree is cleared, so that the model takes them for other namespaces.
     namespaces: Vec<Namespace>,
     model: Sliding,
     jobs: Vec<Job>,
     seen: Seen,
 }
 
-/// Every window from one token to some pages, of which none is computed again.
+/// Windows from one token to some pages. No window is computed again.
 fn shape(seed: u64) -> WindowShape {
     WindowShape { tokens: 1 + (seed % 7) as u32, parts: 1 + (seed / 7 % 2) as u32, layers: 0 }
 }
@@ -73,7 +73,7 @@ fn key(number: u32) -> NamespaceKey {
     NamespaceKey { model: "m".into(), extra_key: number.to_string(), salt: String::new() }
 }
 
-/// Namespaces are numbered in the order in which they are asked for.
+/// The number of a namespace. Namespaces are numbered in the order in which they are requested.
 fn number(namespace: Namespace) -> u32 {
     let name = format!("{namespace:?}");
     name.trim_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap()
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// Begins a request that computes, or one that is sent what it lacks. Some only look.
+    /// Begins a request that computes, or one that is sent the pages that it lacks. Some requests end at once without a use.
     fn begin(&mut self) {
         let (namespace, tokens) = (self.below(NAMESPACES as usize), self.tokens());
         let id = self.namespaces[namespace];
@@ -166,7 +166,7 @@ impl World {
         assert_eq!((pages, lock.windows()), (receipt.lock.pages(), receipt.windows.len()));
         self.seen.whole += u64::from(computes && pages > 0 && pages == cached);
         self.seen.shorter += u64::from(pages > 0 && pages < cached);
-        // A request that is sent its window has it from anywhere on.
+        // A request that is sent its window may have parts from any page on.
         let first = if computes { pages - lock.windows() } else { self.below(pages + 1) };
         let job = Job { lock, receipt, first };
         match self.below(3) {
@@ -188,7 +188,7 @@ impl World {
         self.jobs.push(Job { lock, receipt, first });
     }
 
-    /// Whether everything was forgotten since.
+    /// Whether the tree was cleared since the receipt was taken.
     fn forgotten(&self, receipt: &Receipt) -> bool {
         receipt.lock.prefix[0] < number(self.namespaces[0])
     }
@@ -217,14 +217,14 @@ impl World {
     fn mark(&mut self) {
         let Some(at) = self.one() else { return };
         let end = self.below(self.jobs[at].lock.pages() + 1);
-        // No request can go on from what is forgotten.
+        // No request can continue from a prefix that was cleared.
         if !self.forgotten(&self.jobs[at].receipt) {
             self.tree.mark_window(&self.jobs[at].lock, end, self.shape);
             self.model.mark(&self.jobs[at].receipt, end);
         }
     }
 
-    /// A request has computed more: the pages, and the parts that it still has of them.
+    /// Inserts the pages that a request has computed, and the window parts that it still has.
     fn insert(&mut self) {
         let Some(at) = self.one() else { return };
         let (more, windows) = (self.tokens(), self.below(5) > 0);
@@ -282,7 +282,7 @@ impl World {
         all.into_iter().for_each(|pages| self.pool.release(pages));
     }
 
-    /// For one page it is told exactly what goes.
+    /// Evicts for one page. The model knows exactly which pages must go.
     fn evict_one(&mut self) {
         let before = (self.model.full.pages.len(), self.model.parts.len());
         let locked = self.model.full.locked() > 0;
@@ -296,7 +296,7 @@ impl World {
         self.pool.release_cached(evicted);
     }
 
-    /// For more it is told what may go, and how much.
+    /// Evicts for several pages. The model knows which pages may go, and how many.
     fn evict(&mut self, wanted: usize) {
         let evicted = self.tree.evict(wanted, &mut ());
         self.model.follow(evicted.ids());
@@ -353,7 +353,7 @@ impl World {
         }
     }
 
-    /// Every request ends, and everything can be had back in the order in which it should.
+    /// Ends every request, and checks that every page is evicted in the right order.
     fn drain(mut self) -> Seen {
         while let Some(job) = self.jobs.pop() {
             self.model.full.step += 1;
@@ -407,7 +407,7 @@ fn a_look_at_a_place_does_not_make_its_window_more_useful() {
         for pages in [inserted.duplicates, inserted.rest, kept.duplicates, kept.rest] {
             pool.release(pages);
         }
-        // Its end is marked as useful. In the middle, a request comes by.
+        // The window at the end is marked as useful. A request matches in the middle.
         tree.mark_window(&lock, 6, window);
         tree.unlock(lock);
         let ends_at = |tree: &mut RadixTree, count: usize, goes_on: bool| {

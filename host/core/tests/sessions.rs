@@ -1,4 +1,4 @@
-//! News of an earlier connection says nothing about the one in use.
+//! Events of an earlier connection have no effect on the connection in use.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn reconnected() -> Leg {
     let actions = ask(&mut leg, 3, 2);
     assert!(actions.iter().any(|action| matches!(action, Action::Connect { .. })), "{actions:?}");
     after(&mut leg, 4, Event::PeerReady { peer: PREFILL, floor: 0, session: 2 });
-    // What had arrived of the first request is copied nowhere any more.
+    // Data that had arrived for the first request is not copied any more.
     after(&mut leg, 4, Event::RoomClosed { room: Room(1) });
     assert_eq!(leg.stats().pool.held, 2, "the second request's pages are promised to prefill");
     leg
@@ -52,7 +52,7 @@ fn a_peer_that_many_ranks_miss_is_cut_off_once() {
     let gone = || Event::PeerLost { peer: PREFILL, session: 1, fenced: false };
     let of_each_rank: Vec<usize> = (0..4).map(|_| fences(&after(&mut leg, 2, gone()))).collect();
     assert_eq!(of_each_rank, [1, 0, 0, 0]);
-    // Tried again when it is time, however many ranks say so meanwhile.
+    // The fence is tried again after a delay, however many ranks report the loss meanwhile.
     after(&mut leg, 3, Event::FenceFailed { peer: PREFILL, session: 1 });
     assert_eq!(fences(&after(&mut leg, 4, gone())), 0);
     assert_eq!(fences(&after(&mut leg, 1_100, Event::RoomClosed { room: Room(1) })), 1);
@@ -68,7 +68,7 @@ fn a_late_report_of_an_earlier_fence_frees_nothing() {
     after(&mut leg, 5, Event::PeerLost { peer: PREFILL, session: 1, fenced: true });
     assert_eq!(leg.stats().pool.held, 2, "pages that prefill may write were freed");
     assert_eq!(leg.stats().failed, 1, "only the first connection's request failed");
-    // The same news of the connection in use does end it.
+    // The same event for the connection in use does end it.
     after(&mut leg, 6, Event::PeerLost { peer: PREFILL, session: 2, fenced: true });
     after(&mut leg, 6, Event::RoomClosed { room: Room(2) });
     assert_eq!(leg.stats().pool.free, 8);

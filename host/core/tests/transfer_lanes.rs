@@ -52,8 +52,8 @@ fn a_plan_has_no_more_pieces_than_there_are_contiguous_stretches_and_knows_its_s
             if case.one_order() {
                 prop_assert_eq!(pieces.len(), fewest, "{:?}", copy);
             } else {
-                // A turned array can touch itself at its corners: its last run and the first of the next page. Each group
-                // of two or more runs that do not touch has one such corner at most.
+                // In a transposed copy, the last run of a page can touch the first run of the next page. Each group of two or more
+                // runs that do not touch has at most one such place.
                 prop_assert!(pieces.len() <= 2 * fewest, "{} for {}: {:?}", pieces.len(), fewest, copy);
             }
         }
@@ -166,7 +166,7 @@ fn neighbouring_pages_are_one_piece_in_whatever_order_they_are_named() {
     let pages = |numbers: [u32; 4]| numbers.map(PageId);
     let pieces = plan_lane(&lane, &pages([7, 5, 6, 4]), &pages([17, 15, 16, 14]), 0..4).unwrap();
     assert_eq!(pieces.len(), 1);
-    // Neighbours on one side only are apart.
+    // Pages that are neighbours on one side only do not merge.
     let pieces = plan_lane(&lane, &pages([4, 5, 6, 7]), &pages([17, 16, 15, 14]), 0..4).unwrap();
     assert_eq!(pieces.len(), 4);
 }

@@ -1,5 +1,5 @@
-//! A transfer backend that does not prove that writes have settled: transfers that end early have their peer fenced, and before
-//! that no page is free.
+//! A transfer backend that does not prove that writes have settled: the scheduler fences the peer of a transfer that ends early,
+//! and frees none of its pages before.
 
 use host_core::message::Body;
 use host_core::transfer::Tag;
@@ -12,7 +12,7 @@ fn worker(role: Role) -> Leg {
     Leg::with(Config { settles: false, reserved_decode_tokens: 1, ..host_sim::config(role, PAGES as u32) })
 }
 
-/// Decode offers pages for the prompt of a request, and one batch of it is computed.
+/// Lets decode offer pages for the prompt of a request, and computes one batch of the prompt.
 fn send_first_part(leg: &mut Leg, room: u64) -> Tag {
     let prompt = [1; 12];
     let request = leg.request(room, &prompt, 1);
@@ -117,7 +117,7 @@ fn a_transfer_of_which_nothing_was_sent_or_that_is_complete_fences_no_peer() {
 
 #[test]
 fn a_decode_worker_reserves_whole_answers_and_preempts_none() {
-    // Of 12 pages each of these takes 5 with its whole answer.
+    // Each request takes 5 of the 12 pages with its whole answer.
     let mut leg = worker(Role::Decode);
     for room in 1..=3 {
         let request = leg.request(room, &[1; 8], 12);

@@ -1,4 +1,4 @@
-//! Requests with priorities, and of clients with many: which goes first, and that none waits for ever.
+//! Requests with priorities, and clients with many requests: the order of service, and that no request waits for ever.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ fn submit(worker: &mut Leg, room: u64, priority: i32) {
     worker.hear(host_core::Event::Submit(Request { priority, ..request }));
 }
 
-/// A request of a client.
+/// Submits a request of a client.
 fn submit_of(worker: &mut Leg, client: u64, room: u64, priority: i32) {
     let request = worker.request(room, &[1; 6], 3);
     worker.hear(host_core::Event::Submit(Request { client, priority, ..request }));
 }
 
-/// Runs until so many have ended.
+/// Runs until so many requests have ended. Returns the ended ones in order.
 fn run(worker: &mut Leg, requests: usize) -> Vec<u64> {
     for _ in 0..1_000 {
         if worker.finished.len() >= requests {
@@ -61,7 +61,7 @@ fn a_request_that_waits_goes_before_more_urgent_ones_that_came_much_later() {
     submit(&mut worker, 1, 3);
     let mut urgent = 100;
     for _ in 0..200 {
-        // More urgent ones never run out.
+        // More urgent requests never run out.
         while worker.stats().queued < 3 {
             submit(&mut worker, urgent, 0);
             urgent += 1;
@@ -78,7 +78,7 @@ fn a_request_that_waits_goes_before_more_urgent_ones_that_came_much_later() {
 
 #[test]
 fn a_request_of_another_client_goes_before_the_backlog_of_one_with_many() {
-    // However long the backlog has been there: no time plays a part.
+    // The age of the backlog has no effect.
     for waits in [0, 600] {
         let mut worker = worker();
         (1..8).for_each(|room| submit_of(&mut worker, 1, room, 0));
@@ -88,7 +88,7 @@ fn a_request_of_another_client_goes_before_the_backlog_of_one_with_many() {
         submit_of(&mut worker, 2, 21, 0);
         assert_eq!(run(&mut worker, 9), [1, 2, 20, 3, 21, 4, 5, 6, 7]);
     }
-    // Of clients that are not known, in order of arrival.
+    // Requests of unknown clients are served in order of arrival.
     let mut worker = worker();
     (1..8).for_each(|room| submit_of(&mut worker, 0, room, 0));
     worker.step();
@@ -106,7 +106,7 @@ fn with_priorities_it_goes_before_what_is_as_urgent() {
     submit_of(&mut worker, 2, 6, 0);
     submit_of(&mut worker, 1, 7, -1);
     assert_eq!(run(&mut worker, 7), [1, 7, 2, 6, 3, 4, 5]);
-    // When none is left that has a priority, turns are all that counts.
+    // Without priorities in the queue, only the turns of clients count.
     (8..11).for_each(|room| submit_of(&mut worker, 1, room, 0));
     submit_of(&mut worker, 2, 11, 0);
     assert_eq!(run(&mut worker, 11)[7..], [8, 11, 9, 10]);
@@ -123,7 +123,7 @@ fn a_full_queue_sends_the_last_of_a_backlog_away_and_no_request_of_another_clien
     (2..6).for_each(|room| submit_of(&mut worker, 1, room, 0));
     submit_of(&mut worker, 2, 6, 0);
     submit_of(&mut worker, 3, 7, 0);
-    // Its turn would be after all that are here.
+    // The turn of this request would come after all queued ones.
     submit_of(&mut worker, 2, 8, 0);
     submit_of(&mut worker, 4, 9, 5);
     let failed: Vec<u64> = worker.failed.keys().map(|room| room.0).collect();
@@ -136,7 +136,7 @@ fn less_urgent_requests_gather_no_turns_while_they_wait() {
     let mut worker = worker();
     submit_of(&mut worker, 1, 1, 0);
     worker.step();
-    // A backlog that is less urgent, and then others' requests for longer than it takes to be as urgent.
+    // A less urgent backlog, and then requests of other clients for longer than the backlog takes to become as urgent.
     (2..7).for_each(|room| submit_of(&mut worker, 2, room, 1));
     for room in 100..120 {
         submit_of(&mut worker, room, room, 0);
@@ -168,7 +168,7 @@ fn a_backlog_is_served_although_requests_of_others_never_run_out() {
     (1..6).for_each(|room| submit_of(&mut worker, 1, room, 0));
     let mut other = 100;
     while !worker.finished.contains(&Room(5)) {
-        // Each of a client of its own.
+        // Each request has a client of its own.
         while worker.stats().queued < 8 {
             submit_of(&mut worker, other, other, 0);
             other += 1;
@@ -208,7 +208,7 @@ fn prompts_are_computed_in_the_same_order() {
 
 #[test]
 fn a_request_waits_for_no_shared_prompt_of_another_client_whose_turn_is_later() {
-    // Of one client, the fourth request waits for the third, which computes the same prompt.
+    // If both have the same client, the fourth request waits for the third, which computes the same prompt.
     for (other, rooms) in [(1, [1, 2, 3, 4]), (2, [1, 2, 4, 3])] {
         let config = host_sim::config(Role::Aggregated, 100);
         let config = Config { max_tokens: 100, chunk_tokens: 4, radix_cache: Some(Policy::Lru), ..config };
@@ -244,7 +244,7 @@ fn what_has_arrived_on_a_decode_worker_joins_in_the_same_order() {
 
 #[test]
 fn of_equally_urgent_requests_one_of_a_client_with_many_is_preempted() {
-    // Among clients with equally many it is the last, whose answer is the shortest.
+    // Among clients with equally many requests, the last request is preempted, because its answer is the shortest.
     for (clients, victim) in [([0, 0, 0], 3), ([1, 2, 3], 3), ([1, 1, 2], 2), ([1, 2, 2], 3), ([2, 1, 2], 3)]
     {
         let config = host_sim::config(Role::Aggregated, 20);

@@ -1,10 +1,11 @@
-//! How fast a GPU computes a model of the shape of Llama-3.2-1B, beside what its memory and its tensor cores allow.
+//! Measures how fast a GPU computes a model of the shape of Llama-3.2-1B, beside the limits of its memory and its tensor cores.
 //!
 //!     cargo bench -p host-executor --bench cuda_speed
 //!
-//! `NVRTC` names NVRTC's library or a folder with it. Each figure is the best of several. A decode step is measured on the CPU's
-//! clock, from the call to the tokens. The bound of a step is every byte of the matrices and of the KV that it reads, once, at the
-//! memory's peak rate; that of a prompt is its multiplications at the peak rate of the tensor cores for dense bf16.
+//! `NVRTC` names NVRTC's library or a folder with it. A prefill figure is the best of several. Decode shows the best and the median
+//! of several steps. A step is measured on the CPU's clock, from the call to the tokens. The bound of a step is the time to read
+//! every byte of the matrices and of its KV once, at the memory's peak rate. The bound of a prompt is the time of its
+//! multiplications at the peak rate of the tensor cores for dense bf16.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that fails")]
 #![allow(clippy::disallowed_methods, reason = "measures time")]
@@ -24,7 +25,7 @@ use host_tests::model::{Family, TinyModel};
 const PAGE_TOKENS: usize = 16;
 /// Rows of a batch.
 const MOST_ROWS: usize = 16_384;
-/// Of an H100 SXM: bytes and multiply-adds a second.
+/// Peak rate of an H100 SXM's memory, in bytes per second. The next number is the peak of its multiply-adds per second.
 const MEMORY: f64 = 3.35e12;
 const TENSOR: f64 = 989e12 / 2.0;
 
@@ -102,7 +103,7 @@ impl Bench {
         (elapsed, outputs.iter().map(|output| output.sampled[0].token).collect())
     }
 
-    /// Prompts of so many tokens, then steps. Prints both.
+    /// Measures the prefill of `sequences` prompts of `prompt` tokens, then decode steps. Prints both.
     fn measure(&mut self, sequences: usize, prompt: usize, shape: &TinyModel) {
         const STEPS: usize = 60;
         self.pages_each = (prompt + STEPS).div_ceil(PAGE_TOKENS);

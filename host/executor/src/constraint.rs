@@ -1,31 +1,33 @@
-//! What limits the tokens that some sequences may draw.
+//! Limits on the tokens that some sequences may draw.
 
 use std::borrow::Cow;
 
 use host_core::{Batch, Sequence, Undrawn};
 
-/// Says which tokens may come next. One for all sequences of a worker, which the executor of rank 0 asks.
+/// Says which tokens may come next. A worker has one constraint for all its sequences. The executor of rank 0 calls it.
 pub trait Constraint: Send + Sync {
-    /// A batch is about to be computed. What its sequences may draw follows from the tokens that are in it, so it can be
-    /// worked out beside the forward pass. Does not wait.
+    /// Called before a batch is computed. The tokens in the batch determine which tokens its sequences may draw, so these can be
+    /// worked out during the forward pass. Does not wait.
     fn begins(&self, batch: &Batch);
 
     /// Whether a sequence is limited.
     fn limits(&self, sequence: &Sequence) -> bool;
 
-    /// The place of one of these limited sequences of the batch, of which it is known what may follow. They are all that have not drawn
-    /// yet. May wait for one. `None` when the batch has waited long enough: these draw in a later one.
+    /// The index in `waiting` of a sequence whose allowed tokens are known. `waiting` has all limited sequences of the batch that
+    /// have not drawn yet. May wait until one is known. `None` when the batch has waited long enough: these sequences draw in a
+    /// later batch.
     fn known(&self, waiting: &[&Sequence]) -> Option<usize>;
 
-    /// Makes the logits of tokens impossible that may not follow a sequence that is [known](Self::known), or rather its known tokens
-    /// and the first `before` drafted ones, which were drawn. May wait for what follows drafted ones.
+    /// Makes the logits of tokens impossible that may not come next in a sequence that is [known](Self::known). The next token
+    /// follows the sequence's known tokens and its first `before` drafted tokens, which were drawn. May wait for the tokens that
+    /// may follow drafted ones.
     ///
     /// # Errors
     /// Why no token is drawn.
     fn apply(&self, sequence: &Sequence, before: usize, logits: &mut [f32]) -> Result<(), Undrawn>;
 }
 
-/// A sequence's logits behind so many drafted tokens, within its limits. To come before all that looks at logits.
+/// A sequence's logits behind `before` drafted tokens, with its limits applied. This comes before any other use of the logits.
 pub(crate) fn limited<'a>(
     constraint: Option<&dyn Constraint>,
     sequence: &Sequence,

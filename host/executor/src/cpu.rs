@@ -1,15 +1,15 @@
-//! Computes Qwen3, Llama and Gemma-3 models on the CPU, bit for bit the same however the work is batched.
+//! Computes Qwen3, Llama and Gemma-3 models on the CPU. The bits do not depend on how the work is batched.
 //!
 //! A model is a Hugging Face directory (config.json and safetensors weights) or a GGUF file, whose quantized weights are
 //! expanded to `f32` while they are loaded. Everything behind the module `model` is the same for both: the same weights
-//! give the same bits. All arithmetic is [`host_kernels::math`]: activations and sums are `f32`, weights stay as they are stored, and K and V are rounded to
-//! the pool's type when they are written there, which is the only place attention reads them from. Logits and KV bytes
-//! therefore do not depend on the batch, the chunks of a prompt, page ids and sizes, layout or threads, and KV that came
-//! from another worker is as good as our own.
+//! give the same bits. All arithmetic is [`host_kernels::math`]: activations and sums are `f32`, and weights stay as they are
+//! stored. K and V are rounded to the pool's type when they are written to the pool. Attention reads them only from there.
+//! Therefore logits and KV bytes do not depend on the batch, the chunks of a prompt, page ids and sizes, layout or threads, and
+//! KV from another worker gives the same results as KV that was computed here.
 //!
-//! Ranks share a model by rows of its matrices (the module `shard`), so that each output element is computed by one of
-//! them, as it always is. What a product needs whole is gathered before it: four times per layer. No rank holds more than
-//! its part of any matrix.
+//! Ranks share a model by rows of its matrices (the module `shard`). Each output element is computed by one rank, in the
+//! same way for any number of ranks. Inputs that a product needs whole are gathered before it, four times per layer. No rank
+//! holds more than its part of any matrix.
 
 mod forward;
 mod pages;
@@ -29,13 +29,13 @@ use super::sampling::{draw_from, outputs};
 use super::window::LayerPlace;
 use super::{Constraint, Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
-/// Name and version of this math. To be raised whenever a change alters any bit of KV or logits.
+/// Name and version of this math. Raise the version whenever a change alters any bit of KV or logits.
 pub const MATH: &str = "cpu-1";
 
 /// How weights are kept in memory. Both give the same bits, since bf16 widens exactly and nothing is rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightStorage {
-    /// bf16 as bf16, anything else as f32: least memory, and fastest, because decoding waits for memory.
+    /// bf16 as bf16, anything else as f32. It takes the least memory and is the fastest, because decode waits for memory.
     #[default]
     AsStored,
     /// Everything as f32.
@@ -51,12 +51,12 @@ pub struct CpuOptions {
     pub weights: WeightStorage,
 }
 
-/// Reads what the host must know of a model: configuration, headers, and the digest of the weights, for which it reads all of
+/// Reads a model's shape from its configuration and headers. It also computes the digest of the weights, for which it reads all of
 /// them once. A file below the user's cache directory keeps that digest for later starts.
 ///
 /// # Errors
-/// When there is neither a Hugging Face directory nor a GGUF file, or no model in it that [`CpuExecutor`] could compute, as
-/// far as that shows without its tensors.
+/// When there is neither a Hugging Face directory nor a GGUF file, or [`CpuExecutor`] could not compute its model. Faults that
+/// only the tensors show are not found.
 pub fn read_shape(model: &Path) -> Result<ModelShape, LoadError> {
     Opened::at(model).map(|opened| opened.shape(MATH))
 }
@@ -148,7 +148,7 @@ impl Executor for CpuExecutor {
         batch: &Batch,
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Vec<SequenceOutput>, ExecutorError> {
-        // First of all: the other ranks learn of what fails from here on, and only of that.
+        // This comes first, because the other ranks learn only of failures after it.
         let mut turn = self.seat.turn()?;
         let constraint = self.constraint.as_deref().filter(|_| turn.rank() == 0);
         if let Some(constraint) = constraint {

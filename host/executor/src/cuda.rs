@@ -1,11 +1,11 @@
 //! Computes Qwen3 and Llama models on a GPU, through NVIDIA's driver.
 //!
-//! Two kinds of math are there. The exact one has the bits of the CPU executor, so that workers of both kinds exchange pages. The
-//! tensor one rounds activations to bf16 and multiplies on tensor cores; its bits are its own, and no more than the CPU's do they
-//! depend on the batch, the chunks or the pages. Weights, activations and the pool lie in the device's memory. Logits come to the
+//! There are two kinds of math. Exact math gives the bits of the CPU executor, so that workers of both kinds can exchange pages.
+//! Tensor math rounds activations to bf16 and multiplies on tensor cores. Its bits differ from the CPU's, but they do not depend on
+//! the batch, the chunks or the pages either. Weights, activations and the pool lie in the device's memory. Logits come to the
 //! host, where tokens are drawn as the CPU executor draws them.
 //!
-//! Nothing of CUDA is needed to build this. The driver and NVRTC are loaded when an executor is.
+//! The build needs nothing of CUDA. The driver and NVRTC are loaded when an executor is loaded.
 
 mod arrays;
 mod exact;
@@ -25,13 +25,13 @@ use super::model::{LoadError, ModelConfig, Opened, Shards};
 use super::sampling::{draw_from, outputs};
 use super::{Constraint, Executor, ExecutorError, KvMemory, LayersDone, ModelShape, cpu, window};
 
-/// Name and version of the math on tensor cores. To be raised whenever a change alters any bit of KV or logits.
+/// Name and version of the math on tensor cores. Raise the version whenever a change alters any bit of KV or logits.
 pub const TENSOR_MATH: &str = "cuda-bf16-1";
 
 /// How a GPU computes a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CudaMath {
-    /// On tensor cores where model and device allow it, else exact.
+    /// On tensor cores if model and device allow it, otherwise exact.
     #[default]
     Auto,
     /// With the bits of the CPU executor.
@@ -41,10 +41,10 @@ pub enum CudaMath {
 }
 
 impl CudaMath {
-    /// All of them.
+    /// All kinds of math.
     pub const ALL: [CudaMath; 3] = [CudaMath::Auto, CudaMath::Exact, CudaMath::Tensor];
 
-    /// The name.
+    /// The name in options.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -60,18 +60,19 @@ impl CudaMath {
 pub struct CudaOptions {
     /// Number of the device.
     pub device: usize,
-    /// NVRTC's library, or a folder with it. Without one, it is looked for where the system's loader looks.
+    /// NVRTC's library, or a folder with it. If absent, the library is looked for where the system's loader looks.
     pub nvrtc: Option<PathBuf>,
     /// The math.
     pub math: CudaMath,
-    /// Most ranks that share the model, in this worker or in one that it exchanges pages with. Tensor cores are for one rank.
+    /// Most ranks that share the model, in this worker or in a worker that it exchanges pages with. Tensor math allows one rank
+    /// only.
     pub ranks: usize,
 }
 
-/// Reads what the host must know of a model that this device is to compute.
+/// Reads the shape of a model that this device is to compute.
 ///
 /// # Errors
-/// When there is no such device, no model, or none that [`CudaExecutor`] could compute.
+/// When there is no such device, no model, or [`CudaExecutor`] could not compute the model.
 pub fn read_shape(model: &Path, options: &CudaOptions) -> Result<ModelShape, LoadError> {
     let device = Device::open(options.device, options.nvrtc.as_deref())?;
     let opened = Opened::at(model)?;
@@ -107,7 +108,7 @@ fn math(
     }
 }
 
-/// A rank's part of a model in one math or the other.
+/// A rank's part of a model, in exact math or in tensor math.
 enum Model {
     Exact(Box<ExactModel>),
     Tensor(Box<TensorModel>),
@@ -189,7 +190,7 @@ impl Executor for CudaExecutor {
         batch: &Batch,
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Vec<SequenceOutput>, ExecutorError> {
-        // First of all: the other ranks learn of what fails from here on, and only of that.
+        // This comes first, because the other ranks learn only of failures after it.
         let mut turn = self.seat.turn()?;
         let constraint = self.constraint.as_deref().filter(|_| turn.rank() == 0);
         if let Some(constraint) = constraint {
@@ -205,7 +206,7 @@ impl Executor for CudaExecutor {
             }
         };
         turn.finish();
-        // The device has done all that was asked of it.
+        // The device has done all work of the batch.
         layers_done(self.shape.layers);
         if self.seat.rank() > 0 {
             return Ok(Vec::new());
@@ -218,7 +219,7 @@ impl Executor for CudaExecutor {
     }
 }
 
-/// Whether the token that a sequence draws is the likeliest one, and nothing else of its logits is asked for.
+/// Whether a sequence draws the likeliest token, and needs nothing else of its logits.
 fn draws_likeliest(sequence: &Sequence, constraint: Option<&dyn Constraint>) -> bool {
     let plain = sequence.sample.as_ref().is_none_or(|draw| {
         let Sampling { temperature, logprobs, shaping, .. } = &draw.sampling;
@@ -227,7 +228,7 @@ fn draws_likeliest(sequence: &Sequence, constraint: Option<&dyn Constraint>) -> 
     plain && !constraint.is_some_and(|constraint| constraint.limits(sequence))
 }
 
-/// Refuses a model that is computed on the CPU alone.
+/// Refuses a model that only the CPU executor computes.
 fn check(model: &Path, opened: &Opened) -> Result<(), LoadError> {
     let config = &opened.config;
     let unsupported = [
@@ -250,7 +251,7 @@ impl From<CudaError> for ExecutorError {
     }
 }
 
-/// Refuses what cannot be computed, before anything is written. Gives the address of the pool.
+/// Refuses a batch that cannot be computed, before anything is written. Returns the address of the pool.
 fn checked_pool(
     config: &ModelConfig,
     shards: &Shards,
@@ -290,7 +291,7 @@ fn view(layout: &KvLayout, pool: u64, layer: usize) -> KvView {
     }
 }
 
-/// How elements of the pool are stored.
+/// Bytes of an element of the pool.
 fn element_bytes(dtype: Dtype) -> u32 {
     match dtype {
         Dtype::F32 => 4,

@@ -1,12 +1,12 @@
-//! Digests of KV: sums of terms, one per head of a layer of a page, so that ranks, layers, and parts of a transfer add up
-//! in any order and with any division of the work.
+//! Digests of KV. A digest is a sum of terms, one per head of a layer of a page. So the digests of ranks, layers and parts of a
+//! transfer can be added in any order, for any division of the work.
 //!
-//! A block is one head of one layer of one page. Its digest is XXH3-64 over its rows in the order K/V, token, whatever the pool's
-//! layout. [`term`] mixes it with its place, and a digest of anything is the wrapping sum of the terms of its blocks. The digest
-//! of nothing is 0. Heads are counted over the whole model, so that equal KV has equal digests however many ranks it is spread
-//! over.
+//! A block is one head of one layer of one page. Its digest is XXH3-64 over its rows in the order K/V, token, independent of the
+//! pool's layout. [`term`] mixes it with its place. The digest of several blocks is the wrapping sum of their terms. The digest
+//! of no blocks is 0. Heads are counted over the whole model, so that equal KV has equal digests for any number of ranks that
+//! share it.
 //!
-//! [`parts`] digests pages of any pool. The rest is for pools in host memory, for which an executor may look at single rows.
+//! [`parts`] digests pages of any pool. The other functions are for pools in host memory, where an executor may read single rows.
 
 use std::ops::Range;
 
@@ -18,14 +18,14 @@ use super::memory::PageCopyError;
 
 mod device;
 
-/// Where a block lies in what is digested.
+/// The place of a block in the digested KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which page: its index in the sequence or the transfer, not its id.
+    /// The page: its index in the sequence or the transfer, not its id.
     pub page: usize,
-    /// Which layer.
+    /// The layer.
     pub layer: usize,
-    /// Which KV head of the model.
+    /// The KV head, counted over the whole model.
     pub head: usize,
 }
 
@@ -34,19 +34,19 @@ pub struct Place {
 pub struct PagePart {
     /// The page.
     pub page: PageId,
-    /// Its index in what is digested.
+    /// The page's index among the digested pages.
     pub index: usize,
     /// Which layers.
     pub layers: Range<usize>,
     /// Which KV heads of the model. The pool must hold them ([`KvMemory::heads`]).
     pub heads: Range<usize>,
-    /// How many tokens from the first. More than a page has means all.
+    /// Number of tokens, from the page's first. A number above the page's tokens means all of them.
     pub tokens: usize,
 }
 
-/// What a block adds to a digest.
+/// The term that a block adds to a digest.
 ///
-/// The same block at two places has unrelated terms, so that blocks that changed places show.
+/// The same block at two places has unrelated terms, so that a digest shows blocks that were swapped.
 #[must_use]
 pub fn term(place: Place, block: u64) -> u64 {
     let mut bytes = [0; 32];
@@ -61,7 +61,7 @@ pub fn term(place: Place, block: u64) -> u64 {
     xxh3(&bytes, 0)
 }
 
-/// Digest of the first `tokens` tokens of one block. `head` is one that the pool holds.
+/// Digest of the first `tokens` tokens of one block. The pool must hold `head`.
 ///
 /// # Panics
 /// When the pool has no such block.
@@ -70,7 +70,7 @@ pub fn block(kv: &KvMemory, page: PageId, head: usize, layer: usize, tokens: usi
     rows(kv, page, head, layer, 0..tokens.min(kv.layout().shape.page_tokens))
 }
 
-/// Digest of some tokens' rows of one block, in the same order.
+/// Digest of the rows of some tokens of one block, in the order K/V, token.
 ///
 /// # Panics
 /// When the pool has no such rows.
@@ -83,7 +83,7 @@ pub fn rows(kv: &KvMemory, page: PageId, head: usize, layer: usize, tokens: Rang
     if let Some(bytes) = kv.read_head(page, row, layer).filter(|_| tokens == (0..page_tokens)) {
         return xxh3(bytes, 0);
     }
-    // Brought together, they are digested twice as fast as one by one.
+    // Rows that are copied into one buffer are digested twice as fast as single rows.
     let mut bytes = Vec::with_capacity(kv.layout().shape.block_bytes());
     for side in 0..2 {
         for token in tokens.clone() {
@@ -110,7 +110,7 @@ pub fn parts(kv: &KvMemory, parts: &[PagePart]) -> Result<Vec<u64>, PageCopyErro
 /// Digest of part of a page of a pool in host memory.
 ///
 /// # Panics
-/// When the pool does not hold all of it.
+/// When the pool does not hold all of the part.
 #[must_use]
 pub fn part(kv: &KvMemory, part: &PagePart) -> u64 {
     let PagePart { page, index, layers, heads, tokens } = part;
@@ -120,7 +120,7 @@ pub fn part(kv: &KvMemory, part: &PagePart) -> u64 {
     }))
 }
 
-/// Digest of what several digests are of, if no block is in two of them.
+/// Digest of the blocks of several digests together. No block may be in two of them.
 #[must_use]
 pub fn sum(digests: impl IntoIterator<Item = u64>) -> u64 {
     digests.into_iter().fold(0, u64::wrapping_add)
@@ -141,7 +141,7 @@ mod tests {
         dtype: Dtype::F32,
     };
 
-    /// A pool that holds these heads of a model, filled with what follows from the place alone.
+    /// A pool that holds these heads of a model. Its content depends on the place of a row alone.
     fn pool(order: KvOrder, heads: Range<usize>) -> KvMemory {
         let layout = KvLayout::new(KvShape { heads: heads.len(), ..SHAPE }, order);
         let mut kv = KvMemory::for_heads(layout, heads.start).unwrap();

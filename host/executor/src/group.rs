@@ -1,13 +1,13 @@
-//! What the ranks of one worker say to each other while they compute a batch.
+//! Communication between the ranks of one worker while they compute a batch.
 //!
 //! Every rank has a [`Seat`] in the worker's group and takes a [`Turn`] per batch. Within a turn the ranks make the same
-//! calls in the same order, and each call ends when all have made it. A rank that drops its turn unfinished, by an error or
-//! by a panic, breaks the turn: every call of the others returns [`Broken`], those that wait already included. Once all
-//! have left a turn, broken or not, the next begins afresh.
+//! calls in the same order, and each call ends when all ranks have made it. A rank that drops its turn unfinished, by an error
+//! or by a panic, breaks the turn: every call of the other ranks returns [`Broken`], including calls that wait already. When all
+//! ranks have left a turn, broken or not, the next turn begins unbroken.
 //!
-//! Values travel through one slot per rank, of which there are two sets used in turns. A rank that writes a set again
-//! has been through the call in between, and so have all ranks that read it. Threads spin for a few microseconds, if
-//! there is a core for each, and then sleep. `tests/loom` compiles this file with loom's atomics and locks.
+//! Values travel through one slot per rank. There are two sets of slots, which calls use alternately. A rank writes a set
+//! again only after the call in between, and all ranks make that call only after they have read the set. Threads spin for a
+//! few microseconds, if there is a core for each, and then sleep. `tests/loom` compiles this file with loom's atomics and locks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::hint;
 
-/// Looks at the round before a thread sleeps: about 3 microseconds.
+/// How often a thread reads the round before it sleeps: about 3 microseconds.
 const SPINS: usize = 64;
 
 /// A turn that cannot be finished, because of another rank.
@@ -32,14 +32,14 @@ pub struct Broken {
 struct State {
     /// The turn that ranks are in, or may enter.
     turn: u64,
-    /// Ranks that have left it.
+    /// Ranks that have left the turn.
     left: usize,
     /// Ranks that wait for the others in the call under way.
     arrived: usize,
-    /// Calls that all have made. [`Shared::round`] has the same number.
+    /// Calls that all ranks have made. [`Shared::round`] has the same number.
     round: u64,
     broken: Option<Broken>,
-    /// A rank that has left for good.
+    /// A rank that has left the group for good.
     gone: Option<Broken>,
 }
 
@@ -51,7 +51,7 @@ struct Slot {
 
 #[derive(Debug)]
 struct Shared {
-    /// No code runs under this lock that could panic.
+    /// No code that could panic runs under this lock.
     state: Mutex<State>,
     changed: Condvar,
     round: AtomicU64,
@@ -59,7 +59,7 @@ struct Shared {
     slots: [Vec<Slot>; 2],
 }
 
-/// One rank's place in its group. To be used by one thread at a time.
+/// One rank's place in its group. For one thread at a time.
 #[derive(Debug)]
 pub struct Seat {
     shared: Arc<Shared>,
@@ -91,7 +91,7 @@ impl Seat {
         Seat { shared: Shared::new(1), rank: 0, ranks: 1, turns: 0 }
     }
 
-    /// Which rank sits here.
+    /// The rank of this seat.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
@@ -103,8 +103,8 @@ impl Seat {
         self.ranks
     }
 
-    /// Takes the next turn, once all ranks have left the last one. To be called before anything that can fail for one rank
-    /// alone, so that the others learn of it.
+    /// Takes the next turn, after all ranks have left the last one. Call it before anything that can fail for one rank alone, so
+    /// that the other ranks learn of the failure.
     ///
     /// # Errors
     /// When a rank has left the group for good.
@@ -148,7 +148,7 @@ impl Shared {
 }
 
 impl Turn<'_> {
-    /// Which rank takes it.
+    /// The rank that takes this turn.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.seat.rank
@@ -163,7 +163,7 @@ impl Turn<'_> {
     /// Waits until all ranks have called it.
     ///
     /// # Errors
-    /// When one of them never will.
+    /// When another rank gave up the turn.
     pub fn barrier(&mut self) -> Result<(), Broken> {
         let Seat { shared, ranks, .. } = self.seat;
         let mut state = shared.state.lock();
@@ -199,7 +199,8 @@ impl Turn<'_> {
     }
 
     /// Puts the ranks' columns of a matrix side by side, on every rank: `columns[r]` are those of rank r, in ascending order and
-    /// without gaps. `mine` is `[rows][my columns]`, and `whole` becomes `[rows][all columns]`. A group of one swaps them.
+    /// without gaps. `mine` is `[rows][my columns]`, and `whole` becomes `[rows][all columns]`. With one rank, `mine` and `whole`
+    /// are swapped.
     ///
     /// # Errors
     /// When another rank failed.
@@ -215,7 +216,7 @@ impl Turn<'_> {
         self.gather_columns_at(None, mine, columns, whole)
     }
 
-    /// As [`gather_columns`](Turn::gather_columns), on rank 0 alone. `whole` of the others is left as it is.
+    /// As [`gather_columns`](Turn::gather_columns), on rank 0 alone. On other ranks `whole` does not change.
     ///
     /// # Errors
     /// As there.
@@ -308,7 +309,7 @@ impl Turn<'_> {
         })
     }
 
-    /// Fills our slot, waits for the others, and returns all slots, which stay as they are until the next call but one.
+    /// Fills this rank's slot, waits for the other ranks, and returns all slots. They stay unchanged until the call after the next.
     fn exchange(&mut self, fill: impl FnOnce(&Slot)) -> Result<&[Slot], Broken> {
         let seat = self.seat;
         let slots = &seat.shared.slots[self.calls % 2];

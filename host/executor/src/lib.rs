@@ -1,4 +1,4 @@
-//! Executors: what computes the scheduler's batches with a model.
+//! Executors, which compute the scheduler's batches with a model.
 
 pub mod constraint;
 pub mod cpu;
@@ -34,7 +34,7 @@ pub struct ModelShape {
     pub vocabulary: usize,
     /// Longest sequence that the model was made for.
     pub max_positions: usize,
-    /// Element type the model would like for its KV.
+    /// Element type that the model prefers for its KV.
     pub kv_dtype: Dtype,
     /// Digest of everything that makes this model's KV differ from another's, hex.
     pub weights: String,
@@ -42,7 +42,7 @@ pub struct ModelShape {
     pub math: String,
     /// Layers that see the newest tokens only, if there are any.
     pub sliding: Option<Sliding>,
-    /// Layers that keep a state instead of KV, 0 where layers slide.
+    /// Layers that keep a state instead of KV. It is 0 if layers slide.
     pub state_layers: usize,
 }
 
@@ -68,9 +68,8 @@ impl ModelShape {
         self.sliding.map_or(self.state_layers, |sliding| sliding.layers)
     }
 
-    /// Pages of the pool that hold the sliding layers of one token page, or the state of one: 0 without such layers. The j-th
-    /// of these layers, in the model's order, lies in the (j / [`page_layers`](Self::page_layers))-th of them, at the layer that
-    /// remains.
+    /// Pages of the pool that hold the sliding layers, or the state, of one token page. It is 0 without such layers. The j-th of
+    /// these layers, in the model's order, lies in page j / n at layer j % n, where n is [`page_layers`](Self::page_layers).
     #[must_use]
     pub fn window_parts(&self) -> usize {
         self.beside_layers().div_ceil(self.page_layers().max(1))
@@ -90,7 +89,7 @@ impl ModelShape {
         vec![full, beside]
     }
 
-    /// What a sequence needs of the layers beside those that see all positions.
+    /// The window or state that a sequence needs, if some layers do not see all positions.
     #[must_use]
     pub fn window(&self) -> Option<WindowShape> {
         let groups = self.groups();
@@ -103,21 +102,21 @@ impl ModelShape {
     }
 }
 
-/// A number of layers or tokens, none of which comes near the limit.
+/// A number of layers or tokens, all of which are far below the limit.
 fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// A forward pass that could not be done. Fatal to the batch, and not to the worker, but for [`Lost`](Self::Lost).
+/// Why a forward pass failed. The batch fails and the worker goes on, except after [`Lost`](Self::Lost).
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
-    /// This rank cannot compute it.
+    /// This rank cannot compute the batch.
     #[error("the executor failed: {0}")]
     Failed(String),
-    /// What this rank computes on is gone. It computes nothing more, and the worker has to be started again.
+    /// The device that this rank computes on is lost. The rank computes nothing more, and the worker has to be started again.
     #[error("the executor is lost: {0}")]
     Lost(String),
-    /// Another rank could not.
+    /// Another rank could not compute the batch.
     #[error("the executor failed: {0}")]
     Broken(#[from] group::Broken),
     /// There is no memory for the pool.
@@ -125,7 +124,7 @@ pub enum ExecutorError {
     NoPool {
         /// Its bytes.
         bytes: usize,
-        /// What the system or the device said.
+        /// The error of the system or the device.
         error: MemoryError,
     },
 }
@@ -143,8 +142,8 @@ impl ExecutorError {
 /// The result for a sequence depends on its tokens, its KV and its sampling alone: never on what else is in the
 /// batch, how the prompt was cut into chunks, which pages were used, or how many threads and ranks computed it.
 ///
-/// The ranks of a worker have an executor each, made with the seats of one [`group`]. They are all given the same batches
-/// in the same order, and each a pool ([`Executor::pool`]) with its own KV heads ([`KvMemory::heads`]) and the layers that see all positions
+/// Each rank of a worker has an executor, made with a seat of one [`group`]. All of them get the same batches in the same order.
+/// Each gets a pool ([`Executor::pool`]) with its own KV heads ([`KvMemory::heads`]) and the layers that see all positions
 /// ([`ModelShape::page_layers`]). KV of sliding layers is written and read through [`Sequence::window`] alone.
 ///
 /// [`Sequence::window`]: host_core::Sequence::window
@@ -152,8 +151,8 @@ pub trait Executor: Send {
     /// The model.
     fn shape(&self) -> &ModelShape;
 
-    /// Says what limits the tokens that the executor draws. It is called before the first batch, and on rank 0 alone. An executor
-    /// that draws from no logits has nothing to limit.
+    /// Sets the constraint on the tokens that the executor draws. It is called before the first batch, on rank 0 alone. An executor
+    /// that draws from no logits ignores it.
     fn constrain(&mut self, constraint: Arc<dyn Constraint>) {
         drop(constraint);
     }
@@ -167,15 +166,15 @@ pub trait Executor: Send {
     }
 
     /// Computes one batch: writes the new positions' K and V into `kv`, reads all earlier ones from it, and samples where asked.
-    /// One output per sequence, in order, from rank 0. The others give none.
+    /// Rank 0 returns one output per sequence, in order. The other ranks return none.
     ///
     /// Tells `layers_done` how many layers, counted from the first, have the KV of all new positions in the pool. From
-    /// then on the transfer thread may read these layers' rows, and the call writes them no more. Telling is optional, and
-    /// no use unless [`Batch::layer_group`] asks for it.
+    /// then on the transfer thread may read these layers' rows, and the call writes them no more. Telling is optional. It has a
+    /// use only if [`Batch::layer_group`] asks for it.
     ///
     /// # Errors
     /// When the batch cannot be computed. The KV of its new positions is then undefined. The other ranks' calls fail too, unless
-    /// they have all that they need.
+    /// they already have everything that they need from this rank.
     fn forward_by_layer(
         &mut self,
         kv: &mut KvMemory,
@@ -194,5 +193,5 @@ pub trait Executor: Send {
 
 /// A callback that is told how many layers of a batch have their KV in the pool.
 ///
-/// It is called on any thread that computes, and does not wait.
+/// Any thread that computes may call it. It does not wait.
 pub type LayersDone<'a> = dyn FnMut(usize) + Send + 'a;

@@ -1,8 +1,8 @@
 //! The KV pool of one rank, in host memory or in a GPU's.
 //!
 //! An executor on the CPU reads and writes rows of a pool in host memory. Everything else that touches pages works with both
-//! kinds: copies between a pool and host memory ([`PageCopier`]), digests ([`crate::digest::parts`]), and what a pool is to
-//! be registered as ([`KvMemory::location`]).
+//! kinds: copies between a pool and host memory ([`PageCopier`]), digests ([`crate::digest::parts`]), and the place of a pool
+//! for its registration ([`KvMemory::location`]).
 
 mod buffer;
 mod copier;
@@ -22,10 +22,10 @@ pub use copier::{PageCopier, PageCopyError};
 pub(crate) use device::DevicePool;
 pub use device::bytes_of_device;
 
-/// Memory that could not be had.
+/// Why memory could not be allocated.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The system has none to give.
+    /// The system refuses.
     #[error("{0}")]
     Host(#[from] std::io::Error),
     /// A GPU's driver refuses.
@@ -36,9 +36,9 @@ pub enum MemoryError {
 /// Where a pool lies, to register it with a transfer plugin.
 #[derive(Debug)]
 pub struct Location<'a> {
-    /// Its first byte: of this process, or of the device.
+    /// The address of its first byte, in this process or on the device.
     pub address: u64,
-    /// Its bytes.
+    /// The bytes of the pool.
     pub bytes: usize,
     /// The file behind host memory.
     pub fd: Option<BorrowedFd<'a>>,
@@ -46,7 +46,7 @@ pub struct Location<'a> {
     pub device: Option<u32>,
 }
 
-/// What keeps a pool's memory as long as it lives.
+/// Keeps a pool's memory alive as long as this value lives.
 #[derive(Clone)]
 #[expect(dead_code, reason = "held for its drop")]
 pub struct Held(Pool);
@@ -60,12 +60,12 @@ enum Pool {
 
 /// A rank's KV pool: memory and the layout that gives it meaning.
 ///
-/// The calls that name a row are for pools in host memory ([`KvMemory::host`]) and panic for others: an executor that computes with
-/// them says in [`Executor::pool`](crate::Executor::pool) that it wants such a pool, and [checks](KvMemory::expect_host) once for
-/// each batch that it was given one.
+/// Calls that name a row are for pools in host memory ([`KvMemory::host`]) and panic for other pools. An executor that uses these
+/// calls makes such a pool in [`Executor::pool`](crate::Executor::pool), and [checks](KvMemory::expect_host) once for each batch
+/// that it was given one.
 ///
-/// One value is like a `Vec` of rows: `&mut` writes, `&` reads. Another value of the same pool is made by
-/// [`share`](KvMemory::share) alone, which asks for the promise that a compiler cannot check. There is no `Clone`:
+/// One value is like a `Vec` of rows: `&mut` writes, `&` reads. Only [`share`](KvMemory::share) makes another value of the same
+/// pool. It is unsafe, because its caller makes a promise that the compiler cannot check. There is no `Clone`:
 ///
 /// ```compile_fail,E0599
 /// # use host_core::{Dtype, KvLayout, KvShape, layout::KvOrder};
@@ -111,10 +111,10 @@ impl KvMemory {
         Ok(Self { pool: Pool::Host(memory), layout, first_head })
     }
 
-    /// The same in the memory of a GPU.
+    /// A zeroed pool as of [`for_heads`](Self::for_heads), in the memory of a GPU.
     ///
     /// # Errors
-    /// When the device has no memory left, there is no NVRTC for what copies pages, or the driver refuses.
+    /// When the device has no memory left, there is no NVRTC for the kernels that copy pages, or the driver refuses.
     pub fn on_device(layout: KvLayout, first_head: usize, device: &Arc<Device>) -> Result<Self, MemoryError> {
         let pool = Pool::Device(Arc::new(DevicePool::new(&layout, device)?));
         Ok(Self { pool, layout, first_head })
@@ -124,9 +124,9 @@ impl KvMemory {
     ///
     /// # Safety
     /// As long as either value lives, no row is written through one while it is read or written through the other, or while a
-    /// slice of it from the other is alive. In a worker that is the scheduler's page accounting: it gives a page to one batch, copy
-    /// or transfer at a time, and lets a transfer read layers of a batch's page only once the executor has said that it writes
-    /// them no more.
+    /// slice of it from the other is alive. In a worker the scheduler's page accounting ensures this. It gives a page to one batch,
+    /// copy or transfer at a time, and lets a transfer read layers of a batch's page only after the executor has reported that it
+    /// writes them no more.
     #[must_use]
     pub unsafe fn share(&self) -> Self {
         Self { pool: self.pool.clone(), layout: self.layout, first_head: self.first_head }
@@ -144,7 +144,7 @@ impl KvMemory {
         &self.layout
     }
 
-    /// The memory of a pool in host memory. What touches its bytes keeps the promise of [`share`](KvMemory::share).
+    /// The memory of a pool in host memory. Callers that touch its bytes keep the promise of [`share`](KvMemory::share).
     #[must_use]
     pub fn host(&self) -> Option<&Arc<SharedMemory>> {
         match &self.pool {
@@ -153,7 +153,7 @@ impl KvMemory {
         }
     }
 
-    /// The memory of a pool in a GPU's memory. What touches its bytes keeps the promise of [`share`](KvMemory::share).
+    /// The memory of a pool in a GPU's memory. Callers that touch its bytes keep the promise of [`share`](KvMemory::share).
     #[must_use]
     pub fn device(&self) -> Option<&Array<u8>> {
         self.device_pool().map(|pool| pool.memory())
@@ -194,13 +194,13 @@ impl KvMemory {
                 address: pool.memory().address(),
                 bytes: bytes.max(1),
                 fd: None,
-                // No machine has more.
+                // No machine has that many devices.
                 device: Some(u32::try_from(pool.memory().device().ordinal()).unwrap_or(u32::MAX)),
             },
         }
     }
 
-    /// What keeps the memory as long as it lives.
+    /// A value that keeps the pool's memory alive.
     #[must_use]
     pub fn hold(&self) -> Held {
         Held(self.pool.clone())
@@ -232,7 +232,7 @@ impl KvMemory {
         unsafe { std::slice::from_raw_parts(self.row(page, head, layer, kv, token).as_ptr(), length) }
     }
 
-    /// K and V of one head in one layer of a page, to read, where they are one piece of memory in the order K/V, token.
+    /// K and V of one head in one layer of a page, to read. `None` if they are not one piece of memory in the order K/V, token.
     ///
     /// # Panics
     /// As [`row`](KvMemory::row).

@@ -1,7 +1,7 @@
-//! Models as they lie on disk: configuration, tensors, identity, and which part of them a rank has.
+//! Models on disk: configuration, tensors, identity, and the part of them that a rank has.
 //!
-//! A model is a Hugging Face directory (config.json and safetensors weights) or a GGUF file. Both meet in [`Checkpoint`]. Which
-//! memory the weights go to is the executor's affair ([`WeightMemory`]).
+//! A model is a Hugging Face directory (config.json and safetensors weights) or a GGUF file. [`Checkpoint`] stands for both. The
+//! executor decides which memory the weights go to ([`WeightMemory`]).
 
 mod checkpoint;
 mod config;
@@ -25,10 +25,10 @@ pub(crate) use self::shard::Shards;
 pub(crate) use self::weights::{Layer, Loader, MatrixSource, Usage, WeightMemory, Weights};
 use crate::ModelShape;
 
-/// The query heads of a model: as many ranks can share it at most.
+/// The number of query heads of a model. At most as many ranks can share it.
 ///
 /// # Errors
-/// When there is no model there, or its configuration is none that is known.
+/// When there is no model, or its configuration is not supported.
 pub fn read_query_heads(model: &Path) -> Result<usize, LoadError> {
     let config = match Form::of(model)? {
         Form::Directory => config::read(model)?.1,
@@ -46,10 +46,10 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Reads configuration, headers and identity of the model there.
+    /// Reads configuration, headers and identity of the model at this path.
     ///
     /// # Errors
-    /// When there is no model, or none of a kind that is known, as far as that shows without its tensors.
+    /// When there is no model, or it is of an unknown kind. Faults that only the tensors show are not found.
     pub fn at(model: &Path) -> Result<Self, LoadError> {
         match Form::of(model)? {
             Form::Directory => {
@@ -67,7 +67,7 @@ impl Opened {
         }
     }
 
-    /// What the host must know of the model when it is computed with this math.
+    /// The shape of the model when it is computed with this math.
     pub fn shape(&self, math: &str) -> ModelShape {
         let config = &self.config;
         ModelShape {

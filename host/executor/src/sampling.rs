@@ -16,10 +16,9 @@ use crate::constraint::{Constraint, limited};
 
 /// Draws the token of `position` (its own place in the sequence, counted from 0).
 ///
-/// What [`shape`] does comes first, then temperature, then `min_p`, then the `top_k` likeliest, then the smallest set of those
-/// whose share reaches `top_p`. Equal logits count as ordered by id, lowest first. NaN counts as impossible. Log probabilities
-/// are natural logarithms at temperature 1 over the whole vocabulary, of the logits as they were given. Empty logits give
-/// token 0.
+/// [`shape`] is applied first, then temperature, then `min_p`, then the `top_k` likeliest, then the smallest set of those whose
+/// share reaches `top_p`. Equal logits count as ordered by id, lowest first. NaN counts as impossible. Log probabilities are
+/// natural logarithms at temperature 1 over the whole vocabulary, computed from the given logits. Empty logits give token 0.
 #[must_use]
 pub fn sample(logits: &[f32], next: &Draw, position: u64) -> Sampled {
     let sampling = &next.sampling;
@@ -47,8 +46,9 @@ pub fn sample(logits: &[f32], next: &Draw, position: u64) -> Sampled {
     }
 }
 
-/// What the sequences of a batch come to, in order. `draw` gets a sequence, which of the batch's drawing rows it draws from, how many
-/// drafted tokens come before, and the draw. Those that a constraint limits draw last, as it gets to know what may follow them.
+/// The outputs of a batch's sequences, in order. `draw` gets a sequence, the index of the batch's drawing row that it draws from,
+/// the number of drafted tokens before, and the draw. Sequences that a constraint limits draw last, in the order in which it learns
+/// their allowed tokens.
 pub(crate) fn outputs(
     sequences: &[Sequence],
     constraint: Option<&dyn Constraint>,
@@ -81,10 +81,10 @@ pub(crate) fn outputs(
     outputs
 }
 
-/// Draws a token from one of a batch's drawing rows, `[row][vocabulary]`, within what limits the sequence.
+/// Draws a token from one of a batch's drawing rows, `[row][vocabulary]`, within the limits of the sequence.
 ///
 /// # Errors
-/// Why none is drawn.
+/// Why no token is drawn.
 pub(crate) fn draw_from(
     logits: &[f32],
     vocabulary: usize,
@@ -96,7 +96,7 @@ pub(crate) fn draw_from(
     Ok(sample(&row, next, (sequence.known() + before) as u64))
 }
 
-/// The token that is drawn from logits that are changed no more.
+/// Draws a token from the final logits.
 fn choose(logits: &[f32], sampling: &Sampling, position: u64) -> u32 {
     let (likeliest, maximum) = likeliest(logits);
     if sampling.temperature > 0.0 && maximum.is_finite() {
@@ -126,7 +126,7 @@ fn draw(logits: &[f32], maximum: f32, sampling: &Sampling, uniform: f64) -> Opti
     let least = sampling.min_p;
     if sampling.top_k == 0 && sampling.top_p >= 1.0 {
         let weights = weigh(logits);
-        // The likeliest one weighs 1.
+        // The likeliest token has weight 1, so a weight is already relative to it.
         return pick((0..).zip(weights).filter(|(_, weight)| *weight >= least), uniform);
     }
     let mut order = candidates(logits);
@@ -143,13 +143,13 @@ fn draw(logits: &[f32], maximum: f32, sampling: &Sampling, uniform: f64) -> Opti
         let weights = weigh(logits).into_iter().filter(|weight| *weight >= least);
         total = weights.map(f64::from).sum();
     }
-    // From here on, `order[..sorted]` is in order and weighed.
+    // From here on, `order[..sorted]` is sorted, and `weighed` has its weights.
     let mut sorted = 0;
     let mut weighed: Vec<(u32, f32)> = Vec::new();
     let mut share = 0.0;
     let mut kept = None;
     while sorted < order.len() && kept.is_none() {
-        // A nucleus is usually small: sort a few, and more only when they do not reach `top_p`.
+        // A nucleus is usually small, so the loop sorts a few candidates, and more only if these do not reach `top_p`.
         let next = if sampling.top_k > 0 { order.len() } else { (sorted * 8).max(64).min(order.len()) };
         sort_first(&mut order[sorted..], next - sorted);
         let chunk: Vec<f32> = order[sorted..next].iter().map(|&(logit, _)| logit).collect();
@@ -202,7 +202,7 @@ fn sort_first(order: &mut [(f32, u32)], count: usize) {
     order[..count].sort_unstable_by(likelier);
 }
 
-/// A number in [0, 1) that (seed, position) fix: SplitMix64 (Steele, Lea, Flood 2014), mixed once per input.
+/// A number in [0, 1) that depends on (seed, position) alone: SplitMix64 (Steele, Lea, Flood 2014), mixed once per input.
 fn uniform(seed: u64, position: u64) -> f64 {
     let bits = mix(mix(seed).wrapping_add(position));
     (bits >> 11) as f64 / (1u64 << 53) as f64
@@ -257,8 +257,8 @@ mod tests {
         }
     }
 
-    /// Rooms below 10 are limited, become known in this order, and those that are not in it are late. So is what follows a drafted
-    /// token of room 2.
+    /// Limits the rooms below 10. They become known from the last element to the first. Rooms that are not in the list are late,
+    /// and so is the token behind the first drafted token of room 2.
     struct Order(Mutex<Vec<u64>>);
 
     impl Constraint for Order {
@@ -349,10 +349,10 @@ mod tests {
             // 0.2 is half of 0.4, and 0.3 three quarters of it.
             (Sampling { min_p: 0.45, ..hot.clone() }, [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]),
             (Sampling { min_p: 0.6, top_k: 3, ..hot.clone() }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
-            // A share of what `min_p` has left.
+            // `top_p` is a share of the tokens that `min_p` leaves.
             (Sampling { min_p: 0.6, top_p: 0.57, ..hot.clone() }, [0.0, 1.0, 0.0, 0.0]),
             (Sampling { min_p: 0.6, top_p: 0.58, ..hot.clone() }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
-            // After temperature: 0.3 weighs 9 / 16 of 0.4 then.
+            // `min_p` is applied after temperature, where 0.3 weighs 9 / 16 of 0.4.
             (Sampling { min_p: 0.6, temperature: 0.5, ..hot.clone() }, [0.0, 1.0, 0.0, 0.0]),
             (Sampling { temperature: 0.5, ..hot.clone() }, [1.0 / 30.0, 16.0 / 30.0, 4.0 / 30.0, 9.0 / 30.0]),
             (Sampling { temperature: 1e-6, ..hot.clone() }, [0.0, 1.0, 0.0, 0.0]),

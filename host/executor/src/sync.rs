@@ -1,4 +1,4 @@
-//! What the protocols between threads are made of. `tests/loom` compiles their files with its own.
+//! Primitives of the protocols between threads. `tests/loom` compiles the files that use them with primitives of its own.
 
 pub(crate) use std::hint;
 pub(crate) use std::sync::atomic;

@@ -1,18 +1,18 @@
-//! An executor whose KV proves itself.
+//! An executor that computes no model and checks the KV that it reads.
 //!
-//! It computes no model. The KV row of a position is derived from all tokens up to it, the layer, the head and K or V. The next
-//! token is derived from every byte of every row *read back through the page table*. One wrong, stale or missing byte anywhere in
-//! a sequence's pages changes the answer. Its time per step comes from a cost model, so that scheduling can be measured at sizes
-//! that this machine cannot compute.
+//! The KV row of a position is derived from all tokens up to it, the layer, the head and K or V. The next token is derived from
+//! every byte of every row *read back through the page table*. One wrong, stale or missing byte anywhere in a sequence's pages
+//! changes the answer. Its time per step comes from a cost model, so that scheduling can be measured at sizes that this machine
+//! cannot compute.
 //!
-//! Some of its layers may slide: of these it reads the newest positions only, through the sequence's window. Garbage in pages
+//! Some of its layers may slide: for these it reads the newest positions only, through the sequence's window. Garbage in pages
 //! that have left the window changes nothing, and a byte in the window changes the answer.
 //!
-//! Or some of its layers keep a state, as recurrent layers do: what such a layer makes of a position follows from the token and
-//! from every byte of the state behind the position before, read back from the sequence's pages.
+//! Instead, some of its layers may keep a state, as recurrent layers do. Such a layer's state behind a position is derived from the
+//! token and from every byte of the state behind the previous position, read back from the sequence's pages.
 //!
-//! Ranks derive and read back the KV of their own heads, and add up what they read. Ranks that hold the same head must
-//! find the same in it, or the answer is another. The modelled time is that of the worker, whatever its ranks.
+//! Ranks derive and read back the KV of their own heads, and add up the digests. If ranks that hold the same head find different
+//! bytes in it, the answer changes. The modelled time is that of the worker, for any number of ranks.
 
 mod content;
 mod hold;
@@ -41,7 +41,7 @@ pub struct Cost {
     pub step: Duration,
     /// Per drafted token, and per token of a sequence that computes more than one.
     pub prefill_token: Duration,
-    /// Per sequence that computes one token, whatever it drafts behind it.
+    /// Per sequence that computes one token. Drafted tokens behind it count separately.
     pub sequence: Duration,
 }
 
@@ -79,18 +79,19 @@ pub struct Synthetic {
     seat: Seat,
 }
 
-/// Most layers, heads, and elements of a head: a page's bytes, and those of a pool of many, can still be counted.
+/// Most layers, heads, and elements of a head. Up to these sizes, the bytes of a page, and of a pool of many pages, do not
+/// overflow.
 const MOST_SIZE: usize = 1 << 14;
 /// Most token ids and positions.
 const MOST_COUNT: usize = 1 << 31;
 
 /// Name and version of how KV and tokens are derived.
 const MATH: &str = "synthetic-2";
-/// Logits that are made up at most, for a request whose settings change logits.
+/// Most logits that are made up for a request whose settings change logits.
 const MOST_LOGITS: u32 = 1 << 17;
 /// First token id that is drawn, if the vocabulary reaches that far: printable ASCII of the byte tokenizer.
 const FIRST_PRINTABLE: u32 = 32;
-/// One above the last.
+/// One above the last token id that is drawn.
 const END_PRINTABLE: u32 = 127;
 
 impl Synthetic {
@@ -171,14 +172,14 @@ impl Synthetic {
         Ok(Self { content: Content::new(&shape), shape, cost, hold: None, seat })
     }
 
-    /// Holds prompts as the file says.
+    /// Holds prompts as `hold` says.
     #[must_use]
     pub fn with_hold(self, hold: Option<Hold>) -> Self {
         Self { hold, ..self }
     }
 
-    /// What all ranks found, from `found[rank][draw x the rank's heads]`: the sum over all heads. A head of which its
-    /// holders found different things adds the difference to the first, so that no rank's KV goes unread.
+    /// The state of each draw, from the digests `found[rank][draw x the rank's heads]`: the sum over all heads. If the holders of
+    /// a head found different digests, their differences to the first holder's are added, so that the KV of every rank counts.
     fn states(kv_heads: usize, draws: usize, found: &[Vec<u64>]) -> Vec<u64> {
         let ranks = found.len();
         let state = |draw: usize| {
@@ -210,7 +211,7 @@ impl Synthetic {
             _ => (0, vocabulary),
         };
         let token = |rank: u64| first + ((state.rotate_left(17) ^ rank) % u64::from(end - first)) as u32;
-        // Log probabilities are as made up as the model: -0.5 for the drawn token, one less per rank.
+        // Log probabilities are made up: -0.5 for the drawn token, one less per rank.
         let likeliest = u64::from(sampling.logprobs.unwrap_or(0));
         let drawn = match &sampling.shaping {
             None => token(0),
@@ -232,8 +233,8 @@ fn draws_of(sequence: &Sequence) -> RangeInclusive<usize> {
     }
 }
 
-/// The likeliest token by logits that are made up: from -2 to 2 for all tokens that may be drawn (of a huge vocabulary, the first
-/// ones), and 3 for the one that would be drawn without settings.
+/// The likeliest token by made-up logits. These are from -2 to 2 for all tokens that may be drawn (in a huge vocabulary, for the
+/// first ones), and 3 for the token that would be drawn without settings.
 fn shaped(state: u64, (first, end): (u32, u32), unshaped: u32, shaping: &Shaping, draw: &Draw) -> u32 {
     let end = end.min(first.saturating_add(MOST_LOGITS)).max(unshaped.saturating_add(1));
     let made_up = |token: u32| {
@@ -257,9 +258,9 @@ fn shaped(state: u64, (first, end): (u32, u32), unshaped: u32, shaping: &Shaping
 pub struct SyntheticShape {
     /// Transformer layers, the sliding ones included.
     pub layers: usize,
-    /// Those of which the newest positions only matter, if there are any.
+    /// The layers that see the newest positions only, if there are any.
     pub sliding: Option<Sliding>,
-    /// Those that keep a state, 0 where some slide.
+    /// The layers that keep a state. It is 0 if some layers slide.
     pub state_layers: usize,
     /// KV heads.
     pub kv_heads: usize,
@@ -307,7 +308,7 @@ impl Executor for Synthetic {
         let started = Instant::now();
         let mut turn = self.seat.turn()?;
         let whole = self.cost.of(batch);
-        // The modelled accelerator computes for this long, and the thread stands in for it.
+        // The thread sleeps as long as the modelled accelerator would compute.
         let until = |end: Duration| sleep(end.saturating_sub(started.elapsed()));
         let ModelShape { layers, kv_heads, .. } = self.shape;
         let heads = rank_heads(kv_heads, turn.ranks(), turn.rank());
@@ -328,7 +329,7 @@ impl Executor for Synthetic {
         }
         let prefixes: Vec<Vec<u64>> =
             batch.sequences.iter().map(|sequence| content.prefixes(kv, sequence)).collect();
-        // What the pages hold that each draw depends on, per head.
+        // Digests of the KV that each draw depends on, one per head.
         let draws: usize = batch.sequences.iter().map(|sequence| draws_of(sequence).count()).sum();
         let mut digests = vec![0u64; draws * heads.len()];
         for layer in 0..layers {
@@ -418,7 +419,7 @@ mod tests {
         assert_eq!(answers.len(), 1);
     }
 
-    /// One full layer and three with a state, of which a page of the pool holds one.
+    /// An executor with one full layer and three with a state. A page of the pool holds one layer.
     fn stateful() -> Synthetic {
         let shape = SyntheticShape {
             vocabulary: 1 << 30,

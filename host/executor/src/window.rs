@@ -14,20 +14,20 @@ use super::KvMemory;
 pub enum LayerPlace {
     /// In the page of the full part.
     Full {
-        /// At this layer of the page.
+        /// The layer within the page.
         layer: usize,
     },
     /// In the window part.
     Sliding {
-        /// In this one of its pages.
+        /// The page within the window part.
         part: usize,
-        /// At this layer of that page.
+        /// The layer within that page.
         layer: usize,
     },
 }
 
 impl LayerPlace {
-    /// The places of a model's layers, of which `slides` says whether they slide.
+    /// The places of a model's layers. `slides` says for each layer whether it slides.
     pub fn of(slides: &[bool]) -> Vec<LayerPlace> {
         let full = slides.iter().filter(|slides| !**slides).count();
         let (mut next_full, mut next_sliding) = (0, 0);
@@ -56,7 +56,7 @@ pub struct LayerPages<'a> {
     ids: &'a [PageId],
     /// The token page of the first id.
     first: usize,
-    /// Ids of one token page, and which of them it is.
+    /// Number of ids of one token page. `part` is the index of this layer's id among them.
     parts: usize,
     part: usize,
     /// The layer of each of these pages.
@@ -64,7 +64,7 @@ pub struct LayerPages<'a> {
 }
 
 impl<'a> LayerPages<'a> {
-    /// Where the layer at `place` lies. The window part of a token page has `parts` pages.
+    /// The pages of the layer at `place`. The window part of a token page has `parts` pages.
     #[must_use]
     pub fn new(sequence: &'a Sequence, place: LayerPlace, parts: usize) -> Self {
         match place {
@@ -79,7 +79,7 @@ impl<'a> LayerPages<'a> {
     /// The page of a token page.
     ///
     /// # Panics
-    /// When the sequence does not name it, which [`check`] rules out for all positions that the sequence's new ones see.
+    /// When the sequence does not name the page. [`check`] rules that out for all positions that the sequence's new positions see.
     #[must_use]
     #[inline]
     pub fn page(&self, token_page: usize) -> PageId {
@@ -87,15 +87,15 @@ impl<'a> LayerPages<'a> {
     }
 }
 
-/// Whether the KV of a position is written in a layer: not where it is in the sequence's pages and the position is computed
-/// again for sliding layers alone.
+/// Whether the KV of a position is written in a layer. A layer that sees all positions does not write a position that is
+/// computed again for sliding layers alone, because the sequence's pages already have that KV.
 #[must_use]
 #[inline]
 pub fn writes(sequence: &Sequence, place: LayerPlace, position: usize) -> bool {
     matches!(place, LayerPlace::Sliding { .. }) || position >= sequence.recompute.end as usize
 }
 
-/// The first position that there is to be seen in a layer, whatever its window.
+/// The first position that can be seen in a layer, before its window is applied.
 #[must_use]
 pub fn first_seen(sequence: &Sequence, place: LayerPlace) -> usize {
     match place {
@@ -104,9 +104,9 @@ pub fn first_seen(sequence: &Sequence, place: LayerPlace) -> usize {
     }
 }
 
-/// Empties what no layer uses of the window parts at a sequence's new positions: the rest of a part's last page, where the
-/// `layers` sliding layers do not fill it. So the bytes that go by a page's name are the same whichever worker computed them,
-/// and none of them was another request's.
+/// Clears the unused layers of the window parts at a sequence's new positions: the rest of a part's last page, if the
+/// `layers` sliding layers do not fill it. So the bytes under a page name are the same on every worker that computes them, and
+/// none of them belongs to another request.
 pub fn empty_unused(kv: &mut KvMemory, sequence: &Sequence, window: WindowShape, layers: usize) {
     let shape = kv.layout().shape;
     let (parts, used) = (window.parts as usize, layers % shape.layers);
@@ -124,10 +124,10 @@ pub fn empty_unused(kv: &mut KvMemory, sequence: &Sequence, window: WindowShape,
     }
 }
 
-/// Checks that a sequence has tokens to compute, all of them in a vocabulary of so many, at positions below `max_positions`.
+/// Checks that a sequence has tokens to compute, with ids below `vocabulary`, at positions below `max_positions`.
 ///
 /// # Errors
-/// With what is wrong.
+/// A text that says what is wrong.
 pub fn check_tokens(sequence: &Sequence, max_positions: usize, vocabulary: usize) -> Result<(), String> {
     let end = sequence.end();
     if sequence.tokens.len() <= sequence.drafted as usize {
@@ -146,7 +146,7 @@ pub fn check_tokens(sequence: &Sequence, max_positions: usize, vocabulary: usize
 /// model's sliding layers.
 ///
 /// # Errors
-/// With what is missing.
+/// A text that says what is missing.
 pub fn check(sequence: &Sequence, shape: &KvShape, window: Option<WindowShape>) -> Result<(), String> {
     let (start, end) = (sequence.start as usize, sequence.end());
     let wanted = shape.pages_for(end);

@@ -1,7 +1,7 @@
-//! The CUDA executor, by what it promises: the bits of the CPU executor, whatever the batch, the chunks, the pool's layout and the
-//! number of ranks.
+//! Tests the promise of the CUDA executor: the bits of the CPU executor, for any batch, chunks, layout of the pool and number of
+//! ranks.
 //!
-//! Without more, this runs on the stand-in for NVIDIA's driver, which computes on the CPU. With `HOST_CUDA=device` it runs on the
+//! By default the tests run on the stand-in for NVIDIA's driver, which computes on the CPU. With `HOST_CUDA=device` they run on the
 //! GPU of this machine, and `NVRTC` names the compiler's library or a folder with it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
@@ -28,7 +28,7 @@ const PAGE_TOKENS: usize = 8;
 const PAGES: u32 = 12;
 const PLAIN: KvOrder = KvOrder::PageHeadLayerKvTokenDim;
 
-/// An executor whose logits can be had.
+/// An executor that can return logits.
 trait Logits: Executor {
     fn logits(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<&[f32], ExecutorError>;
 }
@@ -71,7 +71,7 @@ fn worker<E: Executor>(ranks: usize, order: KvOrder, dtype: Dtype, load: impl Fn
     seats(ranks).into_iter().enumerate().map(rank).collect()
 }
 
-/// The same on every rank, at once.
+/// Runs `work` on all ranks at the same time.
 fn on_all<E: Executor, R: Send>(
     worker: &mut [Rank<E>],
     work: impl Fn(usize, &mut Rank<E>) -> R + Sync,
@@ -102,7 +102,7 @@ fn sequence(index: usize, tokens: &[u32], start: usize) -> Sequence {
     }
 }
 
-/// Batches that compute three sequences in chunks of these sizes, and their last eight tokens one by one, as in decoding.
+/// Batches that compute three sequences in chunks of these sizes, and their last eight tokens one by one, as in decode.
 fn batches(chunks: &[usize]) -> Vec<Batch> {
     let sequences: Vec<Vec<u32>> =
         [(1, 61), (2, 7), (3, 30)].map(|(seed, length)| prompt(seed, length)).into();
@@ -143,7 +143,7 @@ fn kv_digest<E: Executor>(worker: &[Rank<E>]) -> u64 {
     digest::sum(worker.iter().enumerate().map(of_rank))
 }
 
-/// Bits of all logits by sequence, and what the pools hold at the end.
+/// Bits of all logits by sequence, and the digest of the pools at the end.
 fn logits<E: Logits>(worker: &mut [Rank<E>], chunks: &[usize]) -> (Vec<u32>, u64) {
     let batches = batches(chunks);
     let vocabulary = worker[0].executor.shape().vocabulary;
@@ -172,21 +172,21 @@ static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
     unsafe { Library::open(Some(host_tests::cuda::library()), RTLD_NOW) }.unwrap()
 });
 
-/// One test at a time: what the stand-in pretends, it pretends to all.
+/// Lets one test run at a time, because the stand-in's settings apply to all tests.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Whether this machine's GPU is asked for.
+/// Whether the tests are to run on this machine's GPU.
 fn on_a_device() -> bool {
     std::env::var("HOST_CUDA").is_ok_and(|value| value == "device")
 }
 
-/// The GPU that is asked for, or the stand-in. In exact math, unless it is changed.
+/// Options for this machine's GPU or for the stand-in, with exact math.
 fn options() -> CudaOptions {
     if on_a_device() {
         let nvrtc = std::env::var_os("NVRTC").map(Into::into);
         return CudaOptions { nvrtc, math: CudaMath::Exact, ..CudaOptions::default() };
     }
-    // What is loaded is what is found by its name.
+    // The driver's name then finds the library that is loaded already.
     LazyLock::force(&STAND_IN);
     CudaOptions { nvrtc: Some(host_tests::cuda::library()), math: CudaMath::Exact, ..CudaOptions::default() }
 }
@@ -227,7 +227,7 @@ fn a_models_logits_and_kv_are_those_of_the_cpu() {
     }
 }
 
-/// What is drawn, sequence by sequence.
+/// The outputs of all batches, sequence by sequence.
 fn drawn<E: Executor>(worker: &mut [Rank<E>], batches: &[Batch]) -> Vec<SequenceOutput> {
     let part = &mut worker[0];
     batches.iter().flat_map(|batch| part.executor.forward(&mut part.kv, batch).unwrap()).collect()
@@ -242,7 +242,7 @@ fn what_is_drawn_is_what_the_cpu_draws_with_seeds_and_guesses() {
     for (index, sequence) in batches.iter_mut().flat_map(|batch| &mut batch.sequences).enumerate() {
         let sampling = Sampling { temperature: 0.9, seed: index as u64, top_p: 0.9, ..Sampling::GREEDY };
         sequence.sample = Some(sampling.into());
-        // As if the last one was guessed.
+        // The last token counts as drafted.
         sequence.drafted = u32::from(sequence.tokens.len() > 1);
     }
     let expected = drawn(&mut worker(1, PLAIN, Dtype::Bf16, |seat| on_cpu(directory.path(), seat)), &batches);
@@ -262,13 +262,13 @@ fn kv_is_there_for_other_streams_when_a_batch_returns_in_which_nothing_is_drawn(
         let mut gpu = worker(ranks, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
         for batch in &batches {
             let expected = computed(&mut cpu, batch);
-            // Digests are computed in a stream of the pool's, which waits for no other.
+            // Digests are computed in a stream of the pool, which does not wait for other streams.
             assert_eq!(computed(&mut gpu, batch), expected, "{ranks} ranks, batch {}", batch.id);
         }
     }
 }
 
-/// Computes a batch in which nothing is drawn. What the pools hold then.
+/// Computes a batch in which nothing is drawn. Returns the digest of the pools after it.
 fn computed<E: Executor>(worker: &mut [Rank<E>], batch: &Batch) -> u64 {
     let drawn = on_all(worker, |_rank, part| part.executor.forward(&mut part.kv, batch).unwrap());
     assert!(drawn.iter().flatten().all(|output| output.sampled.is_empty()));
@@ -287,13 +287,13 @@ fn nothing_is_written_any_more_when_a_batch_returns_that_failed_on_its_way() {
     for launches in [12, 30] {
         let mut gpu = worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat));
         let Rank { executor, kv } = &mut gpu[0];
-        // The first one grows the executor's memory, and whenever memory goes all is waited for.
+        // The first batch grows the executor's memory. Freeing memory waits for all work, which must not happen later.
         executor.forward(kv, &batches[0]).unwrap();
         pretend(b"fake_refused_after", launches);
         let error = executor.forward(kv, &batches[1]).unwrap_err();
         assert!(matches!(error, ExecutorError::Failed(_)), "{error}");
         let found = kv_digest(&gpu);
-        // An empty batch waits for what the executor's stream has.
+        // An empty batch waits for all work in the executor's stream.
         let Rank { executor, kv } = &mut gpu[0];
         executor.forward(kv, &Batch { sequences: Vec::new(), ..batches[1].clone() }).unwrap();
         assert_eq!(kv_digest(&gpu), found, "refused after {launches} launches");
@@ -344,7 +344,7 @@ fn a_device_that_is_lost_is_told_apart_from_a_batch_that_cannot_be_computed() {
         assert!(matches!(error, ExecutorError::Lost(_)), "{code}: {error}");
         assert!(error.to_string().contains("the GPU is lost for this process"), "{error}");
     }
-    // What the driver merely refuses stays with the batch.
+    // If the driver only refuses a call, the batch fails and the executor is not lost.
     lose(1);
     let error = part.executor.forward(&mut part.kv, &batch).unwrap_err();
     lose(0);
@@ -352,12 +352,12 @@ fn a_device_that_is_lost_is_told_apart_from_a_batch_that_cannot_be_computed() {
     assert_eq!(part.executor.forward(&mut part.kv, &batch).unwrap(), expected);
 }
 
-/// Makes the stand-in answer this from now on.
+/// Makes the stand-in answer with this code from now on.
 fn lose(code: i32) {
     pretend(b"fake_lost", code);
 }
 
-/// Calls what makes the stand-in pretend something.
+/// Calls a function of the stand-in that changes its settings.
 fn pretend(what: &[u8], value: i32) {
     // SAFETY: driver.c has functions of these names, each with one number.
     unsafe { STAND_IN.get::<unsafe extern "C" fn(i32)>(what).unwrap()(value) }
@@ -379,7 +379,7 @@ fn models_and_devices_that_cannot_be_used_are_told() {
     assert!(error.contains("cannot open device 9"), "{error}");
 }
 
-/// A model with the sizes of the tensor cores' kernels.
+/// A model with sizes that the tensor cores' kernels support.
 fn even(family: Family) -> TinyModel {
     let sizes = TinyModel { family, layers: 3, hidden: 256, heads: 8, kv_heads: 2, ..TinyModel::default() };
     TinyModel {
@@ -414,7 +414,7 @@ fn tensor_cores_give_the_same_bits_for_any_batch_and_chunks_and_are_near_the_cpu
             assert!(found.0 == expected.0, "{family:?}, logits in chunks of {chunks:?}, {order}");
             assert!(found.1 == expected.1, "{family:?}, KV in chunks of {chunks:?}, {order}");
         }
-        // The same tokens again, one by one, are drawn on the device.
+        // The same tokens again. Now the likeliest tokens are found on the device.
         let (drawn, read) = (drawn(&mut worker(1, PLAIN, Dtype::Bf16, load), &batches(&[100])), &expected.0);
         let rows: Vec<Vec<f32>> = read
             .chunks_exact(1008)

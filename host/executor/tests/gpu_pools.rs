@@ -1,4 +1,4 @@
-//! Pools in a GPU's memory, on the stand-in for NVIDIA's driver: digests and copies are those of pools in host memory.
+//! Digests and copies of pools in a GPU's memory are those of pools in host memory. The tests use the stand-in for NVIDIA's driver.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
@@ -19,12 +19,12 @@ fn device() -> Arc<Device> {
         // SAFETY: our own library, without initialisers.
         unsafe { Library::open(Some(host_tests::cuda::library()), RTLD_NOW) }.unwrap()
     });
-    // What is loaded is what is found by its name.
+    // The driver's name then finds the library that is loaded already.
     LazyLock::force(&STAND_IN);
     Device::open(0, Some(&host_tests::cuda::library())).unwrap()
 }
 
-/// The same content in host memory and on the GPU. The pools hold the heads 2, 3 and 4.
+/// Two pools with the same content, in host memory and on the GPU. They hold the heads 2, 3 and 4.
 fn pools(order: KvOrder, pages: usize, page_tokens: usize, head_dim: usize) -> [KvMemory; 2] {
     let (heads, layers, value_dim, dtype) = (3, 2, head_dim + 2, Dtype::Bf16);
     let shape = KvShape { pages, heads, layers, page_tokens, head_dim, value_dim, dtype };
@@ -32,7 +32,7 @@ fn pools(order: KvOrder, pages: usize, page_tokens: usize, head_dim: usize) -> [
     let host = KvMemory::for_heads(layout, 2).unwrap();
     let mut random = fastrand::Rng::with_seed(7);
     let bytes: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(layout.bytes()).collect();
-    // SAFETY: nothing else has the pool.
+    // SAFETY: nothing else uses the pool.
     unsafe { host.host().unwrap().write(0, &bytes) };
     let gpu = KvMemory::on_device(layout, 2, &device()).unwrap();
     let memory = gpu.device().unwrap();
@@ -88,7 +88,7 @@ fn digests_on_a_gpu_are_those_in_host_memory() {
 
 #[test]
 fn more_pages_than_are_brought_at_once_are_digested() {
-    // 150 KiB each, 4 MiB at once.
+    // 60 pages of 150 KiB each.
     let pools = pools(KvOrder::PageLayerHeadKvTokenDim, 60, 100, 63);
     let part = |page: u32| PagePart { page: PageId(page), index: 0, layers: 0..2, heads: 2..5, tokens: 100 };
     let parts: Vec<PagePart> = (0..60).rev().map(part).collect();

@@ -3,9 +3,9 @@
 //!     cargo bench -p host-front --bench api_tls
 //!     cargo bench -p host-front --bench api_tls -- 7 4      # rounds, and seconds of each
 //!
-//! One front in plain text and one with a certificate serve scripted workers that echo the prompt, so that nothing else takes
-//! time. Each client asks for a streamed answer of 8 tokens, again and again. Rounds of all cases take turns, and medians are
-//! printed.
+//! One front in plain text and one with a certificate serve scripted workers. These echo the prompt, so that the time is that of
+//! the HTTP API. Each client asks for a streamed answer of 8 tokens, again and again. Rounds of all cases take turns, and medians
+//! are printed.
 
 #![allow(
     clippy::unwrap_used,
@@ -38,7 +38,7 @@ use tokio::task::JoinSet;
 /// Clients at once.
 const CLIENTS: usize = 8;
 const BODY: &str = r#"{"model":"fake","prompt":"abcdefgh","max_tokens":8,"temperature":0,"stream":true}"#;
-/// The end of a body in chunks.
+/// The end of a body in chunked encoding.
 const END: &[u8] = b"\r\n0\r\n\r\n";
 
 trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -48,9 +48,9 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Plain,
-    /// With a session of the connection before, if the server remembers it.
+    /// TLS with the session of the previous connection, if the server remembers it.
     Resumed,
-    /// As a client that was never there.
+    /// TLS as a client that connects for the first time.
     New,
 }
 
@@ -78,7 +78,7 @@ struct Setting {
 
 impl Setting {
     async fn connect(&self, way: Way) -> (Box<dyn Connection>, Duration) {
-        // A new client reads its authorities before it counts.
+        // Reads the authorities of a new client before the time is measured.
         let authorities = match way {
             Way::New => Authorities::of_file(&self.ca).unwrap(),
             _ => self.known.clone(),
@@ -95,7 +95,7 @@ impl Setting {
     }
 }
 
-/// Asks, reads all of the answer, and returns the time to its first byte.
+/// Sends a request, reads the whole answer, and returns the time to its first byte.
 async fn ask(connection: &mut dyn Connection, keeps: bool, all: &mut Vec<u8>) -> Duration {
     let close = if keeps { "" } else { "connection: close\r\n" };
     let length = BODY.len();
@@ -114,7 +114,7 @@ async fn ask(connection: &mut dyn Connection, keeps: bool, all: &mut Vec<u8>) ->
     first
 }
 
-/// One client until then: the time to the first byte of each of its requests, connecting included.
+/// Runs one client up to a point in time. Returns the time to the first byte of each of its requests, connecting included.
 async fn client(setting: Arc<Setting>, case: Case, until: Instant) -> Vec<Duration> {
     let (mut kept, mut all, mut times) = (None, Vec::new(), Vec::new());
     while clock::now() < until {
@@ -130,7 +130,7 @@ async fn client(setting: Arc<Setting>, case: Case, until: Instant) -> Vec<Durati
     times
 }
 
-/// Requests per second, and times to the first byte in microseconds, in order.
+/// Returns requests per second, and the times to the first byte in microseconds, sorted.
 async fn round(setting: &Arc<Setting>, case: Case, length: Duration) -> (f64, Vec<f64>) {
     let begun = clock::now();
     let mut clients = JoinSet::new();
@@ -184,7 +184,7 @@ fn certificate(folder: &Path) -> (ApiTls, PathBuf) {
 
 #[tokio::main]
 async fn main() {
-    // `cargo bench` adds a flag of its own.
+    // `cargo bench` adds a flag of its own, which is no number and is ignored.
     let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
     let (rounds, seconds) =
         (numbers.first().copied().unwrap_or(5).max(1), numbers.get(1).copied().unwrap_or(3).max(1));
@@ -221,6 +221,6 @@ async fn main() {
         ratio(3, 2),
         ratio(4, 2)
     );
-    // The fakes' runtimes must not be waited for here.
+    // Exits without waiting for the runtimes of the fake workers.
     std::process::exit(0)
 }

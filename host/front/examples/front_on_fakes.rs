@@ -61,6 +61,6 @@ async fn main() -> anyhow::Result<()> {
     });
     ended.await?;
     drop(workers);
-    // The fakes' runtimes must not be waited for here.
+    // Exits without waiting for the runtimes of the fake workers.
     std::process::exit(0)
 }

@@ -1,6 +1,7 @@
-//! The audit log: which client was refused, and why, in lines that no client can fill a disk with.
+//! The audit log: refused clients with the reasons. Its rate is limited, so that no client can fill a disk with it.
 //!
-//! A line says the reason in this server's words, the client and its address. Of a request it has its path and id, and nothing else of its headers or body.
+//! A line has the reason in this server's words, the client and its address. Of the request it has the path and the id, and
+//! nothing else of the headers or the body.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,53 +10,53 @@ use std::time::Duration;
 use host_wire::clock::{self, Instant};
 use parking_lot::Mutex;
 
-/// A reason has a line this often at most.
+/// Shortest time between two lines with the same reason.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Why a request or a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// It is addressed to a name that is not this server's.
+    /// The request is addressed to a name that is not this server's.
     Host,
-    /// A web page of another origin sends it.
+    /// A web page of another origin sent the request.
     Origin,
-    /// Its body is no JSON.
+    /// The body of the request is not JSON.
     ContentType,
-    /// It has no key.
+    /// The request has no key.
     NoKey,
-    /// Its key is not one of this server's.
+    /// The key of the request is not one of this server's.
     WrongKey,
     /// The gateway names no tenant.
     NoTenant,
-    /// Only operators may send it.
+    /// The request is for operators, and the caller is none.
     NotOperator,
-    /// Only a process of this machine may send it.
+    /// The request is for processes of this machine only.
     NotLocal,
-    /// The client has its share of the requests, or as many as its key allows.
+    /// The client already has its share of the requests, or as many as its key allows.
     Requests,
-    /// All places are taken.
+    /// The server already has as many requests as it takes.
     AllRequests,
-    /// The client has its share of the bodies on their way.
+    /// The client already has its share of the bodies that are being received.
     Uploads,
-    /// No more bodies find room.
+    /// There is no room for another body.
     AllUploads,
-    /// The client has its share of the text that waits.
+    /// The client already has its share of the text that waits.
     Text,
     /// No more text may wait.
     AllText,
-    /// As many grammars of the client wait to be compiled as may.
+    /// As many grammars of the client as allowed already wait to be compiled.
     Grammars,
-    /// Grammars of others take too long.
+    /// Grammars of other clients take too long to compile.
     AllGrammars,
-    /// The client has its share of the answers that are not read.
+    /// The client already has its share of the answers that are not read.
     Answers,
     /// No more answers may wait.
     AllAnswers,
-    /// The client has its share of the connections.
+    /// The client already has its share of the connections.
     Connections,
 }
 
-/// How many reasons there are: the last one's number, and one.
+/// The number of reasons: the index of the last variant, plus 1.
 const REASONS: usize = Refusal::Connections as usize + 1;
 
 impl Refusal {
@@ -85,11 +86,11 @@ impl Refusal {
     }
 }
 
-/// Writes the lines. All listeners of a router have one.
+/// Writes the lines of the audit log. All listeners of a router share one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Audit(Arc<Mutex<[Told; REASONS]>>);
 
-/// What was told of one reason.
+/// What the log has of one reason.
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     last: Option<Instant>,
@@ -97,7 +98,7 @@ struct Told {
 }
 
 impl Told {
-    /// How many had no line since the last, if this one is due for one.
+    /// Counts one refusal. If a line for it is due, returns how many refusals had no line since the last line.
     fn due(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.duration_since(last) < EVERY) {
             self.left_out += 1;
@@ -109,14 +110,14 @@ impl Told {
 }
 
 impl Audit {
-    /// A request was refused. The client is absent where the request does not say whose it is.
+    /// Logs that a request was refused. `client` is absent where the request does not say which client sent it.
     pub(crate) fn request(&self, refusal: Refusal, client: Option<&str>, address: IpAddr) {
         if let Some(left_out) = self.due(refusal) {
             tracing::info!(client, %address, reason = refusal.reason(), left_out, "a request is refused");
         }
     }
 
-    /// A connection was closed at once.
+    /// Logs that a connection was closed at once.
     pub(crate) fn connection(&self, refusal: Refusal, address: IpAddr) {
         if let Some(left_out) = self.due(refusal) {
             tracing::info!(%address, reason = refusal.reason(), left_out, "an HTTP connection is refused");

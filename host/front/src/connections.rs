@@ -1,9 +1,9 @@
-//! Accepts HTTP connections: no more at once than descriptors allow, no more of one client than its share, and idle ones are
-//! closed.
+//! Accepts HTTP connections. Limits them to what the descriptors allow and, for each client, to its share. Closes idle ones.
 //!
-//! A connection is closed when the head of its next request is not there in time, and when it is quiet for as long: it has no
-//! request that waits for this server, and its client takes nothing of the answers. A stream of HTTP/2 is reset after as long,
-//! whatever happens on the others of its connection. An answer under way may take as long as it takes.
+//! A connection is closed when the head of its next request does not arrive in time, or when the connection is quiet for as long.
+//! Quiet means: no request on it waits for this server, and its client takes nothing of the answers. A stream of HTTP/2 that is
+//! quiet for as long is reset, whatever happens on the other streams of its connection. The duration of an answer that the client
+//! reads is not limited.
 
 mod activity;
 mod handshake;
@@ -40,13 +40,13 @@ pub use listener::HttpListener;
 pub struct Limits {
     /// Longest wait for the head of a connection's next request, and for a client to take some of an answer.
     pub head: Duration,
-    /// Most connections at once, at least 1. More wait in the listener's queue. Those that a client has beyond its
-    /// [share](Shares) are closed at once.
+    /// Most connections at once, at least 1. More wait in the listener's queue. A connection of a client that already has its
+    /// [share](Shares) is closed at once.
     pub connections: usize,
 }
 
 impl Limits {
-    /// As many connections as leave a quarter of this process's descriptors to everything else.
+    /// Allows as many connections as leave a quarter of this process's descriptors for other uses.
     #[must_use]
     pub fn new(head: Duration) -> Self {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -54,7 +54,7 @@ impl Limits {
     }
 }
 
-/// The limits of a listener's connections, and those that it has.
+/// The limits of a listener's connections, and the connections that it has.
 #[derive(Clone, Debug)]
 pub struct Places {
     head: Duration,
@@ -63,7 +63,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// All free.
+    /// Places that are all free.
     pub(crate) fn new(limits: Limits, audit: Audit) -> Self {
         let most = limits.connections.clamp(1, MOST_CONNECTIONS);
         Self { head: limits.head, shares: Shares::new(most), audit }
@@ -89,16 +89,17 @@ fn connections_within(descriptors: u64) -> usize {
     share.clamp(1, MOST_CONNECTIONS)
 }
 
-/// A warning of one kind comes this often at most.
+/// Shortest time between two warnings of one kind.
 const WARN_EVERY: Duration = Duration::from_secs(30);
 /// Pause after the system had no resources to accept a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
-/// Connections that come while the server ends, at once at most: each is answered that it does. A client has its share of them.
+/// Most connections at once that are accepted while the server ends. Each is answered that the server ends. A client has its
+/// share of them.
 const LATE: usize = 64;
 
-/// Serves connections until `stop` becomes true, then lets the requests under way end. Meanwhile new connections are served, too: their
-/// client is better told that the server ends than left waiting in the listener's queue.
+/// Serves connections until `stop` becomes true, then waits for the requests under way to end. New connections are served
+/// meanwhile, too: their clients are told that the server ends, and do not wait in the listener's queue.
 pub async fn serve(
     listener: impl Into<HttpListener>,
     routes: axum::Router,
@@ -149,7 +150,7 @@ pub async fn serve(
             drop((share, place));
         });
     }
-    // All places are free when the last connection has ended. Their number fits, because MOST_CONNECTIONS does.
+    // All places are free when the last connection has ended. Their number fits into `u32`, because MOST_CONNECTIONS does.
     let all = places.acquire_many(u32::try_from(most).unwrap_or(u32::MAX));
     tokio::select! {
         _all = all => {}
@@ -157,10 +158,10 @@ pub async fn serve(
     }
 }
 
-/// Serves connections that come while the server ends, for ever.
+/// Serves, without end, the connections that arrive while the server ends.
 async fn serve_late(listener: &HttpListener, terms: &Terms) {
     let (places, shares) = (Arc::new(Semaphore::new(LATE)), Shares::new(LATE));
-    // One request each: the answer closes the connection.
+    // Each connection has one request only, because the answer closes it. So these connections need no stop signal.
     let (_never, stop) = watch::channel(false);
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
@@ -184,23 +185,23 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     drop(stop.wait_for(|&stop| stop).await);
 }
 
-/// Whether the error is of one connection, so that the next can be accepted at once.
+/// Whether the error concerns one connection only, so that the next can be accepted at once.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// The address from which a request came, among its extensions.
+/// The address from which a request came. It is an extension of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
 
-/// Most bytes of answers that a connection, or a stream of one, has taken and not sent.
+/// Most bytes of answers that a connection, or one stream of it, buffers before it sends them.
 const UNSENT: usize = 64 << 10;
-/// Most streams of an HTTP/2 connection at once: requests that wait, and answers that are not read. A client with more makes another
-/// connection, or waits; a stream beyond them is refused and costs nothing.
+/// Most streams of an HTTP/2 connection at once: requests that wait, and answers that are not read. A client with more streams
+/// opens another connection, or waits. A stream beyond the limit is refused and costs nothing.
 const STREAMS: u32 = 200;
 
-/// What all connections of a listener have in common.
+/// The settings that all connections of a listener share.
 #[derive(Clone)]
 struct Terms {
     routes: axum::Router,
@@ -220,7 +221,7 @@ impl Terms {
         match (caller, tls) {
             (Caller::Unix(connection), _) => converse(connection, address, routes, head, stop).await,
             (Caller::Tcp(connection), tls) => {
-                // A token per packet: waiting for more would add to every token's latency.
+                // Sends each token in a packet of its own: waiting for more would add to the latency of every token.
                 if let Err(error) = connection.set_nodelay(true) {
                     tracing::debug!(%error, "cannot send small packets at once");
                 }
@@ -229,7 +230,7 @@ impl Terms {
                 };
                 match shake_hands(&tls, connection, head, stop.clone()).await {
                     Ok(connection) => converse(connection, address, routes, head, stop).await,
-                    // Load balancers look whether a port is open in this way.
+                    // Load balancers probe in this way whether a port is open.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                         tracing::debug!(%address, %error, "an HTTP connection ended before it spoke TLS");
                     }
@@ -253,7 +254,7 @@ async fn converse(
     let service = {
         let activity = Arc::clone(&activity);
         service_fn(move |mut request: Request<Incoming>| {
-            // Until its stream has a task.
+            // Counts the request as waiting until the task of its stream counts it.
             let begins = activity.waits();
             request.extensions_mut().insert(Peer(address));
             let (answer, connection) = (routes.call(request), Arc::clone(&activity));

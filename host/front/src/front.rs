@@ -30,9 +30,9 @@ use crate::text::TextModel;
 pub struct FrontConfig {
     /// Name that clients give as `model` and that workers must announce.
     pub model: String,
-    /// What clients are told of the server.
+    /// Facts about the server that clients can read.
     pub about: About,
-    /// Pages of other origins that may use the API.
+    /// Origins whose web pages may use the API.
     pub origins: Origins,
     /// Tokenizer, chat template and end tokens.
     pub text: TextModel,
@@ -40,33 +40,33 @@ pub struct FrontConfig {
     pub policy: Policy,
     /// The limits of retries.
     pub retry: Retry,
-    /// How long is waited for workers.
+    /// How long requests wait for workers.
     pub waits: Waits,
-    /// A worker gets requests when it has served a dummy one.
+    /// Whether a worker gets requests only after it has served a dummy request.
     pub warm_up: bool,
     /// A worker not heard of for this long gets no new requests.
     pub worker_timeout: Duration,
     /// Requests on a worker not heard of for this long are given up.
     pub lost_after: Duration,
-    /// Most workers.
+    /// Most workers that the registry accepts.
     pub max_workers: usize,
-    /// Most requests at once. More are answered 503, and those that a client has beyond its [share](super::shares) are
-    /// answered 429.
+    /// Most requests at once. A request beyond the limit is answered 503. A request of a client that already has its
+    /// [share](super::shares) is answered 429.
     pub max_requests: usize,
     /// Largest request body, in bytes.
     pub max_body: usize,
-    /// Most bodies on their way from clients at once. More are answered 503, and those that a client has beyond its share are
-    /// answered 429.
+    /// Most bodies that are received from clients at once. A body beyond the limit is answered 503. A body of a client that
+    /// already has its share is answered 429.
     pub max_uploads: usize,
-    /// Most bytes of these bodies in all. More are answered as more bodies are. One body has to fit.
+    /// Most bytes of these bodies in all. One body must fit. Bodies beyond the limit are answered as for `max_uploads`.
     pub max_upload_bytes: usize,
-    /// Most bytes of bodies that are parsed and tokenized, or wait for that. More are answered as more uploads are. One body has
-    /// to fit.
+    /// Most bytes of bodies that are parsed and tokenized, or wait for that. One body must fit. Bodies beyond the limit are
+    /// answered as for `max_uploads`.
     pub max_text_bytes: usize,
-    /// The limits of grammars before they are sent to workers.
+    /// The limits of grammars, checked before grammars are sent to workers.
     pub grammars: host_grammar::Limits,
-    /// Most bytes of answers that are not sent. More are answered as more uploads are, and generations that are streamed wait. One
-    /// answer has to fit.
+    /// Most bytes of answers that are not sent yet. One answer must fit. Beyond the limit, requests are answered as for
+    /// `max_uploads`, and generations that are streamed wait.
     pub max_answer_bytes: usize,
     /// Most tokens of a chat answer when the request names no number, as far as the model's context has room for them.
     pub default_max_tokens: u32,
@@ -74,23 +74,23 @@ pub struct FrontConfig {
     pub body_timeout: Duration,
     /// The limits of HTTP connections.
     pub connections: Limits,
-    /// Keys of tenants. Without any, requests need none.
+    /// Keys of tenants. If absent, requests need no key.
     pub keys: Option<Arc<Keys>>,
     /// A header in which a trusted gateway names the tenant.
     pub tenant_header: Option<HeaderName>,
-    /// The certificate that the HTTP API shows. Without one the API speaks plain text. On the operators' listener the certificate
-    /// is shown where other machines reach that listener.
+    /// The certificate of the HTTP API. If absent, the API speaks plain text. The operators' listener uses the certificate only
+    /// where other machines reach that listener.
     pub tls: Option<ApiTls>,
-    /// Names under which clients address the server. When absent, a listener on the loopback interface takes local names, and
-    /// others take any. Operators without keys are held to [`Hosts::for_operators`].
+    /// Names under which clients address the server. If absent, a listener on the loopback interface accepts local names only,
+    /// and other listeners accept any name. Operators without keys may only use [`Hosts::for_operators`].
     pub hosts: Option<Hosts>,
-    /// Becomes true when requests were taken and workers could serve them, for the first time.
+    /// Becomes true when the server accepts requests and workers can serve them, for the first time.
     pub ready: watch::Sender<bool>,
-    /// Every request has a line in the log.
+    /// Whether every request has a line in the log.
     pub log_requests: bool,
-    /// How often a client that waits for the next event of its stream gets a comment. When absent, it gets none.
+    /// How often a comment is sent to a client that waits for the next event of its stream. If absent, none is sent.
     pub stream_keep_alive: Option<Duration>,
-    /// At shutdown, requests under way have this long to end by themselves.
+    /// Time that requests under way have to end by themselves at shutdown.
     pub drain: Duration,
 }
 
@@ -132,7 +132,7 @@ impl FrontConfig {
     }
 }
 
-/// A file of keys is looked at so often.
+/// How often the file of keys is checked for changes.
 const LOOK_AT_KEYS: Duration = Duration::from_secs(1);
 
 /// Reads the file of keys again when it changes, until the server stops.
@@ -149,7 +149,7 @@ async fn follow_keys(keys: Option<Arc<Keys>>, mut stop: watch::Receiver<bool>) {
         match read {
             Ok(true) => tracing::info!(keys = keys.count(), "the API keys have changed"),
             Ok(false) => {}
-            // Once, not every second.
+            // Logs the same error once, not every second.
             Err(error) if error.to_string() == wrong => continue,
             Err(error) => {
                 tracing::warn!(%error, "the API keys stay as they were");
@@ -173,16 +173,16 @@ async fn note_ready(registry: Registry, ready: watch::Sender<bool>) {
     }
 }
 
-/// Where HTTP is served.
+/// The sockets on which HTTP is served.
 #[derive(Debug)]
 pub struct HttpListeners {
     /// For clients.
     pub clients: TcpListener,
-    /// The listener for operators. Without it they are served where clients are.
+    /// For operators. If absent, operators use the listener for clients.
     pub operators: Option<HttpListener>,
 }
 
-/// One for all.
+/// One listener for clients and operators.
 impl From<TcpListener> for HttpListeners {
     fn from(clients: TcpListener) -> Self {
         Self { clients, operators: None }
@@ -192,13 +192,14 @@ impl From<TcpListener> for HttpListeners {
 /// Most connections of operators: scrapers, load balancers and a few commands.
 const OPERATORS_CONNECTIONS: usize = 64;
 
-/// How long connections have to take note after the last request was ended.
+/// Time for connections to close after the last request was ended.
 const HANG_UP: Duration = Duration::from_secs(1);
 
-/// Serves HTTP on one listener, or on one for clients and one for operators, and the workers' `Registry` on the other until `shutdown` resolves. Then no connection is
-/// accepted any more, requests under way have [`FrontConfig::drain`] to end, and what is left ends with an error.
+/// Serves the HTTP API and the workers' `Registry` until `shutdown` resolves. HTTP has one listener, or one for clients and one
+/// for operators. `control` is the listener of the registry. After `shutdown`, no connection is accepted, requests under way have
+/// [`FrontConfig::drain`] to end, and the rest end with an error.
 ///
-/// Workers are called with the credentials of the listener that they call.
+/// The router calls workers with the credentials of `control`, the listener that they call.
 ///
 /// # Errors
 /// When a listener fails.
@@ -236,7 +237,7 @@ pub async fn serve(
         })
     };
     let of_clients = Identities { tenant_header: config.tenant_header, ..identities(&clients)? };
-    // No gateway stands before them.
+    // No gateway stands before the operators' listener, so it reads no tenant header.
     let of_operators = operators.as_ref().map(identities).transpose()?;
     let limits = (config.retry, config.waits);
     let router = Router::new(registry.clone(), limits, config.max_requests, Arc::clone(&metrics), closing);
@@ -272,7 +273,7 @@ pub async fn serve(
     let warm_up = tokio::spawn(warm_up(router.registry().clone()));
     let note_ready = tokio::spawn(note_ready(router.registry().clone(), config.ready));
     let audience = if operators.is_some() { Audience::Clients } else { Audience::All };
-    // It lasts as long as the other, whatever its connections do.
+    // The operators' listener serves as long as the clients' one, whatever happens on its connections.
     let mut serve_operators = JoinSet::new();
     if let Some((listener, identities)) = operators.zip(of_operators) {
         let routes = app.routes(Audience::Operators, identities);
@@ -282,13 +283,13 @@ pub async fn serve(
     }
     let serve_http = connections::serve(clients, app.routes(audience, of_clients), places, stopping);
     let mut serve_http = std::pin::pin!(serve_http);
-    // Workers keep reporting while requests drain, so this one ends with `close`.
+    // Workers keep reporting while requests drain, so the control listener ends with `close`.
     let calls = Routes::new(RegistryServer::new(registry));
     let serve_control = endpoint::serve(control, calls, stopped(close.subscribe()));
     let mut serve_control = std::pin::pin!(serve_control);
 
     tokio::select! {
-        // Only a stop ends it.
+        // This future ends only after a stop.
         () = &mut serve_http => {}
         ended = &mut serve_control => return ended.context("the control listener failed"),
         () = shutdown => {}
@@ -306,7 +307,7 @@ pub async fn serve(
         drop(clock::timeout(HANG_UP, &mut serve_http).await);
     }
     drop(clock::timeout(HANG_UP, &mut serve_control).await);
-    // What an operator asked is answered: a drain that ends this process, too.
+    // Gives answers to operators time to arrive, among them the answer to a drain that ends this process.
     drop(clock::timeout(HANG_UP, serve_operators.join_next()).await);
     warm_up.abort();
     note_ready.abort();

@@ -61,17 +61,17 @@ pub use text_work::TextWork;
 pub use unread::Unread;
 pub use upload::Uploads;
 
-/// What all handlers share.
+/// The state that all handlers share.
 pub struct App {
     /// Name that clients give as `model`.
     pub model: String,
-    /// What clients are told of the server.
+    /// Facts about the server that clients can read.
     pub about: About,
-    /// The model's text side.
+    /// Tokenizer, chat template and end tokens of the model.
     pub text: TextModel,
     /// Carries requests to workers.
     pub router: Router,
-    /// What is counted.
+    /// The counters of the router.
     pub metrics: Arc<Metrics>,
     /// Largest request body, in bytes.
     pub max_body: usize,
@@ -79,47 +79,47 @@ pub struct App {
     pub body_timeout: Duration,
     /// Most tokens of a chat answer when the request names no number.
     pub default_max_tokens: u32,
-    /// Every request has a line in the log.
+    /// Whether every request has a line in the log.
     pub log_requests: bool,
-    /// How often a client that waits for the next event gets a comment, if it does.
+    /// How often a comment is sent to a client that waits for the next event. If absent, none is sent.
     pub stream_keep_alive: Option<Duration>,
-    /// Longest that a client may take nothing of its answer.
+    /// Longest time in which a client may take nothing of its answer.
     pub stall: Duration,
-    /// What is on its way from clients.
+    /// Limits and counts of bodies that are being received from clients.
     pub uploads: Uploads,
     /// Connections of clients.
     pub connections: Shares,
     /// Where refusals are logged.
     pub(crate) audit: Audit,
-    /// Permits for work on bodies, and how many bytes of them may wait.
+    /// Permits for parsing and tokenizing bodies, and the limit of bytes that wait for it.
     pub text_work: TextWork,
     /// Compiles clients' grammars over bytes.
     pub grammars: Compiler,
-    /// Answers that clients have not read.
+    /// Limits and counts of answers that clients have not read.
     pub unread: Unread,
-    /// True once the server ends: it takes no new requests.
+    /// Becomes true when the server ends and takes no new requests.
     pub stopping: watch::Receiver<bool>,
 }
 
-/// What clients are told of a server before they send requests.
+/// Facts about a server that clients can read before they send requests.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     /// When the model was made, in seconds since 1970: the same at every start.
     pub created: u64,
-    /// Where the model lies.
+    /// The path of the model.
     pub model_path: Option<String>,
-    /// Where the tokenizer lies, if it is not with the model.
+    /// The path of the tokenizer, if it is not in the model's folder.
     pub tokenizer_path: Option<String>,
 }
 
-/// For which callers a listener is.
+/// The callers that a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// All, where there is one listener.
+    /// All callers, where there is one listener.
     All,
-    /// Those that send requests, where operators have a listener of their own.
+    /// Clients, where operators have a listener of their own.
     Clients,
-    /// Those that watch and change the server.
+    /// Operators: they watch and change the server.
     Operators,
 }
 
@@ -138,11 +138,11 @@ impl Audience {
     }
 }
 
-/// What stands before the handlers of a listener.
+/// The state of the checks in front of the handlers of a listener.
 struct Entrance {
     app: Arc<App>,
     audience: Audience,
-    /// How callers are known.
+    /// How callers are identified.
     identities: Identities,
 }
 
@@ -151,7 +151,7 @@ impl App {
         *self.stopping.borrow()
     }
 
-    /// What clients hold now.
+    /// The resources that clients hold now.
     fn held(&self) -> Held {
         let (uploads, upload_bytes) = self.uploads.taken();
         Held {
@@ -188,7 +188,8 @@ impl App {
             .with_state(Arc::clone(self))
     }
 
-    /// The whole body, and the client's share of the bytes that are on their way, which it holds until they count as text.
+    /// Reads the whole body. Also returns the client's share of the bytes that are being received, which is held until the bytes
+    /// count as text.
     async fn body(&self, client: &Client, request: Request) -> Result<(Bytes, Share), ApiError> {
         let declared = request
             .headers()
@@ -205,7 +206,7 @@ impl App {
     }
 }
 
-/// Shared state, as handlers take it.
+/// Shared state, as an extractor of handlers.
 type Shared = State<Arc<App>>;
 
 /// The id of a request, in logs and in its answer.
@@ -214,7 +215,7 @@ struct RequestId(String);
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID: usize = 128;
-/// Log lines have so much of a path.
+/// Most bytes of a path in a log line.
 const MAX_LOGGED_PATH: usize = 128;
 
 /// Gives each request an id (the client's, if it sent a usable one), a span, and the header in the answer.
@@ -242,7 +243,7 @@ async fn identify(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// An answer of this type.
+/// An answer with this content type.
 fn typed(kind: &'static str, body: impl Into<Body>) -> Response {
     ([(header::CONTENT_TYPE, kind)], body.into()).into_response()
 }
@@ -252,7 +253,7 @@ fn json(value: &serde_json::Value) -> Response {
     json_text(value.to_string())
 }
 
-/// The same, written before.
+/// A JSON answer whose text is given.
 fn json_text(text: String) -> Response {
     typed("application/json", text)
 }

@@ -1,7 +1,7 @@
-//! Whose a request is: a tenant with a key, a tenant that a trusted gateway names, or an address.
+//! The identity behind a request: a tenant with a key, a tenant that a trusted gateway names, or an address.
 //!
-//! Two tenants share neither cached KV nor the counts that would tell one what the other has asked: the tenant's name is part of
-//! the salt that names pages.
+//! Tenants do not share cached KV, so no tenant can learn from counts of cached tokens what another has sent: the tenant's name
+//! is part of the salt that names pages.
 
 mod keys;
 
@@ -20,28 +20,28 @@ use host_wire::shares::{Client, Shares};
 /// Longest name of a tenant, in bytes.
 pub const MAX_TENANT: usize = 128;
 
-/// How a router knows whose a request is.
+/// How a router identifies the sender of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Identities {
-    /// Keys of tenants. Without any, a request needs no key.
+    /// Keys of tenants. If absent, a request needs no key.
     pub keys: Option<Arc<Keys>>,
     /// A header in which a trusted gateway names the tenant.
     pub tenant_header: Option<HeaderName>,
     /// Names under which clients may address this server.
     pub hosts: Hosts,
-    /// Pages of other origins that may use what is for clients.
+    /// Origins whose web pages may use the clients' endpoints.
     pub origins: Origins,
 }
 
 /// Web pages of other origins that may use this server from a browser (CORS).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Origins {
-    /// None.
+    /// No origin.
     #[default]
     None,
-    /// All.
+    /// All origins.
     Any,
-    /// These, as browsers write them: `https://app.example.com`.
+    /// These origins, as browsers write them: `https://app.example.com`.
     Named(Vec<String>),
 }
 
@@ -60,40 +60,40 @@ impl Origins {
 /// Names under which clients may address a server: the `Host` of their requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Hosts {
-    /// Any.
+    /// Any name.
     #[default]
     Any,
-    /// `localhost` and addresses. A web page of another name that resolves to this machine is refused (DNS rebinding).
+    /// `localhost` and addresses. Refuses a web page under another name that resolves to this machine (DNS rebinding).
     Local,
-    /// These, `localhost` and addresses.
+    /// These names, `localhost` and addresses.
     Named(Vec<String>),
 }
 
-/// The party behind a request.
+/// The sender of a request.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// Whose share of the server the request takes.
+    /// The client of whose share the request takes a part.
     pub client: Client,
     /// The tenant, if requests have one.
     pub tenant: Option<Arc<str>>,
     /// Requests that the tenant's key allows at once.
     pub places: Option<Shares>,
-    /// The smallest priority that its key allows, and the one that its requests have by default.
+    /// The smallest priority that the key allows, and the default of its requests.
     pub priority: Option<i32>,
-    /// Whether it may use the endpoints of operators.
+    /// Whether the caller may use the operators' endpoints.
     pub admin: bool,
     /// Whether a gateway's header names the tenant.
     pub named_by_gateway: bool,
 }
 
-/// Why a request has no caller.
+/// The reason why a request has no caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
-    /// It has no key.
+    /// The request has no key.
     NoKey,
-    /// Its key is not one of the server's.
+    /// The key is not one of the server's.
     WrongKey,
-    /// The gateway names no tenant, or none that can be one.
+    /// The gateway names no tenant, or the name is not valid.
     NoTenant,
 }
 
@@ -101,7 +101,7 @@ impl Identities {
     /// The caller of a request from an address.
     ///
     /// # Errors
-    /// When the request does not say whose it is and has to.
+    /// When the request does not identify its sender, although it has to.
     pub fn caller(&self, headers: &HeaderMap, address: IpAddr) -> Result<Caller, Unknown> {
         let address = Client::at(address);
         let key = match &self.keys {
@@ -117,7 +117,7 @@ impl Identities {
             admin,
             named_by_gateway: false,
         };
-        // A gateway's clients are no operators.
+        // Clients of a gateway are not operators.
         let by_gateway = |header, places| {
             let name = tenant(headers, header).ok_or(Unknown::NoTenant)?;
             Ok(Caller { named_by_gateway: true, ..named(&name, places, false) })
@@ -141,7 +141,8 @@ fn secret(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes()))
 }
 
-/// The tenant that the gateway names. None where the header comes twice: a gateway that adds its own would let clients choose.
+/// The tenant that the gateway names. None if the header is there twice: with a gateway that adds its own header, clients could
+/// choose the tenant.
 fn tenant(headers: &HeaderMap, header: &HeaderName) -> Option<Arc<str>> {
     let mut given = headers.get_all(header).iter();
     let (Some(name), None) = (given.next(), given.next()) else { return None };
@@ -155,7 +156,7 @@ pub fn is_tenant(name: &str) -> bool {
     (1..=MAX_TENANT).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// What workers know a client by: the same number from every router, and no 0.
+/// The number by which workers know a client. It is the same from every router, and never 0.
 #[must_use]
 pub fn number(client: &Client) -> u64 {
     let digest = match client {
@@ -167,19 +168,19 @@ pub fn number(client: &Client) -> u64 {
 }
 
 impl Caller {
-    /// An operator that is known by an address alone.
+    /// An operator that is identified by its address alone.
     fn operator_at(client: Client) -> Self {
         Self { client, tenant: None, places: None, priority: None, admin: true, named_by_gateway: false }
     }
 
-    /// The priority of a request that asks for this one: no smaller number than its key allows, and than 0 without a key that says
-    /// which. Whoever may choose any number has others' requests preempted.
+    /// The priority of a request that asks for this one. It is not smaller than the priority of the key, or than 0 if the key has
+    /// none: a caller that could choose any number would have other requests preempted.
     #[must_use]
     pub fn priority(&self, asked: Option<i32>) -> Option<i32> {
         asked.map(|asked| asked.max(self.priority.unwrap_or(0))).or(self.priority)
     }
 
-    /// The caller, as log lines name it. A gateway may have made the tenant's name of its client's secret, so its digest is named:
+    /// The caller's name in log lines. A gateway may use a client's secret as the tenant's name, so its digest is logged instead:
     /// the first 12 digits of its SHA-256.
     #[must_use]
     pub fn logged(&self) -> String {
@@ -192,16 +193,16 @@ impl Caller {
         }
     }
 
-    /// The caller's session of a name, given the name's hash. Those of other tenants are others.
+    /// The number of the caller's session, given the hash of its name. Sessions of different tenants have different numbers.
     #[must_use]
     pub fn session(&self, named: u64) -> u64 {
-        // The hash that comes in has a key of its own.
+        // `named` is a hash with a random key already.
         self.tenant
             .as_ref()
             .map_or(named, |tenant| BuildHasherDefault::<DefaultHasher>::default().hash_one((tenant, named)))
     }
 
-    /// The salt of the caller's pages, given the one that the request names.
+    /// The salt of the caller's pages, given the salt of the request.
     #[must_use]
     pub fn salt(&self, requested: String) -> String {
         let Some(tenant) = &self.tenant else { return requested };
@@ -224,8 +225,8 @@ impl Hosts {
         }
     }
 
-    /// Those under which operators may address a server that asks for no keys: [`Any`](Self::Any) is for clients alone. A web
-    /// page whose name was made to resolve to the server's machine comes from an operator's address.
+    /// The names under which operators may address a server that asks for no keys. [`Any`](Self::Any) is for clients only: a web
+    /// page whose name resolves to the server's machine would come from an operator's address.
     #[must_use]
     pub fn for_operators(&self) -> &Self {
         match self {
@@ -234,7 +235,7 @@ impl Hosts {
         }
     }
 
-    /// Whether it is one of the server's own names, which an operator gave.
+    /// Whether the name is one of the server's own names, as configured.
     #[must_use]
     pub fn name(&self, host: &str) -> bool {
         matches!(self, Hosts::Named(names) if names.iter().any(|own| own.eq_ignore_ascii_case(host_name(host))))
@@ -274,7 +275,7 @@ mod tests {
         assert_eq!(of(&[]).unwrap_err(), Unknown::NoKey);
         assert_eq!(of(&[("authorization", "Basic key-a")]).unwrap_err(), Unknown::NoKey);
         assert_eq!(of(&[("authorization", "Bearer key-A")]).unwrap_err(), Unknown::WrongKey);
-        // A name in a header is not believed.
+        // The key, not the header, names the tenant.
         let header = Some(HeaderName::from_static("x-tenant"));
         let identities = with_keys(&text, header);
         let pairs = [("authorization", "Bearer key-a"), ("x-tenant", "b")];

@@ -1,4 +1,4 @@
-//! In front of the workers: registry, router and HTTP API, and what makes tokens of text.
+//! The part in front of the workers: registry, router and HTTP API, and the conversion of text to tokens.
 
 mod audit;
 pub mod connections;

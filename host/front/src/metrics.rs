@@ -1,4 +1,4 @@
-//! What the router counts, and the text that Prometheus reads.
+//! The counters of the router, and their text for Prometheus.
 
 use std::fmt;
 
@@ -16,9 +16,9 @@ use super::routing_metrics::RoutingSeries;
 /// Labels of `host_requests_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
-    /// The path, one of those served.
+    /// The path of a served endpoint.
     pub endpoint: &'static str,
-    /// `ok`, `cancelled`, `invalid`, `busy`, `unavailable`, `broken` or `failed`.
+    /// `ok`, `cancelled`, `invalid`, `busy`, `over_share`, `unavailable`, `broken`, `late` or `failed`.
     pub outcome: &'static str,
 }
 
@@ -41,18 +41,18 @@ struct ProtocolLabels {
     role: &'static str,
 }
 
-/// What clients hold of a router now.
+/// The resources of a router that clients hold now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Requests under way.
     pub requests: usize,
     /// Connections, of the listener for clients.
     pub connections: usize,
-    /// Bodies on their way.
+    /// Bodies that are being received.
     pub uploads: usize,
-    /// Bytes of these.
+    /// Bytes of these bodies.
     pub upload_bytes: usize,
-    /// Bytes of bodies that wait to be parsed and tokenized, or are.
+    /// Bytes of bodies that are parsed and tokenized, or wait for that.
     pub text_bytes: usize,
     /// Bytes of answers that are not sent.
     pub answer_bytes: usize,
@@ -64,7 +64,7 @@ pub struct Metrics {
     pub requests: Family<RequestLabels, Counter>,
     /// Tries after the first.
     pub retries: Counter,
-    /// Of these, the ones that went on with an answer that had begun.
+    /// Tries that continued an answer which had begun.
     pub resumed: Counter,
     /// From the request's arrival to its first token.
     pub first_token: Histogram,
@@ -72,11 +72,11 @@ pub struct Metrics {
     pub inter_token: Histogram,
     /// Tokens of prompts.
     pub prompt_tokens: Counter,
-    /// Tokens that came from workers, also those of answers that were cancelled or begun again.
+    /// Tokens that came from workers, including those of answers that were cancelled or began again.
     pub output_tokens: Counter,
     /// Prompt tokens that workers found in their caches.
     pub cached_tokens: Counter,
-    /// Prompt tokens that the router expected workers to find in their caches, of the same requests.
+    /// Prompt tokens that the router expected workers to find in their caches, for the same requests.
     pub expected_tokens: Counter,
     /// KV bytes that decode workers received through transfer backends.
     pub transferred_bytes: Counter,
@@ -91,7 +91,7 @@ pub struct Metrics {
     pages: Family<WorkerLabels, Gauge>,
     worker_requests: Family<WorkerLabels, Gauge>,
     routing: RoutingSeries,
-    /// One scrape at a time, because gauges of workers are set anew for each.
+    /// The lock allows one scrape at a time, because each scrape sets the gauges of workers anew.
     exposition: Mutex<Exposition>,
 }
 
@@ -116,7 +116,7 @@ impl Metrics {
             requests: Family::default(),
             retries: Counter::default(),
             resumed: Counter::default(),
-            // 1 ms to 131 s, and 0.25 ms to 8 s.
+            // The buckets: 1 ms to 131 s, and 0.25 ms to 8 s.
             first_token: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
             inter_token: Histogram::new(exponential_buckets(0.000_25, 2.0, 16)),
             prompt_tokens: Counter::default(),
@@ -205,7 +205,7 @@ impl Metrics {
         Self { exposition: Mutex::new(exposition), ..metrics }
     }
 
-    /// The text, with the workers as they are now.
+    /// The text of all series, with the workers as they are now.
     ///
     /// # Errors
     /// When a series cannot be written.

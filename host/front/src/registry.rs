@@ -1,7 +1,7 @@
-//! The workers that announced themselves, and which of them may work together.
+//! The workers that have registered, and which of them may work together.
 //!
-//! [`table`] decides (no clock, no sockets), [`service`] answers the workers' calls, and [`Registry`] is what the router
-//! holds: it picks routes, counts what is under way, and says when a worker is gone.
+//! [`table`] decides (no clock, no sockets), [`service`] answers the workers' calls, and [`Registry`] is the router's handle: it
+//! picks routes, counts requests under way, and reports when a worker is gone.
 
 mod admission;
 mod follow;
@@ -41,9 +41,9 @@ pub struct Chosen {
     pub max_tokens: u32,
     /// Tokens of one of its KV pages.
     pub page_tokens: u32,
-    /// The version of the control protocol that was agreed with it.
+    /// The version of the control protocol that was agreed with the worker.
     pub protocol: Version,
-    /// It takes requests with a grammar.
+    /// Whether the worker takes requests with a grammar.
     pub grammars: bool,
     /// Its connection.
     pub channel: Channel,
@@ -54,18 +54,18 @@ pub struct Chosen {
 pub struct Accepted {
     /// The version of the control protocol that is spoken with it.
     pub protocol: Version,
-    /// Names pairs that were refused. Empty when there are none.
+    /// The pairs that were refused, as sentences. Empty if there are none.
     pub refused_pairs: String,
 }
 
-/// Where one try of a request goes. Counts as load on its workers until dropped.
+/// The workers of one try of a request. It counts as load on them until dropped.
 #[derive(Debug)]
 pub struct Route {
-    /// Absent when `decode` does both.
+    /// Absent when `decode` is an aggregated worker.
     pub prefill: Option<Chosen>,
     /// The decode worker, or an aggregated one.
     pub decode: Chosen,
-    /// Tokens of the prompt that a worker of the route is expected to hold.
+    /// Tokens of the prompt that a worker of the route is expected to have cached.
     pub expected: u64,
     room: Room,
     registry: Registry,
@@ -78,13 +78,13 @@ impl Route {
         self.prefill.as_ref().map_or(u32::MAX, |worker| worker.max_tokens).min(self.decode.max_tokens)
     }
 
-    /// Tokens of a KV page of its decode worker.
+    /// Tokens of a KV page of the route's decode worker.
     #[must_use]
     pub fn page_tokens(&self) -> u32 {
         self.decode.page_tokens
     }
 
-    /// A worker that takes no requests with a grammar, if there is one.
+    /// The name of a worker of the route that takes no requests with a grammar, if there is one.
     #[must_use]
     pub fn without_grammars(&self) -> Option<&str> {
         self.prefill
@@ -117,7 +117,7 @@ impl Drop for Route {
 #[derive(Clone, Debug)]
 pub struct Registry {
     table: Arc<Mutex<WorkerTable>>,
-    /// Counts changes of the workers that are there. Requests that wait look again when it moves.
+    /// Counts changes of the set of workers. Waiting requests try again when it changes.
     changes: Arc<watch::Sender<u64>>,
 }
 
@@ -132,16 +132,16 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, WorkerTable> {
-        // The table's methods keep it whole even where they panic, which they do not.
+        // No method of the table panics, and even a panic would leave the table consistent.
         self.table.lock()
     }
 
     /// Adds or replaces a worker.
     ///
-    /// A worker whose name another one has is admitted when that one's address refuses connections.
+    /// If another worker has the same name, the new one is accepted when the address of the other refuses connections.
     ///
     /// # Errors
-    /// Why the worker is not accepted.
+    /// The reason why the worker is not accepted.
     pub async fn register(&self, worker: WorkerInfo) -> Result<Accepted, String> {
         let again = worker.clone();
         let instance = Instance(worker.instance);
@@ -180,7 +180,7 @@ impl Registry {
         self.changed();
     }
 
-    /// A call to this worker broke, so the worker is not chosen until it is heard of again.
+    /// Notes that a call to this worker broke. The worker is not chosen until it is heard of again.
     pub fn suspect(&self, instance: Instance, why: &str) {
         if self.lock().suspect(instance, why, clock::now()) {
             tracing::warn!(%instance, why, "worker suspected");
@@ -188,32 +188,32 @@ impl Registry {
         self.changed();
     }
 
-    /// Whether calls to a worker that is none of these broke at this time or later.
+    /// Whether a call to a worker other than `than` broke at `since` or later.
     #[must_use]
     pub fn another_broke(&self, since: Instant, than: &[Instance]) -> bool {
         self.lock().another_broke(since, than)
     }
 
-    /// Picks a route, counting it as load at once. `avoid` are instances to take only if there is no other.
+    /// Picks a route and counts it as load at once. Takes the instances in `avoid` only if there are no others.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is no route.
     pub fn pick(&self, need: Need<'_>, avoid: &[Instance]) -> Result<Route, NoRoute> {
         let Picked { prefill, decode, expected } = self.lock().pick(need, avoid, clock::now())?;
         Ok(Route { prefill, decode, expected, room: need.room, registry: self.clone() })
     }
 
-    /// Workers that came since the last call and must serve a dummy request first.
+    /// Takes the workers that came since the last call and must serve a dummy request first.
     #[must_use]
     pub fn take_cold(&self) -> Vec<Instance> {
         self.lock().take_cold()
     }
 
-    /// A route for a dummy request through this worker. Partners with which one `failed` come last. `Ok(None)` when the worker
-    /// needs none any more.
+    /// Picks a route for a dummy request through this worker. Partners in `failed`, with which an earlier one failed, come last.
+    /// Returns `Ok(None)` when the worker needs no dummy request any more.
     ///
     /// # Errors
-    /// Why there is none now.
+    /// The reason why there is no route now.
     pub fn pick_with(
         &self,
         instance: Instance,
@@ -230,13 +230,13 @@ impl Registry {
         }
     }
 
-    /// These workers have served a dummy request.
+    /// Notes that these workers have served a dummy request.
     pub fn warmed(&self, instances: &[Instance]) {
         self.lock().warmed(instances);
         self.changed();
     }
 
-    /// Notes why a worker has not served yet. True when this is news.
+    /// Notes why a worker has not served yet. Returns whether the reason is new.
     pub fn not_warm(&self, instance: Instance, why: &str) -> bool {
         self.lock().not_warm(instance, why)
     }
@@ -252,22 +252,22 @@ impl Registry {
         identities.into_iter().map(chain).collect()
     }
 
-    /// A request's prompt was computed.
+    /// Notes that a request's prompt was computed.
     pub fn computed(&self, room: Room) {
         self.lock().computed(room);
     }
 
-    /// A request's answer is complete. Its prefill worker may still have to let go of the request.
+    /// Notes that a request's answer is complete. Its prefill worker may not have released the request yet.
     pub fn answered(&self, room: Room) {
         self.lock().answered(room);
     }
 
-    /// Resolves when the workers that are there may have changed since the returned future was made.
+    /// Resolves when the set of workers may have changed since the returned future was made.
     pub fn change(&self) -> impl Future<Output = ()> + use<> {
         let mut changes = self.changes.subscribe();
         async move {
             if changes.changed().await.is_err() {
-                // The registry is gone with the server, and every request that waits has a deadline.
+                // The registry ends with the server. Every waiting request has a deadline.
                 std::future::pending::<()>().await;
             }
         }
@@ -291,13 +291,13 @@ impl Registry {
         }
     }
 
-    /// Every worker, suspected ones included.
+    /// Every worker, including suspected ones.
     #[must_use]
     pub fn workers(&self) -> Vec<(Chosen, Role)> {
         self.lock().workers()
     }
 
-    /// Longest prompt + answer over all routes that can be used now, if there are some.
+    /// Longest prompt + answer over all routes that can be used now. Absent if there is no route.
     #[must_use]
     pub fn max_tokens(&self) -> Option<u32> {
         self.lock().largest(clock::now())

@@ -1,7 +1,7 @@
-//! Carries one request to its workers: picks a route, calls every leg, retries what can be retried.
+//! Carries one request to its workers: picks a route, calls every leg, and retries failures that another try may avoid.
 //!
-//! The legs of a try fail together: when one fails, the other's stream is dropped, which cancels it. The next try has a new
-//! room, and goes on where the answer broke off ([`progress`]).
+//! The legs of a try fail together: when one leg fails, the stream of the other is dropped, which cancels it. The next try has a
+//! new room, and continues the answer where it broke off ([`progress`]).
 
 mod attempt;
 mod failure;
@@ -37,56 +37,56 @@ use super::registry::{Chain, Chosen, Need, NoRoute, Registry, Route};
 /// A request in tokens.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// For logs, the same over all tries.
+    /// The id in logs. It is the same in all tries.
     pub request_id: String,
     /// At least one token.
     pub prompt: Arc<Vec<u32>>,
-    /// Absent: [`Job::default_max_tokens`], or what the model's context leaves if that is less.
+    /// Most tokens of the answer. If absent: [`Job::default_max_tokens`], or less if the model's context leaves less.
     pub max_new_tokens: Option<u32>,
-    /// The field of the request that has that number.
+    /// The name of the request's field with that number.
     pub answer_field: &'static str,
-    /// Tokens of an answer when the request names no number. Long answers take pages from other requests.
+    /// Most tokens of an answer when the request gives no number. Long answers take pages from other requests.
     pub default_max_tokens: u32,
     /// Tokens that end the answer.
     pub stop_tokens: Vec<u32>,
-    /// Generate `max_new_tokens` even after a stop token.
+    /// Whether to generate `max_new_tokens` even after a stop token.
     pub ignore_stop: bool,
     /// How tokens are drawn, with the client's seed.
     pub sampling: proto::Sampling,
-    /// What limits the tokens of the answer.
+    /// The grammar that the answer must follow.
     pub grammar: Option<Source>,
-    /// The client sees nothing before the end, so that an answer that broke off can begin again.
+    /// Whether the client sees nothing before the end, so that an answer that broke off can begin again.
     pub restartable: bool,
-    /// The namespace within which it shares cached pages.
+    /// The namespace within which the request shares cached pages.
     pub namespace: NamespaceKey,
-    /// Use no cached pages and leave none.
+    /// Whether to use no cached pages and leave none.
     pub no_cache: bool,
     /// A hash of the session's name: its requests stay together unless load says otherwise.
     pub session: Option<u64>,
     /// Smaller numbers go first.
     pub priority: i32,
-    /// The time that its client gives it, if that is less than the router does.
+    /// The client's time limit, if it ends before the router's.
     pub deadline: Option<Deadline>,
 }
 
 /// When an answer has to be complete.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
-    /// The time.
+    /// The point in time.
     pub at: Instant,
-    /// What the client gave, from the arrival of its request.
+    /// The time limit of the client, counted from the arrival of the request.
     pub given: Duration,
 }
 
 impl Job {
-    /// Whether its workers must know settings that came with a later version of the control protocol.
+    /// Whether the request has settings that only later versions of the control protocol know.
     fn is_shaped(&self) -> bool {
         let proto::Sampling { temperature, top_p, top_k, seed, logprobs, .. } = self.sampling;
         self.sampling != proto::Sampling { temperature, top_p, top_k, seed, logprobs, ..Default::default() }
     }
 }
 
-/// Longer prompts are hashed on a thread of their own. This many tokens take about a millisecond.
+/// Longest prompt, in tokens, that is hashed on the calling thread, which takes about a millisecond.
 const SHORT_PROMPT: usize = 1 << 16;
 
 /// The workers that served a request.
@@ -125,7 +125,8 @@ pub struct Router {
 }
 
 impl Router {
-    /// A router of at most `max_requests` at once. When `closing` turns true, requests that still run end with an error.
+    /// A router that serves at most `max_requests` requests at once. When `closing` becomes true, requests that still run end
+    /// with an error.
     #[must_use]
     pub fn new(
         registry: Registry,
@@ -143,7 +144,7 @@ impl Router {
         &self.registry
     }
 
-    /// How long it waits for workers.
+    /// How long the router waits for workers.
     #[must_use]
     pub fn waits(&self) -> Waits {
         self.waits
@@ -158,8 +159,8 @@ impl Router {
     /// Takes a place for one request of a caller, before any work is done for it.
     ///
     /// # Errors
-    /// [`Failure::Busy`] when all places are taken, [`Failure::OverShare`] when the caller has its share of them, or as many as its
-    /// key allows.
+    /// [`Failure::Busy`] when all places are taken, [`Failure::OverShare`] when the caller already has its share of them, or as
+    /// many as its key allows.
     pub fn admit(&self, caller: &Caller) -> Result<Place, Failure> {
         let of_key = caller.places.as_ref().map(|places| places.take_any(&caller.client, 1)).transpose();
         let of_key = of_key.map_err(|_none| Failure::OverShare)?;
@@ -201,12 +202,12 @@ impl Router {
     }
 }
 
-/// One of the places for concurrent requests. It is free again when dropped.
+/// One of the places for concurrent requests. Dropping it frees the place.
 #[derive(Debug)]
 pub struct Place {
     _place: Share,
     _of_key: Option<Share>,
-    /// What workers know its client by.
+    /// The number by which workers know the client.
     client: u64,
 }
 
@@ -215,21 +216,21 @@ pub struct Generation {
     router: Router,
     place: Place,
     job: Job,
-    /// The request may take no longer.
+    /// When the request has to end.
     ends: Instant,
-    /// No try begins later.
+    /// When the last try may begin.
     deadline: Instant,
     tries: Tries<Instant>,
     /// Workers that failed a try, in the order of failing.
     failed: Vec<Instance>,
-    /// Workers that served a try which failed.
+    /// Workers that served a failed try.
     served: Vec<Instance>,
     attempt: Option<Attempt>,
-    /// The worker that answers in the last try.
+    /// The decode worker of the last try.
     decode: Option<Chosen>,
     served_by: Option<ServedBy>,
     progress: Progress,
-    /// The names of the pages of the next try's prompt, once they are known.
+    /// The names of the pages of the next try's prompt, once they are computed.
     chains: Option<Vec<Chain>>,
 }
 
@@ -240,8 +241,8 @@ impl Generation {
         self.served_by.as_ref()
     }
 
-    /// The client has all that it wants of the answer. The worker is told so, and then counts the request as finished. A worker
-    /// that cannot be told counts the request as cancelled.
+    /// Ends the answer, because the client has all that it needs. The worker is told so and counts the request as finished. A
+    /// worker that cannot be told counts the request as cancelled.
     pub fn enough(mut self) {
         let (Some(mut attempt), Some(worker)) = (self.attempt.take(), self.decode.take()) else { return };
         if !worker.protocol.knows_ended_answers() {
@@ -273,7 +274,7 @@ impl Generation {
     /// The next event. After [`Event::Finished`] or an error the generation is over.
     ///
     /// # Errors
-    /// The failure that ended it, after all tries.
+    /// The failure that ended the generation, after all tries.
     pub async fn next(&mut self) -> Result<Event, Failure> {
         let (mut closing, ends) = (self.router.closing.clone(), self.ends);
         tokio::select! {
@@ -333,7 +334,7 @@ impl Generation {
                     return Ok(Event::Finished(self.progress.finish(finished)));
                 }
                 Step::Failed { leg, failure, suspect, reported, apart } => {
-                    // A worker that reports a failure may report what its partner did, but one that is gone is the culprit.
+                    // A failure that a worker reports may be its partner's fault. A worker that is gone is itself at fault.
                     self.served.extend(attempt.instances());
                     self.failed.extend(if reported { attempt.instances() } else { vec![leg] });
                     drop(attempt);
@@ -352,7 +353,7 @@ impl Generation {
         }
     }
 
-    /// Why an answer has its last token, although the worker that brought it did not say so.
+    /// The reason why the answer is complete, if its last token has come but the worker did not report the end.
     fn complete(&self) -> Option<&'static str> {
         let last = self.progress.answer.last()?;
         if !self.job.ignore_stop && self.job.stop_tokens.contains(&last) {
@@ -362,17 +363,17 @@ impl Generation {
         }
     }
 
-    /// Whether the client has a part of the answer.
+    /// Whether the client has received a part of the answer.
     fn is_seen(&self) -> bool {
         self.progress.answer.answered() > 0 && !self.job.restartable
     }
 
-    /// The failure of a request that is tried no more.
+    /// The failure of a request that is not tried again.
     fn given_up(&self, why: String) -> Failure {
         if self.is_seen() { Failure::Broken(why) } else { Failure::Unavailable(why) }
     }
 
-    /// Returns when another try is due, and whether it begins the answer again.
+    /// Waits until another try is due. Returns whether that try begins the answer again.
     async fn after_failure(&mut self, failure: Failure, apart: bool) -> Result<bool, Failure> {
         if !failure.retryable() {
             return Err(failure);
@@ -382,7 +383,7 @@ impl Generation {
             return Err(self.given_up(failure.to_string()));
         }
         let (now, retry) = (clock::now(), &self.router.retry);
-        // Of a request that waited long for its turn, too.
+        // The deadline is renewed, also for a request that waited long for its turn.
         self.deadline = now + retry.total;
         let wait = match apart {
             true => self.tries.after_apart(retry, now),
@@ -405,16 +406,16 @@ impl Generation {
         } else if self.progress.answer.brought() > 0 {
             self.router.metrics.resumed.inc();
             self.progress.answer.keep(Arc::make_mut);
-            // It has more pages now.
+            // The prompt of the next try includes the answer so far, so it has more pages.
             self.chains = None;
         }
         clock::sleep(wait).await;
         Ok(restarts)
     }
 
-    /// A new room on a new route. Waits for workers if there are none.
+    /// Begins a try: a new room on a new route. Waits for workers if there are none.
     async fn begin(&mut self) -> Result<Attempt, Failure> {
-        // 63 bits, as other systems' rooms have.
+        // 63 bits, as in the rooms of other systems.
         let random = random_u64().map_err(|error| Failure::Internal(format!("no randomness: {error}")))?;
         let room = Room(random >> 1);
         let route = self.route(room).await?;
@@ -478,7 +479,7 @@ impl Generation {
     async fn route(&mut self, room: Room) -> Result<Route, Failure> {
         let prompt = self.progress.answer.prompt().len() as u64;
         let answer = match self.progress.answer.answered() {
-            // Another worker may hold less than the one that fixed the answer's length.
+            // Another worker may hold fewer tokens than the one that fixed the answer's length.
             0 => self.job.max_new_tokens.unwrap_or(1),
             _ => self.progress.answer.left(),
         };
@@ -498,7 +499,7 @@ impl Generation {
             let change = self.router.registry.change();
             match self.router.registry.pick(need, &self.failed) {
                 Ok(route) => return Ok(route),
-                // The worker that it fitted may come back.
+                // The worker that the request fitted may come back.
                 Err(NoRoute::TooLong(limit)) if self.tries.failed() > 0 => {
                     let why = format!("no worker is left that holds more than {limit} tokens");
                     tokio::select! {

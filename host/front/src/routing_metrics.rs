@@ -1,4 +1,4 @@
-//! The series that tell how requests find their workers.
+//! Series that show how the router chooses workers for requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ struct DecisionLabels {
     expected: &'static str,
 }
 
-/// Set from a snapshot at each scrape, because the registry does the counting.
+/// Series of routing. They are set from a snapshot at each scrape, because the registry does the counting.
 #[derive(Default)]
 pub(super) struct RoutingSeries {
     index_pages: Family<IndexLabels, Gauge>,

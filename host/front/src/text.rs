@@ -38,40 +38,40 @@ pub enum TextError {
     Template(String),
 }
 
-/// Whether special tokens are part of a text that is decoded.
+/// Whether decoded text shows special tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Specials {
-    /// They never show.
+    /// Special tokens never show.
     #[default]
     Hidden,
-    /// They show as their names.
+    /// Special tokens show as their names.
     Shown,
 }
 
 /// Turns text into token ids and back. It is cheap to share. All methods may be called from any thread at once.
 pub trait Tokenizer: Send + Sync {
-    /// Token ids of `text`. `add_special` adds what the model wants around a plain prompt (a begin-of-sequence token). Chat
-    /// templates write these themselves.
+    /// Token ids of `text`. `add_special` adds the special tokens that the model needs around a plain prompt (a begin-of-sequence
+    /// token). Chat templates write these themselves.
     ///
     /// # Errors
     /// When the tokenizer cannot represent the text.
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError>;
 
-    /// The bytes that one token stands for, as a `logprobs` field shows them. A special token gives its name, and an id outside
-    /// the vocabulary no bytes.
+    /// The bytes that one token stands for, as a `logprobs` field shows them. For a special token these are its name, and for an
+    /// id outside the vocabulary none.
     fn token_bytes(&self, token: u32) -> Vec<u8>;
 
-    /// True for tokens that show in an answer's text only when [`Specials::Shown`] is asked for.
+    /// Whether an answer's text shows the token only with [`Specials::Shown`].
     fn is_special(&self, token: u32) -> bool;
 
     /// Token ids are less than this.
     fn vocabulary(&self) -> u32;
 
-    /// The tokens that a text has at least, where that is known without tokenizing it and saves work.
+    /// The least number of tokens of a text, where this is known without tokenizing and saves work.
     fn least_tokens(&self, _text: &str) -> Option<usize> {
         None
     }
 
-    /// Decodes an answer as it comes, one token at a time, never splitting a character.
+    /// A decoder for one answer. It takes one token at a time and never splits a character.
     fn stream(self: Arc<Self>, specials: Specials) -> Box<dyn TextStream>;
 }

@@ -1,7 +1,7 @@
-//! Places that clients take in turns: a client that waits with much does not delay one that waits with little.
+//! Places that clients take in turns: a client with many waiting requests does not delay a client with few.
 //!
-//! As fair queueing of Nagle has it (RFC 970, 1985): a queue for each client, and one after the other gives one. A client's own
-//! requests keep their order.
+//! This is Nagle's fair queueing (RFC 970, 1985): each client has a queue, and the queues take turns to give one request. The
+//! requests of one client keep their order.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use host_wire::shares::Client;
 
-/// So many places.
+/// A number of places that clients take in turns.
 #[derive(Clone, Debug)]
 pub struct Turns {
     state: Arc<Mutex<State>>,
@@ -19,40 +19,40 @@ pub struct Turns {
 
 #[derive(Debug)]
 struct State {
-    /// Only while nothing waits.
+    /// Free places. Above 0 only while no request waits.
     free: usize,
-    /// Clients that wait, each once, the next first.
+    /// The clients that wait, each once. The next client comes first.
     order: VecDeque<Client>,
     waiting: HashMap<Client, Waiting>,
 }
 
-/// What one client waits with, the next first. Some of it may be abandoned.
+/// The waiting requests of one client. The next one comes first. Some may be abandoned.
 #[derive(Debug, Default)]
 struct Waiting {
     queue: VecDeque<oneshot::Sender<Turn>>,
-    /// With so many it is looked through for abandoned ones.
+    /// The length at which the queue is searched for abandoned requests.
     look_at: usize,
 }
 
-/// Fewer are not looked through.
+/// A shorter queue is not searched.
 const FEW: usize = 16;
 
-/// A place, which goes to the next client when dropped.
+/// A place. When it is dropped, the next client gets it.
 #[derive(Debug)]
 pub struct Turn {
-    /// None when it was given back.
+    /// Absent when the place was given to another request.
     of: Option<Turns>,
 }
 
 impl Turns {
-    /// So many places, all free.
+    /// A number of places, all free.
     #[must_use]
     pub fn new(places: usize) -> Self {
         let state = State { free: places, order: VecDeque::new(), waiting: HashMap::new() };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// A place, as soon as it is the client's turn. Dropping the future leaves the queue.
+    /// Returns a place when it is the client's turn. Dropping the future leaves the queue.
     pub async fn take(&self, client: &Client) -> Turn {
         loop {
             let turn = {
@@ -63,7 +63,7 @@ impl Turns {
                 }
                 state.wait(client)
             };
-            // The state keeps the sender until it is this one's turn.
+            // The state keeps the sender until it is this request's turn.
             if let Ok(turn) = turn.await {
                 return turn;
             }
@@ -84,7 +84,7 @@ impl State {
         receiver
     }
 
-    /// What is next, which goes to the end of the order if it waits with more.
+    /// Takes the next request. Its client goes to the end of the order if it has more.
     fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
         let client = self.order.pop_front()?;
         let waiting = self.waiting.get_mut(&client)?;
@@ -99,8 +99,8 @@ impl State {
 }
 
 impl Waiting {
-    /// What was abandoned would otherwise stay until a place is free. It is looked for when there are twice as many as the last time,
-    /// so that many that wait cost each that comes no more than few do.
+    /// Adds a request. Abandoned requests would otherwise stay until a place is free, so they are removed here. The queue is
+    /// searched only when it has twice its last length, so that an addition costs no more in a long queue than in a short one.
     fn push(&mut self, sender: oneshot::Sender<Turn>) {
         if self.queue.len() >= self.look_at.max(FEW) {
             self.queue.retain(|sender| !sender.is_closed());
@@ -125,7 +125,7 @@ impl Drop for Turn {
             let Some(next) = next else { return };
             match next.send(Self { of: Some(turns.clone()) }) {
                 Ok(()) => return,
-                // Abandoned: the place is the next one's, and is given on here alone.
+                // The request was abandoned. This loop gives the place to the next one, so dropping `turn` must not.
                 Err(mut turn) => turn.of = None,
             }
         }
@@ -147,14 +147,14 @@ mod tests {
 
     type Waiting<'a> = Pin<Box<dyn Future<Output = Turn> + 'a>>;
 
-    /// One that waits: no place is free.
+    /// A request that waits, because no place is free.
     fn waiting(turns: &Turns, number: u8) -> Waiting<'_> {
         let mut waiting: Waiting = Box::pin(async move { turns.take(&client(number)).await });
         assert!(waiting.as_mut().now_or_never().is_none(), "a place was free");
         waiting
     }
 
-    /// The clients in the order in which they get the one place.
+    /// The clients in the order in which they get the only place.
     fn order(place: Turn, mut waiting: Vec<(u8, Waiting)>) -> Vec<u8> {
         let mut order = Vec::new();
         let mut place = Some(place);

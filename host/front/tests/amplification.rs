@@ -1,4 +1,4 @@
-//! What a request's JSON costs in memory, whatever is in it.
+//! The memory that a request's JSON takes, whatever it contains.
 
 #![allow(clippy::unwrap_used, reason = "a test stops where its assumptions break")]
 
@@ -7,16 +7,16 @@ use std::cell::Cell;
 
 use host_front::http::fuzzing;
 
-/// Counts what a thread has allocated.
+/// Counts the bytes that a thread has allocated.
 struct Counting;
 
 thread_local! {
-    /// Bytes now, and at most since the last look.
+    /// Bytes now, and the most since the last reset.
     static BYTES: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 
 fn count(bytes: isize) {
-    // A thread that ends counts no more.
+    // A thread that ends does not count any more.
     let _ended = BYTES.try_with(|counted| {
         let (now, most) = counted.get();
         counted.set((now + bytes, most.max(now + bytes)));
@@ -70,7 +70,7 @@ fn cost_at(endpoint: u8, body: &[u8]) -> (isize, bool) {
     (BYTES.with(Cell::get).1, accepted)
 }
 
-/// A field that is read, of many times the same: as many as a body has room for, and as many as are taken.
+/// Bodies with one item many times: as many as a body has room for, and as many as the limits allow.
 fn repeated(item: &str) -> [Vec<u8>; 2] {
     let (begin, end) = (r#"{"messages":["#, "]}");
     let room = (BODY - begin.len() - end.len() - item.len()) / (item.len() + 1);

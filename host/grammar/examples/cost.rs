@@ -1,4 +1,4 @@
-//! What masks cost, and what hostile grammars cost, over a real vocabulary.
+//! Measures the cost of masks, and of hostile grammars, over a real vocabulary.
 //!
 //!     cargo run --release -p host-grammar --example cost -- MODEL
 

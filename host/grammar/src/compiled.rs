@@ -1,13 +1,13 @@
-//! What comes of compiling a grammar: answers begin from it.
+//! A compiled grammar, from which answers begin.
 
 use llguidance::Matcher;
 use parking_lot::Mutex;
 
 use crate::state::State;
 
-/// A grammar that can be carried out.
+/// A compiled grammar. All answers under it start from one copy of the engine.
 pub struct Compiled {
-    /// At the beginning, never moved on.
+    /// The engine at the beginning of an answer. It is copied and never advanced.
     fresh: Mutex<Matcher>,
     width: u32,
 }
@@ -19,15 +19,15 @@ impl std::fmt::Debug for Compiled {
 }
 
 impl Compiled {
-    /// From the engine at the beginning of an answer.
+    /// Wraps an engine that is at the beginning of an answer.
     pub(crate) fn new(fresh: Matcher, width: u32) -> Self {
         Self { fresh: Mutex::new(fresh), width }
     }
 
-    /// The place at which an answer begins that these tokens end.
+    /// The state at the beginning of an answer. The tokens `ends` end the answer.
     #[must_use]
     pub fn begin(&self, ends: Vec<u32>) -> State {
-        // Its own lexer: answers under one grammar wait for each other nowhere.
+        // A deep copy has its own lexer, so answers under one grammar never wait for each other.
         State::new(self.fresh.lock().deep_clone(), self.width, ends)
     }
 }

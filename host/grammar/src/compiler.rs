@@ -1,4 +1,4 @@
-//! From text to what can be carried out, within limits.
+//! Compiles the texts of grammars, within limits.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use crate::source::{Kind, Source, with_white_space};
 use crate::state::first_line;
 use crate::{GrammarError, Limits, Vocabulary};
 
-/// Compiles grammars over one vocabulary, and keeps them. All methods may be called from any thread.
+/// Compiles grammars over one vocabulary, and caches the outcomes. All methods may be called from any thread.
 #[derive(Debug)]
 pub struct Compiler {
     jobs: Arc<Jobs>,
 }
 
 impl Compiler {
-    /// For this vocabulary.
+    /// A compiler for one vocabulary.
     ///
     /// # Errors
-    /// When the engine cannot use it.
+    /// When the engine cannot use the vocabulary.
     pub fn new(vocabulary: &Vocabulary, limits: Limits) -> Result<Self, GrammarError> {
         let mut factory = ParserFactory::new_simple(vocabulary.environment()).map_err(|error| {
             GrammarError::Stuck(format!("the vocabulary cannot be used: {}", first_line(&error.to_string())))
@@ -35,9 +35,9 @@ impl Compiler {
             step_max_items: limits.mask_items,
             max_lexer_states: limits.lexer_states,
             max_grammar_size: limits.symbols,
-            // It would run each large expression over the whole vocabulary.
+            // Precomputing would run each large expression over the whole vocabulary.
             precompute_large_lexemes: false,
-            // Messages would repeat the answer so far.
+            // Verbose messages would repeat the answer so far.
             verbose_errors: false,
             ..ParserLimits::default()
         };
@@ -46,27 +46,27 @@ impl Compiler {
         Ok(Self { jobs: Jobs::new(Box::new(compile), limits) })
     }
 
-    /// Asks for a grammar to be compiled for a client: a number, of which 0 is one, too. Does not wait. What is dropped before the
-    /// grammar's turn comes is not compiled.
+    /// Asks for a grammar to be compiled for a client. Does not wait. Any number names a client, 0 too. A grammar is not compiled
+    /// if all requests for it are dropped before its turn comes.
     ///
     /// # Errors
-    /// When it is too large or too deep, or the client waits with too many.
+    /// When the grammar is too large or too deep, or too many grammars of the client wait.
     pub fn ask(&self, client: u64, source: &Source) -> Result<Asked, GrammarError> {
         source.check()?;
         self.jobs.ask(client, source)
     }
 
-    /// Compiles a grammar, or finds it. Refused ones are kept too. Several requests for one grammar compile it once. Waits on no
-    /// thread; the runtime needs its clock.
+    /// Compiles a grammar, or finds its outcome in the cache, which holds failures too. Several requests for one grammar compile it
+    /// once. Blocks no thread. The runtime must have its timer enabled.
     ///
     /// # Errors
-    /// When it is refused, is no grammar, or takes too long, and when it is not its turn in time.
+    /// When the text is refused or is no grammar, when its turn does not come in time, or when compiling takes too long.
     pub async fn compile(&self, client: u64, source: &Source) -> Result<Arc<Compiled>, GrammarError> {
         self.ask(client, source)?.outcome().await
     }
 }
 
-/// What compiles.
+/// The engine's factory of parsers, with this crate's limits.
 struct Engine {
     factory: ParserFactory,
     width: u32,

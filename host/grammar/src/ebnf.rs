@@ -1,11 +1,11 @@
-//! Rules in the notation of GBNF, which llama.cpp, xgrammar and SGLang's `ebnf` share, as rules in Lark's.
+//! Translates rules from the notation of GBNF, which llama.cpp, xgrammar and SGLang's `ebnf` share, to Lark's.
 //!
 //! ```text
 //! root   ::= "yes" | number ("," number)*      start: r_root
 //! number ::= [0-9]{1,3}                        r_root: "yes" | r_number ("," r_number)*
 //! ```
 //!
-//! Texts, character classes with their escapes, `.`, groups, `* + ?`, `{m,n}` and comments are read.
+//! It reads texts, character classes with their escapes, `.`, groups, `* + ?`, `{m,n}` and comments.
 
 use std::fmt::Write;
 use std::iter::Peekable;
@@ -20,7 +20,7 @@ pub fn is_ebnf(text: &str) -> bool {
     text.contains("::=")
 }
 
-/// The same rules in Lark's notation.
+/// Translates rules to Lark's notation.
 ///
 /// # Errors
 /// When the text is not in this notation, or has no rule `root`.
@@ -39,7 +39,7 @@ pub fn source(text: &str) -> Result<Source, GrammarError> {
 enum Token {
     Name(String),
     Defined,
-    /// As Lark writes it: a text, a class, a group's border, a repetition.
+    /// An element in Lark's notation: a text, a class, a group's border, a repetition.
     Piece(String),
 }
 
@@ -78,7 +78,7 @@ fn rules(tokens: &[Token]) -> Result<String, String> {
                 return Err("it must begin with the name of a rule and ::=".to_owned());
             }
             Token::Piece(piece) => {
-                // Repetitions stand at what they repeat.
+                // A repetition follows its item without a space.
                 if !piece.starts_with(['*', '+', '?', '{']) {
                     lark.push(' ');
                 }
@@ -95,7 +95,7 @@ fn rules(tokens: &[Token]) -> Result<String, String> {
     }
 }
 
-/// Names of rules are lower case in Lark. What this notation allows beside letters and digits is written as its number.
+/// The name of a rule in Lark, where such names are lower case. Upper-case letters, `_` and `-` are written as their numbers.
 fn lark_name(name: &str) -> String {
     let letter = |letter: char| match letter {
         'a'..='z' | '0'..='9' => letter.to_string(),
@@ -161,7 +161,7 @@ fn text_of(rest: &mut Peekable<Chars<'_>>) -> Result<String, String> {
     }
 }
 
-/// A character class as a regular expression, each character by its number.
+/// A character class as a regular expression, with each character written as its number.
 fn class(rest: &mut Peekable<Chars<'_>>) -> Result<String, String> {
     let mut class = String::from("/[");
     if rest.next_if_eq(&'^').is_some() {
@@ -172,7 +172,7 @@ fn class(rest: &mut Peekable<Chars<'_>>) -> Result<String, String> {
         let letter = match rest.next().ok_or("a character class has no end")? {
             ']' if empty => return Err("a character class is empty".to_owned()),
             ']' => break,
-            // Between two characters it means a range. At either end it is a character.
+            // A hyphen between two characters means a range. A hyphen at either end is a character.
             '-' if !empty && rest.peek().is_some_and(|next| *next != ']') => {
                 class.push('-');
                 continue;

@@ -6,10 +6,10 @@
 //! ```
 //!
 //! A [`Source`] is text and travels with its request. Every worker compiles it over the bytes of its own model's
-//! [`Vocabulary`], and keeps what it compiled. A [`State`] follows from the tokens of the answer so far and from nothing else:
-//! the same tokens, fed to a fresh state on another worker, allow the same next tokens.
+//! [`Vocabulary`], and caches the result. A [`State`] depends only on the tokens of the answer so far: the same tokens, fed to a
+//! fresh state on another worker, allow the same next tokens.
 //!
-//! The engine is llguidance. No name of it is part of this crate's interface.
+//! The engine is llguidance. None of its names is part of this crate's interface.
 
 #![forbid(unsafe_code)]
 
@@ -33,21 +33,21 @@ pub use source::{Kind, MAX_DEPTH, MAX_TEXT, Source, json_rule, quoted as lark_te
 pub use state::{Mask, State};
 pub use vocabulary::Vocabulary;
 
-/// Why a grammar cannot be used, or an answer under it cannot go on. A sentence for the client.
+/// Why a grammar cannot be used, or an answer under it cannot go on. It displays as a sentence for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// The text is too large or too deep, or says what clients may not say.
+    /// The text is too large or too deep, or contains something that clients may not send.
     #[error("{0}")]
     Refused(String),
-    /// The text is no grammar, or one that cannot be carried out.
+    /// The text is no grammar, or a grammar that the engine cannot use.
     #[error("the {kind} cannot be used: {reason}")]
     Compile {
         /// What the text should be.
         kind: &'static str,
-        /// What the engine says.
+        /// The engine's message.
         reason: String,
     },
-    /// It would take more time than a request may.
+    /// Compiling takes longer than a request may wait.
     #[error("the {kind} takes longer to compile than {seconds} s; make it smaller")]
     Slow {
         /// What the text is.
@@ -55,12 +55,12 @@ pub enum GrammarError {
         /// The limit.
         seconds: u64,
     },
-    /// The client waits with too many.
+    /// Too many grammars of the client wait to be compiled.
     #[error(
         "{0} grammars of this client wait to be compiled, which is the limit; send more when some have been answered"
     )]
     Busy(usize),
-    /// It was not its turn in time.
+    /// The grammar's turn to be compiled did not come in time.
     #[error(
         "the {kind} waited {seconds} s for its turn to be compiled, which is the limit: others take long; try again soon"
     )]

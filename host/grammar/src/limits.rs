@@ -1,4 +1,4 @@
-//! What a grammar may cost.
+//! Limits on the work and memory of a grammar.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use std::time::Duration;
 pub struct Limits {
     /// The longest wait for a grammar's turn to be compiled.
     pub wait: Duration,
-    /// The longest wait for it once it is its turn.
+    /// The longest wait for a grammar to be compiled, counted from its turn.
     pub compile_time: Duration,
-    /// Grammars that are compiled at once. One that takes longer than `compile_time` counts until it ends.
+    /// Grammars that are compiled at once. A grammar that takes longer than `compile_time` counts until its thread ends.
     pub compiling: usize,
-    /// The same of one client.
+    /// Grammars of one client that are compiled at once.
     pub compiling_of_a_client: usize,
     /// Grammars of one client that wait for their turn.
     pub waiting_of_a_client: usize,
@@ -23,15 +23,15 @@ pub struct Limits {
     pub symbols: usize,
     /// States of a grammar's lexer, 1 to 2 kB each. An answer has its own.
     pub lexer_states: usize,
-    /// Work on a lexer that is compiled. 50,000 take a millisecond.
+    /// Work to compile a lexer, in the engine's units. 50,000 take a millisecond.
     pub compile_fuel: u64,
-    /// Work on the lexer for one mask. 14,000 take a millisecond.
+    /// Work of the lexer for one mask, in the engine's units. 14,000 take a millisecond.
     pub mask_fuel: u64,
     /// Items of the parser for one mask. 20,000 take a millisecond.
     pub mask_items: usize,
     /// Items of the parser at one place of an answer: several for each property that may come next.
     pub items: usize,
-    /// The same under rules, which can be ambiguous: the work at a place grows with the square of its items.
+    /// As `items`, for rules. Rules can be ambiguous, and the work at one place grows with the square of its items.
     pub items_of_rules: usize,
 }
 
@@ -48,7 +48,7 @@ impl Default for Limits {
             symbols: 200_000,
             lexer_states: 25_000,
             compile_fuel: 1_000_000,
-            // The lexer of a request that goes on elsewhere is cold, so it needs more than that of one that ran through.
+            // A request that continues on another worker starts with a cold lexer there, which needs more work than a warm one.
             mask_fuel: 500_000,
             mask_items: 100_000,
             items: 2000,

@@ -1,36 +1,38 @@
-//! Whose turn is next: clients take turns, however much each waits with.
+//! Decides which client is next: clients take turns, regardless of how many items each of them has waiting.
 //!
-//! A place goes to the client that waits and has the fewest, among equals to the one whose last turn is longest ago. A client may have
-//! a part of the places only: one that waits with many grammars, each of which takes seconds to compile, leaves some to the others.
+//! A place is the right to work on one item. A free place goes to the waiting client that has the fewest places, among equals to
+//! the client whose last turn is longest ago. A client may have only a part of the places: a client with many grammars, each of
+//! which takes seconds to compile, leaves some places to the others.
 
 use std::collections::{HashMap, VecDeque};
 
-/// What clients wait with, and how many places each has. It decides alone: its owner does the work.
+/// The waiting items of all clients, and the places that each client has. It only decides what is next: its owner does the work.
 #[derive(Debug)]
 pub struct Queue<T> {
-    /// Worked on at once, of all clients and of one.
+    /// Items that are worked on at once, of all clients together. `of_a_client` is the same of one client.
     places: usize,
     of_a_client: usize,
-    /// How many of each client are worked on now. None has 0.
+    /// Places that each client has now. A client without places has no entry.
     taken: HashMap<u64, usize>,
-    /// Each client that waits, once, the next among equals first. None waits with nothing.
+    /// Each client that waits, once, with its items, of which there is at least one. Among clients with equally many places, the
+    /// first is next.
     waiting: VecDeque<(u64, VecDeque<T>)>,
 }
 
 impl<T> Queue<T> {
-    /// Nothing waits. So many places are there, of which one client has this many at most.
+    /// An empty queue with so many places, of which one client has `of_a_client` at most.
     #[must_use]
     pub fn new(places: usize, of_a_client: usize) -> Self {
         Self { places, of_a_client, taken: HashMap::new(), waiting: VecDeque::new() }
     }
 
-    /// What a client waits with, in its order.
+    /// The waiting items of a client, in their order.
     pub fn of(&self, client: u64) -> impl ExactSizeIterator<Item = &T> {
         let found = self.waiting.iter().find(|(of, _)| *of == client);
         found.map(|(_, queue)| queue.iter()).unwrap_or_default()
     }
 
-    /// A client waits with one more.
+    /// Adds an item of a client.
     pub fn push(&mut self, client: u64, one: T) {
         match self.waiting.iter_mut().find(|(of, _)| *of == client) {
             Some((_, queue)) => queue.push_back(one),
@@ -38,7 +40,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Forgets what does not wait any more.
+    /// Removes the items that do not wait any more.
     pub fn retain(&mut self, mut waits: impl FnMut(&T) -> bool) {
         self.waiting.retain_mut(|(_, queue)| {
             queue.retain(&mut waits);
@@ -46,8 +48,8 @@ impl<T> Queue<T> {
         });
     }
 
-    /// What is worked on next, and for which client: it has a place until [`end`](Self::end). `None` when no place is free, or nothing
-    /// waits that may have one.
+    /// Takes the next item to work on, with its client, which has a place until [`end`](Self::end). `None` when no place is free,
+    /// or no waiting client may have another place.
     #[expect(clippy::should_implement_trait, reason = "what waits may be more by the next call")]
     pub fn next(&mut self) -> Option<(u64, T)> {
         if self.taken.values().sum::<usize>() >= self.places {
@@ -55,7 +57,7 @@ impl<T> Queue<T> {
         }
         let taken = |client: &u64| self.taken.get(client).copied().unwrap_or(0);
         let waiting = self.waiting.iter().map(|(client, _)| taken(client)).enumerate();
-        // The first of those with the fewest.
+        // The first of the clients with the fewest places.
         let (at, has) = waiting.min_by_key(|(_, taken)| *taken)?;
         if has >= self.of_a_client {
             return None;
@@ -69,7 +71,7 @@ impl<T> Queue<T> {
         Some((client, one))
     }
 
-    /// A client's place is free.
+    /// Frees one place of a client.
     pub fn end(&mut self, client: u64) {
         if let Some(taken) = self.taken.get_mut(&client) {
             *taken -= 1;
@@ -84,7 +86,7 @@ impl<T> Queue<T> {
 mod tests {
     use super::*;
 
-    /// All that gets a place now.
+    /// All items that get a place now.
     fn begun(queue: &mut Queue<&'static str>) -> Vec<&'static str> {
         std::iter::from_fn(|| queue.next().map(|(_, name)| name)).collect()
     }
@@ -102,7 +104,7 @@ mod tests {
         assert_eq!(begun(&mut queue), ["b1", "c1"]);
         queue.push(3, "c2");
         queue.end(1);
-        // Each has one, and A's last turn is longest ago.
+        // Each client has one place, and the last turn of client 1 is longest ago.
         assert_eq!(begun(&mut queue), ["a3"]);
         queue.end(1);
         queue.end(1);

@@ -1,4 +1,4 @@
-//! A grammar as text, and what is refused before any engine sees it.
+//! A grammar as text, and the checks before any engine gets it.
 
 use serde_json::{Value, json};
 
@@ -8,11 +8,11 @@ use crate::GrammarError;
 pub const MAX_TEXT: usize = 256 << 10;
 /// Deepest nesting of lists, objects, groups or brackets.
 pub const MAX_DEPTH: usize = 64;
-/// Deepest nesting of brackets when those in quotes count too.
+/// Deepest nesting of brackets, with brackets in quotes counted.
 const MAX_BRACKETS: usize = 1000;
 /// Most alternatives of a choice.
 const MAX_CHOICES: usize = 4096;
-/// Most bounded repetitions that a regular expression may nest into each other, multiplied.
+/// Largest product of the bounds of repetitions that are nested into each other.
 const MAX_REPEATS: u64 = 100_000;
 
 /// What a text is.
@@ -43,7 +43,7 @@ impl Kind {
         [Kind::JsonSchema, Kind::Regex, Kind::Lark].into_iter().find(|kind| kind.as_str() == name)
     }
 
-    /// What messages call it.
+    /// The name in messages.
     #[must_use]
     pub fn noun(self) -> &'static str {
         match self {
@@ -61,7 +61,7 @@ pub struct Source {
     pub kind: Kind,
     /// The text.
     pub text: String,
-    /// JSON without any white space between its parts. For [`Kind::JsonSchema`].
+    /// Whether JSON has no white space between its parts. Only for [`Kind::JsonSchema`].
     pub compact: bool,
 }
 
@@ -93,7 +93,7 @@ impl Source {
     /// One of these texts.
     ///
     /// # Errors
-    /// When there is none, one is empty, or there are too many.
+    /// When there is no text, a text is empty, or there are too many.
     pub fn choice(texts: &[String]) -> Result<Self, GrammarError> {
         let refuse = |reason: String| Err(GrammarError::Refused(reason));
         if texts.is_empty() || texts.iter().any(String::is_empty) {
@@ -106,8 +106,8 @@ impl Source {
         Ok(Self::lark(format!("start: {}", quoted.join(" | "))))
     }
 
-    /// The same, behind thoughts that end with `</think>`: these are `open` when the prompt has begun them. Otherwise an answer may
-    /// have some or none.
+    /// The same grammar, preceded by thoughts that end with `</think>`. `open` says that the prompt has begun the thoughts.
+    /// Otherwise an answer may have thoughts or none.
     #[must_use]
     pub fn after_thoughts(&self, open: bool) -> Self {
         let begin = if open { "think space" } else { "(\"<think>\" think space)?" };
@@ -123,10 +123,10 @@ impl Source {
         Self::lark(format!("start: {begin} answer\n{rules}\n{body}"))
     }
 
-    /// Refuses what is too large or too deep for the engine, and what only an operator may say.
+    /// Refuses a text that is too large or too deep for the engine, or has an option that clients may not set.
     ///
     /// # Errors
-    /// With the limit that was passed.
+    /// With the limit that the text exceeds, or what else is wrong.
     pub fn check(&self) -> Result<(), GrammarError> {
         let noun = self.kind.noun();
         let refuse = |reason: String| Err(GrammarError::Refused(reason));
@@ -139,7 +139,8 @@ impl Source {
         if self.text.contains('\0') {
             return refuse(format!("the {noun} has a NUL character"));
         }
-        // In an expression any quote is a letter, and in rules one may be: brackets within quotes count, to a higher limit.
+        // A quote is an ordinary character in an expression, and can be one in rules. So brackets in quotes count too, with a
+        // higher limit.
         let within = if self.kind == Kind::Regex { 0 } else { deepest(&self.text, true) };
         let all = if self.kind == Kind::JsonSchema { 0 } else { deepest(&self.text, false) };
         for (depth, most) in [(within, MAX_DEPTH), (all, MAX_BRACKETS)] {
@@ -176,11 +177,11 @@ impl Source {
     }
 }
 
-/// White space between parts of JSON: a line's end and an indentation, as programs write it. A model that would go on with white space
-/// for ever goes on with JSON instead.
+/// White space between parts of JSON: a line's end and an indentation, as programs write it. The limit stops a model that would
+/// write white space for ever.
 const WHITE_SPACE: &str = r"\r?\n[ \t]{0,40}|[ \t]{1,40}";
 
-/// A schema as the engine is given it.
+/// A schema with the options that the engine reads from it.
 pub(crate) fn with_white_space(schema: &Value, compact: bool) -> Value {
     let mut fields = match schema {
         Value::Object(fields) => fields.clone(),
@@ -194,13 +195,13 @@ pub(crate) fn with_white_space(schema: &Value, compact: bool) -> Value {
     Value::Object(fields)
 }
 
-/// What a rule of Lark has where JSON of a schema is to stand.
+/// The expression of Lark for JSON of a schema.
 #[must_use]
 pub fn json_rule(schema: &Value, compact: bool) -> String {
     format!("%json {}", with_white_space(schema, compact))
 }
 
-/// Rules whose first is `answer` and not `start`.
+/// Rules with the rule `start` renamed to `answer`.
 fn renamed(rules: &str) -> String {
     let line = |line: &str| match line.trim_start().strip_prefix("start") {
         Some(rest) if rest.trim_start().starts_with(':') => format!("answer{rest}"),
@@ -215,8 +216,8 @@ pub fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// How deep brackets nest, outside of quoted texts if quotes are `read`. What is no grammar is counted as far as it is one. The
-/// engine refuses it.
+/// How deep brackets nest. If quotes are `read`, brackets in quoted texts do not count. The text may be no valid grammar: the
+/// engine refuses it later.
 fn deepest(text: &str, read: bool) -> usize {
     let (mut depth, mut most) = (0_usize, 0);
     let mut escaped = false;
@@ -239,11 +240,11 @@ fn deepest(text: &str, read: bool) -> usize {
     most
 }
 
-/// An upper limit on how often bounded repetitions repeat within each other: the product of `{m,n}` along the deepest nesting.
+/// An upper limit on how often bounded repetitions repeat within each other: the largest product of nested `{m,n}`.
 fn repeats(text: &str) -> u64 {
-    // The largest product of what has been closed, at each open group.
+    // For each open group, the largest product of a part of it that is complete.
     let mut open = vec![1_u64];
-    // Of the item that a repetition would apply to.
+    // The product of the newest item, to which a repetition would apply.
     let mut last = 1_u64;
     let mut bytes = text.char_indices().peekable();
     while let Some((at, letter)) = bytes.next() {

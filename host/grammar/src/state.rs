@@ -1,16 +1,15 @@
-//! Where an answer is in its grammar.
+//! The place of an answer in its grammar, and the tokens that it allows next.
 
 use llguidance::Matcher;
 use toktrie::SimpleVob;
 
 use crate::GrammarError;
 
-/// One answer's place in its grammar. It follows from the tokens that it was given and nothing else. To be used by one thread at
-/// a time.
+/// One answer's place in its grammar. It depends only on the tokens that it has consumed. For one thread at a time.
 pub struct State {
     matcher: Matcher,
     width: u32,
-    /// Tokens that end the answer. They are no text of it.
+    /// Tokens that end the answer. They stand for no text.
     ends: Vec<u32>,
     ended: bool,
 }
@@ -33,10 +32,10 @@ impl State {
         Self { matcher, width, ends, ended: false }
     }
 
-    /// Goes on by a token of the answer.
+    /// Advances by one token of the answer.
     ///
     /// # Errors
-    /// When the grammar does not allow it here.
+    /// When the grammar does not allow the token here.
     pub fn consume(&mut self, token: u32) -> Result<(), GrammarError> {
         if self.ended {
             return Ok(());
@@ -53,10 +52,10 @@ impl State {
         self.matcher.consume_token(token).map_err(stuck)
     }
 
-    /// The tokens that may come next. Those that end the answer are among them only where the grammar can end.
+    /// The tokens that may come next. Tokens that end the answer are allowed only where the grammar can end.
     ///
     /// # Errors
-    /// When nothing may come next, or it takes too much work to find out.
+    /// When no token may come next, or finding them takes too much work.
     pub fn mask(&mut self) -> Result<Mask, GrammarError> {
         let over = self.ended || (self.matcher.is_stopped() && !self.matcher.is_error());
         let mut allowed = match over {
@@ -79,7 +78,7 @@ impl State {
     /// Whether the answer may end here.
     ///
     /// # Errors
-    /// When the state is of no use any more.
+    /// When the engine has failed earlier.
     pub fn may_end(&mut self) -> Result<bool, GrammarError> {
         if self.ended || (self.matcher.is_stopped() && !self.matcher.is_error()) {
             return Ok(true);
@@ -88,7 +87,7 @@ impl State {
     }
 }
 
-/// The engine's message: one line of it, without its own state.
+/// An error with the first line of the engine's message, without the engine's own state.
 fn stuck(error: impl std::fmt::Display) -> GrammarError {
     GrammarError::Stuck(first_line(&error.to_string()))
 }
@@ -100,7 +99,7 @@ pub(crate) fn first_line(message: &str) -> String {
 }
 
 impl Mask {
-    /// Makes the tokens impossible that may not come.
+    /// Sets the logits of tokens that may not come next to minus infinity.
     pub fn apply(&self, logits: &mut [f32]) {
         let words = self.allowed.as_slice();
         for (index, logit) in logits.iter_mut().enumerate() {
@@ -111,13 +110,13 @@ impl Mask {
         }
     }
 
-    /// Whether this token may come.
+    /// Whether this token may come next.
     #[must_use]
     pub fn allows(&self, token: u32) -> bool {
         token < self.width && self.allowed.get(token as usize)
     }
 
-    /// The tokens that may come, in order.
+    /// The tokens that may come next, in ascending order.
     #[must_use]
     pub fn tokens(&self) -> Vec<u32> {
         self.allowed.to_list()

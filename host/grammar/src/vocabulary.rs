@@ -11,7 +11,7 @@ const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 #[derive(Clone)]
 pub struct Vocabulary {
     environment: TokEnv,
-    /// Token ids are less than this. The engine has one more, which stands for the end.
+    /// Token ids are less than this. The engine has one more token, which stands for the end.
     width: u32,
 }
 
@@ -22,8 +22,8 @@ impl std::fmt::Debug for Vocabulary {
 }
 
 impl Vocabulary {
-    /// A vocabulary for logits of this width. `token` gives an id's bytes, and whether it is special: such a token is no text,
-    /// and its bytes are its name. An id without bytes is never allowed.
+    /// A vocabulary for logits of this width. `token` gives an id's bytes, and whether the token is special. A special token is no
+    /// text, and its bytes are its name. An id without bytes is never allowed.
     #[must_use]
     pub fn new(width: u32, token: impl Fn(u32) -> (Vec<u8>, bool)) -> Self {
         let mut words: Vec<Vec<u8>> = (0..width)
@@ -33,7 +33,7 @@ impl Vocabulary {
                     bytes.insert(0, SPECIAL);
                     bytes
                 }
-                // The engine would take it for a special one. No text has such a byte.
+                // The engine would take this token for a special one. No text has such a byte.
                 (bytes, false) if bytes.first() == Some(&SPECIAL) => Vec::new(),
                 (bytes, false) => bytes,
             })
@@ -41,8 +41,8 @@ impl Vocabulary {
         let end = width;
         words.push(b"\xff<|end of the grammar|>".to_vec());
         let trie = TokTrie::from(&TokRxInfo::new(width + 1, end), &words);
-        // Not canonical: forced bytes are not turned into tokens. The model chooses how to cut a text, as it does without a
-        // grammar, and the allowed tokens depend on the text so far alone.
+        // The environment is not canonical: the engine does not turn forced bytes into tokens. The model chooses how to cut a
+        // text into tokens, as without a grammar. The allowed tokens depend only on the text so far.
         Self { environment: Arc::new(ApproximateTokEnv::new(trie)), width }
     }
 

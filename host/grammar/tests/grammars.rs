@@ -19,7 +19,7 @@ fn compile(compiler: &Compiler, source: &Source) -> Result<Arc<Compiled>, Gramma
     runtime.block_on(compiler.compile(0, source))
 }
 
-/// Whether a text is an answer under a grammar, byte by byte. The end is byte 0.
+/// Whether a grammar allows each byte of a text in turn and then the end, which is byte 0.
 fn takes(compiler: &Compiler, source: &Source, text: &str) -> bool {
     let mut state = compile(compiler, source).unwrap_or_else(|error| panic!("{error}")).begin(vec![END]);
     for byte in text.bytes() {
@@ -132,7 +132,7 @@ fn what_cannot_be_carried_out_is_refused_with_a_reason() {
     }
 }
 
-/// A real vocabulary: SmolLM2's, whose end of a turn is its own.
+/// A real vocabulary: SmolLM2's, which has a token of its own for the end of a turn.
 fn real() -> (TextModel, Vocabulary) {
     let text = TextModel::load(&Artifact::SmolLm2.path()).unwrap();
     let tokenizer = text.tokenizer.clone();
@@ -141,12 +141,12 @@ fn real() -> (TextModel, Vocabulary) {
     (text, vocabulary)
 }
 
-/// Draws tokens by a fixed rule until the end, at most so many.
+/// Draws random allowed tokens until the answer ends, at most `most`. Returns the tokens, and whether the answer ended.
 fn walk(state: &mut State, ends: &[u32], random: &mut fastrand::Rng, most: usize) -> (Vec<u32>, bool) {
     let mut tokens = Vec::new();
     while tokens.len() < most {
         let allowed = state.mask().unwrap().tokens();
-        // Ends every second time that it may. Else it takes any token, and often one of the shortest way.
+        // Ends with probability 1/2 wherever the grammar can end. Otherwise it takes any allowed token.
         if let Some(end) = allowed.iter().find(|token| ends.contains(token)).filter(|_| random.bool()) {
             state.consume(*end).unwrap();
             return (tokens, true);
@@ -173,7 +173,7 @@ fn over_a_real_vocabulary_every_end_is_valid_and_the_state_follows_from_the_toke
     for _ in 0..40 {
         let mut state = compiled.begin(text.end.clone());
         let (tokens, over) = walk(&mut state, &text.end, &mut random, 60);
-        // The same tokens, fed to another state up to any place, allow the same.
+        // The same tokens, fed to another state up to any place, allow the same next tokens.
         let cut = random.usize(..=tokens.len());
         let (mut first, mut second) = (compiled.begin(text.end.clone()), compiled.begin(text.end.clone()));
         for token in &tokens[..cut] {

@@ -1,16 +1,16 @@
-//! The C library's allocator, which Rust's allocations come from.
+//! Settings of the C library's allocator, which Rust's allocations come from.
 //!
-//! glibc keeps freed memory for the next allocation, in an area for each thread that allocates (up to eight for each core). How much
-//! each area keeps grows with the largest allocation that was freed, up to 64 MiB. A request with a large body so leaves its peak behind
-//! in the area of its thread, and a server which has seen many of them holds many times that peak.
+//! glibc keeps freed memory for later allocations, in an area for each thread that allocates (up to eight for each core). The
+//! amount that an area keeps grows with the largest freed allocation, up to 64 MiB. So a request with a large body leaves its peak
+//! in the area of its thread. A server that has had many such requests holds many times that peak.
 
-/// Bytes that an area keeps at its end, and from which an allocation is a mapping of its own. Both are glibc's values at the start, which
-/// stay as they are once they are set.
+/// Bytes that an area keeps at its end at most. Allocations of this size or more are mappings of their own. Both are glibc's
+/// initial values. Setting them stops glibc from raising them.
 #[cfg(target_env = "gnu")]
 const KEPT: std::ffi::c_int = 128 << 10;
 
-/// From now on freed memory goes back to the system at once, but for little. For processes that read what clients send. Does nothing
-/// with a C library other than glibc.
+/// Makes the allocator return freed memory to the system at once, except for a small rest. For processes that read data from
+/// clients. Does nothing with a C library other than glibc.
 pub fn keep_little() {
     set();
 }
@@ -21,10 +21,10 @@ fn set() {
     unsafe extern "C" {
         safe fn mallopt(parameter: c_int, value: c_int) -> c_int;
     }
-    /// Numbers of malloc.h.
+    /// Numbers of parameters, from malloc.h.
     const TRIM_THRESHOLD: c_int = -1;
     const MMAP_THRESHOLD: c_int = -3;
-    // glibc takes these values.
+    // Ignored: glibc accepts these values.
     let _taken = [TRIM_THRESHOLD, MMAP_THRESHOLD].map(|parameter| mallopt(parameter, KEPT));
 }
 

@@ -1,4 +1,4 @@
-//! Memory that plugins and other processes are given, and what the allocator keeps.
+//! Memory for plugins and other processes, and settings of the allocator.
 
 pub mod heap;
 mod mapping;

@@ -7,11 +7,12 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 /// A mapping of memory, zeroed at creation and unmapped on drop.
 ///
-/// Reads and writes by several parties (executor, transfer backend, storage, a peer
-/// process) are kept apart by the scheduler, which gives every page one owner at a time. One page has two users at once in
-/// one case: the transfer backend reads layers that the executor has said are done, while the executor writes others.
+/// The scheduler keeps the accesses of several parties (executor, transfer backend, storage, a peer process) apart: it
+/// gives every page one owner at a time. A page has two users at once in one case only: the transfer backend reads layers
+/// that the executor has reported as done, while the executor writes other layers.
 ///
-/// A compiler cannot see that, so what touches the bytes is unsafe, and the caller says which part of the protocol it goes by:
+/// The compiler cannot check this protocol. So the methods that access the bytes are unsafe, and each caller says which part of
+/// the protocol makes its access safe:
 ///
 /// ```compile_fail,E0133
 /// let memory = host_memory::Mapping::private(4096).unwrap();
@@ -41,7 +42,7 @@ pub struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping stays valid for the life of the value and is plain bytes. What touches them is unsafe, on any thread.
+// SAFETY: the mapping stays valid for the life of the value and is plain bytes. The methods that access them are unsafe.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -50,8 +51,8 @@ const RIGHTS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 impl Mapping {
     /// Maps `bytes` bytes (at least one) for this process alone, in huge pages where the system gives them on request
-    /// (`/sys/kernel/mm/transparent_hugepage/enabled`): a device that reads or writes such memory is told of one piece where
-    /// it would be told of 512.
+    /// (`/sys/kernel/mm/transparent_hugepage/enabled`). A device that reads or writes the memory then has one piece to know of
+    /// instead of 512.
     ///
     /// # Errors
     /// When the system has no memory to give.
@@ -60,13 +61,13 @@ impl Mapping {
         // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, RIGHTS, MapFlags::PRIVATE) }?;
         let mapping = Self::around(base, bytes)?;
-        // SAFETY: the range is the new mapping's, whose bytes this leaves as they are. Kernels without huge pages refuse,
-        // and the memory is as good.
+        // SAFETY: the range is the new mapping, and the advice does not change its bytes.
+        // A kernel without huge pages refuses the advice. The mapping is usable all the same.
         let _small = unsafe { madvise(base, bytes, Advice::LinuxHugepage) };
         Ok(mapping)
     }
 
-    /// Maps the first `bytes` bytes (at least one) of a file, which has as many.
+    /// Maps the first `bytes` bytes (at least one) of a file, which must have that many.
     pub(super) fn of(file: &impl AsFd, bytes: usize) -> std::io::Result<Self> {
         // SAFETY: as in `private`.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, RIGHTS, MapFlags::SHARED, file, 0) }?;
@@ -79,13 +80,13 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    /// First byte.
+    /// Address of the first byte.
     #[must_use]
     pub fn address(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Length.
+    /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -100,11 +101,11 @@ impl Mapping {
     /// When the range lies outside the memory.
     pub unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked, and the caller has it alone.
+        // SAFETY: the range was just checked, and the caller has exclusive access to it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
     }
 
-    /// Copies out of the memory, from `offset`.
+    /// Fills `bytes` from the memory at `offset`.
     ///
     /// # Safety
     /// Nothing writes the range meanwhile, in this process or another.
@@ -113,7 +114,7 @@ impl Mapping {
     /// When the range lies outside the memory.
     pub unsafe fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked. The caller keeps writers out, and has `bytes` alone.
+        // SAFETY: the range was just checked. The caller keeps writers out, and `bytes` is borrowed exclusively.
         unsafe {
             std::ptr::copy_nonoverlapping(self.base.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len());
         }
@@ -137,7 +138,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: base and length are those of our own mapping, and nothing borrows from it past the value's life.
-        // An error here would mean that the kernel lost the mapping. There is nothing to do about it.
+        // An error would mean that the kernel lost the mapping. It cannot be handled here.
         let _unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

@@ -1,4 +1,4 @@
-//! Memory with a file behind it.
+//! Memory that is backed by a file.
 
 use std::ops::Deref;
 
@@ -9,8 +9,8 @@ use super::mapping::Mapping;
 
 /// A mapping with a file descriptor behind it, so that a transfer backend can share it with another process.
 ///
-/// The file keeps its size: a process that it is shared with could otherwise shrink it, and the next access here to what is
-/// gone would end this process.
+/// The file's size is sealed. Otherwise the other process could shrink the file, and the next access here to the removed part
+/// would end this process.
 pub struct SharedMemory {
     mapping: Mapping,
     fd: OwnedFd,

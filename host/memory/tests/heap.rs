@@ -1,4 +1,5 @@
-//! A process that keeps little gives back what its threads have freed. Alone in its process, because the setting is the process's.
+//! `keep_little` makes a process return what its threads have freed. The setting applies to the whole process, so this test has one
+//! of its own.
 #![cfg(target_env = "gnu")]
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
@@ -7,12 +8,12 @@ use std::thread;
 
 use host_memory::heap::keep_little;
 
-/// Threads with an area of their own each.
+/// Threads that allocate, each with an area of its own.
 const THREADS: usize = 4;
-/// Bytes that each frees.
+/// Bytes that each thread frees, first in one allocation, then in many small ones.
 const FREED: usize = 16 << 20;
 
-/// Memory of this process behind which there is no file, in bytes.
+/// Resident memory of this process that no file backs, in bytes.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -29,12 +30,12 @@ fn what_threads_free_goes_back_to_the_system() {
             let freed = freed.clone();
             let (go, gone) = channel::<()>();
             let thread = thread::spawn(move || {
-                // A large one, after which glibc keeps more of what is freed.
+                // By default glibc keeps more freed memory after it has freed a large allocation.
                 drop(vec![1_u8; FREED]);
                 let small: Vec<Box<[u8; 1000]>> = (0..FREED / 1000).map(|_| Box::new([1; 1000])).collect();
                 drop(small);
                 freed.send(()).unwrap();
-                // Its area is still its own.
+                // The thread stays alive while memory is measured, so its area remains.
                 gone.recv().unwrap_err();
             });
             (thread, go)

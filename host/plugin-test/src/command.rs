@@ -13,7 +13,7 @@ use host_conformance::{
 use super::output::{OutputClosed, json, line};
 use super::say;
 
-/// A plugin that does not keep its contract, or a mistake on the command line. Exit code 2.
+/// An error with exit code 2: the plugin does not keep its contract, or the command line is wrong.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
@@ -82,7 +82,7 @@ pub struct RunCase {
 }
 
 impl Test {
-    /// Runs the cases and prints their reports. Refused when one did not pass.
+    /// Runs the cases and prints their reports. Returns [`Refused`] if a case did not pass.
     pub fn run(self) -> anyhow::Result<()> {
         if self.list {
             for case in cases() {
@@ -114,7 +114,7 @@ impl Test {
                 return Ok(());
             }
             let status = format!("{:?}", report.status).to_lowercase();
-            // One reason for most of the cases is told once.
+            // A reason that many cases share is printed only once.
             let told = unconfigured.as_ref() == Some(&report.text);
             if report.text.starts_with(UNCONFIGURED) {
                 unconfigured = Some(report.text.clone());
@@ -152,13 +152,13 @@ impl Test {
     }
 }
 
-/// The plugin's configuration in a file.
+/// Reads the file with the plugin's configuration.
 fn configuration(file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file)
         .with_context(|| format!("the plugin's configuration {} cannot be read", file.display()))
 }
 
-/// A test goes on when its output is closed: the exit code still says how it ended.
+/// Ignores a closed output: the test goes on, and its exit code gives the result.
 fn heard(written: anyhow::Result<()>) -> anyhow::Result<()> {
     written.or_else(|error| if error.is::<OutputClosed>() { Ok(()) } else { Err(error) })
 }

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
-            // Where standard error is closed too, the exit code says it.
+            // If standard error is closed too, only the exit code reports the error.
             let text = format!("{error:#}");
             let _unread = writeln!(std::io::stderr(), "host-plugin-test: {}", harmless(&text));
             ExitCode::from(if error.is::<Refused>() { 2 } else { 1 })

@@ -6,13 +6,13 @@ use std::io::{ErrorKind, Write};
 
 use serde::Serialize;
 
-/// The reader of standard output has closed it. This is no mistake: the program ends, quietly and successfully.
+/// The reader has closed standard output. That is no error: the program ends silently and successfully.
 #[derive(Debug, thiserror::Error)]
 #[error("standard output is closed")]
 pub struct OutputClosed;
 
-/// Writes one line. Line feeds in the text are escaped: what comes from files and plugins must not look like another line, nor
-/// show in another order than it has.
+/// Writes one line. Escapes line feeds and characters that change the direction of text: a text from a file or a plugin must not
+/// look like another line, nor appear in another order than it has.
 ///
 /// # Errors
 /// [`OutputClosed`], or the system's error.
@@ -37,17 +37,18 @@ fn write_out(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Text with control characters escaped. Much of what is printed comes from files and must not command the terminal.
+/// Escapes control characters. Much of the printed text comes from files and must not control the terminal.
 pub fn harmless(text: &str) -> Cow<'_, str> {
     escaped(text, commands, |c| c.escape_default().to_string())
 }
 
-/// As [`harmless`], on one line and in its own order.
+/// As [`harmless`], and also escapes line feeds and characters that change the direction of text.
 fn shown(text: &str) -> Cow<'_, str> {
     escaped(text, |c| commands(c) || turns(c) || c == '\n', |c| c.escape_default().to_string())
 }
 
-/// As [`harmless`] and in its own order, escaped as JSON has it: what is escaped stands in strings alone.
+/// As [`harmless`], and also escapes characters that change the direction of text. Uses JSON's form: only strings have such
+/// characters.
 fn shown_json(document: &str) -> Cow<'_, str> {
     escaped(document, |c| commands(c) || turns(c), |c| format!("\\u{:04x}", u32::from(c)))
 }
@@ -59,12 +60,12 @@ fn escaped(text: &str, which: impl Fn(char) -> bool, escape: impl Fn(char) -> St
     text.chars().map(|c| if which(c) { escape(c) } else { c.to_string() }).collect::<String>().into()
 }
 
-/// Whether a terminal does something at this character.
+/// Whether a terminal acts on this character.
 fn commands(c: char) -> bool {
     c.is_control() && c != '\n' && c != '\t'
 }
 
-/// Whether it changes the direction in which text shows. Answers in languages that are written from the right may have such.
+/// Whether the character changes the direction in which text appears. Answers in right-to-left languages may have such characters.
 fn turns(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -81,7 +82,7 @@ macro_rules! say {
 mod tests {
     use super::*;
 
-    /// A name, a command, the same in one byte, a line of ours, and a text that shows backwards.
+    /// Parts: a name, a terminal command, the same in one byte, a line like ours, and a text that appears backwards.
     const EVIL: &str = "libx.so\u{1b}[2J\u{9b}2J\r\nverdict    usable\u{202e}elbasu";
 
     #[test]

@@ -1,7 +1,7 @@
-//! Reads of a file of unknown origin that cannot ask for more memory than a plugin needs.
+//! Bounded reads of a file of unknown origin: the reader never asks for more memory than a plugin needs.
 //!
-//! What the headers of such a file say decides which ranges are read, and everything read stays in memory. A few kilobytes of
-//! headers can name terabytes of a sparse file, so the bytes are counted before they are read.
+//! The headers of such a file decide which ranges are read, and all bytes that are read stay in memory. A few kilobytes of headers
+//! can name terabytes of a sparse file, so the reader counts bytes before it reads them.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -10,14 +10,14 @@ use std::ops::Range;
 use object::read::ReadCacheOps;
 use object::{ReadCache, ReadRef};
 
-/// Most bytes of headers, notes and names that are read of one file. A plugin has some kilobytes of them, and a manifest at
+/// Limit of the bytes of headers, notes and names that are read of one file. A plugin has some kilobytes of them, and a manifest at
 /// most a mebibyte.
 pub const MOST_BYTES: u64 = 16 << 20;
 
 /// Most segments of a file. Linkers make about a dozen.
 pub const MAX_SEGMENTS: usize = 1024;
 
-/// A file whose bytes are counted as they are asked for, again if they are asked for again.
+/// A file that counts the bytes of each read, also when the same range is read again.
 pub struct Bounded<R: ReadCacheOps = File> {
     cache: ReadCache<R>,
     left: Cell<u64>,
@@ -25,12 +25,12 @@ pub struct Bounded<R: ReadCacheOps = File> {
 }
 
 impl<R: ReadCacheOps> Bounded<R> {
-    /// A file of which nothing was read yet.
+    /// Wraps a file of which no bytes were read yet.
     pub fn new(file: R) -> Self {
         Self { cache: ReadCache::new(file), left: Cell::new(MOST_BYTES), exceeded: Cell::new(false) }
     }
 
-    /// Whether more was asked for than is read. The reads from then on have failed.
+    /// Whether a read would have exceeded [`MOST_BYTES`]. That read and all later ones fail.
     pub fn is_exceeded(&self) -> bool {
         self.exceeded.get()
     }
@@ -53,7 +53,7 @@ impl<'a, R: ReadCacheOps> ReadRef<'a> for &'a Bounded<R> {
     }
 
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
-        // What lies outside of the file is not read, and its error is another.
+        // A range outside of the file is an error of its own. It does not count as exceeding the limit.
         if offset.checked_add(size).is_none_or(|end| self.cache.len().is_ok_and(|length| end > length)) {
             return Err(());
         }
@@ -62,7 +62,7 @@ impl<'a, R: ReadCacheOps> ReadRef<'a> for &'a Bounded<R> {
     }
 
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
-        // How far the delimiter is shows only when it was read.
+        // Counts the whole range: the position of the delimiter is known only after the read.
         self.take(range.end.saturating_sub(range.start))?;
         self.cache.read_bytes_at_until(range, delimiter)
     }

@@ -1,6 +1,6 @@
-//! Plugins in C and C++: their tables of functions, wrapped into the objects that plugins in Rust hand out.
+//! Plugins in C and C++: wraps their tables of functions into the same objects that plugins in Rust return.
 //!
-//! Nothing else of the host knows in which language a plugin was written.
+//! The other modules of the host do not know in which language a plugin was written.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -24,13 +24,13 @@ use opening::Settings;
 
 /// Longest text of an error.
 const ERROR_BYTES: usize = 1024;
-/// How long an instance that the host gives up may take to stop, in milliseconds.
+/// Deadline of `shutdown`, in milliseconds, for an instance that is dropped without a call of `shutdown`.
 const GIVEN_UP_MS: u64 = 1000;
 
-/// What a file in C exports, checked.
+/// The checked symbol and tables that a plugin in C exports.
 #[derive(Clone)]
 pub struct Root {
-    /// Where the symbol lies: each loaded file has its own.
+    /// Address of the symbol. Each loaded file has its own.
     symbol: usize,
     plugin: c::Plugin,
     manifest: Manifest,
@@ -45,10 +45,10 @@ unsafe impl Send for Root {}
 unsafe impl Sync for Root {}
 
 impl Root {
-    /// Reads what the symbol names.
+    /// Reads the struct at the symbol's address.
     ///
     /// # Errors
-    /// What is wrong with it, as a sentence.
+    /// A sentence that says what is wrong with the struct.
     ///
     /// # Safety
     /// `symbol` is the address of [`c::SYMBOL`] in a library that is never unloaded, and whose manifest says that it is C.
@@ -58,7 +58,7 @@ impl Root {
         if magic != c::MAGIC {
             return Err(format!("{} does not begin with HOST_PLUGIN_MAGIC", c::SYMBOL));
         }
-        // SAFETY: the caller's: a `host_plugin` is there, which begins with its magic bytes and its length.
+        // SAFETY: by the caller's contract a `host_plugin` is there, which begins with its magic bytes and its length.
         let plugin: c::Plugin = unsafe { table(symbol.as_ptr().cast(), c::MAGIC.len()) }?;
         // SAFETY: each is null or names a table that begins with its length, as the header says of `host_plugin`.
         unsafe {
@@ -73,10 +73,10 @@ impl Root {
         }
     }
 
-    /// The manifest that the code names.
+    /// The text of the manifest to which the plugin's struct points.
     ///
     /// # Errors
-    /// When it names no text.
+    /// When the two pointers do not enclose a text.
     pub fn describe(&self) -> std::result::Result<String, String> {
         let (start, end) = (self.plugin.manifest as usize, self.plugin.manifest_end as usize);
         let length = end.checked_sub(start).filter(|length| start != 0 && *length <= 1 << 20);
@@ -88,11 +88,11 @@ impl Root {
             .map_err(|error| format!("its manifest is no text: {error}"))
     }
 
-    /// Hands the host's services over, the first time that this file is loaded in this process.
+    /// Hands the host's services to the plugin, once for each file that this process loads.
     pub fn attach(&self, services: &Arc<Services>) {
         static ATTACHED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
         let Some(attach) = self.plugin.attach else { return };
-        // Held during the call, so that no other thread opens an instance before it has ended.
+        // The lock is held during the call, so that no other thread opens an instance before the call has ended.
         let mut attached = ATTACHED.lock();
         if attached.insert(self.symbol) {
             // SAFETY: the function takes a pointer to services that live as long as the process.
@@ -103,19 +103,19 @@ impl Root {
     /// See [`host_plugin_api::abi::Root::check_config`].
     ///
     /// # Errors
-    /// What the plugin says is wrong.
+    /// The plugin's error, if it refuses the configuration.
     pub fn check_config(&self, role: &str, config: &str) -> Result<()> {
         let Some(check) = self.plugin.check_config else { return Ok(()) };
         let settings = Settings::new(&self.manifest, config)?;
         let opening = settings.opening("", config);
-        // SAFETY: all that it is given is valid until it returns.
+        // SAFETY: all arguments are valid until the function returns.
         fallible(|error| unsafe { check(text(role), &raw const opening, error) })
     }
 
     /// Opens an instance of the transfer role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role, else what the plugin says.
+    /// `UNSUPPORTED` without the role, else the plugin's error.
     pub fn open_transfer(&self, opening: &Opening) -> Result<TransferObject> {
         let table = self.transfer.as_ref().ok_or_else(|| lacks("transfer"))?;
         let settings = Settings::new(&self.manifest, &opening.config)?;
@@ -125,7 +125,7 @@ impl Root {
     /// Opens an instance of the storage role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role, else what the plugin says.
+    /// `UNSUPPORTED` without the role, else the plugin's error.
     pub fn open_tier(&self, opening: &Opening) -> Result<TierObject> {
         let table = self.tier.as_ref().ok_or_else(|| lacks("tier"))?;
         let settings = Settings::new(&self.manifest, &opening.config)?;
@@ -135,14 +135,14 @@ impl Root {
     /// Opens an instance of the allocator role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role, else what the plugin says.
+    /// `UNSUPPORTED` without the role, else the plugin's error.
     pub fn open_allocator(&self, opening: &PoolOpening) -> Result<AllocatorObject> {
         let table = self.allocator.as_ref().ok_or_else(|| lacks("allocator"))?;
         let settings = Settings::new(&self.manifest, &opening.config)?;
         allocator::open(table, settings.opening(&opening.name, &opening.config), opening)
     }
 
-    /// The kinds of role whose tables it names.
+    /// The kinds of role for which the plugin has a table.
     pub fn roles(&self) -> Vec<&'static str> {
         let named = [
             ("transfer", self.transfer.is_some()),
@@ -160,31 +160,31 @@ fn lacks(role: &str) -> Error {
 /// The table of a role, or `None` for null.
 ///
 /// # Safety
-/// As [`table`] of a pointer that is not null.
+/// As for [`table`], except that the pointer may be null.
 unsafe fn role<T: Copy>(at: *const T) -> std::result::Result<Option<T>, String> {
     if at.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract of `table`.
     unsafe { table(at, 0) }.map(Some)
 }
 
-/// A copy of a struct that begins with its length in bytes after `before` others. What an older plugin's lacks is zero, which is
-/// no function. What a newer plugin's has more is left out.
+/// Copies a struct that has its length in bytes at offset `before`. Fields that an older plugin's struct lacks become zero, which
+/// means "no function". Fields that a newer plugin's struct adds are left out.
 ///
 /// # Safety
-/// `at` names a struct that starts as `T` does, as far as its length says. `T` is a table of this module's, of which zeros are a
-/// value.
+/// `at` names a struct that starts as `T` does, as far as its length says. `T` is a table of this module, and all zeros are a valid
+/// `T`.
 unsafe fn table<T: Copy>(at: *const T, before: usize) -> std::result::Result<T, String> {
-    // SAFETY: the length is there, by contract, but it need not be aligned.
+    // SAFETY: the contract says that the length is there. It need not be aligned.
     let size = unsafe { at.cast::<u8>().add(before).cast::<u64>().read_unaligned() };
     let size = usize::try_from(size).unwrap_or(usize::MAX);
-    // Fields have eight bytes each: a part of one would be no function.
+    // Each field has eight bytes. Part of a field would not be a function.
     if size < before + size_of::<u64>() || size > 1 << 16 || size % size_of::<u64>() != 0 {
         return Err(format!("a table says that it has {size} bytes: write sizeof of it into its field size"));
     }
     let mut copy = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: both have so many bytes, and do not overlap.
+    // SAFETY: both structs have at least so many bytes, and they do not overlap.
     unsafe {
         std::ptr::copy_nonoverlapping(
             at.cast::<u8>(),
@@ -195,19 +195,19 @@ unsafe fn table<T: Copy>(at: *const T, before: usize) -> std::result::Result<T, 
     }
 }
 
-/// A function that every plugin of the role has.
+/// Unwraps a function that each plugin of the role must have.
 fn needed<F>(role: &str, name: &str, function: Option<F>) -> Result<F> {
     function.ok_or_else(|| {
         Error::new(ErrorCode::INTERNAL, format!("host_{role}_role has no function {name}: fill it in"))
     })
 }
 
-/// As it crosses.
+/// A text as it crosses the boundary.
 fn text(text: &str) -> c::Text {
     c::Text { data: text.as_ptr().cast(), length: text.len() }
 }
 
-/// Calls a function that answers 0 or a code, and that says why.
+/// Calls a function that returns 0 or an error code and writes the reason into its argument.
 fn fallible(call: impl FnOnce(*mut c::ErrorText) -> i32) -> Result<()> {
     let mut room = [0_u8; ERROR_BYTES];
     let mut error = c::ErrorText { text: room.as_mut_ptr().cast(), room: room.len(), length: 0 };
@@ -223,7 +223,7 @@ fn fallible(call: impl FnOnce(*mut c::ErrorText) -> i32) -> Result<()> {
     }
 }
 
-/// What `cancel` answers of a plugin that cancels nothing: what is in flight goes on, as it may.
+/// The answer of `cancel` for a plugin without this function: a transfer that is not settled goes on.
 fn uncancelled(settled: i32) -> i32 {
     match settled {
         1.. => ErrorCode::INVALID_ARGUMENT.0,
@@ -231,7 +231,7 @@ fn uncancelled(settled: i32) -> i32 {
     }
 }
 
-/// An open instance, which is closed when this is dropped.
+/// An open instance. Dropping it closes it.
 struct Instance {
     at: *mut c_void,
     close: unsafe extern "C" fn(*mut c_void),
@@ -245,7 +245,7 @@ unsafe impl Send for Instance {}
 unsafe impl Sync for Instance {}
 
 impl Instance {
-    /// What `open` makes with these two to end it.
+    /// Calls `open` and keeps the instance that it makes, with the two functions that end it.
     fn open(
         close: unsafe extern "C" fn(*mut c_void),
         shutdown: unsafe extern "C" fn(*mut c_void, u64, *mut c::ErrorText) -> i32,
@@ -270,7 +270,8 @@ impl Instance {
 impl Drop for Instance {
     fn drop(&mut self) {
         if !*self.is_shut.get_mut() {
-            // It is given up, for instance because another part could not be opened. No caller is left for its error.
+            // The instance was not shut down, for instance because another part could not be opened. No caller is left for its
+            // error.
             drop(self.shutdown(GIVEN_UP_MS));
         }
         // SAFETY: the last call of this instance.

@@ -1,14 +1,14 @@
-//! Which call of which plugin each thread is in.
+//! Records for each thread which call of which plugin it is in.
 //!
-//! A call that never returns takes the thread with it, and nothing but the end of the process ends it. What the host can do is
-//! notice. A thread notes a call in one word before it goes in, and takes the note back when it comes out. [`in_progress`] reads
-//! the words of all threads. No clock is read on the way: every note has a number, so two looks that find the same number have
-//! found the same call, and the time between them is part of what it took.
+//! A call that does not return blocks its thread until the process ends. The host cannot end the call, but it can notice it. Before
+//! a call the thread stores a note in one atomic word, and after the call it takes the note back. [`in_progress`] reads the notes
+//! of all threads. Notes need no clock: each has a number. Two readings with the same number saw the same call, which lasted at
+//! least the time between them.
 //!
-//! How long calls take is counted for [`timings`]: of each call that may wait for others, and of one in [`SAMPLE`] of the hot
-//! ones, which are shorter than reading the clock.
+//! [`timings`] has the durations of calls: of each call that may wait for others, and of one in [`SAMPLE`] of the hot calls, which
+//! take less time than reading the clock.
 //!
-//! A plugin's `shutdown` is not noted. It has a deadline of its own ([`Running`](super::Running)).
+//! A plugin's `shutdown` has no note. It has a deadline of its own ([`Running`](super::Running)).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -20,23 +20,23 @@ use std::time::{Duration, Instant};
 use host_plugin_api::ErrorCode;
 use parking_lot::Mutex;
 
-/// Bits of a note for the call, and for the plugin. The others number the thread's calls.
+/// Bits of a note that name the call, and bits that name the plugin. The other bits number the thread's calls.
 const CALL_BITS: u32 = 8;
 const PLUGIN_BITS: u32 = 16;
 const NUMBERS: u64 = u64::MAX >> (CALL_BITS + PLUGIN_BITS);
 
-/// Of the calls that must not block, one in so many is timed.
+/// Of the calls that must not block, one in `SAMPLE` is timed.
 ///
-/// A prime, so that a loop of a few calls does not always meet the same one.
+/// It is a prime, so that a loop of a few calls does not always time the same one.
 pub const SAMPLE: u64 = 61;
 
-/// Upper bounds of the buckets of durations, in nanoseconds. One more bucket takes the rest.
+/// Upper bounds of the buckets of durations, in nanoseconds. One more bucket takes longer durations.
 const BOUNDS_NS: [u64; 8] =
     [1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000];
 
 macro_rules! calls {
     ($($call:ident $name:literal $may_wait:literal)*) => {
-        /// What a plugin can be called for.
+        /// The calls that a plugin can get.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum Call { $($call),* }
@@ -87,32 +87,32 @@ impl Times {
     }
 }
 
-/// A plugin's name, and its times by call.
+/// A plugin's name, and its times for each call.
 type Plugin = (String, &'static [Times]);
 
-/// The plugins, by their place in notes.
+/// The plugins. Notes refer to a plugin by its index here.
 static PLUGINS: Mutex<Vec<Plugin>> = Mutex::new(Vec::new());
 
 /// Names of peers, by the instance and the peer's id.
 static PEERS: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
 
-/// What all threads that have called plugins note.
+/// The notes of all threads that have called plugins.
 static THREADS: Mutex<Vec<Arc<Thread>>> = Mutex::new(Vec::new());
 
 static LAST_THREAD: AtomicU64 = AtomicU64::new(0);
 
-/// A thread, as others see it.
+/// The part of a thread's state that other threads read.
 struct Thread {
-    /// Not the system's, which are used again.
+    /// A number of this process. The system's thread ids would be used again.
     number: u64,
     name: String,
-    /// 0 while it is in no call.
+    /// The current note, or 0 outside of calls.
     note: AtomicU64,
-    /// The peer that the call is about, see [`PEERS`], or 0 without one.
+    /// The key in [`PEERS`] of the peer that the call is about, or 0 without a peer.
     about: AtomicU64,
 }
 
-/// A thread, as it sees itself.
+/// The state of the current thread.
 struct Own {
     thread: Arc<Thread>,
     /// Calls so far.
@@ -139,7 +139,7 @@ thread_local! {
     static OWN: Own = Own::new();
 }
 
-/// A plugin that is called.
+/// A plugin that threads can call.
 #[derive(Clone, Copy)]
 pub(crate) struct Called {
     place: u16,
@@ -151,18 +151,18 @@ pub(crate) struct Called {
 pub(crate) struct Peers(u64);
 
 impl Peers {
-    /// Of another instance.
+    /// Makes the list for a new instance.
     pub(crate) fn new() -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         Self((LAST.fetch_add(1, Ordering::Relaxed) + 1) << u32::BITS)
     }
 
-    /// From now on this id is this peer.
+    /// Names the peer that has this id from now on.
     pub(crate) fn add(&self, peer: u32, name: &str) {
         PEERS.lock().insert(self.of(peer), name.to_owned());
     }
 
-    /// It is gone.
+    /// Forgets the peer.
     pub(crate) fn remove(&self, peer: u32) {
         PEERS.lock().remove(&self.of(peer));
     }
@@ -170,7 +170,7 @@ impl Peers {
     /// A name for the peer that a call connects to, which has no id yet, until the call is over.
     pub(crate) fn connecting(&self, name: &str) -> Connecting {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        // Apart from those of all peers, whose instances are numbered from 1.
+        // These keys differ from those of connected peers, because instances are numbered from 1.
         let about = (LAST.fetch_add(1, Ordering::Relaxed) & u64::from(u32::MAX)) + 1;
         PEERS.lock().insert(about, name.to_owned());
         Connecting(about)
@@ -182,7 +182,7 @@ impl Peers {
     }
 }
 
-/// A connection that is being made.
+/// A connection attempt. Dropping it removes the peer's name.
 pub(crate) struct Connecting(u64);
 
 impl Drop for Connecting {
@@ -207,7 +207,7 @@ impl Called {
             plugins.len() - 1
         });
         let times = plugins.get(place).map_or(&[][..], |(_name, times)| times);
-        // A process that loads more plugins than can be told apart names the later ones wrongly, and notices them all the same.
+        // Indices do not fit into notes beyond 65,535 plugins. Calls of later plugins are noted with a wrong name.
         Self { place: u16::try_from(place).unwrap_or(u16::MAX), times }
     }
 
@@ -222,8 +222,7 @@ impl Called {
         self.note(Call::Connect, peer.0)
     }
 
-    /// Checks the count that a call answers: the code that stands for one that is larger than the caller's slice, and else the
-    /// answer.
+    /// Checks the count that a call returned. Returns `INTERNAL` if the count is larger than the caller's slice, else the answer.
     #[inline]
     pub(crate) fn counted(self, call: Call, answer: i32, room: usize) -> i32 {
         if answer > 0 && answer as usize > room { self.claims_too_many(call, answer, room) } else { answer }
@@ -241,7 +240,7 @@ impl Called {
         ErrorCode::INTERNAL.0
     }
 
-    /// Notes that this thread goes into a call. It comes out when the note is dropped.
+    /// Notes that this thread goes into a call. Dropping the note ends it.
     #[inline]
     pub(crate) fn enter(self, call: Call) -> Note {
         self.note(call, 0)
@@ -250,13 +249,13 @@ impl Called {
     #[inline]
     #[expect(clippy::disallowed_methods, reason = "it is measured, and nothing is decided by it")]
     fn note(self, call: Call, about: u64) -> Note {
-        // A thread that is ending notes nothing.
+        // A thread that is ending has lost its `OWN` and makes no note.
         let noted = OWN.try_with(|own| {
             let number = own.calls.get().wrapping_add(1) & NUMBERS;
             own.calls.set(number);
             let code = u64::from(call as u8) + 1;
             let note = (number << (CALL_BITS + PLUGIN_BITS)) | (u64::from(self.place) << CALL_BITS) | code;
-            // The thread alone writes it.
+            // Relaxed is enough: only this thread writes its note.
             let outer = (own.thread.note.load(Ordering::Relaxed), own.thread.about.load(Ordering::Relaxed));
             own.thread.about.store(about, Ordering::Relaxed);
             own.thread.note.store(note, Ordering::Relaxed);
@@ -273,11 +272,11 @@ impl Called {
 /// A thread is in a call as long as this lives.
 #[must_use]
 pub(crate) struct Note {
-    /// The call around it, of a plugin that is built on another, and the peer that it is about.
+    /// The note and the peer of the outer call, if this plugin is built on another plugin that made the call.
     outer: (u64, u64),
-    /// Since when, if it is timed.
+    /// When the call began, if it is timed.
     timed: Option<(Instant, &'static Times)>,
-    /// It is the thread's own.
+    /// Keeps the note on the thread that made it: not `Send`.
     here: PhantomData<*const ()>,
 }
 
@@ -299,7 +298,7 @@ impl Drop for Note {
 /// A call that a thread is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallInProgress {
-    /// Equal in two looks when the call is the same: the thread's number and the call's.
+    /// The number of the thread and the number of the call. Two readings with the same id saw the same call.
     pub id: (u64, u64),
     /// The thread's name.
     pub thread: String,
@@ -307,7 +306,7 @@ pub struct CallInProgress {
     pub plugin: String,
     /// The call's name in the plugin API. `open` is loading, checking the configuration and the factory.
     pub call: &'static str,
-    /// Whether it may wait for others, as a connection does for a peer and a registration for the device.
+    /// Whether the call may wait for others: connecting waits for a peer, registering waits for the device.
     pub may_wait: bool,
     /// The name of the peer that it is about, if there is one.
     pub peer: Option<String>,
@@ -320,9 +319,9 @@ pub struct Timing {
     pub plugin: String,
     /// The call's name.
     pub call: &'static str,
-    /// Upper bounds in seconds, the last one infinite, and how many timed calls fell into each bucket.
+    /// For each bucket the upper bound in seconds (the last one is infinite) and the number of timed calls in it.
     pub buckets: Vec<(f64, u64)>,
-    /// Of the timed calls together.
+    /// The sum of the durations of the timed calls.
     pub sum: Duration,
 }
 

@@ -11,11 +11,11 @@ use super::policy::Policy;
 use super::publishers::{Publishers, SIGNATURE, Signed, signature_of};
 use super::{libraries, sidecar};
 
-/// Most libraries and side-cars of one directory.
+/// Limit of the libraries and side-cars in one directory.
 const MAX_FILES: usize = 4096;
 
-/// The libraries and side-cars of a directory, in order: which of two files shadows the other should not depend on how
-/// the system lists them.
+/// The libraries and side-cars of a directory, sorted, so that it does not depend on the system which of two files shadows the
+/// other.
 pub(super) fn candidates(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(directory)? {
@@ -35,24 +35,24 @@ pub(super) fn candidates(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// A usable plugin file.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What it says about itself.
+    /// The manifest in the file.
     pub manifest: Manifest,
-    /// The sha256 that a lock file or a side-car lists for it. It is loaded from memory that holds these bytes.
+    /// The sha256 that a lock file or a side-car lists for the file. The host loads it from memory that holds these bytes.
     pub pinned: Option<String>,
-    /// Its signature, where the operator asks for one. It is loaded from memory that holds the bytes that were verified.
+    /// The signature, if the operator demands one. The host loads the file from memory that holds the bytes that were verified.
     pub signed: Option<Signed>,
     /// The libraries beside the plugin that a lock file lists. The list is empty for a signed file, and `None` for a file that is
     /// neither listed nor signed.
     pub(super) libraries: Option<Vec<LockedLibrary>>,
-    /// What the operator should know about it although it is accepted.
+    /// Warnings for the operator about an accepted file.
     pub warnings: Vec<String>,
-    /// What was accepted when it was found, and is when it is loaded.
+    /// The policy under which the scan accepted the file. Loading uses the same policy.
     pub(super) policy: Policy,
 }
 
-/// What a directory and the operator ask of a file beyond what every plugin's is.
+/// What a directory and the operator demand of a file, in addition to the checks that all plugins must pass.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Demands<'a> {
     pub lock: Option<&'a Lock>,
@@ -60,18 +60,18 @@ pub(super) struct Demands<'a> {
 }
 
 impl Entry {
-    /// A plugin named by its file. An operator that names a file trusts it, so other users that could change it are
-    /// only warned of.
+    /// Reads a plugin that the operator named by its file. The operator trusts that file, so a file that other users could change
+    /// only gives a warning.
     ///
     /// # Errors
-    /// What [`preflight`](crate::preflight()) says.
+    /// The errors of [`preflight`](crate::preflight()).
     pub fn of_file(path: &Path) -> Result<Self, PreflightError> {
         let policy = Policy { insecure_permissions: true, ..Policy::default() };
         Self::accepted(path, policy, &Demands::default(), None)
     }
 
-    /// A plugin named by its file, whose bytes are signed and those of the lock and the pin (with the source of it), as far
-    /// as there are any.
+    /// Reads a plugin and checks its signature, its entry in the lock and its pin (with the file that states the pin), as far as
+    /// they are demanded.
     pub(super) fn accepted(
         path: &Path,
         policy: Policy,
@@ -82,7 +82,8 @@ impl Entry {
         let signed = demands.publishers.map(|publishers| publishers.verify(&file)).transpose()?;
         let (mut pinned, mut libraries) = (None, None);
         if demands.lock.is_some() || pin.is_some() {
-            // The bytes that the signature was verified for, so that a file that changes meanwhile has not both.
+            // Takes the hash of the bytes that were verified. A file that changes between two reads could pass both checks
+            // otherwise.
             let found = signed.as_ref().map_or_else(|| file.sha256(), |signed| Ok(signed.sha256.clone()))?;
             if let Some(lock) = demands.lock {
                 libraries = Some(lock.check(path, &found)?);
@@ -138,7 +139,7 @@ pub struct Unusable {
     pub reason: PreflightError,
 }
 
-/// What a scan found. Nothing was run.
+/// The result of a scan. A scan runs no code of plugins.
 #[derive(Debug, Default)]
 pub struct Catalog {
     entries: Vec<Entry>,
@@ -149,19 +150,19 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Reads every `.so` and every side-car in these directories, in this order. The first of a name counts, later ones
-    /// are shadowed.
+    /// Reads every `.so` and every side-car in these directories, in this order. The first plugin of a name counts and shadows
+    /// later ones.
     pub fn scan<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> Self {
         Self::scan_with(Policy::default(), directories)
     }
 
-    /// Reads directories and accepts what the policy does.
+    /// Reads directories and accepts the files that the policy allows.
     pub fn scan_with<P: AsRef<Path>>(policy: Policy, directories: impl IntoIterator<Item = P>) -> Self {
         let mut catalog = Self { policy, ..Self::default() };
         let publishers = catalog.policy.publishers.as_deref().map(Publishers::read).transpose();
         for directory in directories {
             let directory = directory.as_ref();
-            // Publishers that cannot be read lock everything out, rather than nothing.
+            // If the file of publishers cannot be read, no plugin is accepted.
             let publishers = match &publishers {
                 Ok(publishers) => publishers.as_ref(),
                 Err(error) => {
@@ -176,7 +177,7 @@ impl Catalog {
                     continue;
                 }
             };
-            // An unreadable lock file locks everything out, rather than nothing.
+            // If the lock file cannot be read, no plugin of the directory is accepted.
             let lock = match Lock::of_directory(directory) {
                 Ok(lock) => lock,
                 Err(error) => {
@@ -222,7 +223,7 @@ impl Catalog {
                 }
             }
         }
-        // What a side-car names was looked at as it says.
+        // Files that a side-car names were added above, as the side-car says.
         let left = |path: &&PathBuf| !path.canonicalize().is_ok_and(|path| named.contains(&path));
         for path in paths.iter().filter(|path| path.extension().is_some_and(|e| e == "so")).filter(left) {
             self.add(path, demands, None);
@@ -253,19 +254,19 @@ impl Catalog {
         &self.unusable
     }
 
-    /// The same, without the rest.
+    /// Takes the list of files that are not usable.
     #[must_use]
     pub fn into_unusable(self) -> Vec<Unusable> {
         self.unusable
     }
 
-    /// Usable plugins whose name an earlier directory already had.
+    /// Usable plugins that an earlier plugin of the same name shadows.
     #[must_use]
     pub fn shadowed(&self) -> &[Entry] {
         &self.shadowed
     }
 
-    /// Directories in which nothing was looked at, with the reason.
+    /// Directories in which no file was read, with the reason.
     pub fn unsearched(&self) -> impl Iterator<Item = (&Path, &str)> {
         self.searched.iter().filter_map(|(directory, why)| Some((directory.as_path(), why.as_deref()?)))
     }
@@ -273,7 +274,7 @@ impl Catalog {
     /// The plugin of this name.
     ///
     /// # Errors
-    /// [`PluginError::NotFound`], with everything that was looked at.
+    /// [`PluginError::NotFound`], with all directories and files that were read.
     pub fn find(&self, name: &str) -> Result<&Entry, PluginError> {
         self.entries.iter().find(|e| e.manifest.plugin.name == name).ok_or_else(|| {
             let trace = NoneFound {

@@ -1,9 +1,9 @@
-//! Changes of a plugin directory: installing a file, going back to the one before, removing one, and locking what is there.
+//! Changes of a plugin directory: installing a file, rolling back to the previous file, removing a plugin, and locking the files.
 //!
-//! A plugin is up to five files: itself, its signature, the file before it with its signature, and its entry in `plugins.lock`.
-//! No system call changes them at once. So a change is a list of steps, each of which replaces one file as a whole, in an order in
-//! which the plugin is usable after each: as it was, or as it will be. The lock lists both files while one takes the other's
-//! place, and so may the signature be either's.
+//! A plugin has up to five files: itself, its signature, the previous file, the signature of that file, and `plugins.lock`. No
+//! system call changes all of them at once. So a change is a list of steps, and each step replaces one whole file. The order is
+//! such that the plugin is usable after each step, in its old version or in the new one. While one file takes the place of the
+//! other, the lock lists both, and the signature of either is accepted.
 //!
 //! ```text
 //! NAME.so                    the plugin
@@ -36,10 +36,10 @@ pub use remove::find;
 pub use rollback::RolledBack;
 use step::{Step, run};
 
-/// How the name of the file before ends, behind the plugin's.
+/// Ending of the name of the previous file, after the plugin's name.
 pub const PREVIOUS: &str = ".previous";
 
-/// A plugin directory that no other process of this kind changes meanwhile.
+/// A plugin directory that is opened for a change. Other processes of this host wait.
 pub struct Directory {
     path: PathBuf,
     policy: Policy,
@@ -49,17 +49,17 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens a directory to be changed. Waits for another process that changes it, and removes what one left that was ended
-    /// in the middle.
+    /// Opens a directory to be changed. Waits for another process that changes it, and removes temporary files of a change that was
+    /// interrupted.
     ///
     /// # Errors
-    /// When it cannot be read, or the publishers of the policy cannot.
+    /// When the directory cannot be read, or the publishers of the policy cannot.
     pub fn open(path: &Path, policy: Policy) -> Result<Self, ChangeError> {
         let failed = |source| ChangeError::Directory { path: path.to_owned(), source };
         let publishers = policy.publishers.as_deref().map(Publishers::read).transpose();
         let publishers = publishers.map_err(ChangeError::Publishers)?;
         let alone = File::open(path).map_err(failed)?;
-        // A file system that has no such locks, as some on networks, leaves it to operators to be alone.
+        // Some file systems, for instance on networks, have no such locks. There operators must not run two changes at once.
         let _held = flock(&alone, FlockOperation::LockExclusive).is_ok();
         for entry in std::fs::read_dir(path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -70,7 +70,7 @@ impl Directory {
         Ok(Self { path: path.to_owned(), policy, publishers, _alone: alone })
     }
 
-    /// Lists the usable files that are there in `plugins.lock`, and the files before them. Entries of other targets stay.
+    /// Writes `plugins.lock` with the usable files of the directory and their previous files. Keeps entries of other targets.
     ///
     /// # Errors
     /// When a file cannot be read, or the lock cannot be read or written.
@@ -118,12 +118,12 @@ impl Directory {
     }
 }
 
-/// The file before the plugin in this file.
+/// The path of the file that is kept as the previous one of this file.
 fn previous_of(file: &Path) -> PathBuf {
     signature_of(file, PREVIOUS)
 }
 
-/// Whether there is a signature of this file.
+/// Whether a signature lies beside this file.
 fn is_signed(file: &Path) -> bool {
     signature_of(file, SIGNATURE).is_file()
 }

@@ -1,4 +1,4 @@
-//! What the dynamic section of a file asks of the system's loader: libraries, folders to look for them in, and versions.
+//! The dynamic section of a file: the libraries, search folders and versions that it requests from the system's loader.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,51 +19,52 @@ const DT_VERNEED: i64 = 0x6fff_fffe;
 
 /// Longest name of a library.
 const MAX_NAME: u64 = 4096;
-/// Longest name of a version. A linker's have some twenty bytes.
+/// Longest name of a version. Linkers write about twenty bytes.
 const MAX_VERSION: u64 = 256;
-/// Most versions and libraries with versions of one file. A plugin that links C++ has about forty.
+/// Limit of versions, and of libraries with versions, in one file. A plugin that links C++ has about forty.
 const MAX_VERSIONS: usize = 1024;
 
 /// A version of a library without which the system's loader refuses the file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct NeededVersion {
-    /// The library's name, as `libc.so.6`.
+    /// The name of the library, for instance `libc.so.6`.
     pub library: String,
-    /// The version's, as `GLIBC_2.34`.
+    /// The name of the version, for instance `GLIBC_2.34`.
     pub version: String,
 }
 
-/// Names of the libraries that the system's loader will look for. Empty when there are none or they cannot be read.
+/// Names of the libraries that the system's loader will look for. Empty if the file names no library or cannot be read.
 #[must_use]
 pub fn needed_libraries(path: &Path) -> Vec<String> {
     let Ok(file) = File::open(path) else { return Vec::new() };
     names(&Bounded::new(file), &[DT_NEEDED]).unwrap_or_default()
 }
 
-/// Versions that the system's loader will ask for, in order, each once. Empty when there are none or they cannot be read.
+/// Versions that the system's loader will require, sorted and without duplicates. Empty if there are none or the file cannot be
+/// read.
 #[must_use]
 pub fn needed_versions(path: &Path) -> Vec<NeededVersion> {
     let Ok(file) = File::open(path) else { return Vec::new() };
     versions(&Bounded::new(file))
 }
 
-/// Whether the system's loader will look for libraries beside the file, so that it must be loaded from its place.
+/// Whether the system's loader will look for libraries beside the file, so that the file must be loaded from its own path.
 pub(super) fn needs_its_place<R: ReadCacheOps>(data: &Bounded<R>) -> bool {
-    // What cannot be read is not looked for either.
+    // The loader does not use paths that cannot be read.
     let paths = names(data, &[DT_RPATH, DT_RUNPATH]).unwrap_or_default();
     paths.iter().any(|path| path.contains("$ORIGIN") || path.contains("${ORIGIN}"))
 }
 
-/// What a library says of others that it needs.
+/// The libraries that a file needs and the folders to search for them.
 #[derive(Debug, Default)]
 pub(super) struct Dynamic {
-    /// Their names.
+    /// Names of the libraries.
     pub needed: Vec<String>,
-    /// Folders to look for them, with colons between.
+    /// Folders to search, separated by colons.
     pub paths: Vec<String>,
 }
 
-/// Reads a file's section, which is empty when there is nothing or it cannot be read.
+/// Reads a file's dynamic section. The result is empty if there is none or it cannot be read.
 pub(super) fn dynamic(path: &Path) -> Dynamic {
     let of = |tags: &[i64]| {
         let file = File::open(path).ok()?;
@@ -73,7 +74,7 @@ pub(super) fn dynamic(path: &Path) -> Dynamic {
     Dynamic { needed: of(&[DT_NEEDED]), paths: of(&[DT_RPATH, DT_RUNPATH]) }
 }
 
-/// As [`needed_versions`], of an open file. A weak one is left out: the loader goes on without.
+/// As [`needed_versions`], of an open file. Leaves out weak versions, because the loader goes on without them.
 pub(super) fn versions<R: ReadCacheOps>(data: &Bounded<R>) -> Vec<NeededVersion> {
     let mut found = Vec::new();
     let read = each_section(data, |section| {
@@ -96,23 +97,23 @@ fn names<R: ReadCacheOps>(data: &Bounded<R>, tags: &[i64]) -> object::Result<Vec
         }
     })?;
     if data.is_exceeded() {
-        // Some could not be read, so that these are not what the loader will look for.
+        // Some names could not be read, so the list would not be the libraries that the loader looks for.
         names.clear();
     }
     Ok(names)
 }
 
-/// A dynamic section, with what it takes to follow its addresses.
+/// A dynamic section, with the segments that translate its addresses.
 struct Section<'data, R: ReadCacheOps> {
     data: &'data Bounded<R>,
     endian: Endianness,
     segments: &'data [ProgramHeader64<Endianness>],
     entries: &'data [Dyn64<Endianness>],
-    /// Where the table of texts lies in the file.
+    /// Offset in the file of the table of texts.
     texts: u64,
 }
 
-/// Shows every dynamic section that has texts.
+/// Calls `show` with each dynamic section that has a table of texts.
 fn each_section<'data, R: ReadCacheOps>(
     data: &'data Bounded<R>,
     mut show: impl FnMut(&Section<'data, R>),
@@ -120,7 +121,7 @@ fn each_section<'data, R: ReadCacheOps>(
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
     let segments = header.program_headers(endian, data)?;
-    // The table of a plugin was counted before. Here every entry may look through all of them.
+    // The check of a plugin limits its segments before. Other files are limited here, because each entry may search all segments.
     let segments = segments.get(..MAX_SEGMENTS).unwrap_or(segments);
     for segment in segments {
         let Some(entries) = segment.dynamic(endian, data)? else { continue };
@@ -134,7 +135,7 @@ fn each_section<'data, R: ReadCacheOps>(
 }
 
 impl<R: ReadCacheOps> Section<'_, R> {
-    /// Where in the file the table lies whose address in memory this entry has: in the segment that covers it.
+    /// The file offset of the table whose memory address this entry holds. The segment that covers the address gives the offset.
     fn place_of(&self, tag: i64) -> Option<u64> {
         let endian = self.endian;
         let address = self.entries.iter().find(|e| e.tag(endian).0 == tag)?.val(endian);
@@ -152,7 +153,7 @@ impl<R: ReadCacheOps> Section<'_, R> {
         String::from_utf8_lossy(bytes).into_owned()
     }
 
-    /// Adds what the table of needed versions lists, up to what cannot be read.
+    /// Adds the entries of the table of needed versions, until an entry cannot be read.
     fn versions(&self, found: &mut Vec<NeededVersion>) -> Option<()> {
         let endian = self.endian;
         let mut library_at = self.place_of(DT_VERNEED)?;

@@ -1,4 +1,4 @@
-//! What can go wrong with a plugin, one variant per step.
+//! Errors of plugins, one variant for each step of checking, loading and opening.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,82 +8,82 @@ use host_plugin_api::abi::HeaderError;
 
 use super::glibc::Glibc;
 
-/// Why a file is no plugin this host can load. Found by reading it, before any of its code runs.
+/// The reasons for which this host cannot load a file. Found by reading the file, before any code of it runs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PreflightError {
     /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Unreadable(#[source] std::io::Error),
-    /// A directory, a pipe, a device.
+    /// The path is not a regular file but a directory, a pipe or a device.
     #[error("is not a regular file")]
     NotAFile,
-    /// Another kind of file.
+    /// The file has another format.
     #[error("is not an ELF shared object: {0}")]
     NotElf(String),
     /// A program, an object file, a core dump.
     #[error("is an ELF file of type {0}, a plugin is a shared object (type 3)")]
     NotShared(u16),
-    /// For another machine.
+    /// The file was built for another architecture.
     #[error("was built for {found}, this host runs on {host}")]
     WrongMachine {
-        /// The file's.
+        /// The architecture of the file.
         found: String,
-        /// This host's.
+        /// The architecture of this host.
         host: &'static str,
     },
-    /// Cut off. Loading it would kill the process.
+    /// The file was cut off. Loading it would kill the process.
     #[error("is cut off: it needs {needed} bytes and has {found}, copy it again")]
     Truncated {
-        /// Where its last segment ends.
+        /// Offset at which its last segment ends.
         needed: u64,
-        /// Its length.
+        /// Length of the file.
         found: u64,
     },
     /// Reading its headers and notes would take more memory than those of any plugin.
     #[error("is no plugin that can be checked: {0}; a plugin has far fewer, build it again or remove it")]
     Oversized(String),
-    /// A library, but no plugin.
+    /// The file is a library without the note of a plugin.
     #[error("is a library but not a plugin: it carries no HOSTPLUG note, which export_plugin! writes")]
     NoNote,
     /// Its manifest is unusable.
     #[error("carries a manifest that cannot be used: {0}")]
     BadManifest(String),
-    /// Several plugins in one file, none built on the others.
+    /// The file has several plugins, and none of them says that it is built on the others.
     #[error("carries several plugins ({}); the one that links the others must list them in built_on", .0.join(", "))]
     Ambiguous(Vec<String>),
-    /// For another API.
+    /// The plugin needs another plugin API.
     #[error(
         "was built for plugin API {found}, this host speaks {host}: build it again with host-plugin-api {needed}"
     )]
     ApiVersion {
-        /// The plugin's.
+        /// The version of the plugin.
         found: semver::Version,
-        /// This host's.
+        /// The version of this host.
         host: semver::Version,
-        /// What would do.
+        /// The versions that this host accepts.
         needed: String,
     },
-    /// It wants a newer host.
+    /// The plugin needs a newer host.
     #[error("needs host {needed} or newer, this is {host}: update the host")]
     HostTooOld {
-        /// What its manifest says.
+        /// The oldest host, as the manifest says.
         needed: semver::Version,
-        /// This host's.
+        /// The version of this host.
         host: semver::Version,
     },
-    /// Users that may not replace the program may replace it.
+    /// Users that cannot replace this program could replace the file.
     #[error("could be replaced by others: {0}; or accept it with --insecure-plugin-permissions")]
     Permissions(String),
-    /// What is beside it and should say where it is does not.
+    /// A side-car cannot be used.
     #[error("says nothing of use about a plugin: {0}")]
     BadSideCar(String),
-    /// For another C library.
+    /// The plugin was built for another C library.
     #[error("was built for {found}, this host is {host}: install the plugin's file for that target")]
     WrongTarget {
-        /// The plugin's.
+        /// The target triple of the plugin.
         found: String,
-        /// This host's.
+        /// The target triple of this host.
         host: &'static str,
     },
     /// Linked against a newer C library than this process has.
@@ -92,55 +92,55 @@ pub enum PreflightError {
          distribution or in its container), or for it with `zig cc` or cargo-zigbuild; or run it on a newer machine"
     )]
     GlibcTooOld {
-        /// The oldest that the file can be loaded with.
+        /// The oldest glibc that can load the file.
         needed: Glibc,
-        /// This process's.
+        /// The glibc of this process.
         here: Glibc,
     },
-    /// `plugins.lock` does not list it.
+    /// `plugins.lock` does not list the file.
     #[error("is not listed in {}: add it with `host plugins lock`", .0.display())]
     NotLocked(PathBuf),
-    /// `plugins.lock` lists other bytes.
+    /// `plugins.lock` or a side-car lists another hash.
     #[error("has sha256 {found}, but {} pins {pinned}: restore the file, or lock it again", lock.display())]
     WrongHash {
         /// The lock file or side-car.
         lock: PathBuf,
-        /// What it lists.
+        /// The hash that it lists.
         pinned: String,
-        /// What the file has.
+        /// The hash of the file.
         found: String,
     },
-    /// There is no signature beside it, and the operator asks for one.
+    /// The operator demands a signature, and there is none beside the file.
     #[error(
         "is not signed: {} is not there, and only plugins of the publishers in {} are loaded: get the publisher's signature, or sign \
          the file with a key of your own that is listed there", signature.display(), publishers.display()
     )]
     NotSigned {
-        /// Where the signature would be.
+        /// Path at which the signature was expected.
         signature: PathBuf,
         /// The file of publishers.
         publishers: PathBuf,
     },
-    /// The signature beside it does not count.
+    /// The signature beside the file is not valid.
     #[error("has a signature that does not count, {}: {problem}", signature.display())]
     BadSignature {
-        /// The signature.
+        /// Path of the signature.
         signature: PathBuf,
-        /// Why not.
+        /// The reason.
         problem: String,
     },
-    /// It is signed, and what would be loaded with it is not.
+    /// The file is signed, but libraries that would be loaded with it are not.
     #[error("is signed, but is loaded with {}, which no signature covers: pin both with `host plugins lock`", .0.join(", "))]
     UnsignedLibraries(Vec<String>),
-    /// `plugins.lock` lists other libraries beside it.
+    /// `plugins.lock` lists other libraries beside the file.
     #[error("is loaded with {what} in {}: restore the library, or lock the plugin again with `host plugins lock`", lock.display())]
     Libraries {
         /// The lock file.
         lock: PathBuf,
-        /// Which, and why not.
+        /// The library, and how it differs.
         what: String,
     },
-    /// A panic in it would end the process.
+    /// A panic in the plugin would end the process.
     #[error(
         "was built with panic = \"abort\", so that a defect in it would end this process: build it with panic = \"unwind\", or accept it with --plugins-may-abort"
     )]
@@ -179,10 +179,10 @@ impl PreflightError {
     }
 }
 
-/// Where a plugin was looked for, and what was there instead.
+/// The directories that were searched for a plugin, and the files in them.
 #[derive(Debug, Default)]
 pub struct NoneFound {
-    /// Every directory, in order, with why it could not be read, when it could not.
+    /// Every directory, in order, with the reason if it could not be read.
     pub searched: Vec<(PathBuf, Option<String>)>,
     /// Names of the plugins found there.
     pub found: Vec<String>,
@@ -212,19 +212,19 @@ impl fmt::Display for NoneFound {
     }
 }
 
-/// Why a plugin could not be had.
+/// The reasons for which a plugin could not be found, loaded or opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginError {
-    /// No file in any directory carries the name.
+    /// No file in any directory has a plugin of this name.
     #[error("no plugin is named {name:?}: {trace}")]
     NotFound {
-        /// What was asked for.
+        /// The name that was searched for.
         name: String,
-        /// Where, and what was there.
+        /// The directories and files that were searched.
         trace: NoneFound,
     },
-    /// The file is not usable any more, or never was.
+    /// The file fails a check. It may have passed at the scan.
     #[error("{} {source}", path.display())]
     Preflight {
         /// The file.
@@ -232,13 +232,13 @@ pub enum PluginError {
         /// The reason.
         source: Box<PreflightError>,
     },
-    /// Loaded before, and written over since. What runs may be a mixture of both files.
+    /// This process has loaded the file, and the file was written over since. The loaded code may be a mixture of both versions.
     #[error("{} was written over in place while this process has it loaded: start again, and replace plugins with `host plugins install`", path.display())]
     Overwritten {
         /// The file.
         path: PathBuf,
     },
-    /// Another file lies there than at the scan.
+    /// The file at this path is another one than at the scan.
     #[error("{} was replaced since it was scanned: start again", path.display())]
     Changed {
         /// The file.
@@ -249,9 +249,9 @@ pub enum PluginError {
     NoRole {
         /// Its name.
         plugin: String,
-        /// What was asked for.
+        /// The role that was requested.
         role: &'static str,
-        /// What it plays.
+        /// The roles that the plugin has.
         roles: Vec<String>,
     },
     /// The configuration does not fit what the manifest declares.
@@ -270,15 +270,15 @@ pub enum PluginError {
         /// What the loader says.
         message: String,
     },
-    /// The note promises a header that is not exported.
+    /// The note names a header that the file does not export.
     #[error("{} does not export {symbol}, which its note names: build it as a cdylib with export_plugin!", path.display())]
     NoHeader {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The symbol that was searched for.
         symbol: String,
     },
-    /// The types of the boundary differ.
+    /// The types at the boundary differ between the plugin and the host.
     #[error("{} cannot be used: {source}{}", path.display(), header_hint(source))]
     Header {
         /// The file.
@@ -286,7 +286,7 @@ pub enum PluginError {
         /// The first difference.
         source: HeaderError,
     },
-    /// What a plugin in C exports is not what the header declares.
+    /// The tables that a plugin in C exports do not fit the header `host_plugin.h`.
     #[error("{} cannot be used: {problem}", path.display())]
     CTable {
         /// The file.
@@ -294,24 +294,24 @@ pub enum PluginError {
         /// What is wrong.
         problem: String,
     },
-    /// Its code describes another plugin than its note.
+    /// The plugin's code describes another plugin than its note does.
     #[error("{} describes itself as {described}, but its note says {noted}: the file was tampered with or damaged", path.display())]
     Mismatch {
         /// The file.
         path: PathBuf,
-        /// By its code.
+        /// The plugin as its code describes it.
         described: String,
-        /// By its note.
+        /// The plugin as its note describes it.
         noted: String,
     },
-    /// Its code exports other roles than its note declares: more, or fewer.
+    /// The plugin's code exports more or fewer roles than its note declares.
     #[error("{} exports the roles {exported:?}, but its manifest declares {declared:?}: declare what it exports, and no more", path.display())]
     Roles {
         /// The file.
         path: PathBuf,
-        /// By its code.
+        /// The roles that the code exports.
         exported: Vec<&'static str>,
-        /// By its note.
+        /// The roles that the note declares.
         declared: Vec<&'static str>,
     },
     /// The host could not offer its services.
@@ -322,20 +322,20 @@ pub enum PluginError {
         /// What is missing.
         problem: String,
     },
-    /// The plugin says that its configuration cannot work.
+    /// The plugin refuses its configuration.
     #[error("plugin {plugin:?} refuses its configuration: {source}")]
     ConfigRefused {
         /// Its name.
         plugin: String,
-        /// What it says.
+        /// The plugin's error.
         source: host_plugin_api::Error,
     },
-    /// An instance was opened that cannot be used.
+    /// The plugin opened an instance that the host cannot use.
     #[error("plugin {plugin:?} opened, but {problem}: this is a defect of the plugin")]
     NotReady {
         /// Its name.
         plugin: String,
-        /// What it says of itself.
+        /// What is wrong with the instance.
         problem: String,
     },
     /// The plugin's factory failed.
@@ -345,12 +345,12 @@ pub enum PluginError {
         plugin: String,
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The plugin's error.
         source: host_plugin_api::Error,
     },
 }
 
-/// What helps against it: a new build where the two sides differ, the plugin's own words where its code failed.
+/// A hint for the operator. It is empty if the plugin's own code failed, because that error has a text of its own.
 fn header_hint(error: &HeaderError) -> &'static str {
     match error {
         HeaderError::Constructor(_) => "",
@@ -388,7 +388,7 @@ impl PluginError {
         }
     }
 
-    /// Whether the plugin itself says that it is the configuration with which it cannot work.
+    /// Whether the plugin itself says that its configuration is the problem.
     #[must_use]
     pub fn is_about_configuration(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! A plugin's file, opened once: what is checked is what is loaded.
+//! A plugin's file that is opened once, so that the bytes that were checked are the bytes that are loaded.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, Write};
@@ -16,7 +16,7 @@ use super::manifest::Manifest;
 use super::policy::Policy;
 use super::preflight::{read, read_and_check};
 
-/// Most bytes of a text file about plugins.
+/// Limit, in bytes, of lock files, side-cars and files of publishers.
 const LONGEST_TEXT: u64 = 1 << 20;
 
 /// Largest file that is read into memory, to be pinned or installed.
@@ -31,7 +31,7 @@ fn may_be_read(bytes: u64) -> Result<(), PreflightError> {
     Err(PreflightError::Unreadable(io::Error::other(text)))
 }
 
-/// What changes when a file does.
+/// Properties of a file by which a change shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub device: u64,
@@ -51,19 +51,19 @@ impl Stamp {
     }
 }
 
-/// See the module.
+/// An open file of a plugin.
 pub(super) struct PluginFile {
     path: PathBuf,
     file: File,
     pub stamp: Stamp,
-    /// What the operator should know about it although it is accepted.
+    /// Warnings for the operator about an accepted file.
     pub warnings: Vec<String>,
 }
 
 impl PluginFile {
-    /// Opens a file and looks at which users could replace it.
+    /// Opens a file and checks which users could replace it.
     pub(super) fn open(path: &Path, policy: &Policy) -> Result<Self, PreflightError> {
-        // Asked before opening: opening a device may do something.
+        // Checked before opening, because opening a device may have effects.
         if !std::fs::metadata(path).map_err(PreflightError::Unreadable)?.is_file() {
             return Err(PreflightError::NotAFile);
         }
@@ -84,7 +84,7 @@ impl PluginFile {
         Ok(Self { path: path.to_owned(), file, stamp: Stamp::of(&metadata), warnings })
     }
 
-    /// Where it was opened.
+    /// The path at which the file was opened.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -94,32 +94,32 @@ impl PluginFile {
         self.digest_into(&mut io::sink())
     }
 
-    /// Writes its bytes there, and answers their sha256, in hexadecimal.
+    /// Writes the file's bytes to `to` and returns their sha256, in hexadecimal.
     pub(super) fn digest_into(&self, to: &mut impl Write) -> Result<String, PreflightError> {
         copy_and_digest(&self.file, to).map_err(PreflightError::Unreadable)
     }
 
-    /// Its manifest, when it is a plugin that this host can load.
+    /// The manifest, if this host can load the file as a plugin.
     pub(super) fn manifest(&self, policy: &Policy) -> Result<Manifest, PreflightError> {
         let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
         read_and_check(&Bounded::new(file), self.stamp.size, policy)
     }
 
-    /// Whether it has to be loaded from its place. Asked of the open file: another one may lie at its path by now.
+    /// Whether the file must be loaded from its own path. Reads the open file, because the path may lead to another one by now.
     pub(super) fn needs_its_place(&self) -> Result<bool, PreflightError> {
         let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
         Ok(needs_its_place(&Bounded::new(file)))
     }
 
-    /// As it is now.
+    /// Metadata of the open file, as they are now.
     pub(super) fn metadata(&self) -> io::Result<Metadata> {
         self.file.metadata()
     }
 
-    /// A path to the open file, valid while it is open, whatever lies at its own path.
+    /// A path in `/proc` to the open file. It is valid while the file is open, whatever happens to the file's own path.
     pub(super) fn name_of_open(&self) -> Result<PathBuf, PreflightError> {
         let number = self.file.as_raw_fd();
-        // A debugger finds it under the process's number, and not under its own `self`.
+        // A debugger has another `/proc/self`, but finds the file under the number of this process.
         let paths = [format!("/proc/{}/fd/{number}", std::process::id()), format!("/proc/self/fd/{number}")];
         let is_it =
             |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| Stamp::of(&found) == self.stamp);
@@ -130,13 +130,12 @@ impl PluginFile {
         })
     }
 
-    /// A copy of its bytes in memory that nothing can change any more, if they are those of the hash. Otherwise the hash that
-    /// they have.
+    /// Copies the file into memory that cannot change any more, if its bytes have this hash. Else returns the hash that they have.
     pub(super) fn sealed(&self, sha256: &str) -> Result<Result<Sealed, String>, PreflightError> {
         may_be_read(self.stamp.size)?;
         let sealed = (|| {
             let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-            // Longer names are refused by the system. The name only shows in /proc/self/maps.
+            // The system refuses longer names. The name appears only in `/proc/self/maps`.
             let name: String = name.chars().filter(char::is_ascii_graphic).take(64).collect();
             let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
             let mut memory = File::from(memory);
@@ -151,17 +150,17 @@ impl PluginFile {
     }
 }
 
-/// The whole text of a small regular file that no other user may change.
+/// Reads a small regular text file, and refuses it if every user may change it.
 pub(super) fn text(path: &Path) -> io::Result<String> {
     let (file, metadata) = regular(path)?;
-    // It says which file is loaded, and which hash is right.
+    // The text decides which file is loaded and which hash is right.
     if host_ownership::every_user_may_change(&metadata) {
         return Err(io::Error::other("it may be changed by every user of this machine: chmod o-w it"));
     }
     read_up_to(file, LONGEST_TEXT)
 }
 
-/// As [`text`], of a file that must not be easier to replace than the program.
+/// As [`text`], but refuses a file that is easier to replace than this program.
 pub(super) fn trusted_text(path: &Path) -> io::Result<String> {
     let (file, metadata) = regular(path)?;
     let found = host_ownership::check(path, &metadata)?;
@@ -174,7 +173,7 @@ pub(super) fn trusted_text(path: &Path) -> io::Result<String> {
     read_up_to(file, LONGEST_TEXT)
 }
 
-/// The whole text of a regular file of at most this many bytes, whichever users may change it.
+/// Reads a regular text file of at most `longest` bytes, regardless of its permissions.
 pub(super) fn short_text(path: &Path, longest: u64) -> io::Result<String> {
     read_up_to(regular(path)?.0, longest)
 }
@@ -216,20 +215,20 @@ pub(super) struct Sealed {
     size: u64,
 }
 
-/// The manifest of a file as it is, whether this host could load the file or not.
+/// Reads the manifest of a file, whether this host could load the file or not.
 ///
 /// # Errors
-/// When it carries none that can be read.
+/// When the file has no manifest that can be read.
 pub fn describe(path: &Path) -> Result<Manifest, PreflightError> {
     let any = Policy { insecure_permissions: true, ..Policy::default() };
     let PluginFile { file, stamp, .. } = PluginFile::open(path, &any)?;
     read(&Bounded::new(file), stamp.size)
 }
 
-/// Checks the file and returns its manifest. What lies beside it, as a lock file or a signature, is not looked at.
+/// Checks the file and returns its manifest. Ignores lock files and signatures beside it.
 ///
 /// # Errors
-/// The first thing that is wrong with it.
+/// The first problem that is found.
 pub fn preflight(path: &Path, policy: &Policy) -> Result<Manifest, PreflightError> {
     PluginFile::open(path, policy)?.manifest(policy)
 }
@@ -240,7 +239,7 @@ impl Sealed {
         read_and_check(&Bounded::new(file), self.size, policy)
     }
 
-    /// A path to it in this process, valid while the descriptor is open.
+    /// A path in `/proc` to the memory, valid in this process while the descriptor is open.
     pub(super) fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.memory.as_raw_fd()).into()
     }

@@ -1,6 +1,6 @@
-//! Entrances for fuzzing: readers of files that this crate did not write, as functions of bytes.
+//! Entry points for fuzzing: the readers of foreign files, as functions of bytes.
 //!
-//! Each answers whether the bytes were accepted, and none may panic, whatever they are.
+//! Each returns whether the bytes were accepted. None may panic, whatever the bytes are.
 
 use std::io::Cursor;
 use std::path::Path;
@@ -27,7 +27,7 @@ pub fn elf(bytes: &[u8]) -> bool {
     read.is_ok()
 }
 
-/// A manifest, and behind a zero byte a configuration to check against it.
+/// Reads a manifest, and checks the configuration that follows it after a zero byte.
 #[must_use]
 pub fn manifest(bytes: &[u8]) -> bool {
     let mut texts = bytes.splitn(2, |byte| *byte == 0).map(String::from_utf8_lossy);
@@ -37,13 +37,13 @@ pub fn manifest(bytes: &[u8]) -> bool {
     true
 }
 
-/// A `NAME.plugin.toml`.
+/// Reads a `NAME.plugin.toml`.
 #[must_use]
 pub fn side_car(bytes: &[u8]) -> bool {
     sidecar::parse(&String::from_utf8_lossy(bytes), Path::new("plugins")).is_ok()
 }
 
-/// A `plugins.lock`.
+/// Reads a `plugins.lock`.
 #[must_use]
 pub fn lock(bytes: &[u8]) -> bool {
     let path = Path::new("plugins/plugins.lock");

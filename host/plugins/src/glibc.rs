@@ -1,16 +1,16 @@
 //! Versions of glibc: the one that a file needs, and the one of this process.
 //!
-//! A file that was linked on a newer system than this names versions that the C library here does not define, and the system's
-//! loader refuses it. The file says so in its headers, so that it is refused before it is installed or loaded.
+//! A file that was linked on a newer system may need versions that the C library here does not define. The system's loader refuses
+//! such a file. The file's headers list these versions, so the host refuses it earlier, when it is installed or loaded.
 
 use std::fmt;
 
 use super::dynamic::NeededVersion;
 
-/// How the names of glibc's versions begin.
+/// Prefix of the names of glibc's versions.
 const PREFIX: &str = "GLIBC_";
 
-/// Versions whose names have no number, and the glibc that defines them first. Linkers write the first into files with packed
+/// Versions whose names have no number, with the first glibc that defines them. Linkers write `ABI_DT_RELR` into files with packed
 /// relocations.
 const NAMED: &[(&str, Glibc)] = &[("ABI_DT_RELR", Glibc([2, 36, 0]))];
 
@@ -19,13 +19,13 @@ const NAMED: &[(&str, Glibc)] = &[("ABI_DT_RELR", Glibc([2, 36, 0]))];
 pub struct Glibc([u32; 3]);
 
 impl Glibc {
-    /// The oldest glibc that has all of these versions, or `None` when none of them is glibc's.
+    /// The oldest glibc that defines all of these versions, or `None` if no version is from glibc.
     #[must_use]
     pub fn needed(versions: &[NeededVersion]) -> Option<Self> {
         versions.iter().filter_map(|needed| Self::named(needed.version.strip_prefix(PREFIX)?)).max()
     }
 
-    /// The one that this process runs with, or `None` with another C library.
+    /// The glibc of this process, or `None` with another C library.
     #[must_use]
     pub fn here() -> Option<Self> {
         Self::numbered(&running()?)
@@ -36,7 +36,7 @@ impl Glibc {
         known.or_else(|| Self::numbered(name))
     }
 
-    /// `2.34` or `2.2.5`. `PRIVATE` is none.
+    /// Parses a version such as `2.34` or `2.2.5`. `PRIVATE` gives `None`.
     fn numbered(text: &str) -> Option<Self> {
         let mut numbers = text.splitn(3, '.').map(|number| number.parse().ok());
         let (major, minor) = (numbers.next()??, numbers.next()??);

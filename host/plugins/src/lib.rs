@@ -2,8 +2,8 @@
 //!
 //! [`Catalog::scan`] reads the manifests of all shared libraries in some directories without running any of their code.
 //! [`requirements::check`] compares what a configuration needs with what the chosen plugins declare.
-//! [`open_transfer`], [`open_tier`] and [`open_allocator`] then load one and hand it out as the role's plain trait, so that nothing behind it knows
-//! whether a backend was loaded or linked.
+//! [`open_transfer`], [`open_tier`] and [`open_allocator`] then load a plugin and return the trait object of its role. Their
+//! callers cannot tell a loaded backend from a linked one.
 //!
 //! A loaded library is never unloaded: threads and thread-local destructors of Rust code make that unsafe.
 

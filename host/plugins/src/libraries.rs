@@ -15,16 +15,16 @@ use serde::{Deserialize, Serialize};
 use super::dynamic::{Dynamic, dynamic};
 use super::file::sha256;
 
-/// Most of them for one plugin.
+/// Limit of the libraries beside one plugin.
 const MOST: usize = 64;
 
 /// A library that is loaded with a plugin.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LockedLibrary {
-    /// Its path, from the plugin's directory where it lies in it.
+    /// Path of the library, relative to the plugin's directory if it lies in there.
     pub file: String,
-    /// Of the whole file, in hexadecimal.
+    /// The sha256 of the whole file, in hexadecimal.
     pub sha256: String,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn beside(plugin: &Path) -> io::Result<Vec<LockedLibrary>> {
     let plugin = std::path::absolute(plugin)?;
     let home = plugin.parent().unwrap_or(Path::new("/"));
     let mut found: Vec<PathBuf> = Vec::new();
-    // Each with the folders that those which need it are looked in as well (DT_RPATH).
+    // Each file has the folders of the files that need it, in which the loader searches too (DT_RPATH).
     let mut left = VecDeque::from([(plugin.clone(), Vec::new())]);
     while let Some((file, mut folders)) = left.pop_front() {
         let Dynamic { needed, paths } = dynamic(&file);
@@ -78,7 +78,7 @@ pub(super) fn beside(plugin: &Path) -> io::Result<Vec<LockedLibrary>> {
     Ok(locked)
 }
 
-/// What differs between the libraries that a lock lists and those that are there.
+/// The first difference between the libraries that a lock lists and those in the directory.
 pub(super) fn difference(locked: &[LockedLibrary], found: &[LockedLibrary]) -> Option<String> {
     let other = |library: &&LockedLibrary| !locked.contains(library);
     if let Some(LockedLibrary { file, sha256 }) = found.iter().find(other) {

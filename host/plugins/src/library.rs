@@ -1,9 +1,9 @@
-//! From a plugin's file to its checked root.
+//! Loads a plugin's file and checks its root.
 //!
-//! Each step before `dlopen` runs none of the plugin's code and has an error of its own. So has each step after it. A pinned or
-//! signed file is loaded from sealed memory with the very bytes that were verified. Others are loaded through the descriptor that
-//! was checked, so that a file that takes their place meanwhile is not loaded. A file that finds libraries beside itself is
-//! loaded from its place, because the system's loader asks where that is. Both are looked at again afterwards.
+//! Each step has an error of its own. The steps before `dlopen` run no code of the plugin. A pinned or signed file is loaded from
+//! sealed memory, which holds the bytes that were verified. Other files are loaded through the descriptor that was checked, so that
+//! a file that replaces them meanwhile is not loaded. A file that searches for libraries beside itself is loaded from its own path,
+//! because the system's loader needs that path. The last two are checked for changes again after loading.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,22 +23,22 @@ use super::manifest::Manifest;
 use super::root::Root;
 use super::services::Services;
 
-/// What this process has loaded, which it never unloads.
+/// The libraries that this process has loaded. It never unloads them.
 #[derive(Default)]
 struct Loaded {
     /// Files that were not sealed, by device and inode.
     places: HashMap<(u64, u64), Place>,
-    /// Sealed copies by sha256. Their descriptors stay open: the system's loader knows a library by the name it was
-    /// loaded under, and would take another file under the same number for this one.
+    /// Sealed copies, by sha256. Their descriptors stay open: the system's loader knows a library by its path, and would mistake
+    /// another file with the same descriptor number for this one.
     sealed: HashMap<String, PathBuf>,
 }
 
 /// A file that was loaded.
 #[derive(Clone)]
 struct Place {
-    /// As it was then.
+    /// The stamp of the file at that time.
     stamp: Stamp,
-    /// What it was loaded as.
+    /// The path that the system's loader got.
     from: PathBuf,
 }
 
@@ -49,14 +49,14 @@ fn with_loaded<R>(use_it: impl FnOnce(&mut Loaded) -> R) -> R {
     use_it(loaded.get_or_insert_default())
 }
 
-/// Loads a plugin, checks that it is what its note says, and offers it the host's services. It opens no instance.
+/// Loads a plugin, compares its code with its note, and gives it the host's services. Opens no instance.
 ///
 /// # Errors
 /// See [`PluginError`]: one variant per step.
 pub fn load_root(entry: &Entry) -> Result<Root, PluginError> {
     let path = &entry.path;
     let refused = |e| PluginError::Preflight { path: path.clone(), source: Box::new(e) };
-    // It may have changed since the scan.
+    // Opened again: the file may have changed since the scan.
     let file = PluginFile::open(path, &entry.policy).map_err(refused)?;
     for warning in &entry.warnings {
         tracing::warn!(plugin = entry.manifest.plugin.name, "{warning}");
@@ -73,21 +73,21 @@ pub fn load_root(entry: &Entry) -> Result<Root, PluginError> {
     let services = Services::of(&plugin.id)
         .map_err(|problem| PluginError::Services { plugin: plugin.name.clone(), problem })?;
     match &root {
-        // A plugin that is older than the services works without them.
+        // The error is ignored: a plugin that is older than the services works without them.
         Root::Rust(root) => drop(root.attach(services.object())),
         Root::C(root) => root.attach(&services),
     }
     Ok(root)
 }
 
-/// Where the verified bytes can be loaded from.
+/// Path of sealed memory that holds the verified bytes.
 fn sealed(file: &PluginFile, entry: &Entry, hash: &str) -> Result<PathBuf, PluginError> {
     let path = &entry.path;
     let refused = |e| PluginError::Preflight { path: path.clone(), source: Box::new(e) };
     let changed = || PluginError::Changed { path: path.clone() };
     with_loaded(|loaded| {
         if let Some(before) = loaded.sealed.get(hash) {
-            // The same bytes are the same library, whatever lies in the file by now.
+            // Two files with the same bytes are the same library.
             return Ok(before.clone());
         }
         let copy = file.sealed(hash).map_err(refused)?.map_err(|_other_bytes| changed())?;
@@ -101,8 +101,7 @@ fn sealed(file: &PluginFile, entry: &Entry, hash: &str) -> Result<PathBuf, Plugi
     })
 }
 
-/// Loads the very file that was opened, or from its place one that looks for libraries beside itself. Either is looked at again
-/// afterwards.
+/// Loads the open file, or the file at its path if it searches for libraries beside itself. Checks for changes afterwards.
 fn load_opened(file: PluginFile, entry: &Entry, in_place: bool) -> Result<Root, PluginError> {
     let path = &entry.path;
     let refused = |e| PluginError::Preflight { path: path.clone(), source: Box::new(e) };
@@ -128,7 +127,7 @@ fn load_opened(file: PluginFile, entry: &Entry, in_place: bool) -> Result<Root, 
     }
     let from = match (before, in_place) {
         (Some(before), _) => before.from,
-        // A name without a slash would be looked for where the system's libraries are.
+        // The system's loader would search the system's folders for a name without a slash.
         (None, true) => std::path::absolute(path).map_err(|e| refused(PreflightError::Unreadable(e)))?,
         (None, false) => file.name_of_open().map_err(refused)?,
     };
@@ -140,7 +139,7 @@ fn load_opened(file: PluginFile, entry: &Entry, in_place: bool) -> Result<Root, 
     with_loaded(|loaded| {
         loaded.places.entry(key).or_insert_with(|| {
             if !in_place {
-                // Its number is the library's name to the system's loader.
+                // The descriptor stays open: the loader knows the library by the path with its number.
                 std::mem::forget(file);
             }
             Place { stamp, from }
@@ -149,7 +148,7 @@ fn load_opened(file: PluginFile, entry: &Entry, in_place: bool) -> Result<Root, 
     Ok(root)
 }
 
-/// An error with what it was made from, which is where the system's loader says what is missing.
+/// The text of an error and of its sources. The system's loader says in a source what is missing.
 fn why(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {}", why(source)),
@@ -157,19 +156,19 @@ fn why(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// Loads the library, for good, and checks that its code agrees with its note. `path` is for people.
+/// Loads the library and compares its code with its note. Never unloads it. `path` is for messages.
 fn load(from: &Path, path: &Path, noted: &Manifest) -> Result<Root, PluginError> {
-    // NOW: an undefined symbol is an error here instead of a crash at the first call. LOCAL: two plugins may bring
-    // different builds of one library.
-    // SAFETY: the library's constructors run. That is what loading a plugin means: it is trusted code in our process,
-    // and the preflight has excluded files that are damaged.
+    // NOW: an undefined symbol is an error here instead of a crash at the first call. LOCAL: two plugins may bring different builds
+    // of one library.
+    // SAFETY: the library's constructors run. Loading a plugin means to trust its code, and the preflight has excluded damaged
+    // files.
     let library = unsafe { Library::open(Some(from), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|e| PluginError::Open { path: path.to_owned(), message: why(&e) })?;
     let symbol = &noted.build.symbol;
-    // SAFETY: only the symbol's address is taken. It is used as what it is below, after it was checked.
+    // SAFETY: only the symbol's address is taken here. Its content is checked below before it is used.
     let header = unsafe { library.get::<*mut ()>(symbol.as_bytes()) };
     let header = header.ok().and_then(|s| NonNull::new(s.as_raw_ptr().cast::<()>()));
-    // Never unloaded: references into it live on in what it returns and in its threads.
+    // The library is never unloaded, because its objects and threads keep references into it.
     std::mem::forget(library);
     let header =
         header.ok_or_else(|| PluginError::NoHeader { path: path.to_owned(), symbol: symbol.clone() })?;
@@ -195,7 +194,7 @@ fn load(from: &Path, path: &Path, noted: &Manifest) -> Result<Root, PluginError>
         let described = described.map_or_else(|e| format!("something unreadable ({e})"), |m| named(&m));
         return Err(PluginError::Mismatch { path: path.to_owned(), described, noted: named(noted) });
     }
-    // Roles that a newer host knows are not this host's to check.
+    // Only the roles that this host knows are compared. A plugin for a newer host may have others.
     let exported = root.roles();
     let declared = ["transfer", "tier", "allocator"].into_iter().filter(|role| noted.role(role).is_some());
     let declared: Vec<&str> = declared.collect();
@@ -222,7 +221,7 @@ mod tests {
         std::fs::rename(at("memory.so"), at("null.so")).unwrap();
         let root = load_opened(checked, &entry, false).unwrap();
         assert_eq!(root.roles(), ["transfer"]);
-        // The next one to look finds the other file.
+        // The path now leads to the other file, which does not fit the entry.
         let other = PluginFile::open(&at("null.so"), &Policy::default()).unwrap();
         let error = load_opened(other, &entry, false).err().unwrap();
         assert!(matches!(error, PluginError::Changed { .. }), "{error}");

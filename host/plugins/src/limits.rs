@@ -1,11 +1,11 @@
-//! What an instance says that it can carry or store at once, looked at before anything relies on it.
+//! Checks the limits of an instance before the host relies on them.
 
 use host_plugin_api::{Error, ErrorCode, StorageTier, TierLimits, TransferBackend, TransferLimits};
 
 /// The limits of a transfer backend.
 ///
 /// # Errors
-/// A clause when it can carry nothing, or has panicked: then the text of the panic is in it.
+/// A clause that says that the backend can carry nothing. If `limits` panicked, the clause has the text of the panic.
 pub fn of_transfer(backend: &dyn TransferBackend) -> Result<TransferLimits, String> {
     let limits = backend.limits();
     match limits.max_writes == 0 || limits.max_submissions == 0 {
@@ -18,7 +18,7 @@ pub fn of_transfer(backend: &dyn TransferBackend) -> Result<TransferLimits, Stri
 /// The limits of a storage tier.
 ///
 /// # Errors
-/// As of [a transfer backend](of_transfer).
+/// As for [a transfer backend](of_transfer).
 pub fn of_tier(tier: &dyn StorageTier) -> Result<TierLimits, String> {
     let limits = tier.limits();
     let TierLimits { max_pages, max_batches, max_value, alignment, .. } = limits;
@@ -31,10 +31,10 @@ pub fn of_tier(tier: &dyn StorageTier) -> Result<TierLimits, String> {
     }
 }
 
-/// That `limits` panicked, if a call that answers with a text says so: after its first panic an instance answers every call with it.
+/// Says that `limits` panicked, if another call reports it: after its first panic an instance answers every call with `PANICKED`.
 fn panicked(asked: impl FnOnce() -> Option<Error>) -> Option<String> {
     let error = asked().filter(|error| error.code == ErrorCode::PANICKED)?;
-    // A panic's text may have several lines, and this is one.
+    // A panic's text may have several lines. The clause has one.
     let text = error.message.split_whitespace().collect::<Vec<_>>().join(" ");
     Some(format!("limits answered PANICKED ({text})"))
 }

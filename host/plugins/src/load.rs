@@ -1,4 +1,4 @@
-//! Opens an instance of a plugin: its configuration is checked, it is loaded, opened, and looked at once more.
+//! Opens an instance of a plugin: checks its configuration, loads it, opens the instance and checks that it is usable.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use super::services::Services;
 
 /// Opens an instance of a plugin's transfer role.
 ///
-/// The file is read again first, since it may have changed after the scan, and the configuration is compared with the manifest.
-/// Only then does code of the plugin run.
+/// Before any code of the plugin runs, the file is read again, since it may have changed after the scan, and the configuration is
+/// compared with the manifest.
 ///
 /// # Errors
 /// See [`PluginError`]: one variant per step.
@@ -60,7 +60,7 @@ pub fn open_allocator(entry: &Entry, opening: &PoolOpening) -> Result<Arc<dyn Po
     Ok(Arc::new(LoadedAllocator::new(&entry.manifest.plugin.name, opened)))
 }
 
-/// Notes that this thread opens a plugin, until the instance is there.
+/// Notes that this thread opens a plugin. The note ends when the instance is open.
 fn opening_of(entry: &Entry) -> Note {
     Called::plugin(&entry.manifest.plugin.name).enter(Call::Open)
 }
@@ -104,7 +104,7 @@ fn not_ready(entry: &Entry, problem: String) -> PluginError {
     PluginError::NotReady { plugin: entry.manifest.plugin.name.clone(), problem }
 }
 
-/// Whether what an instance wants to be waited for with is a descriptor. Waiting on a number that is none would never end.
+/// Checks that an instance's `event_fd` is -1, `WAKES` or an open descriptor. Waiting on another number would never end.
 fn event_fd(entry: &Entry, fd: i32) -> Result<(), PluginError> {
     if fd == -1 || fd == WAKES {
         return Ok(());
@@ -112,7 +112,7 @@ fn event_fd(entry: &Entry, fd: i32) -> Result<(), PluginError> {
     let problem = if fd < 0 {
         format!("its event_fd answers {fd}, which means nothing: -1, {WAKES} or a descriptor does")
     } else {
-        // SAFETY: only its flags are read, which harms no descriptor.
+        // SAFETY: only the descriptor's flags are read, which harms no descriptor.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         match rustix::io::fcntl_getfd(borrowed) {
             Ok(_flags) => return Ok(()),

@@ -7,15 +7,15 @@ use super::calls::{Call, Called};
 
 /// A loaded allocator, called through the trait that plugins implement.
 ///
-/// A count that comes back never exceeds the caller's slice. Whether the pages are the right ones is for the
-/// caller to check: that costs a look at each.
+/// A returned count never exceeds the caller's slice. The caller checks whether the pages are the right ones, which means a look at
+/// each.
 pub struct LoadedAllocator {
     called: Called,
     object: AllocatorObject,
 }
 
 impl LoadedAllocator {
-    /// Wraps what the root of the plugin of this name opened.
+    /// Wraps an object that the root of the plugin of this name opened.
     #[must_use]
     pub fn new(plugin: &str, object: AllocatorObject) -> Self {
         Self { called: Called::plugin(plugin), object }

@@ -13,16 +13,16 @@ use super::services::{Services, Waker};
 
 /// A loaded storage tier, called through the trait that plugins implement.
 ///
-/// What comes back is checked as far as memory safety here depends on it: a count never exceeds the caller's slice.
+/// Answers are checked as far as memory safety depends on them: a returned count never exceeds the caller's slice.
 pub struct LoadedTier {
     called: Called,
     object: TierObject,
-    /// What stands for a descriptor when the plugin wakes the host itself.
+    /// Replaces the descriptor if the plugin wakes the host itself (`WAKES`).
     waker: Option<Arc<Waker>>,
 }
 
 impl LoadedTier {
-    /// Wraps what the root of the plugin of this name opened.
+    /// Wraps an object that the root of the plugin of this name opened.
     ///
     /// # Errors
     /// When the system has no descriptor for the plugin's wake-ups.

@@ -1,7 +1,7 @@
 //! `plugins.lock`: which files of a directory may be loaded, by their bytes.
 //!
-//! Entries are per target, so that one file serves a directory shared by several machines. While the file exists, only what it
-//! lists is usable. The hash is checked when the directory is read and again before the library is loaded.
+//! Entries are per target, so that one lock file serves a directory that several machines share. While it exists, only the files
+//! that it lists are usable. The hash is checked when the directory is read, and again before the library is loaded.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -20,7 +20,7 @@ pub const FILE: &str = "plugins.lock";
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lock {
-    /// One per file and target.
+    /// One entry for each file and target.
     #[serde(default, rename = "plugin")]
     pub plugins: Vec<Locked>,
     #[serde(skip)]
@@ -35,11 +35,11 @@ pub struct Locked {
     pub id: String,
     /// Its version.
     pub version: semver::Version,
-    /// Target triple it was built for.
+    /// Target triple for which the file was built.
     pub target: String,
     /// Name of the file, without its directory.
     pub file: String,
-    /// Of the whole file, in hexadecimal.
+    /// The sha256 of the whole file, in hexadecimal.
     pub sha256: String,
     /// Libraries beside it that are loaded with it.
     #[serde(default, rename = "library", skip_serializing_if = "Vec::is_empty")]
@@ -47,7 +47,7 @@ pub struct Locked {
 }
 
 impl Locked {
-    /// What a lock file says of this plugin.
+    /// Makes the entry for this plugin.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -64,10 +64,10 @@ impl Locked {
 }
 
 impl Lock {
-    /// The directory's lock, if it has one.
+    /// The lock of the directory, if it has one.
     ///
     /// # Errors
-    /// A sentence, when it cannot be read.
+    /// A sentence, when the file cannot be read or is no lock file.
     pub fn of_directory(directory: &Path) -> Result<Option<Self>, String> {
         let path = directory.join(FILE);
         let text = match super::file::text(&path) {
@@ -78,10 +78,10 @@ impl Lock {
         Self::parse(&text, &path).map(Some)
     }
 
-    /// What a lock file at this path says.
+    /// Parses the text of the lock file at this path.
     ///
     /// # Errors
-    /// A sentence, when it is none.
+    /// A sentence, when the text is no lock file.
     pub(super) fn parse(text: &str, path: &Path) -> Result<Self, String> {
         let lock: Self = toml::from_str(text).map_err(|error| {
             let error = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
@@ -90,14 +90,14 @@ impl Lock {
         Ok(Self { path: path.to_owned(), ..lock })
     }
 
-    /// Whether a file with this hash is listed under its name, with the libraries beside it, which it returns. Nothing of a file
-    /// that is not listed is read but its bytes.
+    /// Checks that a file is listed under its name with this hash, and with the libraries beside it. Returns these libraries. Reads
+    /// nothing but the bytes of a file that is not listed.
     ///
     /// # Errors
     /// `NotLocked`, `WrongHash`, or `Libraries`.
     pub fn check(&self, path: &Path, found: &str) -> Result<Vec<LockedLibrary>, PreflightError> {
         let file = file_name(path);
-        // Several when a directory is shared by machines that each have their own file of this name.
+        // There are several entries if machines with different files of this name share the directory.
         let mut listed = self.plugins.iter().filter(|locked| locked.file == file).peekable();
         let Some(first) = listed.peek().copied() else {
             return Err(PreflightError::NotLocked(self.path.clone()));
@@ -113,23 +113,23 @@ impl Lock {
         Err(PreflightError::WrongHash { lock: self.path.clone(), pinned, found })
     }
 
-    /// Lists these instead of what was listed for their target. Entries of other targets stay.
+    /// Replaces all entries of a target by these. Entries of other targets stay.
     pub fn replace(&mut self, target: &str, plugins: Vec<Locked>) {
         self.plugins.retain(|locked| locked.target != target);
         self.plugins.extend(plugins);
     }
 
-    /// A lock that lists nothing yet.
+    /// A lock without entries.
     pub(super) fn empty(directory: &Path) -> Self {
         Self { plugins: Vec::new(), path: directory.join(FILE) }
     }
 
-    /// Lists a file of this name and target no more.
+    /// Removes the entry for a file of this name and target.
     pub(super) fn forget(&mut self, file: &str, target: &str) {
         self.plugins.retain(|locked| locked.file != file || locked.target != target);
     }
 
-    /// Writes the directory's lock, whole or not at all.
+    /// Writes the directory's lock. A failure leaves the old file.
     ///
     /// # Errors
     /// When the directory cannot be written.
@@ -142,12 +142,12 @@ impl Lock {
     }
 }
 
-/// Writes a file beside its place, syncs it and renames it there: a reader sees the old file or the new one.
+/// Writes a temporary file beside this one, syncs it and renames it: a reader sees the old file or the new one.
 ///
 /// A loaded plugin's file must never be written in place, since the process has it mapped.
 ///
 /// # Errors
-/// When any step fails. The file is then as before.
+/// When any step fails. The file is unchanged then.
 pub fn write_whole(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -160,7 +160,7 @@ pub fn write_whole(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         File::open(directory)?.sync_all()
     })();
     if written.is_err() {
-        // Gone already when the rename was done.
+        // After a successful rename there is nothing to remove.
         let _removed = std::fs::remove_file(&temporary);
     }
     written

@@ -1,4 +1,4 @@
-//! What a plugin says about itself.
+//! The manifest: what a plugin's file says of the plugin.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ pub struct Manifest {
     pub manifest_version: u32,
     /// The plugin's identity.
     pub plugin: Identity,
-    /// What it was built against.
+    /// The plugin API that it was built against.
     pub api: Api,
-    /// What it does.
+    /// The roles that it plays.
     #[serde(default, rename = "role")]
     pub roles: Vec<Role>,
     /// The keys of its configuration table.
     #[serde(default)]
     pub config: BTreeMap<String, ConfigKey>,
-    /// Programs that it wants beside the workers.
+    /// Programs that it can have beside the workers.
     #[serde(default, rename = "companion")]
     pub companions: Vec<CompanionManifest>,
     /// How it was built.
@@ -31,7 +31,7 @@ pub struct Manifest {
 pub struct Identity {
     /// The id, which no other plugin has.
     pub id: String,
-    /// What users write to get it.
+    /// The name by which users select the plugin.
     pub name: String,
     /// Its own version.
     pub version: semver::Version,
@@ -41,7 +41,7 @@ pub struct Identity {
     /// Ids of plugins whose crates are linked into this file.
     #[serde(default)]
     pub built_on: Vec<String>,
-    /// The oldest host it works with.
+    /// The oldest host with which it works.
     pub min_host: Option<semver::Version>,
     /// `own` or `none`: whether its instances run threads.
     pub threads: Option<String>,
@@ -62,7 +62,7 @@ pub struct Role {
     /// Kinds of memory: `dram`, `vram`.
     #[serde(default)]
     pub memory: Vec<String>,
-    /// See [`host_plugin_api::capability`].
+    /// Capabilities that the role declares. See [`host_plugin_api::capability`].
     #[serde(default)]
     pub capabilities: Vec<String>,
 }
@@ -73,9 +73,9 @@ pub struct ConfigKey {
     /// `string`, `integer`, `float`, `boolean`, `array` or `table`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What holds when the key is absent.
+    /// The value that applies when the key is absent.
     pub default: Option<toml::Value>,
-    /// What the host supplies when the operator set nothing. `None` for what an older host does not know, too.
+    /// The value that the host supplies when the operator set none. `None` also for a word that this host does not know.
     #[serde(default, deserialize_with = "known_or_none")]
     pub host_default: Option<HostDefault>,
     /// The least number that the host may supply.
@@ -84,12 +84,12 @@ pub struct ConfigKey {
     /// The largest number that the host may supply.
     #[serde(default)]
     pub host_max: Option<i64>,
-    /// What it means.
+    /// The meaning of the key.
     #[serde(default)]
     pub doc: String,
 }
 
-/// A value that depends on the machine and on what is served, so that the host has it and the plugin does not.
+/// A value that depends on the machine and on the served model, so the host knows it and the plugin does not.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostDefault {
@@ -99,7 +99,7 @@ pub enum HostDefault {
     SpaceMib,
 }
 
-/// Words of a newer API mean nothing here.
+/// Reads a host default, and gives `None` for words of a newer API.
 fn known_or_none<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<HostDefault>, D::Error> {
     let value = toml::Value::deserialize(value)?;
     Ok(value.try_into().ok())
@@ -108,15 +108,15 @@ fn known_or_none<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Ho
 /// A program that the supervisor runs when `--start-companion` names it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct CompanionManifest {
-    /// What users write to get it.
+    /// The name by which users select the program.
     pub name: String,
-    /// Its file's name, which is looked for in the active virtual environment and in `PATH`.
+    /// Name of the program's file. The supervisor searches the active virtual environment and `PATH` for it.
     pub program: String,
-    /// Its arguments. `{KEY}` in them, in the variables and in the address stands for what the plugin's configuration says, see
-    /// docs/plugins/tier.md.
+    /// Arguments of the program. `{KEY}` in the arguments, the variables and the address is replaced by the value in the plugin's
+    /// configuration, see docs/plugins/tier.md.
     #[serde(default)]
     pub arguments: Vec<String>,
-    /// What is set in its environment.
+    /// Variables that are set in its environment.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
     /// Address at which it takes connections once it is ready, empty if it takes none.
@@ -154,14 +154,14 @@ impl Manifest {
             let version = manifest.manifest_version;
             return Err(format!("manifest_version is {version}, this host reads version 1"));
         }
-        // They stand in lines of the log, of metrics and of commands, and must not look like several.
+        // Names appear in lines of the log, of metrics and of commands. A control character could make one line look like several.
         if let Some((key, text)) = manifest.names().find(|(_, text)| text.contains(char::is_control)) {
             return Err(format!("{key} is {text:?}, it must be without control characters"));
         }
         Ok(manifest)
     }
 
-    /// All names and other texts that are no prose, with their keys.
+    /// All names and other short texts, with their keys.
     fn names(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let (plugin, build) = (&self.plugin, &self.build);
         let single = [
@@ -208,7 +208,7 @@ impl Manifest {
         self.roles.iter().find(|role| role.kind == kind)
     }
 
-    /// Whether the role of this kind declares a capability. What other roles of the plugin can do does not count.
+    /// Whether the role of this kind declares a capability. Capabilities of the plugin's other roles do not count.
     #[must_use]
     pub fn declares(&self, kind: &str, capability: &str) -> bool {
         self.role(kind).is_some_and(|role| role.capabilities.iter().any(|declared| declared == capability))
@@ -239,7 +239,7 @@ impl Manifest {
     }
 }
 
-/// TOML errors draw the place over several lines, but a sentence has one.
+/// Joins the lines of a TOML error, which shows the position over several lines.
 fn one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
 }

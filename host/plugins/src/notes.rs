@@ -1,4 +1,4 @@
-//! Notes of a segment, in files of compilers that align them as they like.
+//! Reads the notes of a segment, also in files whose compiler aligns notes differently from the format.
 
 use object::Endianness;
 use object::elf::FileHeader64;
@@ -8,19 +8,19 @@ use object::read::elf::{Note, NoteIterator};
 /// Length of a note's header, in bytes.
 const HEADER: usize = 12;
 
-/// Reads note after note.
+/// An iterator over the notes.
 pub(super) struct Notes<'a> {
     endian: Endianness,
-    /// Of a note's parts, in bytes: 4, or 8 as the segment says.
+    /// Alignment of the parts of a note, in bytes: 8 if the segment says so, else 4.
     alignment: usize,
-    /// AddressSanitizer aligns a variable, which a plugin's note is, to 32 bytes and more, and leaves zeros behind it. Segments
-    /// with the alignments of the format have none.
+    /// Whether zeros between notes are skipped. A note is a variable of the plugin, and AddressSanitizer aligns variables to 32
+    /// bytes or more and pads them with zeros. Segments with the alignments of the format have no such zeros.
     skips_zeros: bool,
     left: &'a [u8],
 }
 
 impl<'a> Notes<'a> {
-    /// Those in the bytes of a segment with this alignment.
+    /// Reads the notes in the bytes of a segment with this alignment.
     pub(super) fn new(endian: Endianness, segment_alignment: u64, bytes: &'a [u8]) -> Self {
         let alignment = if segment_alignment == 8 { 8 } else { 4 };
         Self { endian, alignment, skips_zeros: segment_alignment > 8, left: bytes }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn parts_of_notes_are_aligned_to_eight_bytes_where_the_segment_is() {
-        // As `.note.gnu.property` has them: a name of 4 bytes, so that the description begins at 16.
+        // A note like those of `.note.gnu.property`: its name has 4 bytes, so its description begins at 16.
         let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         let one = words(&[4, 12, 5, u32::from_le_bytes(*b"GNU\0"), 1, 2, 3, 0]);
         let both = [one.clone(), one].concat();

@@ -1,7 +1,7 @@
-//! Reads a plugin file without running it.
+//! Checks a plugin's file without running its code.
 //!
-//! Loading is too late to find out: constructors run before anything can be checked, and a file that was cut off
-//! kills the process inside the system's loader. Both are excluded, or at least announced, by what the file says.
+//! Checks after loading would be too late: constructors run during loading, and a file that was cut off kills the process inside
+//! the system's loader. The file's headers and notes show both risks before.
 
 use host_plugin_api::{c, note};
 use object::elf::{ET_DYN, FileHeader64, PT_LOAD, PT_NOTE};
@@ -20,11 +20,10 @@ use super::policy::Policy;
 
 /// Longest manifest that is read.
 const MANIFEST_BYTES: usize = 1 << 20;
-/// Most manifests in a file: its own, and those of the plugins that are linked into it.
+/// Limit of the manifests in a file: its own, and those of the plugins that are linked into it.
 const MAX_MANIFESTS: usize = 64;
 
-/// What is left to check when the file is open and its bytes are the right ones: that the system's loader will bear it,
-/// and that it is a plugin for this host.
+/// Checks the content of an open file: that the system's loader can load it, and that it is a plugin for this host.
 pub(super) fn read_and_check<R: ReadCacheOps>(
     data: &Bounded<R>,
     length: u64,
@@ -66,7 +65,7 @@ pub(super) fn read_and_check<R: ReadCacheOps>(
     }
 }
 
-/// The manifest as it is.
+/// Reads the manifest without checking it against this host.
 pub(super) fn read<R: ReadCacheOps>(data: &Bounded<R>, length: u64) -> Result<Manifest, PreflightError> {
     read_notes(data, length).map_err(|error| match data.is_exceeded() {
         true => PreflightError::Oversized(format!("its headers and notes have more than {MOST_BYTES} bytes")),
@@ -160,7 +159,8 @@ fn choose(manifests: Vec<Manifest>) -> Result<Manifest, PreflightError> {
     }
 }
 
-/// Below 1.0 the minor version must match exactly. From 1.0 on it is the major version, since minors only append.
+/// Compares the API versions. Below 1.0 the minor versions must be equal. From 1.0 on the major versions must be, since minor
+/// versions only append.
 fn check_api(manifest: &Manifest) -> Result<(), PreflightError> {
     let bad = |e: semver::Error| PreflightError::BadManifest(format!("the host's own version: {e}"));
     let host = Version::parse(host_plugin_api::VERSION).map_err(bad)?;
@@ -172,7 +172,7 @@ fn check_api(manifest: &Manifest) -> Result<(), PreflightError> {
     if fits { Ok(()) } else { Err(PreflightError::ApiVersion { found, host, needed }) }
 }
 
-/// The oldest host that the plugin's author tried.
+/// Compares this host with the oldest host with which the author says the plugin works.
 fn check_host(manifest: &Manifest) -> Result<(), PreflightError> {
     let bad = |e: semver::Error| PreflightError::BadManifest(format!("the host's own version: {e}"));
     let host = Version::parse(env!("CARGO_PKG_VERSION")).map_err(bad)?;
@@ -182,7 +182,7 @@ fn check_host(manifest: &Manifest) -> Result<(), PreflightError> {
     }
 }
 
-/// The machine is the ELF header's to say. This check is about the C library, of which a process has one.
+/// Checks the C library of the target, since a process has only one. The ELF header has the architecture.
 fn check_target(manifest: &Manifest) -> Result<(), PreflightError> {
     let library = |target: &str| target.rsplit('-').next().map(str::to_owned);
     if library(&manifest.build.target) == library(note::BUILT_FOR) {
@@ -191,7 +191,7 @@ fn check_target(manifest: &Manifest) -> Result<(), PreflightError> {
     Err(PreflightError::WrongTarget { found: manifest.build.target.clone(), host: note::BUILT_FOR })
 }
 
-/// A C library that is older than the file is no defect of the file, but the system's loader will refuse it.
+/// Checks that this process's glibc is new enough, because the system's loader would refuse the file otherwise.
 fn check_glibc<R: ReadCacheOps>(data: &Bounded<R>) -> Result<(), PreflightError> {
     match (Glibc::needed(&dynamic::versions(data)), Glibc::here()) {
         (Some(needed), Some(here)) if needed > here => Err(PreflightError::GlibcTooOld { needed, here }),

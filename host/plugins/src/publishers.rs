@@ -1,8 +1,8 @@
 //! Publishers of plugins, and their signatures in minisign's format.
 //!
-//! An operator names a file of publishers. From then on a plugin's file counts only with a signature beside it,
-//! `FILE.minisig`, that one of them made over the file's bytes. The file of publishers is named by a setting and does not lie
-//! among the plugins: a user that may put a plugin there could put a key beside it.
+//! An operator names a file of publishers. From then on a plugin's file is accepted only with a signature of one of them beside it,
+//! `FILE.minisig`, over the file's bytes. A setting names the file of publishers, and it does not lie among the plugins: a user
+//! that can add a plugin there could also add a key.
 //!
 //! ```toml
 //! [[publisher]]
@@ -21,14 +21,14 @@ use serde::Deserialize;
 use super::error::PreflightError;
 use super::file::{PluginFile, short_text, trusted_text};
 
-/// How the name of a signature ends, behind the name of what it signs.
+/// Ending of the name of a signature, after the name of the signed file.
 pub const SIGNATURE: &str = ".minisig";
 
-/// How that of a signature ends whose file is about to take the plugin's place. While it does, either of the two may be the
-/// right one.
+/// Ending of the name of the signature of a file that is about to replace the plugin. Meanwhile either signature may be the valid
+/// one.
 pub const NEXT_SIGNATURE: &str = ".minisig.next";
 
-/// Longest signature. minisign's own has comments of at most 1 KiB and 8 KiB.
+/// Limit of a signature, in bytes. minisign limits its comments to 1 KiB and 8 KiB.
 const LONGEST_SIGNATURE: u64 = 16 << 10;
 
 /// The publishers that an operator trusts.
@@ -42,7 +42,8 @@ pub struct Publishers {
 struct Publisher {
     name: String,
     key: PublicKey,
-    /// Ids that it may sign, or their beginnings with `.*` behind. When there are none, it may sign any.
+    /// Ids that the publisher may sign. An entry that ends with `.*` stands for all ids that begin so. An empty list allows all
+    /// ids.
     plugins: Vec<String>,
 }
 
@@ -70,7 +71,7 @@ pub struct Signed {
     pub publisher: String,
     /// The trusted comment, which the signature covers.
     pub comment: String,
-    /// The sha256 of the bytes that it was verified for, in hexadecimal.
+    /// The sha256, in hexadecimal, of the bytes that were verified.
     pub sha256: String,
 }
 
@@ -85,7 +86,7 @@ pub fn signature_of(file: &Path, ending: &str) -> PathBuf {
 /// The text of the signature at this path.
 ///
 /// # Errors
-/// When it cannot be read, or is longer than any signature.
+/// When it cannot be read, or is longer than a signature can be.
 pub fn read_signature(path: &Path) -> io::Result<String> {
     short_text(path, LONGEST_SIGNATURE)
 }
@@ -94,7 +95,7 @@ impl Publishers {
     /// Reads a file of publishers.
     ///
     /// # Errors
-    /// A sentence: it cannot be read, is wrong, or could be replaced by users that could not replace the program.
+    /// A sentence: the file cannot be read, is wrong, or could be replaced by users that cannot replace this program.
     pub fn read(path: &Path) -> Result<Self, String> {
         let text = trusted_text(path);
         let text =
@@ -102,10 +103,10 @@ impl Publishers {
         Self::parse(&text, path)
     }
 
-    /// What a file of publishers says.
+    /// Parses the text of the file of publishers at this path.
     ///
     /// # Errors
-    /// A sentence that names the publisher.
+    /// A sentence that says what is wrong.
     pub(super) fn parse(text: &str, path: &Path) -> Result<Self, String> {
         let wrong = |what: String| format!("the publishers {} are wrong: {what}", path.display());
         let listed: Listed = toml::from_str(text)
@@ -161,7 +162,7 @@ impl Publishers {
         Err(wrong.unwrap_or_else(|| self.not_signed(signature_of(file.path(), SIGNATURE))))
     }
 
-    /// What is said of a file beside which there is no signature.
+    /// The error for a file that has no signature beside it.
     pub(super) fn not_signed(&self, signature: PathBuf) -> PreflightError {
         PreflightError::NotSigned { signature, publishers: self.path.clone() }
     }
@@ -226,7 +227,7 @@ impl Publishers {
     }
 }
 
-/// Takes bytes that a signature is verified for.
+/// A writer that feeds a file's bytes to the verification of a signature.
 struct Verified<'a>(StreamVerifier<'a>);
 
 impl Write for Verified<'_> {
@@ -240,7 +241,7 @@ impl Write for Verified<'_> {
     }
 }
 
-/// The library's errors as part of a sentence.
+/// An error of the library as a part of a sentence.
 fn said(error: &Error) -> String {
     match error {
         Error::InvalidEncoding => "lines are missing, or are not of the right length".to_owned(),
@@ -254,7 +255,7 @@ mod tests {
     use super::*;
     use crate::Policy;
 
-    /// The key and two signatures of the text `test`, by the program minisign, as its Rust library's own tests have them.
+    /// A key, and two signatures of the text `test` by the program minisign. From the tests of its Rust library.
     const KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
     const SIGNED: &str = "untrusted comment: signature from minisign secret key\n\
         RUQf6LRCGA9i559r3g7V1qNyJDApGip8MfqcadIgT9CuhV3EMhHoN1mGTkUidF/z7SrlQgXdy8ofjb7bNJJylDOocrCo8KLzZwo=\n\
@@ -264,7 +265,7 @@ mod tests {
         RWQf6LRCGA9i59SLOFxz6NxvASXDJeRtuZykwQepbDEGt87ig1BNpWaVWuNrm73YiIiJbq71Wi+dP9eKL8OC351vwIasSSbXxwA=\n\
         trusted comment: timestamp:1555779966\tfile:test\n\
         QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfNQUaOAA==\n";
-    /// Another key, which signed nothing here.
+    /// Another key, which signed none of these texts.
     const OTHER: &str = "RWQAAAAAAAAAAHmlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
 
     fn publishers(key: &str, more: &str) -> Result<Publishers, String> {
@@ -274,7 +275,7 @@ mod tests {
         )
     }
 
-    /// What is said of a file with these bytes and this signature.
+    /// The result of verifying a file with these bytes and this signature.
     fn verified(key: &str, bytes: &str, signature: &str) -> Result<Signed, PreflightError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.so");

@@ -1,7 +1,7 @@
 //! Compares what a configuration needs with what plugins declare.
 //!
-//! Everything that a feature needs of a plugin, or of another feature, is a row of [`RULES`]. There is no other place that
-//! decides it, and none that knows a plugin by name.
+//! Each row of [`RULES`] is a need of one feature: a capability of a plugin, or another feature. Needs are decided nowhere else,
+//! and no code knows a plugin by name.
 
 mod advice;
 mod table;
@@ -13,7 +13,7 @@ pub use table::RULES;
 use super::catalog::Catalog;
 use super::manifest::Manifest;
 
-/// Something a configuration turns on.
+/// A feature that a configuration can turn on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Feature {
     /// Prefill and decode on separate workers.
@@ -22,13 +22,13 @@ pub enum Feature {
     Aggregated,
     /// Decode workers keep prefixes and receive only what they lack.
     DecodeRadixCache,
-    /// Prefill or aggregated workers keep prefixes and compute only what they lack.
+    /// Prefill or aggregated workers keep prefixes and compute only the tokens that they lack.
     PrefillRadixCache,
     /// Prefill workers send pages of prefixes that they keep.
     CachedPagesSent,
-    /// A policy was named by which a radix cache evicts.
+    /// The operator named an eviction policy for a radix cache.
     EvictionPolicy,
-    /// Pages move on to host memory.
+    /// Pages are copied to host memory.
     HierarchicalCache,
     /// Pages move on to a storage tier.
     StorageCache,
@@ -53,23 +53,23 @@ pub enum Feature {
 /// What a feature needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// A capability of every loaded plugin of a role, and at least one such plugin.
+    /// A capability that all loaded plugins of a role must have. At least one such plugin must be loaded.
     Capability {
         /// The role's kind.
         role: &'static str,
         /// See [`host_plugin_api::capability`].
         name: &'static str,
     },
-    /// No second loaded plugin of a role.
+    /// At most one loaded plugin of a role.
     OnlyOne {
         /// The role's kind.
         role: &'static str,
     },
-    /// Another feature beside it.
+    /// Another feature that must be on, too.
     Also(Feature),
-    /// One of these features beside it.
+    /// Features of which one must be on, too.
     AnyOf(&'static [Feature]),
-    /// The absence of another feature.
+    /// Another feature that must be off.
     Without(Feature),
 }
 
@@ -90,9 +90,9 @@ impl fmt::Display for Need {
 
 /// A row of the table of rules: the feature, what it needs and the reason.
 pub struct Rule {
-    /// What `docs/plugins/rules.md` and messages call it.
+    /// The rule's name in `docs/plugins/rules.md` and in messages.
     pub name: &'static str,
-    /// The feature that needs it.
+    /// The feature that has the need.
     pub feature: Feature,
     /// What the feature needs.
     pub need: Need,
@@ -100,33 +100,33 @@ pub struct Rule {
     pub reason: &'static str,
 }
 
-/// A need that a loaded plugin does not meet.
+/// A need that is not met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The rule's name.
     pub rule: &'static str,
-    /// The feature that needs it.
+    /// The feature that has the need.
     pub feature: Feature,
     /// What the feature needs.
     pub need: Need,
     /// The reason.
     pub reason: &'static str,
-    /// The plugin that lacks it, with what it has. `None` when no plugin of the role is loaded at all.
+    /// The plugin that lacks the capability, with the capabilities that it has. `None` if no plugin of the role is loaded.
     pub loaded: Option<(String, Vec<String>)>,
-    /// Installed plugins that would do for all the features asked for. For [`Need::OnlyOne`], those of them that are named.
+    /// Installed plugins that meet all needs of the requested features. For [`Need::OnlyOne`], the loaded plugins of the role.
     pub would_do: Vec<String>,
-    /// Installed plugins that have this capability but lack others that are needed.
+    /// Installed plugins that have this capability. They may lack others that are needed.
     pub have_it: Vec<String>,
 }
 
 impl Violation {
-    /// Whether no plugin of the role is loaded, rather than one that lacks something.
+    /// Whether no plugin of the role is loaded, as opposed to a plugin that lacks a capability.
     #[must_use]
     pub fn is_for_want_of_a_plugin(&self) -> bool {
         self.loaded.is_none() && matches!(self.need, Need::Capability { .. })
     }
 
-    /// The features of which only one can be, if that is what is wrong.
+    /// The two features that exclude each other, if this is the violation.
     fn excludes(&self) -> Vec<Feature> {
         match self.need {
             Need::Without(other) => vec![self.feature, other],
@@ -154,7 +154,7 @@ impl fmt::Display for Violation {
             }
             None => write!(f, "no {role} plugin is loaded")?,
         }
-        // No list names allocators: one is chosen.
+        // Allocators have no list of names: the operator chooses one with a flag.
         let flag = if role == "allocator" { "--allocator " } else { "" };
         match (self.would_do.is_empty(), self.have_it.is_empty()) {
             (false, _) => write!(f, "; use instead: {flag}{}", self.would_do.join(", ")),
@@ -215,7 +215,7 @@ pub fn check(features: &[Feature], loaded: &[&Manifest], installed: &Catalog) ->
             }
         }
     }
-    // A feature that another excludes will not be there, whatever plugins can do.
+    // Of two features that exclude each other the operator must turn one off first. Their needs of plugins are left out until then.
     let excluded: Vec<Feature> = violations.iter().flat_map(Violation::excludes).collect();
     violations.retain(|violation| {
         !(matches!(violation.need, Need::Capability { .. }) && excluded.contains(&violation.feature))
@@ -223,7 +223,7 @@ pub fn check(features: &[Feature], loaded: &[&Manifest], installed: &Catalog) ->
     if violations.is_empty() { Ok(()) } else { Err(violations) }
 }
 
-/// Names of the installed plugins that meet all needs of a role, and of those that meet this one.
+/// Returns the names of the installed plugins that meet all needs of the role, and the names of those that have this capability.
 fn alternatives(
     installed: &Catalog,
     needed: &[&Rule],

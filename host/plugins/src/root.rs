@@ -1,4 +1,4 @@
-//! What a loaded file exports, in whichever language it was written.
+//! The root of a loaded file, in whichever language the plugin was written.
 
 use host_plugin_api::abi::{self, AllocatorObject, TierObject, TransferObject};
 use host_plugin_api::{Opening, PoolOpening, Result};
@@ -7,9 +7,9 @@ use super::c;
 
 /// A checked root.
 pub enum Root {
-    /// Of a plugin in Rust, whose types were compared with ours.
+    /// The root of a plugin in Rust. Its types were compared with those of this host.
     Rust(abi::Root),
-    /// Of a plugin in C.
+    /// The root of a plugin in C.
     C(Box<c::Root>),
 }
 
@@ -46,7 +46,7 @@ impl Root {
         }
     }
 
-    /// The kinds of role that it plays.
+    /// The kinds of role that the plugin plays.
     pub fn roles(&self) -> Vec<&'static str> {
         match self {
             Self::Rust(root) => root.roles(),

@@ -1,7 +1,7 @@
-//! What the host offers to its plugins: a log, metrics, and wake-ups.
+//! The services that the host offers to plugins: a log, metrics and wake-ups.
 //!
-//! One set per plugin id and process, made when the plugin is first loaded and kept as long as the process, like the
-//! library itself. A plugin that is loaded again, or opened several times, meets its own metrics again.
+//! There is one set for each plugin id in a process. It is made when the plugin is first loaded, and kept until the process ends,
+//! like the library itself. A plugin that is loaded again, or opened several times, gets the same metrics again.
 
 mod event;
 mod log;
@@ -24,16 +24,16 @@ pub use metrics::{Kind, Metric};
 use parking_lot::Mutex;
 pub use waker::Waker;
 
-/// Most plugins with services in one process.
+/// Limit of the plugin ids with services in one process.
 const MOST_PLUGINS: usize = 256;
 
 /// One plugin's services.
 pub struct Services {
     log: Log,
     metrics: Metrics,
-    /// Those of the instances that are polled. The dead ones are dropped when the next one comes.
+    /// Wakers of the open instances. Entries of closed instances are dropped when a waker is added.
     wakers: Mutex<Vec<Weak<Waker>>>,
-    /// What a plugin in C was given.
+    /// The table that a plugin in C was given.
     table: OnceLock<&'static c::Services>,
 }
 
@@ -63,7 +63,7 @@ impl Services {
         Ok(services)
     }
 
-    /// What all plugins of this process have counted, by their ids.
+    /// The services of all plugins of this process, by plugin id.
     #[must_use]
     pub fn all() -> Vec<(String, Arc<Self>)> {
         let all = ALL.lock();
@@ -76,13 +76,13 @@ impl Services {
         self.metrics.all()
     }
 
-    /// Lines of the plugin that were left out because there were too many.
+    /// Number of log lines of the plugin that were left out because there were too many.
     #[must_use]
     pub fn lines_left_out(&self) -> u64 {
         self.log.left_out()
     }
 
-    /// What an instance that answers `WAKES` is waited for with.
+    /// Makes the waker for an instance whose `event_fd` is `WAKES`. The host waits on its descriptor.
     ///
     /// # Errors
     /// When the system has no descriptor left.
@@ -94,23 +94,23 @@ impl Services {
         Ok(waker)
     }
 
-    /// As it crosses to a plugin in C.
+    /// The services as a plugin in C gets them.
     pub(super) fn table(self: &Arc<Self>) -> &'static c::Services {
         self.table.get_or_init(|| table::of(self))
     }
 
-    /// As it crosses to the plugin.
+    /// The services as a plugin in Rust gets them.
     #[must_use]
     pub fn object(self: &Arc<Self>) -> HostObject {
         object_of(Offered(self.clone()))
     }
 }
 
-/// The services behind a net: a panic of ours must not run through the plugin that called.
+/// The services with panics caught: a panic of the host must not unwind through the plugin that called.
 struct Offered(Arc<Services>);
 
 fn contained<R>(call: impl FnOnce() -> R) -> Option<R> {
-    // The payload is forgotten because its own drop may panic.
+    // The panic's payload is leaked, because dropping it may panic.
     catch_unwind(AssertUnwindSafe(call)).map_err(std::mem::forget).ok()
 }
 

@@ -1,7 +1,7 @@
-//! `NAME.plugin.toml` beside plugins: where the file for each target lies, and which bytes it must have.
+//! Side-cars: a `NAME.plugin.toml` beside plugins says where the file for each target is and which bytes it must have.
 //!
-//! The manifest inside the file stays the truth about the plugin. A side-car only says which file, so that one directory serves
-//! several targets.
+//! The manifest inside the file still describes the plugin. A side-car only selects the file, so that one directory serves several
+//! targets.
 //!
 //! ```toml
 //! manifest_version = 1
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use host_plugin_api::note::BUILT_FOR;
 use serde::Deserialize;
 
-/// How its name ends.
+/// Ending of the name of a side-car.
 pub(super) const ENDING: &str = ".plugin.toml";
 
 #[derive(Debug, Deserialize)]
@@ -36,14 +36,14 @@ struct ForTarget {
     sha256: Option<String>,
 }
 
-/// What a side-car says about this host's target.
+/// The file that a side-car names for this host's target.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub path: PathBuf,
     pub sha256: Option<String>,
 }
 
-/// Whether a file is named like a side-car.
+/// Whether a file has the name of a side-car.
 pub(super) fn is_one(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(ENDING))
 }
@@ -54,7 +54,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Named>, String> {
     parse(&text, path.parent().unwrap_or(Path::new(".")))
 }
 
-/// What one in this directory says.
+/// Parses the text of a side-car in this directory.
 pub(super) fn parse(text: &str, directory: &Path) -> Result<Option<Named>, String> {
     let car: SideCar = toml::from_str(text)
         .map_err(|error| error.to_string().split_whitespace().collect::<Vec<_>>().join(" "))?;

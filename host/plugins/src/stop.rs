@@ -1,30 +1,30 @@
-//! Stops what was opened: in reverse order or together, each within a deadline, and unloads nothing.
+//! Stops instances in reverse order or together, each within a deadline. Unloads no library.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use host_plugin_api::{Error, ErrorCode, Result};
 
-/// What a plugin is given beyond its own deadline before it is left behind.
+/// Extra time for a plugin after its own deadline, before it is left behind.
 const SLACK: Duration = Duration::from_secs(1);
 
 type Stop = Box<dyn FnOnce(u64) -> Result<()> + Send>;
 
-/// Instances that run, in the order in which they were opened.
+/// Running instances, in the order in which they were opened.
 #[derive(Default)]
 pub struct Running(Vec<(String, Stop)>);
 
 impl Running {
-    /// Notes an instance. `stop` is its `shutdown`, which takes its deadline in milliseconds.
+    /// Adds an instance. `stop` is its `shutdown` and takes a deadline in milliseconds.
     pub fn opened(&mut self, plugin: &str, stop: impl FnOnce(u64) -> Result<()> + Send + 'static) {
         self.0.push((plugin.to_owned(), Box::new(stop)));
     }
 
-    /// Stops all, the last opened first. One that does not return in time is left behind with its thread: nothing can
-    /// end it but the end of the process, and the others still get their turn.
+    /// Stops all instances, the last opened first. An instance that does not return in time is left behind with its thread, which
+    /// only the end of the process can end. The remaining instances are stopped all the same.
     ///
     /// # Errors
-    /// What each said that did not stop, with its plugin.
+    /// The error of each instance that did not stop, with the name of its plugin.
     pub fn stop(self, deadline: Duration) -> std::result::Result<(), Vec<(String, Error)>> {
         let mut failed = Vec::new();
         for (plugin, stop) in self.0.into_iter().rev() {
@@ -36,18 +36,18 @@ impl Running {
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
-    /// As [`stop`](Self::stop) for instances that have nothing to do with each other: all at the same time, so that many
-    /// that hang take no longer than one.
+    /// As [`stop`](Self::stop) for instances that do not depend on each other. Stops all at the same time, so that many that hang
+    /// take no longer than one.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`stop`](Self::stop).
     pub fn stop_together(self, deadline: Duration) -> std::result::Result<(), Vec<(String, Error)>> {
         let alone = |one| Running(vec![one]).stop(deadline);
         let ends: Vec<_> = std::thread::scope(|scope| {
             let stops: Vec<_> = self.0.into_iter().map(|one| scope.spawn(move || alone(one))).collect();
             stops.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
         });
-        // Plugins' panics end in their own threads. Ours only wait.
+        // A join cannot fail: a plugin's panic ends its own thread, and these threads only wait.
         let failed: Vec<_> =
             ends.into_iter().flatten().filter_map(std::result::Result::err).flatten().collect();
         if failed.is_empty() { Ok(()) } else { Err(failed) }
@@ -58,7 +58,7 @@ fn within(deadline: Duration, stop: Stop) -> Result<()> {
     let (told, answer) = channel();
     let milliseconds = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
     let thread = std::thread::Builder::new().name("plugin-stop".into()).spawn(move || {
-        // The receiver is gone when it took too long.
+        // After a timeout the receiver is gone and the answer is dropped.
         let _unheard = told.send(stop(milliseconds));
     });
     let timeout = |text: String| Error::new(ErrorCode::TIMEOUT, text);
@@ -128,7 +128,7 @@ mod tests {
         });
         let failed = running.stop(Duration::ZERO).unwrap_err();
         assert_eq!((failed[0].0.as_str(), failed[0].1.code), ("stuck", ErrorCode::TIMEOUT));
-        // Its turn may go on beyond its time, where its thread gets no processor.
+        // Its stop may still run after its deadline, if its thread gets no processor.
         let had_its_turn = || if *stopped.lock().unwrap() { Ok(()) } else { Err("it still runs") };
         host_tests::wait::until("the other to have its turn", had_its_turn);
     }

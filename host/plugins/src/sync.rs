@@ -1,3 +1,3 @@
-//! What the protocols between threads are made of. `tests/loom` compiles their files with its own.
+//! The atomics that protocols between threads use. `tests/loom` compiles the files of these protocols with its own.
 
 pub(crate) use std::sync::atomic;

@@ -1,14 +1,14 @@
-//! The virtual clock, and what is to happen when.
+//! The virtual clock, and the events that lie ahead.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use host_core::Time;
 
-/// The time, and everything that lies ahead of it.
+/// The time, and all events that lie ahead of it.
 ///
-/// What is to happen at the same time happens in the order in which it was
-/// [put off](Self::after): nothing depends on how a map is laid out.
+/// Events that are due at the same time happen in the order in which they were [put off](Self::after), so nothing
+/// depends on how a map is laid out.
 #[derive(Debug)]
 pub struct Agenda<T> {
     now: Time,
@@ -29,46 +29,46 @@ impl<T> Agenda<T> {
         self.now
     }
 
-    /// Lets `what` happen this much later.
+    /// Lets `what` happen after this wait.
     pub fn after(&mut self, wait: Duration, what: T) {
         self.order += 1;
         self.ahead.insert((self.now.after(wait), self.order), what);
     }
 
-    /// When the next thing happens.
+    /// The time of the next event.
     #[must_use]
     pub fn next(&self) -> Option<Time> {
         self.ahead.keys().next().map(|(at, _)| *at)
     }
 
-    /// Goes on to a time, if it is not past.
+    /// Advances to a time, unless the time is past.
     pub fn go_to(&mut self, time: Time) {
         self.now = self.now.max(time);
     }
 
-    /// Takes the next thing whose time has come.
+    /// Takes the next event that is due.
     pub fn take_due(&mut self) -> Option<T> {
         let first = self.ahead.first_entry()?;
         (first.key().0 <= self.now).then(|| first.remove())
     }
 
-    /// Takes everything ahead of which this is true, in order.
+    /// Takes all events ahead for which `wanted` is true, in order.
     pub fn take_where(&mut self, wanted: impl Fn(&T) -> bool) -> Vec<T> {
         let keys: Vec<_> = self.ahead.iter().filter(|(_, what)| wanted(what)).map(|(key, _)| *key).collect();
         keys.into_iter().filter_map(|key| self.ahead.remove(&key)).collect()
     }
 
-    /// Everything ahead, in order.
+    /// All events ahead, in order.
     pub fn ahead(&self) -> impl Iterator<Item = &T> {
         self.ahead.values()
     }
 
-    /// The same, to be changed.
+    /// All events ahead, in order, to be changed.
     pub fn ahead_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.ahead.values_mut()
     }
 
-    /// Whether nothing lies ahead.
+    /// Whether no event lies ahead.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ahead.is_empty()

@@ -1,10 +1,10 @@
-//! What may go wrong, and what happened.
+//! The faults that a world may have, and the counters of what happened.
 
 use std::ops::AddAssign;
 
 use host_core::Time;
 
-/// How likely each mishap is, from 0 to 1. None is the default.
+/// How likely each mishap is, from 0 to 1. All are zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
     /// Per message: it is lost.
@@ -13,8 +13,8 @@ pub struct Faults {
     pub repeat: f64,
     /// Per write that lands: one bit of its first page flips.
     pub flip: f64,
-    /// Per point in time: a prefill worker dies, and another one takes its place. Each place has one death at most, and
-    /// [`more_deaths`](Self::more_deaths).
+    /// Per point in time: a prefill worker dies, and a new worker takes its place. Each place has at most one death and
+    /// [`more_deaths`](Self::more_deaths) further ones.
     pub death: f64,
     /// The same for workers that answer.
     pub decode_death: f64,
@@ -23,7 +23,8 @@ pub struct Faults {
     pub disconnect: f64,
     /// Per batch of a prefill worker: it fails, some of its layers computed.
     pub executor: f64,
-    /// Per report that some layers of a batch are computed: it is lost. Those that are not may come later than the batch.
+    /// Per report that some layers of a batch are computed: it is lost. A report that is not lost may come later than
+    /// the batch.
     pub news: f64,
     /// Per point in time: all caches are emptied.
     pub flush: f64,
@@ -34,16 +35,16 @@ pub struct Faults {
     /// Per point in time: nothing passes from one worker to another for up to 30 seconds. Messages are lost, handshakes fail, and
     /// writes land when the way is open again.
     pub partition: f64,
-    /// Per point in time: a worker stands still for up to 20 seconds, and goes on with all that it knew. Its memory can be
+    /// Per point in time: a worker freezes for up to 20 seconds, and then continues with its state. Its memory can be
     /// written meanwhile.
     pub freeze: f64,
-    /// Per point in time: a worker's work takes up to 20 times as long, for up to 20 seconds.
+    /// Per point in time: a worker's work takes up to 21 times as long, for up to 20 seconds.
     pub slow: f64,
     /// Per point in time: a worker's clock jumps ahead by up to two minutes.
     pub clock: f64,
-    /// Per write: it fails, and what it carries does not arrive, or all of it does.
+    /// Per write: it fails, and either none or all of its data arrives.
     pub write: f64,
-    /// Per part that arrives: the plugin says so again, up to five seconds later.
+    /// Per part that arrives: the plugin reports it again, up to five seconds later.
     pub notice: f64,
     /// Per point in time: the router loses its connection to the legs of one request.
     pub stream: f64,
@@ -51,15 +52,16 @@ pub struct Faults {
     pub wipe: f64,
     /// Per batch of a worker that answers: it fails.
     pub decode_executor: f64,
-    /// Per draw of a worker that answers: what may follow is not known in time. Not for models that keep a state.
+    /// Per draw of a worker that answers: the tokens that may follow are not known in time. Not for models that keep a
+    /// state.
     pub late_draw: f64,
     /// Deaths of each place beyond its first.
     pub more_deaths: u32,
     /// Nothing goes wrong from this time on.
     pub until: Option<Time>,
-    /// No mishap. Per write: it lands beside the receiver's pages and is copied into them later, as with staging.
+    /// Not a fault. Per write: it lands beside the receiver's pages and is copied into them later, as with staging.
     pub staged: f64,
-    /// No mishap. Per write: its pages are read when it begins, and not when it lands. A backend may do either.
+    /// Not a fault. Per write: its pages are read when it begins, and not when it lands. A backend may do either.
     pub read_early: f64,
 }
 
@@ -82,7 +84,7 @@ macro_rules! counters {
 counters! {
     /// Requests that were answered.
     finished,
-    /// Requests that were not.
+    /// Requests that ended without a complete answer.
     failed,
     /// Requests that followed an answer.
     turns,
@@ -104,7 +106,8 @@ counters! {
     flushed_in_use,
     /// Batches of reads or writes that hung.
     hung,
-    /// Of all workers, like the next ones (see [`Stats`](host_core::scheduler::Stats)).
+    /// Transfers that arrived damaged. This and the next counters are sums over all workers (see
+    /// [`Stats`](host_core::scheduler::Stats)).
     integrity_failures,
     /// Messages repeated.
     messages_repeated,
@@ -122,11 +125,11 @@ counters! {
     retractions,
     /// Tokens that preempted requests found again.
     restored_tokens,
-    /// Those of them that came from offload tiers.
+    /// Restored tokens that came from offload tiers.
     restored_offload_tokens,
     /// Tokens that were drafted.
     drafted_tokens,
-    /// Those of them that were right.
+    /// Drafted tokens that were right.
     drafts_right,
     /// Draws that were put off.
     late_draws,
@@ -134,7 +137,8 @@ counters! {
     recomputed_tokens,
     /// Tokens computed again for a window.
     window_recomputed_tokens,
-    /// For this and the next ones see [`HierarchyStats`](host_core::hierarchy::HierarchyStats).
+    /// Pages promised by host memory. For this and the next counters see
+    /// [`HierarchyStats`](host_core::hierarchy::HierarchyStats).
     promised_host,
     /// Pages promised by storage tiers.
     promised_storage,

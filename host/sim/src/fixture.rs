@@ -1,4 +1,5 @@
-//! What tests and simulated clients hand to a scheduler, with every field set that they do not care about.
+//! Values that tests and simulated clients hand to a scheduler, with defaults for every field that they do not care
+//! about.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -9,9 +10,9 @@ use host_core::radix::{NamespaceKey, PageHash};
 use host_core::request::{PeerRef, Request};
 use host_core::{Batch, Config, Instance, Role, Room, Sampled, Sampling, Sequence, SequenceOutput};
 
-/// A worker of so many pages of [`PAGE`] tokens, without a cache, in which nothing is short but pages.
+/// A worker of so many pages of [`PAGE`] tokens, without a cache, in which only pages are scarce.
 ///
-/// Override what a test is about:
+/// Override the fields that a test is about:
 ///
 /// ```
 /// # use host_core::{Config, Role};
@@ -24,7 +25,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         role,
         pages,
         page_tokens: PAGE as u32,
-        // One more than has KV: the last token drawn.
+        // One token more than has KV: the last token drawn.
         max_tokens: pages * PAGE as u32 + 1,
         vocabulary: 1000,
         chunk_tokens: 8,
@@ -53,10 +54,10 @@ pub fn config(role: Role, pages: u32) -> Config {
 /// Tokens in a page of [`config`].
 pub const PAGE: usize = 4;
 
-/// The rule that sends pages of so many layers and tokens in so many groups of layers.
+/// The rule that sends pages of this shape in so many groups of layers.
 ///
 /// # Panics
-/// When they cannot be cut so.
+/// When the layers cannot be cut into so many groups.
 #[must_use]
 pub fn layer_groups(order: KvOrder, layers: u32, page_tokens: u32, groups: u32) -> LayerGroups {
     let shape = KvShape {
@@ -72,7 +73,7 @@ pub fn layer_groups(order: KvOrder, layers: u32, page_tokens: u32, groups: u32) 
     made.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A request that takes the likeliest token so many times, whatever is drawn.
+/// A request for `count` tokens, each the likeliest, whatever is drawn.
 #[must_use]
 pub fn request(room: u64, prompt: &[u32], count: u32) -> Request {
     Request {
@@ -104,7 +105,8 @@ pub fn sampled(token: u32) -> Sampled {
     Sampled { token, logprob: None, top: Vec::new() }
 }
 
-/// What comes of a batch whose sequences draw these tokens. `draw` gets a sequence as if what it is to draw behind were its last token.
+/// The results of a batch. `draw` returns the next token of a sequence, which it gets cut off at the position to draw
+/// behind.
 pub fn outputs(batch: &Batch, mut draw: impl FnMut(&Sequence) -> u32) -> Vec<SequenceOutput> {
     let output = |sequence: &Sequence| {
         let (drawn, _none) = sequence.sampled(|before, _draw| {

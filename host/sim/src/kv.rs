@@ -1,11 +1,11 @@
-//! KV that proves itself.
+//! KV from which a simulation can tell that it is wrong.
 //!
-//! The KV of a token in a layer is one word that depends on all tokens before it, so a page that is stale, foreign or
-//! damaged has words that it should not have: computing on top of them, or drawing a token from them, shows it. The
-//! right answer to a prompt follows [without pages, batches or workers](Kv::answer_to).
+//! The KV of a token in a layer is one word that depends on all tokens before it. A page that is stale, foreign or
+//! damaged has wrong words, which show when a worker computes on top of them or draws a token from them. The right
+//! answer to a prompt follows [without pages, batches or workers](Kv::answer_to).
 //!
-//! A world of thousands of workers keeps [no words](Kv::blank): its pages take no memory, and its tokens depend on
-//! request and position alone.
+//! A world of thousands of workers keeps [no words](Kv::blank): its pages take no memory, and its tokens depend on room
+//! and position alone.
 
 mod sliding;
 
@@ -17,27 +17,27 @@ use crate::fixture::outputs;
 use crate::random::mix;
 pub use sliding::Sliding;
 
-/// What the model's KV looks like, the same on all workers of a world.
+/// The shape of the model's KV, the same on all workers of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kv {
     /// Tokens in a page.
     pub page_tokens: usize,
     /// Layers of a page.
     pub layers: u32,
-    /// Token ids are below this.
+    /// The number of token ids. Ids are below it.
     pub vocabulary: u32,
-    /// The layers that slide, if any.
+    /// The sliding layers, if any.
     pub sliding: Option<Sliding>,
     /// Whether pages have contents.
     pub words: bool,
 }
 
-/// KV of a position in the first layer: everything up to it in one word.
+/// KV of a position in the first layer: one word that depends on all tokens up to it.
 fn first_layer(before: u64, token: u32) -> u64 {
     mix(before, u64::from(token) + 1)
 }
 
-/// KV of a position in another layer.
+/// KV of a position in any layer, from its KV in the first layer.
 fn layer_value(first: u64, layer: u32) -> u64 {
     if layer == 0 { first } else { mix(first, u64::from(layer)) }
 }
@@ -51,7 +51,7 @@ impl Kv {
 
     fn drawn(&self, words: impl Iterator<Item = u64>) -> u32 {
         let word = words.fold(7, mix) % u64::from(self.vocabulary);
-        // Below the vocabulary, which is a u32.
+        // The word is below the vocabulary, which is a u32.
         word as u32
     }
 
@@ -115,7 +115,7 @@ impl Memory {
         self.words[self.place(&sequence.pages, 0, position)]
     }
 
-    /// A digest of some layers of pages, from the place of the first on, that can be added up in any order.
+    /// A digest of some layers of pages, which begin at place `first_page`. Digests of parts can be added in any order.
     #[must_use]
     pub fn sum(&self, pages: &[PageId], first_page: u32, layers: Range<u32>) -> u64 {
         if !self.kv.words {
@@ -145,7 +145,7 @@ impl Memory {
         self.words(page, 0..self.kv.layers)
     }
 
-    /// Puts words where [`words`](Self::words) finds them, from a layer on.
+    /// Writes words to where [`words`](Self::words) reads them, from a layer on.
     pub fn put(&mut self, page: PageId, first: u32, words: &[u64]) {
         let at = self.at(page, first, 0);
         if self.kv.words {
@@ -164,7 +164,7 @@ impl Memory {
     /// Computes some layers of a batch.
     ///
     /// # Panics
-    /// When what is there already of a position that is computed for its window alone is not what it should be.
+    /// When a position that is computed for its window alone has other words in its page than it should.
     pub fn compute(&mut self, batch: &Batch, layers: Range<u32>) {
         if !self.kv.words {
             return;
@@ -195,7 +195,7 @@ impl Memory {
         }
     }
 
-    /// What the sequences of a computed batch draw, from everything that their pages hold.
+    /// The draws of a computed batch's sequences, from all words that their pages hold.
     #[must_use]
     pub fn outputs(&self, batch: &Batch) -> Vec<SequenceOutput> {
         outputs(batch, |sequence| {

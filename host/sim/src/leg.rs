@@ -1,4 +1,4 @@
-//! One worker whose other side is the test: it says what peers, transfer, executor and tiers do, event by event.
+//! One worker whose other side is the test: the test says what peers, transfer, executor and tiers do, event by event.
 
 mod peer;
 mod tiers;
@@ -19,14 +19,14 @@ use host_core::{
 
 use crate::fixture::{self, outputs};
 
-/// The worker on the other side.
+/// The peer: the worker on the other side.
 pub const PEER: Instance = Instance(77);
-/// Every token that is drawn unless [`Leg::draw`] says otherwise.
+/// The token that every sequence draws, unless [`Leg::draw`] says otherwise.
 pub const DRAWN: u32 = 9;
 
-/// One worker, and what came out of it.
+/// One worker, and its outputs.
 ///
-/// Every event goes through [`after`](Self::after) or [`hear`](Self::hear), which audit it.
+/// Every event goes through [`after`](Self::after) or [`hear`](Self::hear), which audit the worker.
 #[derive(Debug)]
 pub struct Leg {
     /// The worker.
@@ -37,19 +37,19 @@ pub struct Leg {
     last_message: u64,
     /// Rooms' prompts, for aux rows.
     prompts: BTreeMap<Room, Vec<u32>>,
-    /// What a sequence draws, given the length of its prompt.
+    /// The token that a sequence draws, given the length of its prompt.
     pub draw: fn(&Sequence, usize) -> u32,
-    /// What is to be computed.
+    /// The batch that is to be computed.
     pub batch: Option<Batch>,
     /// The last reserve of each room, and its attempt.
     pub reserves: BTreeMap<Room, (u32, Reserve)>,
     /// All messages, repeats included.
     pub sent: Vec<Message>,
-    /// Verifications asked for and not answered: attempt and pages.
+    /// Verifications that the worker requested and that are not answered: attempt and pages.
     pub verifying: BTreeMap<Room, (u32, Vec<PageId>)>,
     /// Writes that have not settled.
     pub writes: Vec<PageWrite>,
-    /// Rooms that the transfer threads know, and the attempt.
+    /// Rooms that the transfer threads know, with the attempt.
     pub open: BTreeMap<Room, u32>,
     /// Whether the transfer threads close rooms at once.
     pub closes: bool,
@@ -57,19 +57,19 @@ pub struct Leg {
     pub closing: Vec<Room>,
     /// Changes of the cache, where the configuration asks for them.
     pub cache_events: Vec<CacheEvent>,
-    /// What is to be done in offload tiers.
+    /// Actions to be done in offload tiers.
     pub tier_actions: Vec<TierAction>,
-    /// Prompts whose KV is complete, in this order.
+    /// Rooms whose prompts have complete KV, in this order.
     pub begun: Vec<Room>,
-    /// Tokens that clients were given.
+    /// Tokens that clients received.
     pub emitted: BTreeMap<Room, Vec<u32>>,
     /// Requests that were answered, in this order.
     pub finished: Vec<Room>,
     /// Requests that failed.
     pub failed: BTreeMap<Room, Failure>,
-    /// Transfers that were given up because nothing happened to them.
+    /// Transfers that were given up because they made no progress.
     pub stalled: Vec<Room>,
-    /// Peers that were to be cut off.
+    /// Peers that the worker fenced.
     pub fences: Vec<Instance>,
 }
 
@@ -81,7 +81,7 @@ impl Leg {
         Self::with_limits(config, limits)
     }
 
-    /// The same with a pool that its components divide.
+    /// Like [`with`](Self::with), with a pool whose components have limits of their own.
     #[must_use]
     pub fn with_limits(config: Config, limits: PoolLimits) -> Self {
         let alone = config.role == Role::Aggregated;
@@ -133,27 +133,27 @@ impl Leg {
         Request { prefill, ..fixture::request(room, prompt, count) }
     }
 
-    /// A request comes, and the worker decides.
+    /// Submits a request, and lets the worker decide.
     pub fn submit(&mut self, room: u64, prompt: &[u32], count: u32) {
         self.send(self.request(room, prompt, count));
     }
 
-    /// The same with a request of the test's own.
+    /// Submits a request that the test has made, and lets the worker decide.
     pub fn send(&mut self, request: Request) {
         self.event(Event::Submit(request));
     }
 
-    /// A request comes, and nothing is decided yet.
+    /// Submits a request, without a decision.
     pub fn enqueue(&mut self, room: u64, prompt: &[u32], count: u32) {
         self.hear(Event::Submit(self.request(room, prompt, count)));
     }
 
-    /// One event and one decision.
+    /// Handles one event and makes one decision.
     pub fn event(&mut self, event: Event) {
         self.events([event]);
     }
 
-    /// Some events and one decision.
+    /// Handles some events and makes one decision.
     pub fn events(&mut self, events: impl IntoIterator<Item = Event>) {
         let mut actions = Vec::new();
         for event in events {
@@ -172,7 +172,7 @@ impl Leg {
         actions
     }
 
-    /// One event, and no decision.
+    /// Handles one event, without a decision.
     pub fn hear(&mut self, event: Event) {
         let mut actions = Vec::new();
         self.take(event, &mut actions);
@@ -189,13 +189,13 @@ impl Leg {
         self.scheduler.handle(self.now, event, actions);
     }
 
-    /// Lets time pass, and asks for a decision.
+    /// Lets time pass and makes a decision.
     pub fn wait(&mut self, time: Duration) {
         self.now = self.now.after(time);
         self.events([]);
     }
 
-    /// A millisecond passes, and one decision is made. What was decided is then computed, without another decision.
+    /// Lets a millisecond pass, makes one decision, and computes its batch without another decision.
     pub fn step(&mut self) -> Option<Batch> {
         self.wait(Duration::from_millis(1));
         let batch = self.batch.take()?;
@@ -251,20 +251,20 @@ impl Leg {
         }
     }
 
-    /// Nothing is copied any more into the pages of rooms that were given up.
+    /// Reports that no thread copies into the pages of rooms that were given up any more.
     pub fn close_rooms(&mut self) {
         for room in std::mem::take(&mut self.closing) {
             self.event(Event::RoomClosed { room });
         }
     }
 
-    /// What comes of a batch.
+    /// The results of a batch.
     #[must_use]
     pub fn outputs(&self, batch: &Batch) -> Vec<SequenceOutput> {
         outputs(batch, |sequence| (self.draw)(sequence, self.prompts.get(&sequence.room).map_or(0, Vec::len)))
     }
 
-    /// Computes the batch that is asked for, if one is, and decides.
+    /// Computes the pending batch, if there is one, and makes a decision.
     pub fn compute(&mut self) -> bool {
         let Some(batch) = self.batch.take() else { return false };
         let outputs = self.outputs(&batch);
@@ -272,7 +272,7 @@ impl Leg {
         true
     }
 
-    /// Computes the batch that is asked for, if one is, of which some rooms draw too late, and decides.
+    /// Computes the pending batch, if there is one, with draws that are too late in some rooms. Then makes a decision.
     pub fn compute_late(&mut self, late: impl Fn(Room) -> bool) -> Option<Batch> {
         let batch = self.batch.take()?;
         let mut outputs = self.outputs(&batch);
@@ -284,21 +284,21 @@ impl Leg {
         Some(batch)
     }
 
-    /// Computes until nothing is asked for.
+    /// Computes until no batch is pending.
     pub fn compute_all(&mut self) {
         while self.compute() {}
     }
 
-    /// What the worker counts.
+    /// The worker's counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.scheduler.stats()
     }
 
-    /// Everything is free or cached, and no request keeps what is cached.
+    /// Checks that every page is free or cached, and that no request locks a cached page.
     ///
     /// # Panics
-    /// When that is not so.
+    /// When a page or a request is left over.
     pub fn at_rest(&self) {
         let stats = self.stats();
         assert_eq!((stats.pool.held, stats.pool.quarantined, stats.locked_pages), (0, 0, 0));

@@ -1,8 +1,8 @@
-//! The deterministic world around the scheduler.
+//! A deterministic world around the scheduler.
 //!
-//! The [`Scheduler`](host_core::Scheduler) takes events and the time, and returns actions. In a live worker, threads turn
-//! actions into events. Here a world does, under a virtual clock and one seed: the same code decides, an hour takes a
-//! second, and a run that fails is run again by its seed.
+//! The [`Scheduler`](host_core::Scheduler) takes events and the time, and returns actions. In a live worker, threads
+//! turn actions into events. Here a world does so, under a virtual clock and one seed. The decisions come from the same
+//! code, an hour takes a second, and a failed run is repeated by its seed.
 //!
 //! ```text
 //! Clients ── asks ──────────►┌───────────────────── World ─────────────────────┐
@@ -20,13 +20,13 @@
 //!
 //! There are two levels.
 //!
-//! - A [`World`] has any number of workers that talk to each other. It is given a seed, what the model's [`Kv`] looks like,
-//!   [`Faults`], a model of [`Times`], and [`Clients`]. It runs [until nothing is left to do](World::run) or
-//!   [until a time](World::run_until). Along the way it checks what must hold whatever happens: each answer is right, no
-//!   write lands on another request's page, nothing is sent twice, no room is forgotten while its pages are copied, and in
+//! - A [`World`] has any number of workers that talk to each other. It is given a seed, the shape of the model's
+//!   [`Kv`], [`Faults`], a model of [`Times`], and [`Clients`]. It runs [until nothing is left to do](World::run) or
+//!   [until a time](World::run_until). Along the way it checks rules that always hold: each answer is right, no write
+//!   lands on another request's page, nothing is sent twice, no room is forgotten while its pages are copied, and in
 //!   the end every page is free.
-//! - A [`Leg`] is one worker whose other side is a test. The test says what the peer, the executor and the tiers do, event by
-//!   event, and looks at what the worker does about it.
+//! - A [`Leg`] is one worker whose other side is a test. The test says what the peer, the executor and the tiers do,
+//!   event by event, and looks at what the worker does.
 //!
 //! Both build on [`config`] and [`request`], which set every field that a test is not about, on [`Random`] and on the
 //! [`Agenda`], which other simulations may use as they are.
@@ -54,7 +54,7 @@
 //! assert_eq!(world.outcome().finished, 1);
 //! ```
 //!
-//! Nothing here reaches for a thread, a file, a clock or a socket, and nothing but the seed is random.
+//! Nothing here uses a thread, a file, a clock or a socket, and the seed is the only source of randomness.
 
 #![forbid(unsafe_code)]
 

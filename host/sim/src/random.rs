@@ -1,13 +1,13 @@
-//! The one source of randomness: equal seeds draw equal numbers, on every machine.
+//! The only source of randomness: equal seeds draw equal numbers, on every machine.
 
 use std::ops::Range;
 use std::time::Duration;
 
-/// SplitMix64 (Steele, Lea and Flood, 2014): one word of state, and any seed is a good one.
+/// SplitMix64 (Steele, Lea and Flood, 2014): its state is one word, and every seed is a good one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Random(u64);
 
-/// The finalizer of SplitMix64: words that differ in one bit become words that differ in about half.
+/// The finalizer of SplitMix64: words that differ in one bit become words that differ in about half of all bits.
 #[must_use]
 pub fn scramble(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -15,7 +15,7 @@ pub fn scramble(mut word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// One word that depends on two, in this order. A chain of them is a digest.
+/// One word that depends on two words and their order. A chain of such words is a digest.
 #[must_use]
 pub fn mix(a: u64, b: u64) -> u64 {
     let word = a ^ b.rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,13 +23,13 @@ pub fn mix(a: u64, b: u64) -> u64 {
 }
 
 impl Random {
-    /// The numbers of a seed.
+    /// A generator with this seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any word.
+    /// A random word.
     pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         scramble(self.0)
@@ -45,9 +45,9 @@ impl Random {
         range.start + self.below(range.end - range.start)
     }
 
-    /// A place in a list that is not empty.
+    /// A random index of a list that is not empty.
     pub fn place(&mut self, length: usize) -> usize {
-        // Smaller than the length, which is a usize.
+        // The number is below the length, which is a usize.
         usize::try_from(self.below(length as u64)).unwrap_or_default()
     }
 
@@ -61,7 +61,7 @@ impl Random {
         self.unit() < probability
     }
 
-    /// A time from zero to, not including, this one, in whole microseconds. Zero where there is none.
+    /// A time from zero up to, but not including, `most`, in whole microseconds. Zero if `most` is.
     pub fn up_to(&mut self, most: Duration) -> Duration {
         let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
         if most == 0 { Duration::ZERO } else { Duration::from_micros(self.below(most)) }

@@ -1,4 +1,4 @@
-//! How long everything takes.
+//! Models of how long everything takes.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use host_core::{Batch, Time};
 
 use crate::random::Random;
 
-/// One thing that takes time. Workers are named by their places in the world, which outlive their processes.
+/// One piece of work that takes time. Workers are named by their places in the world, which outlive their processes.
 #[derive(Clone, Copy, Debug)]
 pub enum Work<'a> {
     /// An executor computes a batch.
@@ -32,62 +32,62 @@ pub enum Work<'a> {
         /// To.
         to: usize,
     },
-    /// Pages that are written into a peer's memory, and the settling of the write.
+    /// Writing pages into a peer's memory, and settling the write.
     Write {
         /// The writer.
         from: usize,
-        /// Whose memory is written.
+        /// The worker whose memory is written.
         to: usize,
         /// The write.
         write: &'a PageWrite,
     },
     /// Cutting a connection off in both directions.
     Fence {
-        /// The worker that does.
+        /// The worker that cuts it off.
         at: usize,
     },
-    /// Until a worker is told that a connection is gone.
+    /// The time until a worker is told that a connection is gone.
     Loss {
         /// The worker.
         at: usize,
     },
-    /// A worker copies pages that arrived beside its pool into it.
+    /// Copying pages that arrived beside a worker's pool into the pool.
     Scatter {
         /// The worker.
         at: usize,
-        /// How many.
+        /// The number of pages.
         pages: usize,
     },
-    /// A worker digests pages that arrived.
+    /// Digesting pages that arrived.
     Verify {
         /// The worker.
         at: usize,
-        /// How many.
+        /// The number of pages.
         pages: usize,
     },
-    /// News from one thread of a worker to another: a part arrived, a peer is ready, a room is closed.
+    /// A message from one thread of a worker to another: a part arrived, a peer is ready, a room is closed.
     News {
         /// The worker.
         at: usize,
     },
-    /// The router tells a worker that an answer is not wanted any more.
+    /// The router tells a worker that an answer is not needed any more.
     Cancel,
-    /// Pages are copied between the pool and host memory.
+    /// Copying pages between the pool and host memory.
     Copy {
         /// The worker.
         at: usize,
-        /// Which way.
+        /// The direction.
         direction: Direction,
-        /// How many.
+        /// The number of pages.
         pages: usize,
     },
-    /// A tier says which pages it has.
+    /// A tier answers which pages it has.
     Query {
         /// The worker that asks.
         at: usize,
         /// The tier.
         tier: usize,
-        /// How many it is asked for.
+        /// The number of pages in the query.
         pages: usize,
     },
     /// A tier reads one page of a batch.
@@ -130,9 +130,9 @@ impl Work<'_> {
 
 /// A model of time.
 ///
-/// Its answers depend on nothing but what it is given and what it was given before. What varies is drawn.
+/// Its answers depend only on its arguments and on earlier calls. Variation comes from `random`.
 ///
-/// Any closure of the same shape is one:
+/// Any closure with this signature is a model:
 ///
 /// ```
 /// # use std::time::Duration;
@@ -147,7 +147,7 @@ impl Work<'_> {
 /// # takes(model);
 /// ```
 pub trait Times {
-    /// How long this takes that begins now.
+    /// The time that this work takes if it begins now.
     fn takes(&mut self, now: Time, work: Work<'_>, random: &mut Random) -> Duration;
 }
 
@@ -157,7 +157,7 @@ impl<F: FnMut(Time, Work<'_>, &mut Random) -> Duration> Times for F {
     }
 }
 
-/// A world without any order: everything takes any time up to a bound, whatever its size.
+/// A model in which every work takes any time up to a bound, whatever its size.
 ///
 /// So any order of events is possible.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! Several workers, their clients, and everything between them.
+//! Several workers, their clients, and the network and storage between them.
 
 mod acts;
 mod clients;
@@ -34,7 +34,7 @@ use pending::Pending;
 use storage::Storage;
 use worker::Worker;
 
-/// Points in time after which a world that is to come to rest does not.
+/// Steps after which [`World::run`] takes a world for one that does not come to rest.
 const RESTLESS: u64 = 200_000;
 
 /// Workers and their clients under one clock and one seed. The same seed, configuration and calls give the same run.
@@ -42,38 +42,39 @@ const RESTLESS: u64 = 200_000;
 /// A worker is named by its place, in the order in which workers were [added](Self::add). When its process dies another
 /// one takes its place.
 pub struct World<C> {
-    /// What everything that varies is drawn from.
+    /// The source of everything random in this world.
     pub random: Random,
-    /// What sends requests and gets answers.
+    /// The clients, which send requests and get answers.
     pub clients: C,
     agenda: Agenda<Pending>,
     times: Box<dyn Times>,
     faults: Faults,
     kv: Kv,
     workers: Vec<Worker>,
-    /// What each of them is like for a while.
+    /// Temporary conditions of each worker.
     conditions: Vec<Condition>,
-    /// From which worker nothing passes to which, and until when.
+    /// Ways between workers that are cut (from one to another), and until when.
     cuts: BTreeMap<(usize, usize), Time>,
     /// The place of each process, also of those that died.
     places: BTreeMap<Instance, usize>,
     /// Workers that got an event since they last decided.
     awake: BTreeSet<usize>,
-    /// When workers have to decide without an event.
+    /// Times at which workers must decide without an event.
     deadlines: BTreeSet<(Time, usize)>,
     open_requests: BTreeMap<Room, OpenRequest>,
-    /// The connection of a worker to another one, by its own count: a write lands only over the one it was given for.
+    /// The session of a worker's connection to a peer. A write lands only if this is still the session that it was
+    /// given for.
     links: BTreeMap<(Instance, Instance), u64>,
     last_session: u64,
     last_instance: u64,
     fences_to_fail: u64,
-    /// Each page, by its place in the attempt, and layer that was sent, by sender, room and attempt.
+    /// Pages and layers that were sent, by sender, room and attempt. A page is named by its place in the attempt.
     sent: BTreeMap<(Instance, Room, u32), BTreeSet<(u32, u32)>>,
     /// Writes that may still land, in worlds whose pages have contents.
     flights: BTreeMap<u64, Flight>,
     last_flight: u64,
     mishaps: Mishaps,
-    /// What all workers write to and read from.
+    /// Storage that all workers write to and read from.
     storage: Storage,
     outcome: Outcome,
     audit_every: u64,
@@ -130,17 +131,17 @@ impl<C: Clients> World<C> {
         place
     }
 
-    /// Audits workers at every so many decisions instead of at each, which is what large worlds take most time for.
+    /// Audits workers once in so many decisions instead of at each. Audits take most of the time of large worlds.
     pub fn audit_every(&mut self, decisions: u64) {
         self.audit_every = decisions;
     }
 
-    /// Writes down from now on the events and the actions of workers.
+    /// Records the events and the actions of workers from now on.
     pub fn keep_trace(&mut self) {
         self.trace.get_or_insert_default();
     }
 
-    /// What was written down.
+    /// The recorded events and actions.
     #[must_use]
     pub fn trace(&self) -> &[String] {
         self.trace.as_deref().unwrap_or_default()
@@ -192,7 +193,7 @@ impl<C: Clients> World<C> {
         self.random.up_to(most)
     }
 
-    /// Runs until nothing is left to do, and looks whether everything was put back.
+    /// Runs until nothing is left to do, and checks that the workers have given everything back.
     ///
     /// # Panics
     /// When the world does not come to rest, leaks something, or a request has not ended.
@@ -223,11 +224,11 @@ impl<C: Clients> World<C> {
         self.agenda.next().into_iter().chain(deadline).min()
     }
 
-    /// Goes on to the next point in time: everything happens whose time has come, then workers decide that got
-    /// an event. Returns whether there was a next point in time.
+    /// Advances to the next point in time. All events that are due happen, and then the workers that got an event
+    /// decide. Returns whether there was a next point in time.
     ///
     /// # Panics
-    /// When work is left, and nothing will ever happen.
+    /// When work is left, but no event is pending that could continue it.
     pub fn step(&mut self) -> bool {
         if self.agenda.is_empty() && self.stuck().is_none() && self.awake.is_empty() {
             return false;
@@ -249,7 +250,7 @@ impl<C: Clients> World<C> {
         true
     }
 
-    /// Gives a worker an event that did not happen, so that a test sees the lie found.
+    /// Gives a worker an event that did not happen, so that a test sees that the lie is found.
     pub fn lie(&mut self, place: usize, event: Event) {
         self.handle(self.workers[place].instance, event);
     }

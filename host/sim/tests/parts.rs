@@ -8,7 +8,7 @@ use host_sim::{Agenda, Kv, Memory, Random, request};
 
 #[test]
 fn random_words_are_those_of_splitmix64() {
-    // Of the reference implementation, for seed 1234567.
+    // The values of the reference implementation for seed 1234567.
     let mut random = Random::new(1_234_567);
     let words = [(); 3].map(|()| random.word());
     assert_eq!(words, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);

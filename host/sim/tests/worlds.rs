@@ -15,7 +15,7 @@ use host_sim::{
 const SEEDS: u64 = if cfg!(debug_assertions) { 60 } else { 600 };
 const MS: Duration = Duration::from_millis(1);
 
-/// Clients that ask some workers at random, some requests in all.
+/// Clients that send a limited number of requests to random workers.
 struct Crowd {
     prefill: Vec<usize>,
     answers: Vec<usize>,
@@ -55,7 +55,7 @@ fn words() -> Kv {
     Kv { page_tokens: PAGE, layers: 3, vocabulary: 4, sliding: None, words: true }
 }
 
-/// So many prefill and decode workers, or aggregated ones, and requests for each of them.
+/// A world of so many prefill and decode workers, or of aggregated ones, with requests for each of them.
 fn crowd(
     seed: u64,
     (kv, faults, times): (Kv, Faults, impl Times + 'static),
@@ -191,7 +191,7 @@ fn a_page_that_is_given_away_while_a_write_may_land_is_found_before_it_lands() {
     world.run_until(Time(200 * MS));
     world.ask(ask(&[2; 12], None));
     world.run_until(Time(300 * MS));
-    // The answer to the abort, which came behind the reserve: nothing is in flight, it says.
+    // A false answer to the abort, which was sent after the reserve: it says that nothing is in flight.
     let drained = Message { id: 99, answers: Some(2), room, attempt: 1, body: Body::Drained };
     world.lie(1, Event::Message { from: Instance(1), floor: 0, message: drained });
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
@@ -228,12 +228,13 @@ fn equal_seeds_give_equal_runs_and_other_seeds_give_others() {
 
 #[test]
 fn an_answer_takes_what_the_models_say() {
-    // Two chunks of the prompt and four steps more, or the same with a transfer between the second and the third of them.
+    // Two chunks of the prompt and four more steps, or the same with a transfer between the second and the third of
+    // these steps.
     let prompt: Vec<u32> = (0..12).collect();
     for (prefill, expected) in [(0, 6 * 10), (1, 6 * 10 + 3 + 100 + 7)] {
         let times = |_now: Time, work: Work<'_>, _random: &mut Random| match work {
             Work::Step { .. } => 10 * MS,
-            // The reserve. Everything else that is said lies beside the way of the answer.
+            // The reserve is the only message that the answer waits for.
             Work::Message { .. } => 3 * MS,
             Work::Write { .. } => 100 * MS,
             Work::Verify { .. } => 7 * MS,

@@ -1,16 +1,17 @@
-//! Seeds in which everything goes wrong: `cargo run --release -p host-simulate --example faults -- FIRST SEEDS`.
+//! Runs clusters with all kinds of faults, seed by seed: `cargo run --release -p host-simulate --example faults -- FIRST
+//! SEEDS`.
 //!
-//! A case is run again, with every event and every action of its workers, by `... -- 'CASE'`.
+//! `... -- 'CASE'` runs one case again, and prints every event and every action of its workers.
 
 use std::process::ExitCode;
 
 use host_simulate::faults::{Case, search, traced};
 
-/// Cases that are told before the search ends.
+/// Failing cases after which the search ends.
 const MOST: usize = 5;
 
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
-    // What fails is told at the end.
+    // Panics are not printed, because failures are reported at the end.
     std::panic::set_hook(Box::new(|_| {}));
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let fails = match &arguments[..] {

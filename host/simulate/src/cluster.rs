@@ -1,4 +1,4 @@
-//! What is simulated: `cluster.toml`.
+//! The cluster that is simulated, read from `cluster.toml`.
 //!
 //! ```toml
 //! model = "qwen3-32b"          # a preset, or a table of its shape
@@ -36,13 +36,13 @@ use crate::machine::Machine;
 use crate::model::{Dtype, Model};
 use crate::wrong::Wrong;
 
-/// A preset by its name, or what it stands for.
+/// A preset by its name, or a value of its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Named<T> {
     /// A preset.
     Name(String),
-    /// The thing itself.
+    /// The value.
     Itself(T),
 }
 
@@ -61,18 +61,18 @@ impl<T: Copy> Named<T> {
     }
 }
 
-/// A way between workers.
+/// A link between workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
     /// Bytes per second of one network card, each direction, in units of 10⁹.
     pub gigabytes_per_second: f64,
-    /// From the request for a write to its first byte, and of a message.
+    /// Microseconds from the request for a write to its first byte. Also the time of a message.
     pub latency_us: f64,
-    /// For each page that a write names.
+    /// Further microseconds for each page that a write names.
     #[serde(default)]
     pub page_us: f64,
-    /// Workers that share one card: neighbours of one entry of `workers`.
+    /// The number of workers that share one card. They are neighbours in one entry of `workers`.
     #[serde(default = "one")]
     pub workers_per_card: usize,
 }
@@ -82,8 +82,8 @@ fn one() -> usize {
 }
 
 impl Link {
-    /// Ways by name. Bandwidths are nominal ones times 0.9 for NVLink 5 (900 GB/s), 0.71 for RDMA (142 of 200 GB/s, measured by
-    /// vLLM with Mooncake on four cards), and what one TCP stream carries on a 25 Gbit/s network.
+    /// Links by name. Bandwidths are nominal ones times 0.9 for NVLink 5 (900 GB/s) and 0.71 for RDMA (142 of 200 GB/s,
+    /// measured by vLLM with Mooncake on four cards). For TCP it is the rate of one stream on a 25 Gbit/s network.
     pub const PRESETS: [(&'static str, Link); 3] = [
         ("nvlink", Link { gigabytes_per_second: 810.0, latency_us: 10.0, page_us: 0.1, workers_per_card: 1 }),
         (
@@ -98,16 +98,17 @@ impl Link {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tier {
-    /// Read and written with, in units of 10⁹ bytes.
+    /// Bandwidth of reads and writes together, in units of 10⁹ bytes per second.
     pub gigabytes_per_second: f64,
-    /// Of a question, a read or a write.
+    /// Microseconds of a query, a read or a write.
     pub latency_us: f64,
-    /// Whether all workers share its bandwidth. If not, each has it for itself. What it holds is shared in any case.
+    /// Whether all workers share the bandwidth. Otherwise each worker has it for itself. All workers share the contents
+    /// in any case.
     #[serde(default)]
     pub shared: bool,
 }
 
-/// What workers do.
+/// The role of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -123,14 +124,14 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// By what each worker has cached and has to do.
+    /// By the cached pages and the load of each worker.
     #[default]
     Prefix,
     /// In turn.
     RoundRobin,
 }
 
-/// When pages go to the offload tiers.
+/// When pages are written to the offload tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Write {
@@ -147,22 +148,23 @@ pub enum Write {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workers {
-    /// What they do.
+    /// Their role.
     pub role: Role,
     /// How many.
     #[serde(default = "one")]
     pub count: usize,
-    /// Of what each is made.
+    /// The device that each worker is made of.
     pub machine: Named<Machine>,
-    /// Devices of each.
+    /// Devices of each worker.
     #[serde(default = "one")]
     pub tp: usize,
-    /// Tokens that the pool of each holds. By default what `memory_share` of its devices' memory leaves beside the weights.
+    /// Tokens that the pool of each worker holds. The default is `memory_share` of its devices' memory, less the
+    /// weights.
     pub pool_tokens: Option<u32>,
     /// The share of the devices' memory that weights and pool get.
     #[serde(default = "default_memory_share")]
     pub memory_share: f64,
-    /// Whether it keeps the KV of ended requests.
+    /// Whether each worker keeps the KV of ended requests.
     #[serde(default = "yes")]
     pub radix_cache: bool,
     /// Host memory for pages. It needs the radix cache.
@@ -180,10 +182,10 @@ pub struct Workers {
     /// Requests in the queue. More are refused.
     #[serde(default = "default_max_queued")]
     pub max_queued: u32,
-    /// Tokens of its answer that each request has room for when another one is admitted.
+    /// Answer tokens for which each running request has room when another request is admitted.
     #[serde(default = "default_reserved_decode_tokens")]
     pub reserved_decode_tokens: u32,
-    /// Mean time between two tokens that steps are to stay under.
+    /// The mean time between two tokens that steps should not exceed.
     pub target_itl_ms: Option<f64>,
 }
 
@@ -224,10 +226,10 @@ pub struct Cluster {
     /// How requests get their workers.
     #[serde(default)]
     pub router: Policy,
-    /// The way from prefill to decode workers.
+    /// The link from prefill to decode workers.
     #[serde(default = "default_link")]
     pub link: Named<Link>,
-    /// In how many groups of layers pages are sent while later layers are computed. 1 sends whole pages.
+    /// The number of groups of layers in which pages are sent while later layers are computed. 1 sends whole pages.
     #[serde(default = "default_layer_groups")]
     pub layer_groups: u32,
     /// The workers.
@@ -264,10 +266,10 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Whether it can be simulated: else the key, and what is wrong with it.
+    /// Checks that the cluster can be simulated.
     ///
     /// # Errors
-    /// See above.
+    /// The key that is wrong, and what is wrong with it.
     pub fn check(&self) -> Result<(), (String, String)> {
         let at = |key: &str, what: Result<(), String>| what.map_err(|what| (key.to_owned(), what));
         at("model", self.model.find(&Model::PRESETS).map(drop))?;

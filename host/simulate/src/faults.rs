@@ -1,9 +1,9 @@
-//! Clusters in which everything goes wrong, seed by seed.
+//! Simulations of clusters with all kinds of faults, seed by seed.
 //!
-//! A seed draws a small cluster, its clients, and what goes wrong between them ([`Scene`]). Messages are lost, repeated
-//! or late. Ways are cut one way. Workers die, stand still or are slow, and their clocks jump. Storage and plugins
-//! fail. Requests go by way of the router's own [choice](host_core::routing::choose) and
-//! [retries](host_core::routing::Tries). Pages have contents, so that a wrong one is a wrong answer.
+//! A seed draws a small cluster, its clients, and the faults between them ([`Scene`]). Messages are lost, repeated or
+//! late. Connections are cut in one direction. Workers die, freeze or are slow, and their clocks jump. Storage and
+//! plugins fail. Requests go by way of the router's own [choice](host_core::routing::choose) and
+//! [retries](host_core::routing::Tries). Pages have contents, so that a wrong page leads to a wrong answer.
 //!
 //! A run fails when a [`World`](host_sim::World) finds something broken (its checks are listed there), or when
 //!
@@ -11,9 +11,10 @@
 //! - a request ends neither answered nor refused with a reason, or ends after its deadline,
 //! - a request that comes long after the last mishap is refused.
 //!
-//! What fails is [shrunk](shrink): requests and mishaps are left out for as long as the same check fails.
+//! A failing case is [shrunk](shrink): requests and mishaps are left out for as long as the same check fails.
 //!
-//! A check that fails is a panic, which is caught. A caller that does not want to see it sets a hook of its own.
+//! A failed check is a panic, which is caught. A caller that does not want its message printed sets a panic hook of its
+//! own.
 
 mod case;
 mod caught;
@@ -31,36 +32,36 @@ pub use jobs::Tally;
 use scene::Scene;
 pub use shrink::shrink;
 
-/// What came of one run.
+/// The result of one run.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// What happened in the cluster.
     pub outcome: Outcome,
     /// How requests ended.
     pub tally: Tally,
-    /// The mishaps that struck, where they were asked for.
+    /// The mishaps that struck, if they were recorded.
     pub mishaps: Vec<Mishap>,
-    /// What was found broken.
+    /// The check that failed, if one did.
     pub broken: Option<Broken>,
 }
 
-/// Something that does not hold.
+/// A check that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
-    /// What, as the check says it.
+    /// The message of the check.
     pub what: String,
 }
 
 /// A case that fails, as short as it could be made.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The seed as it was drawn.
+    /// The seed of the original case.
     pub seed: u64,
-    /// What is left of it.
+    /// The shortened case.
     pub case: Case,
-    /// What does not hold there.
+    /// The check that fails in the shortened case.
     pub broken: Broken,
-    /// What goes wrong in it.
+    /// The mishaps in the shortened case.
     pub mishaps: Vec<Mishap>,
 }
 
@@ -74,7 +75,7 @@ impl Display for Found {
     }
 }
 
-/// Runs a case. With `noted`, its mishaps are written down.
+/// Runs a case. With `noted`, its mishaps are recorded.
 #[must_use]
 pub fn run(case: &Case, noted: bool) -> Run {
     played(case, |world| {
@@ -85,7 +86,7 @@ pub fn run(case: &Case, noted: bool) -> Run {
     .0
 }
 
-/// The same, with the events and the actions of all workers.
+/// Like [`run`], and also returns the events and the actions of all workers.
 #[must_use]
 pub fn traced(case: &Case) -> (Run, Vec<String>) {
     let (run, world) = played(case, |world| {
@@ -108,7 +109,7 @@ fn played(case: &Case, prepare: impl FnOnce(&mut World<Jobs>)) -> (Run, World<Jo
     }
     let broken = caught::catch(|| play(&mut world, &scene, case)).err();
     let mishaps = world.mishaps().to_vec();
-    // Counting asks the workers, which may be broken.
+    // Counters come from the workers, which may be broken after a failed check.
     let outcome = if broken.is_some() { Outcome::default() } else { world.outcome() };
     (Run { outcome, tally: world.clients.tally(), mishaps, broken }, world)
 }
@@ -127,7 +128,7 @@ fn play(world: &mut World<Jobs>, scene: &Scene, case: &Case) {
     world.clients.check();
 }
 
-/// What came of many seeds.
+/// The results of many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Seeds that were run.

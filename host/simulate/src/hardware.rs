@@ -1,7 +1,7 @@
 //! How long everything takes on given machines: the [`Times`] of a world.
 //!
-//! Executors follow [the roofline](step). Links, copies and storage are queues that serve one request after the other
-//! at a fixed bandwidth. What two threads or two processes of a cluster say to each other takes fixed times.
+//! Executors follow [the roofline](step). Links, copies and storage are queues that serve one request after the other at
+//! a fixed bandwidth. Messages between threads and between processes of a cluster take fixed times.
 
 mod queue;
 mod step;
@@ -17,9 +17,9 @@ use crate::cluster::{Cluster, Tier};
 use queue::Queue;
 pub use step::StepCost;
 
-/// From one thread of a worker to another.
+/// The time of a message from one thread of a worker to another.
 const NEWS: Duration = Duration::from_micros(20);
-/// A connection between two workers, each way.
+/// The time of each half of a handshake between two workers.
 const HANDSHAKE: Duration = Duration::from_millis(1);
 /// The share of its memory's bandwidth with which a worker digests pages that have arrived.
 const DIGEST_SHARE: f64 = 0.25;
@@ -30,19 +30,19 @@ struct Machine {
     step: StepCost,
     /// The network card that it sends and receives with.
     card: usize,
-    /// Pages between pool and host memory, each direction.
+    /// Copies of pages between pool and host memory, in each direction.
     copies: [Queue; 2],
     /// Bytes per second that it digests.
     digests: f64,
-    /// What it reads of and writes to tiers that are not shared, each tier.
+    /// Reads and writes of the tiers that are not shared, one queue for each tier.
     tiers: Vec<Queue>,
 }
 
-/// All machines of a cluster, and what is between them.
+/// All machines of a cluster, and the network and storage between them.
 #[derive(Clone, Debug)]
 pub struct Hardware {
     machines: Vec<Machine>,
-    /// What each card sends and receives.
+    /// The queues in which each card sends and receives.
     cards: Vec<[Queue; 2]>,
     /// Tiers that are shared.
     shared: Vec<Option<Queue>>,
@@ -88,7 +88,7 @@ impl Hardware {
         }
     }
 
-    /// A write occupies both cards until its last byte has left. Its notice is there a latency later.
+    /// A write occupies both cards until its last byte has left. Its notice arrives one latency later.
     fn write(&mut self, now: Time, from: usize, to: usize, write: &PageWrite) -> Duration {
         let pages = write.source.len();
         let layers = f64::from(write.layers.end - write.layers.start) / self.layers;

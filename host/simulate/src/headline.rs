@@ -1,9 +1,9 @@
-//! Published tables, predicted.
+//! Predictions of published tables.
 //!
-//! A table has a baseline row and an improved one. What the publication does not say about its machines is calibrated on the
-//! baseline row alone: as many free constants as cells that they are fitted to, each named with its cell. All other cells, and the
-//! whole improved row, are predictions. Where two constants could explain one cell, both readings are given, because choosing
-//! between them by the improved row would be fitting it.
+//! A table has a baseline row and an improved one. Constants that the publication does not give for its machines are
+//! calibrated on the baseline row alone. There are as many free constants as cells that they are fitted to, and each is
+//! named with its cell. All other cells, and the whole improved row, are predictions. Where two constants could explain
+//! one cell, both readings are given. A choice between them by the improved row would be a fit to that row.
 
 mod calibrate;
 mod pull_19746;
@@ -18,31 +18,31 @@ use crate::{Options, simulate};
 pub use calibrate::Fitted;
 pub use pull_19746::pull_19746;
 
-/// One figure of a row, theirs and ours.
+/// One figure of a row, published and simulated.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cell {
-    /// What it is.
+    /// The name of the figure.
     pub name: &'static str,
-    /// As published, or `None` for an arm that was not.
+    /// The published value, or `None` for an arm that was not published.
     pub published: Option<f64>,
-    /// As simulated.
+    /// The simulated value.
     pub simulated: f64,
     /// Whether a constant was fitted to it.
     pub fitted: bool,
 }
 
 impl Cell {
-    /// How far ours is from theirs, as a share of theirs.
+    /// The difference of the simulated value from the published one, as a share of the published one.
     #[must_use]
     pub fn error(&self) -> Option<f64> {
         self.published.map(|published| self.simulated / published - 1.0)
     }
 }
 
-/// One configuration.
+/// One configuration and its figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// What it is.
+    /// The name of the configuration.
     pub name: String,
     /// Its figures.
     pub cells: Vec<Cell>,
@@ -57,20 +57,20 @@ pub struct Table {
     pub constants: Vec<Fitted>,
     /// The baseline, the improved row, and arms that were not published.
     pub rows: Vec<Row>,
-    /// What arms keep within limits under open arrivals.
+    /// The goodput of each arm under open arrivals.
     pub goodput: Vec<Arm>,
 }
 
 /// The goodput of one configuration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Arm {
-    /// What it is.
+    /// The name of the configuration.
     pub name: String,
     /// At each pair of limits.
     pub goodput: Vec<Goodput>,
 }
 
-/// A figure of a report.
+/// A figure of a report: its name and its value.
 pub(crate) type Figure = (&'static str, fn(&Report) -> f64);
 
 fn run(workload: &Workload, cluster: &Cluster) -> Report {

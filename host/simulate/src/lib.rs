@@ -1,4 +1,5 @@
-//! Whole clusters under a virtual clock: which latencies and which throughput a trace of requests gets from which machines.
+//! Simulates whole clusters under a virtual clock: the latencies and the throughput of a trace of requests on given
+//! machines.
 //!
 //! ```text
 //! Trace ──► Traffic ──── requests ───►┌──────── host_sim::World ────────┐
@@ -11,9 +12,10 @@
 //!           └──────── Records ──► Report     └── Cluster (cluster.toml)
 //! ```
 //!
-//! Nothing decides here. Schedulers, caches, offload tiers, the protocol between workers and the costs of routes are those of
-//! [`host_core`]. The world between them is [`host_sim`]'s, with pages that have names and no contents. This crate adds three
-//! things: [how long work takes](hardware) on given machines, [what clients ask](traffic), and [what came of it](report).
+//! This crate makes no scheduling decisions. Schedulers, caches, offload tiers, the protocol between workers and the
+//! costs of routes are those of [`host_core`]. The world between them is [`host_sim`]'s, with pages that have names and
+//! no contents. This crate adds three things: [how long work takes](hardware) on given machines, [what clients
+//! ask](traffic), and [the report](report).
 //!
 //! Equal traces, clusters and seeds give equal reports, byte for byte.
 //!

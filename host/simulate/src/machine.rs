@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 pub struct Machine {
     /// Operations per second with 16-bit weights.
     pub flops: f64,
-    /// Bytes per second that its memory is read with.
+    /// Bytes per second at which its memory is read.
     pub bandwidth: f64,
     /// Bytes of memory.
     pub memory: f64,
     /// Bytes per second between its memory and the host's, each direction.
     pub host_bandwidth: f64,
-    /// The share of `flops` that prompts get.
+    /// The share of `flops` that prompts reach.
     #[serde(default = "half")]
     pub compute_efficiency: f64,
-    /// The share of `bandwidth` that steps get.
+    /// The share of `bandwidth` that steps reach.
     #[serde(default = "most")]
     pub bandwidth_efficiency: f64,
     /// Seconds that every step takes beside the work of the model: launching it, sampling, deciding on the next one.

@@ -1,4 +1,4 @@
-//! What computing a model takes: operations and bytes, from its shape.
+//! The operations and bytes that a model takes, from its shape.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ pub struct Model {
     pub layers: u32,
     /// Query heads of a layer.
     pub heads: u32,
-    /// Heads of a layer that keys and values are kept of.
+    /// KV heads of a layer.
     pub kv_heads: u32,
     /// Numbers in one head's key.
     pub head_dim: u32,
@@ -63,8 +63,9 @@ impl Model {
         2.0 * self.parameters * tokens
     }
 
-    /// Operations of causal attention for `tokens` new positions behind `start` others: for each pair of a position and one that
-    /// it sees, two for the score and two for the sum, for each number of each query head.
+    /// Operations of causal attention for `tokens` new positions behind `start` others. Each pair of a position and a
+    /// position that it sees takes two operations for the score and two for the sum, for each number of each query
+    /// head.
     #[must_use]
     pub fn attention_flops(&self, start: f64, tokens: f64) -> f64 {
         let pairs = tokens * start + tokens * (tokens + 1.0) / 2.0;

@@ -1,4 +1,4 @@
-//! A run second by second and request by request: what a picture of it is drawn from.
+//! Records a run second by second and request by request, as data for charts.
 
 use host_core::Time;
 use host_core::scheduler::Stats;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Role};
 use crate::traffic::Traffic;
 
-/// Points of a curve of shares.
+/// The most points of a curve.
 const POINTS: usize = 400;
 
 /// One second of a run.
@@ -26,38 +26,38 @@ pub struct Second {
 /// One request. Times are in seconds since the first request was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Request {
-    /// Sent.
+    /// When it was sent.
     pub sent: f64,
-    /// Its first token, or `None` when it had none.
+    /// When its first token came, or `None` if none came.
     pub first: Option<f64>,
-    /// Its end.
+    /// When it ended.
     pub ended: f64,
     /// Tokens of its prompt.
     pub prompt: u32,
     /// Tokens of its answer.
     pub answer: u32,
-    /// The place of the worker that computed its prompt, unless the next one did.
+    /// The place of the worker that computed its prompt, unless the worker that answered did.
     pub prefill: Option<usize>,
     /// The place of the worker that answered.
     pub answers: usize,
 }
 
-/// See the module.
+/// The data of one run, for charts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Recording {
     /// The roles of workers that there are.
     pub roles: Vec<Role>,
-    /// From the first request that was sent on.
+    /// The seconds, from the first request that was sent on.
     pub seconds: Vec<Second>,
-    /// Those that are measured.
+    /// The requests that are measured.
     pub requests: Vec<Request>,
-    /// Times to the first token in milliseconds, at even shares of the requests from the least to the largest.
+    /// Times to the first token in milliseconds, sorted: values at even steps from the least to the largest.
     pub ttft_ms: Vec<f64>,
-    /// The same of times between two tokens.
+    /// The same for times between two tokens.
     pub itl_ms: Vec<f64>,
 }
 
-/// What the workers hold, second by second.
+/// The state of the workers, second by second.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Occupancy {
     roles: Vec<Role>,
@@ -84,13 +84,13 @@ impl Occupancy {
         new
     }
 
-    /// A second begins.
+    /// Begins a second.
     pub(crate) fn begin(&mut self) {
         let roles = self.roles.len();
         self.seconds.push(Second { used: vec![0.0; roles], queued: vec![0; roles], ..Second::default() });
     }
 
-    /// What a worker says at its end.
+    /// Adds the state of a worker at the end of the second.
     pub(crate) fn take(&mut self, place: usize, stats: &Stats) {
         let ((role, _), Some(second)) = (self.workers[place], self.seconds.last_mut()) else { return };
         let used = (stats.pool.held + stats.locked_pages + stats.pool.quarantined) as f64;
@@ -98,7 +98,7 @@ impl Occupancy {
         second.queued[role] += stats.queued;
     }
 
-    /// Adds what the clients saw.
+    /// Completes the recording with what the clients saw.
     pub(crate) fn recording(mut self, traffic: &Traffic) -> Recording {
         let measured = traffic.measured();
         let begun = traffic.records.first().map_or(Time::default(), |record| record.sent);
@@ -148,7 +148,7 @@ impl Occupancy {
     }
 }
 
-/// Values at even shares of all, at most [`POINTS`].
+/// The sorted values at even steps, at most [`POINTS`].
 fn curve(mut values: Vec<f64>) -> Vec<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let points = values.len().min(POINTS);

@@ -1,4 +1,4 @@
-//! What came of a simulation.
+//! The report of a simulation.
 //!
 //! The four latencies are those of the benchmark clients of SGLang (`bench_serving`) and vLLM (`vllm bench serve`), over requests
 //! that were completed:
@@ -25,12 +25,12 @@ use crate::cluster::{Cluster, Role};
 use crate::traffic::Traffic;
 pub use distribution::Distribution;
 
-/// What came of a simulation, all of it computed from virtual time.
+/// The results of a simulation, all of them computed from virtual time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// From the first request that is measured to the last token, in seconds.
     pub duration_s: f64,
-    /// How many requests there were.
+    /// The number of requests, by their end.
     pub requests: Requests,
     /// Time to the first token, in milliseconds.
     pub ttft_ms: Distribution,
@@ -40,17 +40,17 @@ pub struct Report {
     pub tpot_ms: Distribution,
     /// Time to the last token, in milliseconds.
     pub e2e_ms: Distribution,
-    /// What was done per second.
+    /// Requests and tokens per second.
     pub throughput: Throughput,
     /// Where the KV of prompts came from.
     pub prompts: Prompts,
-    /// What went between workers.
+    /// Pages sent between workers.
     pub transfers: Transfers,
     /// Each worker, in the order of the cluster file.
     pub workers: Vec<Worker>,
 }
 
-/// How the requests ended that are measured.
+/// How the measured requests ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Requests {
     /// Answered.
@@ -70,12 +70,12 @@ pub struct Throughput {
     pub output_tokens_per_s: f64,
 }
 
-/// Tokens of prompts on the workers that compute them, and on those that are sent them.
+/// Tokens of prompts, on workers that compute prompts and on workers that receive pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Prompts {
     /// Tokens of all prompts that were sent.
     pub tokens: u64,
-    /// Computed, by whichever worker.
+    /// Computed, on any worker.
     pub computed: u64,
     /// Found in the pool of the worker that computes the prompt.
     pub found_l1: u64,
@@ -87,7 +87,7 @@ pub struct Prompts {
     pub not_sent: u64,
 }
 
-/// What went between workers.
+/// Pages sent between workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Transfers {
     /// Pages.
@@ -99,13 +99,13 @@ pub struct Transfers {
 /// One worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Worker {
-    /// What it does.
+    /// Its role.
     pub role: Role,
     /// Pages of its pool.
     pub pages: u32,
     /// The share of them that requests held, cached prefixes that they used included: the mean over the seconds of the run.
     pub used_mean: f64,
-    /// The most of any second.
+    /// The largest share in any second.
     pub used_most: f64,
     /// Requests past the queue, on average.
     pub active_mean: f64,
@@ -115,11 +115,11 @@ pub struct Worker {
     pub steps: u64,
     /// Tokens of answers per step.
     pub answers_per_step: f64,
-    /// Requests that gave their pages up for others.
+    /// Requests that were preempted.
     pub preemptions: u64,
 }
 
-/// What workers looked like, once a second.
+/// The state of workers, sampled once a second.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Samples {
     workers: Vec<Sample>,
@@ -150,7 +150,7 @@ impl Samples {
     }
 }
 
-/// To four digits behind the point: enough to read, and equal on machines that differ in a last bit.
+/// Rounds to four digits behind the point, so that reports are equal on machines that differ in the last bit.
 fn round(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
@@ -244,7 +244,7 @@ impl Report {
     /// As indented JSON, with a line break at its end.
     #[must_use]
     pub fn json(&self) -> String {
-        // Numbers, names and lists: nothing that has no form in JSON.
+        // Serialization cannot fail: the report has numbers, strings and lists only.
         serde_json::to_string_pretty(self).map(|text| text + "\n").unwrap_or_default()
     }
 }

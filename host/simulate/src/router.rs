@@ -1,7 +1,7 @@
-//! The router: which workers a request goes to.
+//! The router: it chooses the workers for each request.
 //!
-//! Costs, accounts and the rule over them are the core's ([`Accounts`], [`choose`]), fed by each worker's cache events at once.
-//! What is left here is which workers there are.
+//! Costs, accounts and the rule over them are the core's ([`Accounts`], [`choose`]). They get each worker's cache events
+//! at once. This module keeps the list of workers.
 
 pub(crate) mod names;
 
@@ -21,25 +21,25 @@ struct Worker {
     slot: WorkerSlot,
     role: host_core::Role,
     pages: u32,
-    /// Names its pages. `None` for a worker without a cache.
+    /// Names its pages. `None` for a worker without a cache, and where routes do not depend on caches.
     names: Option<Names>,
-    /// Changes of its cache that it has told of.
+    /// The number of cache changes that it has reported.
     told: u64,
-    /// Requests in its queue, as it has last said.
+    /// Requests in its queue, as it last reported.
     queued: u32,
-    /// When it was last chosen.
+    /// The number of the route by which it was last chosen.
     last_pick: u64,
 }
 
 /// A request that is to be placed.
 pub(crate) struct Wanted {
-    /// Names it on the accounts.
+    /// Identifies the request in the accounts.
     pub room: Room,
     /// The keys of its prompt's whole pages.
     pub keys: Vec<BlockKey>,
     /// Tokens of its prompt.
     pub tokens: u64,
-    /// Workers that took part in a failed try: only if there is no other.
+    /// Workers that took part in a failed try. They are chosen only if there is no other.
     pub avoid: Vec<usize>,
 }
 
@@ -78,7 +78,7 @@ impl Router {
         });
     }
 
-    /// Another process has taken the place of a worker, with an empty cache.
+    /// Records that a new process has taken the place of a worker, with an empty cache.
     pub(crate) fn replaced(&mut self, place: usize) {
         let worker = &mut self.workers[place];
         self.accounts.remove_worker(worker.slot);
@@ -94,12 +94,12 @@ impl Router {
         self.policy == Policy::Prefix
     }
 
-    /// A worker says how many requests wait in its queue.
+    /// Records how many requests wait in a worker's queue.
     pub(crate) fn hear(&mut self, place: usize, queued: usize) {
         self.workers[place].queued = u32::try_from(queued).unwrap_or(u32::MAX);
     }
 
-    /// A worker's cache has changed.
+    /// Records changes of a worker's cache.
     pub(crate) fn cache_changed(&mut self, place: usize, changes: &[CacheEvent]) {
         let worker = &mut self.workers[place];
         let Some(names) = &mut worker.names else { return };
@@ -157,18 +157,18 @@ impl Router {
         }
     }
 
-    /// A prompt was computed.
+    /// Records that a prompt was computed.
     pub(crate) fn computed(&mut self, room: Room) {
         self.accounts.computed(room);
     }
 
-    /// A request has left its workers.
+    /// Records that a request has left its workers.
     pub(crate) fn ended(&mut self, now: Time, room: Room) {
         self.accounts.ended(room, now);
     }
 }
 
-/// Where the chain of a worker's page names starts: all requests of a simulation are of one namespace.
+/// The start of every chain of page names, because all requests of a simulation have one namespace.
 pub(crate) fn chain_seed() -> u64 {
     names::seed(&IDENTITY.namespace(&host_core::radix::NamespaceKey::default()))
 }

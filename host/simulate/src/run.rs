@@ -13,15 +13,15 @@ use crate::report::{Report, Samples};
 use crate::router::Router;
 use crate::traffic::{Traffic, Workload};
 
-/// Between two looks at the workers: as often as their heartbeats reach a router.
+/// The time between two samples of the workers. Heartbeats reach a router as often.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// What a run depends on beside workload and cluster.
+/// Settings of a run beside workload and cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Equal seeds give equal runs.
     pub seed: u64,
-    /// So many requests at the beginning count in no latency and no throughput: caches are empty then.
+    /// The number of first requests that count in no latency and no throughput, because caches are empty then.
     pub warm_up: usize,
 }
 
@@ -38,7 +38,7 @@ pub struct Progress {
     pub all: usize,
 }
 
-/// Runs until the last request has ended. `watch` is told every second of the simulation.
+/// Runs until the last request has ended. `watch` is called every second of the simulation.
 ///
 /// # Panics
 /// When the core breaks one of its own rules.
@@ -51,7 +51,7 @@ pub fn simulate(
     play(workload, cluster, options, watch, &mut None).0
 }
 
-/// The same, with what happened second by second and request by request.
+/// Like [`simulate`], and also records the run second by second and request by request.
 ///
 /// # Panics
 /// See [`simulate`].
@@ -82,7 +82,7 @@ fn play(
     let traffic = Traffic::new(workload, router, cluster.page_tokens, options.warm_up);
     let kv = Kv { layers: cluster.model().layers, ..Kv::blank(cluster.page_tokens as usize, VOCABULARY) };
     let mut world = World::new(options.seed, kv, Faults::default(), Hardware::new(cluster), traffic);
-    // Auditing looks at every page.
+    // Audits look at every page, so they are left out.
     world.audit_every(u64::MAX);
     let mut places = Vec::new();
     for workers in &cluster.workers {

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::traffic::{Ask, Prompt, Workload};
 use crate::wrong::Wrong;
 
-/// Tokens that one of a trace's hashes covers.
+/// Tokens that one hash of a trace covers.
 const BLOCK: u32 = 512;
 /// Numbers of blocks are below this, so that every token of every block has an id of its own.
 const BLOCKS: u64 = (u32::MAX / BLOCK) as u64;
@@ -33,7 +33,7 @@ impl Trace {
     /// Reads the text of a trace, or its first `most` requests. `file` is its name in errors.
     ///
     /// # Errors
-    /// [`Wrong`], with the line, when a line is no request, or is earlier than the one before.
+    /// [`Wrong`], with the line, when a line is not a request, or is earlier than the line before.
     pub fn parse(file: &str, text: &str, most: Option<usize>) -> Result<Self, Wrong> {
         let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
         let mut requests: Vec<Ask> = Vec::new();
@@ -69,13 +69,13 @@ impl Trace {
         Ok(Self { requests })
     }
 
-    /// Requests in it.
+    /// The number of requests.
     #[must_use]
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether it has none. A trace that was read has some.
+    /// Whether the trace has no request. A trace that was read has at least one.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()

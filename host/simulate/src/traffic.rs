@@ -1,4 +1,4 @@
-//! What clients ask, and what they see: the [`Clients`] of a world.
+//! The clients of a simulation ([`Clients`]): their requests, and the answers that they see.
 
 mod prompt;
 
@@ -15,13 +15,13 @@ use crate::router::{Router, Wanted};
 use prompt::Namer;
 pub use prompt::Prompt;
 
-/// From a client to the router, and from there to a worker.
+/// The time from a client to the router, and from there to a worker.
 const HOP: Duration = Duration::from_micros(200);
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// When it arrives. This says nothing in a closed loop.
+    /// When it arrives. A closed loop ignores it.
     pub at: Duration,
     /// Its prompt.
     pub prompt: Prompt,
@@ -29,30 +29,30 @@ pub struct Ask {
     pub answer: u32,
 }
 
-/// Requests, and when they come.
+/// Requests, and the rule by which they are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// They arrive when they do, in order of their times.
+    /// Each request arrives at its own time. The list is in order of these times.
     Open(Vec<Ask>),
-    /// So many are in flight at most. The next one is sent when one has ended.
+    /// A limited number of requests is in flight. The next one is sent when one has ended.
     Closed {
         /// The requests, in order.
         asks: Vec<Ask>,
-        /// In flight at most, at least one.
+        /// The most requests in flight, at least one.
         concurrency: usize,
     },
-    /// Conversations, so many at a time. A turn is sent when the one before is answered. Its prompt is all that was
-    /// said before and then its own, so the answer's KV may be found again.
+    /// Conversations, a limited number at a time. A turn is sent when the one before is answered. Its prompt is the whole
+    /// conversation so far and then its own text, so the answer's KV may be found again.
     Conversations {
-        /// The turns of each.
+        /// The turns of each conversation.
         turns: Vec<Vec<Ask>>,
-        /// In progress at most, at least one.
+        /// The most conversations in progress, at least one.
         concurrency: usize,
     },
 }
 
 impl Workload {
-    /// Requests in it.
+    /// The number of requests.
     #[must_use]
     pub fn requests(&self) -> usize {
         match self {
@@ -66,7 +66,7 @@ impl Workload {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Record {
     pub sent: Time,
-    /// Its first token and its last so far.
+    /// The times of its first token, and of its last so far.
     pub tokens: Option<(Time, Time)>,
     pub ended: Option<Time>,
     pub complete: bool,
@@ -77,13 +77,13 @@ pub(crate) struct Record {
     pub answers: usize,
 }
 
-/// Sends the requests of a workload by way of the router, and notes what comes back.
+/// Sends the requests of a workload by way of the router, and records the answers.
 pub(crate) struct Traffic {
-    /// What begins independently: the turns of a conversation, or one request.
+    /// Conversations that have not begun. A single request is a conversation of one turn.
     waiting: VecDeque<VecDeque<Ask>>,
     /// The turns that follow a request, by its number.
     following: BTreeMap<u64, VecDeque<Ask>>,
-    /// In flight at most, or `None` in an open loop.
+    /// The most requests in flight, or `None` in an open loop.
     concurrency: Option<usize>,
     pub in_flight: usize,
     pub router: Router,
@@ -91,9 +91,9 @@ pub(crate) struct Traffic {
     pub records: Vec<Record>,
     /// The first requests, which are not measured.
     warm_up: usize,
-    /// Seconds between two tokens of one answer, over all that are measured.
+    /// Seconds between two tokens of one answer, over all measured requests.
     pub gaps: Vec<f64>,
-    /// Tokens that came in each second of the simulation in which there were some.
+    /// Tokens that came in each second of the simulation. Seconds without a token are left out.
     pub tokens_by_second: Vec<(u64, u64)>,
 }
 
@@ -127,7 +127,7 @@ impl Traffic {
         self.records.get(self.warm_up..).unwrap_or_default()
     }
 
-    /// When the next request is sent, if that does not depend on another one's end.
+    /// When the next request is sent, unless it waits for another one to end.
     pub(crate) fn next(&self) -> Option<Time> {
         let next = self.waiting.front()?.front()?;
         match self.concurrency {
@@ -136,7 +136,7 @@ impl Traffic {
         }
     }
 
-    /// Whether everything was sent that does not follow a request in flight.
+    /// Whether all requests were sent, except turns that follow a request in flight.
     pub(crate) fn has_sent_all(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -184,7 +184,7 @@ impl Traffic {
         }
         self.in_flight += 1;
         let request = Request {
-            // A client's number for it. The world draws the room.
+            // The client's number of the request, because the world draws the room.
             sampling: Sampling { seed: number, ..GREEDY },
             prompt,
             ..host_sim::request(number, &[], answer)

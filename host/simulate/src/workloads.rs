@@ -1,4 +1,4 @@
-//! Workloads by their figures: those that published tables were measured with.
+//! Generated workloads, among them those that published tables were measured with.
 //!
 //! Prompts are drawn from a seed. Equal figures and seeds give equal workloads.
 
@@ -8,9 +8,9 @@ use host_sim::Random;
 
 use crate::traffic::{Ask, Prompt, Workload};
 
-/// Tokens of a generated block: what prompts have in common are whole blocks.
+/// Tokens of a generated block. Prompts share whole blocks.
 const BLOCK: u32 = 100;
-/// Numbers of blocks that no other prompt has begin here.
+/// The first number of blocks that belong to one prompt only.
 const OWN: u64 = 1 << 24;
 
 /// Prompts that share long beginnings.
@@ -18,9 +18,9 @@ const OWN: u64 = 1 << 24;
 pub struct SharedPrefixes {
     /// Different beginnings.
     pub prefixes: u64,
-    /// Tokens of each, in hundreds.
+    /// Tokens of each, a multiple of 100.
     pub prefix_tokens: u32,
-    /// Tokens behind it that only one prompt has, in hundreds.
+    /// Tokens behind it that only one prompt has, a multiple of 100.
     pub suffix_tokens: u32,
     /// Tokens of an answer.
     pub answer: u32,
@@ -34,7 +34,7 @@ impl SharedPrefixes {
     pub const PULL_19746: Self =
         Self { prefixes: 20, prefix_tokens: 50_000, suffix_tokens: 4_500, answer: 355, requests: 1000 };
 
-    /// The requests, their beginnings drawn.
+    /// The requests. Their beginnings are drawn from the seed.
     #[must_use]
     pub fn asks(&self, seed: u64) -> Vec<Ask> {
         let mut random = Random::new(seed);
@@ -65,7 +65,7 @@ pub fn unshared(requests: usize, prompt_tokens: u32, answer: u32) -> Vec<Ask> {
     (0..requests as u64).map(ask).collect()
 }
 
-/// Conversations whose prompts grow: each turn adds so many tokens, and all that was said before.
+/// Conversations whose prompts grow: each turn has everything that was said before, and adds so many tokens.
 #[must_use]
 pub fn conversations(count: usize, turns: &[u32], answer: u32, concurrency: usize) -> Workload {
     let blocks: u64 = turns.iter().map(|tokens| u64::from(tokens.div_ceil(BLOCK))).sum();
@@ -101,7 +101,7 @@ pub fn bursts(mut asks: Vec<Ask>, per_second: f64, burst: usize, seed: u64) -> W
     let burst = burst.max(1);
     let mut now = 0.0;
     for asks in asks.chunks_mut(burst) {
-        // From 0, not included, to 1: its logarithm is finite.
+        // The argument is above 0 and at most 1, so its logarithm is finite.
         now += -(1.0 - random.unit()).ln() * burst as f64 / per_second;
         let at = Duration::from_secs_f64(now);
         asks.iter_mut().for_each(|ask| ask.at = at);

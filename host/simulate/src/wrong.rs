@@ -1,4 +1,4 @@
-//! What is wrong with an input.
+//! The error for an input that cannot be simulated.
 
 /// An input that cannot be simulated: the file, the place in it, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

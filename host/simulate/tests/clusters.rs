@@ -95,7 +95,7 @@ fn a_target_keeps_the_time_between_tokens_under_it() {
 
 #[test]
 fn routes_by_prefix_find_more_than_routes_in_turn() {
-    // Two pools hold half of the beginnings each.
+    // Each of the two pools holds half of the beginnings.
     let shape =
         SharedPrefixes { prefixes: 12, prefix_tokens: 4_000, suffix_tokens: 500, answer: 20, requests: 300 };
     let workload = Workload::Closed { asks: shape.asks(5), concurrency: 6 };
@@ -111,7 +111,7 @@ fn routes_by_prefix_find_more_than_routes_in_turn() {
 fn the_next_turn_finds_the_answer_before_it() {
     let workload = conversations(4, &[2_000, 500], 400, 4);
     let found = run(&workload, &pair("", "")).prompts.not_sent;
-    // The first prompt and all of the answer but what its last page lacks.
+    // The first prompt, and the answer without the tokens of its last, partial page.
     assert!((4 * 2_300..=4 * 2_400).contains(&found), "{found} tokens");
 }
 
@@ -122,7 +122,7 @@ fn pages_that_travel_while_layers_are_computed_come_earlier() {
         let cluster = Cluster { layer_groups: groups, ..pair("", "") };
         run(&workload, &cluster).ttft_ms.p50
     };
-    // 1 GB at 35.5 GB/s.
+    // The pages have 1 GB, and the link 35.5 GB/s.
     let (whole, groups) = (first(1), first(8));
     assert!(whole - groups > 15.0, "{whole} ms whole, {groups} ms in 8 groups");
 }

@@ -1,4 +1,4 @@
-//! Clusters in which everything goes wrong.
+//! Clusters with all kinds of faults.
 
 use host_simulate::faults::{Case, Tally, run, search};
 
@@ -31,7 +31,8 @@ fn whatever_goes_wrong_each_request_is_answered_right_or_refused_and_nothing_lea
 
 #[test]
 fn seeds_that_failed_once_pass() {
-    // One end of a connection was gone, which the other never heard of: pages stayed in quarantine for ever.
+    // In these seeds one end of a connection was lost without the other's knowledge, and pages stayed in quarantine for
+    // ever.
     for seed in [5_424, 7_897] {
         let run = run(&Case::of(seed), false);
         assert_eq!(run.broken, None, "seed {seed}");

@@ -52,7 +52,7 @@ fn the_fewest_workers_keep_the_limits_and_one_less_does_not() {
 
 #[test]
 fn what_cannot_be_is_said_with_the_reason() {
-    // Reading the weights once takes longer.
+    // Reading the weights once takes longer than this limit for ITL.
     let plan = planned(Limits { ttft_p99_ms: 1_500.0, itl_p99_ms: 1.0 }, 4);
     let text = plan.to_string();
     assert!(plan.rows.iter().all(|row| row.fewest.is_err()), "{text}");

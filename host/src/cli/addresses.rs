@@ -1,28 +1,28 @@
-//! Where a process's control plane listens, what its peers are checked by, and whether a worker, its router and its peers can reach
-//! each other by the addresses that the settings give.
+//! Addresses and credentials of control planes: where a process listens, how it checks its peers, and whether a worker, its router
+//! and its peers can reach each other with these settings.
 
 use host_wire::endpoint::{Address, BadAddress, Credentials, ListenAt, Tls, TlsSource};
 
 use super::Refused;
 use super::settings::Settings;
 
-/// The router's control address by default.
+/// Default of the router's control address.
 pub const ROUTER: &str = "127.0.0.1:8001";
 
-/// Where the control plane of a process listens, and what those who connect are checked by.
+/// Where the control plane of a process listens, and how both ends of its connections are checked.
 #[derive(Clone, Debug)]
 pub struct Control {
-    /// Where it listens.
+    /// The address where it listens.
     pub at: ListenAt,
-    /// What both ends of its connections are checked by.
+    /// The credentials for both ends of its connections.
     pub credentials: Credentials,
 }
 
 impl Control {
-    /// That of a worker.
+    /// The control plane of a worker.
     ///
     /// # Errors
-    /// When files cannot be used, or other machines reached it unchecked.
+    /// When files cannot be used, or other machines could reach it without a check.
     pub fn of_worker(settings: &Settings) -> Result<Self, Refused> {
         let at = settings.control.clone().unwrap_or_else(ListenAt::loopback);
         if let ListenAt::Tcp(own) = at
@@ -38,7 +38,7 @@ impl Control {
         Ok(Self { at, credentials })
     }
 
-    /// That of a router.
+    /// The control plane of a router.
     ///
     /// # Errors
     /// As [`of_worker`](Self::of_worker).
@@ -54,7 +54,8 @@ pub fn first_given(flags: &[(&'static str, bool)]) -> Option<&'static str> {
     flags.iter().find(|(_, given)| *given).map(|(flag, _)| *flag)
 }
 
-/// A flag about connections of the control plane, if one was given: of no use where it has none that leave a process's user.
+/// The first given flag about control connections between machines or users. It has no effect on a process without such
+/// connections.
 pub fn of_a_cluster(settings: &Settings) -> Option<&'static str> {
     first_given(&[
         ("--control", settings.control.is_some()),
@@ -94,13 +95,13 @@ fn credentials(settings: &Settings, at: &ListenAt) -> Result<Credentials, Refuse
     }
 }
 
-/// Routers of one worker at most: each may follow its cache.
+/// Limit of the routers of one worker: each may follow its cache.
 const MAX_ROUTERS: usize = 16;
 
 /// Checks a worker's addresses and returns them: its own, and its routers'.
 ///
 /// # Errors
-/// When a router's is not one, other processes could not reach this worker, or too many could.
+/// When a router's address is invalid, other processes could not reach this worker, or there are too many routers.
 pub fn check_worker(settings: &Settings) -> Result<(Control, Vec<Address>), Refused> {
     let control = Control::of_worker(settings)?;
     let scheme = match control.credentials {

@@ -8,10 +8,10 @@ use host_worker::{AllocatorPages, Pages, groups};
 use super::settings::Settings;
 use super::{Refused, plugins};
 
-/// Checks what can be checked without a model.
+/// Checks settings of the allocator that need no model.
 ///
 /// # Errors
-/// When the ratio is none.
+/// When the ratio is out of its bounds.
 pub fn check(settings: &Settings) -> Result<(), Refused> {
     match settings.swa_full_tokens_ratio {
         Some(ratio) if !(ratio > 0.0 && ratio <= 1.0) => Err(Refused(format!(
@@ -24,7 +24,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
 /// Opens the allocator, if one is used, for a pool of `pages` pages and a model with these groups of layers.
 ///
 /// # Errors
-/// When it is not there, does not fit, does not open, or declares what cannot be served.
+/// When the allocator is not found, does not fit, does not open, or declares components that cannot be served.
 pub fn open(
     settings: &Settings,
     instance: Instance,

@@ -1,6 +1,6 @@
-//! `host batch`: requests from a file, with their answers in another, in OpenAI's batch format.
+//! `host batch`: sends requests from a file and writes their answers to another file, in OpenAI's batch format.
 //!
-//! Every answer is appended when it comes. So a job that was ended goes on where it was when the command is repeated.
+//! Every answer is appended when it comes. So an interrupted job continues when the command is repeated.
 
 mod input;
 mod job;

@@ -1,4 +1,4 @@
-//! `host bench`: published tables beside what this host is predicted to do.
+//! `host bench`: published tables compared with predictions for this host.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ impl Command {
         let shown = std::io::stderr().is_terminal();
         let mut watch = |what: &str| {
             if shown {
-                // Progress that cannot be shown is none that anything waits for.
+                // A failure to print progress is ignored: nothing depends on it.
                 let _unread = write!(std::io::stderr(), "\r{what:60}");
             }
         };

@@ -1,4 +1,4 @@
-//! `host certs ..`: what the processes of a cluster know each other by.
+//! `host certs ..`: makes the secrets and certificates with which processes of a cluster authenticate each other.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{ErrorKind, Write as _};
@@ -61,7 +61,7 @@ impl Command {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`Refused`] for what cannot work, anything else for what failed.
+    /// [`Refused`] for invalid arguments, another error when a step fails.
     pub fn run(self) -> anyhow::Result<()> {
         match self {
             Command::New(place) => {
@@ -100,7 +100,7 @@ impl Command {
 }
 
 impl Place {
-    /// Makes a certificate. True when its authority is new.
+    /// Makes a certificate. Returns true if its authority is new.
     fn make(
         &self,
         issue: impl FnOnce(&Authority, Validity) -> Result<Issued, AuthorityError>,
@@ -136,7 +136,7 @@ impl Place {
         if is_new {
             create(&signs, &authority.key_pem(), 0o600)?;
         }
-        // The key last: a process that reads meanwhile goes on with what it had, until they fit.
+        // Writes the key last: until key and certificate fit, a process that reads them keeps the old ones.
         replace(&dir.join("ca.pem"), &trusted, 0o644)?;
         replace(&dir.join("cert.pem"), &certificate.pem(), 0o644)?;
         replace(&dir.join("key.pem"), &key.serialize_pem(), 0o600)?;
@@ -154,7 +154,7 @@ impl Place {
     }
 }
 
-/// Writes a file that is not there.
+/// Writes a new file, and refuses to overwrite one.
 fn create(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
     let shown = path.display();
     let made = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
@@ -165,10 +165,10 @@ fn create(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
     file.write_all(text.as_bytes()).with_context(|| format!("{shown} cannot be written"))
 }
 
-/// Writes a file in one step, in place of what may be there.
+/// Writes a file in one step, and replaces an existing one.
 fn replace(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
     let new = path.with_extension("pem.new");
-    // One that a killed command left.
+    // A file that a killed command may have left.
     if let Err(error) = std::fs::remove_file(&new)
         && error.kind() != ErrorKind::NotFound
     {

@@ -1,7 +1,7 @@
 //! `host chat`: a conversation with a server, in the terminal or over pipes.
 //!
-//! Answers go to standard output as they come. Prompts, figures and errors go to standard error. So `host chat < questions`
-//! prints answers and nothing else.
+//! Answers go to standard output as they come. Prompts, figures and errors go to standard error. So `host chat < questions` prints
+//! only answers.
 
 mod events;
 mod input;
@@ -26,10 +26,10 @@ use input::Input;
 use started::Started;
 use turn::{End, Turn};
 
-/// What is said at most before `/reset`, in bytes: what a server may be sent.
+/// Limit of a conversation before `/reset`, in bytes: the longest body that a server may be sent.
 const LONGEST: usize = 16 << 20;
 
-/// Options of the conversation, each of which takes a value. All others are the server's.
+/// Options of the conversation, each with a value. All other options are for a server.
 const OWN: [&str; 4] = ["--system", "--max-tokens", "--temperature", "--ca"];
 
 /// A conversation with a server.
@@ -63,14 +63,13 @@ impl Chat {
     /// Talks until the input ends, `/quit`, or Ctrl-C at the prompt.
     ///
     /// # Errors
-    /// [`Refused`] for a URL that cannot be one. Another error when there is no server, or when turns of a conversation without a
-    /// terminal failed.
+    /// [`Refused`] for a wrong URL or wrong flags. Another error when no server answers, or when turns failed without a terminal.
     pub fn run(self) -> anyhow::Result<()> {
-        // One thread, and the process's first: the system ends a started server with the thread that started it.
+        // Runs on one thread, the first of the process: the system ends a started server with the thread that started it.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("no runtime for the conversation")?;
         let ended = runtime.block_on(self.talk());
-        // Standard input may never end.
+        // Does not wait for a read of standard input.
         runtime.shutdown_background();
         ended
     }
@@ -102,7 +101,7 @@ impl Chat {
         ended
     }
 
-    /// A server of our own, or `None` when a signal came meanwhile.
+    /// Starts a server for this conversation. `None` if a signal came meanwhile.
     async fn start(&self, flags: &[OsString], stop: &mut Stop) -> anyhow::Result<Option<Started>> {
         if let Some(role) = self.settings.role.filter(|role| *role != RoleName::Aggregated) {
             let role = role.as_str();
@@ -230,7 +229,7 @@ impl Chat {
     }
 }
 
-/// What was said so far.
+/// The messages of the conversation so far.
 struct Conversation {
     messages: Vec<Value>,
     bytes: usize,
@@ -250,7 +249,7 @@ impl Conversation {
         self.messages.push(json!({"role": role, "content": text}));
     }
 
-    /// Forgets a message that was not answered.
+    /// Removes the last message, which got no answer.
     fn forget_last(&mut self) {
         if let Some(message) = self.messages.pop() {
             self.bytes -= message["content"].as_str().map_or(0, str::len);
@@ -258,11 +257,11 @@ impl Conversation {
     }
 }
 
-/// Ctrl-C, which ends what is under way, and SIGTERM, which ends everything.
+/// Waits for Ctrl-C, which ends the current answer or prompt, and SIGTERM, which ends the program.
 struct Stop {
     interrupt: Signal,
     terminate: Signal,
-    /// SIGTERM came.
+    /// Whether SIGTERM came.
     for_good: bool,
 }
 
@@ -290,7 +289,7 @@ fn serving_flags(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString>
         let name = text.split('=').next().unwrap_or_default();
         if OWN.contains(&name) {
             if name.len() == text.len() {
-                // Its value.
+                // Skips the value of the flag.
                 rest.next();
             }
         } else if text.starts_with('-') || !flags.is_empty() {
@@ -308,7 +307,7 @@ fn describe(status: ExitStatus) -> String {
     format!("{status}; what it said stands above")
 }
 
-/// A line beside the conversation, dim where there are such things.
+/// Writes a line to standard error, dim at a terminal.
 fn tell(text: &str) {
     write_beside("\x1b[2m", text);
 }
@@ -320,7 +319,7 @@ fn error(text: &str) {
 fn write_beside(colour: &str, text: &str) {
     let mut output = std::io::stderr().lock();
     let text = harmless(text);
-    // The conversation goes on when standard error is closed.
+    // A failure is ignored: the conversation goes on when standard error is closed.
     let _unread = match output.is_terminal() {
         true => writeln!(output, "{colour}{text}\x1b[0m"),
         false => writeln!(output, "{text}"),

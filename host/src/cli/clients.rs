@@ -1,4 +1,4 @@
-//! How clients of the HTTP API are known, and how they know it, from the settings.
+//! Settings about clients of the HTTP API: how they are authenticated, and how they authenticate the server.
 
 use std::sync::Arc;
 
@@ -10,29 +10,29 @@ use super::Refused;
 use super::limits::ClientLimits;
 use super::settings::Settings;
 
-/// What the settings say of clients.
+/// Settings about the clients of a router.
 #[derive(Debug)]
 pub struct Clients {
     pub keys: Option<Arc<Keys>>,
     pub tenant_header: Option<HeaderName>,
     pub hosts: Option<Hosts>,
-    /// Pages of other origins that may use the API.
+    /// Origins whose web pages may use the API.
     pub origins: Origins,
     /// The certificate that the API shows.
     pub tls: Option<ApiTls>,
-    /// Where operators are served, if not where clients are.
+    /// The address for operators, if they have one of their own.
     pub operators: Option<ListenAt>,
-    /// What they may hold.
+    /// Limits of what clients may hold.
     pub limits: ClientLimits,
 }
 
-/// Headers that say something else.
+/// Headers that have another meaning, so that they cannot name a tenant.
 const TAKEN: [&str; 5] = ["authorization", "x-api-key", "host", "content-type", "content-length"];
 
-/// Reads what the settings say of clients, the file of keys as well.
+/// Reads the settings about clients, with the file of keys.
 ///
 /// # Errors
-/// When that cannot work. The error names the flag.
+/// When the settings cannot work. The error names the flag.
 pub fn clients(settings: &Settings) -> Result<Clients, Refused> {
     let keys = settings.api_keys.as_deref().map(|path| {
         Keys::load(path).map(Arc::new).map_err(|error| {
@@ -96,7 +96,7 @@ fn operators(settings: &Settings) -> Result<Option<ListenAt>, Refused> {
     Ok(Some(at.clone()))
 }
 
-/// What to warn of at the start: an API in plain text that other machines reach, where nothing says that it stands behind a gateway.
+/// A warning at the start, if other machines reach the API in plain text and no setting says that a gateway protects it.
 #[must_use]
 pub fn warning(settings: &Settings) -> Option<String> {
     let at = settings.http_address();
@@ -131,10 +131,10 @@ fn origins(given: &str) -> Result<Origins, Refused> {
     }
 }
 
-/// Checks that a worker alone, which serves no clients, is not told how to.
+/// Checks that a worker without a router gets no settings about clients, because it serves none.
 ///
 /// # Errors
-/// The flag that is a router's.
+/// Names the flag that only a router takes.
 pub fn check_none(settings: &Settings) -> Result<(), Refused> {
     for (flag, given) in [
         ("--tls-cert", settings.tls_cert.is_some()),

@@ -1,8 +1,8 @@
-//! Companions: programs that a plugin wants beside the workers, such as the server of a shared store.
+//! Companions: programs that a plugin needs beside the workers, such as the server of a shared store.
 //!
-//! The command line of a companion is data, from the plugin's manifest (`[[companion]]`) or from `[companion.NAME]` in the
-//! configuration, which wins. The supervisor runs those that `--start-companion` names, before the workers and until after
-//! them.
+//! The command line of a companion comes from the plugin's manifest (`[[companion]]`) or from `[companion.NAME]` in the
+//! configuration, which takes precedence. The supervisor runs the companions that `--start-companion` names. It starts them before
+//! the workers and ends them after the workers.
 
 mod descriptors;
 mod template;
@@ -23,19 +23,19 @@ use template::Values;
 
 /// Longest wait for a companion to answer at its address.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Pause between two tries.
+/// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A program to run.
+/// A program that the supervisor runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Companion {
     /// Its name in logs.
     pub name: String,
-    /// The file.
+    /// Path of the program.
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
-    /// What is set in its environment, beside what the supervisor has in its own.
+    /// Variables that are added to the environment of the supervisor.
     pub environment: BTreeMap<String, String>,
     /// Address at which it takes connections once it is ready.
     pub ready: Option<SocketAddr>,
@@ -44,7 +44,7 @@ pub struct Companion {
 /// The companions that the settings name.
 ///
 /// # Errors
-/// When a companion is not known, or its program is not there.
+/// When a companion is unknown, or its program is not found.
 pub fn named(settings: &Settings) -> Result<Vec<Companion>, Refused> {
     let Some(names) = &settings.start_companion else { return Ok(Vec::new()) };
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
@@ -61,7 +61,7 @@ pub fn named(settings: &Settings) -> Result<Vec<Companion>, Refused> {
     names.iter().map(|name| one(name, settings.companion.get(name), &offered, &search_path())).collect()
 }
 
-/// A plugin's companion, and the values for its template.
+/// A companion from a plugin's manifest, with the values for its template.
 #[derive(Clone, Copy)]
 struct Offer<'a> {
     manifest: &'a CompanionManifest,
@@ -123,7 +123,7 @@ fn one(
             program.display()
         ))
     })?;
-    // What the operator names by its path is what the operator trusts.
+    // A path that the operator named is trusted. A program that was found in a folder is checked.
     if found != program {
         host_ownership::may_run(&found).map_err(|why| {
             Refused(format!(
@@ -149,7 +149,7 @@ fn one(
     })
 }
 
-/// Folders with programs: of the active virtual environment, and of `PATH`.
+/// Folders in which programs are searched: that of the active virtual environment, and those in `PATH`.
 fn search_path() -> Vec<PathBuf> {
     let active = std::env::var_os("VIRTUAL_ENV").map(|root| Path::new(&root).join("bin"));
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -164,7 +164,7 @@ fn find(program: &Path, folders: &[PathBuf]) -> Option<PathBuf> {
 }
 
 impl Companion {
-    /// Whether something takes connections at its address.
+    /// Whether a connection to its address succeeds. True without an address.
     pub async fn answers(&self) -> bool {
         match self.ready {
             Some(address) => tokio::net::TcpStream::connect(address).await.is_ok(),
@@ -172,10 +172,10 @@ impl Companion {
         }
     }
 
-    /// Waits until it takes connections.
+    /// Waits until the companion accepts connections.
     ///
     /// # Errors
-    /// When it does not in time.
+    /// When it does not accept connections in time.
     pub async fn until_ready(&self) -> anyhow::Result<()> {
         let answers = async {
             while !self.answers().await {
@@ -211,7 +211,7 @@ pub struct Become {
 }
 
 impl Become {
-    /// Does not return when it works.
+    /// Becomes the program. Returns on failure, or if the supervisor has ended.
     ///
     /// # Errors
     /// When the program cannot be run.
@@ -225,7 +225,7 @@ impl Become {
         }
         let (program, arguments) = self.command.split_first().context("no program is named")?;
         descriptors::close_on_exec().context("the supervisor's descriptors cannot be kept from it")?;
-        // Set for the companion, not for this process: libraries that it preloads do not belong into this program.
+        // Sets the variables only for the companion: a library in `LD_PRELOAD` must not be loaded into this program.
         let environment = self.environment.iter().filter_map(|setting| setting.split_once('='));
         let error = std::process::Command::new(program).args(arguments).envs(environment).exec();
         Err(anyhow::Error::new(error).context(format!("{} cannot be run", Path::new(program).display())))
@@ -263,7 +263,7 @@ mod tests {
         let plain = one("master", None, &[offer(None)], &folders).unwrap();
         assert!(plain.program.ends_with("sh") && plain.program.is_absolute(), "{plain:?}");
         assert_eq!((plain.arguments.len(), plain.ready), (2, "127.0.0.1:7".parse().ok()));
-        // The plugin's table says where its server is to be, and what is not said is left out.
+        // The plugin's table gives the address of the server. Arguments without a value are left out.
         let table = toml::from_str("port = 9").unwrap();
         let elsewhere = one("master", None, &[offer(Some(&table))], &folders).unwrap();
         assert_eq!(
@@ -279,7 +279,7 @@ mod tests {
         assert!(changed.environment.is_empty());
         assert_eq!(changed.program, Path::new("/bin/sh"));
         assert_eq!((changed.arguments.len(), changed.ready), (0, "127.0.0.1:8".parse().ok()));
-        // A companion that no plugin offers.
+        // A companion that only the configuration describes.
         let other = one("other", Some(&own), &[offer(None)], &folders).unwrap();
         assert_eq!(other.program, Path::new("/bin/sh"));
     }
@@ -293,7 +293,7 @@ mod tests {
         };
         assert!(refused("mistress", &offer, &search_path()).contains("(master)"));
         assert!(refused("master", &offer, &[]).contains("the program sh, which is not there"));
-        // One that another user could replace, before the one of the system.
+        // A program that another user could replace. Its folder is searched before the system's.
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("sh");
         std::fs::write(&program, "").unwrap();

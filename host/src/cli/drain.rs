@@ -12,9 +12,9 @@ use super::Refused;
 use super::output::say;
 use super::server::{Address, Client};
 
-/// Seconds of silence after which a router gives a worker up.
+/// Time in seconds without a heartbeat after which a router gives a worker up.
 const LOST: f64 = 10.0;
-/// Between two looks at what the worker still has to do.
+/// Interval between two queries of the requests that the worker still has.
 const LOOK: Duration = Duration::from_millis(300);
 
 /// Which worker of which server.
@@ -40,7 +40,7 @@ impl Drain {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`Refused`] for a URL that cannot be one. Another error when the server does not answer or the worker cannot be told.
+    /// [`Refused`] for a wrong URL. Another error when the server does not answer or the worker cannot be drained.
     pub fn run(self) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.context("no runtime for the command")?.block_on(self.drain())
@@ -92,7 +92,7 @@ fn text(value: &Value, key: &str) -> String {
     value[key].as_str().unwrap_or_default().to_owned()
 }
 
-/// Percent-encodes all that is not plain.
+/// Percent-encodes all characters except unreserved ones.
 fn query_value(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()

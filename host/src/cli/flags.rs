@@ -1,4 +1,4 @@
-//! The flags as a page of the documentation, made from the program itself.
+//! Writes the page of the documentation about flags, from the program's own definitions.
 
 use clap::{Arg, Args as _};
 
@@ -8,7 +8,7 @@ use super::settings::Settings;
 #[must_use]
 pub fn markdown() -> String {
     let mut command = Settings::augment_args(clap::Command::new("host").disable_help_flag(true));
-    // Only then it is known which flags take values.
+    // Only after this call the command knows which flags take values.
     command.build();
     let rows: Vec<String> = command.get_arguments().filter(|flag| !flag.is_hide_set()).map(row).collect();
     format!(
@@ -25,7 +25,7 @@ fn row(flag: &Arg) -> String {
     let values = flag.get_value_names().filter(|_| takes_value).unwrap_or_default();
     let value = values.first().map(|value| format!(" {value}")).unwrap_or_default();
     let help = flag.get_long_help().or_else(|| flag.get_help()).map(ToString::to_string).unwrap_or_default();
-    // A flag without a value has true and false.
+    // clap gives a flag without a value the values true and false, which the page leaves out.
     let possible = if takes_value { flag.get_possible_values() } else { Vec::new() };
     let words: Vec<String> = possible
         .iter()

@@ -39,7 +39,7 @@ impl Command {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`Refused`] for what cannot work, anything else for what failed.
+    /// [`Refused`] for invalid arguments, another error when a step fails.
     pub fn run(self) -> anyhow::Result<()> {
         let Command::New(New { tenant, file, admin }) = self;
         if !is_tenant(&tenant) {
@@ -49,7 +49,7 @@ impl Command {
         }
         let shown = file.display().to_string();
         if file.exists() {
-            // Adding to a file that the server refuses would look as if it had worked.
+            // Checks the file first: adding to a file that the server refuses would seem to work.
             Keys::load(&file).map_err(|error| Refused(error.to_string()))?;
         }
         let secret = secret().context("the kernel gives no randomness")?;
@@ -59,7 +59,7 @@ impl Command {
             .mode(0o600)
             .open(&file)
             .with_context(|| format!("{shown} cannot be written"))?;
-        // One write: a server that reads meanwhile sees all of it or nothing.
+        // One write, so that a server that reads meanwhile sees the whole entry or nothing of it.
         let text = format!("\n{}", entry(&tenant, &secret, admin));
         keys.write_all(text.as_bytes()).with_context(|| format!("{shown} cannot be written"))?;
         say!("{secret}");
@@ -67,7 +67,7 @@ impl Command {
     }
 }
 
-/// 256 random bits, as such keys are usually written.
+/// A key with 256 random bits, in the usual form of such keys.
 fn secret() -> std::io::Result<String> {
     let mut text = "sk-".to_owned();
     for _ in 0..4 {

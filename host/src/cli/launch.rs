@@ -1,4 +1,4 @@
-//! From settings to the parts of a worker: everything is checked here, before anything starts.
+//! Makes the parts of a worker from the settings. All checks come first, before anything is started.
 
 pub mod gpu;
 mod grammars;
@@ -23,18 +23,18 @@ pub use model::{beside, text_model};
 use needs::Needs;
 pub use parts::parts;
 
-/// What is known of a worker before it starts.
+/// Sizes of a worker, which are known before it starts.
 #[derive(Debug)]
 pub struct Plan {
-    /// The model, as far as it is known without its weights.
+    /// The model's shape, as far as it is known without its weights.
     pub shape: ModelShape,
-    /// The pool of each rank.
+    /// The layout of each rank's pool.
     pub layouts: Vec<KvLayout>,
-    /// Tokens of one sequence that fill the pool.
+    /// Number of tokens of one sequence that fill the pool.
     pub pool_tokens: u64,
-    /// Longest prompt + answer.
+    /// Longest prompt and answer together, in tokens.
     pub max_tokens: u32,
-    /// In how many groups of layers pages are sent.
+    /// The groups of layers in which pages are sent.
     pub layer_groups: LayerGroups,
 }
 
@@ -47,7 +47,7 @@ fn refused(message: impl Into<String>) -> Refused {
 /// Without a role, this is done for all workers of this machine, and the first is returned.
 ///
 /// # Errors
-/// When the settings cannot work, with what would.
+/// When the settings cannot work. The error says what would work.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     offload::check(settings)?;
     served_name(settings)?;
@@ -76,10 +76,10 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     plans.into_iter().next().ok_or_else(|| refused("no worker to plan"))
 }
 
-/// Checks settings of workers that a router does not use itself: wrong ones would be as wrong on its workers.
+/// Checks settings of workers that a router does not use: a value that is wrong here is also wrong for its workers.
 ///
 /// # Errors
-/// When a value is not one.
+/// When a value is invalid.
 pub fn check_router(settings: &Settings) -> Result<(), Refused> {
     offload::check(settings)?;
     served_name(settings)?;
@@ -89,7 +89,7 @@ pub fn check_router(settings: &Settings) -> Result<(), Refused> {
     numbers::check(settings)
 }
 
-/// A digest of everything that makes this model's KV differ from other models'.
+/// A digest of all properties that distinguish this model's KV from that of other models.
 ///
 /// # Errors
 /// When the settings cannot work.

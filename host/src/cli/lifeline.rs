@@ -1,29 +1,29 @@
-//! What a supervisor and a child have in common: the child's standard input, a pair of sockets.
+//! The lifeline between a supervisor and a child: a pair of sockets, one of which is the child's standard input.
 //!
-//! It ends with the supervisor, and the child ends with it. The child writes a byte into it when it is ready. Before it ends for a
-//! configuration that cannot work, it writes another byte and why.
+//! It closes when the supervisor ends, and then the child ends. The child writes a byte to it when it is ready. Before it ends
+//! because its configuration cannot work, it writes another byte and the reason.
 
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
 use tokio::io::AsyncReadExt;
 
-/// What the child writes.
+/// Bytes that the child writes.
 const READY: u8 = b'r';
 const REFUSED: u8 = b'x';
 
-/// Longest text of a refusal, in bytes: what fits into a socket that is not read.
+/// Limit of the reason for a refusal, in bytes. It fits into a socket that is not read.
 const LONGEST: usize = 16 << 10;
 
 /// The supervisor's end. The child ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Lifeline {
     socket: tokio::net::UnixStream,
-    /// What the child has written so far.
+    /// Bytes that the child has written so far.
     said: Vec<u8>,
 }
 
-/// A lifeline, and the standard input of the child that it is for.
+/// Makes a lifeline, and the standard input for the child.
 ///
 /// # Errors
 /// When the system has no more sockets.
@@ -35,7 +35,7 @@ pub(super) fn pair() -> std::io::Result<(Lifeline, Stdio)> {
 }
 
 impl Lifeline {
-    /// Resolves when the child says that it is ready.
+    /// Resolves when the child reports that it is ready.
     pub async fn ready(&mut self) {
         let mut first = [0];
         let ready = matches!(self.socket.read(&mut first).await, Ok(1)) && {
@@ -43,7 +43,7 @@ impl Lifeline {
             first == [READY]
         };
         if !ready {
-            // It has ended or ends, which its caller notices.
+            // The child has ended or is about to end. The caller notices that, so this never resolves.
             std::future::pending::<()>().await;
         }
     }
@@ -54,7 +54,7 @@ impl Lifeline {
         self.said.first() == Some(&READY)
     }
 
-    /// Why a child that has ended said that its configuration cannot work.
+    /// The reason of a child that has ended because its configuration cannot work, if it gave one.
     pub fn refusal(&mut self) -> Option<String> {
         self.take_rest();
         let said = self.said.strip_prefix(&[READY]).unwrap_or(&self.said);
@@ -74,15 +74,15 @@ impl Lifeline {
     }
 }
 
-/// Tells the supervisor that this process is ready. It is for processes that have one.
+/// Tells the supervisor that this process is ready. Only for processes with a supervisor.
 pub(super) fn tell_ready() {
     if let Err(error) = tell(&[READY]) {
         tracing::debug!(%error, "no supervisor was told that this process is ready");
     }
 }
 
-/// Tells the supervisor why this process's configuration cannot work, or returns false when there is no supervisor to tell. A
-/// supervisor that wants this process to end already has heard the reason from another, or needs none.
+/// Tells the supervisor why this process's configuration cannot work. Returns false if no supervisor reads it. A closed lifeline
+/// counts as told: the supervisor already wants this process to end.
 pub(super) fn tell_refused(why: &str) -> bool {
     let mut said = vec![REFUSED];
     said.extend(why.bytes().take(LONGEST - 1));
@@ -93,12 +93,12 @@ pub(super) fn tell_refused(why: &str) -> bool {
 }
 
 fn tell(bytes: &[u8]) -> rustix::io::Result<usize> {
-    // A standard input that is a file, a pipe or a terminal is no lifeline, and is not written to.
+    // If standard input is a file, a pipe or a terminal, it is not a lifeline, and `send` fails without writing to it.
     rustix::net::send(std::io::stdin(), bytes, rustix::net::SendFlags::NOSIGNAL)
 }
 
 /// Waits until the supervisor has ended, or wants this process to end.
 pub(super) fn wait_for_end() {
-    // Nothing is ever written to it. A connection that breaks has ended, too.
+    // The supervisor never writes to the lifeline, so this returns when it closes or breaks.
     let _ended = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }

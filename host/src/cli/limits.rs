@@ -8,22 +8,22 @@ use host_front::front::FrontConfig;
 use super::Refused;
 use super::settings::{Bytes, Settings};
 
-/// Largest body that can be allowed: its tokens would not fit a control message.
+/// Largest body that can be allowed. The tokens of a larger one would not fit into a control message.
 const LARGEST_BODY: Bytes = Bytes(1 << 30);
-/// Largest body by default.
+/// Default of the largest body.
 const BODY: Bytes = Bytes(8 << 20);
-/// Bytes of bodies on their way by default.
+/// Default of the bytes of bodies in transit.
 const UPLOADS: Bytes = Bytes(256 << 20);
 /// Bytes of bodies that wait to be parsed and tokenized, by default.
 const TEXT: Bytes = Bytes(256 << 20);
 /// Bytes of answers that are not read, by default.
 const ANSWERS: Bytes = Bytes(256 << 20);
-/// By default so many of the largest bodies find room at once.
+/// By default there is room for this many bodies of the largest size at once.
 const BODIES: u64 = 8;
-/// Longest waits for a client by default.
+/// Default of the longest waits for a client, in seconds.
 const CLIENT_TIMEOUT: u32 = 30;
 
-/// The limits of a router's clients. Their number of requests is another setting.
+/// The limits of a router's clients, except the number of requests, which is another setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientLimits {
     connections: Limits,
@@ -36,17 +36,17 @@ pub struct ClientLimits {
 }
 
 impl ClientLimits {
-    /// What the settings say.
+    /// Reads the limits from the settings.
     ///
     /// # Errors
-    /// When a limit is nothing, contradicts another, or is more than this process may have.
+    /// When a limit is 0, contradicts another limit, or exceeds what this process may have.
     pub fn of(settings: &Settings) -> Result<Self, Refused> {
         let seconds = |given: Option<u32>| Duration::from_secs(given.unwrap_or(CLIENT_TIMEOUT).into());
         let body = settings.max_body_bytes.unwrap_or(BODY);
         if body == Bytes(0) || body > LARGEST_BODY {
             return Err(Refused(format!("--max-body-bytes is {body}: it must be 1 to {LARGEST_BODY}")));
         }
-        // A client alone gets four fifths of what there is.
+        // A client alone gets at most four fifths of a limit.
         let least = Bytes(body.0 + body.0.div_ceil(4));
         let beside = |flag, given: Option<Bytes>, standard: Bytes| match given {
             None => in_memory(flag, Bytes(standard.0.max(body.0 * BODIES))),
@@ -67,7 +67,7 @@ impl ClientLimits {
         })
     }
 
-    /// A router with these limits.
+    /// The configuration of a router with these limits.
     #[must_use]
     pub fn of_front(self, front: FrontConfig) -> FrontConfig {
         let Self {
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!((front.max_upload_bytes, front.max_text_bytes), (2 << 10, 3 << 10));
         assert_eq!(front.max_answer_bytes, 4 << 10);
         assert_eq!(front.body_timeout, Duration::from_secs(5));
-        // Eight of the largest bodies fit what is not given.
+        // Limits that are not set are large enough for eight of the largest bodies.
         let settings = Settings { max_body_bytes: Some(Bytes(100 << 20)), ..Settings::default() };
         let front = ClientLimits::of(&settings).unwrap().of_front(standard());
         assert_eq!((front.max_upload_bytes, front.max_text_bytes), (800 << 20, 800 << 20));

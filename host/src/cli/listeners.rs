@@ -1,4 +1,4 @@
-//! Where HTTP is served: for clients, and for operators where they have an address of their own.
+//! Listens for HTTP: for clients, and for operators if they have an address of their own.
 
 use std::net::SocketAddr;
 
@@ -12,10 +12,10 @@ use super::Refused;
 use super::clients::Clients;
 use super::settings::Settings;
 
-/// Listens where the settings say.
+/// Listens at the addresses in the settings.
 ///
 /// # Errors
-/// When an address is taken.
+/// When an address is in use.
 pub async fn listen(settings: &Settings, clients: &Clients) -> anyhow::Result<HttpListeners> {
     let address = settings.http_address();
     let bound = TcpListener::bind(address).await;
@@ -31,7 +31,7 @@ pub async fn listen(settings: &Settings, clients: &Clients) -> anyhow::Result<Ht
 /// A socket for operators.
 ///
 /// # Errors
-/// When the address is taken.
+/// When the address is in use.
 pub fn open(at: &ListenAt) -> Result<OwnedFd, Refused> {
     let opened = match at {
         ListenAt::Tcp(address) => bind_tcp(*address),
@@ -66,7 +66,8 @@ pub fn url(address: SocketAddr, is_tls: bool) -> String {
     format!("{scheme}://{address}")
 }
 
-/// Their API keys would be read on the way to another machine. On this one there is no need for a certificate.
+/// Makes the listener for operators. It uses TLS if other machines can reach it, because API keys could be read in transit
+/// otherwise.
 fn of_operators(socket: OwnedFd, at: &ListenAt, clients: &Clients) -> anyhow::Result<HttpListener> {
     Ok(match at {
         ListenAt::Unix(_) => HttpListener::from(UnixListener::from_std(socket.into())?),
@@ -77,10 +78,11 @@ fn of_operators(socket: OwnedFd, at: &ListenAt, clients: &Clients) -> anyhow::Re
     })
 }
 
-/// The sockets that the supervisor opened and handed down: HTTP, control, and operators' if they have their own.
+/// Takes the sockets that the supervisor opened and handed down: HTTP, control, and one for operators if they have an address of
+/// their own.
 ///
 /// # Errors
-/// When these are no such sockets.
+/// When the descriptors are not such sockets.
 pub fn inherited(numbers: &[i32], clients: &Clients) -> anyhow::Result<(HttpListeners, Listener)> {
     let (http, control, operators) = match (numbers, &clients.operators) {
         (&[http, control], None) => (http, control, None),
@@ -104,26 +106,26 @@ fn refused(why: &str) -> anyhow::Error {
     Refused(format!("--listen-fds: {why}")).into()
 }
 
-/// One of them. No other may have this number.
+/// Takes one of the sockets. No other may have this number.
 fn inherited_socket(number: i32) -> anyhow::Result<OwnedFd> {
     let refused = || refused(&format!("{number} is not a handed-down socket"));
     if number < 3 {
         return Err(refused());
     }
-    // SAFETY: nothing else in this process listens yet, so what listens was open when it started, and stays open: only the
-    // caller takes it. For any other number the calls return an error, or the answer no.
+    // SAFETY: nothing in this process listens yet. So a listening socket was open when the process started, and it stays open,
+    // because only the caller takes it. For any other number the calls return an error or `false`.
     let found = unsafe { BorrowedFd::borrow_raw(number) };
     if !rustix::net::sockopt::socket_acceptconn(found).unwrap_or(false) {
         return Err(refused());
     }
-    // It ends here: this process starts none that should listen, too.
+    // The socket is not inherited further: no child of this process should listen on it.
     rustix::io::fcntl_setfd(found, rustix::io::FdFlags::CLOEXEC)?;
-    // SAFETY: the supervisor opened this descriptor for this process alone to own, it was open a moment ago, and nothing else
-    // here knows it.
+    // SAFETY: the supervisor opened this descriptor for this process alone. It was open a moment ago, and nothing else here knows
+    // its number.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Says where operators are served, before the line that says where clients are.
+/// Prints the URL for operators, before the line with the URL for clients.
 pub fn say_operators(url: &str) {
     println!("host: operators are served on {url}");
 }

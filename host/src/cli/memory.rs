@@ -1,10 +1,10 @@
-//! How much memory this process may use.
+//! The memory that this process may use.
 
 use std::path::Path;
 
-/// Bytes of memory that this process may use: those of the machine or of its control group, if that has fewer.
+/// Bytes of memory that this process may use: those of the machine, or the limit of its control group if that is lower.
 ///
-/// Absent when neither is known.
+/// `None` if neither is known.
 #[must_use]
 pub fn available() -> Option<u64> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
@@ -19,7 +19,7 @@ fn total(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The least limit of the control group and those that it lies in, by `/proc/self/cgroup`.
+/// The lowest limit of the control group and its ancestors, from the text of `/proc/self/cgroup`.
 fn group_limit(groups: &str) -> Option<u64> {
     let mut limits = Vec::new();
     for line in groups.lines() {
@@ -34,7 +34,7 @@ fn group_limit(groups: &str) -> Option<u64> {
         };
         for folder in Path::new(path.trim_start_matches('/')).ancestors() {
             let text = std::fs::read_to_string(Path::new(root).join(folder).join(file)).unwrap_or_default();
-            // "max" is no limit.
+            // The word "max" means no limit, and does not parse.
             limits.extend(text.trim().parse::<u64>());
         }
     }

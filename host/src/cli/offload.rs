@@ -10,14 +10,14 @@ use super::launch::share;
 use super::settings::{RoleName, Settings};
 use super::{Refused, plugins};
 
-/// The cost of a storage tier until it was measured: that of an ordinary disk.
+/// Costs of a storage tier before they are measured: those of an ordinary disk.
 const LATENCY: std::time::Duration = std::time::Duration::from_millis(1);
 const BYTES_PER_SECOND: f64 = 500e6;
 
-/// Checks what can be checked without a model.
+/// Checks settings of the offload tiers that need no model.
 ///
 /// # Errors
-/// When something is set for a cache that is not there.
+/// When a setting is for a cache that is off.
 pub fn check(settings: &Settings) -> Result<(), Refused> {
     let set = [
         ("[hicache]", settings.hicache.is_some()),
@@ -33,7 +33,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     if let Some((flag, _)) = set.into_iter().find(|(_, set)| *set && !settings.hierarchical_cache()) {
         return Err(Refused(format!("{flag} says nothing without --hierarchical-cache: add it")));
     }
-    // Without a role, and in the children of such a process, one of the two workers may go without.
+    // Without a role, and in children of such a process, one of the two workers may have no radix cache.
     let needed = match settings.role.filter(|_| !settings.supervised) {
         Some(RoleName::Decode) if !settings.decode_radix_cache() => "--decode-radix-cache",
         Some(RoleName::Prefill | RoleName::Aggregated) if !settings.prefill_radix_cache() => {
@@ -52,10 +52,10 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
 
 /// The offload tiers of a worker that keeps a radix cache.
 ///
-/// `alignment` is that of the opened tiers. Before they are open it is not known, and a slot may come out larger than planned.
+/// `alignment` is that of the opened tiers. It is unknown before they are open, and a slot may become larger than planned.
 ///
 /// # Errors
-/// When host memory holds no page, or more of them than can be counted.
+/// When host memory holds no page, or more pages than can be counted.
 pub fn hierarchy(
     settings: &Settings,
     layouts: &[KvLayout],
@@ -65,7 +65,7 @@ pub fn hierarchy(
     if !settings.hierarchical_cache() || !cached {
         return Ok(None);
     }
-    // A page lies on all ranks, with the heads of each.
+    // Each rank has the part of a page for its heads. This is the sum over the ranks.
     let alignment = (!settings.stores().is_empty()).then(|| alignment.unwrap_or(1));
     let page_bytes: u64 = layouts.iter().map(|layout| slot_bytes(&layout.shape, alignment) as u64).sum();
     let pool: u64 = layouts.iter().map(|layout| layout.bytes() as u64).sum();
@@ -96,7 +96,7 @@ pub fn hierarchy(
 /// Opens the storage tiers of a worker that keeps a radix cache. `None` for a worker without offload tiers.
 ///
 /// # Errors
-/// When one is not there, does not fit, or does not open.
+/// When a tier is not found, does not fit, or does not open.
 pub fn open(settings: &Settings, instance: Instance, cached: bool) -> anyhow::Result<Option<OffloadTiers>> {
     if !settings.hierarchical_cache() || !cached {
         return Ok(None);

@@ -29,16 +29,16 @@ use anyhow::Context as _;
 use super::Refused;
 use super::settings::Settings;
 
-/// The setting of a plugin with which it changes nothing.
+/// The boolean setting of a plugin that makes it read-only.
 pub const READ_ONLY: &str = "read_only";
 
-/// The plugin's own table in a file of its own, as text, which is empty without a file.
+/// Reads a file with the plugin's own table. Empty without a file.
 fn plugin_config(file: Option<&Path>) -> anyhow::Result<String> {
     let text = file.map(std::fs::read_to_string).transpose();
     Ok(text.context("the plugin's configuration cannot be read")?.unwrap_or_default())
 }
 
-/// The plugin's own table, as text, which is empty when there is none.
+/// The plugin's own table in the settings, as text. Empty if there is none.
 fn config_of(settings: &Settings, plugin: &str) -> Result<String, Refused> {
     let table = settings.plugin.get(plugin).map(toml::to_string).transpose();
     let text = table.map_err(|error| Refused(format!("[plugin.{plugin}] is not a table: {error}")))?;

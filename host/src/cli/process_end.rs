@@ -1,4 +1,4 @@
-//! How a process hears that it has to end, and how it ends at once.
+//! The signals that stop a process, and its immediate end.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -9,12 +9,12 @@ pub(super) struct StopSignals {
 }
 
 impl StopSignals {
-    /// From now on none is missed.
+    /// Starts to listen. No later signal is missed.
     pub fn listen() -> std::io::Result<Self> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Resolves when one comes, and names it.
+    /// Resolves when a signal comes, and returns its name.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "Ctrl-C",
@@ -23,9 +23,9 @@ impl StopSignals {
     }
 }
 
-/// Ends this process without another call of a plugin, also of its libraries' destructors, which may wait for something.
+/// Ends this process without running destructors, also those of plugins' libraries, which may block.
 pub(super) fn end_at_once() -> ! {
-    // Where the system refuses the signal, or before it comes, the process aborts.
+    // If the system refuses the signal, or before it arrives, the process aborts.
     let _refused = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     std::process::abort();
 }

@@ -1,4 +1,4 @@
-//! Runs what the settings say, until the process has to stop.
+//! Runs the process that the settings describe, until it must stop.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -28,15 +28,15 @@ use super::{
     Refused, Told, addresses, is_refusal, launch, lifeline, listeners, plugins, summary, supervise, watchdog,
 };
 
-/// The threads and plugins of a worker that ends have this long to end, which is longer than a plugin's own deadline.
+/// Limit of the time for a worker's threads and plugins to end. It is longer than a plugin's own deadline.
 const WORKER_STOP: Duration = Duration::from_secs(5);
 /// Largest control message: a prompt of a few million tokens.
 const LARGEST_MESSAGE: usize = 32 << 20;
 
-/// Runs until the process has to stop.
+/// Runs until the process must stop.
 ///
 /// # Errors
-/// When the configuration cannot work ([`Refused`]), or something fails on the way.
+/// [`Refused`] when the configuration cannot work, another error when a step fails.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
     start_logging(&settings)?;
     let plugins::Resolved { settings, notes, supplied } = plugins::resolve(settings)?;
@@ -45,7 +45,8 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
         return Err(Refused(message.to_owned()).into());
     }
     if settings.supervised {
-        // The supervisor starts it through a descriptor, whose number would be the process's name in `ps` and `top`.
+        // The supervisor starts this program through a descriptor. Without this call, `ps` and `top` would show the descriptor's
+        // number as its name.
         rustix::thread::set_name(c"host").context("this process cannot be named")?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -73,7 +74,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 route(&settings, stop_signal(settings.supervised)?).await
             }
             Some(role) => {
-                // The supervisor has checked the same, and reading a large model twice takes time.
+                // The supervisor has done the same checks, and reading a large model twice takes time.
                 if !settings.supervised {
                     plugins::check_all(&settings)?;
                     summary::log(&settings, &notes);
@@ -97,10 +98,10 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
             }
         }
     });
-    // A plugin's call that never returns must not keep the process alive.
+    // The process must end even if a plugin never returns from a call.
     runtime.shutdown_timeout(Duration::from_secs(1));
     match result {
-        // All children may find the same, and the supervisor says it once.
+        // Several children may find the same error, so only the supervisor prints it.
         Err(error)
             if settings.supervised && is_refusal(&error) && lifeline::tell_refused(&format!("{error:#}")) =>
         {
@@ -112,7 +113,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
 
 fn start_logging(settings: &Settings) -> Result<(), Refused> {
     let filter = settings.log_level.clone().unwrap_or_else(|| "info".to_owned());
-    // Of libraries, which tell each frame of each connection, a filter that names them shows more.
+    // Libraries log each frame of each connection at these levels. A filter that names them shows these lines.
     let filter = match filter.as_str() {
         level @ ("debug" | "trace") => format!("info,host={level}"),
         _ => filter,
@@ -127,8 +128,8 @@ fn start_logging(settings: &Settings) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Becomes true when the process has to stop. A second signal ends it at once. A supervised one stops when its standard input
-/// ends. It leaves signals to its supervisor, which knows the order in which processes have to end.
+/// Becomes true when the process must stop. A second signal ends the process at once. A supervised process stops when its standard
+/// input closes, and ignores signals, because the supervisor knows the order in which processes must end.
 fn stop_signal(supervised: bool) -> anyhow::Result<watch::Receiver<bool>> {
     let mut signals = StopSignals::listen().context("signals cannot be heard")?;
     let (stop, stopped) = watch::channel(false);
@@ -200,13 +201,13 @@ fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> Front
     })
 }
 
-/// What clients are told of the model.
+/// Information about the model for clients.
 fn about(settings: &Settings, standard: About) -> About {
     let path = |path: &std::path::Path| {
         std::path::absolute(path).unwrap_or_else(|_unknown| path.to_owned()).display().to_string()
     };
     let model = settings.model.as_deref();
-    // The synthetic executor has none.
+    // The synthetic executor has no model file.
     let made = model.and_then(|model| std::fs::metadata(model).ok()?.modified().ok());
     let made = made.and_then(|made| Some(made.duration_since(std::time::UNIX_EPOCH).ok()?.as_secs()));
     About {
@@ -245,14 +246,14 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
     front::serve(config, http, control, until(stopped)).await
 }
 
-/// Once, by the process that an operator has started.
+/// Logs the warning once, in the process that the operator started.
 fn warn_of_plain_text(settings: &Settings) {
     if let Some(warning) = clients::warning(settings) {
         tracing::warn!("{warning}");
     }
 }
 
-/// Gives where clients are served, and says where operators are.
+/// Returns the URL for clients, and prints the one for operators.
 fn served_at(http: &HttpListeners, clients: &Clients) -> anyhow::Result<String> {
     if let Some(operators) = &http.operators {
         listeners::say_operators(&operators.to_string());
@@ -266,7 +267,7 @@ async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> an
     let text = launch::text_model(settings)?;
     warn_of_plain_text(settings);
     let http = listeners::listen(settings, &clients).await?;
-    // Both ends are this process. Other users of the machine reach neither.
+    // Both ends of the control connections are in this process. Other users of the machine cannot reach them.
     let sockets = SocketDirectory::new()?;
     let of =
         |name: &str| Control { at: ListenAt::Unix(sockets.socket(name)), credentials: Credentials::SameUser };
@@ -289,15 +290,15 @@ async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> an
     let worker = async {
         let of = of("aggregated-0");
         let result = work(settings, RoleName::Aggregated, of, routers, runtime, worker_stopped).await;
-        // A router without its worker would answer that it has none, for ever.
+        // Without its worker the router could only refuse requests, so it ends, too.
         worker_ended.send_replace(true);
         result
     };
     tokio::try_join!(front, worker).map(|_both| ())
 }
 
-/// Where a worker answers `/metrics` and `/health` in plain text, if not where its control plane listens: those who watch have no
-/// certificate, and may be other users.
+/// The listener for `/metrics` and `/health` in plain text, if `--metrics` is set or the control plane has credentials. Monitoring
+/// programs have no certificate, and may run as other users.
 async fn watch_at(settings: &Settings, credentials: &Credentials) -> anyhow::Result<Option<Listener>> {
     let at = match (settings.metrics, credentials) {
         (None, Credentials::None) => return Ok(None),
@@ -309,7 +310,7 @@ async fn watch_at(settings: &Settings, credentials: &Credentials) -> anyhow::Res
     Ok(Some(bound))
 }
 
-/// One worker, registered with its routers.
+/// Runs one worker that registers with its routers.
 async fn work(
     settings: &Settings,
     role: RoleName,
@@ -329,7 +330,7 @@ async fn work(
     };
     let supervised = settings.supervised;
     let settings = settings.clone();
-    // Loading weights takes seconds to minutes. A worker that has to stop meanwhile stops.
+    // Loading weights takes seconds to minutes. A worker that must stop meanwhile does not wait for it.
     let loading = tokio::task::spawn_blocking(move || launch::parts(&settings, role));
     let parts = tokio::select! {
         parts = loading => parts.context("the worker could not be put together")??,
@@ -384,12 +385,12 @@ async fn work(
     drain(&handle, drain_timeout).await;
     registrations.leave().await;
     close.send_replace(true);
-    // Peers keep their connections open, so the process does not wait for them.
+    // Peers keep their connections open, so the process closes them without waiting.
     servers.abort_all();
     let stopping = tokio::task::spawn_blocking(move || worker.stop());
     match tokio::time::timeout(WORKER_STOP, stopping).await {
         Ok(stopped) => stopped.context("the worker could not be stopped")?,
-        // A thread of the worker is inside the plugin, in a call that must not block. The process ends without it.
+        // A thread of the worker hangs in a call of the plugin that must not block. The process ends without this thread.
         Err(_elapsed) => anyhow::bail!("the worker did not stop within {} s", WORKER_STOP.as_secs()),
     }
 }

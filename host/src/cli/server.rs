@@ -1,4 +1,4 @@
-//! A server, as commands that talk to one reach it.
+//! A client of a server, for commands that talk to one.
 
 mod address;
 mod client;

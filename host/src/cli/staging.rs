@@ -1,4 +1,4 @@
-//! When a worker packs small pieces of KV, and in how much memory.
+//! Settings of staging: when a worker packs small pieces of KV, and how much memory it has for that.
 
 use host_core::KvLayout;
 use host_core::staging::{LONGEST_PIECE, MOST_PIECES, piece_limit};
@@ -9,17 +9,17 @@ use super::Refused;
 use super::launch::share;
 use super::settings::{Bytes, RoleName, Settings};
 
-/// Least memory of a rank. With less, pieces are no larger than the writes that they replace.
+/// Lower limit of the memory of a rank. With less, pieces would be no larger than the writes that they replace.
 const LEAST: u64 = 64 << 10;
-/// Most memory of a worker, far beyond what a link can have under way.
+/// Upper limit of the memory of a worker. No link can have so much in flight.
 const MOST: u64 = 1 << 40;
-/// Largest knee.
+/// Upper limit of the knee.
 const KNEE: u64 = 1 << 30;
 
 /// Reads `--staging`, `--staging-bytes` and `--staging-knee`.
 ///
 /// # Errors
-/// When one of them is not what it should be, or they contradict each other.
+/// When one of them is out of its bounds, or they contradict each other.
 pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
     let mode = settings.staging.unwrap_or(Staging::default().mode);
     let bytes = match settings.staging_bytes {
@@ -64,10 +64,10 @@ pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
     Ok(Staging { mode, knee, bytes })
 }
 
-/// Checks the memory against the pools of a worker's ranks, which share it, and prompts of up to `max_tokens` tokens.
+/// Checks the staging memory of a worker's ranks against their pools, for prompts of up to `max_tokens` tokens.
 ///
 /// # Errors
-/// When pieces would be too small to be cut, or too many.
+/// When pieces would be too small, or a prompt would have too many of them.
 pub fn check_ranks(staging: &Staging, layouts: &[KvLayout], max_tokens: u32) -> Result<(), Refused> {
     let ranks = layouts.len() as u64;
     let bytes = staging.bytes_of_rank(layouts.len()) as u64;
@@ -90,7 +90,7 @@ pub fn check_ranks(staging: &Staging, layouts: &[KvLayout], max_tokens: u32) -> 
             let limit = usize::try_from(piece_limit(bytes, bytes)).ok()?;
             Some(Cut::new(&shape, pages, 0..shape.layers, 0..shape.heads, limit)?.pieces())
         };
-        // Half of the limit remains for pieces that end with a part of the prompt or a group of layers.
+        // The other half of the limit is for pieces that end with a part of the prompt or a group of layers.
         let fits = |pieces: usize| pieces <= MOST_PIECES / 2;
         match pieces(bytes) {
             None if staging.mode == StagingMode::Always => Err(Refused(format!(

@@ -1,13 +1,13 @@
-//! A summary of what runs, in a few lines of the start-up log.
+//! Logs a short summary of what a process starts.
 
 use super::launch::{self, Plan};
 use super::plugins::Requested;
 use super::settings::{ExecutorName, RoleName, Settings};
 use host_plugins::{Catalog, Entry};
 
-/// Logs what these settings start: the model, its memory, each role's plugin, and the `notes` on what is on and why.
+/// Logs what these settings start: the model, its memory, the plugin of each role, and the `notes` on features that are on.
 ///
-/// Called once everything was checked.
+/// Called after all checks.
 pub fn log(settings: &Settings, notes: &[String]) {
     let requested = Requested::of(settings);
     let plan = launch::plan(settings).ok();
@@ -35,7 +35,7 @@ fn model(settings: &Settings, plan: &Plan) -> String {
         settings.model_name(),
         plan.shape.max_positions,
         match plan.shape.sliding {
-            // Windows take pages of the same pool, so that what several requests hold depends on their lengths.
+            // Windows take pages of the same pool, so the number of requests that fit depends on their lengths.
             Some(_) =>
                 format!("one request of {} tokens, or several that hold no more pages", plan.pool_tokens),
             None => format!("{} tokens", plan.pool_tokens),
@@ -58,7 +58,7 @@ fn plugins(settings: &Settings, requested: &Requested) -> Vec<String> {
             [("transfer", "transfer backend"), ("tier", "storage tier"), ("allocator", "pool allocator")]
         {
             if kind == "transfer" && settings.role == Some(RoleName::Aggregated) {
-                // One worker sends no pages.
+                // An aggregated worker sends no pages.
                 continue;
             }
             lines.extend(played.role(kind).map(|_| said(entry, role)));
@@ -76,7 +76,7 @@ fn plugins(settings: &Settings, requested: &Requested) -> Vec<String> {
     lines
 }
 
-/// A warning about a pool that cuts the model's context.
+/// A warning if the pool is too small for the model's whole context.
 fn short_pool(settings: &Settings, plan: &Plan) -> Option<String> {
     if settings.max_model_len.is_some() || u64::from(plan.max_tokens) >= plan.shape.max_positions as u64 {
         return None;

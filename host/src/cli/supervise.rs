@@ -1,23 +1,24 @@
-//! The default: one prefill worker, one decode worker and a router on this machine, each its own process.
+//! The supervisor, which runs by default: it starts a prefill worker, a decode worker and a router on this machine, each in its own
+//! process.
 //!
-//! A child that ends by itself is reported and started again, from the very file that the supervisor runs, so that
-//! replacing the program on disk changes nothing before the next start of everything. The listening sockets belong to
-//! the supervisor and are handed down to the router, so that a restarted one answers at the same address. No other child gets
-//! them: it could take connections in the router's place.
+//! If a child ends by itself, the supervisor reports it and starts it again from the file that the supervisor itself runs. So
+//! replacing the program on disk changes nothing until everything is started anew. The listening sockets belong to the supervisor.
+//! The router inherits them, so that a restarted router answers at the same address. No other child gets them, because it could
+//! take connections in the router's place.
 //!
-//! Children reach each other over Unix sockets in a [private folder](SocketDirectory), which other users of this machine do not reach.
-//! A worker that is started again takes its socket's name over.
+//! Children reach each other over Unix sockets in a [private folder](SocketDirectory), which other users of this machine cannot
+//! reach. A worker that is started again takes over the name of its socket.
 //!
-//! When a child is started again, and when it is given up, [`restarts`] decides. Children say over their
-//! [standard input](super::lifeline) when they are ready.
+//! [`restarts`] decides when a child is started again and when it is given up. Children report over their [standard
+//! input](super::lifeline) when they are ready.
 //!
-//! Children end when their standard input does. So the supervisor ends them, and none outlives a supervisor that was killed.
-//! They ignore SIGINT and SIGTERM: Ctrl-C and many process managers send those to all processes at once, and workers must
-//! outlast the requests that the router still carries.
+//! A child ends when its standard input closes. That is how the supervisor ends children, and no child outlives a supervisor that
+//! was killed. Children ignore SIGINT and SIGTERM: Ctrl-C and many process managers send these to all processes at once, and
+//! workers must outlast the requests that the router still serves.
 //!
-//! [Companions](super::companion) are programs of other projects. They take no notice of their standard input, so a signal
-//! ends them, and the system sends it to them when the supervisor was killed. They start first and end last,
-//! and one that cannot be kept alive is given up alone.
+//! [Companions](super::companion) are programs of other projects, which do not watch their standard input. A signal ends them, and
+//! the system sends it when the supervisor was killed. They start first and end last. A companion that keeps failing is given up
+//! alone.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -47,30 +48,30 @@ mod restarts;
 
 use restarts::{End, FIRST_WAIT, Next, Restarts};
 
-/// A companion does not say that it is ready. One that has run for so long is.
+/// A companion does not report that it is ready. It counts as ready after running this long.
 const COMPANION_READY: Duration = Duration::from_secs(10);
-/// How much longer than for its requests a child may take to end.
+/// Time that a child may take to end, in addition to the time for its requests.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// The exit code of a child whose configuration cannot work. Another try is no use.
+/// The exit code of a child whose configuration cannot work. A restart would not help.
 const REFUSED: i32 = 2;
 
 /// The stages of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Serving,
-    /// The router finishes the requests under way, which needs the workers.
+    /// The router finishes the active requests, for which it needs the workers.
     RouterEnds,
     WorkersEnd,
     CompanionsEnd,
-    /// After a second signal: what still runs is killed.
+    /// After a second signal: children that still run are killed.
     AtOnce,
 }
 
-/// What a child runs.
+/// A part of the server, run as a child.
 #[derive(Clone, Debug)]
 enum Part {
-    /// This program. `sockets` are its own to listen on, beside the supervisor.
+    /// This program. The child inherits `sockets`, on which it listens.
     Own { role: RoleName, arguments: Vec<String>, sockets: Vec<Arc<OwnedFd>> },
     /// A companion.
     Companion(Companion),
@@ -97,12 +98,12 @@ impl Part {
 #[derive(Debug)]
 struct Program {
     path: PathBuf,
-    /// The open file, if `path` names it by its descriptor.
+    /// The open file, if `path` leads to it by its descriptor.
     _file: Option<File>,
 }
 
 impl Program {
-    /// The file that this process runs, even if another one lies at its path by now.
+    /// The file that this process runs, even if its path now leads to another file.
     fn own() -> anyhow::Result<Self> {
         let file = File::open("/proc/self/exe").context("the program cannot open its own file")?;
         Ok(Self { path: format!("/proc/self/fd/{}", file.as_raw_fd()).into(), _file: Some(file) })
@@ -132,7 +133,7 @@ impl Program {
                     command.args(["--set", &format!("{name}={value}")]);
                 }
                 command.arg("--").arg(&companion.program);
-                // In a process group of its own, because the supervisor ends companions last. Its standard output is dropped.
+                // It gets a process group of its own, because the supervisor ends companions last. Its standard output is dropped.
                 command
                     .args(&companion.arguments)
                     .stdin(Stdio::null())
@@ -144,11 +145,11 @@ impl Program {
     }
 }
 
-/// Starts everything and keeps it running until Ctrl-C or SIGTERM. Workers are given what the host `supplied` to plugins, as
-/// `--set` has it.
+/// Starts everything and keeps it running until Ctrl-C or SIGTERM. Workers get the values that the host `supplied` for plugins, in
+/// the form of `--set`.
 ///
 /// # Errors
-/// When an address is taken, or a child keeps ending.
+/// When an address is in use, or a child keeps failing.
 pub async fn run(settings: &Settings, clients: &Clients, supplied: &[String]) -> anyhow::Result<()> {
     let own = [
         ("--router", settings.router.is_some()),
@@ -181,7 +182,7 @@ pub async fn run(settings: &Settings, clients: &Clients, supplied: &[String]) ->
     let grace = settings.drain_timeout() + GRACE;
     let start = |part, first| tokio::spawn(keep(Arc::clone(&program), part, now.clone(), grace, first));
     let companions = start_companions(companion::named(settings)?, start).await?;
-    // Starting goes on without waiting for a worker.
+    // From here on, starting a part does not wait for it.
     let start = |part| start(part, oneshot::channel().0);
     let worker = |role: RoleName| {
         let name = format!("{}-0", role.as_str());
@@ -219,7 +220,7 @@ pub async fn run(settings: &Settings, clients: &Clients, supplied: &[String]) ->
         }
         end = first_to_give_up => Some(end),
     };
-    // Requests under way finish as long as the router waits for them, so the workers go last.
+    // The router waits for active requests, so the workers end after it.
     let stage = Arc::new(stage);
     reach(&stage, Stage::RouterEnds);
     tokio::spawn({
@@ -230,7 +231,7 @@ pub async fn run(settings: &Settings, clients: &Clients, supplied: &[String]) ->
             reach(&stage, Stage::AtOnce);
         }
     });
-    // From here on only the router listens, so that connections are refused once it has ended.
+    // The supervisor closes its copies of the sockets. When the router ends, new connections are refused.
     drop((http, control));
     let [prefill, decode, router] = children;
     let gave_up = match ended {
@@ -239,7 +240,7 @@ pub async fn run(settings: &Settings, clients: &Clients, supplied: &[String]) ->
     };
     let wait_for = |task: tokio::task::JoinHandle<anyhow::Result<()>>| async move {
         if !task.is_finished() {
-            // Its own error is not the one to report: this child had to end.
+            // An error of this task is ignored: its child was told to end.
             let _ended = task.await;
         }
     };
@@ -256,10 +257,10 @@ pub async fn run(settings: &Settings, clients: &Clients, supplied: &[String]) ->
 /// A task that keeps a child running.
 type Kept = tokio::task::JoinHandle<anyhow::Result<()>>;
 
-/// Starts companions, one after the other, and waits until each is there and ready.
+/// Starts companions one after the other, and waits until each is ready.
 ///
 /// # Errors
-/// When one does not get ready, or its place is taken.
+/// When a companion does not become ready, or its address is in use.
 async fn start_companions(
     companions: Vec<Companion>,
     start: impl Fn(Part, oneshot::Sender<()>) -> Kept,
@@ -279,7 +280,7 @@ async fn start_companions(
         let (first, started) = oneshot::channel();
         let mut kept = start(Part::Companion(companion.clone()), first);
         let ready = async {
-            // An error says that its task has ended, which is waited for beside this.
+            // An error means that the task has ended, for which the `select!` below waits.
             drop(started.await);
             companion.until_ready().await
         };
@@ -296,7 +297,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// A listening socket, which children do not inherit unless it is [handed down](hand_down).
+/// Opens a listening socket. Children do not inherit it unless it is [handed down](hand_down).
 fn listen(address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).map_err(|error| {
         Refused(format!("cannot listen on {address}: {error}; choose another address with --host and --port"))
@@ -310,8 +311,8 @@ fn hand_down(command: &mut Command, sockets: Vec<Arc<OwnedFd>>) {
     let keep_open = move || {
         sockets.iter().try_for_each(|socket| fcntl_setfd(socket, FdFlags::empty()).map_err(Into::into))
     };
-    // SAFETY: between fork and exec it makes system calls only. It takes no lock and no memory, and errors of the system's carry
-    // a number.
+    // SAFETY: between fork and exec the closure makes only system calls. It takes no lock and allocates nothing, and the system's
+    // errors carry only a number.
     unsafe { command.pre_exec(keep_open) };
 }
 
@@ -319,9 +320,9 @@ fn role_arguments(role: RoleName, name: &str) -> Vec<String> {
     ["--role", role.as_str(), "--name", name, "--supervised"].map(str::to_owned).to_vec()
 }
 
-/// Runs one child, again and again, until it has to end.
+/// Runs one child, and starts it again until it must end.
 ///
-/// `first` gets a message after the first start, whether it worked or not.
+/// `first` gets a message after the first attempt to start, whether it succeeded or not.
 async fn keep(
     program: Arc<Program>,
     part: Part,
@@ -359,7 +360,8 @@ async fn keep(
             }
         };
         let next = restarts.ended(how, Instant::now());
-        // A signal to all processes can end a child that is too young to ignore it, a moment before it is noted here.
+        // A signal to all processes may end a child that does not ignore it yet, shortly before the supervisor learns of the
+        // signal.
         if next != Next::Refused && ends_within(FIRST_WAIT, &mut stage).await {
             if how == End::Failed {
                 tracing::warn!(role, pid, why, "a process ended by itself while everything stops");
@@ -402,7 +404,7 @@ async fn keep(
     }
 }
 
-/// Waits until a child ends, and notes when it is ready.
+/// Waits until a child ends. Notes when the child reports that it is ready.
 async fn until_it_ends(
     role: &str,
     child: &mut Child,
@@ -430,7 +432,7 @@ async fn until_it_ends(
     status.context("a child cannot be waited for")
 }
 
-/// A stage is never left for an earlier one.
+/// Moves to a later stage. A stage never goes back.
 fn reach(stage: &watch::Sender<Stage>, next: Stage) {
     stage.send_if_modified(|now| {
         let later = next > *now;
@@ -440,16 +442,17 @@ fn reach(stage: &watch::Sender<Stage>, next: Stage) {
 }
 
 async fn reached(stage: &mut watch::Receiver<Stage>, wanted: Stage) {
-    // A supervisor that is gone wants no children either.
+    // If the supervisor is gone, the children must end, too.
     drop(stage.wait_for(|now| *now >= wanted).await);
 }
 
-/// Waits this long, or returns true at once when everything has to end.
+/// Waits for `wait`. Returns true at once when everything must end.
 async fn ends_within(wait: Duration, stage: &mut watch::Receiver<Stage>) -> bool {
     timeout(wait, reached(stage, Stage::RouterEnds)).await.is_ok()
 }
 
-/// Waits for a child whose standard input has ended, or that gets a signal here, and kills it if it does not end in time.
+/// Waits for a child to end, and kills it if that takes too long. The caller has closed its standard input; a companion gets a
+/// signal here.
 async fn end(
     part: &Part,
     mut child: Child,
@@ -458,7 +461,7 @@ async fn end(
 ) -> anyhow::Result<()> {
     let pid = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.try_into().ok()?));
     if let (Part::Companion(_), Some(pid)) = (part, pid) {
-        // One that has ended is still there to be waited for, so no other process has its number.
+        // A child that has ended but was not waited for keeps its number, so no other process has it.
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)
             .context("a companion cannot be sent SIGTERM")?;
     }
@@ -492,10 +495,10 @@ mod tests {
         assert!(message.contains("failed 6 times") && message.contains("could not be started"), "{message}");
     }
 
-    /// A program that notes each run in a file and ends as `exits` says. `$runs` says there which run it is.
+    /// A program that adds a line to a file in each run and then does `exits`. There `$runs` is the number of the run.
     ///
-    /// A shell writes it: with a descriptor in this process, children that other tests start would have it for a moment, and no
-    /// program runs that is open for writing anywhere.
+    /// A shell writes the program. If this process had it open for writing, children of other tests would inherit the descriptor
+    /// for a moment, and the system runs no program that is open for writing.
     fn script(folder: &tempfile::TempDir, exits: &str) -> (Arc<Program>, PathBuf) {
         let (path, log) = (folder.path().join("program"), folder.path().join("log"));
         let file = log.display();
@@ -521,19 +524,19 @@ mod tests {
         assert!(kept.unwrap_err().downcast_ref::<Refused>().is_some());
         assert_eq!(std::fs::read_to_string(&log).unwrap().lines().count(), 1);
 
-        // What it wrote on its standard input is why.
+        // The text that the child wrote to its standard input is the reason.
         let (program, log) = script(&folder, "printf 'xno page fits' >&0\nexit 2");
         let kept = keep(program, part(), now.clone(), GRACE, oneshot::channel().0).await;
         assert_eq!(kept.unwrap_err().to_string(), "the decode process cannot work: no page fits");
         std::fs::remove_file(&log).unwrap();
-        // One that ends for another reason is started again, whatever it wrote.
+        // A child that ends with another code is started again, whatever it wrote.
         let (program, log) = script(&folder, "printf 'xno page fits' >&0\nexit 1");
         let kept = keep(program, part(), now.clone(), GRACE, oneshot::channel().0).await;
         assert!(kept.unwrap_err().to_string().contains("failed 6 times"));
         assert_eq!(std::fs::read_to_string(&log).unwrap().lines().count(), 6);
 
         std::fs::remove_file(&log).unwrap();
-        // Ends once, is refused three times, and ends five times more: refusals do not count among them.
+        // The child fails once, is refused three times, and fails five times more. Refusals do not count as failures.
         let (program, log) = script(&folder, "[ $runs -ge 2 ] && [ $runs -le 4 ] && exit 2\nexit 1");
         let kept = keep(program, part(), now, GRACE, oneshot::channel().0).await;
         let message = kept.unwrap_err().to_string();
@@ -547,7 +550,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (stage, now) = watch::channel(Stage::Serving);
         let part = Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
-        // Its standard input is a socket: what it writes there comes to the supervisor. Every sixth life is ready.
+        // The child's standard input is a socket, so its text reaches the supervisor. Every sixth life becomes ready.
         let say = "[ $((runs % 6)) -eq 0 ] && printf r >&0";
         let (program, log) = script(&folder, &format!("{say}\nexit 1"));
         let kept = tokio::spawn(keep(program, part, now, GRACE, oneshot::channel().0));

@@ -1,4 +1,4 @@
-//! `host tier ..`: what a storage tier holds, and whether it is whole, as the plugin that stores it says.
+//! `host tier ..`: shows and checks what a storage tier holds, through the plugin that stores it.
 
 mod list;
 mod open;
@@ -38,9 +38,9 @@ impl Command {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`Refused`](crate::cli::Refused) for what cannot work, anything else for what failed.
+    /// [`Refused`](crate::cli::Refused) for invalid arguments, another error when a step fails.
     pub fn run(self) -> anyhow::Result<()> {
-        // The plugin's warnings go to the operator, because the command is there to look at its storage.
+        // The operator sees the plugin's warnings, because the command's purpose is to inspect the storage.
         let lines = tracing_subscriber::fmt::layer()
             .without_time()
             .with_target(false)

@@ -11,27 +11,27 @@ use tokio::sync::oneshot;
 use super::process_end::end_at_once;
 use super::settings::Settings;
 
-/// Once a call was found to hang, the process has this long to end by itself. What libraries do at the end of a process may
-/// wait for the very thread that hangs.
+/// Time that the process gets to end by itself after a call was found to hang. Destructors of libraries may wait for the thread
+/// that hangs, so it may not end.
 const LAST: Duration = Duration::from_secs(10);
 
-/// Most lines about slow calls that wait to be written.
+/// Limit of the lines about slow calls that wait to be written.
 const LINES: usize = 64;
 
-/// Runs a worker, and ends with the error that names plugin and call when one does not return.
+/// Runs a worker. If a call of a plugin does not return, ends with an error that names the plugin and the call.
 ///
 /// # Errors
-/// As the worker does, and for a call that does not return.
+/// The worker's error, or an error for a call that does not return.
 pub async fn beside(
     settings: &Settings,
     worker: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
-    // Without a bound slow calls are told all the same.
+    // Without a limit, slow calls are still logged.
     let bound = settings.plugin_call_timeout().unwrap_or(Duration::MAX);
-    // Ends the thread when it is dropped.
+    // Dropping this ends the thread.
     let (_running, runs) = channel();
     let (tell, hung) = oneshot::channel();
-    // A thread, because the control plane's are what the worker itself runs on.
+    // A thread of its own, because the worker uses the threads of the control plane.
     let thread = std::thread::Builder::new().name("watchdog".into());
     thread.spawn(move || watch(bound, &runs, tell)).context("no thread for the watchdog")?;
     tokio::select! {
@@ -42,7 +42,7 @@ pub async fn beside(
 
 fn watch(bound: Duration, runs: &Receiver<()>, tell: oneshot::Sender<Hung>) {
     let (mut watchdog, clock) = (Watchdog::new(bound), Clock::start());
-    // Apart, because what reads the lines may have stopped.
+    // Another thread writes the lines, because the reader of the log may have stopped.
     let (slow, lines) = sync_channel::<Slow>(LINES);
     let writer = std::thread::Builder::new().name("watchdog-log".into());
     let _writer = writer.spawn(move || lines.iter().for_each(|slow| tracing::warn!("{slow}")));
@@ -52,14 +52,14 @@ fn watch(bound: Duration, runs: &Receiver<()>, tell: oneshot::Sender<Hung>) {
             break hung;
         }
         for call in looked.slow {
-            // What is too much is counted, see `host_plugin_slow_calls_total`.
+            // Calls for which there is no room are still counted, see `host_plugin_slow_calls_total`.
             let _too_many = slow.try_send(call).is_err();
         }
         if runs.recv_timeout(watchdog.pause()) != Err(RecvTimeoutError::Timeout) {
             return;
         }
     };
-    // Before a line is written: what reads the lines may have stopped, too.
+    // Started before a line is written, because the reader of the log may have stopped, too.
     let last = std::thread::Builder::new().name("watchdog-last".into());
     if let Err(error) = last.spawn(end_in_a_while) {
         tracing::error!(%error, "no thread that ends this process");
@@ -75,9 +75,9 @@ fn watch(bound: Duration, runs: &Receiver<()>, tell: oneshot::Sender<Hung>) {
     let _worker_has_ended = tell.send(hung).is_err();
 }
 
-/// Ends the process if it does not by itself.
+/// Ends the process if it has not ended by itself after [`LAST`].
 fn end_in_a_while() -> ! {
-    // Held, so that the wait only ends with its time, or the process.
+    // The sender is kept, so the wait ends only after its time.
     let (_kept, never): (Sender<()>, _) = channel();
     let _elapsed = never.recv_timeout(LAST);
     end_at_once()

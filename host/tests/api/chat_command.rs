@@ -1,4 +1,4 @@
-//! `host chat`: conversations over pipes, with a real server, and with one that breaks on purpose.
+//! Tests of `host chat`: conversations over pipes, with a real server, and with a server that breaks on purpose.
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -21,27 +21,27 @@ fn begin(arguments: &[&str]) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// A whole conversation: exit code, answers, and what was said beside them.
+/// Runs a whole conversation. Returns the exit code, the answers, and the text on standard error.
 fn chat(arguments: &[&str], lines: &str) -> (Option<i32>, String, String) {
     let mut child = begin(arguments);
-    // A conversation that is refused reads nothing.
+    // A failure is ignored: a conversation that is refused reads no input.
     let _unread = child.stdin.take().unwrap().write_all(lines.as_bytes());
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// What a broken server does with a request for an answer.
+/// How the broken server answers a request.
 enum Script {
     /// Sends these bytes and closes.
     Send(String),
-    /// Sends these bytes and waits until the other side closes.
+    /// Sends these bytes and waits until the client closes the connection.
     Hold(String),
 }
 
 /// A server that answers from scripts, one connection at a time.
 struct Broken {
     url: String,
-    /// The bodies of requests for answers, and `null` for each connection that was held and then closed by the other side.
+    /// The bodies of the requests, and `null` for each held connection that the client closed.
     seen: mpsc::Receiver<Value>,
 }
 
@@ -64,11 +64,11 @@ impl Broken {
                 assert_eq!(path, "/v1/chat/completions");
                 sender.send(serde_json::from_str(&body).unwrap()).unwrap();
                 match scripts.pop_front().expect("no more answers than scripts") {
-                    // The client hangs up where the answer is wrong.
+                    // A failure is ignored: the client closes the connection at a wrong answer.
                     Script::Send(bytes) => drop(stream.write_all(bytes.as_bytes())),
                     Script::Hold(bytes) => {
                         stream.write_all(bytes.as_bytes()).unwrap();
-                        // A reset is an end, too.
+                        // A reset ends the connection, too.
                         let _closed = stream.read_to_end(&mut Vec::new());
                         sender.send(Value::Null).unwrap();
                     }
@@ -93,7 +93,7 @@ impl Broken {
     }
 }
 
-/// Path and body.
+/// Reads a request. Returns its path and body.
 fn request(stream: &mut TcpStream) -> (String, String) {
     let mut reader = BufReader::new(stream);
     let (mut path, mut length) = (String::new(), 0);
@@ -173,7 +173,7 @@ fn flags_of_a_server_start_one_that_ends_with_the_conversation() {
     assert!(beside.contains("[2 tokens, "), "{beside}");
     assert_eq!(processes_with(path), 0, "a server was left behind");
 
-    // Killed, it cannot end its server: the system does.
+    // A killed client cannot end its server. The system does it.
     let mut child = begin(&flags);
     let mut input = child.stdin.take().unwrap();
     input.write_all(b"hello\n").unwrap();
@@ -187,7 +187,7 @@ fn flags_of_a_server_start_one_that_ends_with_the_conversation() {
     });
 }
 
-/// Processes, other than this one, that have it in their command line.
+/// Number of processes with this argument in their command line.
 fn processes_with(argument: &str) -> usize {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());

@@ -1,4 +1,4 @@
-//! Answers under grammars: the same tokens in every arrangement, and what ends is what was asked for.
+//! Answers under grammars: every arrangement of workers gives the same tokens, and an answer that ends follows its grammar.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn model() -> tempfile::TempDir {
     folder
 }
 
-/// An object whose answers are short enough to end.
+/// The schema of an object whose answers are short enough to end.
 fn schema() -> Value {
     json!({
         "type": "object", "additionalProperties": false, "required": ["kind", "count", "tags"],
@@ -60,7 +60,7 @@ fn requests() -> Vec<Value> {
         json!({"regex": "([A-F][0-9]{1,2}, ){3}end"}),
         json!({"ebnf": "root ::= word (\" \" word){2,4} \".\"\nword ::= [a-z]{1,6}"}),
         json!({"guided_choice": ["alpha", "alphabet", "beta"]}),
-        // Once it has been said twice, all of it can be guessed.
+        // After two repetitions the rest can be guessed.
         json!({"regex": "(the lamp of ward [0-9], ){6}end"}),
     ];
     let samplings = [json!({"temperature": 0}), json!({"temperature": 1.0, "sampling_seed": 11})];
@@ -130,7 +130,7 @@ fn every_arrangement_draws_the_same_tokens_and_what_stops_follows_its_grammar() 
     ];
     for (name, flags, config) in split {
         let (cluster, _plugins) = serve(model.path(), flags, config);
-        // The second time, caches have the prompts.
+        // In the second round caches hold the prompts.
         for time in ["first", "second"] {
             assert_eq!(answers(&cluster), expected, "{name}, {time} time");
         }
@@ -179,7 +179,7 @@ fn preempted_answers_go_on_in_their_grammar() {
 fn an_answer_whose_workers_die_goes_on_in_its_grammar() {
     let model = model();
     let (cluster, _plugins) = serve(model.path(), &[], "");
-    // Long, and wholly decided by where it is: a state that is lost shows at once.
+    // A long answer, which its position in the grammar decides entirely: a lost state shows at once.
     let params = json!({"regex": "(one two three four five six seven eight nine ten eleven twelve ){40}", "temperature": 0, "max_new_tokens": 900});
     let read = |strike: &mut dyn FnMut()| {
         let body = json!({"text": "Count: ", "stream": true, "sampling_params": params});
@@ -223,7 +223,7 @@ fn what_cannot_be_carried_out_is_an_error_of_its_request_alone() {
     for (params, words) in [
         (json!({"regex": "(a"}), "regular expression cannot be used"),
         (json!({"json_schema": "{\"type\": \"strange\"}"}), "JSON schema cannot be used"),
-        // Only a worker knows the model's special tokens.
+        // A worker refuses this one, because only workers know the model's special tokens.
         (json!({"structured_outputs": {"grammar": "start: <|nothing|>"}}), "grammar cannot be used"),
         (json!({"regex": "a{1000}{1000}"}), "multiply to"),
     ] {

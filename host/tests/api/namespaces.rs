@@ -55,13 +55,13 @@ fn equal_prompts_share_cached_pages_only_within_a_namespace() {
             "{fields} is a namespace of its own"
         );
     }
-    // An empty key is none.
+    // Empty keys mean no namespace.
     for fields in namespaces.iter().chain(&[json!({}), json!({"cache_salt": "", "extra_key": null})]) {
         let (again, cached, moved) = generate(&cluster, fields);
         assert_eq!((again, cached), (answer.clone(), 64), "{fields} finds its own");
         assert!(moved < whole, "{fields}: {moved} of {whole} bytes moved");
     }
-    // Both trees hold as many.
+    // The trees of both workers hold the same number of namespaces.
     for role in ["prefill", "decode"] {
         let metrics = cluster.metrics(&cluster.worker(role));
         assert_eq!(metrics["host_cache_namespaces"], 5.0, "{role}");

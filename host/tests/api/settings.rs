@@ -10,14 +10,14 @@ use host_tests::{plugin_files, streaming};
 use serde_json::{Value, json};
 
 const TOKENS: usize = 60;
-/// Requests with settings that run at once.
+/// Flags of a pool that is too small for all requests at once.
 const TINY_POOL: [&str; 8] =
     ["--pool-pages", "24", "--reserved-decode-tokens", "8", "--max-batch", "16", "--chunk-tokens", "32"];
 
-/// Workers that guess.
+/// Flags of workers that speculate.
 const SPECULATES: [&str; 2] = ["--speculate", "ngram"];
 
-/// An executor and where its model lies, if it has one.
+/// Flags of an executor, and the folder of its model if it has one.
 struct Computes {
     flags: Vec<String>,
     _model: Option<tempfile::TempDir>,
@@ -53,7 +53,7 @@ fn settings() -> Vec<Value> {
         json!({"repetition_penalty": 1.7}),
         json!({"logit_bias": {"70": 3.5, "71": -100, "72": 2}}),
         json!({"allowed_token_ids": [65, 66, 67, 68, 69, 70, 71, 72]}),
-        // Two letters come in the same order again and again, so that they can be guessed, and often not.
+        // With two letters, the same sequences repeat often enough to be guessed, and many guesses are wrong.
         json!({"allowed_token_ids": [65, 66]}),
         json!({"min_tokens": 40, "stop_token_ids": (32..127).step_by(3).collect::<Vec<u32>>()}),
         json!({"min_p": 0.4}),
@@ -88,7 +88,7 @@ fn tokens(cluster: &Cluster, request: usize, setting: &Value) -> Value {
     answer["output_ids"].clone()
 }
 
-/// All of them at once.
+/// Asks for all of them at once.
 fn all_tokens(cluster: &Cluster) -> Vec<Value> {
     let settings = settings();
     std::thread::scope(|scope| {
@@ -197,7 +197,7 @@ fn n_answers_share_their_prompts_pages_and_equal_single_ones() {
     let moved = |answer: &Value| answer["meta_info"]["transferred_bytes"].as_u64().unwrap();
     let first = moved(&four[0]);
     for number in 1..4 {
-        // What fills no page travels for each.
+        // Only the part that fills no page is transferred for each answer.
         assert!(
             moved(&four[number]) < first / 4,
             "answer {number} moved {} of {first} bytes",
@@ -231,7 +231,7 @@ fn a_stop_string_ends_a_request_as_finished_on_its_workers() {
         assert_eq!(cluster.metrics(&cluster.worker(role))["host_requests_failed_total"], 0.0, "{role}");
     }
     cluster.wait("all requests to end", || cluster.all_free());
-    // One line for each request, with what it was.
+    // The log has one line for each request, with its outcome and figures.
     let line = |line: &Value| line["fields"]["message"] == "request" && line["fields"]["outcome"] == "ok";
     let lines = || cluster.log_lines().into_iter().filter(line).collect::<Vec<Value>>();
     cluster.wait("a line for each request", || lines().len() >= 2);

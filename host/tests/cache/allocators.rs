@@ -1,5 +1,5 @@
-//! Servers whose pages an allocator plugin hands out: which page a request gets changes no answer, and an allocator that
-//! answers nonsense is disabled and costs nothing else.
+//! Servers with an allocator plugin: the choice of pages changes no answer. An allocator with invalid answers is disabled, and
+//! nothing else is affected.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use host_tests::cluster::{Cluster, Start};
 use host_tests::{defect, plugin_files};
 
 const ANSWER: u32 = 120;
-/// 640 tokens: not all prompts with their answers at once.
+/// A pool of 640 tokens: too small for all prompts with their answers at once.
 const SHORT: [&str; 6] = ["--pool-pages", "40", "--reserved-decode-tokens", "16", "--chunk-tokens", "64"];
 
 /// 2 layers that see everything and 5 that see 20 tokens: a window page is three pages of the pool.
@@ -31,7 +31,7 @@ fn prompts() -> Vec<Vec<u32>> {
     [1, 15, 16, 17, 100, 161, 300, 400].map(prompt).to_vec()
 }
 
-/// All prompts at once.
+/// Asks for all prompts at once.
 fn answers(cluster: &Cluster) -> Vec<Vec<u64>> {
     let prompts = prompts();
     std::thread::scope(|scope| {
@@ -47,7 +47,7 @@ fn count(cluster: &Cluster, role: &str, name: &str) -> f64 {
     cluster.metrics(&cluster.worker(role))[name]
 }
 
-/// What the workers' logs name as their allocators.
+/// The allocators that the workers' logs name.
 fn allocators(cluster: &Cluster) -> Vec<String> {
     let lines = cluster.log_lines().into_iter();
     lines.filter_map(|line| Some(line["fields"]["allocator"].as_str()?.to_owned())).collect()

@@ -1,8 +1,8 @@
 //! A thousand conversations over real processes, with radix caches and without: every answer is the same.
 //!
-//! Conversations begin alike in groups, belong to several tenants, are broken off in the middle of an answer and go on. The pools
-//! are so small that prefixes are evicted and requests preempted, and now and then an operator empties all caches.
-//! `HOST_TEST_SEED` chooses another run.
+//! Groups of conversations begin with the same tokens. Conversations belong to several tenants, and some are cut off in the middle
+//! of an answer and go on. The pools are so small that prefixes are evicted and requests preempted, and at times an operator
+//! empties all caches. `HOST_TEST_SEED` chooses another run.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -17,7 +17,7 @@ const CONVERSATIONS: u64 = 1000;
 const AT_ONCE: usize = 24;
 const VOCABULARY: u64 = 200;
 
-/// A split server whose workers have room for a handful of conversations.
+/// A server with prefill and decode workers that have room for a few conversations.
 fn start(cache: bool) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm"]);
     let mut flags = vec!["--plugins-dir".to_owned(), plugins.path().display().to_string()];
@@ -30,7 +30,7 @@ fn start(cache: bool) -> (Cluster, tempfile::TempDir) {
     (Cluster::start(&Start { program, flags, config: String::new(), workers: 2 }), plugins)
 }
 
-/// SplitMix64.
+/// A SplitMix64 generator.
 struct Random(u64);
 
 impl Random {
@@ -59,7 +59,7 @@ fn ask(cluster: &Cluster, prompt: &[u64], count: u64, salt: &str) -> Vec<u64> {
     answer["output_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
 }
 
-/// Asks, reads the first `bytes` of the answer's stream at most, and hangs up.
+/// Sends a request, reads at most the first `bytes` of the answer's stream, and closes the connection.
 fn break_off(cluster: &Cluster, prompt: &[u64], count: u64, salt: &str, bytes: u64) {
     let body = body(prompt, count, salt, true);
     let address = cluster.url.trim_start_matches("http://");

@@ -1,4 +1,4 @@
-//! Both offload tiers, host memory and storage, live: pages come back from both, and no answer changes.
+//! Both offload tiers, host memory and storage, with real processes: pages come back from both, and no answer changes.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use host_tests::plugin_files;
 
 const PAGE_TOKENS: usize = 16;
 
-/// A cache with offload tiers, where no request goes on before it has what is there.
+/// A cache with offload tiers. A request waits until all its pages in the tiers are restored.
 const PATIENT: [&str; 3] = ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete"];
 
 /// For `[plugin.hicache-file]`: no key is missing before the index is read, however long that takes.
@@ -24,7 +24,7 @@ fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
 }
 
-/// Waits until so many pages were written to storage by a worker of this role.
+/// Waits until a worker of this role has written so many pages to storage.
 fn await_written(cluster: &Cluster, role: &str, pages: f64) {
     cluster.wait("pages to be written", || cluster.storage_pages(role, "written") == pages);
 }
@@ -95,7 +95,7 @@ fn after_a_restart_of_everything_the_store_is_warm() {
         await_written(&cluster, "aggregated", 10.0);
         first
     };
-    // The same worker after a restart, a pair that has never seen the prompt, and one whose workers are made of ranks.
+    // Three arrangements: the same worker after a restart, a pair that has not seen the prompt, and a pair with several ranks.
     let pair = [&["--decode-radix-cache"][..], &offload].concat();
     let ranks = [&["--prefill-tp", "2", "--decode-tp", "4"][..], &pair].concat();
     let roles = [
@@ -109,13 +109,13 @@ fn after_a_restart_of_everything_the_store_is_warm() {
         let (cluster, _plugins) = start(flags, &config);
         assert_eq!(cluster.generate(&prompt, 8).unwrap().tokens, first.tokens, "{role}");
         let restored = cluster.metrics(&cluster.worker(role))["host_hicache_loaded_pages_total"];
-        // A worker that computes keeps a token to compute.
+        // A worker that computes prompts keeps one token to compute.
         assert_eq!(restored, if role == "decode" { 10.0 } else { 9.0 }, "{role}");
         cluster.wait("all requests to end", || cluster.all_free());
     }
 }
 
-/// Pages of a tier that ended so, on an aggregated worker.
+/// Number of pages of a tier with this end, on an aggregated worker.
 fn pages_of(cluster: &Cluster, tier: &str, end: &str) -> f64 {
     let metrics = cluster.metrics(&cluster.worker("aggregated"));
     metrics[&format!("host_storage_pages_total{{tier=\"{tier}\",end=\"{end}\"}}")]
@@ -124,7 +124,7 @@ fn pages_of(cluster: &Cluster, tier: &str, end: &str) -> f64 {
 #[test]
 fn every_tier_is_written_and_a_page_is_read_from_the_first_that_has_it() {
     let store = tempfile::tempdir().unwrap();
-    // One key names one tier or several.
+    // The setting names one tier or several.
     let several = "hicache-storage = [\"memory\", \"hicache-file\"]\n";
     let config =
         format!("{several}{RESTORES}[plugin.hicache-file]\n{LOADED}dir = {:?}\n", store.path().join("pages"));

@@ -1,5 +1,5 @@
-//! A storage tier of real workers that damages, fails, forgets, refuses, dawdles and hangs: every answer stays what it was
-//! without a cache, and nothing is held afterwards.
+//! A storage tier that damages, fails, forgets, refuses, delays and hangs, with real workers: every answer is the same as without a
+//! cache, and nothing is held afterwards.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use host_tests::plugin_files;
 const PAGE_TOKENS: usize = 16;
 const ALONE: &[&str] = &["--role", "aggregated", "--prefill-radix-cache"];
 const PAIR: &[&str] = &["--decode-radix-cache", "--prefill-radix-cache"];
-/// Answers take long enough that something can happen meanwhile.
+/// Slow steps, so that an answer takes long enough for a test to act meanwhile.
 const STEPS: &str = "[synthetic]\nstep-us = 1000\n";
 
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
@@ -32,7 +32,7 @@ fn faulty(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     start(&[flags, &offload].concat(), &format!("{STEPS}{costs}[plugin.faulty-tier]\n{config}"))
 }
 
-/// Prompts of which some begin alike.
+/// Prompts, some with the same beginning.
 fn prompts() -> Vec<Vec<u32>> {
     (0..8_u32)
         .map(|number| {
@@ -90,7 +90,7 @@ fn errors_lies_and_refusals_change_no_answer() {
             cluster.flush();
         };
         (0..3).for_each(|_| turn());
-        // Which pages are read follows from what was computed meanwhile, so it may take more turns until each fault has met one.
+        // The pages that are read depend on what is computed meanwhile. So it may take more turns until each fault has met a page.
         for end in ["read", "read_failed", "written", "write_refused"] {
             cluster.wait(&format!("pages that end as {end}"), || {
                 let met = cluster.all_storage_pages(end) > 0.0;
@@ -129,14 +129,14 @@ fn storage_that_hangs_for_ever_costs_a_request_its_deadline_and_nothing_else() {
     }
 }
 
-/// Whether some worker has left the tier alone, which it does for a while after each deadline that the tier missed.
+/// Whether a worker has stopped using the tier for a while, as it does after each deadline that the tier missed.
 fn rested(cluster: &Cluster) -> bool {
     let missed = |worker| sum(&cluster.metrics(worker), "host_storage_deadlines_missed_total", "faulty-tier");
     cluster.workers().iter().any(|worker| missed(worker) > 0.0)
 }
 
-/// Asks for all prompts while something happens to the workers. Every answer is the right one, and a request
-/// without an answer is told why.
+/// Sends all prompts while `happens` acts on the workers. Each answer must be the right one, and a request without an answer must
+/// get a reason.
 fn ask_during(cluster: &Cluster, expected: &[Vec<u64>], happens: impl FnOnce()) {
     let prompts = prompts();
     std::thread::scope(|scope| {
@@ -184,7 +184,7 @@ fn workers_killed_while_pages_are_read_leave_nothing_behind_in_the_others() {
     }
 }
 
-/// Sends a request, waits until something has become of it, and goes away.
+/// Sends a request, waits for `until`, and closes the connection.
 fn abandon(cluster: &Cluster, prompt: &[u32], until: impl FnMut() -> bool) {
     let body = format!(
         "{{\"input_ids\":{prompt:?},\"sampling_params\":{{\"max_new_tokens\":20000,\"ignore_eos\":true}}}}"

@@ -1,5 +1,5 @@
-//! A disk that is full under running servers: every answer stays what it was without a cache, refused pages are counted, and
-//! storing goes on when there is room again.
+//! A full disk under running servers: every answer is the same as without a cache, refused pages are counted, and storing goes on
+//! when there is room again.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use host_tests::plugin_files;
 use host_tests::skip::skipped;
 
 const PAIR: &[&str] = &["--decode-radix-cache", "--prefill-radix-cache"];
-/// A page is large enough that few fill the disk.
+/// Large pages, so that few of them fill the disk.
 const LARGE: &str = "[synthetic]\nhead-dim = 1024\n";
 
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
@@ -25,7 +25,7 @@ fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
 }
 
-/// Prompts of a turn, some of which begin alike. No turn has those of another.
+/// Prompts of a turn, some with the same beginning. Turns share no prompts.
 fn prompts(turn: u32) -> Vec<Vec<u32>> {
     let prompt = |number: u32| {
         (0..300 + number % 3 * 50).map(|at| (at * (7 + turn) + number / 2 + turn) % 200).collect()
@@ -64,7 +64,7 @@ fn a_disk_that_fills_under_running_servers_changes_no_answer_and_is_used_again_w
     }
 }
 
-/// Ends the other writer when the test is done with it, and when it fails, too.
+/// Ends the other writer when the test ends, also when it fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -73,7 +73,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Not a test of its own: what runs where a small file system is mounted.
+/// Not a test of its own: another test runs it in a process with a small file system mounted.
 #[test]
 fn inside() {
     let Some(disk) = std::env::var_os("FULL_DISK").map(PathBuf::from) else { return };
@@ -90,9 +90,9 @@ fn inside() {
     cluster.await_written();
     let (written, refused) =
         (cluster.all_storage_pages("written"), cluster.all_storage_pages("write_refused"));
-    // The turn has more than the disk holds, so what was stored first made way.
+    // The turn has more pages than the disk holds, so the pages that were stored first were evicted.
     assert!(written > 0.0, "{written} pages were written, {refused} refused\n{}", cluster.log());
-    // Another program takes all room, and what eviction frees, too, as soon as it is there.
+    // Another program fills the disk, and takes also the room that eviction frees.
     let mut turn = 0;
     let enough = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -113,7 +113,7 @@ fn inside() {
             cluster.all_storage_pages("write_refused") > refused
         });
     });
-    // With nothing in the pools and a disk that takes nothing.
+    // Now nothing is in the pools, and the disk takes no pages.
     cluster.flush();
     check(turn);
     check(0);
@@ -125,7 +125,7 @@ fn inside() {
         cluster.await_written();
         cluster.all_storage_pages("written") > before
     });
-    // The disk holds fewer pages than a turn has. Those of one prompt it holds together, once nothing else is stored meanwhile.
+    // The disk holds fewer pages than a turn has. It can hold all pages of one prompt while nothing else is stored.
     let prompt = prompts(turn + 1).remove(0);
     let right = plain.generate(&prompt, 9).unwrap().tokens;
     let before = cluster.all_storage_pages("read");

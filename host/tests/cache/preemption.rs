@@ -1,4 +1,4 @@
-//! Answers that outgrow the KV pool, live: requests lose their pages and go on, and no answer changes.
+//! Answers that outgrow the KV pool, with real processes: requests are preempted and go on, and no answer changes.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 const REQUESTS: u32 = 12;
 const ANSWER_TOKENS: u32 = 300;
-/// 768 tokens: two whole requests. Twelve are to run at once.
+/// A pool of 768 tokens, enough for two whole requests. Twelve run at once.
 const TINY: [&str; 8] =
     ["--pool-pages", "48", "--reserved-decode-tokens", "16", "--max-batch", "16", "--chunk-tokens", "64"];
 
@@ -39,7 +39,7 @@ fn answer(cluster: &Cluster, request: u32) -> (Value, Value) {
     (answer["output_ids"].clone(), answer["text"].clone())
 }
 
-/// All answers, from clients that run at once.
+/// Asks for all answers at once.
 fn answers_at_once(cluster: &Cluster) -> Vec<(Value, Value)> {
     std::thread::scope(|scope| {
         let clients: Vec<_> =
@@ -62,8 +62,8 @@ fn answers_that_outgrow_the_pool_equal_those_that_had_room() {
         ("decode", &["--decode-radix-cache", "--prefill-radix-cache"]),
         ("aggregated", &["--role", "aggregated", "--prefill-radix-cache", "--hierarchical-cache"]),
         ("decode", &["--decode-radix-cache", "--hierarchical-cache"]),
-        // Host memory for 32 pages of the some 240 that there are, so that storage has more of them. With much less, what
-        // is on its way to storage and back fills it, and whether anything comes back in time is luck.
+        // Host memory holds 32 of about 240 pages, so storage has more of them. With much less, pages in transit to and from
+        // storage would fill it, and it would be luck whether any page comes back in time.
         (
             "decode",
             &[

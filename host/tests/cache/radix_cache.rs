@@ -1,4 +1,4 @@
-//! The decode-side radix cache, live: only the delta travels, and no answer changes.
+//! The decode-side radix cache, with real processes: only missing pages are transferred, and no answer changes.
 
 use std::path::Path;
 
@@ -42,7 +42,7 @@ fn turn_two_of_a_conversation_moves_only_the_new_pages() {
         conversation.extend(answer.tokens.iter().map(|token| *token as u32));
         conversation.extend((0..20).map(|token| (token * 11 + turn as u32) % 200));
     }
-    // A prompt that decode holds completely moves no page, and still answers.
+    // If decode holds a whole prompt, no page is transferred.
     let again = &conversation[..conversation.len() / 16 * 16 - 32];
     let first = cluster.generate(again, 8).unwrap();
     let second = cluster.generate(again, 8).unwrap();
@@ -66,14 +66,14 @@ fn of_thirty_two_equal_prompts_at_once_each_page_moves_once() {
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
     let [prefill, decode] = ["prefill", "decode"].map(|role| cluster.metrics(&cluster.worker(role)));
     println!("waited: {}", decode["host_shared_transfers_total"]);
-    // The partial page at the end is each request's own.
+    // Each request has its own partial page at the end.
     assert_eq!(prefill["host_pages_sent_total"], 62.0 + 32.0);
     assert_eq!(decode["host_pages_received_total"], 62.0 + 32.0);
-    // Prefill computes the 62 pages once, and for each request what is behind.
+    // Prefill computes the 62 pages once, and the tokens behind them for each request.
     assert_eq!(prefill["host_prefill_tokens_total"], 1000.0 + 31.0 * 8.0);
 }
 
-/// Pages that the router knows each worker to have cached.
+/// For each worker, the number of cached pages that the router knows.
 fn indexed(cluster: &Cluster) -> Vec<f64> {
     let (_, text) = cluster.get("/metrics").unwrap();
     let series = text.lines().filter(|line| line.starts_with("host_router_index_pages{"));
@@ -112,7 +112,7 @@ fn answers_with_the_cache_equal_those_without_under_eviction() {
     let (split, _more) = start(&[cached.as_slice(), small.as_slice()].concat());
     let seed = 0x00c0_ffee_u64;
     println!("seed {seed:#x}");
-    // 40 conversations in 4 groups that begin alike, several turns each, eight at a time.
+    // 40 conversations in 4 groups with the same beginning. Each has several turns, and eight run at a time.
     let next = std::sync::atomic::AtomicU64::new(0);
     std::thread::scope(|scope| {
         for _ in 0..8 {

@@ -1,5 +1,5 @@
-//! A storage tier that is away when a worker is started again: the other processes go on, and the worker serves as soon as
-//! the tier is back.
+//! A storage tier that is away when a worker is started again: the other processes go on, and the worker serves when the tier is
+//! back.
 
 use std::path::Path;
 

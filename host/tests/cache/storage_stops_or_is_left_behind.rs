@@ -1,5 +1,5 @@
-//! The end of a worker with storage: what is on its way gets there, and storage that does not stop, or does not return
-//! from a call, is named and left behind.
+//! The end of a worker with storage: pages on their way are stored. Storage that does not stop, or does not return from a call, is
+//! named and left behind.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ const PAGE_TOKENS: usize = 16;
 fn start(config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["faulty-tier"]);
     let flags = ["--role", "aggregated", "--executor", "synthetic", "--prefill-radix-cache"];
-    // What ends a worker in the middle of its work is not what this is about.
+    // With a limit of 0 the watchdog never ends the worker in the middle of its work.
     let offload = [
         "--plugin-call-timeout",
         "0",
@@ -79,7 +79,7 @@ fn storage_that_does_not_stop_is_named_and_makes_the_process_end_with_an_error()
 fn storage_that_does_not_return_from_a_call_holds_up_no_copy_from_host_memory() {
     let (cluster, _plugins) = start("faults = \"block-put\"\n");
     let first = cluster.generate(&prompt(0), 2).unwrap();
-    // The pool holds two prompts at most.
+    // The pool holds at most two prompts, so these three evict the first one's pages.
     for other in 1..4 {
         cluster.generate(&prompt(other), 2).unwrap();
     }

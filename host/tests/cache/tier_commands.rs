@@ -37,14 +37,14 @@ impl Place {
         format!("dir = {:?}\nsegment_mib = 1\nsize_limit_mib = 16\nfree_floor_mib = 0\n", self.pages.path())
     }
 
-    /// A worker's instance.
+    /// Opens the tier as a worker does.
     fn open(&self) -> Arc<dyn StorageTier> {
         let catalog = Catalog::scan([self.plugins.path()]);
         let opening = Opening { name: "worker".into(), config: self.config() };
         open_tier(catalog.find("hicache-file").unwrap(), &opening).unwrap()
     }
 
-    /// Exit code, standard output, standard error.
+    /// Runs the command. Returns the exit code, standard output and standard error.
     fn host(&self, command: &str, more: &[&str]) -> (i32, String, String) {
         let directory = format!("dir={}", self.pages.path().display());
         let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
@@ -57,8 +57,8 @@ impl Place {
         (output.status.code().expect("an exit code"), text(&output.stdout), text(&output.stderr))
     }
 
-    /// Prunes until what is said is so. A child that another test forked may hold the lock of a worker that has ended, until it
-    /// becomes another program: what that worker wrote stays as long.
+    /// Prunes until the output is right. A child that another test forked may hold the lock of an ended worker until it calls exec.
+    /// The values of that worker stay that long.
     fn prunes(&self, more: &[&str], is_so: impl Fn(&str) -> bool) {
         until("values to be removed", || {
             let (code, said, error) = self.host("prune", &[more, &["--yes"]].concat());
@@ -87,13 +87,13 @@ fn key(number: u8) -> Key {
     Key([number; 32])
 }
 
-/// The bytes of this key's value as a worker stores it, which end in an odd length.
+/// The value of this key as a worker stores it. Its length is odd for some numbers.
 fn value(number: u8) -> Vec<u8> {
     let kv = 0..PAGE - usize::from(number) - SEAL_BYTES;
     sealed(number, kv.map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)).collect())
 }
 
-/// With the host's seal for this key.
+/// Appends the host's seal for this key.
 fn sealed(number: u8, mut kv: Vec<u8>) -> Vec<u8> {
     kv.extend(seal(&key(number), &kv));
     kv
@@ -113,7 +113,7 @@ fn put(tier: &dyn StorageTier, numbers: &[u8]) {
         })
         .unwrap();
     let page = |(at, number): (usize, &u8)| {
-        // SAFETY: the tier is asked to read it only afterwards.
+        // SAFETY: the tier reads this memory only after the put, which comes later.
         unsafe { memory.write(at * PAGE, &value(*number)) };
         let length = value(*number).len() as u32;
         TierPage { key: key(*number), region, length, offset: (at * PAGE) as u64 }
@@ -130,7 +130,7 @@ fn put(tier: &dyn StorageTier, numbers: &[u8]) {
     tier.deregister(region).unwrap();
 }
 
-/// A directory with the values 1 to 20, whose worker is gone.
+/// A directory with the values 1 to 20, whose worker has shut down.
 fn filled() -> Place {
     let place = Place::new();
     let tier = place.open();
@@ -203,7 +203,7 @@ fn a_flipped_byte_is_found_with_its_key_and_nothing_is_removed() {
     let counts: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((code, counts["good"].as_u64(), counts["damaged"].as_u64()), (1, Some(19), Some(1)), "{said}");
     assert_eq!(counts["damaged_keys"], serde_json::json!([hex(4)]));
-    // Only selected values are read.
+    // Values that are not selected are not read.
     assert_eq!(place.host("verify", &["--prefix", "05"]).0, 0);
 }
 
@@ -218,7 +218,7 @@ fn what_no_key_leads_to_any_more_counts_as_damaged() {
     assert!(said.contains("and 10 records or files") && error.contains("10 records of"), "{said}{error}");
     let (_, said, _) = place.host("stat", &[]);
     assert!(said.contains("values     10\n") && said.contains("damaged    10, found"), "{said}");
-    // Nor is anything of an index without its header.
+    // If the header of the index is damaged, none of its values has a key.
     let place = filled();
     flip(&place.file("idx"), 3);
     let (code, said, error) = place.host("verify", &[]);
@@ -256,7 +256,7 @@ fn commands_and_a_running_worker_leave_each_other_in_peace() {
     put(&*worker, &[30, 31]);
     let (code, said, error) = place.host("verify", &[]);
     assert!(code == 0 && said.contains("good       22 values"), "{said}{error}");
-    // What the worker is writing right now stays, and that is said.
+    // Values that the worker is writing now stay, and the command says so.
     place.prunes(&["--all"], |said| {
         said.contains("removed 20 values, 639.8 KiB\n2 are there still or again: a worker")
     });
@@ -273,7 +273,7 @@ fn commands_and_a_running_worker_leave_each_other_in_peace() {
 fn a_limit_smaller_than_what_is_there_is_refused_before_anything_is_evicted() {
     let place = Place::new();
     let tier = place.open();
-    // 8 MiB.
+    // 255 values have about 8 MiB.
     put(&*tier, &(1..=255).collect::<Vec<u8>>());
     tier.shutdown(LONG_MS).unwrap();
     let before = place.files();
@@ -318,7 +318,7 @@ fn what_cannot_work_is_refused_in_a_sentence() {
         assert!(code == 2 && error.contains(says) && said.is_empty(), "{arguments:?}: {code} {said}{error}");
     }
     assert!(!place.pages.path().join("nowhere").exists(), "looking made a directory");
-    // Any tier that can list: this one keeps nothing beyond its process.
+    // Works with any tier that can list its keys. This one keeps nothing beyond its process.
     let (code, said, error) = place.host("stat", &["--plugin", "memory"]);
     assert!(
         code == 0 && said.contains("values     0\n") && said.contains("(host.test.memory)"),
@@ -335,7 +335,7 @@ fn a_value_that_the_plugin_calls_good_is_damaged_when_the_hosts_seal_does_not_fi
     };
     let kv = || (0..4096).map(|at| (at as u8).wrapping_mul(7)).collect::<Vec<u8>>();
     store(1, "", &sealed(1, kv()));
-    // With zeros up to a whole step, as most values have them.
+    // Padded with zeros to a whole step, like most values.
     store(2, "", &[sealed(2, kv()), vec![0; 240]].concat());
     store(3, "", &[0; 4352]);
     store(4, "", &sealed(5, kv()));

@@ -1,5 +1,5 @@
-//! Windows in the offload tiers, live: workers that compute go on behind windows that come from host memory and storage, and
-//! no answer changes.
+//! Windows in the offload tiers, with real processes: workers go on behind windows that they restored from host memory and storage,
+//! and no answer changes.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ const WINDOW: usize = 40;
 /// Seven layers, five of which slide: two in a page, so that a window part is three pages.
 const SYNTHETIC: &str = "[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = 40\nkv-heads = 4\n";
 const PARTS: usize = 3;
-/// No request goes on before it has what is there.
+/// A request waits until all its pages in the tiers are restored.
 const PATIENT: [&str; 3] = ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete"];
 /// For `[plugin.hicache-file]`: no key is missing before the index is read, however long that takes.
 const LOADED: &str = "load_wait_ms = 600000\n";
@@ -48,7 +48,7 @@ fn count(cluster: &Cluster, role: &str, series: &str) -> f64 {
     cluster.metrics(&cluster.worker(role))[series]
 }
 
-/// Empties the pools and host memory.
+/// Waits until pages are written, then empties the pools and host memory.
 fn flush(cluster: &Cluster) {
     cluster.await_written();
     cluster.flush();
@@ -63,7 +63,7 @@ fn and(prompt: &[u32], answer: &[u64], more: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Pages whose window parts are seen behind so many whole pages.
+/// Number of pages whose window parts the next token after `pages` whole pages sees.
 fn seen(pages: usize) -> usize {
     pages - (pages * PAGE + 1).saturating_sub(WINDOW) / PAGE
 }
@@ -74,7 +74,7 @@ fn after_a_flush_storage_serves_pages_and_a_window_and_only_the_rest_is_computed
     for (flags, role) in
         [(&ALONE[..], "aggregated"), (&PAIR, "prefill"), (&[&PAIR[..], &RANKS].concat(), "prefill")]
     {
-        // All workers have the same store.
+        // All workers share one store.
         let store = tempfile::tempdir().unwrap();
         let config =
             format!("{SYNTHETIC}[plugin.hicache-file]\n{LOADED}dir = {:?}\n", store.path().join("pages"));
@@ -87,17 +87,17 @@ fn after_a_flush_storage_serves_pages_and_a_window_and_only_the_rest_is_computed
         assert_eq!(cluster.generate(&prompt, 24).unwrap().tokens, first.tokens, "{flags:?}");
         let computed = count(&cluster, role, "host_prefill_tokens_total") - before;
         assert_eq!(computed, PAGE as f64, "{flags:?}: all but the last page is restored");
-        // The first request's match was none.
+        // The first request found no pages, so only the second one counts.
         let windows = (PARTS * seen(19)) as f64;
         assert_eq!(count(&cluster, role, "host_hicache_promised_window_pages_total"), windows);
         let promised = count(&cluster, role, "host_hicache_promised_pages_total{tier=\"storage\"}");
         assert_eq!(promised, 19.0 + windows, "{flags:?}");
         assert_eq!(count(&cluster, role, "host_hicache_loaded_pages_total"), promised);
-        // The next turn, whose answer was computed by another worker than the one that computes now.
+        // The next turn. With split workers, decode computed the answer and prefill computes this prompt.
         let turn = and(&prompt, &first.tokens, 20);
         let expected = right(&[], SYNTHETIC, &turn, 12);
         flush(&cluster);
-        // Decode has stored all that there is, and prefill hears of it.
+        // Decode has stored all its pages. Prefill learns of them from the store.
         let workers = if role == "aggregated" { 1 } else { 2 };
         cluster.wait("all workers to know the same pages", || {
             let known = |worker| sum(&cluster.metrics(worker), "host_plugin_", "name=\"pages\"");
@@ -152,7 +152,7 @@ fn a_gemma3_goes_on_behind_windows_from_storage() {
     for (flags, role) in
         [(&ALONE[..], "aggregated"), (&PAIR, "prefill"), (&[&PAIR[..], &RANKS].concat(), "prefill")]
     {
-        // The policy restores whatever the cost model says: of a tiny model, computing takes next to nothing.
+        // The policy restores pages even if the cost model is against it: a tiny model computes in almost no time.
         let flags = [&model[..], flags, &PATIENT, &["--hicache-storage", "memory"]].concat();
         let (cluster, _plugins) = start(&flags, "");
         for round in 0..3 {

@@ -8,7 +8,7 @@ use serde_json::Value;
 #[test]
 fn the_conformance_kit_passes_on_the_real_library() {
     let Some(library) = nixl::library() else { return };
-    // The tier's cases are run in a test of their own.
+    // Another test runs the tier's cases.
     let pages = tempfile::tempdir().unwrap();
     let config = pages.path().join("config.toml");
     std::fs::write(&config, format!("[storage]\ndirectory = {:?}", pages.path().display().to_string()))
@@ -20,7 +20,7 @@ fn the_conformance_kit_passes_on_the_real_library() {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    // Other machines are what one machine cannot show.
+    // The case with several machines cannot run on one machine.
     let skipped: Vec<&str> = said.lines().filter(|line| line.starts_with("skip")).collect();
     assert!(output.status.success() && skipped.len() == 1, "{said}");
     assert!(skipped.iter().any(|line| line.contains("transfer-multi-host")), "{said}");
@@ -31,7 +31,7 @@ fn of_a_plugin_with_several_roles_those_that_open_are_tested_and_measured() {
     let Some(config) = nixl::config() else { return };
     let (directory, file) = (tempfile::tempdir().unwrap(), plugin_files::plugin("nixl"));
     let path = directory.path().join("config.toml");
-    // Where the library is found without being named, nothing else is needed either.
+    // If the library is found without being named, the configuration needs nothing else.
     std::fs::write(&path, &config).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_host"))
         .args(["plugins", "bench", "--json", "--plugin-config"])

@@ -1,5 +1,6 @@
-//! Real workers with the real Mooncake Store: what one process stores another restores, whatever the numbers of ranks are,
-//! and no answer changes, nothing is held and no request waits for long when the pool loses its memory, its master, or time.
+//! Real workers with the real Mooncake Store. Pages that one process stored another one restores, also with other numbers of ranks.
+//! When the pool loses its memory or its master, or misses its deadline, no answer changes, nothing is held, and no request waits
+//! for long.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,9 +11,10 @@ use host_tests::mooncake_pool::Pool;
 use host_tests::plugin_files;
 
 const PAGE_TOKENS: usize = 16;
-/// A deadline of the store that is never reached, in milliseconds.
+/// A deadline of the store in milliseconds that no call reaches.
 const PATIENT_MS: u64 = 60_000;
-/// One that calls reach where the pool lost its memory or its master, and no call reaches before, also beside other work.
+/// A deadline in milliseconds that calls reach when the pool has lost its memory or its master. No call reaches it before, even on
+/// a busy machine.
 const LOSSES_MS: u64 = 20_000;
 /// Seconds after which the master forgets a process that died. Until then, reads of its pages fail.
 const FORGETS: u32 = 20;
@@ -35,12 +37,12 @@ fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
     Cluster::start(&Start { program: Path::new(env!("CARGO_BIN_EXE_host")), flags, config, workers })
 }
 
-/// A prefill and a decode worker that lend so much memory to the pool, and reach no deadline of it.
+/// A prefill and a decode worker that lend so much memory to the pool. Their deadline is never reached.
 fn workers(pool: &Pool, plugins: &Path, lent: &str, flags: &[&str]) -> Cluster {
     workers_that(RESTORES, PATIENT_MS, pool, plugins, lent, flags)
 }
 
-/// The same with other costs of restoring, where a call into the store has so many milliseconds.
+/// As [`workers`], with these costs of restoring and this deadline of calls into the store, in milliseconds.
 fn workers_that(
     costs: &str,
     deadline_ms: u64,
@@ -73,7 +75,7 @@ fn expected(plugins: &Path) -> Vec<Vec<u64>> {
     ask(&start(&["--role", "aggregated"], plugins, MODEL.to_owned()))
 }
 
-/// One of the plugin's own metrics.
+/// The value of one of the plugin's own metrics.
 fn plugin_metric(cluster: &Cluster, role: &str, name: &str) -> f64 {
     cluster.total(role, "host_plugin_", &format!("name=\"{name}\""))
 }
@@ -82,14 +84,14 @@ fn restored(cluster: &Cluster, role: &str) -> f64 {
     cluster.storage_pages(role, "read")
 }
 
-/// Waits until decode has stored all whole pages of what was said. The last token that was drawn has no KV.
+/// Waits until decode has stored the whole pages of all prompts and answers. The last token that was drawn has no KV.
 fn await_stored(cluster: &Cluster) {
     let pages = prompts().iter().map(|prompt| (prompt.len() + ANSWER as usize - 1) / PAGE_TOKENS).sum();
     await_stored_by(cluster, "decode", pages);
 }
 
-/// Waits until a worker has stored so many pages. A put that failed is repeated: its page is computed again, when all is
-/// asked once more. What the worker then reads is there.
+/// Waits until a worker has stored so many pages. If puts failed, asks for everything again, so that their pages are computed and
+/// put again. Pages that the worker then reads count as stored.
 fn await_stored_by(cluster: &Cluster, role: &str, pages: usize) {
     let mut before = 0.0;
     cluster.wait("whole pages to be stored", || {
@@ -105,7 +107,7 @@ fn await_stored_by(cluster: &Cluster, role: &str, pages: usize) {
     });
 }
 
-/// Waits until nothing is held, of the plugin's neither.
+/// Waits until nothing is held, by the plugin neither.
 fn await_nothing_held(cluster: &Cluster) {
     cluster.await_nothing_held();
     cluster.await_none("host_plugin_gauge{plugin=\"host.mooncake\",name=\"store_pages_held\"}");
@@ -114,7 +116,7 @@ fn await_nothing_held(cluster: &Cluster) {
     }
 }
 
-/// Waits until a worker was started again.
+/// Waits until another process has replaced this worker.
 fn await_another(cluster: &Cluster, role: &str, before: &str) {
     cluster.wait("another life", || {
         let workers = cluster.workers();
@@ -122,7 +124,7 @@ fn await_another(cluster: &Cluster, role: &str, before: &str) {
     });
 }
 
-/// The kit's report on the plugin, and the cases that it skipped.
+/// Runs the conformance kit. Returns its report and the cases that it skipped.
 fn kit(pool: &Pool, lent: &str, more: &[&str]) -> (String, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
@@ -146,7 +148,7 @@ fn the_whole_conformance_kit_passes_with_both_roles_open() {
     let Some(pool) = Pool::new() else { return };
     let (_master, _owner) = (pool.master(), pool.owner(64));
     let (said, skipped) = kit(&pool, "0", &[]);
-    // One machine cannot show others, and a pool cannot be listed.
+    // One machine cannot run the case with several, and a pool cannot list its keys.
     assert_eq!(skipped, ["tier-scan", "transfer-multi-host", "tier-shared"], "{said}");
     for case in ["lifecycle ", "lifecycle-drop", "transfer-data", "tier-data"] {
         assert!(said.lines().any(|line| line.starts_with("pass") && line.contains(case)), "{case}: {said}");
@@ -166,14 +168,14 @@ fn every_arrangement_restores_from_the_pool_and_answers_as_one_worker_alone() {
     let Some(pool) = Pool::new() else { return };
     let plugins = plugin_files::directory(&["shm", "mooncake"]);
     let expected = expected(plugins.path());
-    // With both roles of the one plugin, and with another one's transfers.
+    // Once with both roles from the one plugin, and once with another plugin's transfers.
     for (transfer, prefill, decode) in [("mooncake", "1", "1"), ("shm", "4", "2"), ("mooncake", "2", "4")] {
         let _master = pool.master();
         let flags = ["--plugins", transfer, "--prefill-tp", prefill, "--decode-tp", decode];
         let cluster = workers(&pool, plugins.path(), "64mb", &flags);
         assert_eq!(ask(&cluster), expected, "{prefill} to {decode}");
         await_stored(&cluster);
-        // From here on only the pool has anything.
+        // From here on only the pool has pages.
         cluster.flush();
         assert_eq!(ask(&cluster), expected, "{prefill} to {decode}, restored");
         await_nothing_held(&cluster);
@@ -224,7 +226,7 @@ fn what_dead_workers_stored_others_restore_with_another_number_of_ranks() {
     let cluster = workers(&pool, plugins.path(), "0", &["--plugins", "shm", "--prefill-tp", "2"]);
     assert_eq!(ask(&cluster), expected);
     await_stored(&cluster);
-    // One worker dies, and finds all that it had stored once it was started again.
+    // One worker dies. After its restart it finds all pages that it had stored.
     let before = cluster.worker("decode").instance;
     signal(cluster.pid("decode").unwrap(), "KILL");
     await_another(&cluster, "decode", &before);
@@ -233,10 +235,10 @@ fn what_dead_workers_stored_others_restore_with_another_number_of_ranks() {
     assert!(restored(&cluster, "decode") > 0.0);
     await_nothing_held(&cluster);
     drop(cluster);
-    // The workers that stored it are gone, and the new ones are divided otherwise.
+    // The workers that stored the pages are gone, and the new ones have other numbers of ranks.
     let cluster = workers(&pool, plugins.path(), "0", &["--plugins", "shm", "--decode-tp", "4"]);
     assert_eq!(ask(&cluster), expected, "other workers");
-    // What one of the two restores in time the other need not.
+    // If one of the two restores a page in time, the other one need not.
     assert!(restored(&cluster, "decode") + restored(&cluster, "prefill") > 0.0);
     await_nothing_held(&cluster);
 }
@@ -287,13 +289,13 @@ fn without_its_master_the_pool_is_skipped_and_used_again_when_there_is_one() {
     cluster.wait("the workers to notice", || {
         ["prefill", "decode"].into_iter().all(|role| plugin_metric(&cluster, role, "store_master_up") == 0.0)
     });
-    // A worker that is started now would find no master, and says so.
+    // No worker is started here: without a master it would end with an error.
     await_nothing_held(&cluster);
     let _master = pool.master();
     cluster.wait("the link", || {
         ["prefill", "decode"].into_iter().all(|role| plugin_metric(&cluster, role, "store_master_up") == 1.0)
     });
-    // The master remembers nothing: all is stored anew, and then found.
+    // The new master knows no pages: they are stored again, and then found.
     let before = restored(&cluster, "decode");
     cluster.wait("pages to be restored again", || {
         cluster.flush();
@@ -336,7 +338,7 @@ fn a_frozen_peer_costs_a_request_no_more_than_its_deadline_for_storage() {
 fn the_supervisor_runs_the_master_and_starts_it_again() {
     let Some(pool) = Pool::new() else { return };
     let plugins = plugin_files::directory(&["shm", "mooncake"]);
-    // Where the master is to be and what it needs to find its libraries stands there.
+    // The table says where the master listens and where it finds its libraries.
     let metrics = pool.metrics;
     let more = format!(
         "global_segment_size = \"64mb\"\nmaster_metrics_address = \"{metrics}\"\nstore_deadline_ms = {PATIENT_MS}\n"
@@ -361,7 +363,7 @@ fn the_supervisor_runs_the_master_and_starts_it_again() {
         restored(&cluster, "decode") > before
     });
     let master = cluster.pid("mooncake-master").unwrap();
-    // Also when the supervisor was killed and cannot end it.
+    // The master must end even if the supervisor was killed and cannot end it.
     signal(cluster.supervisor(), "KILL");
     cluster.wait("the master to end", || !runs(master));
 }
@@ -392,7 +394,7 @@ fn host_tier_says_what_the_master_counts_and_what_cannot_be_listed() {
     let (code, said, errors) = tier("stat", &["--json"]);
     assert_eq!(code, 0, "{said}{errors}");
     let usage: serde_json::Value = serde_json::from_str(&said).unwrap();
-    // A command that only looks lends no memory.
+    // `host tier stat` lends no memory itself.
     assert_eq!(usage["capacity"], 2 * (64 << 20), "{usage}");
     assert!(usage["values"].as_u64().unwrap() > 0 && usage["bytes"].as_u64().unwrap() > 0, "{usage}");
     for (command, more) in [("ls", &[][..]), ("verify", &[]), ("prune", &["--all"])] {

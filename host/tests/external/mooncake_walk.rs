@@ -1,4 +1,4 @@
-//! Prefill and decode over the real Mooncake: the same tokens as one aggregated worker, also when a worker dies on the way.
+//! Prefill and decode over the real Mooncake: the tokens are those of one aggregated worker, also when a worker dies on the way.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use host_tests::cluster::{Cluster, Start, signal};
 use host_tests::hold::Hold;
 use host_tests::{mooncake, plugin_files};
 
-/// A synthetic server, or `None` when there is no Mooncake here.
+/// A synthetic server, or `None` if this machine has no Mooncake.
 fn start(flags: &[&str], synthetic: &str) -> Option<(Cluster, tempfile::TempDir)> {
     let config = mooncake::config()?;
     let plugins = plugin_files::directory(&["mooncake"]);
@@ -26,7 +26,7 @@ fn prompts() -> Vec<Vec<u32>> {
     [1, 15, 16, 17, 33, 64, 100, 200].map(prompt).to_vec()
 }
 
-/// All prompts at once, so that batches mix.
+/// Asks for all prompts at once, so that batches mix.
 fn tokens(cluster: &Cluster) -> Vec<Vec<u64>> {
     let prompts = prompts();
     std::thread::scope(|scope| {
@@ -63,7 +63,7 @@ fn a_conversation_over_mooncake_moves_only_what_decode_lacks() {
     let page = split.generate(&[201; 16], 1).unwrap().transferred_bytes;
     let first: Vec<u32> = (0..160).map(|token| token * 7 % 200).collect();
     assert_eq!(split.generate(&first, 1).unwrap().transferred_bytes, 10 * page);
-    // Counted when decode has said that it knows of them, which may be after its answer.
+    // The bytes count after decode has confirmed them, which may be after its answer.
     let counter = "host_plugin_counter_total{plugin=\"host.mooncake\",name=\"bytes_written\"}";
     split.wait("the bytes to be counted", || {
         let written = split.metrics(&split.worker("prefill")).get(counter).copied();
@@ -73,14 +73,14 @@ fn a_conversation_over_mooncake_moves_only_what_decode_lacks() {
     assert_eq!(split.generate(&second, 1).unwrap().transferred_bytes, page);
 }
 
-/// A page of a prompt takes some milliseconds, and the 51st stands still while it is held.
+/// A page of a prompt takes some milliseconds. The 51st page waits while the hold lasts.
 fn steady(hold: &Hold) -> String {
     format!("prefill-token-us = 500\n{}", hold.prompts_from(800))
 }
 
 #[test]
 fn a_worker_killed_in_mid_transfer_over_mooncake_costs_no_answer() {
-    // 50 parts of one page each, and then it stands still: the kill falls among them.
+    // 50 parts of one page each are sent before the hold, so the kill comes during the transfer.
     for victim in ["prefill", "decode"] {
         let hold = Hold::new();
         let Some((split, _plugins)) = start(&["--chunk-tokens", "16"], &steady(&hold)) else { return };
@@ -96,7 +96,7 @@ fn a_worker_killed_in_mid_transfer_over_mooncake_costs_no_answer() {
             split.wait("some pages of the request to be sent", || sent() > before + 5.0);
             signal(split.pid(victim).unwrap(), "KILL");
             held.end();
-            // It is tried again on the restarted worker, and the client does not notice.
+            // The router tries the request again on the restarted worker. The client does not notice.
             assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens, "{victim} was killed");
         });
         split.wait_for_another(&first);
@@ -123,7 +123,7 @@ fn a_worker_frozen_in_mid_transfer_over_mooncake_costs_time_and_no_token() {
             split.wait("the router to miss it", || split.workers().len() == 1);
             signal(frozen, "CONT");
             held.end();
-            // Whether it is given up or goes on, what is answered is right.
+            // The request may be given up or go on. If it is answered, the answer is right.
             let answer = request.join().unwrap();
             assert!(answer.as_ref().map_or(true, |answer| answer.tokens == right), "{victim}: {answer:?}");
         });

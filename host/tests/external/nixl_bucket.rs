@@ -1,5 +1,5 @@
-//! Real workers with NIXL's storage tier in a bucket of a real S3 server: what dead workers stored others restore, no answer
-//! changes whatever becomes of the bucket, and the key to it is in no log.
+//! Real workers with NIXL's storage tier in a bucket of a real S3 server. Pages of dead workers are restored by others, no answer
+//! changes whatever happens to the bucket, and no log has its key.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use host_tests::cluster::{Cluster, Start, signal};
 use host_tests::s3::{Bucket, PATIENT_MS, SECRET};
 use host_tests::{nixl, plugin_files};
 
-/// Few objects, for each costs the server in Python milliseconds, and tens of them on a busy machine.
+/// Large pages, so that there are few objects: each takes the Python server milliseconds, and tens of them on a busy machine.
 const PAGE_TOKENS: usize = 64;
 /// Tokens of an answer.
 const ANSWER: u32 = 20;
@@ -33,7 +33,7 @@ fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
 }
 
 fn workers(bucket: &Bucket, plugins: &Path, costs: &str) -> Option<Cluster> {
-    // Where restoring is only tried, the bucket hangs, and what it still owes then ends by the tier's deadline.
+    // With `TRIES` the bucket hangs, and the tier's deadline ends what is still in flight. So that deadline is short.
     let storage = bucket.storage(if costs == TRIES { 20_000 } else { PATIENT_MS });
     let table = format!("[plugin.nixl]\n{}[plugin.nixl.storage]\n{storage}", nixl::config()?);
     let flags = [
@@ -57,9 +57,10 @@ fn ask(cluster: &Cluster) -> Vec<Vec<u64>> {
     prompts().iter().map(|prompt| cluster.generate(prompt, ANSWER).unwrap().tokens).collect()
 }
 
-/// Waits until decode has stored all whole pages of what was said. The last token that was drawn has no KV.
+/// Waits until decode has stored the whole pages of all prompts and answers. The last token that was drawn has no KV.
 ///
-/// A put that failed is repeated: its page is computed again, when all is asked once more. What decode then reads is there.
+/// If puts failed, asks for everything again, so that their pages are computed and put again. Pages that decode then reads count as
+/// stored.
 fn await_stored(cluster: &Cluster) {
     let pages: usize =
         prompts().iter().map(|prompt| (prompt.len() + ANSWER as usize - 1) / PAGE_TOKENS).sum();
@@ -114,7 +115,7 @@ fn what_dead_workers_stored_others_restore_and_what_is_damaged_is_computed_again
     let log = log + &cluster.log();
     assert!(log.contains("pages are objects in bucket") && !log.contains(SECRET), "{log}");
     drop(cluster);
-    // A worker that met a damaged one stored it again, or left a tombstone.
+    // A worker that met a damaged object has stored it again or left a tombstone.
     let cluster = workers(&bucket, plugins.path(), RESTORES).unwrap();
     assert_eq!(ask(&cluster), expected, "after the damage");
 }

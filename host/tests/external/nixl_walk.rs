@@ -1,11 +1,11 @@
-//! Prefill and decode over the real NIXL: the same tokens as one aggregated worker, also when a worker dies on the way.
+//! Prefill and decode over the real NIXL: the tokens are those of one aggregated worker, also when a worker dies on the way.
 
 use std::path::Path;
 
 use host_tests::cluster::{Cluster, Start, signal};
 use host_tests::{nixl, plugin_files};
 
-/// A synthetic server, or `None` when there is no NIXL here.
+/// A synthetic server, or `None` if this machine has no NIXL.
 fn start(flags: &[&str], synthetic: &str) -> Option<(Cluster, tempfile::TempDir)> {
     let config = nixl::config()?;
     let plugins = plugin_files::directory(&["nixl"]);
@@ -24,7 +24,7 @@ fn prompts() -> Vec<Vec<u32>> {
     [1, 15, 16, 17, 33, 64, 100, 200].map(prompt).to_vec()
 }
 
-/// All prompts at once, so that batches mix.
+/// Asks for all prompts at once, so that batches mix.
 fn tokens(cluster: &Cluster) -> Vec<Vec<u64>> {
     let prompts = prompts();
     std::thread::scope(|scope| {
@@ -61,7 +61,7 @@ fn a_conversation_over_nixl_moves_only_what_decode_lacks() {
     let page = split.generate(&[201; 16], 1).unwrap().transferred_bytes;
     let first: Vec<u32> = (0..160).map(|token| token * 7 % 200).collect();
     assert_eq!(split.generate(&first, 1).unwrap().transferred_bytes, 10 * page);
-    // Counted when the sender hears that they are there, which may be after the answer.
+    // The bytes count when the sender learns that they have arrived, which may be after the answer.
     let counter = "host_plugin_counter_total{plugin=\"host.nixl\",name=\"bytes_written\"}";
     split.wait("the bytes to be counted", || {
         let written = split.metrics(&split.worker("prefill")).get(counter).copied();
@@ -73,7 +73,7 @@ fn a_conversation_over_nixl_moves_only_what_decode_lacks() {
 
 #[test]
 fn a_worker_killed_in_mid_transfer_over_nixl_costs_no_answer() {
-    // 100 parts of one page each, over three seconds: the kill falls among them.
+    // 100 parts of one page each take three seconds, so the kill comes during the transfer.
     let cost = "prefill-token-us = 2000\n";
     for victim in ["prefill", "decode"] {
         let Some((split, _plugins)) = start(&["--chunk-tokens", "16"], cost) else { return };
@@ -87,7 +87,7 @@ fn a_worker_killed_in_mid_transfer_over_nixl_costs_no_answer() {
             let request = scope.spawn(|| split.generate(&prompt, 8));
             split.wait("some pages of the request to be sent", || sent() > before + 5.0);
             signal(split.pid(victim).unwrap(), "KILL");
-            // It is tried again on the restarted worker, and the client does not notice.
+            // The router tries the request again on the restarted worker. The client does not notice.
             assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens, "{victim} was killed");
         });
         split.wait_for_another(&first);

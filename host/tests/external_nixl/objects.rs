@@ -1,5 +1,5 @@
-//! The NIXL plugin as a storage tier in a bucket, over the real NIXL and an S3 server: what is damaged is never handed out,
-//! and a server that hangs or dies ends every page and touches no memory afterwards.
+//! The NIXL plugin as a storage tier in a bucket, over the real NIXL and an S3 server. Damaged values are never returned. When the
+//! server hangs or dies, every page ends, and no memory is touched afterwards.
 
 use std::process::Command;
 
@@ -19,8 +19,8 @@ fn bucket() -> Option<(Bucket, Place)> {
     Some((bucket, place))
 }
 
-/// The same place, where a page has two seconds, which is sooner than NIXL itself gives up. Opening stores a page, too, and is
-/// tried until the server is fast enough for once.
+/// The same place with a deadline of two seconds for a page, which is shorter than NIXL's own. Opening stores a page, too, so it is
+/// repeated until the server is fast enough once.
 fn hasty(bucket: &Bucket, mut place: Place) -> (Place, Tier) {
     place.config = place.config.replace(&bucket.storage(PATIENT_MS), &bucket.storage(2000));
     let tier = until("the tier to open", || place.try_open());
@@ -44,7 +44,7 @@ fn delete(tier: &Tier, pages: std::ops::Range<usize>) -> Vec<i32> {
 #[test]
 fn the_tier_cases_of_the_conformance_kit_pass_but_for_what_a_bucket_cannot_do() {
     let Some((_bucket, place)) = bucket() else { return };
-    // With Amazon's newer client for what is longer than so much, too.
+    // Also with Amazon's newer client, for objects from this size on.
     for more in ["", ", crtMinLimit = \"10000\""] {
         let skipped = place.kit(&place.config.replace(" }\n", &format!("{more} }}\n")));
         assert_eq!(skipped.len(), 1, "{skipped:?}");
@@ -68,7 +68,7 @@ fn what_one_process_stored_the_next_one_finds_whole_under_names_of_its_keys() {
     assert!(exists(&tier, 0..PAGES + 2) == [vec![FOUND; PAGES], vec![MISSING; 2]].concat());
     assert!(tier.get(0..PAGES).iter().all(|status| *status == FOUND));
     assert!((0..PAGES).all(|page| tier.is_right(page)));
-    // What is there is not written again.
+    // An object that exists is not written again.
     bucket.edit(&object(3), |bytes| *bytes.last_mut().unwrap() ^= 1);
     let before = bucket.object(&object(3));
     tier.fill();
@@ -94,7 +94,7 @@ fn damaged_objects_are_an_error_and_then_missing_and_can_be_stored_again() {
     edit(5, &|bytes| bytes[17] ^= 1);
     edit(6, &|bytes| drop(bytes.drain(..4096)));
     bucket.put(&object(7), &bucket.object(&object(8)).unwrap());
-    // Of nothing no range can be read, so NIXL cannot say what is wrong with it.
+    // No range of an empty object can be read, so NIXL cannot report what is wrong with it.
     bucket.put(&object(11), b"");
     let config = place.config.clone();
     place.config.insert_str(0, "read_only = true\n");
@@ -138,7 +138,7 @@ fn what_is_removed_leaves_a_tombstone_that_is_never_found_and_a_put_writes_over(
     assert!(bucket.object(&object(4)).is_none(), "what was not there has none");
     assert_eq!((delete(&tier, 0..4), exists(&tier, 0..4)), (vec![MISSING; 4], vec![MISSING; 4]));
     assert_eq!(tier.get(0..4), [MISSING; 4]);
-    // An operator may tidy up.
+    // An operator may remove tombstones.
     bucket.remove(&object(1));
     assert_eq!(tier.put(1..3), [STORED; 2]);
     assert_eq!(tier.get(0..4), [MISSING, FOUND, FOUND, MISSING]);
@@ -155,7 +155,7 @@ fn a_server_that_hangs_ends_every_page_in_time_and_no_memory_changes_when_it_goe
     let (_place, tier) = hasty(&bucket, place);
     tier.bytes().fill(0xEE);
     bucket.hang(true);
-    // More than may run at once, and all kinds together.
+    // More pages than may run at once, with all kinds of calls.
     let started = [
         tier.tier.get(Tag(10), &tier.pages(0..60)),
         tier.tier.exists(Tag(11), &[key(0), key(1)]),
@@ -168,7 +168,7 @@ fn a_server_that_hangs_ends_every_page_in_time_and_no_memory_changes_when_it_goe
         let mut done = [TierCompletion::default(); 16];
         let count = tier.tier.poll(&mut done) as usize;
         for end in &done[..count] {
-            // Sooner than NIXL would have said anything.
+            // The deadline ends it before NIXL reports anything.
             let late = end.status == ErrorCode::TIMEOUT.0;
             assert!(late && ended.insert((end.tag, end.page), end.status).is_none(), "{end:?}");
         }
@@ -176,13 +176,14 @@ fn a_server_that_hangs_ends_every_page_in_time_and_no_memory_changes_when_it_goe
     });
     assert!((10..14).all(|tag| tier.tier.settled(Tag(tag)) == 1));
     bucket.hang(false);
-    // Into the other half, as soon as it is used again, and then until all that was given up must have ended.
+    // Reads into the other half of the memory as soon as the tier is used again, until all calls that were given up must have
+    // ended.
     let pages = tier.pages(0..60);
     let far = |page: &TierPage| TierPage { offset: page.offset + (PAGE * PAGES / 2) as u64, ..*page };
     let far: Vec<TierPage> = pages.iter().map(far).collect();
     let mut good = 0;
     until("three good reads in a row", || {
-        // A few at a time, which two seconds are enough for beside other work.
+        // A few at a time, so that two seconds are enough on a busy machine.
         let read = |few: &[TierPage]| tier.finish(tier.tier.get(Tag(20), few), few.len());
         let ends: Vec<i32> = far.chunks(6).flat_map(read).collect();
         good = if ends == [FOUND; 60] { good + 1 } else { 0 };
@@ -223,7 +224,7 @@ fn a_process_ends_well_while_nixl_still_waits_for_a_server() {
     let Some((bucket, place)) = bucket() else { return };
     let file = place.plugins.path().join("inside.toml");
     std::fs::write(&file, &place.config).unwrap();
-    // Several times, since it is threads that an exit races with.
+    // Several times, because the exit races with threads.
     for way in ["return", "exit", "shutdown", "exit", "return", "exit", "exit", "exit"] {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["objects::inside", "--exact", "--nocapture"]).env("NIXL_BUCKET_CONFIG", &file);
@@ -240,7 +241,7 @@ fn a_process_ends_well_while_nixl_still_waits_for_a_server() {
     }
 }
 
-/// Not a test of its own: a process that ends while its server hangs.
+/// Not a test of its own: another test runs it in a process that ends while its server hangs.
 #[test]
 fn inside() {
     let Some(file) = std::env::var_os("NIXL_BUCKET_CONFIG") else { return };
@@ -257,10 +258,10 @@ fn inside() {
         "return" => std::mem::forget(tier),
         "exit" => std::process::exit(0),
         _ => {
-            // It says that something still runs, or that nothing does.
+            // The shutdown reports that calls still run, or that none do.
             let ended = tier.tier.shutdown(1500);
             assert!(ended.is_ok_and(|()| true) || tier.tier.poll(&mut []) == ErrorCode::CLOSED.0);
-            // As the host does with one that did not end.
+            // The host also leaks an instance that did not end.
             std::mem::forget(tier);
         }
     }
@@ -303,7 +304,8 @@ fn check_says_what_is_wrong_with_a_bucket_s_table_and_no_secret() {
         let (code, said) = check(&format!("{table}{more}"), None);
         assert!(code == 2 && said.contains(says) && !said.contains(SECRET), "{more}: {code} {said}");
     }
-    // A right table is tried out, and nothing listens there. NIXL tries for a minute, so both at once.
+    // A right table is tried out by opening, and nothing listens at the endpoint. NIXL tries for a minute, so both cases run at
+    // once.
     let endpoint = format!("endpoint_override = \"http://{}\"", host_tests::ports::unused());
     let is_tried = |bucket: &str, environment: Option<(&str, &str)>| {
         let parameters = format!("parameters = {{ {bucket}{endpoint}, {keys} }}\n");

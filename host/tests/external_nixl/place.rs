@@ -1,4 +1,4 @@
-//! The NIXL plugin's tier with memory and a directory of its own.
+//! A tier of the NIXL plugin with its own memory and directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,7 +55,7 @@ impl Place {
         self.try_open().unwrap()
     }
 
-    /// Opens it, or says why not.
+    /// Opens the tier, or returns the error.
     pub fn try_open(&self) -> std::result::Result<Tier, PluginError> {
         let catalog = Catalog::scan([self.plugins.path()]);
         let opening = Opening { name: "tier".into(), config: self.config.clone() };
@@ -73,7 +73,7 @@ impl Place {
         Ok(Tier { region: region.unwrap(), tier, memory })
     }
 
-    /// Every file of a page, in no order.
+    /// The files of all pages, unsorted.
     pub fn files(&self) -> Vec<PathBuf> {
         let list = |folder: &Path| {
             let entries = std::fs::read_dir(folder).unwrap();
@@ -93,7 +93,7 @@ impl Place {
         std::fs::write(self.file(page), bytes).unwrap();
     }
 
-    /// Exit code, standard output, standard error of `host tier`, with the configuration of the workers.
+    /// Runs `host tier` with the configuration of the workers. Returns the exit code, standard output and standard error.
     pub fn host(&self, command: &[&str]) -> (i32, String, String) {
         let config = self.plugins.path().join("config.toml");
         std::fs::write(&config, &self.config).unwrap();
@@ -124,7 +124,7 @@ fn byte(page: usize, at: usize) -> u8 {
     (page * 31 + at * 7 + at / 251) as u8
 }
 
-/// A page as a worker stores it, with the host's seal.
+/// The value of a page as a worker stores it, with the host's seal.
 pub fn value(page: usize) -> Vec<u8> {
     let mut kv: Vec<u8> = (0..PAGE - SEAL_BYTES).map(|at| byte(page, at)).collect();
     kv.extend(seal(&key(page), &kv));
@@ -156,7 +156,7 @@ impl Tier {
         pages.map(page).collect()
     }
 
-    /// Statuses of a batch's pages.
+    /// Waits for a batch and returns the statuses of its pages.
     pub fn finish(&self, code: i32, count: usize) -> Vec<i32> {
         assert_eq!(code, 0);
         let mut ends = vec![None; count];

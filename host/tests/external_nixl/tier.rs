@@ -1,5 +1,5 @@
-//! The NIXL plugin as a storage tier, over the real NIXL: what is damaged is never handed out, and what is stored outlives
-//! the process that stored it.
+//! The NIXL plugin as a storage tier, over the real NIXL: damaged values are never returned, and values outlive the process that
+//! stored them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,11 +56,11 @@ fn damaged_pages_are_an_error_and_then_missing_and_never_a_success_and_their_nei
     tier.bytes().fill(0);
     let ends = tier.get(0..12);
     assert_eq!(ends[..8], [ErrorCode::IO.0; 8], "{ends:?}");
-    // What says by its size or its trailer that it is damaged touches no memory.
+    // Files whose size or trailer shows the damage touch no memory.
     assert!(tier.bytes()[..4 * PAGE].iter().all(|byte| *byte == 0));
     assert_eq!(ends[8..], [FOUND; 4]);
     assert!((8..12).all(|page| tier.is_right(page)));
-    // They are gone, and can be stored again.
+    // The damaged pages are removed, and can be stored again.
     assert_eq!(tier.get(0..8), [MISSING; 8]);
     tier.fill();
     assert_eq!(tier.put(0..8), [STORED; 8]);
@@ -95,7 +95,7 @@ fn verify_beside_a_worker_names_what_is_damaged_and_removes_nothing() {
         assert_eq!((0..12).filter(named).collect::<Vec<_>>(), [0, 1, 2, 3, 4], "{said}");
     }
     assert!(contents() == before, "verify changed the files of a worker");
-    // A read-only instance stores and deletes nothing.
+    // A read-only instance stores and deletes no pages.
     place.config.insert_str(0, "read_only = true\n");
     let reader = place.open();
     reader.fill();
@@ -104,7 +104,7 @@ fn verify_beside_a_worker_names_what_is_damaged_and_removes_nothing() {
     assert_eq!(reader.finish(reader.tier.delete(Tag(3), &keys), 2), [ErrorCode::UNSUPPORTED.0; 2]);
     assert_eq!(reader.get(4..7), [ErrorCode::IO.0, FOUND, FOUND]);
     assert!(place.files().len() == 12 && place.unfinished() == 0);
-    // A worker removes what it meets, and stores it again.
+    // A worker removes the damaged pages that it meets, and can store them again.
     assert_eq!(worker.get(0..5), [ErrorCode::IO.0; 5]);
     worker.fill();
     assert_eq!((worker.put(0..5), worker.get(0..12)), (vec![STORED; 5], vec![FOUND; 12]));
@@ -132,7 +132,7 @@ fn what_cannot_be_written_is_an_error_and_leaves_nothing() {
     let Some(place) = place("") else { return };
     let tier = place.open();
     tier.fill();
-    // Where page 2 belongs is a folder, which shows when the page gets its name.
+    // A folder lies at the path of page 2. The put fails only when the page gets its name.
     std::fs::create_dir(place.pages.path().join(format!("nixl-v1/02/{}.page", name(2)))).unwrap();
     let ends = tier.put(0..6);
     assert!(ends[2] < 0 && ends.iter().filter(|status| **status == STORED).count() == 5, "{ends:?}");
@@ -148,7 +148,7 @@ fn a_page_that_the_kernel_refuses_fails_alone_and_the_others_of_its_request_are_
     tier.bytes().fill(0);
     let protect = |flags| {
         let at = tier.memory.address().as_ptr().wrapping_add(2 * PAGE);
-        // SAFETY: whole pages of the mapping, which only the kernel touches while they cannot be written.
+        // SAFETY: these are whole pages of the mapping. Only the kernel touches them while they cannot be written.
         unsafe { rustix::mm::mprotect(at.cast(), PAGE, flags) }.unwrap();
     };
     protect(rustix::mm::MprotectFlags::READ);
@@ -180,11 +180,11 @@ fn check_says_what_is_missing_for_the_tier() {
         let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
         (output.status.code().unwrap(), said.concat())
     };
-    // The tier is opened, and not only its table looked at: that may be of a plugin that carries pages alone.
+    // Without `[plugin.nixl.storage]` the table is right for a plugin that only transfers pages. So the check must open the tier.
     let table = format!("[plugin.nixl]\n{library}");
     let (code, said) = check(None, &table);
     assert!(code == 2 && said.contains("set directory in [plugin.nixl.storage]"), "{code} {said}");
-    // A NIXL whose storage plugin was left out.
+    // A NIXL without its storage plugin.
     let lacking = plugins.path().join("lacking");
     std::fs::create_dir(&lacking).unwrap();
     std::fs::write(lacking.join("libplugin_UCX.so"), "").unwrap();
@@ -206,7 +206,7 @@ fn check_says_what_is_missing_for_the_tier() {
 fn a_nixl_whose_own_plugins_are_one_folder_up_is_told_where() {
     let Some(library) = nixl::library() else { return };
     let Some(place) = place("") else { return };
-    // The wheel's files in the layout of an install for several architectures, where NIXL looks in vain.
+    // The wheel's files in the layout of an install for several architectures, in which NIXL does not find its plugins.
     let install = tempfile::tempdir().unwrap();
     let (lib, home) = (install.path().join("lib"), library.parent().unwrap());
     let x86 = lib.join("x86");
@@ -216,7 +216,7 @@ fn a_nixl_whose_own_plugins_are_one_folder_up_is_told_where() {
         let to = if file.ends_with("plugins") { &lib } else { &x86 };
         link(file.clone(), to.join(file.file_name().unwrap()));
     }
-    // What the wheel brings of others', seen from the libraries and from the plugins.
+    // Libraries of other projects that the wheel brings, where both NIXL's libraries and its plugins look for them.
     for folder in std::fs::read_dir(home.parent().unwrap()).unwrap().map(|folder| folder.unwrap().path()) {
         if folder.extension().is_some_and(|extension| extension == "libs") && folder != home {
             link(folder.clone(), lib.join(folder.file_name().unwrap()));
@@ -259,7 +259,7 @@ fn a_disk_that_is_full_refuses_puts_by_name_and_takes_them_again_when_it_has_roo
     }
 }
 
-/// Not a test of its own: what runs where a small file system is mounted.
+/// Not a test of its own: another test runs it in a process with a small file system mounted.
 #[test]
 fn inside() {
     let Some(disk) = std::env::var_os("NIXL_FULL").map(PathBuf::from) else { return };

@@ -1,4 +1,5 @@
-//! Workers on a GPU, which a library stands in for: their answers are those of workers on the CPU, whatever lies between the two.
+//! Workers on a GPU, for which a library stands in: their answers are those of workers on the CPU, whichever plugin transfers the
+//! pages.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,12 +9,12 @@ use host_tests::model::{Family, TinyModel};
 use host_tests::{cuda, plugin_files};
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
-/// What reaches a GPU's memory, and what does not.
+/// A transfer plugin that reaches a GPU's memory, and one that does not.
 const MOVERS: [&str; 2] = ["shm", "wire"];
-/// Not named by the flags of a test, they are off.
+/// Caches that are turned off unless a test's flags name them.
 const CACHES: [&str; 2] = ["prefill-radix-cache", "decode-radix-cache"];
 
-/// A model, plugins, and where the GPU is.
+/// A model, plugins, and the folder of the library that stands for the GPU's.
 struct Fixture {
     model: tempfile::TempDir,
     plugins: tempfile::TempDir,
@@ -49,7 +50,7 @@ impl Fixture {
         Cluster::start_as_given(&start, &self.environment())
     }
 
-    /// One worker of a cluster whose router is at this address.
+    /// Starts one worker for the router at this address.
     fn worker(&self, router: &str, role: &str, executor: &str, flags: &[&str]) -> Worker {
         let own = ["--role", role, "--executor", executor, "--router", router, "--control", "127.0.0.1:0"];
         let mut command = Command::new(HOST);
@@ -58,7 +59,7 @@ impl Fixture {
     }
 
     fn router(&self) -> (Cluster, String) {
-        // What is refused is not tried again for long.
+        // A short limit for retries, so that a refused request fails soon.
         let flags = self.flags(&["--role", "router", "--control", "127.0.0.1:0", "--retry-timeout", "2"]);
         let start = Start { program: Path::new(HOST), flags, config: String::new(), workers: 0 };
         let cluster = Cluster::start_as_given(&start, &[]);
@@ -79,7 +80,7 @@ impl Drop for Worker {
     }
 }
 
-/// Answers to prompts of less than a page, some pages, and several chunks.
+/// Answers to three prompts: shorter than a page, of some pages, and of several chunks.
 fn answers(cluster: &Cluster) -> Vec<Vec<u64>> {
     let prompt =
         |(seed, length): (u32, u32)| (0..length).map(|at| (at * 7 + at * at / 5 + seed) % 200).collect();
@@ -149,7 +150,7 @@ fn what_left_a_gpus_pool_for_the_tiers_comes_back() {
     let stores = ["--hicache-storage", "memory", "--hicache-prefetch-policy", "wait_complete"];
     let cluster = fixture.start(&[&["--executor", "cuda"], &caches[..], &stores].concat());
     assert_eq!(answers(&cluster), right);
-    // Whole pages of prompts and answers without their last token.
+    // The whole pages of prompts and answers. The last token of an answer has no KV.
     let pages = f64::from([16, 81, 141].map(|tokens| tokens / 16).iter().sum::<u32>());
     cluster.wait("pages to be written", || cluster.storage_pages("decode", "written") == pages);
     cluster.flush();

@@ -1,4 +1,4 @@
-//! Models: real ones, and those with sliding layers.
+//! Tests with models: real ones, small ones on a GPU, and models with sliding layers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 

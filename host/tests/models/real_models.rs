@@ -1,5 +1,5 @@
-//! Real models: the same tokens in every arrangement and from every type of weights that holds the same values, and
-//! llama.cpp's tokens.
+//! Real models: every arrangement of workers gives the same tokens, every type of weights with the same values does too, and the
+//! tokens are llama.cpp's.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ const COUNT: u32 = 24;
 /// Tokens of a long answer beside llama.cpp's.
 const LONG_COUNT: u32 = 48;
 
-/// Short prompts: facts, code, another language, numbers, what goes on for ever.
+/// Short prompts: facts, code, another language, numbers, a text without an end.
 const PROMPTS: [&str; 8] = [
     "The capital of France is",
     "Once upon a time, in a village by the sea, there lived",
@@ -43,7 +43,7 @@ fn long(days: u32) -> String {
     format!("{}On the last day the crew", (1..=days).map(day).collect::<String>())
 }
 
-/// A server of a model with these flags, that keeps pages in `pages`.
+/// A server of a model with these flags.
 fn serve(model: &Path, flags: &[&str], config: &str, workers: usize) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm", "hicache-file", "swa"]);
     let given = ["--model", model.to_str().unwrap(), "--plugins-dir", plugins.path().to_str().unwrap()];
@@ -53,7 +53,7 @@ fn serve(model: &Path, flags: &[&str], config: &str, workers: usize) -> (Cluster
     (Cluster::start(&start), plugins)
 }
 
-/// Tokens of an answer and the bits of their log probabilities, which are equal only when the computation was.
+/// Tokens of an answer with the bits of their log probabilities. They are equal only if the computation was.
 type Answer = Vec<(u64, u64)>;
 
 fn answer(cluster: &Cluster, prompt: &[u32]) -> (Answer, u64) {
@@ -68,13 +68,13 @@ fn answer(cluster: &Cluster, prompt: &[u32]) -> (Answer, u64) {
     (tokens.collect(), meta["transferred_bytes"].as_u64().unwrap_or(0))
 }
 
-/// Ids of a text as of the start of a conversation's first prompt.
+/// Ids of a text that begins a conversation.
 fn ids(model: &Path, text: &str) -> Vec<u32> {
     TextModel::load(model).unwrap().tokenizer.encode(text, true).unwrap()
 }
 
-/// The model's answer from one worker without any cache, and then split over ranks, through caches and a storage tier, and after
-/// a restart. All must be equal.
+/// Compares the model's answer from one worker without a cache with answers that are split over ranks, come through caches and a
+/// storage tier, and come after a restart. All must be equal.
 fn every_arrangement_answers_alike(model: &Path, prompt: &str) -> Answer {
     let prompt = ids(model, prompt);
     let alone = |ranks: &str| {
@@ -98,7 +98,7 @@ fn every_arrangement_answers_alike(model: &Path, prompt: &str) -> Answer {
     let (second, moved_again) = answer(&split, &prompt);
     assert_eq!(second, expected, "through caches");
     assert!(moved_again < moved, "decode kept its pages: {moved_again} of {moved}");
-    // What waits to be stored is stored before a worker ends.
+    // A worker stores all waiting pages before it ends.
     assert_eq!(split.interrupt(), Some(0), "{}", split.log());
     let (again, _plugins) = serve(model, &flags, RESTORES, 2);
     assert_eq!(answer(&again, &prompt).0, expected, "restored");
@@ -106,7 +106,7 @@ fn every_arrangement_answers_alike(model: &Path, prompt: &str) -> Answer {
     expected
 }
 
-/// The model with its weights in this type, in a folder.
+/// Writes the model with its weights in this type into a folder.
 fn in_type(source: &Path, stored: Stored, folder: &Path) -> PathBuf {
     let path = folder.join(format!("{stored:?}.gguf"));
     std::fs::write(&path, retyped(source, stored).bytes()).unwrap();
@@ -143,7 +143,7 @@ fn smollm2_answers_alike_in_every_arrangement_in_f16() {
     );
 }
 
-/// Its file holds Q4_K, Q5_0, Q6_K and Q8_0.
+/// The file has weights of types Q4_K, Q5_0, Q6_K and Q8_0.
 #[test]
 fn gemma3_answers_alike_in_every_arrangement() {
     let (model, prompt) = (Artifact::Gemma3.path(), long(24));
@@ -151,8 +151,8 @@ fn gemma3_answers_alike_in_every_arrangement() {
     every_arrangement_answers_alike(&model, &prompt);
 }
 
-/// llama.cpp rounds activations to multiply them with quantized weights, so it is given f32, and keeps KV in f32. Its sums are
-/// in another order, so logits differ by rounding: an answer parts where two tokens are as likely as that.
+/// llama.cpp rounds activations before it multiplies them with quantized weights, so it gets weights in f32, and keeps KV in f32.
+/// It adds in another order, so logits differ by rounding: answers diverge where two tokens are nearly equally likely.
 fn llama_cpp_answers_alike(source: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let model = in_type(source, Stored::F32, folder.path());

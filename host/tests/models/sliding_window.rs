@@ -1,5 +1,5 @@
-//! Models with sliding layers between workers of different numbers of ranks, and over the real NIXL: the tokens of one
-//! aggregated worker, with and without caches on either side.
+//! Models with sliding layers between workers with different numbers of ranks, and over the real NIXL. The tokens are those of one
+//! aggregated worker, with caches on either side and without.
 
 use std::path::Path;
 
@@ -10,11 +10,11 @@ use host_tests::plugin_files;
 
 const WINDOW: u32 = 20;
 const PAGE: u32 = 8;
-/// Shorter than the window, equal, one more, and 60 windows. The last two share more than one window.
+/// Lengths: shorter than the window, equal, one more, and 60 windows. The last two prompts share more than one window.
 const LENGTHS: [u32; 5] = [WINDOW - 3, WINDOW, WINDOW + 1, 60 * WINDOW, 3 * WINDOW];
 const ANSWER_TOKENS: u32 = 40;
 
-/// What is served.
+/// The model that is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Model {
     /// 2 layers that see everything and 5 that see the window.
@@ -48,13 +48,13 @@ impl Setting {
         let config = format!(
             "{config}\n[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = {WINDOW}\nkv-heads = 4\n"
         );
-        // Beside these the allocator of models with sliding layers, which is chosen by itself.
+        // In addition the allocator for models with sliding layers, which the host chooses by default.
         let plugins = plugin_files::directory(&[plugins, &["swa"]].concat());
         flags.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
         Self { flags, config, _plugins: plugins, _model: directory }
     }
 
-    /// With the plugin `shm`.
+    /// A setting with the transfer plugin `shm`.
     fn shm(model: Model) -> Self {
         Self::new(model, &["shm"], "")
     }
@@ -68,7 +68,7 @@ impl Setting {
         Cluster::start(&Start { program, flags, config: format!("{}{offload}", self.config), workers })
     }
 
-    /// What an aggregated worker answers that has room for everything and computes each prompt at once.
+    /// Answers of an aggregated worker with room for everything, which computes each prompt at once.
     fn right(&self) -> Vec<Vec<u64>> {
         tokens(&self.start(&["--role", "aggregated", "--pool-pages", "8000", "--chunk-tokens", "2000"]))
     }
@@ -78,7 +78,7 @@ fn prompts() -> Vec<Vec<u32>> {
     LENGTHS.map(|length| (0..length).map(|token| (token * 37 + token / 50) % 250).collect()).to_vec()
 }
 
-/// All prompts at once, so that batches mix.
+/// Asks for all prompts at once, so that batches mix.
 fn tokens(cluster: &Cluster) -> Vec<Vec<u64>> {
     let prompts = prompts();
     std::thread::scope(|scope| {
@@ -97,7 +97,7 @@ const CACHES: [&[&str]; 4] = [
     &["--decode-radix-cache", "--prefill-radix-cache"],
 ];
 
-/// Split servers with and without caches, for these numbers of ranks: cold and again.
+/// Compares split servers with these numbers of ranks, with caches and without, each cold and again.
 fn split_answers_as_aggregated(setting: &Setting, plugin: &str, ranks: &[(u32, u32)]) {
     let right = setting.right();
     for (caches, (prefill, decode)) in
@@ -124,7 +124,7 @@ fn workers_of_different_numbers_of_ranks_answer_as_an_aggregated_one() {
     split_answers_as_aggregated(&Setting::shm(Model::Gemma3), "shm", &[(4, 2)]);
 }
 
-/// The tests of the group that runs one at a time: other projects' libraries and programs.
+/// Tests in the group that runs one at a time, because they use other projects' libraries and programs.
 mod external {
     use host_tests::nixl;
 
@@ -139,8 +139,8 @@ mod external {
         }
     }
 
-    /// Offload tiers of both caches, host memory and a fake storage tier in each worker's memory. After a flush only the
-    /// latter has anything.
+    /// Both caches have offload tiers: host memory, and a test storage tier in each worker's memory. After a flush only the storage
+    /// tier has pages.
     #[test]
     fn pages_and_windows_of_the_offload_tiers_serve_over_nixl_as_well() {
         let Some(config) = nixl::config() else { return };
@@ -172,7 +172,7 @@ mod external {
             }
             let restored = |name| cluster.total("prefill", name, "");
             assert!(restored("host_hicache_loaded_pages_total") > 0.0, "{model:?}");
-            // The windows behind them were restored, too, or computed again where that is less.
+            // The windows behind them were restored, or computed again if that costs less.
             let windows = restored("host_hicache_promised_window_pages_total")
                 + restored("host_window_recomputed_tokens_total");
             assert!(windows > 0.0, "{model:?}");

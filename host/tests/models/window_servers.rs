@@ -1,5 +1,5 @@
-//! Servers of models with sliding layers: every arrangement answers as one aggregated worker that keeps nothing, and pays
-//! for the window and not for the prompt.
+//! Servers of models with sliding layers: every arrangement answers like one aggregated worker without caches, and its cost depends
+//! on the window and not on the prompt.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ const PAGE: u32 = 16;
 /// Seven layers, five of which slide: two in a page, so that a window part is three pages.
 const SYNTHETIC: &str = "[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = 40\nkv-heads = 4\n";
 const PARTS: u32 = 3;
-/// Shorter than the window, equal, one more, and 60 windows.
+/// Lengths: shorter than the window, equal, one more, and 60 windows.
 const LENGTHS: [u32; 5] = [3, WINDOW - 1, WINDOW, WINDOW + 1, 60 * WINDOW];
 const CACHES: [&str; 2] = ["--prefill-radix-cache", "--decode-radix-cache"];
 
@@ -52,7 +52,7 @@ fn answer(cluster: &Cluster, prompt: &[u32], tokens: u32) -> Value {
     answer["output_ids"].clone()
 }
 
-/// All answers, from clients that run at once.
+/// Asks for all answers at once.
 fn answers(cluster: &Cluster, prompts: &[Vec<u32>], tokens: u32) -> Vec<Value> {
     std::thread::scope(|scope| {
         let clients: Vec<_> =
@@ -70,7 +70,7 @@ fn counts(cluster: &Cluster, role: &str) -> impl Fn(&str) -> f64 {
 fn prompts_around_the_window_and_sixty_times_as_long_are_answered_alike_by_every_arrangement() {
     let prompts: Vec<Vec<u32>> =
         LENGTHS.into_iter().zip(1..).map(|(length, seed)| prompt(seed, length)).collect();
-    // The synthetic model draws from pages, so that their size counts.
+    // The synthetic model draws its tokens from pages, so their size affects the answers.
     let right = |page: &str| {
         let (aggregated, _plugins) = start(&["--role", "aggregated", "--page-size", page]);
         answers(&aggregated, &prompts, 60)
@@ -108,7 +108,7 @@ fn a_prompt_brings_its_pages_and_one_window_whatever_its_length() {
 
 #[test]
 fn a_prompt_with_no_room_for_its_windows_at_once_is_served_on_every_worker() {
-    // 150 pages of tokens. Window parts for all of them would be 450 more.
+    // The prompt has 150 pages. Window parts for all of them would be 450 more.
     let long = prompt(5, 60 * WINDOW);
     let (aggregated, _plugins) = start(&["--role", "aggregated"]);
     let right = answer(&aggregated, &long, 20);
@@ -152,7 +152,7 @@ fn the_next_turn_of_a_conversation_is_computed_from_the_window_that_the_last_one
             let answered = answer(&cluster, &conversation, 24);
             assert_eq!(answered, answer(&aggregated, &conversation, 24), "{flags:?}, turn {turn}");
             let computed = counts(&cluster, computes)("prefill_tokens") - before;
-            // What the last turn's prompt or answer left is there to a page. Prefill computes the answer anew.
+            // The pages of the last turn are reused up to the last whole page. Prefill computes the answer's tokens again.
             assert!(
                 turn == 1 || computed <= 24.0 + 20.0 + 16.0,
                 "{flags:?}, turn {turn}: {computed} computed"
@@ -169,7 +169,7 @@ fn the_next_turn_of_a_conversation_is_computed_from_the_window_that_the_last_one
 fn decode_restores_its_pages_from_the_offload_tiers_and_is_sent_the_window() {
     let flags = ["--decode-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
     let (cluster, _plugins) = start(&flags);
-    // The next token sees 126..=165, four pages.
+    // The next token sees positions 126 to 165, which lie on four pages.
     let prompt = prompt(3, 10 * PAGE + 5);
     let first = cluster.generate(&prompt, 4).unwrap();
     let page = first.transferred_bytes / u64::from(11 + PARTS * 4);
@@ -210,7 +210,7 @@ fn a_gemma3_is_answered_alike_by_every_arrangement() {
     }
 }
 
-/// Parts of a long prompt's window are given up for another prompt. Then a request goes on from its middle.
+/// Parts of a long prompt's window are evicted for another prompt. Then a request goes on from the middle of the long one.
 fn forks(model: &[&str], flags: &[&str], long: u32, pool: &str) -> (Cluster, f64) {
     let (aggregated, _plugins) = start_model(model, &["--role", "aggregated"]);
     let (cluster, _plugins) = start_model(model, &[flags, &["--pool-pages", pool]].concat());
@@ -232,7 +232,7 @@ fn forks(model: &[&str], flags: &[&str], long: u32, pool: &str) -> (Cluster, f64
 #[test]
 fn a_request_that_goes_on_where_the_window_is_gone_has_it_computed_and_nothing_else_of_what_is_cached() {
     let long = 60 * WINDOW;
-    // The token at 1200 sees page 72 first. Five layers look 39 tokens back each, the last one's own not counted.
+    // The token at 1200 sees page 72 first. Five layers look back 39 tokens each, without the token itself.
     let again = f64::from(1200 - (72 * PAGE - 4 * (WINDOW - 1)) / PAGE * PAGE);
     for flags in [&["--role", "aggregated", "--prefill-radix-cache"][..], &CACHES] {
         let (cluster, found) = forks(&["--executor", "synthetic"], flags, long, "400");

@@ -1,7 +1,6 @@
-//! Models with windows in every arrangement at once: transfer over shared memory and over the real NIXL, equal and different
-//! numbers of ranks, radix caches and offload tiers or not, pages that suffice and pages that run short. Prompts are
-//! shorter than the window, as long, one token longer, and sixty times as long. All answers are those of one aggregated
-//! worker that keeps nothing.
+//! Models with windows in all combinations: transfer over shared memory and over the real NIXL, equal and different numbers of
+//! ranks, with radix caches and offload tiers or without, with enough pages and with too few. Prompts are shorter than the window,
+//! as long, one token longer, and sixty times as long. All answers are those of one aggregated worker without caches.
 
 use std::path::Path;
 
@@ -13,7 +12,8 @@ use host_tests::plugin_files;
 const ANSWER: u32 = 80;
 /// Requests of each short length.
 const TIMES: u32 = 6;
-/// Ranks of prefill and of decode. They differ with the order of engines' pools, where all goes through staging.
+/// Ranks of prefill and of decode. The unequal numbers come with the layout of engines' pools, and there all pages go through
+/// staging.
 const RANKS: [&[&str]; 2] = [
     &["--prefill-tp", "1", "--decode-tp", "1"],
     &[
@@ -38,7 +38,8 @@ struct Model {
     flags: Vec<String>,
     config: String,
     window: u32,
-    /// Pages for the longest request with hardly another, and before these maybe pages for all at once.
+    /// Sizes of the pool in pages. The last one has room for the longest request and little else, an earlier one for all requests
+    /// at once.
     pools: &'static [&'static str],
 }
 
@@ -85,7 +86,7 @@ impl Model {
                     for round in 0..2 {
                         assert_eq!(answers(&split, &prompts), right, "{how}, round {round}");
                         if caches.len() > RADIX.len() {
-                            // From here on only storage has anything.
+                            // From here on only storage has pages.
                             split.await_written();
                             split.flush();
                         }
@@ -110,7 +111,7 @@ impl Model {
     }
 }
 
-/// All answers, from clients that run at once.
+/// Asks for all answers at once.
 fn answers(cluster: &Cluster, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
     std::thread::scope(|scope| {
         let clients: Vec<_> = prompts
@@ -121,8 +122,8 @@ fn answers(cluster: &Cluster, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
     })
 }
 
-/// Seven layers, five of which slide: two in a page, so that a window part is three pages. Computing takes long enough that
-/// the cost model prefers to restore.
+/// Seven layers, five of them sliding: two in a page, so a window part has three pages. Computing takes long enough that the cost
+/// model prefers to restore.
 fn synthetic() -> Model {
     Model {
         flags: ["--executor", "synthetic"].map(str::to_owned).to_vec(),
@@ -154,7 +155,7 @@ fn a_gemma3_answers_alike_over_shared_memory() {
     gemma3(directory.path()).walk("shm", "");
 }
 
-/// The tests of the group that runs one at a time: other projects' libraries and programs.
+/// Tests in the group that runs one at a time, because they use other projects' libraries and programs.
 mod external {
     use host_tests::nixl;
 

@@ -1,4 +1,4 @@
-//! The HTTP API over TLS, to clients of other makers and to the program's own commands, and the address for operators.
+//! The HTTP API over TLS: clients of other projects, the program's own commands, and the address for operators.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use host_tests::wait::until;
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
 
-/// Python's own TLS and HTTP: one request with each version, the certificate that is shown, and what is not trusted.
+/// A client with Python's own TLS and HTTP: requests with each version of TLS, ALPN, and a certificate that it does not trust.
 const FOREIGN: &str = r#"
 import http.client, json, ssl, sys
 port, ca = int(sys.argv[1]), sys.argv[2]
@@ -45,7 +45,7 @@ fn host(arguments: &[&str]) -> Output {
     Command::new(HOST).args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
-/// The same on a machine that trusts these authorities.
+/// Runs the program on a machine that trusts these authorities.
 fn host_trusting(ca: &str, arguments: &[&str]) -> Output {
     Command::new(HOST).args(arguments).env("SSL_CERT_FILE", ca).stdin(Stdio::null()).output().unwrap()
 }
@@ -60,7 +60,7 @@ fn python(script: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Files of a certificate, made as an operator makes them.
+/// A folder with a certificate, made with the operator's command.
 struct Certificate(tempfile::TempDir);
 
 impl Certificate {
@@ -70,7 +70,7 @@ impl Certificate {
         certificate
     }
 
-    /// Makes another in place of the one that is there, of the same authority.
+    /// Makes a new certificate of the same authority in place of the old one.
     fn make(&self) {
         let folder = self.0.path().display().to_string();
         let made = host(&["certs", "server", &folder, "--name", "localhost", "--name", "127.0.0.1"]);
@@ -86,7 +86,7 @@ impl Certificate {
     }
 }
 
-/// The answer to a GET over a Unix socket.
+/// Sends a GET over a Unix socket and returns the answer.
 fn get_at_socket(path: &Path, of: &str) -> Result<String, String> {
     let mut connection = UnixStream::connect(path).map_err(|error| error.to_string())?;
     let request = format!("GET {of} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
@@ -138,7 +138,7 @@ fn one_command_serves_foreign_clients_over_tls_and_shows_a_new_certificate_witho
     certificate.make();
     assert_ne!(shown(), before);
 
-    // The router is another process, which finds its sockets again.
+    // The router is started again as another process, which takes over its sockets.
     let router = cluster.pid("router").unwrap();
     host_tests::cluster::signal(router, "KILL");
     until("another router", || match cluster.pid("router") {
@@ -193,7 +193,7 @@ fn operators_are_served_at_their_own_port_and_commands_reach_a_server_over_tls()
     assert_eq!((get("/metrics"), get("/v1/models")), (Ok(200), Ok(404)));
 
     let ca = certificate.path("ca.pem");
-    // The synthetic model has no template, as the server says.
+    // The chat is answered with an error: the synthetic model has no chat template.
     let mut chat = Command::new(HOST);
     chat.args(["chat", &clients, "--ca", &ca]).stdin(Stdio::piped());
     let mut chat = chat.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

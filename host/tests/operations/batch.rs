@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
 const REQUESTS: usize = 40;
-/// Requests with short prompts, which come first.
+/// Number of requests with short prompts, which come first.
 const SHORT: usize = 8;
 
 fn server(config: &str) -> Cluster {
@@ -50,7 +50,7 @@ fn answers(folder: &Path) -> Vec<Value> {
 
 #[test]
 fn a_job_that_is_killed_goes_on_and_every_request_has_one_answer() {
-    // A token of a prompt is a byte.
+    // The model has one token for each byte of a prompt.
     let hold = Hold::new();
     let cluster = server(&format!("[synthetic]\n{}", hold.prompts_from(50)));
     let folder = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ fn a_job_that_is_killed_goes_on_and_every_request_has_one_answer() {
     held.end();
     let earlier = answers(at);
     assert!(earlier.len() < REQUESTS, "it was not killed in the middle");
-    // As if it had been killed while it wrote.
+    // Appends part of a line, as if the job had been killed while it wrote.
     let written = std::fs::read_to_string(at.join("out.jsonl")).unwrap();
     std::fs::write(at.join("out.jsonl"), format!("{written}{{\"id\":\"batch_r")).unwrap();
 
@@ -85,7 +85,7 @@ fn a_job_that_is_killed_goes_on_and_every_request_has_one_answer() {
         assert!(!response["request_id"].as_str().unwrap().is_empty(), "{line}");
         assert_eq!(response["body"]["usage"]["completion_tokens"], 16, "{line}");
     }
-    // Nothing is left to do.
+    // A further run has nothing to do.
     assert_eq!(batch(at, &cluster.url).0, Some(0));
     assert_eq!(answers(at).len(), REQUESTS);
 }
@@ -112,7 +112,7 @@ fn a_wrong_file_is_refused_before_anything_is_sent() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     std::fs::write(at.join("in.jsonl"), request("a", "a") + &request("a", "b")).unwrap();
-    // There is no server, and none is needed.
+    // No server runs there, and the check needs none.
     let (code, said) = batch(at, "http://127.0.0.1:1");
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("line 2") && said.contains("is already used in line 1"), "{said}");

@@ -1,5 +1,5 @@
-//! Router and workers started one by one, as on several machines: addresses by flags and by TOML, and workers that do
-//! not fit each other.
+//! Router and workers started one by one, as on several machines: addresses from flags and from TOML, and workers that do not fit
+//! each other.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -15,12 +15,12 @@ const HOST: &str = env!("CARGO_BIN_EXE_host");
 pub(super) struct Worker(pub(super) Child);
 
 impl Worker {
-    /// Starts a worker whose addresses and plugins stand in a TOML file.
+    /// Starts a worker that reads its addresses and plugins from a TOML file.
     pub(super) fn start(directory: &Path, role: &str, router: &str, flags: &[&str]) -> Self {
         Self::start_with(directory, role, router, flags, "")
     }
 
-    /// The same with more lines in the file.
+    /// As [`start`](Self::start), with more lines in the file.
     pub(super) fn start_with(
         directory: &Path,
         role: &str,
@@ -68,7 +68,7 @@ fn parts_started_by_hand_serve_and_a_worker_that_does_not_fit_does_no_harm() {
     let decode = start("decode", &["--name=taker"]);
     cluster.wait("both to register", || cluster.workers().len() == 2);
 
-    // Alone, the pair is refused with both values, and every process goes on.
+    // Without another worker the pair is refused, with both values in the error, and every process goes on.
     let error = cluster.generate(&[1, 2, 3], 4).unwrap_err();
     assert!(error.contains("503") && error.contains("32") && error.contains("16"), "{error}");
     let health = cluster.health().unwrap();

@@ -14,14 +14,14 @@ fn keys_new(file: &Path, tenant: &str, flags: &[&str]) -> Output {
     Command::new(HOST).args(["keys", "new", tenant, "--file"]).arg(file).args(flags).output().unwrap()
 }
 
-/// A key that was made, as it was printed.
+/// Makes a key and returns it as printed.
 fn key(file: &Path, tenant: &str, flags: &[&str]) -> String {
     let made = keys_new(file, tenant, flags);
     assert!(made.status.success(), "{made:?}");
     String::from_utf8(made.stdout).unwrap().trim().to_owned()
 }
 
-/// The status of a request, and what `/health` tells with the same key.
+/// Sends a request and asks `/health` with the same key. Returns the status and the answer of `/health`.
 fn with_key(cluster: &Cluster, key: &str) -> (u16, Value) {
     let body = r#"{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2}}"#;
     let (status, _answer) = cluster.ask_with_key(key, "/generate", Some(body)).unwrap();
@@ -62,7 +62,7 @@ fn a_name_or_a_file_that_cannot_be_is_refused() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "nonsense");
 }
 
-/// Sends a request and reads nothing of its answer.
+/// Sends a request and does not read its answer.
 fn begin(cluster: &Cluster, key: &str, tokens: u32) -> TcpStream {
     let address = cluster.url.strip_prefix("http://").unwrap();
     let body = format!(
@@ -114,7 +114,7 @@ fn a_client_with_one_request_is_served_before_the_backlog_of_one_with_many() {
     let answered = || backlog.iter().filter(|connection| connection.peek(&mut [0]).is_ok()).count();
     let before = answered();
     assert!(before < MANY / 2, "{before} of {MANY} were answered before it");
-    // And again, when the backlog has waited longer. The one that is computed ends first, and one more may go.
+    // Once more, after the backlog has waited longer. The request that is being computed ends first, and one more may come before.
     assert_eq!(with_key(&cluster, &other).0, 200);
     let between = answered() - before;
     assert!(between < MANY / 6, "{between} of {MANY} were answered before the second");

@@ -1,4 +1,4 @@
-//! Processes that know each other over TCP by a secret or by certificates. Others are told nothing.
+//! Processes over TCP that authenticate each other by a secret or by certificates. Others get no information.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::one_user::{answers, supervised};
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
 
-/// Introduces a worker that there is not, as a process that looks for endpoints does. It fits the other, as far as a role says.
+/// Registers as a worker that does not exist, as a port scanner might. Its role fits the other worker.
 pub async fn handshake(address: &str, credentials: &Credentials) -> Result<String, String> {
     let address: Address = address.parse().map_err(|error| format!("{error}"))?;
     let channel = channel(&address, credentials).map_err(|mismatch| mismatch.to_string())?;
@@ -26,12 +26,12 @@ pub async fn handshake(address: &str, credentials: &Credentials) -> Result<Strin
     reply.map(|reply| reply.into_inner().message).map_err(|status| reason(&status))
 }
 
-/// What is said to a member, whose handshake is answered as soon as the machine lets it.
+/// The answer to a member of the cluster. Its handshake is repeated until it is answered.
 async fn member(address: &str, credentials: &Credentials) -> String {
     answered_until("an answer to a member", async || handshake(address, credentials).await).await
 }
 
-/// `host certs`.
+/// Runs `host certs`.
 fn certs(arguments: &[&str], path: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(HOST);
     let made = command.arg("certs").args(arguments).arg(path).args(more).output().unwrap();
@@ -51,7 +51,7 @@ impl Drop for Process {
     }
 }
 
-/// A router and workers over TCP, each with flags that say what it knows others by.
+/// A router and workers over TCP, each with flags for their authentication.
 struct OverTcp {
     router: Cluster,
     workers: Vec<Process>,
@@ -87,7 +87,7 @@ impl OverTcp {
     }
 }
 
-/// The flag and its value.
+/// A flag with its value.
 fn flag(name: &str, path: &Path) -> Vec<String> {
     vec![name.to_owned(), path.display().to_string()]
 }
@@ -123,7 +123,7 @@ fn a_secret_and_certificates_make_clusters_that_answer_as_one_machine_does() {
         assert_eq!(answers(&cluster.router), expected);
         for worker in cluster.router.workers() {
             assert!(worker.address.starts_with("https://127.0.0.1:"), "{worker:?}");
-            // Prefill may end its leg a moment after the answer.
+            // Prefill may end its part of the request a moment after the answer.
             cluster.router.wait("its requests to be counted", || {
                 let metrics = cluster.router.metrics(&worker);
                 metrics.get("host_requests_finished_total").is_some_and(|count| *count > 0.0)
@@ -134,7 +134,7 @@ fn a_secret_and_certificates_make_clusters_that_answer_as_one_machine_does() {
             }
             runtime.block_on(handshake(&plain, &Credentials::None)).unwrap_err();
             runtime.block_on(handshake(&worker.metrics, &Credentials::None)).unwrap_err();
-            // The same question of a member is answered, so it was the certificate that was refused.
+            // A member that sends the same handshake is answered, so the certificate was the reason for the refusal.
             let answered = runtime.block_on(member(&worker.address, &own));
             let says =
                 if worker.role == "prefill" { "KV goes from prefill" } else { "cannot share KV pages" };
@@ -165,7 +165,7 @@ fn a_secret_is_replaced_while_everything_runs() {
     let expected = answers(&cluster.router);
     let before: Vec<String> = cluster.router.workers().into_iter().map(|worker| worker.instance).collect();
 
-    // All processes read one file here, so the new secret alone may come at once.
+    // All processes read one file here, so the new secret may replace the old one directly.
     let next = folder.path().join("next");
     write(&next, &text(&new));
     std::fs::rename(&next, &file).unwrap();
@@ -203,7 +203,7 @@ fn a_worker_with_another_secret_is_not_registered_and_says_why() {
         .spawn();
     let mut stranger = Process(child.unwrap());
     let said = host_tests::lines::Lines::of(stranger.0.stderr.take().unwrap());
-    // It may time out before it is refused, and says that, too.
+    // The stranger may first time out, which it also logs.
     let line = said.find("why it is not registered", |line| {
         (line.contains("not registered with the router") && line.contains("certificate")).then_some(())
     });
@@ -223,7 +223,7 @@ fn certificates_are_made_for_their_owner_and_nothing_is_overwritten() {
     }
     let read = |folder: &Path, name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let earlier = ["ca.pem", "ca-key.pem", "cert.pem", "key.pem"].map(|name| read(&first, name));
-    // Another certificate of the same authority, here and elsewhere.
+    // Makes another certificate of the same authority, here and in a second folder.
     certs(&["new"], &first, &[]);
     certs(&["new"], &second, &["--ca", first.to_str().unwrap()]);
     assert_eq!([&earlier[0], &earlier[1]], [&read(&first, "ca.pem"), &read(&first, "ca-key.pem")]);
@@ -239,7 +239,7 @@ fn certificates_are_made_for_their_owner_and_nothing_is_overwritten() {
     let again = Command::new(HOST).args(["certs", "secret"]).arg(&secret).output().unwrap();
     assert_eq!(again.status.code(), Some(2), "{again:?}");
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), made);
-    // Without the authority's key there is nothing to sign with, and a new authority would shut the others out.
+    // Without the authority's key no certificate can be signed, and a new authority would shut the other processes out.
     std::fs::remove_file(first.join("ca-key.pem")).unwrap();
     let none = Command::new(HOST).args(["certs", "new"]).arg(&first).output().unwrap();
     assert_eq!(none.status.code(), Some(2), "{none:?}");

@@ -1,4 +1,4 @@
-//! Programs that run beside the workers: started before them, started again, ended after them, and never left behind.
+//! Companions, programs that run beside the workers: started before them, started again, ended after them, and never left behind.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -21,14 +21,14 @@ fn start(companion: &str) -> (Cluster, tempfile::TempDir) {
     (cluster, plugins)
 }
 
-/// Messages about the companion and the workers, in order.
+/// The names of companions and workers in log lines with this message, in order.
 fn order(cluster: &Cluster, message: &str) -> Vec<String> {
     let lines = cluster.log_lines();
     let wanted = lines.iter().filter(|line| line["fields"]["message"] == message);
     wanted.filter_map(|line| line["fields"]["role"].as_str().map(str::to_owned)).collect()
 }
 
-/// Waits until the process is what it shall become.
+/// Waits until the process has become `sleep`.
 fn sleeps(cluster: &Cluster, pid: u32) {
     cluster.wait("it to be what it shall become", || {
         let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -57,7 +57,7 @@ fn a_companion_has_nothing_open_but_what_is_standard() {
     let (cluster, _plugins) = start(SLEEP);
     let companion = cluster.pid("sleeper").unwrap();
     sleeps(&cluster, companion);
-    // None of the sockets that the router is handed down. While it starts, it opens its libraries.
+    // It has none of the sockets that the router inherits. While it starts, it has its libraries open.
     until("nothing else to be open", || {
         let open = std::fs::read_dir(format!("/proc/{companion}/fd")).unwrap();
         let mut open: Vec<String> =

@@ -1,7 +1,8 @@
-//! Every command in `docs/plugins` and of `docs/capacity-planning.md` runs, in the order in which it stands there, against the program that was just built.
+//! Runs every command in `docs/plugins` and `docs/capacity-planning.md`, in the order of the page, against the program that was
+//! just built.
 //!
-//! Commands are the lines of blocks marked `sh`. A page is one script in a directory of its own. A block marked
-//! `sh server` runs in the background until the page ends. `! command` must fail.
+//! Commands are the lines of blocks marked `sh`. A page is one script in a directory of its own. A block marked `sh server` runs in
+//! the background until the page ends. `! command` must fail.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::process::Command;
 
 use host_tests::skip::skipped;
 
-/// Lines that stand for what the test has done already.
+/// Lines that are left out, because the test has already done what they say.
 const DONE_ALREADY: &[(&str, &str)] = &[
     ("cargo build -p host", "the program is built, and others may be running it"),
     ("export PATH=", "the program that was built is on the path"),
@@ -66,7 +67,7 @@ fn script(page: &str, port: u16) -> String {
             } else if let Some(program) = missing {
                 skipped(&format!("`{line}` of docs/plugins: {program} is not installed"));
             } else if block.server {
-                // Until it answers. A server that ends is an error.
+                // Waits until the server answers. A server that ends is an error.
                 writeln!(
                     text,
                     "{line} > server.log 2>&1 &\nserver=$!\ntrap 'kill $server; wait $server || true' EXIT"
@@ -74,7 +75,7 @@ fn script(page: &str, port: u16) -> String {
                 .unwrap();
                 writeln!(text, "until grep -q 'serving' server.log; do kill -0 $server; sleep 0.05; done")
                     .unwrap();
-                // Its workers register a moment later.
+                // The workers register a moment later.
                 if is_there("curl") {
                     let ready = format!("curl -fso /dev/null http://127.0.0.1:{port}/health/ready");
                     writeln!(text, "until {ready}; do kill -0 $server; sleep 0.05; done").unwrap();
@@ -101,11 +102,12 @@ fn run(page: &Path) {
     let shared = test.ancestors().nth(3).expect("tests lie in <target>/<profile>/deps").join("docs-commands");
     let mut shell = Command::new("bash");
     shell.arg("-c").arg(script(&text, port));
-    // Pages that say how to set up do it from here.
+    // Pages that build the program run in the repository.
     shell.current_dir(if text.contains("\ncargo build -p host\n") { repository } else { directory.path() });
     shell.env("PATH", std::env::join_paths(path).unwrap()).env("TMPDIR", directory.path());
     shell.env("API", repository.join("plugin-api"));
-    // Results lie where the page says. What they are made of is kept, because most of it is `abi_stable`.
+    // Results are in the place that the page says. Intermediate files are kept for all pages, because most of them are for
+    // `abi_stable`.
     shell
         .env_remove("CARGO_TARGET_DIR")
         .env("CARGO_BUILD_BUILD_DIR", shared)
@@ -124,7 +126,7 @@ fn every_command_of_the_plugin_pages_works_as_written() {
     pages.retain(|page| page.extension().is_some_and(|e| e == "md"));
     pages.sort();
     assert!(pages.len() >= 6, "{pages:?}");
-    // One after the other: each builds a crate.
+    // Pages run one after the other, because each builds a crate.
     for page in pages {
         run(&page);
     }

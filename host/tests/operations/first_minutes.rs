@@ -37,7 +37,7 @@ fn stores(cache: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The messages of its log.
+/// The messages in the server's log.
 fn messages(cluster: &Cluster) -> Vec<String> {
     let lines = cluster.log_lines();
     lines.iter().filter_map(|line| Some(line["fields"]["message"].as_str()?.to_owned())).collect()
@@ -49,7 +49,7 @@ fn said(cluster: &Cluster, parts: &[&str]) {
     assert!(found, "no message has {parts:?}:\n{}", messages.join("\n"));
 }
 
-/// Serves, restarts and serves again with these plugins: the second process finds the first one's pages.
+/// Serves, restarts and serves again with these plugins. The second process must find the pages of the first one.
 fn serves_stores_and_restores(named: &str, carries: &str, environment: &[(&str, &Path)]) {
     let plugins = plugin_files::directory(&["shm", "nixl", "hicache-file", "swa"]);
     let cache = tempfile::tempdir().unwrap();
@@ -72,7 +72,7 @@ fn serves_stores_and_restores(named: &str, carries: &str, environment: &[(&str, 
     assert_eq!(folder.len(), 1, "one model: {folder:?}");
     assert!(folder[0].file_name().unwrap().to_str().unwrap().starts_with("synthetic-"), "{folder:?}");
 
-    // Whether restoring pays is decided by measured time. Here it pays.
+    // Measured times decide whether restoring pays. These costs make it pay.
     let costs = RESTORES.to_owned();
     let cluster = configured(costs, &["--plugins", named], plugins.path(), &environment, 2);
     assert_eq!(cluster.generate(&prompt(), 8).unwrap().tokens, first.tokens);
@@ -90,7 +90,7 @@ fn the_missions_command_serves_stores_and_restores_without_a_configuration() {
     serves_stores_and_restores("nixl,hicache-file", "nixl", &[("NIXL_LIBRARY", &library)]);
 }
 
-/// `host --model FILE --plugins NAMES` and nothing else, as typed where program and plugins were built, with a real model.
+/// Runs `host --model FILE --plugins NAMES` with a real model, in a folder with the built program and plugins.
 fn answers_as_typed(named: &str, environment: &[(&str, &Path)]) {
     let built = Path::new(env!("CARGO_BIN_EXE_host"));
     let folder = tempfile::tempdir_in(built.parent().unwrap()).unwrap();

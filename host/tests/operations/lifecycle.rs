@@ -1,4 +1,4 @@
-//! Workers that come and are taken out of service under load: no request is lost, and no answer is another one.
+//! Workers that join and leave under load: no request is lost, and no answer changes.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,12 +11,12 @@ use host_tests::{plugin_files, streaming};
 use super::by_hand::{Worker, router};
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
-/// Steps take so long that answers of [`TOKENS`] outlast what a test does meanwhile.
+/// Slow steps, so that answers of [`TOKENS`] tokens last longer than what a test does meanwhile.
 const STEADY: &str = "[synthetic]\nstep-us = 1000\n";
 const TOKENS: usize = 60;
-/// Steps of answers that a slow machine must not finish before a test has acted. They sleep.
+/// Even slower steps, so that an answer does not end before a test has acted, also on a slow machine. These steps sleep.
 const SLOW: &str = "[synthetic]\nstep-us = 30000\n";
-/// 45 seconds of them.
+/// Tokens for 45 seconds of [`SLOW`] steps.
 const LONG: usize = 1500;
 const CLIENTS: u32 = 4;
 
@@ -24,7 +24,7 @@ fn prompt(client: u32) -> Vec<u32> {
     (0..40 + client).map(|token| (token * 7 + client) % 256).collect()
 }
 
-/// Runs `act` while clients ask without a pause. Every answer must be the one that came before.
+/// Runs `act` while clients send requests without a pause. Every answer must equal the one before `act`.
 fn under_load<T>(url: &str, act: impl FnOnce() -> T) -> T {
     let right: Vec<_> = (0..CLIENTS)
         .map(|client| streaming::generate(url, &prompt(client), TOKENS).unwrap().tokens)
@@ -48,7 +48,7 @@ fn under_load<T>(url: &str, act: impl FnOnce() -> T) -> T {
                 if answered > than { Ok(()) } else { Err(answered) }
             });
         };
-        // The others end, too, when one has failed.
+        // If one client fails, the others end, too.
         let _stopped = Stop(&stop);
         more(0);
         let acted = act();
@@ -111,7 +111,7 @@ fn answers_that_outlast_the_drain_go_on_on_another_worker() {
     std::thread::scope(|scope| {
         let answer = scope.spawn(|| streaming::generate(&cluster.url, &prompt(0), LONG).unwrap().tokens);
         cluster.wait("some tokens", || tokens() > 5.0);
-        // It computes what is left without a pause.
+        // The new worker has no slow steps, so it computes the rest soon.
         let _new = start("decode", "d-new", "");
         cluster.wait("the new worker to register", || cluster.workers().len() == 3);
         signal(old.0.id(), "TERM");
@@ -122,7 +122,7 @@ fn answers_that_outlast_the_drain_go_on_on_another_worker() {
     assert!(metrics.contains("host_resumed_total 1\n"), "{metrics}");
 }
 
-/// All parts on this machine.
+/// Starts a router, a prefill and a decode worker on this machine.
 fn split(more: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm"]);
     let flags = ["--executor", "synthetic", "--plugins-dir", &plugins.path().display().to_string()];
@@ -154,17 +154,17 @@ fn workers_have_served_a_dummy_request_before_they_are_live() {
     let start = Start { program: Path::new(HOST), flags, config: String::new(), workers: 2 };
     let cluster = Cluster::start_as_given(&start, &[]);
     for worker in cluster.workers() {
-        // Prefill may end its leg a moment after the answer.
+        // Prefill may end its part of the request a moment after the answer.
         cluster.wait("the dummy request", || {
             cluster.metrics(&worker).get("host_requests_finished_total").is_some_and(|count| *count >= 1.0)
         });
-        // The worker hears it with the next heartbeat.
+        // The worker learns it with the next heartbeat.
         cluster.wait("the worker to be ready", || {
             let ready = host_tests::cluster::agent().get(format!("{}/health/ready", worker.metrics)).call();
             ready.is_ok_and(|ready| ready.status() == 200)
         });
     }
-    // The supervisor hears it from each of its children.
+    // The supervisor learns it from each of its children.
     cluster.wait("all parts to be ready", || {
         let is_ready = |role: &str| {
             let says = |line: &serde_json::Value| {
@@ -174,7 +174,7 @@ fn workers_have_served_a_dummy_request_before_they_are_live() {
         };
         ["router", "prefill", "decode"].into_iter().all(is_ready)
     });
-    // It stays in no cache.
+    // The dummy request stays in no cache.
     cluster.wait("all pages to be free", || cluster.all_free());
     let cached = |worker| cluster.metrics(worker)["host_kv_pages{state=\"cached\"}"];
     assert!(cluster.workers().iter().all(|worker| cached(worker) == 0.0));
@@ -183,7 +183,7 @@ fn workers_have_served_a_dummy_request_before_they_are_live() {
 
 #[test]
 fn a_second_signal_ends_everything_at_once() {
-    // The drain would wait for the answer, which takes a minute.
+    // The drain would wait for an answer that takes a minute.
     let (mut cluster, _plugins) = split(&["--drain-timeout", "600"], SLOW);
     let children = ["router", "prefill", "decode"].map(|role| cluster.pid(role).unwrap());
     let url = cluster.url.clone();

@@ -1,4 +1,4 @@
-//! A transfer plugin that works and loses something: the operator is told which and with which peer, and the request goes on.
+//! A transfer plugin that works but loses arrivals: the log names the plugin and the peer, and the request goes on.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use host_tests::cluster::{Cluster, Start};
 use host_tests::plugin_files;
 use serde_json::Value;
 
-/// One request while the plugin does what `setting` names. The worker's log has to say `says`, and the request goes on.
+/// Sends one request while the plugin has the fault that `setting` turns on. The log must say `says`, and the request must go on.
 fn stalled(setting: &str, says: &str) {
     let folder = tempfile::tempdir().unwrap();
     let told = folder.path().join("told");
@@ -30,7 +30,7 @@ fn stalled(setting: &str, says: &str) {
     let during = std::thread::scope(|scope| {
         let request = scope.spawn(|| cluster.generate(&other, 8));
         cluster.wait("the log to name plugin and peer", || cluster.log_lines().iter().any(line));
-        // A plugin that loses has removed it.
+        // A failure is ignored: the plugin may have removed the file itself.
         drop(std::fs::remove_file(&told));
         request.join().unwrap()
     });
@@ -55,6 +55,6 @@ fn a_notification_that_is_lost_ends_the_transfer_and_names_plugin_and_peer() {
 
 #[test]
 fn a_write_that_never_ends_has_the_peer_cut_off_and_names_plugin_and_peer() {
-    // The pages arrive, so that the request itself ends as it should.
+    // The pages arrive, so the request itself ends well.
     stalled("hold_file", "has ended: it is cut off");
 }

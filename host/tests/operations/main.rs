@@ -1,4 +1,4 @@
-//! What an operator does: start, refuse to start, watch, route, and end.
+//! Tests of an operator's work: start, refusal to start, monitoring, routing and end.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 

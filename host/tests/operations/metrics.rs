@@ -25,7 +25,7 @@ fn tokens(range: std::ops::Range<u32>) -> Vec<u32> {
     range.collect()
 }
 
-/// A worker's series once its count of finished requests says that nothing more comes.
+/// A worker's series, after its count of finished requests has reached `finished`.
 fn settled(cluster: &Cluster, role: &str, finished: f64) -> BTreeMap<String, f64> {
     let worker = cluster.worker(role);
     cluster.wait("all requests to be counted", || {
@@ -37,7 +37,7 @@ fn settled(cluster: &Cluster, role: &str, finished: f64) -> BTreeMap<String, f64
 #[test]
 fn a_known_run_is_counted_as_it_was() {
     let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"]);
-    // Each answer is one token, which has no KV, so what is cached are the prompts' whole pages.
+    // Each answer is one token, which has no KV. So the cached pages are the whole pages of the prompts.
     let ask = |prompt: &[u32]| cluster.generate(prompt, 1).unwrap().transferred_bytes;
     let page = u64::from(ask(&tokens(180..181)) as u32);
     assert_eq!(ask(&tokens(0..40)), 3 * page, "nothing is there");
@@ -68,7 +68,7 @@ fn a_known_run_is_counted_as_it_was() {
         expect(&decode, name, value);
     }
     let prefill = settled(&cluster, "prefill", 4.0);
-    // One token at least is computed, so of 64 tokens three pages are used.
+    // At least one token is computed, so of 64 tokens only three pages are used.
     let prefix = f64::from(2 * PAGE + 3 * PAGE);
     for (name, value) in [
         ("host_prefix_promised_tokens_total{tier=\"device\"}", prefix),
@@ -76,7 +76,7 @@ fn a_known_run_is_counted_as_it_was() {
         ("host_transfers_total{kind=\"full\"}", 0.0),
         ("host_transfer_saved_bytes_total", 0.0),
         ("host_pages_sent_total", 7.0),
-        // Four aux rows among them.
+        // Includes four aux rows.
         ("host_lane_bytes_total{kind=\"direct\"}", (7 * page + 4 * 256) as f64),
         ("host_prefill_tokens_total", 1.0 + 40.0 + 38.0 + 16.0),
     ] {
@@ -84,7 +84,7 @@ fn a_known_run_is_counted_as_it_was() {
     }
 }
 
-/// What each worker's series say about ten pages that went to the offload tiers and came back from there.
+/// Checks each worker's series after ten pages went to the offload tiers and came back.
 #[test]
 fn what_offload_tiers_move_is_counted_page_by_page_and_byte_by_byte_on_every_worker() {
     const PAGES: u32 = 10;
@@ -128,7 +128,7 @@ fn what_offload_tiers_move_is_counted_page_by_page_and_byte_by_byte_on_every_wor
                 ("host_storage_pages_total{tier=\"memory\",end=\"found\"}", pages),
                 ("host_storage_resting{tier=\"memory\"}", 0.0),
                 ("host_storage_queue_pages{tier=\"memory\",way=\"ask\"}", 0.0),
-                // Two questions, one for each request.
+                // Each of the two requests asks once.
                 ("host_storage_answer_seconds_count{tier=\"memory\"}", 2.0),
             ] {
                 assert_eq!(series.get(name), Some(&value), "{role}: {name} in {series:?}");
@@ -159,7 +159,7 @@ fn every_series_is_described_in_docs_metrics_md_and_no_other_is() {
     cluster.generate(&[1, 2, 3], 2).unwrap();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
     let page = std::fs::read_to_string(path).unwrap();
-    // Tables name a series in the first column.
+    // The first column of a table names a series.
     let described: BTreeSet<String> = page
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split(['`', '{']).next())

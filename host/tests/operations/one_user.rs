@@ -1,4 +1,4 @@
-//! Processes of one user on one machine: they meet on Unix sockets, and processes of other users are told nothing.
+//! Processes of one user on one machine: they meet on Unix sockets, and processes of other users get no information.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
@@ -16,11 +16,11 @@ use host_wire::endpoint::Credentials;
 use super::cluster_identity::{Process, handshake};
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
-/// A user who is not root, and need not exist.
+/// Id of a user that is not root and need not exist.
 const OTHER: u32 = 65_533;
 pub const PROMPTS: [&[u32]; 2] = [&[7; 40], &[1, 2, 3]];
 
-/// Without a role, on sockets in `base`.
+/// Starts a server without a role, with its sockets in `base`.
 pub fn supervised(base: &Path) -> (Cluster, tempfile::TempDir) {
     supervised_with(base, String::new())
 }
@@ -34,7 +34,7 @@ fn supervised_with(base: &Path, config: String) -> (Cluster, tempfile::TempDir) 
     (Cluster::start_as_given(&start, &[("TMPDIR", base)]), plugins)
 }
 
-/// The tokens of the answers. What is cached of the prompts says how many bytes moved.
+/// The tokens of the answers. The number of bytes moved is left out: it depends on the cached part of the prompts.
 pub fn answers(cluster: &Cluster) -> [Vec<u64>; 2] {
     PROMPTS.map(|prompt| cluster.generate(prompt, 6).unwrap().tokens)
 }
@@ -46,7 +46,7 @@ fn folder(base: &Path) -> PathBuf {
     found[0].clone()
 }
 
-/// What a process of another user reads from a socket before it is hung up on.
+/// The bytes that a process of another user reads from a socket before the connection is closed.
 fn heard_by_another_user(socket: &Path) -> std::io::Result<Vec<u8>> {
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
@@ -55,7 +55,7 @@ fn heard_by_another_user(socket: &Path) -> std::io::Result<Vec<u8>> {
             rustix::thread::set_thread_res_uid(user, user, user).unwrap();
             let mut connection = UnixStream::connect(socket)?;
             connection.set_read_timeout(Some(PATIENCE))?;
-            // The beginning of HTTP/2, which a server answers with its settings. It may have hung up before.
+            // The beginning of HTTP/2, which a server answers with its settings. The server may have closed the connection before.
             drop(connection.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"));
             let mut heard = Vec::new();
             match connection.read_to_end(&mut heard) {
@@ -84,7 +84,7 @@ fn supervised_processes_meet_on_sockets_of_their_user_that_go_with_them() {
             let kept_out = heard_by_another_user(socket).unwrap_err();
             assert_eq!(kept_out.kind(), std::io::ErrorKind::PermissionDenied, "the folder is private");
         }
-        // The sockets' own check, where nothing else is in the way.
+        // Opens the permissions, so that only the check of the sockets themselves is left.
         std::fs::set_permissions(base.path(), PermissionsExt::from_mode(0o711)).unwrap();
         std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o711)).unwrap();
         for socket in &sockets {
@@ -99,14 +99,14 @@ fn supervised_processes_meet_on_sockets_of_their_user_that_go_with_them() {
         skipped("connections of another user to a supervised server: only root can make them");
     }
 
-    // What watches a worker is no way in.
+    // The address for metrics does not accept a handshake.
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let worker = cluster.worker("prefill");
     assert!(cluster.metrics(&worker).contains_key("host_requests_finished_total"));
     let told = runtime.block_on(handshake(&worker.metrics, &Credentials::None));
     assert!(told.is_err(), "{told:?}");
 
-    // Processes that are started again are found where the earlier were.
+    // Processes that are started again have the same addresses as before.
     let decode = cluster.worker("decode");
     signal(cluster.pid("decode").unwrap(), "KILL");
     cluster.wait_for_another(&decode);
@@ -164,7 +164,7 @@ fn what_workers_compute_for_a_router_that_froze_ends() {
         let held = hold.begin();
         let request = scope.spawn(|| cluster.generate(&prompt, 8));
         cluster.wait("the request to be under way", || under_way() == Some(1.0));
-        // Its connections stay open, and nothing answers on them.
+        // The router is stopped: its connections stay open, and it does not answer.
         let router = cluster.pid("router").unwrap();
         signal(router, "STOP");
         until("the request to end", || if under_way() == Some(0.0) { Ok(()) } else { Err("it goes on") });
@@ -199,7 +199,7 @@ fn parts_started_by_hand_meet_on_sockets_where_they_are_told_to() {
     cluster.wait("both to register", || cluster.workers().len() == 2);
     assert_eq!(cluster.worker("decode").address, at("decode"));
     assert!(cluster.generate(PROMPTS[0], 6).unwrap().transferred_bytes > 0);
-    // A socket that a process listens on is not taken from it.
+    // A second process cannot take over a socket on which a process listens.
     let second = Command::new(HOST).args(&flags).args(["--port", "0"]).output().unwrap();
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(2), "{said}");

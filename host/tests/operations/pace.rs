@@ -1,4 +1,4 @@
-//! The metrics of `--target-itl-ms`, live. The core's tests show in virtual time that the target holds, and a benchmark
+//! The metrics of `--target-itl-ms`, with real processes. The core's tests check the target in virtual time, and a benchmark
 //! measures it.
 
 use std::path::Path;
@@ -37,7 +37,7 @@ fn a_target_out_of_reach_is_said_once_and_answers_stay_the_same() {
     assert_eq!(answers(&paced), right);
     assert_eq!(answers(&paced), right);
     let decode = paced.worker("decode");
-    // An answer may be there before its last token is counted.
+    // The answer may arrive before its last token is counted.
     paced.wait("all tokens to be counted", || {
         paced.metrics(&decode)["host_between_tokens_seconds_count"] >= 2.0 * 8.0 * 29.0
     });

@@ -1,5 +1,5 @@
-//! A storage tier and an allocator that panic: what operators read, in a server and from `host tier`. What the log says of every
-//! method is compared with the page in `host/worker`.
+//! A storage tier and an allocator that panic: messages to operators from a server and from `host tier`. Tests in `host/worker`
+//! compare the log of every method with the page.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use host_tests::plugin_files;
 
 const PAGE: &str = include_str!("../../../docs/plugins/debugging.md");
 
-/// Flags of an aggregated server without caches, whose pages this plugin hands out.
+/// Flags of an aggregated server without caches whose pages this plugin allocates.
 fn flags(plugins: &Path) -> Vec<String> {
     let flags = ["--executor", "synthetic", "--role", "aggregated", "--allocator", "panicking-roles"];
     let mut flags: Vec<String> = flags.map(str::to_owned).to_vec();

@@ -1,5 +1,5 @@
-//! A plugin that does not return from a call: the worker says which plugin and which call, and ends, so that a new process
-//! takes its place. What others kept for it is free again afterwards.
+//! A plugin that does not return from a call: the worker logs the plugin and the call, and ends, so that a new process replaces it.
+//! Pages that peers held for it become free.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ fn names(line: &serde_json::Value) -> bool {
     line["fields"]["message"] == "a plugin does not return from a call"
 }
 
-/// What the log says of the call that did not return: plugin, call and thread.
+/// The plugin, the call and the thread that the log names for the call that did not return.
 fn named(cluster: &Cluster) -> Option<[String; 3]> {
     let lines = cluster.log_lines();
     let line = lines.iter().find(|line| names(line))?;
@@ -59,7 +59,7 @@ fn a_worker_whose_transfer_plugin_hangs_is_replaced_and_its_peers_pages_are_free
         let text = line["fields"]["message"].as_str().unwrap_or_default();
         text.starts_with("plugin \"corrupting\": submit has taken ") && text.contains(" s for the peer \"")
     };
-    // The next worker may have met the file, too.
+    // Only lines before the first worker's end count: the next worker may have met the file, too.
     let lines = cluster.log_lines();
     assert_eq!(
         lines.iter().take_while(|line| !names(line)).filter(|line| slow(line)).count(),

@@ -1,5 +1,5 @@
-//! Prefix-aware routing, live: a router, two prefill and two decode workers, each its own process, KV over shared memory.
-//! Whatever the policy, answers are those of one aggregated worker.
+//! Prefix-aware routing with real processes: a router, two prefill and two decode workers, KV over shared memory. With every
+//! policy, answers are those of one aggregated worker.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -64,7 +64,7 @@ struct Fleet {
 impl Fleet {
     fn start(policy: &str) -> Self {
         let plugins = plugin_files::directory(&["shm"]);
-        // Another router binds it again.
+        // A fixed port, which a later router binds again.
         let router = router(&host_tests::ports::unused().to_string(), policy);
         let control = router.greeting.rsplit(' ').next().unwrap().to_owned();
         let names = [("prefill", "p0"), ("prefill", "p1"), ("decode", "d0"), ("decode", "d1")];
@@ -75,12 +75,12 @@ impl Fleet {
         fleet
     }
 
-    /// Waits until all four workers are there, and their caches followed.
+    /// Waits until all four workers are live and the router follows their caches.
     fn whole(&self) {
         self.has(4);
     }
 
-    /// Waits until so many workers are there, and their caches followed. One that was not heard of for a moment gets no request.
+    /// Waits until `count` workers are live and the router follows their caches. A worker that missed a heartbeat gets no request.
     fn has(&self, count: usize) {
         let follows = self.policy() == "prefix";
         self.router.wait("the workers to be there", || {
@@ -91,7 +91,7 @@ impl Fleet {
         });
     }
 
-    /// Asks when all four workers are there.
+    /// Waits for all four workers, then sends a request.
     fn ask(&self, prompt: &[u32], count: u32) -> Served {
         self.whole();
         ask(&self.router, prompt, count)
@@ -109,12 +109,12 @@ impl Fleet {
         self.health().into_iter().find(|each| each["name"] == worker).unwrap_or_default()
     }
 
-    /// Pages that the index has of a worker.
+    /// Number of pages of a worker that the router's index has.
     fn known(&self, worker: &str) -> u64 {
         self.of(worker)["cache"]["known_pages"].as_u64().unwrap_or(0)
     }
 
-    /// Waits until the index has of each worker what it has cached.
+    /// Waits until the index has as many pages of each worker as the worker has cached.
     fn settle(&self) {
         self.router.wait("the index to equal the caches", || {
             self.router.workers().iter().all(|worker| {
@@ -182,7 +182,7 @@ fn each_turn_goes_to_the_workers_that_have_the_conversation() {
     let mut homes: Vec<Option<(String, String)>> = vec![None; conversations.len()];
     for turn in 1..=3 {
         for (number, (tokens, home)) in conversations.iter_mut().zip(&mut homes).enumerate() {
-            // Namespaces are part of a page's name.
+            // Every second conversation uses a namespace, which is part of a page's name.
             let namespace = json!({ "extra_key": if number % 2 == 0 { "" } else { "team" } });
             fleet.whole();
             let served = ask_with(&fleet.router, tokens, 20, &namespace);
@@ -207,13 +207,13 @@ fn each_turn_goes_to_the_workers_that_have_the_conversation() {
     }
     let used: BTreeSet<&str> = homes.iter().flatten().flat_map(|(p, d)| [p.as_str(), d.as_str()]).collect();
     assert_eq!(used.len(), 4, "conversations are spread: {homes:?}");
-    // A request that is to leave nothing behind is in no index either.
+    // A request with `no_cache` adds no pages to the index either.
     let known = ["p0", "p1", "d0", "d1"].map(|name| fleet.known(name));
     fleet.whole();
     let probe = ask_with(&fleet.router, &conversation(77), 2, &json!({ "no_cache": true }));
     fleet.settle();
     assert_eq!((probe.cached, ["p0", "p1", "d0", "d1"].map(|name| fleet.known(name))), (0, known));
-    // What was expected is what was found.
+    // The router expected about as many cached tokens as workers found.
     let (expected, found) = (
         fleet.metric("host_expected_cached_prompt_tokens_total"),
         fleet.metric("host_cached_prompt_tokens_total"),
@@ -239,7 +239,7 @@ fn a_dead_workers_pages_leave_the_index_and_its_conversations_move_on() {
     assert_ne!(again.decode, first.decode);
     assert_eq!((&again.tokens, &again.prefill), (&first.tokens, &first.prefill), "prefill still has it");
     assert_eq!(again.tokens, ask(&whole, &prompt, 20).tokens);
-    // A new process of the same name begins with nothing, and is followed again.
+    // A new process of the same name begins without pages, and the router follows its cache again.
     fleet.workers[at] = Worker::start(fleet.plugins.path(), "decode", &first.decode, &fleet.control);
     fleet.whole();
     assert_eq!(fleet.known(&first.decode), 0);
@@ -250,7 +250,7 @@ fn a_dead_workers_pages_leave_the_index_and_its_conversations_move_on() {
 fn a_router_that_starts_anew_learns_everything_from_snapshots() {
     let mut fleet = Fleet::start("prefix");
     let prompt = conversation(1);
-    // More than the workers remember, over small pools: a router that comes late cannot be told event by event.
+    // More events than the workers remember, over small pools: a router that starts later must get snapshots.
     for number in 0..150 {
         fleet.ask(&conversation(100 + number), 1);
     }
@@ -315,7 +315,7 @@ fn a_burst_that_begins_alike_meets_and_a_session_stays() {
     });
     let prefills: BTreeSet<&str> = served.iter().map(|served| served.prefill.as_str()).collect();
     assert_eq!(prefills.len(), 1, "nothing of it was cached when they came: {served:?}");
-    // Prompts of a session that have nothing in common go where the session is. Without it they would take turns.
+    // Prompts of one session go to the same workers even if they share no prefix. Without a session they would go to each in turn.
     for name in ["one", "two", "three"] {
         let session = json!({ "session_id": name });
         let at: BTreeSet<(String, String)> = (0..4)

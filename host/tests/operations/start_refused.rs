@@ -10,9 +10,9 @@ mod windows;
 
 use std::process::Command;
 
-/// Runs the program to its end. Returns its exit code and what it said.
+/// Runs the program until it ends. Returns its exit code and its output.
 fn run(flags: &[&str]) -> (Option<i32>, String) {
-    // A server that comes up after all is ended, and its exit code (124) fails the test.
+    // `timeout` ends a server that starts in spite of the error. Its exit code (124) fails the test.
     let host = env!("CARGO_BIN_EXE_host");
     let output =
         Command::new("timeout").args(["60", host]).args(flags).args(["--port", "0"]).output().unwrap();

@@ -20,19 +20,19 @@ use tonic::{Request, Response, Status};
 
 use super::by_hand::Worker;
 
-/// A router that answers registrations as given, and counts what it is told.
+/// A router that answers registrations with a given reply, and counts the messages that it gets.
 #[derive(Clone)]
 struct Router {
     reply: RegisterReply,
     registered: watch::Sender<Vec<WorkerInfo>>,
     heartbeats: Arc<AtomicUsize>,
-    /// Heartbeats of workers that drain, and workers that left.
+    /// Number of heartbeats of draining workers and of workers that left.
     goodbyes: Arc<AtomicUsize>,
 }
 
 impl Router {
-    /// Starts one that speaks the versions from `oldest` to `newest` and answers in `told`, one of them. When `told` is 0, it
-    /// tells none.
+    /// Starts a router that speaks the versions from `oldest` to `newest` and answers with version `told`. With 0 it answers
+    /// without a version.
     async fn start(told: u32, oldest: u32, newest: u32) -> (Self, String) {
         let reply = RegisterReply {
             accepted: true,
@@ -54,18 +54,18 @@ impl Router {
         (router, address)
     }
 
-    /// Waits for so many registrations.
+    /// Waits until there were `count` registrations.
     async fn registrations(&self, count: usize) -> Vec<WorkerInfo> {
         self.registered.subscribe().wait_for(|all| all.len() >= count).await.unwrap().clone()
     }
 
-    /// Waits until workers of these roles have registered, each once or more.
+    /// Waits until workers of both roles have registered.
     async fn registrations_of(&self, roles: [&str; 2]) -> Vec<WorkerInfo> {
         let has = |all: &Vec<WorkerInfo>| roles.iter().all(|role| all.iter().any(|info| info.role == *role));
         self.registered.subscribe().wait_for(has).await.unwrap().clone()
     }
 
-    /// Waits until this worker has heartbeats.
+    /// Waits for a heartbeat.
     async fn until_it_beats(&self) {
         answered_until("a heartbeat", async || {
             tokio::task::yield_now().await;
@@ -115,7 +115,7 @@ fn start(plugins: &Path, role: &str, router: &str) -> Worker {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_is_told_of_draining_and_leaving_in_version_2_alone() {
     let plugins = plugin_files::directory(&["shm"]);
-    // The third tells no version, as routers did before answers had one.
+    // The third router answers without a version, as old routers did.
     for (told, oldest, newest, is_told) in [(1, 1, 1, false), (2, 2, 3, true), (0, 0, 0, true)] {
         let (router, address) = Router::start(told, oldest, newest).await;
         let worker = start(plugins.path(), "prefill", &address);
@@ -130,7 +130,7 @@ async fn a_worker_refuses_a_router_that_answers_in_a_version_that_it_did_not_off
     let plugins = plugin_files::directory(&["shm"]);
     let (router, address) = Router::start(7, 7, 9).await;
     let worker = start(plugins.path(), "prefill", &address);
-    // It tries again and says nothing else.
+    // The worker registers again and sends nothing else.
     let registrations = router.registrations(2).await;
     assert_eq!((registrations[0].protocol_oldest, registrations[0].protocol), (1, 3));
     ends(worker).await;

@@ -1,4 +1,4 @@
-//! A worker that lost a thread ends, so that a supervisor can start it again. It does not linger as "live".
+//! A worker that lost a thread ends, so that a supervisor can start it again. It does not stay registered as "live".
 
 use std::process::Command;
 
@@ -12,12 +12,12 @@ fn a_worker_whose_transfer_plugin_panics_ends_with_an_error() {
     assert!(said.contains("transfer thread has ended"), "{said}");
 }
 
-/// What a prefill worker with the transfer plugin `panicking` writes to its standard error until it ends, with exit code 1.
+/// Runs a prefill worker with the transfer plugin `panicking` until it ends with exit code 1. Returns its standard error.
 pub fn last_words_of_a_worker(config: &str) -> String {
     let plugins = plugin_files::directory(&["panicking"]);
     let file = plugins.path().join("host.toml");
     std::fs::write(&file, config).unwrap();
-    // A worker that lives on is ended, and its exit code (124) fails the test.
+    // `timeout` ends a worker that does not end by itself. Its exit code (124) fails the test.
     let output = Command::new("timeout")
         .args(["300", env!("CARGO_BIN_EXE_host"), "--role", "prefill", "--executor", "synthetic"])
         .args(["--router", "http://127.0.0.1:9", "--plugins", "panicking", "--pool-pages", "64"])

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use host_tests::plugin_files;
 
-/// A constructor that aborts runs before anything can be checked, so it is looked for in another process.
+/// A constructor that aborts runs before any check is possible, so another process loads the file.
 #[test]
 fn a_file_that_aborts_while_it_is_loaded_ends_one_case_of_the_kit() {
     let file = plugin_files::plugin("malformed");

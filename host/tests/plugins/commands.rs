@@ -110,7 +110,7 @@ fn what_is_installed_and_locked_is_loaded_and_nothing_else() {
     assert!(said.contains("lists 1 files"), "{said}");
     assert!(list().contains("locked"), "{}", list());
 
-    // A list that every user may change pins nothing.
+    // A lock file that every user may change is not accepted.
     let lock = directory.path().join("plugins.lock");
     let mode = |mode| std::fs::set_permissions(&lock, PermissionsExt::from_mode(mode)).unwrap();
     mode(0o666);
@@ -121,7 +121,7 @@ fn what_is_installed_and_locked_is_loaded_and_nothing_else() {
     );
     mode(0o644);
 
-    // Another file, and other bytes under a listed name.
+    // First a file that is not listed, then a listed file with other bytes.
     std::fs::copy(plugin_files::plugin("null"), directory.path().join("null.so")).unwrap();
     assert!(list().contains("null.so is not listed in"), "{}", list());
     let file = directory.path().join("memory.so");
@@ -131,7 +131,7 @@ fn what_is_installed_and_locked_is_loaded_and_nothing_else() {
     std::fs::write(&file, bytes).unwrap();
     assert!(list().contains("plugins.lock pins"), "{}", list());
 
-    // A lock file that cannot be read locks everything out, and says so.
+    // If the lock file cannot be read, no plugin is usable, and the command says so.
     std::fs::write(directory.path().join("plugins.lock"), "[[plugin]]\nid = 3\n").unwrap();
     assert!(list().contains("no usable plugin"), "{}", list());
     assert!(list().contains("plugins.lock is wrong: TOML parse error"), "{}", list());
@@ -146,7 +146,7 @@ fn a_directory_that_is_not_there_is_said_not_to_be() {
     assert!(code == 0 && said.contains("/nowhere/at-all is left out: No such file"), "{said}");
 }
 
-/// Pipes without a writer: a process that opens one as a file waits for a writer.
+/// The files are pipes without a writer: opening one as a file would wait for a writer.
 #[test]
 fn pipes_in_place_of_files_are_not_waited_for() {
     for (name, says) in [
@@ -181,7 +181,7 @@ fn what_would_be_refused_where_it_lies_is_not_installed_and_replaces_nothing() {
     assert_eq!(std::fs::read(directory.path().join("null.so")).unwrap(), b"the one before");
 }
 
-/// The plugin `null` with another text in the place of one of its description's, of the same length, in its note.
+/// The plugin `null` whose note has another description of the same length.
 fn described(directory: &Path, text: &str) -> std::path::PathBuf {
     let mut bytes = std::fs::read(plugin_files::plugin("null")).unwrap();
     let old = b"description = \"Fake for tests and benchmarks: moves nothing and says it did\"";
@@ -203,7 +203,7 @@ fn what_a_file_says_of_itself_neither_commands_the_terminal_nor_looks_like_our_l
     assert_eq!(said.lines().filter(|line| line.starts_with("verdict")).count(), 1, "{said}");
 }
 
-/// The note of a file with this in its manifest.
+/// The note of a file whose manifest has these lines.
 fn note(plugin: &str, role: &str, build: &str, more: &str) -> Vec<u8> {
     let (api, target) = (host_plugin_api::VERSION, host_plugin_api::note::BUILT_FOR);
     let text = format!(
@@ -213,7 +213,7 @@ fn note(plugin: &str, role: &str, build: &str, more: &str) -> Vec<u8> {
     elf::note(host_plugin_api::note::NAME, host_plugin_api::note::TYPE_MANIFEST, text.as_bytes())
 }
 
-/// A file with this in its manifest, which no code stands behind.
+/// A file with these lines in its manifest, and without code.
 fn claiming(directory: &Path, plugin: &str, role: &str, build: &str, more: &str) -> std::path::PathBuf {
     let note = note(plugin, role, build, more);
     let file = directory.join("n.so");
@@ -221,7 +221,7 @@ fn claiming(directory: &Path, plugin: &str, role: &str, build: &str, more: &str)
     file
 }
 
-/// An honest one that needs libraries of these names.
+/// A valid file that needs libraries of these names.
 fn needing(directory: &Path, libraries: &[&str]) -> std::path::PathBuf {
     const NAMES: u64 = 7000;
     let note = note(PLUGIN, ROLE, BUILD, "");
@@ -290,7 +290,7 @@ fn no_text_of_a_file_looks_like_a_line_of_ours() {
         assert_eq!(forged, 0, "{lines}");
         assert!(lines.contains("must be without control characters"), "{lines}");
     }
-    // Prose may have several lines, and is shown on one.
+    // Free text may have several lines. It is shown on one line.
     for (plugin, more) in [
         (id.clone() + &value("description"), String::new()),
         (id.clone(), format!("[config.k]\ntype = \"string\"\n{}\n{}", value("doc"), value("default"))),
@@ -299,7 +299,7 @@ fn no_text_of_a_file_looks_like_a_line_of_ours() {
         let (verdicts, lines) = said(&claiming(at, &plugin, ROLE, BUILD, &more));
         assert_eq!(verdicts, 1, "{lines}");
     }
-    // So are the names of libraries that it needs.
+    // Names of needed libraries are also shown on one line.
     let file = needing(at, &["libx.so\nverdict    usable", "\u{1b}[2Jliby.so", "\u{9b}2J\u{202e}os.zbil"]);
     let (verdicts, lines) = said(&file);
     assert_eq!(verdicts, 1, "{lines}");
@@ -309,7 +309,7 @@ fn no_text_of_a_file_looks_like_a_line_of_ours() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["needed_libraries"][2], "\u{9b}2J\u{202e}os.zbil");
     let honest = claiming(at, PLUGIN, ROLE, BUILD, "");
-    // So are the names of files.
+    // Names of files are also shown on one line.
     std::fs::write(at.join("a\nverdict    usable.so"), "text").unwrap();
     let (verdicts, lines) = said(&honest);
     assert!(verdicts == 1 && lines.contains("a\\nverdict"), "{lines}");
@@ -388,14 +388,14 @@ fn a_closed_output_ends_the_command_quietly() {
     for arguments in
         [&["plugins", "rules"][..], &["plugins", "test", "--list"], &list, &json, &inspect, &test]
     {
-        // The reading end is closed before the program starts.
+        // The reader closes the pipe before the program starts.
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let host = Command::new(env!("CARGO_BIN_EXE_host")).args(arguments).stdout(writer).output().unwrap();
         let said = String::from_utf8_lossy(&host.stderr);
         assert!(host.status.success() && said.is_empty(), "{arguments:?}: {} {said}", host.status);
     }
-    // What a test finds is in its exit code, too.
+    // The exit code gives the result of a test even if its output is closed.
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let text = at.join("text.so");
@@ -456,7 +456,7 @@ fn bench_takes_the_plugins_configuration_and_says_loudly_what_it_skips_without()
     assert!(code == 0 && calls.len() == 2 && calls.iter().all(|call| call["role"] == "tier"), "{said}");
     assert_eq!(all["measured"]["skipped"], serde_json::json!([]));
 
-    // What is given has to be right.
+    // A given configuration must be right.
     for (wrong, says) in [
         ("dir = \"here\"", "absolute path"),
         ("dri = \"/here\"", "unknown key"),

@@ -1,4 +1,4 @@
-//! The conformance kit passes plugins that keep their contract, and names the right case for each that does not.
+//! The conformance kit passes plugins that keep their contract. For each plugin that does not, the right case fails.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,10 +7,10 @@ use host_tests::defect::with_defect;
 use host_tests::plugin_files;
 use serde_json::Value;
 
-/// For plugins that shall pass, on a machine that may stand still for seconds.
+/// Flags for plugins that must pass, on a machine that may stand still for seconds.
 const PATIENT: [&str; 2] = ["--patience", "30"];
 
-/// The exit code, and every case's name, status and text.
+/// Runs the kit. Returns the exit code, and the name, status and text of every case.
 fn test(file: &Path, more: &[&str]) -> (i32, Vec<(String, String, String)>) {
     let output = Command::new(env!("CARGO_BIN_EXE_host"))
         .args(["plugins", "test", "--json"])
@@ -26,7 +26,7 @@ fn test(file: &Path, more: &[&str]) -> (i32, Vec<(String, String, String)>) {
     (output.status.code().unwrap(), reports)
 }
 
-/// The reports that are neither pass nor skip.
+/// The reports that are neither passed nor skipped.
 fn broken(reports: &[(String, String, String)]) -> Vec<&(String, String, String)> {
     reports.iter().filter(|(_, status, _)| status != "pass" && status != "skip").collect()
 }
@@ -37,7 +37,7 @@ fn plugins_that_keep_their_contract_pass() {
         let (code, reports) = test(&plugin_files::plugin(name), &PATIENT);
         assert_eq!(broken(&reports), [] as [&(String, String, String); 0], "{name}");
         let skipped: Vec<_> = reports.iter().filter(|(_, status, _)| status == "skip").collect();
-        // Memory of a GPU has tests of its own (`plugins/shm/tests/loaded/between_devices.rs`).
+        // GPU memory has its own tests (`plugins/shm/tests/loaded/between_devices.rs`).
         let is_of_a_gpu = |(case, _, text): &(String, String, String)| {
             case == "transfer-vram" && text.contains("the kit has no device memory")
         };
@@ -72,7 +72,7 @@ fn the_file_tier_keeps_its_contract_with_each_of_its_ways_to_read_and_write() {
         assert_eq!((code, broken(&reports)), (0, vec![]), "{way}");
         let skipped = reports.iter().filter(|(_, status, _)| status == "skip");
         let skipped: Vec<&str> = skipped.map(|(case, ..)| case.as_str()).collect();
-        // What one process cannot check is in the plugin's own tests.
+        // The plugin's own tests check what one process cannot.
         assert_eq!(skipped, ["tier-shared"], "{way}");
         assert!(reports.len() > 12, "{reports:?}");
     }
@@ -82,7 +82,7 @@ fn the_file_tier_keeps_its_contract_with_each_of_its_ways_to_read_and_write() {
 fn a_role_that_needs_a_configuration_is_skipped_without_one_and_that_is_said() {
     let file = plugin_files::plugin("hicache-file");
     let (code, reports) = test(&file, &PATIENT);
-    // Most was not tested, so the test has not succeeded.
+    // Most cases were not tested, so the test has not succeeded.
     assert_eq!((code, broken(&reports)), (2, vec![]));
     let passed: Vec<&str> =
         reports.iter().filter(|(_, status, _)| status == "pass").map(|(case, ..)| case.as_str()).collect();
@@ -99,7 +99,7 @@ fn a_role_that_needs_a_configuration_is_skipped_without_one_and_that_is_said() {
         .output();
     let said = String::from_utf8(output.unwrap().stdout).unwrap();
     assert!(said.contains("\nNOT TESTED: ") && said.contains("--plugin-config FILE"), "{said}");
-    // One that was given has to work.
+    // A given configuration must work.
     let config = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(config.path(), "threads = 2").unwrap();
     let arguments = ["--case", "tier-data", "--plugin-config", config.path().to_str().unwrap()];
@@ -117,7 +117,8 @@ fn what_cannot_be_checked_is_skipped_with_the_reason() {
     assert!(!reports.iter().any(|(case, ..)| case.starts_with("tier-")), "{reports:?}");
 }
 
-/// What is wrong with any of these, looked at two at a time: a run of the kit mostly waits for what a defect keeps back.
+/// Calls `wrong` for all of these, two at a time, and collects its results. A run of the kit mostly waits for things that a defect
+/// keeps from happening.
 fn wrongs<T: Sync>(all: &[T], wrong: impl Fn(&T) -> Option<String> + Sync) -> Vec<String> {
     let half = |first| all.iter().skip(first).step_by(2).filter_map(&wrong).collect::<Vec<_>>();
     std::thread::scope(|scope| {
@@ -128,7 +129,7 @@ fn wrongs<T: Sync>(all: &[T], wrong: impl Fn(&T) -> Option<String> + Sync) -> Ve
     })
 }
 
-/// Defects of a plugin, each with the cases that must fail, and no other, and what the first of them says.
+/// Checks defects of a plugin. For each defect exactly these cases must fail, and the first one's text must have the given words.
 fn each_is_found(plugin: &str, defects: &[(&str, &[&str], &str)]) {
     let original = std::fs::read(plugin_files::plugin(plugin)).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -192,8 +193,8 @@ fn each_defect_of_a_transfer_backend_fails_the_case_that_is_about_it_and_no_othe
     );
 }
 
-/// Defects of a plugin, each with a case that must fail, and what it says. All cases run where the defect is none, and
-/// else that one alone: what else such a defect breaks is not asked.
+/// Checks defects of a plugin. For each defect its case must fail with the given words. Only that case runs, because a defect may
+/// break others too. For the defect "none" all cases run.
 fn each_fails(plugin: &str, defects: &[(&str, &str, &str)]) {
     let original = std::fs::read(plugin_files::plugin(plugin)).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -305,7 +306,7 @@ fn a_value_that_is_torn_when_its_process_is_killed_is_found_and_a_run_leaves_no_
     assert_eq!((code, broken(&reports)), (0, vec![]));
     let named = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
     let left: Vec<String> = std::fs::read_dir(&values).unwrap().map(named).collect();
-    // What a killed process was writing has no value's name yet.
+    // A value that a killed process was writing still has a temporary name.
     let left: Vec<&String> = left.iter().filter(|name| !name.starts_with('.')).collect();
     assert!(left.is_empty(), "{left:?}");
     let (code, reports) = run("in-place", &["--case", "tier-"]);
@@ -410,7 +411,7 @@ fn each_defect_of_an_allocator_fails_the_case_that_is_about_it() {
 fn a_promise_that_cannot_be_checked_here_is_in_the_report() {
     let cases = ["--case", "tier-shared", "--case", "tier-persistent"];
     let (code, reports) = test(&plugin_files::plugin("broken-tier"), &[&cases[..], &PATIENT].concat());
-    // Only what is declared is reported.
+    // Only declared capabilities are reported.
     assert_eq!((code, reports.len()), (0, 1), "{reports:?}");
     let (case, status, text) = &reports[0];
     assert_eq!((case.as_str(), status.as_str()), ("tier-shared", "skip"));
@@ -438,7 +439,7 @@ fn a_case_that_runs_wild_is_stopped_by_its_limits() {
         "pass",
         "the limit is what stopped it"
     );
-    // Four threads that spin use twice the time limit up before it ends, where there are processors enough.
+    // With enough processors, four threads that spin use up twice the time limit of processor time before the time is over.
     let (_, status, text) = run("spin", &["--time-limit", "3"]);
     assert!((status == "crash" && text.contains("signal: 24")) || status == "timeout", "{status}: {text}");
 }

@@ -10,8 +10,8 @@ use host_tests::skip::skipped;
 
 use super::new::{cargo, repository, said, target};
 
-/// Builds an example with its tests, in the folder that the generated crates share, and runs them. `None` where a crate that it
-/// needs is not on this machine and no registry has it.
+/// Builds an example and runs its tests, in the folder that generated crates share. `None` if a crate that it needs is neither on
+/// this machine nor to be had from a registry.
 fn built(name: &str) -> Option<PathBuf> {
     let at = repository().join("examples").join(name);
     let fetched = Command::new(env!("CARGO")).current_dir(&at).args(["fetch", "--locked"]).output().unwrap();
@@ -34,7 +34,7 @@ fn kit(file: &Path, more: &[&str]) -> Output {
     host.args(["plugins", "test", "--patience", "30"]).args(more).arg(file).output().unwrap()
 }
 
-/// The answers of a conversation of some turns over these plugins. Each prompt is the one before with its answer and more.
+/// The answers of a conversation over these plugins. Each prompt is the previous one with its answer and more tokens.
 fn conversation(cluster: &Cluster, turns: u32) -> Vec<Vec<u64>> {
     let mut text: Vec<u32> = (0..64).collect();
     let answers = (0..turns).map(|turn| {
@@ -53,7 +53,7 @@ fn start(plugins: &Path, workers: usize, more: &[&str], config: String) -> Clust
     Cluster::start(&Start { program: Path::new(env!("CARGO_BIN_EXE_host")), flags, config, workers })
 }
 
-/// What an aggregated worker without any cache answers.
+/// The answers of an aggregated worker without any cache.
 fn right(plugins: &Path, turns: u32) -> Vec<Vec<u64>> {
     conversation(&start(plugins, 1, &["--role", "aggregated"], String::new()), turns)
 }

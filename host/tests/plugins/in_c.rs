@@ -12,7 +12,7 @@ use host_tests::skip::skipped;
 const SOURCES: [&str; 6] =
     ["transfer.c", "tier.c", "allocator.c", "transfer.cpp", "tier.cpp", "allocator.cpp"];
 
-/// What `host` says with these arguments, and its exit code.
+/// Runs `host plugins` with these arguments. Returns the exit code and the output.
 fn host(arguments: &[&str], file: &Path) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_host"));
     let output = command.arg("plugins").args(arguments).arg(file).output().unwrap();
@@ -113,7 +113,7 @@ fn tables_that_are_not_what_the_header_declares_are_refused_by_name() {
 
 #[test]
 fn plugins_in_c_have_no_error_that_the_address_sanitizer_finds() {
-    // That of C++ with it, for exceptions: the host does not link to it.
+    // The sanitizer's library, and the one of C++ for exceptions, to which the host does not link.
     let libraries = ["libasan.so", "libstdc++.so.6"].map(|name| {
         let output = Command::new("gcc").arg(format!("-print-file-name={name}")).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
@@ -129,7 +129,7 @@ fn plugins_in_c_have_no_error_that_the_address_sanitizer_finds() {
         let file = build(source, Compiler::Gcc, &flags, folder.path());
         let mut command = Command::new(env!("CARGO_BIN_EXE_host"));
         command.args(["plugins", "test", "--patience", "30", "--memory-limit", "65536"]).arg(&file);
-        // The host itself is not built with it.
+        // The host itself is not built with the sanitizer, so its library is preloaded.
         let output =
             command.env("LD_PRELOAD", &libraries).env("ASAN_OPTIONS", "detect_leaks=0").output().unwrap();
         let said =
@@ -138,7 +138,7 @@ fn plugins_in_c_have_no_error_that_the_address_sanitizer_finds() {
     }
 }
 
-/// A line of `tests/c/defects.txt`: role, defect, the cases that find it, and what one of them says.
+/// The lines of `tests/c/defects.txt`: role, defect, the cases that find it, and words of one of these cases' texts.
 fn defects() -> Vec<[&'static str; 4]> {
     let table = include_str!("../../../tests/c/defects.txt");
     let lines = table.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -146,7 +146,7 @@ fn defects() -> Vec<[&'static str; 4]> {
     lines.map(|line| fields(line).unwrap_or_else(|_| panic!("{line:?} has four fields"))).collect()
 }
 
-/// What is wrong with the kit's verdict about a fixture with this defect, or `None` when the kit finds it.
+/// Runs the kit on a fixture with this defect. Returns `None` if it finds the defect, else what is wrong with its reports.
 fn overlooked([role, defect, cases, text]: [&str; 4], file: &Path, folder: &Path) -> Option<String> {
     let config = folder.join(format!("{role}-{}.toml", defect.replace(' ', "-")));
     let text_of = match defect.split_once(" in ") {
@@ -221,7 +221,7 @@ fn a_conversation_is_served_over_plugins_in_c_and_in_cpp_as_over_shared_memory()
     let expected = served(shm.path(), &["--plugins", "shm"]);
     for language in ["c", "cpp"] {
         let folder = tempfile::tempdir().unwrap();
-        // The transfer backend in C++ moves pages within one process, so it serves none.
+        // The transfer backend in C++ works within one process only, so the one in C is used.
         for source in ["transfer.c".to_owned(), format!("tier.{language}"), format!("allocator.{language}")] {
             let _file = build(&source, Compiler::Gcc, &[], folder.path());
         }

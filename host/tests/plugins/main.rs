@@ -1,5 +1,5 @@
-//! Plugins as operators and authors see them: `host plugins`, and the errors about plugins that cannot be used.
-//! Loading itself is tested in `host/plugins/tests/loading`.
+//! Plugins as operators and authors see them: `host plugins`, and the errors about unusable plugins. `host/plugins/tests/loading`
+//! tests loading itself.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 

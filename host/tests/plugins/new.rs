@@ -1,5 +1,5 @@
-//! `host plugins new` makes crates that build, pass their own tests, and keep the contract, as they are written. So do its
-//! projects in C and C++.
+//! `host plugins new` makes crates that build, pass their own tests and keep the contract without changes. So do its projects in C
+//! and C++.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use host_tests::wait::until;
 
-/// Tests a plugin that keeps its contract, on a machine that may stand still for seconds.
+/// Arguments to test a plugin that must pass, on a machine that may stand still for seconds.
 const TEST: [&str; 4] = ["plugins", "test", "--patience", "30"];
 
 pub fn repository() -> &'static Path {
@@ -22,7 +22,7 @@ pub fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Where generated crates are built: kept between runs, because most of it is `abi_stable`.
+/// The folder in which generated crates are built. It is kept between runs, because most of the build is `abi_stable`.
 pub fn target() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(3).expect("tests lie in <target>/<profile>/deps").join("generated-plugins")
@@ -47,7 +47,7 @@ fn every_role_builds_and_keeps_the_contract_as_generated() {
         );
         assert!(made.status.success(), "{}", said(&made));
         let made_at = directory.path().join(&name);
-        // The versions that this repository uses, which are on this machine.
+        // The same versions of crates as in this repository, because these are on this machine.
         std::fs::copy(repository().join("Cargo.lock"), made_at.join("Cargo.lock")).unwrap();
         cargo(&made_at, &["build"]);
         cargo(&made_at, &["test"]);
@@ -73,13 +73,13 @@ fn has(program: &str) -> bool {
 
 fn builds(at: &Path, program: &str, arguments: &[&str]) {
     let mut command = Command::new(program);
-    // Not those of a make that runs these tests.
+    // Flags of a `make` that runs these tests must not reach this one.
     let output = command.current_dir(at).args(arguments).env_remove("MAKEFLAGS").output().unwrap();
     assert!(output.status.success(), "{program} {arguments:?} in {}: {}", at.display(), said(&output));
     assert!(!said(&output).contains("warning"), "{program} in {}: {}", at.display(), said(&output));
 }
 
-/// Every file below a folder.
+/// All files in a folder and its subfolders.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
@@ -131,10 +131,10 @@ fn outside_of_a_checkout_the_crate_brings_the_api_along_and_builds() {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("host");
     let built = Path::new(env!("CARGO_BIN_EXE_host"));
-    // The file system of temporary files may be another one.
+    // Copies the program if the folder for temporary files is on another file system.
     std::fs::hard_link(built, &program).or_else(|_| std::fs::copy(built, &program).map(drop)).unwrap();
     let run = |at: &Path, arguments: &[&str]| {
-        // A copy cannot run while a child that another test forked still has it open for writing.
+        // The system refuses to run a copy while a child that another test forked still has it open for writing.
         let output = until("the copy to run", || {
             match Command::new(&program).current_dir(at).args(arguments).output() {
                 Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => Err(error),

@@ -1,4 +1,4 @@
-//! The workflow that `host plugins new` writes is valid, and its commands are there and do what the next ones need.
+//! The workflow that `host plugins new` writes is valid, its commands exist, and each makes what the next ones need.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::process::Command;
 
 use saphyr::{LoadableYamlNode, Yaml};
 
-/// Programs of the machines that run workflows, which a machine that runs tests may lack.
+/// Programs that runners of workflows have and a machine for tests may lack.
 const OF_RUNNERS: [&str; 4] = ["gh", "minisign", "rustup", "sudo"];
 
-/// A new project of this language, and the text of its workflow.
+/// Makes a project in this language, and returns the text of its workflow.
 fn made(at: &Path, language: &str) -> String {
     let new = ["plugins", "new", "acme-store", "--role", "tier", "--lang", language, "--path"];
     let output = Command::new(env!("CARGO_BIN_EXE_host")).args(new).arg(at).output().unwrap();
@@ -30,7 +30,7 @@ fn steps<'a, 'text>(document: &'a Yaml<'text>, job: &str) -> Vec<&'a Yaml<'text>
     job.as_mapping_get("steps").and_then(Yaml::as_sequence).expect("steps").iter().collect()
 }
 
-/// What a step runs, with the values of the first entry of the matrix.
+/// The script of a step, with the values of the first entry of the matrix.
 fn commands(step: &Yaml<'_>, matrix: &BTreeMap<&str, String>) -> Option<String> {
     let filled = text(step, "run")?.to_owned();
     Some(
@@ -69,7 +69,7 @@ fn workflows_are_valid_and_their_commands_exist() {
             exist(&script);
         }
 
-        // What is built is what is tested and released.
+        // The file that is built must be the file that is tested and released.
         let built = if language == "rust" { "target/release" } else { "build" };
         let file = format!("{built}/libacme_store.so");
         let uploads = build.iter().find_map(|step| text(step.as_mapping_get("with")?, "path"));
@@ -96,7 +96,7 @@ fn oldest_compiler(project: &Path) -> String {
     manifest["package"]["rust-version"].as_str().unwrap().to_owned()
 }
 
-/// The script is one that a shell takes, and each line begins with a program.
+/// Checks that a shell accepts the script and that each line begins with a program.
 fn exist(script: &str) {
     let parsed = Command::new("bash").args(["-n", "-c", script]).output().unwrap();
     assert!(parsed.status.success(), "{script}: {}", String::from_utf8_lossy(&parsed.stderr));
@@ -106,7 +106,7 @@ fn exist(script: &str) {
             let found = Command::new("bash").args(["-c", "type -- \"$1\"", "-", program]).output().unwrap();
             found.status.success()
         };
-        // The kit is fetched by the line before.
+        // The line before has downloaded the kit.
         let is_kit = program == "./host-plugin-test" && script.contains("-o host-plugin-test");
         let is_asked_for = ["curl", "make"].contains(&program);
         assert!(

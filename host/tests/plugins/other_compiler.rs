@@ -1,12 +1,12 @@
-//! A plugin that another compiler built, with the layout of every Rust type shuffled, loads and keeps its contract: so no
-//! type with Rust's own layout crosses.
+//! A plugin that another compiler built, with shuffled layouts of Rust types, loads and keeps its contract. So no type with Rust's
+//! own layout crosses the boundary.
 
 use std::path::Path;
 use std::process::Command;
 
 use host_tests::skip::skipped;
 
-/// `rustup run nightly` when there is one.
+/// A command for `rustup run nightly`, if that toolchain is installed.
 fn nightly(arguments: &[&str]) -> Option<Command> {
     let version = Command::new("rustup").args(["run", "nightly", "rustc", "--version"]).output();
     version.ok().filter(|version| version.status.success())?;

@@ -1,8 +1,9 @@
-//! A start that cannot work is refused with everything that is wrong, and with what would work.
+//! A start that cannot work is refused with all violations and with alternatives that would work.
 
 use host_tests::plugin_files;
 
-/// Everything at once: three installed transfer plugins, of which none does all, and features that exclude each other.
+/// Several problems at once: three installed transfer plugins of which none has all capabilities, and features that exclude each
+/// other.
 #[test]
 fn a_start_is_refused_with_all_that_is_wrong_and_the_plugins_that_have_what_is_missing() {
     let directory = plugin_files::directory(&["null", "shm", "wire", "memory", "plain"]);

@@ -1,4 +1,4 @@
-//! Plugins on their way from a vendor to a directory and back, as an operator sees it.
+//! The way of a plugin from a vendor to a directory and back, as an operator sees it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use host_tests::signing::Publisher;
 use host_tests::{elf, plugin_files};
 
-/// Exit code, and all that was said.
+/// Runs `host plugins`. Returns the exit code and all output.
 fn plugins(arguments: &[&str]) -> (i32, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_host")).arg("plugins").args(arguments).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -23,7 +23,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A folder of a vendor's, with two builds of the plugin `memory`, and an operator's with nothing.
+/// A vendor's folder with two builds of the plugin `memory`, and an operator's empty folder.
 struct Place {
     folder: tempfile::TempDir,
     directory: PathBuf,
@@ -79,7 +79,7 @@ fn a_locked_directory_is_upgraded_rolled_back_and_cleared_without_another_comman
     assert_eq!(installed(), std::fs::read(place.at("one.so")).unwrap());
     assert_eq!(place.files(), ["memory.so", "memory.so.previous", "plugins.lock"]);
 
-    // Without the flag the lock shuts the new file out, which is said.
+    // Without `--lock` the lock file shuts the new file out, and the command says so.
     let (code, said) = place.install("two.so", &[]);
     assert!(code == 0 && said.contains("does not list it yet: install with --lock"), "{said}");
     let (code, said) = place.run(&["remove", "memory"]);
@@ -122,14 +122,14 @@ fn with_publishers_only_what_one_of_them_signed_is_installed_and_usable() {
     let listed = json(&[&["list", "--json", "--plugins-dir", text(&place.directory)][..], &asking].concat());
     assert_eq!(listed["plugins"][0]["signed_by"], "acme");
 
-    // What is there and not signed is listed with its reason.
+    // An unsigned file in the directory is listed with the reason.
     std::fs::copy(plugin_files::plugin("null"), place.directory.join("null.so")).unwrap();
     assert!(list().1.contains("null.so is not signed"), "{}", list().1);
     // A server refuses it too.
     let check = ["check", "--executor", "synthetic", "--plugins", "null"];
     let (code, said) = place.run(&[&check[..], &asking].concat());
     assert!(code == 2 && said.contains("null.so is not signed"), "{said}");
-    // A key that is taken away counts no more.
+    // Signatures with a removed key are not valid any more.
     std::fs::write(&keys, other.entry("")).unwrap();
     assert!(list().1.contains("memory.so has a signature that does not count"), "{}", list().1);
     std::fs::write(&keys, "publisher = 1").unwrap();
@@ -143,7 +143,7 @@ fn without_publishers_a_signature_is_kept_and_said_not_to_be_verified() {
     let (code, said) = place.install("one.so", &[]);
     assert!(code == 0 && said.contains("kept and not verified"), "{said}");
     let (code, said) = place.install("two.so", &[]);
-    // The old signature is not the new file's.
+    // The signature of the old file goes with that file.
     assert_eq!(
         (code, place.files()),
         (
@@ -165,7 +165,7 @@ fn a_plugin_for_a_newer_c_library_is_refused_with_both_versions_before_it_lies_t
     let (code, said) = plugins(&["inspect", text(&file)]);
     assert!(code == 0 && said.contains(" or newer, this machine has 2."), "{said}");
     elf::need_glibc(&file, "2.99");
-    // It is one that the system's loader refuses.
+    // The system's loader refuses this file, too.
     let preloaded = Command::new("/bin/sh").args(["-c", ":"]).env("LD_PRELOAD", &file).output().unwrap();
     let loader = String::from_utf8_lossy(&preloaded.stderr);
     assert!(loader.contains("GLIBC_2.99"), "{loader}");
@@ -184,13 +184,13 @@ fn a_plugin_for_a_newer_c_library_is_refused_with_both_versions_before_it_lies_t
     let (code, said) = place.install("one.so", &[]);
     assert!(code == 2 && said.contains("needs glibc 2.99 or newer, this machine has 2."), "{said}");
     assert!(place.files().is_empty(), "{:?}", place.files());
-    // Copied there, it is not usable, and a configuration that names it does not start.
+    // If the file is copied there, it is not usable, and a configuration that names it does not start.
     std::fs::copy(&file, place.directory.join("memory.so")).unwrap();
     assert!(place.run(&["list"]).1.contains("memory.so needs glibc 2.99"));
     let (code, said) =
         place.run(&["check", "--executor", "synthetic", "--plugins", "shm", "--hicache-storage", "memory"]);
     assert!(code == 2 && said.contains("memory.so needs glibc 2.99"), "{said}");
-    // A damaged one can be removed, too.
+    // A file that cannot be loaded can still be removed.
     let (code, said) = place.run(&["remove", "memory"]);
     assert!(code == 0 && place.files().is_empty(), "{said}");
 }

@@ -1,5 +1,5 @@
-//! Different numbers of ranks, both ways to send, radix caches and offload tiers on both sides, over the real NIXL (and over
-//! shm): the tokens of one aggregated worker that keeps nothing.
+//! Different numbers of ranks, both ways of sending, radix caches and offload tiers on both sides, over the real NIXL and over shm:
+//! the tokens are those of one aggregated worker without caches.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn first_turns() -> Vec<Vec<u32>> {
     [5, 33, 64, 100, 130, 200].map(prompt).to_vec()
 }
 
-/// All prompts at once, so that batches mix.
+/// Asks for all prompts at once, so that batches mix.
 fn answers(cluster: &Cluster, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
     std::thread::scope(|scope| {
         let asks: Vec<_> = prompts
@@ -38,7 +38,7 @@ fn answers(cluster: &Cluster, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
     })
 }
 
-/// What a client sends next: what was said, and something new.
+/// The next prompts of the clients: the previous prompt, its answer, and new tokens.
 fn next_turns(prompts: &[Vec<u32>], answers: &[Vec<u64>]) -> Vec<Vec<u32>> {
     let turn = |(prompt, answer): (&Vec<u32>, &Vec<u64>)| {
         prompt.iter().copied().chain(answer.iter().map(|token| *token as u32)).chain(7..30).collect()
@@ -77,7 +77,7 @@ fn conversation(plugin: &str, plugin_config: &str) {
             split.wait("whole pages to be stored", || {
                 split.storage_pages("decode", "written") >= pages as f64 && split.all_free()
             });
-            // From here on only storage has anything.
+            // From here on only storage has pages.
             split.flush();
             assert_eq!(answers(&split, &second), second_right, "{how}, second turn");
             split.wait("everything to be free", || split.all_free());
@@ -97,7 +97,7 @@ fn every_arrangement_over_shared_memory_answers_as_one_worker_alone() {
     conversation("shm", "");
 }
 
-/// The tests of the group that runs one at a time: other projects' libraries and programs.
+/// Tests in the group that runs one at a time, because they use other projects' libraries and programs.
 mod external {
     use host_tests::{mooncake, nixl};
 

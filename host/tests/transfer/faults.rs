@@ -1,4 +1,4 @@
-//! Clients that leave, processes that die, input that is wrong: nothing is lost, and everything is answered.
+//! Clients that leave, processes that die, wrong input: nothing is lost, and every request is answered.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,10 +12,10 @@ use host_tests::plugin_files;
 use host_tests::wait::until;
 use serde_json::json;
 
-/// A page of a prompt takes some milliseconds, so that something is sent when a worker is killed.
+/// A page of a prompt takes some milliseconds, so that pages are in flight when a worker is killed.
 const STEADY: &str = "prefill-token-us = 500\n";
 
-/// A split synthetic server. `synthetic` is its cost model.
+/// A synthetic server with a prefill and a decode worker. `synthetic` is its cost model.
 fn split(flags: &[&str], synthetic: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm"]);
     let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// Streams an answer and hangs up after `events` of it. Returns true when it was read to its end.
+/// Streams an answer and closes the connection after `events` events. Returns true if the answer was read to its end.
 fn stream(url: &str, prompt: &[u32], count: u64, events: Option<usize>) -> bool {
     let address = url.trim_start_matches("http://");
     let body = json!({
@@ -64,7 +64,7 @@ fn stream(url: &str, prompt: &[u32], count: u64, events: Option<usize>) -> bool 
         match connection.read(&mut chunk) {
             Ok(0) => return text.contains("[DONE]"),
             Ok(count) => text.push_str(&String::from_utf8_lossy(&chunk[..count])),
-            // This process was stopped and goes on.
+            // This process was stopped and continued.
             Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::Interrupted, "{error}"),
         }
     }
@@ -79,7 +79,7 @@ fn footprint(pid: u32) -> (u64, usize, usize) {
     (kib << 10, count("fd"), count("task"))
 }
 
-/// 200 requests at once, of random lengths. About half of them hang up somewhere on the way.
+/// Sends 200 requests of random lengths at once. About half of the clients close the connection at a random moment.
 fn storm(cluster: &Cluster, seed: u64) -> usize {
     let mut random = Random(seed);
     let plans: Vec<_> = (0..200)
@@ -106,7 +106,7 @@ fn storm(cluster: &Cluster, seed: u64) -> usize {
 
 #[test]
 fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_larger() {
-    // Small enough that requests queue for pages, slow enough that hanging up hits every stage.
+    // The pool is so small that requests queue for pages. Steps are so slow that closed connections hit every stage.
     let cost = "step-us = 300\nprefill-token-us = 5\n";
     let small = ["--pool-pages", "256", "--chunk-tokens", "64", "--max-batch", "16"];
     let (cluster, _plugins) = split(&[&small[..], &["--layer-groups", "4"]].concat(), cost);
@@ -135,11 +135,11 @@ fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_
     cluster.wait("the descriptors of the storms to be closed", || {
         footprints().iter().zip(&before).all(|(now, before)| now.1 <= before.1 + 8)
     });
-    // How many threads a storm takes depends on what runs at once. Some seconds later the idle ones have ended.
+    // The number of threads depends on what runs at once. Idle threads end some seconds later.
     cluster.wait("the threads of the storms to end", || {
         footprints().iter().zip(&at_rest).all(|(now, at_rest)| now.2 <= at_rest.2 + 2)
     });
-    // Aborts have struck transfers, not only queues.
+    // Some requests were aborted during a transfer, not only in the queue.
     cluster.wait("requests that were given up to be counted", || {
         cluster.workers().iter().any(|worker| {
             cluster.metrics(worker).get("host_requests_failed_total").is_some_and(|count| *count > 0.0)
@@ -149,7 +149,7 @@ fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_
 
 #[test]
 fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_answered() {
-    // 50 pages, in two parts each, and then it stands still: the kill falls among them.
+    // 50 pages, in two parts each, are sent before the hold, so the kill comes during the transfer.
     let hold = Hold::new();
     let synthetic = format!("{STEADY}{}", hold.prompts_from(800));
     let (cluster, _plugins) = split(&["--chunk-tokens", "16", "--layer-groups", "2"], &synthetic);
@@ -167,7 +167,7 @@ fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_an
         cluster.wait("some pages of the request to be sent", || pages_sent(&first) > before + 5.0);
         signal(cluster.pid("prefill").unwrap(), "KILL");
         held.end();
-        // It is tried again on the restarted worker, and the client does not notice.
+        // The router tries the request again on the restarted worker. The client does not notice.
         assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens);
     });
     cluster.wait_for_another(&first);
@@ -195,7 +195,7 @@ fn a_killed_decode_worker_is_restarted_and_the_request_answered_or_failed_within
         });
         signal(cluster.pid("decode").unwrap(), "KILL");
         held.end();
-        // No token was given to the client before the transfer was whole, so it can be tried again.
+        // The client gets no token before the transfer is complete, so the router can try the request again.
         assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens);
     });
     cluster.wait("all pages to be free", || cluster.workers().len() == 2 && cluster.all_free());
@@ -224,21 +224,21 @@ fn a_frozen_prefill_worker_costs_seconds_and_no_page() {
         cluster.wait("the request to hold pages", || {
             cluster.metrics(&decode).get("host_kv_pages{state=\"held\"}").is_some_and(|held| *held > 0.0)
         });
-        // All pages before those that are held back are on their way: 50 of this prompt, and 3 of the one before.
+        // All pages before the held ones are sent: 50 of this prompt, and 3 of the one before.
         let sender = cluster.worker("prefill");
         cluster.wait("what is computed to be sent", || {
             cluster.metrics(&sender).get("host_pages_sent_total").is_some_and(|sent| *sent >= 53.0)
         });
         signal(prefill, "STOP");
-        // The worker is given up by signs of life, not by a long timeout. Then none can serve the request, and the client is
-        // told.
+        // The router gives the worker up when its heartbeats stop, long before a timeout. No other worker can serve the request, so
+        // the client gets an error.
         let answer = request.join().unwrap();
         let why = answer.expect_err("a frozen worker answered");
         assert!(why.starts_with("503"), "{why}");
     });
     cluster.wait("decode's pages to come back", || {
         let decode = cluster.workers().into_iter().find(|worker| worker.role == "decode");
-        // A worker that was stopped within a write goes on with it later: nothing proves before that the pages are free.
+        // A worker that was stopped within a write continues it later. Until then no proof is possible that the pages are free.
         let within_a_write = cluster.log().contains("cannot prove that nothing is in flight");
         let states = if within_a_write { &["held"][..] } else { &["held", "quarantined"] };
         decode.is_some_and(|decode| {
@@ -300,7 +300,7 @@ fn a_worker_is_restarted_after_the_programs_file_was_replaced() {
     let plugins = plugin_files::directory(&["shm"]);
     let program = plugins.path().join("host");
     std::fs::copy(env!("CARGO_BIN_EXE_host"), &program).unwrap();
-    // A copy cannot run while a child that another test forked still has it open for writing.
+    // The system refuses to run a copy while a child that another test forked still has it open for writing.
     until("the copy to run", || match Command::new(&program).arg("--help").output() {
         Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => Err(error),
         output => Ok(output.unwrap()),

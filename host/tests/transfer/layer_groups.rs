@@ -1,4 +1,4 @@
-//! Layers that travel while later ones are computed change no answer, live. Executors report no layer too early.
+//! Sending layers while later ones are computed changes no answer. Executors report no layer too early.
 
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -33,7 +33,7 @@ fn prompts() -> Vec<Vec<u32>> {
     lengths.iter().map(|length| (0..*length).map(|_| token()).collect()).collect()
 }
 
-/// All prompts at once, so that batches mix.
+/// Asks for all prompts at once, so that batches mix.
 fn answers(cluster: &Cluster) -> Vec<Vec<u64>> {
     let prompts = prompts();
     std::thread::scope(|scope| {
@@ -89,7 +89,7 @@ fn a_byte_flipped_in_a_layer_sent_ahead_costs_a_second_transfer_and_no_answer() 
         let flags = [&synthetic[..], &["--layer-groups", "4"], off].concat();
         let (split, _plugins) = start("corrupting", config, &flags);
         let answer = split.generate(&prompt, 16).unwrap().tokens;
-        // The first write of all is one of a first layer.
+        // The first write sends first layers of pages.
         assert!(metric(&split, "prefill", "host_layer_parts_sent_total") > 0.0);
         assert_eq!(answer == right, integrity, "the flipped byte was read only where digests were off");
         let failures = metric(&split, "decode", "host_integrity_failures_total");
@@ -98,7 +98,7 @@ fn a_byte_flipped_in_a_layer_sent_ahead_costs_a_second_transfer_and_no_answer() 
     }
 }
 
-/// A batch that asks for news of every layer: one sequence of two pages and a bit, one decode step.
+/// A batch with one sequence of a bit more than two pages, and one decode step.
 fn batch() -> Batch {
     let pages = |first: u32, count: u32| (first..first + count).map(PageId).collect();
     let long = (0..35).map(|token| token * 7 % 200).collect();
@@ -158,12 +158,13 @@ fn layers_that_an_executor_calls_done_are_final() {
                 dtype: model.kv_dtype,
             };
             let mut kv = KvMemory::new(KvLayout::new(shape, order)).unwrap();
-            // SAFETY: it reads layers that the executor has said are done, from within that call, and is not used afterwards.
+            // SAFETY: the reader reads only layers that the executor has reported as done, within that call, and is not used
+            // afterwards.
             let reader = unsafe { kv.share() };
             let (batch, read) = (batch(), batch());
             let (said, heard) = channel();
             let mut layers_done = |done: usize| {
-                // As the transfer thread does: reads while the executor is at work.
+                // The transfer thread also reads while the executor works.
                 said.send((done, layers_of(&reader, &read, 0..done))).unwrap();
             };
             let outputs = executor.forward_by_layer(&mut kv, &batch, &mut layers_done).unwrap();
@@ -173,7 +174,7 @@ fn layers_that_an_executor_calls_done_are_final() {
             for (done, bytes) in news {
                 assert!(bytes == layers_of(&kv, &batch, 0..done), "{}: {done} layers, {order}", model.math);
             }
-            // Reporting layers changes nothing of what is computed.
+            // The outputs are the same without reports of layers.
             let mut other = KvMemory::new(KvLayout::new(shape, order)).unwrap();
             assert_eq!(executor.forward(&mut other, &batch).unwrap(), outputs);
             assert!(layers_of(&kv, &batch, 0..model.layers) == layers_of(&other, &batch, 0..model.layers));

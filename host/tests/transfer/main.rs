@@ -1,5 +1,5 @@
-//! KV that travels between workers changes no answer, whatever is lost on the way, over shared memory and plugins that fail
-//! on purpose. What runs NIXL or Mooncake is in modules named `external`, which `cargo xtask test` runs one at a time, and in
+//! KV transfers between workers change no answer, whatever is lost on the way: over shared memory, and over plugins that fail on
+//! purpose. Tests with NIXL or Mooncake are in modules named `external`, which `cargo xtask test` runs one at a time, and in
 //! `host/tests/external`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]

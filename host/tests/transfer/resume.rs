@@ -1,4 +1,4 @@
-//! An answer whose workers die in the middle of it goes on, and its client reads what it would have read anyway.
+//! An answer goes on when its workers die in the middle of it. Its client reads the same tokens as otherwise.
 
 use std::path::Path;
 
@@ -7,12 +7,12 @@ use host_tests::streaming::Events;
 use host_tests::{plugin_files, streaming};
 use serde_json::{Value, json};
 
-/// Two seconds of steps.
+/// Tokens of an answer that takes two seconds.
 const TOKENS: usize = 120;
-/// Half a minute of them, which no machine is slow enough to miss.
+/// Tokens of an answer that takes half a minute, so that a test can act in the middle on any machine.
 const LONG: usize = 1500;
 
-/// A split server whose steps sleep.
+/// A prefill and a decode worker whose steps sleep.
 fn split(flags: &[&str]) -> (Cluster, tempfile::TempDir) {
     start(flags, "[synthetic]\nstep-us = 20000\n")
 }
@@ -26,7 +26,7 @@ fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers: 2 }), plugins)
 }
 
-/// Reads a streamed answer of so many tokens. Once it has 20 of them, `strike` is called. Returns the events.
+/// Reads a streamed answer of `count` tokens and returns its events. Calls `strike` when 20 tokens have arrived.
 fn read(url: &str, sampling: &Value, count: usize, strike: impl FnOnce()) -> Vec<Value> {
     let mut sampling_params = sampling.clone();
     sampling_params["max_new_tokens"] = json!(count);
@@ -52,7 +52,7 @@ fn tokens(events: &[Value]) -> &Value {
     &last["output_ids"]
 }
 
-/// Answers that the router has let go on so far.
+/// Number of answers that the router has resumed so far.
 fn resumed(cluster: &Cluster) -> u64 {
     let (_, metrics) = cluster.get("/metrics").unwrap();
     let count = metrics.lines().find_map(|line| line.strip_prefix("host_resumed_total "));
@@ -75,7 +75,7 @@ fn an_answer_goes_on_when_its_workers_are_killed() {
     for sampling in samplings() {
         let right = read(&cluster.url, &sampling, TOKENS, || {});
         for victims in [&["decode"][..], &["prefill"], &["decode", "prefill"]] {
-            // On a slow machine an answer may be whole before it is struck. Then it is asked for again.
+            // On a slow machine an answer may be complete before the kill. Then the test repeats it.
             cluster.wait("an answer to be struck in the middle", || {
                 let before: Vec<_> = victims.iter().map(|role| cluster.worker(role)).collect();
                 let (earlier, mut is_under_way) = (resumed(&cluster), false);
@@ -94,7 +94,7 @@ fn an_answer_goes_on_when_its_workers_are_killed() {
                 for worker in &before {
                     cluster.wait_for_another(worker);
                 }
-                // Decode has all that it needs of prefill.
+                // Decode already has the prompt's KV when prefill dies.
                 is_under_way && (!victims.contains(&"decode") || resumed(&cluster) > earlier)
             });
         }
@@ -112,7 +112,7 @@ fn an_answer_goes_on_when_its_decode_worker_freezes_and_the_worker_serves_again_
     let decode = cluster.pid("decode").unwrap();
     let events = read(&cluster.url, &greedy, LONG, || {
         signal(decode, "STOP");
-        // Once the router has given it up, it may go on: it is the only one.
+        // After the router has given the worker up, it may go on. It is the only decode worker.
         cluster.wait("the frozen worker to be given up", || cluster.log().contains("trying again"));
         signal(decode, "CONT");
     });
@@ -125,7 +125,7 @@ fn an_answer_goes_on_when_its_decode_worker_freezes_and_the_worker_serves_again_
 fn without_resuming_the_client_is_told_that_its_answer_broke_off() {
     let (cluster, _plugins) = split(&["--no-resume"]);
     let [greedy, _drawn] = samplings();
-    // It breaks off, so it takes no minute.
+    // The answer is broken off, so it does not take a minute.
     let strike = || signal(cluster.pid("decode").unwrap(), "KILL");
     let events = read(&cluster.url, &greedy, 2 * LONG, strike);
     let last = events.last().unwrap();

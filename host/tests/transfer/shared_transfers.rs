@@ -1,4 +1,4 @@
-//! Requests that wait for another one's pages, when that one does not end well.
+//! Requests that wait for the pages of another request, when that one fails or is aborted.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -10,10 +10,10 @@ use host_tests::plugin_files;
 use serde_json::json;
 
 const PROMPT: u32 = 504;
-/// Of 504 tokens, 31 pages of 16 and half a page.
+/// 504 tokens are 31 whole pages of 16 and half a page.
 const WHOLE: f64 = 31.0;
 
-/// Prompts stand still before their first token until all requests have arrived.
+/// Prompts wait before their first token until all requests have arrived.
 fn held(hold: &Hold) -> String {
     format!("[synthetic]\n{}", hold.prompts_from(0))
 }
@@ -35,7 +35,7 @@ fn right_answer() -> Vec<u64> {
     plain.generate(&prompt(), 6).unwrap().tokens
 }
 
-/// Waits until one request is on its way and so many wait for it.
+/// Waits until one request is active and `followers` requests wait for it.
 fn all_wait(cluster: &Cluster, followers: f64) {
     let decode = cluster.worker("decode");
     cluster.wait("all other requests to wait for the first one", || {
@@ -45,7 +45,7 @@ fn all_wait(cluster: &Cluster, followers: f64) {
     });
 }
 
-/// Starts a request and does not read its answer.
+/// Sends a request and does not read its answer.
 fn begin(cluster: &Cluster) -> TcpStream {
     let params = json!({"max_new_tokens": 6, "temperature": 0, "ignore_eos": true});
     let body = json!({"input_ids": prompt(), "sampling_params": params, "stream": true}).to_string();

@@ -1,5 +1,5 @@
-//! KV that travels through staging memory gives the answers of an aggregated worker, even when workers die or
-//! clients leave on the way.
+//! KV that is transferred through staging memory gives the answers of an aggregated worker, even when workers die or clients leave
+//! during the transfer.
 
 use std::path::Path;
 
@@ -7,9 +7,9 @@ use host_tests::cluster::{Cluster, Start, signal};
 use host_tests::hold::Hold;
 use host_tests::plugin_files;
 
-/// The order of engines: a head of a token is a piece of its own as soon as two ranks share a layer.
+/// The layout of engines: if two ranks share a layer, the part of each head in each token is a separate piece.
 const LAYER_FIRST: [&str; 2] = ["--kv-layout", "layer-kv-page-token-head-dim"];
-/// What a page's order is worst for: nothing but whole pages would go directly.
+/// Sends everything but aux rows through staging memory.
 const ALWAYS: [&str; 2] = ["--staging", "always"];
 
 struct Server {
@@ -43,7 +43,7 @@ impl Server {
         self.metric("decode", "host_staged_received_bytes_total")
     }
 
-    /// Nothing is held any more: no page, no byte of staging memory, no question.
+    /// Waits until no page and no staging memory is held, and no request waits for staging memory.
     fn settles(&self) {
         self.cluster.wait("everything to be free", || {
             let free = |role| {
@@ -55,7 +55,7 @@ impl Server {
         });
     }
 
-    /// All prompts at once, so that batches mix.
+    /// Asks for all prompts at once, so that batches mix.
     fn tokens(&self) -> Vec<Vec<u64>> {
         let prompts = prompts();
         std::thread::scope(|scope| {
@@ -90,7 +90,7 @@ fn staged_answers_are_those_of_an_aggregated_worker_for_every_layout() {
             split.settles();
             let direct = split.metric("prefill", "host_lane_bytes_total{kind=\"direct\"}");
             assert_eq!(direct, 256.0 * prompts().len() as f64, "aux rows: {layout}, {memory}");
-            // 4 KiB of a token in all. The longest prompt alone is 25 times the smaller memory.
+            // A token has 4 KiB. The longest prompt alone is 25 times as large as the smaller memory.
             assert!(split.staged() >= 400.0 * 4096.0, "{layout}, {memory}");
             for name in ["host_staging_refused_total", "host_integrity_failures_total"] {
                 assert_eq!(split.metric("decode", name), 0.0, "{name}, {layout}, {memory}");
@@ -141,7 +141,7 @@ fn clients_that_leave_during_staged_transfers_leave_nothing_behind() {
     assert!(split.staged() > 0.0);
 }
 
-/// Asks for an answer and hangs up so long after.
+/// Sends a request and closes the connection after `wait`.
 fn leave_after(cluster: &Cluster, wait: std::time::Duration) {
     use std::io::{Read, Write};
     let prompt: Vec<u32> = long_prompt()[..500].to_vec();
@@ -160,7 +160,7 @@ fn leave_after(cluster: &Cluster, wait: std::time::Duration) {
     );
     connection.write_all(head.as_bytes()).unwrap();
     connection.write_all(body.as_bytes()).unwrap();
-    // The time-out is the client's patience. Whatever came by then is of no interest.
+    // The time-out stands for the client's patience. What was read until then does not matter.
     let _left = connection.read(&mut [0; 1]).is_err();
 }
 
@@ -181,7 +181,7 @@ fn a_worker_killed_during_a_staged_transfer_is_restarted_and_the_request_answere
             split.cluster.wait("some of the request to be staged", || split.staged() > before + 40_000.0);
             signal(split.cluster.pid(role).unwrap(), "KILL");
             held.end();
-            // It is tried again on the restarted worker, and the client does not notice.
+            // The router tries the request again on the restarted worker. The client does not notice.
             assert_eq!(request.join().unwrap().unwrap().tokens, right, "{role}");
         });
         split.cluster.wait_for_another(&first);
@@ -189,7 +189,7 @@ fn a_worker_killed_during_a_staged_transfer_is_restarted_and_the_request_answere
     }
 }
 
-/// The tests of the group that runs one at a time: other projects' libraries and programs.
+/// Tests in the group that runs one at a time, because they use other projects' libraries and programs.
 mod external {
     use host_tests::{mooncake, nixl};
 

@@ -1,4 +1,4 @@
-//! Several tensor-parallel ranks in a worker answer as one does, token for token and byte for byte.
+//! A worker with several tensor-parallel ranks answers like a worker with one, token for token and byte for byte.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ fn model(directory: &Path) -> Vec<String> {
     vec!["--model".to_owned(), directory.display().to_string()]
 }
 
-/// Digests of the pages that hold the prompts, by the prompts' lengths, as the worker logged them.
+/// Digests of the prompts' pages from the workers' logs, each with the length of its prompt.
 fn page_digests(cluster: &Cluster) -> Vec<(u64, String)> {
     let lines = cluster.log_lines();
     let lines = lines.iter().filter(|line| line["target"] == "host::pages").map(|line| &line["fields"]);
@@ -69,11 +69,11 @@ fn ask(cluster: &Cluster) -> Found {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(tokens.iter().all(|tokens| tokens.len() == 10));
-    // One that was not heard of for a moment is among them.
+    // Counts also a worker that missed a heartbeat.
     let workers = cluster.health().unwrap()["workers"].as_array().unwrap().len();
     cluster.wait("all digests", || page_digests(cluster).len() == workers * prompts.len());
     cluster.wait("all pages to be free", || cluster.all_free());
-    // Prefill and decode log the same, if they hold the same.
+    // Prefill and decode log equal digests if they hold equal pages.
     let mut digests = page_digests(cluster);
     digests.dedup();
     (tokens, digests)
@@ -117,10 +117,10 @@ fn kv_moves_between_any_numbers_of_ranks() {
     }
 }
 
-/// An executor that panics behind a layer, once, when it is told to.
+/// An executor that panics once after a given layer.
 struct Fragile {
     inner: Box<dyn Executor>,
-    /// The layer behind which the next batch ends, or 0 when it does not.
+    /// The layer after which the next batch panics, or 0 for none.
     breaks_behind: Arc<AtomicUsize>,
 }
 

@@ -1,5 +1,5 @@
-//! KV between workers of different numbers of tensor-parallel ranks and different layouts: the same tokens as one
-//! aggregated worker, whatever is lost, damaged or given up on the way.
+//! KV between workers with different numbers of tensor-parallel ranks and different layouts: the tokens are those of one aggregated
+//! worker, whatever is lost, damaged or given up during the transfer.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -19,9 +19,9 @@ const LAYER_FIRST: &str = "layer-kv-page-token-head-dim";
 /// Ranks of prefill and decode.
 const RANKS: [(u32, u32); 6] = [(1, 1), (4, 2), (2, 4), (4, 1), (1, 4), (3, 2)];
 
-/// What all workers of a test have in common.
+/// Settings that all workers of a test share.
 struct Setting {
-    /// Flags that say what is computed.
+    /// Flags of the executor and the model.
     model: Vec<String>,
     plugin: &'static str,
     /// Contents of the configuration file.
@@ -62,13 +62,13 @@ impl Setting {
         Cluster::start(&start)
     }
 
-    /// Prefill and decode with so many ranks, and the router, as one command starts them.
+    /// Starts prefill and decode with these numbers of ranks, and a router, with one command.
     fn split(&self, (prefill, decode): (u32, u32), more: &[&str]) -> Cluster {
         let (prefill, decode) = (prefill.to_string(), decode.to_string());
         self.start(&[&["--prefill-tp", &prefill, "--decode-tp", &decode], more].concat(), 2)
     }
 
-    /// What an aggregated worker of one rank answers.
+    /// The answers of an aggregated worker with one rank.
     fn right(&self, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
         tokens(&self.start(&["--role", "aggregated"], 1), prompts)
     }
@@ -112,7 +112,7 @@ impl<'a> ByHand<'a> {
 
 impl Drop for ByHand<'_> {
     fn drop(&mut self) {
-        // One that fails already shows what they printed.
+        // A test that fails has already printed the workers' output.
         if !std::thread::panicking() {
             for worker in &mut self.workers {
                 worker.end();
@@ -126,7 +126,7 @@ fn prompts() -> Vec<Vec<u32>> {
     [1, 15, 16, 17, 50, 100, 130].map(prompt).to_vec()
 }
 
-/// All prompts at once, so that batches mix.
+/// Asks for all prompts at once, so that batches mix.
 fn tokens(cluster: &Cluster, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
     std::thread::scope(|scope| {
         let asks: Vec<_> = prompts
@@ -137,13 +137,13 @@ fn tokens(cluster: &Cluster, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
     })
 }
 
-/// The counter of a worker, over all its labels.
+/// A counter of a worker, summed over its labels.
 fn count(cluster: &Cluster, worker: &Worker, name: &str) -> f64 {
     let metrics = cluster.metrics(worker);
     metrics.iter().filter(|(series, _)| series.starts_with(name)).map(|(_, value)| value).sum()
 }
 
-/// Every pair of rank numbers with these layouts of prefill and decode: cold, from the caches, and going on.
+/// Checks every pair of rank numbers with these layouts of prefill and decode: cold, from the caches, and with longer prompts.
 fn every_pair(setting: &Setting, layouts: (&str, &str), ranks: &[(u32, u32)]) {
     let cold = prompts();
     let longer: Vec<Vec<u32>> =
@@ -223,7 +223,7 @@ fn one_byte_that_flips_on_any_rank_costs_a_second_transfer_and_no_answer() {
     for rank in 0..4 {
         let config = format!("[plugin.corrupting]\nonly = \".{rank}\"\nflip_write = 2\n");
         let setting = Setting::new("corrupting", &config, false);
-        // The second write of rank 0 may be the aux row, which has a checksum of its own.
+        // With the second write of rank 0 the flip may hit the aux row, which has its own checksum.
         let split = setting.split((4, 2), &["--chunk-tokens", "40"]);
         assert_eq!(tokens(&split, std::slice::from_ref(&prompt)), right, "rank {rank}");
         let failures = count(&split, &split.worker("decode"), "host_integrity_failures_total");
@@ -234,7 +234,7 @@ fn one_byte_that_flips_on_any_rank_costs_a_second_transfer_and_no_answer() {
 
 #[test]
 fn a_worker_of_several_ranks_killed_in_mid_transfer_costs_no_answer_and_no_page() {
-    // 50 parts of one page each, and then it stands still: the kill falls among them.
+    // 50 parts of one page each are sent before the hold, so the kill comes during the transfer.
     let hold = Hold::new();
     let setting = Setting::synthetic(&format!("prefill-token-us = 500\n{}", hold.prompts_from(800)));
     let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
@@ -259,7 +259,7 @@ fn a_worker_of_several_ranks_killed_in_mid_transfer_costs_no_answer_and_no_page(
     }
 }
 
-/// Asks for an answer and hangs up once the request is under way.
+/// Sends a request and returns its connection. Dropping the connection abandons the request.
 fn abandon(cluster: &Cluster, prompt: &[u32]) -> TcpStream {
     let parameters = json!({ "max_new_tokens": 200, "temperature": 0, "ignore_eos": true });
     let body = json!({ "input_ids": prompt, "sampling_params": parameters, "stream": true }).to_string();
@@ -292,7 +292,7 @@ fn requests_given_up_at_any_time_leave_no_page_behind_on_any_side() {
     }
 }
 
-/// The tests of the group that runs one at a time: other projects' libraries and programs.
+/// Tests in the group that runs one at a time, because they use other projects' libraries and programs.
 mod external {
     use host_tests::{mooncake, nixl};
 

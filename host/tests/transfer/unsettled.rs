@@ -1,4 +1,5 @@
-//! A transfer plugin that does not declare `settled` serves split workers without a radix cache, and is refused with one.
+//! A transfer plugin that does not declare `settled`: prefill and decode workers use it without a radix cache, and refuse it with
+//! one.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -14,7 +15,7 @@ fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_host"))
 }
 
-/// A synthetic server with the flags of an operator.
+/// A synthetic server, with the defaults that an operator gets.
 fn start(plugins: &Path, workers: usize, more: &[&str], config: String) -> Cluster {
     let flags = ["--executor", "synthetic", "--kv-memory", "64MiB", "--chunk-tokens", "16", "--no-warm-up"];
     let mut flags: Vec<String> = flags.iter().chain(more).map(|flag| (*flag).to_owned()).collect();
@@ -22,7 +23,7 @@ fn start(plugins: &Path, workers: usize, more: &[&str], config: String) -> Clust
     Cluster::start_as_given(&Start { program: program(), flags, config, workers }, &[])
 }
 
-/// A client that says more and more: each prompt is the one before with its answer and some words of its own.
+/// A conversation. Each prompt is the previous one with its answer and new tokens.
 fn conversation(cluster: &Cluster) -> Vec<Answer> {
     let mut text: Vec<u32> = (0..40).collect();
     let turns = (0..4).map(|turn| {
@@ -38,7 +39,7 @@ fn tokens(answers: &[Answer]) -> Vec<&Vec<u64>> {
     answers.iter().map(|answer| &answer.tokens).collect()
 }
 
-/// Asks for an answer, for a client to leave before it comes.
+/// Sends a request whose client will leave before the answer.
 fn ask(url: &str, prompt: &[u32]) -> TcpStream {
     let address = url.trim_start_matches("http://");
     let body = json!({ "input_ids": prompt, "sampling_params": { "max_new_tokens": 8 } }).to_string();
@@ -74,7 +75,7 @@ fn a_conversation_is_served_and_pages_of_an_aborted_transfer_come_back_behind_a_
     let beside: Vec<u32> = (0..1600).map(|token| token % 255).collect();
     std::thread::scope(|scope| {
         let held = hold.begin();
-        // It stands still with pages that were sent. Another request comes, and waits behind it.
+        // The first request waits in the hold after some of its pages were sent. A second request waits behind it.
         let leaves = ask(&cluster.url, &prompt);
         cluster.wait("pages to be sent", || counted("host_pages_sent_total") > before + 30.0);
         let other = scope.spawn(|| cluster.generate(&beside, 8));
@@ -85,10 +86,10 @@ fn a_conversation_is_served_and_pages_of_an_aborted_transfer_come_back_behind_a_
         assert!(!cut(&cluster), "a peer was fenced before anything was aborted");
         drop(leaves);
         cluster.wait("the peer to be fenced", || cut(&cluster));
-        // The decode worker does not wait for silence.
+        // The decode worker learns of the fence from the peer, and does not wait for a timeout.
         cluster.wait("the peer to hear of it", || cluster.log().contains("it has cut this worker off"));
         held.end();
-        // It is tried again over the next connection.
+        // The router tries the second request again, over the next connection.
         assert_eq!(other.join().unwrap().unwrap().tokens, whole.generate(&beside, 8).unwrap().tokens);
     });
     cluster.wait("all pages to be free", || cluster.all_free());

@@ -1,4 +1,4 @@
-//! The walk: a model split over two processes answers as one aggregated worker does, token for token.
+//! A model that is split over a prefill and a decode process answers like one aggregated worker, token for token.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn text(flags: &[&str]) -> Vec<String> {
     flags.iter().map(|flag| (*flag).to_owned()).collect()
 }
 
-/// A split or aggregated server of a model with these chunk and batch sizes.
+/// A server of a model with these chunk and batch sizes, aggregated or with prefill and decode workers.
 fn start(
     role: Option<&str>,
     model: &[String],
@@ -53,7 +53,7 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// All prompts at once, so that batches mix.
+/// Asks for all prompts at once, so that batches mix.
 fn answers(cluster: &Cluster, count: u32) -> Vec<Answer> {
     let prompts = prompts();
     std::thread::scope(|scope| {
@@ -98,7 +98,7 @@ fn every_arrangement_gives_the_same_tokens() {
     }
 }
 
-/// Digests of the pages that hold a prompt, as each worker logged them.
+/// Digests of a prompt's pages, as each worker logged them.
 fn page_digests(cluster: &Cluster, tokens: usize) -> Vec<String> {
     let lines = cluster
         .log_lines()

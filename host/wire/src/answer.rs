@@ -1,9 +1,9 @@
-//! What a client is told of its request.
+//! The events of a request that its client gets.
 
 use host_core::Sampled;
 use host_core::request::{Failure, FinishReason, Usage};
 
-/// What happens to a request, as its client is told.
+/// An event of a request, for its client.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// The prompt's KV is complete. Tokens follow.
@@ -21,11 +21,11 @@ pub enum Answer {
     Finished {
         /// The reason.
         reason: FinishReason,
-        /// What it used.
+        /// The tokens that the request used.
         usage: Usage,
         /// Bytes of KV that came through the transfer plugin.
         transferred_bytes: u64,
     },
-    /// There will be no complete answer.
+    /// The request failed, and there will be no complete answer.
     Failed(Failure),
 }

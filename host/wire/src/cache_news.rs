@@ -1,4 +1,4 @@
-//! News of a worker's radix cache, as they travel.
+//! News of a worker's radix cache, in the form of the wire.
 
 use host_core::routing::{BlockKey, KvEvent, SnapshotPart};
 
@@ -35,7 +35,7 @@ pub fn write_batch(first: u64, events: &[KvEvent]) -> proto::CacheNews {
     proto::CacheNews { news: Some(cache_news::News::Batch(batch)) }
 }
 
-/// What a router hears.
+/// News that a router gets from a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
     /// Events, the first of which has this number.
@@ -44,10 +44,10 @@ pub enum News {
     Part(SnapshotPart),
 }
 
-/// Reads what a worker said, or `None` when it cannot be read.
+/// Reads news from a worker, or returns `None` when they cannot be read.
 ///
-/// That is so when the message follows no schema known here, and when it numbers events from 0, or up to a number that has
-/// no next.
+/// News cannot be read when the message follows no known schema, when it numbers events from 0, and when the last number has no
+/// successor.
 #[must_use]
 pub fn read(news: proto::CacheNews) -> Option<News> {
     match news.news? {

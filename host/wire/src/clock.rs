@@ -1,11 +1,11 @@
-//! The control plane's only way to the time.
+//! The only clock of the control plane.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 pub use tokio::time::Instant;
 pub use tokio::time::{sleep, sleep_until, timeout};
 
-/// Now, on a clock that never goes back (and that tests can stop).
+/// The time now, on a clock that never goes back (and that tests can stop).
 #[must_use]
 pub fn now() -> Instant {
     Instant::now()

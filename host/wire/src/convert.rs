@@ -1,4 +1,4 @@
-//! Between the core's types and the schema's.
+//! Conversions between the core's types and those of the wire.
 
 use host_core::ids::{PageId, Room};
 use host_core::message::{Body, Message, Reserve};
@@ -152,7 +152,7 @@ pub fn write_namespace(key: &NamespaceKey) -> proto::Namespace {
     }
 }
 
-/// Writes what happens to a request.
+/// Writes an event of a request.
 #[must_use]
 pub fn write_answer(answer: &Answer, plugin: &str) -> proto::GenerateEvent {
     let event = match answer {
@@ -242,7 +242,7 @@ mod tests {
         let read = read_request(request(plain.clone())).unwrap();
         assert_eq!((read.answered, read.priority, &read.sampling.shaping), (1, -7, &None));
         assert_eq!(read.client, 1_500);
-        // Without `min_tokens` no end is held back.
+        // Without `min_tokens`, end tokens are not held back, so they are not read.
         let without = proto::Sampling { end_tokens: vec![3], ..plain.clone() };
         assert_eq!(read_request(request(without)).unwrap().sampling.shaping, None);
         let full = proto::Sampling {

@@ -1,17 +1,17 @@
-//! Connections of the control plane: where a process listens, how another one connects, and how each knows the other.
+//! Connections of the control plane: where a process listens, how another one connects, and how each checks the other.
 //!
 //! Both sides take an [`Address`] and [`Credentials`]. Nothing else in the host opens or accepts a connection of the control plane.
 //!
-//! | Credentials | Address | Who gets in |
+//! | Credentials | Address | Accepted peers |
 //! | --- | --- | --- |
 //! | [`Credentials::SameUser`] | `unix:PATH` | processes of the same user, and of root |
 //! | [`Credentials::Tls`] | `https://HOST:PORT` | processes with a certificate of the cluster's authority |
 //! | [`Credentials::None`] | `http://HOST:PORT` | every process that reaches the address |
 //!
-//! A peer is checked before a byte of the protocol is read or written, on both sides. One that does not pass is told nothing.
-//! Where every process gets in, web pages in the browsers of those machines still do not.
+//! Both sides check the peer before a byte of the protocol is read or written. A peer that does not pass gets no answer. Even
+//! where every process is accepted, web pages in the browsers of those machines are not.
 //!
-//! [`ApiTls`] and [`Authorities`] are for connections of the HTTP API, which others accept and open.
+//! [`ApiTls`] and [`Authorities`] are for connections of the HTTP API, which other crates accept and open.
 
 mod address;
 pub mod authority;
@@ -44,17 +44,18 @@ pub use tls::{
     AcceptedTls, ApiTls, Authorities, ConnectedTls, NoAuthorities, Tls, TlsError, TlsSource, is_untrusted,
 };
 
-/// The name in every certificate. Processes are checked against it, so that a certificate serves at any address.
+/// The name in every certificate. Peers are checked against it and not against their addresses, so that a certificate is good at
+/// any address.
 pub const NAME: &str = "host-cluster";
 
 /// Longest time until a name is resolved.
 const RESOLVE: Duration = Duration::from_secs(5);
-/// Longest time until a connection is made, its TLS handshake included. Tests of what a handshake says have longer.
+/// Longest time until a connection is made, its TLS handshake included. Longer in tests, which check other properties.
 const CONNECT: Duration = Duration::from_secs(if cfg!(test) { 300 } else { 2 });
-/// Longest time that an accepted connection may take to show its certificate, or to send a first byte where none is asked for.
-/// Tests of other promises have longer.
+/// Longest time that an accepted connection may take to show its certificate, or to send a first byte where no certificate is
+/// needed. Longer in tests, which check other properties.
 const HANDSHAKE: Duration = Duration::from_secs(if cfg!(test) { 300 } else { 5 });
-/// A silent connection is asked for a sign of life this often, from both sides.
+/// How often each side asks a silent connection for a sign of life.
 const PING_EVERY: Duration = Duration::from_secs(5);
-/// A connection without one is closed after this time. What a worker computes for its other end ends with it.
+/// Time after which a connection without a sign of life is closed. Work for its other end is then cancelled.
 const PING_WAIT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! The formats in which counters are told: OpenMetrics, and the text format of Prometheus before it.
+//! The formats of counters: OpenMetrics, and the older text format of Prometheus.
 
 use std::collections::HashSet;
 
@@ -15,8 +15,8 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format that a request accepts. Without `Accept`, or with any type accepted, it is the text format, which every reader
-    /// knows.
+    /// The format that a request accepts. Without `Accept`, or with any type accepted, this is the text format, which every
+    /// reader knows.
     #[must_use]
     pub fn accepted(accept: Option<&str>) -> Self {
         let types = accept.unwrap_or_default().split(',');
@@ -37,7 +37,7 @@ impl Format {
         }
     }
 
-    /// Series in this format.
+    /// Converts series to this format.
     #[must_use]
     pub fn of(self, open_metrics: String) -> String {
         match self {
@@ -54,7 +54,8 @@ pub fn in_format(accept: Option<&str>, open_metrics: String) -> (&'static str, S
     (format.media_type(), format.of(open_metrics))
 }
 
-/// The text format names a counter in `# TYPE` and `# HELP` as its samples do, with `_total`. It has no units, and no mark at the end.
+/// Converts series to the text format. It names a counter in `# TYPE` and `# HELP` with `_total`, as in its samples. It has no
+/// units, and no mark at the end.
 fn text(open_metrics: &str) -> String {
     let counters: HashSet<&str> = open_metrics
         .lines()

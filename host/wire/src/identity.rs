@@ -1,14 +1,14 @@
-//! A [`KvIdentity`] as a number: where the names of a worker's pages start from.
+//! The digest of a [`KvIdentity`], from which the names of a worker's pages are derived.
 
 use host_core::radix::PageHash;
 use sha2::{Digest, Sha256};
 
 use crate::proto::KvIdentity;
 
-/// SHA-256 over the fields in the order of the schema, texts behind their length in bytes, everything as u64 LE, without
-/// layout and ranks, and without those of sliding layers where there are none. So the same page has the same name however it lies
-/// in memory and over however many ranks. Router and workers must agree on it. A router of another version just finds nothing
-/// cached.
+/// Computes SHA-256 over the fields in the order of the schema. Texts follow their length in bytes, and all numbers are u64 LE.
+/// Layout and ranks are left out, and the fields of sliding layers where there are none. So the same page has the same name in
+/// every memory layout and on any number of ranks. Router and workers must compute the same digest: a router whose version
+/// computes another one finds nothing cached.
 #[must_use]
 pub fn digest(identity: &KvIdentity) -> PageHash {
     let KvIdentity {
@@ -33,7 +33,7 @@ pub fn digest(identity: &KvIdentity) -> PageHash {
     for number in [page_tokens, layers, kv_heads, head_dim] {
         hasher.update(u64::from(*number).to_le_bytes());
     }
-    // The names of other models' pages are older than sliding layers.
+    // Pages of models without sliding layers had names before there were sliding layers. These names must not change.
     for number in [sliding_layers, window].into_iter().filter(|_| *sliding_layers > 0) {
         hasher.update(u64::from(*number).to_le_bytes());
     }

@@ -1,10 +1,10 @@
-//! Messages between the processes of a cluster: the schema, what core's types become in it, and the control plane's only ways to
+//! Messages between the processes of a cluster: the schema, conversions from core's types, and the control plane's only access to
 //! other processes, time and randomness.
 //!
-//! [`proto`] is generated from `proto/control.proto`. [`convert`] and [`cache_news`] translate. [`pairs`] says which workers can
-//! work together, and [`protocol`] which versions of the schema. [`identity`] makes a number of what makes their KV differ.
-//! [`endpoint`] connects processes that can prove that they belong together. [`exposition`] is the format in which they tell
-//! their counters. [`shares`] divides what is bounded among clients.
+//! [`proto`] is generated from `proto/control.proto`. [`convert`] and [`cache_news`] translate. [`pairs`] decides which workers
+//! can work together, and [`protocol`] which versions of the schema. [`identity`] makes a digest of all that makes workers' KV
+//! differ. [`endpoint`] connects processes that can prove that they belong together. [`exposition`] has the formats of their
+//! counters. [`shares`] divides limited resources among clients.
 
 mod answer;
 pub mod cache_news;

@@ -1,5 +1,5 @@
-//! Which prefill worker may send KV pages to which decode worker: those of the same model, math and page size, whatever
-//! their layouts and numbers of ranks.
+//! Decides which prefill worker may send KV pages to which decode worker: workers of the same model, math and page size, whatever
+//! their layouts and numbers of ranks are.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use host_core::layout::KvOrder;
 
 use crate::proto::{KvIdentity, WorkerInfo};
 
-/// Why this prefill and this decode worker cannot work together, with both values of everything that differs.
+/// Checks whether this prefill worker and this decode worker can work together.
 ///
 /// # Errors
-/// The sentence, when they cannot.
+/// A sentence with both values of everything that differs.
 pub fn compatible(prefill: &WorkerInfo, decode: &WorkerInfo) -> Result<(), String> {
     let (none, other_none) = (KvIdentity::default(), KvIdentity::default());
     let left = prefill.identity.as_ref().unwrap_or(&none);
@@ -37,7 +37,7 @@ fn plugins(worker: &WorkerInfo) -> String {
     if names.is_empty() { "none".into() } else { names.into_iter().collect::<Vec<_>>().join(" + ") }
 }
 
-/// All differences but ranks and known layouts: the sender puts every byte in its place.
+/// All differences except ranks and known layouts, because the sender converts between those.
 fn differences(left: &KvIdentity, right: &KvIdentity) -> String {
     let text = |name: &str, left: &str, right: &str| {
         (left != right).then(|| format!("{name} is {left:?} on prefill and {right:?} on decode"))

@@ -1,8 +1,8 @@
 //! Versions of the control protocol.
 //!
-//! A process says the newest and the oldest version that it speaks. Two processes work together in the newest that both speak, so
-//! adjacent releases do, and a cluster is rolled from one to the next worker by worker. The side that is called decides and answers
-//! with the version. Both keep it, and send the other nothing that it does not know.
+//! A process announces the newest and the oldest version that it speaks. Two processes use the newest version that both speak.
+//! Adjacent releases have a common version, so a cluster can be upgraded worker by worker. The called side decides and answers
+//! with the version. Both sides keep it, and send nothing that the other does not know.
 
 use std::fmt;
 
@@ -13,26 +13,27 @@ use crate::proto::{HandshakeReply, RegisterReply, WorkerInfo};
 pub const NEWEST: u32 = 3;
 /// The oldest version that this build speaks.
 pub const OLDEST: u32 = 1;
-/// What this build speaks.
+/// The versions that this build speaks.
 pub const OURS: Range = Range { oldest: OLDEST, newest: NEWEST };
 
-/// A version in which two processes speak.
+/// The version of the protocol that two processes use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u32);
 
 impl Version {
-    /// Routers that do not tell the version speak 1 or 2. What 2 brought does a router of version 1 no harm: it ignores the field and
-    /// answers the call with an error.
+    /// Routers that do not tell the version speak 1 or 2. Features of version 2 do no harm to a router of version 1: it ignores
+    /// the new field and answers the new call with an error.
     const UNTOLD: Version = Version(2);
 
-    /// Whether a process of this version can be told that a worker drains or leaves, and a worker that it has to drain.
+    /// Whether a router of this version can be told that a worker drains or leaves, and a worker of this version that it has to
+    /// drain.
     #[must_use]
     pub fn knows_draining(self) -> bool {
         self >= Version(2)
     }
 
-    /// Whether a worker of this version draws tokens by every setting that `Sampling` has. An older one would ignore those that it
-    /// does not know.
+    /// Whether a worker of this version applies every setting of `Sampling` when it draws tokens. An older worker would ignore
+    /// the settings that it does not know.
     #[must_use]
     pub fn knows_shaping(self) -> bool {
         self >= Version(3)
@@ -51,7 +52,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The versions that a process speaks, both ends included.
+/// The versions that a process speaks, from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// The oldest.
@@ -61,10 +62,10 @@ pub struct Range {
 }
 
 impl Range {
-    /// What a worker says that it speaks.
+    /// The versions that a worker announces.
     #[must_use]
     pub fn of(worker: &WorkerInfo) -> Self {
-        // Version 1 did not say so.
+        // Version 1 has no such fields.
         Self { oldest: worker.protocol_oldest.max(1), newest: worker.protocol.max(1) }
     }
 
@@ -84,10 +85,10 @@ impl fmt::Display for Range {
     }
 }
 
-/// The version in which this build and a worker speak.
+/// The version that this build and a worker use.
 ///
 /// # Errors
-/// Names both ranges, when they have no version in common.
+/// When they have no version in common. The error names both ranges.
 pub fn agree(worker: &WorkerInfo) -> Result<Version, String> {
     let theirs = Range::of(worker);
     let in_order = theirs.oldest <= theirs.newest;
@@ -99,10 +100,10 @@ pub fn agree(worker: &WorkerInfo) -> Result<Version, String> {
     })
 }
 
-/// The version in which a router that accepted a worker speaks with it.
+/// The version that a router uses with a worker that it accepted.
 ///
 /// # Errors
-/// When the worker offered no such version. Names what both speak.
+/// When the worker did not offer this version. The error names the versions of both.
 pub fn of_router(offered: Range, reply: &RegisterReply) -> Result<Version, String> {
     let told = match reply.protocol {
         0 => Version(Version::UNTOLD.0.min(offered.newest)),
@@ -118,14 +119,14 @@ pub fn of_router(offered: Range, reply: &RegisterReply) -> Result<Version, Strin
     ))
 }
 
-/// The version in which a worker that accepted a handshake speaks. `worker` is its description.
+/// The version that a worker uses after it accepted a handshake. `worker` is its description.
 ///
 /// # Errors
-/// When it is not among those that both speak. Names what both speak.
+/// When it is not a version that both speak. The error names the versions of both.
 pub fn of_peer(reply: &HandshakeReply, worker: &WorkerInfo) -> Result<Version, String> {
     let agreed = agree(worker)?;
     match reply.protocol {
-        // A build from before answers told it.
+        // The reply of a build that is older than this field.
         0 => Ok(agreed),
         told if OURS.holds(Version(told)) => Ok(Version(told)),
         told => Err(format!(

@@ -1,11 +1,11 @@
-//! The control plane's only way to randomness.
+//! The control plane's only source of randomness.
 
 use std::io;
 
 /// 64 random bits from the kernel.
 ///
 /// # Errors
-/// When the kernel has none to give, as early at boot.
+/// When the kernel has no randomness, as early at boot.
 pub fn random_u64() -> io::Result<u64> {
     let mut bytes = [0_u8; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;

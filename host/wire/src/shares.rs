@@ -1,9 +1,9 @@
-//! Fair shares of what is bounded: connections, requests, bytes of requests.
+//! Fair shares of limited resources: connections, requests, bytes of requests.
 //!
-//! A client may hold at most [`TIMES_FREE`] times of what stays free with it (the dynamic threshold of Choudhury and Hahne,
+//! A client may hold at most [`TIMES_FREE`] times the amount that stays free (the dynamic threshold of Choudhury and Hahne,
 //! "Dynamic queue length thresholds for shared-memory packet switches", 1998). A client alone gets four fifths. The more clients
-//! hold much, the less each of them gets, and something is free for one that holds nothing: `k` greedy clients leave
-//! `1 / (1 + 4 k)` of all.
+//! hold much, the less each of them gets, and some stays free for a client that holds nothing: `k` greedy clients leave `1 / (1 +
+//! 4 k)` of all.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,15 +12,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// A client holds at most so many times of what is free.
+/// A client holds at most this many times the amount that is free.
 const TIMES_FREE: usize = 4;
 
-/// What counts as one client.
+/// The identity of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Client {
     /// An IPv4 address, or the network of an IPv6 address: its first 64 bits, which one machine has to itself.
     Address(IpAddr),
-    /// A tenant, from wherever.
+    /// A tenant, from any address.
     Tenant(Arc<str>),
 }
 
@@ -47,7 +47,7 @@ impl fmt::Display for Client {
     }
 }
 
-/// Something of which there is so much, divided among clients.
+/// A limited amount of something, divided among clients.
 #[derive(Clone, Debug)]
 pub struct Shares {
     total: usize,
@@ -60,16 +60,16 @@ struct Held {
     clients: HashMap<Client, usize>,
 }
 
-/// Why a client gets nothing more now.
+/// The reason why a client gets nothing more now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoShare {
     /// Everything is taken.
     Full,
-    /// The client holds its share.
+    /// The client already holds its share.
     Client,
 }
 
-/// A part that a client holds. It is free again when dropped.
+/// A part that a client holds. Dropping it frees it.
 #[derive(Debug)]
 pub struct Share {
     of: Shares,
@@ -78,19 +78,19 @@ pub struct Share {
 }
 
 impl Shares {
-    /// So much, all of it free.
+    /// An amount that is all free.
     #[must_use]
     pub fn new(total: usize) -> Self {
         Self { total, held: Arc::default() }
     }
 
-    /// How much there is.
+    /// The whole amount.
     #[must_use]
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// How much is taken.
+    /// The amount that is taken.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.held.lock().all
@@ -99,14 +99,15 @@ impl Shares {
     /// Gives a client a part.
     ///
     /// # Errors
-    /// When there is not so much, or the client would hold more than its share. A client that holds nothing gets what is there.
+    /// When less than `amount` is free, or when the client would hold more than its share. A client that holds nothing gets all
+    /// that is free.
     pub fn take(&self, client: &Client, amount: usize) -> Result<Share, NoShare> {
         let mut share = self.take_nothing(client);
         share.grow(amount)?;
         Ok(share)
     }
 
-    /// Gives a client a part of nothing, which may grow.
+    /// Gives a client an empty part, which may grow.
     #[must_use]
     pub fn take_nothing(&self, client: &Client) -> Share {
         Share { of: self.clone(), client: client.clone(), amount: 0 }
@@ -114,10 +115,10 @@ impl Shares {
 }
 
 impl Shares {
-    /// Gives a client a part, however much it holds.
+    /// Gives a client a part, however much the client holds already.
     ///
     /// # Errors
-    /// When there is not so much.
+    /// When less than `amount` is free.
     pub fn take_any(&self, client: &Client, amount: usize) -> Result<Share, NoShare> {
         let mut share = self.take_nothing(client);
         share.add(amount, usize::MAX)?;
@@ -138,13 +139,13 @@ impl Shares {
 }
 
 impl Share {
-    /// How much it is.
+    /// The size of the part.
     #[must_use]
     pub fn amount(&self) -> usize {
         self.amount
     }
 
-    /// The client that holds it.
+    /// The client that holds the part.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
@@ -153,7 +154,7 @@ impl Share {
     /// Adds to the part.
     ///
     /// # Errors
-    /// As [`Shares::take`]. The part stays as it was.
+    /// The same as for [`Shares::take`]. The part then stays as it was.
     pub fn grow(&mut self, amount: usize) -> Result<(), NoShare> {
         self.add(amount, TIMES_FREE)
     }
@@ -195,7 +196,7 @@ mod tests {
         Client::at(IpAddr::from([10, 0, 0, number]))
     }
 
-    /// Takes ones until there is no more for a client.
+    /// Takes one after the other until the client gets no more.
     fn all_for(shares: &Shares, number: u8) -> Vec<Share> {
         std::iter::from_fn(|| shares.take(&client(number), 1).ok()).collect()
     }

@@ -1,4 +1,4 @@
-//! A thread of a worker that ends unasked takes the worker with it.
+//! Reports a thread of a worker that ends before it was told to.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,8 @@
 //! A pool allocator as the pool's source of pages.
 //!
-//! The allocator declares its components when it is opened ([`AllocatorPages::open`]). Of that the scheduler makes the pool's
-//! plan. From then on the allocator is asked which pages the two components of the plan get. It names pages as the pool does.
+//! The allocator declares its components when it is opened ([`AllocatorPages::open`]). The scheduler makes the pool's
+//! plan from them. From then on the pool asks the allocator which pages the two components of the plan get. Both use
+//! the pool's page numbers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use host_plugin_api::{self as api, ComponentId, ErrorCode, LayerKind, PoolAlloca
 /// The allocator of the pages of a worker's pool.
 #[derive(Debug)]
 pub struct Pages {
-    /// What each component retains and may have.
+    /// The plan: the positions that each component retains, and the pages that it may have.
     pub plan: PoolPlan,
     /// An allocator. Without one the pool hands its pages out itself.
     pub source: Option<Box<dyn PageSource>>,
@@ -34,10 +35,10 @@ impl Pages {
 
 /// An allocator that the scheduler's thread calls.
 pub struct AllocatorPages {
-    /// With its kind, for messages.
+    /// Its kind and its name, for messages.
     name: String,
     allocator: Arc<dyn PoolAllocator>,
-    /// Its components: of the layers that see all positions, and beside them.
+    /// The ids of its components: for the layers that see all positions, and for the other layers.
     components: [ComponentId; 2],
     /// Pages on their way to or from the allocator.
     buffer: Vec<PoolPage>,
@@ -71,7 +72,7 @@ impl AllocatorPages {
     /// what it declares.
     ///
     /// # Errors
-    /// When it declares what cannot be, or what cannot be served.
+    /// When it declares components that are invalid, or that cannot be served.
     pub fn open(
         plugin: &str,
         allocator: Arc<dyn PoolAllocator>,
@@ -116,7 +117,7 @@ impl AllocatorPages {
     }
 }
 
-/// What a component retains, or `None` for what this host does not know.
+/// The positions that a component retains, or `None` if this host does not know its kind.
 fn retained(of: &api::Component) -> Option<Retained> {
     match of.retains {
         Retains::ALL => Some(Retained::All),
@@ -132,7 +133,7 @@ impl PageSource for AllocatorPages {
     }
 
     fn take(&mut self, component: Component, pages: &mut [PageId]) -> Result<(), String> {
-        // What it leaves as it was is no page.
+        // An entry that the allocator leaves unchanged is not a page.
         self.buffer.clear();
         self.buffer.resize(pages.len(), PoolPage(u32::MAX));
         let id = self.components[component as usize];
@@ -147,7 +148,7 @@ impl PageSource for AllocatorPages {
                 ));
             }
         }
-        // The pool looks at these itself.
+        // The pool checks these numbers itself.
         for (page, taken) in pages.iter_mut().zip(&self.buffer) {
             *page = PageId(taken.0);
         }

@@ -13,7 +13,7 @@ use tonic::Status;
 
 use super::CacheLog;
 
-/// What a router is sent until it hangs up.
+/// The stream of cache events to a router, until the router hangs up.
 ///
 /// It is written only as fast as the router reads, and a router that is too
 /// slow for the log gets a snapshot in place of what it missed.
@@ -28,7 +28,7 @@ struct Following {
     place: OwnedSemaphorePermit,
 }
 
-/// Everything after event `after`, for ever.
+/// A stream of all events after event `after`, without an end.
 pub fn follow(log: Arc<CacheLog>, after: u64, place: OwnedSemaphorePermit) -> NewsStream {
     let grown = log.grown();
     let following = Following { log, grown, after, parts: Vec::new().into_iter(), place };
@@ -44,7 +44,7 @@ impl Following {
             if let Some(part) = self.parts.next() {
                 return Some(write_part(&part));
             }
-            // Before the log is read, so that what is added meanwhile is noticed.
+            // Marked as seen before the log is read, so that events that are added meanwhile are noticed.
             self.grown.borrow_and_update();
             let replay = self.log.lock().after(self.after);
             match replay {

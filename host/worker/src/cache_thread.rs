@@ -22,19 +22,19 @@ pub struct CacheLog {
 }
 
 impl CacheLog {
-    /// The log. Not to be kept locked: changes wait for it.
+    /// Locks the log. The lock must not be kept, because changes wait for it.
     pub fn lock(&self) -> MutexGuard<'_, EventLog> {
         self.log.lock()
     }
 
-    /// Changes with each new event.
+    /// A receiver that is notified of each new event.
     #[must_use]
     pub fn grown(&self) -> watch::Receiver<u64> {
         self.grown.subscribe()
     }
 }
 
-/// The scheduler thread's end of the channel to the log. Nothing here waits.
+/// The scheduler thread's end of the channel to the log. Its methods never wait.
 pub(super) struct CacheFeed {
     to: mpsc::Sender<Vec<CacheEvent>>,
     /// Whether the log lacks changes and is to be sent the whole cache.
@@ -42,7 +42,7 @@ pub(super) struct CacheFeed {
 }
 
 impl CacheFeed {
-    /// Passes changes on, or notes that they are lost.
+    /// Passes changes on, or records that they are lost.
     pub(super) fn tell(&mut self, events: Vec<CacheEvent>) {
         self.behind = self.behind || self.to.try_send(events).is_err();
     }
@@ -64,7 +64,7 @@ pub(super) fn start(
     page_tokens: u32,
     alive: Alive,
 ) -> std::io::Result<(CacheFeed, Arc<CacheLog>, JoinHandle<()>)> {
-    // A router that has missed more than a pool is sooner served by a snapshot.
+    // A router that has missed more than a whole pool is served faster by a snapshot.
     let remembered = (pages as usize).max(4 * EVENT_KEYS);
     let (grown, _) = watch::channel(0);
     let log = Arc::new(CacheLog { log: Mutex::new(EventLog::new(pages, page_tokens, remembered)), grown });

@@ -1,10 +1,11 @@
-//! Configurations that can never work, apart from what may work at the next try.
+//! Configurations that can never work, as distinct from failures that may not recur at the next try.
 
 use std::fmt;
 
 use host_plugin_api::{Error, ErrorCode, MemoryKind};
 
-/// What can never work, however often it is tried: the sentence names the plugin, the numbers and what would work.
+/// A configuration that can never work, however often it is tried. The sentence names the plugin, the numbers and a
+/// remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CannotWork(pub String);
 
@@ -16,7 +17,8 @@ impl fmt::Display for CannotWork {
 
 impl std::error::Error for CannotWork {}
 
-/// A plugin that refuses memory. What it says of the kind of memory stays so, but anything else may be otherwise at the next try.
+/// The error for a plugin that refuses memory. A refusal of the kind of memory is final. Any other failure may not recur
+/// at the next try.
 pub(crate) fn not_registered(plugin: &str, what: &str, kind: MemoryKind, error: &Error) -> anyhow::Error {
     let text = format!("plugin {plugin:?} did not register the {what}: {error}");
     match error.code {

@@ -1,4 +1,4 @@
-//! What goes through the scheduler thread's channels: in, to the control plane, and to callers.
+//! Messages through the scheduler thread's channels: inputs, and outputs to the control plane and to callers.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::grammars::Followed;
 
-/// What the scheduler thread is told.
+/// An input of the scheduler thread.
 #[derive(Debug)]
 pub(crate) enum Input {
-    /// Something happened.
+    /// An event.
     Event(Event),
-    /// Something happened on one rank.
+    /// A report of one rank.
     Transfer(Report),
-    /// A request, where its answer goes, and its place in its grammar.
+    /// A request, the channel for its answer, and its place in its grammar.
     Submit(Request, mpsc::UnboundedSender<Answer>, Option<Arc<Followed>>),
-    /// The radix cache is to be emptied.
+    /// Empties the radix cache.
     FlushCache(oneshot::Sender<Option<Flushed>>),
 }
 
-/// What the scheduler asks of the control plane.
+/// An action that the scheduler asks of the control plane.
 #[derive(Debug)]
 pub enum Outgoing {
     /// [`host_core::Action::Send`].
@@ -40,7 +40,7 @@ pub enum Outgoing {
     Connect {
         /// The peer to connect to.
         peer: host_core::request::PeerRef,
-        /// For the peer.
+        /// The lowest id still repeated, for the peer.
         floor: u64,
     },
     /// [`host_core::Action::Fence`].

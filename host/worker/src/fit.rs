@@ -1,4 +1,5 @@
-//! Whether plugins can carry and store what a model has: the same check for `host plugins check` and for a worker that starts.
+//! Checks that plugins can move and store a model's pages. `host plugins check` and a worker that starts run the same
+//! check.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,9 +13,9 @@ use super::OffloadTiers;
 use super::cannot_work::{CannotWork, not_registered};
 use super::tier_thread::value_bytes;
 
-/// Bytes of the memory that a transfer plugin is tried with.
+/// Bytes of the memory with which a transfer plugin is tried.
 const TRIED_BYTES: usize = 64 << 10;
-/// Largest multiple that a tier may ask for. One head of a page is seldom as long.
+/// The largest alignment that a tier may ask for. One head of a page is seldom as long.
 const LARGEST_ALIGNMENT: u64 = 64 << 20;
 
 impl OffloadTiers {
@@ -60,7 +61,7 @@ pub fn try_out_transfer(name: &str, backend: &dyn TransferBackend) -> anyhow::Re
         .map_err(|error| not_registered(name, "KV pool", MemoryKind::DRAM, &error))?;
     let endpoint = backend.endpoint();
     let given_back = give_back(name, backend.deregister(region), memory);
-    // A plugin that has panicked gives nothing back either.
+    // This error comes first, because a plugin that has panicked does not give memory back either.
     endpoint.map_err(|error| no_endpoint(name, &error))?;
     given_back
 }
@@ -79,13 +80,13 @@ fn offered(address: NonNull<u8>, bytes: usize, fd: i32) -> Memory {
 
 fn give_back<M>(name: &str, ended: host_plugin_api::Result<()>, memory: M) -> anyhow::Result<()> {
     ended.map_err(|error| {
-        // The plugin may still touch it.
+        // The plugin may still access the memory, so it is never freed.
         std::mem::forget(memory);
         anyhow::anyhow!("plugin {name:?} did not give memory back (deregister): {error}")
     })
 }
 
-/// A transfer plugin that peers could not connect to.
+/// The error for a transfer plugin without an endpoint, to which peers could not connect.
 pub(crate) fn no_endpoint(plugin: &str, error: &Error) -> anyhow::Error {
     anyhow::anyhow!("plugin {plugin:?} offers no endpoint: {error}")
 }

@@ -1,4 +1,4 @@
-//! Pools in the memory of a GPU that a library stands in for, for tests.
+//! Pools in the memory of a GPU, for tests. A library stands in for the GPU.
 
 use std::sync::{Arc, LazyLock};
 
@@ -6,13 +6,13 @@ use host_executor::KvMemory;
 use host_kernels::cuda::Device;
 use libloading::os::unix::{Library, RTLD_NOW};
 
-/// The GPU.
+/// The GPU that the library stands in for.
 pub fn device() -> Arc<Device> {
     static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
         // SAFETY: our own library, without initialisers.
         unsafe { Library::open(Some(host_tests::cuda::library()), RTLD_NOW) }.unwrap()
     });
-    // What is loaded is what is found by its name.
+    // The device finds the library by its name, because it is loaded already.
     LazyLock::force(&STAND_IN);
     Device::open(0, Some(&host_tests::cuda::library())).unwrap()
 }

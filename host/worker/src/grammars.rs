@@ -1,4 +1,4 @@
-//! Grammars of requests: compiled where requests come in, followed beside the steps.
+//! Grammars of requests: they are compiled when requests come in, and followed beside the steps.
 //!
 //! ```text
 //! request ─► compile, replay ─► room ─► batch begins ─► threads: consume, mask ┐
@@ -6,12 +6,12 @@
 //!                                       └────────────► forward pass ───────────┘
 //! ```
 //!
-//! A room's place in its grammar follows from its tokens: those of the answer that came with the request, and those that the
-//! executor is given in batches. A token that was computed before, and is computed again after a preemption, moves nothing. A
-//! drafted token moves it once it was drawn: what may follow it is worked out then.
+//! A room's place in its grammar follows from its tokens: answer tokens that came with the request, and tokens that the
+//! executor gets in batches. A token that is computed again after a preemption does not move the place. A drafted token
+//! moves it once the token was drawn. The mask behind a drafted token is worked out then.
 //!
-//! A step waits for its masks no longer than its [`Patience`], and for one that was late before only if it has nothing else to do. A
-//! sequence draws in the step that finds its mask known.
+//! A step waits for its masks no longer than its [`Patience`]. It waits for a mask that was late before only if it has
+//! nothing else to do. A sequence draws in the first step that finds its mask known.
 
 mod patience;
 mod turns;
@@ -34,7 +34,7 @@ use self::patience::StepTime;
 pub(crate) use self::turns::Followed;
 use self::turns::{Looked, MaskThreads, Part};
 
-/// Where a model's vocabulary comes from. It is read when the first grammar comes.
+/// Reads a model's vocabulary. It is called when the first grammar comes.
 pub type ReadVocabulary = Box<dyn Fn() -> Result<Vocabulary, String> + Send + Sync>;
 
 /// The grammars of one worker's requests.
@@ -63,7 +63,7 @@ pub struct Under {
 }
 
 impl Grammars {
-    /// None yet.
+    /// The grammars of a worker that has no request yet.
     ///
     /// # Errors
     /// When threads cannot be started.
@@ -74,8 +74,8 @@ impl Grammars {
         Ok(Self { read, compiler: OnceLock::new(), rooms: Mutex::default(), clock, time, threads })
     }
 
-    /// A request's grammar, compiled in its client's turn, at the place where its answer is. `None` when the runtime is being shut
-    /// down.
+    /// Compiles a request's grammar in its client's turn, and follows the answer so far in it. `None` when the runtime is
+    /// being shut down.
     ///
     /// # Errors
     /// When the grammar is refused, or the answer so far does not follow it.
@@ -85,14 +85,14 @@ impl Grammars {
         under: Under,
     ) -> Option<Result<(Request, Arc<Followed>), GrammarError>> {
         let grammars = Arc::clone(self);
-        // Reads the model's vocabulary when the first comes, and checks the text.
+        // Reads the model's vocabulary for the first grammar, and checks the grammar's text.
         let ask = move || grammars.ask(&request, &under).map(|asked| (request, under.answered, asked));
         let asked = spawn_blocking(ask).await.ok()?;
         let (request, answered, asked) = match asked {
             Ok(asked) => asked,
             Err(error) => return Some(Err(error)),
         };
-        // On no thread: neither waits nor what others compile keep one from other requests.
+        // Awaited, so that neither waiting nor compiling for others keeps a thread from other requests.
         let compiled = match asked.outcome().await {
             Ok(compiled) => compiled,
             Err(error) => return Some(Err(error)),
@@ -117,19 +117,19 @@ impl Grammars {
         compiler.ask(request.client, &under.source)
     }
 
-    /// The room's request has come in.
+    /// Begins to follow the grammar of a room's request.
     pub(crate) fn begin(&self, room: Room, followed: Arc<Followed>) {
         self.rooms.lock().insert(room, followed);
     }
 
-    /// The room's request has ended.
+    /// Ends a room's request.
     pub(crate) fn end(&self, room: Room) {
         if self.rooms.lock().remove(&room).is_some() {
             self.threads.forget_ended();
         }
     }
 
-    /// Waits until it is known what may follow a room, as long as the step has time.
+    /// Waits until the room's mask is known, or until the step's time is over.
     fn wait(&self, followed: &Followed) -> Result<(), Undrawn> {
         loop {
             let done = self.threads.done();
@@ -156,7 +156,7 @@ impl Constraint for Grammars {
         let mut gains = false;
         for sequence in &batch.sequences {
             let followed = self.room(sequence.room);
-            // A part of a prompt, or a draw without a mask.
+            // The step computes a part of a prompt, or draws without a mask.
             gains |= sequence.sample.is_none() || followed.is_none();
             let Some(followed) = followed else { continue };
             let part = Part {
@@ -293,7 +293,8 @@ mod tests {
         assert_eq!(after(&grammars, &batch(0, "xyz", true)).unwrap(), "a", "the prompt is no part of it");
         assert_eq!(after(&grammars, &batch(3, "a", true)).unwrap(), "b");
         assert_eq!(after(&grammars, &batch(4, "b", true)).unwrap(), "ce");
-        // Preempted: all is computed again, in two pieces, and the token that had not been computed with it.
+        // After a preemption all tokens are computed again in two pieces, with the token that had not been computed
+        // before.
         grammars.begins(&batch(0, "xyza", false));
         assert_eq!(after(&grammars, &batch(4, "bc", true)).unwrap(), "d");
         // Another try, with the answer so far in its prompt, of which the first tokens are cached.
@@ -330,7 +331,7 @@ mod tests {
         assert_eq!(after(&grammars, &batch(5, "f", true)).unwrap(), "\0", "the end");
     }
 
-    /// A batch of a sequence without a grammar, and this one.
+    /// This batch with another sequence, which has no grammar.
     fn beside(batch: &Batch) -> Batch {
         let mut batch = batch.clone();
         batch.sequences.insert(0, Sequence { room: Room(9), ..batch.sequences[0].clone() });
@@ -354,10 +355,10 @@ mod tests {
                 assert_eq!(grammars.apply(&batch.sequences[1], 0, &mut [0.0; 256]), Err(Undrawn::Late));
             }
         }
-        // A step that gets nothing else done waits for it.
+        // A step without other work waits for the mask.
         assert_eq!(after(&grammars, &first).unwrap(), "a");
         assert_eq!(after(&grammars, &batch(1, "a", true)).unwrap(), "b");
-        // What follows a drafted token draws later, too, and its mask is for the step that has it.
+        // A draw behind a drafted token can be late, too. Its mask is for the step that computes the token again.
         let mut drafted = batch(2, "bc", true);
         drafted.sequences[0].drafted = 1;
         assert_eq!(after(&grammars, &drafted).unwrap(), "ce");

@@ -1,4 +1,4 @@
-//! The way in to a running worker.
+//! The handle through which a running worker is used.
 
 use std::sync::Arc;
 
@@ -24,17 +24,17 @@ use super::tier_thread::Traffic;
 pub(crate) struct Tiers {
     pub(super) names: Vec<String>,
     pub(super) stats: Mutex<Vec<TierStats>>,
-    /// Between the pools and host memory, and between that and each tier.
+    /// Bytes between the pools and host memory, and between host memory and each tier.
     pub(super) copied: Arc<Traffic>,
     pub(super) stored: Vec<Arc<Traffic>>,
 }
 
-/// What one storage tier has not been given, or has not said of that it has it.
+/// Pages that one storage tier has not got, or has not confirmed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unwritten {
     /// Its plugin's name.
     pub tier: String,
-    /// How many.
+    /// The number of pages.
     pub pages: usize,
 }
 
@@ -54,18 +54,18 @@ pub struct Handle {
     pub(super) grammars: Option<Arc<Grammars>>,
 }
 
-/// What pages' names follow from, beside the prompt.
+/// Inputs of page names, beside the prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Naming {
     pub identity: PageHash,
     pub page_tokens: u32,
 }
 
-/// Prompts up to so many tokens are named where they come in, which takes less than going elsewhere for it.
+/// Prompts of up to so many tokens are named on the caller's thread, which takes less time than a change of threads.
 const NAMED_AT_ONCE: usize = 2048;
 
 impl Handle {
-    /// What this worker tells others about itself. The server that listens adds the address.
+    /// The description of this worker for others. The server that listens adds the address.
     #[must_use]
     pub fn info(&self) -> &WorkerInfo {
         &self.info
@@ -89,7 +89,7 @@ impl Handle {
         &self.links
     }
 
-    /// What happens to the radix cache, if the worker tells.
+    /// The log of the radix cache's events, if the worker keeps one.
     #[must_use]
     pub fn cache(&self) -> Option<&Arc<CacheLog>> {
         self.cache.as_ref()
@@ -108,7 +108,7 @@ impl Handle {
         self.tiers.names.iter().cloned().zip(stats.iter().copied()).collect()
     }
 
-    /// Bytes that were copied from host memory to the pools, and the other way.
+    /// Bytes that were copied from host memory to the pools, and from the pools to host memory.
     #[must_use]
     pub fn copied_bytes(&self) -> (u64, u64) {
         self.tiers.copied.up_and_down()
@@ -121,23 +121,23 @@ impl Handle {
         self.tiers.names.iter().map(String::as_str).zip(stored).collect()
     }
 
-    /// What is on its way to each storage tier, as of the scheduler's last turn.
+    /// Pages on their way to each storage tier, as of the scheduler's last turn.
     #[must_use]
     pub fn unwritten(&self) -> Vec<Unwritten> {
-        // On their way to host memory, and to all tiers from there.
+        // Pages on their way to host memory go to all tiers from there.
         let saved = self.stats().hierarchy.host.filling;
         let of =
             |(tier, stats): (String, TierStats)| Unwritten { tier, pages: saved + stats.writes_under_way };
         self.tiers().into_iter().map(of).collect()
     }
 
-    /// Hands a request in. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]. A channel that just closes means that
-    /// the worker stopped.
+    /// Submits a request. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]. A channel that closes without
+    /// either means that the worker stopped.
     pub async fn submit(&self, request: Request) -> mpsc::UnboundedReceiver<Answer> {
         self.submit_under(request, None).await
     }
 
-    /// As [`submit`](Self::submit), of a request whose answer follows a grammar.
+    /// Like [`submit`](Self::submit), for a request whose answer follows a grammar.
     pub async fn submit_under(
         &self,
         request: Request,
@@ -147,7 +147,7 @@ impl Handle {
         let (request, followed) = match self.followed(request, under).await {
             Some(Ok(followed)) => followed,
             Some(Err(failure)) => {
-                // The caller has the other end.
+                // The caller gets the receiver, so this cannot fail.
                 let _gone = answers.send(Answer::Failed(failure)).is_err();
                 return receive;
             }
@@ -183,10 +183,10 @@ impl Handle {
         })
     }
 
-    /// The request with the names of its pages, if the scheduler will ask for them: all requests wait for the
-    /// scheduler's thread, so it does not name pages itself. `None` when the runtime is being shut down.
+    /// Adds the names of a request's pages, if the scheduler will ask for them. All requests wait for the scheduler's
+    /// thread, so it does not name pages itself. `None` when the runtime is being shut down.
     async fn named(&self, mut request: Request) -> Option<Request> {
-        // One that is too long is refused.
+        // A prompt that is too long is not named: the request is refused.
         let named = |_: &Naming| !request.no_cache && request.prompt.len() <= self.info.max_tokens as usize;
         let Some(Naming { identity, page_tokens }) = self.naming.filter(named) else { return Some(request) };
         if request.prompt.len() <= NAMED_AT_ONCE {
@@ -207,24 +207,24 @@ impl Handle {
         receive.await.ok()
     }
 
-    /// Gives a request up, which is harmless if it has ended.
+    /// Cancels a request. This has no effect if it has ended.
     pub async fn cancel(&self, room: Room) {
         self.event(Event::Cancel(room)).await;
     }
 
-    /// Ends an answer that is complete, which is harmless if the request has ended.
+    /// Ends an answer that is complete. This has no effect if the request has ended.
     pub async fn end_answer(&self, room: Room) {
         self.event(Event::EndAnswer(room)).await;
     }
 
-    /// Passes an event on, waiting while the scheduler's inbox is full.
+    /// Passes an event to the scheduler. Waits while the scheduler's inbox is full.
     pub async fn event(&self, event: Event) {
         if self.inputs.send(Input::Event(event)).await.is_err() {
             tracing::debug!("an event came after the scheduler had stopped");
         }
     }
 
-    /// Passes an event on if there is room. Returns false when the event was dropped.
+    /// Passes an event to the scheduler if there is room. Returns false when the event was dropped.
     #[must_use]
     pub fn try_event(&self, event: Event) -> bool {
         self.inputs.try_send(Input::Event(event)).is_ok()

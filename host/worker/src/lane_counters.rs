@@ -1,10 +1,10 @@
-//! What went over lanes, by the way it went.
+//! Counters of bytes and writes over lanes, direct and staged.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use host_plugin_api::transfer::Write;
 
-/// Counters of one direction, over all ranks.
+/// Counters of one way, direct or staged, over all ranks.
 #[derive(Debug, Default)]
 pub struct Way {
     bytes: AtomicU64,
@@ -12,14 +12,14 @@ pub struct Way {
 }
 
 impl Way {
-    /// Writes that a plugin accepted.
+    /// Counts writes that a plugin accepted.
     pub(super) fn count(&self, writes: &[Write]) {
         let bytes = writes.iter().map(|write| u64::from(write.length)).sum();
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.descriptors.fetch_add(writes.len() as u64, Ordering::Relaxed);
     }
 
-    /// Bytes, and writes that they took.
+    /// Bytes, and the writes that carried them.
     #[must_use]
     pub fn read(&self) -> (u64, u64) {
         (self.bytes.load(Ordering::Relaxed), self.descriptors.load(Ordering::Relaxed))
@@ -36,7 +36,7 @@ pub struct LaneCounters {
 }
 
 impl LaneCounters {
-    /// All ways, by name.
+    /// Both ways, by name.
     #[must_use]
     pub fn ways(&self) -> [(&'static str, &Way); 2] {
         [("direct", &self.direct), ("staged", &self.staged)]

@@ -1,5 +1,5 @@
-//! Sums over what one rank sends to another, the same on both sides: prefill's over each part as it goes, decode's over
-//! everything when all is there. Parts, layers and ranks add up in any order.
+//! Sums over the data that one rank sends to another. Both sides compute them: prefill over each part when it sends the
+//! part, decode over all data once it is there. Sums of parts, layers and ranks can be added in any order.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use host_executor::digest::{self, PagePart};
 /// The sum over some layers and heads (of the model) of pages, each with its place in the transfer.
 ///
 /// # Errors
-/// When the device fails that holds the pool.
+/// When the device that holds the pool fails.
 pub(super) fn of(
     kv: &KvMemory,
     pages: impl Iterator<Item = (usize, PageId)>,

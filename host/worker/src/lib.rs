@@ -7,7 +7,7 @@
 //!                                     └──writes──► transfer threads ─┘ (plugin, one instance per rank)
 //! ```
 //!
-//! All of them meet in channels, and nothing waits on the scheduler thread.
+//! The threads are connected by channels, and the scheduler thread waits for no other thread.
 
 mod alive;
 mod allocator;
@@ -84,7 +84,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the threads. `outgoing` is what the scheduler asks of the control plane, and must be drained.
+    /// Starts the threads. The receiver gets what the scheduler asks of the control plane, and must be drained.
     ///
     /// # Errors
     /// When memory cannot be registered with the transfer plugin, or a thread cannot be started.
@@ -210,8 +210,9 @@ impl Worker {
 /// Registers the ranks' pools, and opens the way to other workers' memory.
 fn open_links(parts: &Parts) -> anyhow::Result<Links> {
     let Parts { transfer, vram, ranks, identity, config, staging, .. } = parts;
-    // SAFETY: transfer threads read pages that the core lets nothing write, and of a batch's pages the layers that the executor
-    // has said are done. What they write, the core gave to nothing else until it has arrived.
+    // SAFETY: transfer threads read pages that the core lets no thread write. Of a batch's pages they read only the
+    // layers that the executor has reported as done. They write pages that the core gives to no other use until the data
+    // has arrived.
     let share = |kv: &KvMemory| unsafe { kv.share() };
     let memories = ranks.iter().filter_map(|rank| Some((share(&rank.kv), rank.transfer.clone()?))).collect();
     let opening = link::Opening {
@@ -224,7 +225,7 @@ fn open_links(parts: &Parts) -> anyhow::Result<Links> {
     Links::open(opening, memories)
 }
 
-/// What the worker tells others about itself. The server that listens adds the addresses.
+/// The worker's description of itself for others. The server that listens adds the addresses.
 fn info_of(parts: &Parts, links: &Links) -> anyhow::Result<WorkerInfo> {
     let Parts { name, config, identity, instance, .. } = parts;
     Ok(WorkerInfo {
@@ -254,7 +255,7 @@ struct TransferThreads<'a> {
 }
 
 impl TransferThreads<'_> {
-    /// Starts them. The ways to them are in order of the ranks.
+    /// Starts the threads. Returns their inboxes in the order of the ranks.
     fn start(
         &self,
         alive: &dyn Fn(&'static str) -> Alive,

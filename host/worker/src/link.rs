@@ -1,4 +1,4 @@
-//! What a worker knows of other workers' memory, and the fences around it.
+//! Links to other workers' memory: how they are made, found and fenced.
 //!
 //! Every rank has its own instance of the transfer plugin. A link to a peer is a connection for each pair of ranks that
 //! share KV heads: it is made, fenced and lost as one.
@@ -40,7 +40,7 @@ pub fn rank_name(instance: Instance, rank: usize) -> String {
     format!("{instance}.{rank}")
 }
 
-/// Whose instance of the transfer plugin has this name.
+/// The instance and the rank whose transfer plugin has this name.
 #[must_use]
 pub fn rank_of(name: &str) -> Option<(Instance, usize)> {
     let (instance, rank) = name.split_once('.')?;
@@ -53,11 +53,11 @@ pub(super) struct Rank {
     pub kv: KvMemory,
     /// `None` when the plugin does not reach the pool's memory: then pages go through staging memory alone.
     pub kv_region: Option<RegionId>,
-    /// On rank 0.
+    /// The region of the aux rows. Rank 0 alone has one.
     pub aux_region: Option<RegionId>,
-    /// Where pieces of KV are gathered before they are sent, or lie when they have arrived. `None` when there is no staging.
+    /// Memory in which pieces of KV are gathered before they are sent, and in which they arrive. `None` without staging.
     pub staging: Option<Staging>,
-    /// What the transfer thread last said of staging.
+    /// The counters of staging that the transfer thread last reported.
     stats: Mutex<(SenderStats, RingStats)>,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Staging {
 }
 
 impl Rank {
-    /// What the pool holds of the model's KV.
+    /// The part of the model's KV that the pool holds.
     pub(super) fn share(&self) -> KvSlice {
         KvSlice::pool(*self.kv.layout(), self.kv.heads().start)
     }
@@ -112,7 +112,7 @@ fn host_memory(memory: &Mapping, fd: i32) -> Memory {
 /// The transfer plugin of a worker, its own registered memory, and its links to peers. Shared by all threads.
 pub struct Links {
     plugin: String,
-    /// None on aggregated workers.
+    /// Empty on aggregated workers.
     ranks: Vec<Rank>,
     kv_heads: usize,
     aux: Arc<SharedMemory>,
@@ -120,7 +120,7 @@ pub struct Links {
     counters: LaneCounters,
 }
 
-/// What the log says of a peer that could not be cut off.
+/// The log line for a peer that could not be cut off.
 pub(super) fn not_cut_off(plugin: &str, peer: Instance, error: &host_plugin_api::Error) -> String {
     format!(
         "plugin {plugin:?}: disconnect did not cut off the peer {peer}: {error}; pages that it may write stay in quarantine, and it \
@@ -128,10 +128,10 @@ pub(super) fn not_cut_off(plugin: &str, peer: Instance, error: &host_plugin_api:
     )
 }
 
-/// Stops what runs, all at the same time.
+/// Stops all running plugins at the same time.
 ///
 /// # Errors
-/// What did not stop in time, and why.
+/// With each plugin that did not stop in time, and why.
 pub(super) fn stop(running: Running) -> anyhow::Result<()> {
     running.stop_together(SHUTDOWN).map_err(|failed| {
         let said: Vec<_> = failed.iter().map(|(name, error)| format!("plugin {name:?}: {error}")).collect();
@@ -143,12 +143,12 @@ fn panicked() -> host_plugin_api::Error {
     host_plugin_api::Error::new(ErrorCode::PANICKED, "its disconnect panicked")
 }
 
-/// Our memory's generation: it is registered once in a worker's life.
+/// The generation of this worker's memory, which is registered once in its life.
 const GENERATION: u32 = 1;
 /// The region of a pool that is not registered: no plugin has it.
 const NO_REGION: u32 = u32::MAX;
 
-/// What a worker's transfer plugin and its memory are.
+/// The transfer plugin of a worker, and the sizes of its memory.
 #[derive(Debug)]
 pub(super) struct Opening {
     /// The plugin's name, or `None` when there are no links.
@@ -164,10 +164,10 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// Whether the plugin reaches this pool. Where it does not, there has to be enough staging memory.
+    /// Whether the plugin reaches this pool. If it does not, checks that there is enough staging memory.
     ///
     /// # Errors
-    /// When there is not.
+    /// When there is too little staging memory.
     fn reaches(&self, pool: &KvMemory) -> Result<bool, CannotWork> {
         let Some(device) = pool.location().device.filter(|_| !self.vram) else { return Ok(true) };
         let (bytes, block) = (self.staging_bytes as u64, pool.layout().shape.block_bytes() as u64);
@@ -195,7 +195,7 @@ impl Links {
     /// pool that the plugin does not reach is not registered.
     ///
     /// # Errors
-    /// When memory cannot be had, the plugin does not take it, or a pool can be reached in no way.
+    /// When memory cannot be allocated, the plugin refuses it, or there is no way to a pool.
     pub(super) fn open(
         opening: Opening,
         ranks: Vec<(KvMemory, Arc<dyn TransferBackend>)>,
@@ -242,7 +242,7 @@ impl Links {
         })
     }
 
-    /// The plugin's name, or nothing.
+    /// The plugin's name. Empty without a plugin.
     #[must_use]
     pub fn plugin_name(&self) -> &str {
         &self.plugin
@@ -253,14 +253,14 @@ impl Links {
         &self.ranks
     }
 
-    /// What the ranks send and receive through staging memory.
+    /// The counters of what the ranks send and receive through staging memory.
     #[must_use]
     pub fn staging_stats(&self) -> Vec<(SenderStats, RingStats)> {
         let stats = |rank: &Rank| *rank.stats.lock();
         self.ranks.iter().map(stats).collect()
     }
 
-    /// What went over the lanes.
+    /// The counters of the lanes.
     #[must_use]
     pub fn counters(&self) -> &LaneCounters {
         &self.counters
@@ -270,7 +270,7 @@ impl Links {
         &self.aux
     }
 
-    /// What a peer needs to connect to each rank.
+    /// The endpoint of each rank, with what a peer needs to connect to it.
     pub(super) fn endpoints(&self) -> anyhow::Result<Vec<TransferEndpoint>> {
         let endpoint = |(rank, own): (usize, &Rank)| {
             let endpoint = own.backend.endpoint().map_err(|error| no_endpoint(&self.plugin, &error))?;
@@ -282,7 +282,7 @@ impl Links {
                 aux_region: own.aux_region.map_or(0, |region| region.0),
                 kv_generation: GENERATION,
                 aux_generation: GENERATION,
-                // A pool of no bytes is written by no peer.
+                // No peer writes to a pool of no bytes.
                 kv_bytes: own.kv_region.map_or(0, |_| own.kv.layout().bytes() as u64),
                 aux_bytes,
                 rank: u32::try_from(rank)?,
@@ -300,15 +300,15 @@ impl Links {
         self.peers.get(peer)
     }
 
-    /// Whether a connection that the plugin gave this handle is proven to be cut off: it is part of no link any more.
+    /// Whether the connection with this plugin handle is proven to be cut off: then no link has it any more.
     #[must_use]
     pub(super) fn is_cut_off(&self, (peer, session): (Instance, u64), handle: PeerId) -> bool {
         let link = self.get(peer).filter(|link| link.session == session);
         link.is_none_or(|link| !link.connections.values().any(|other| *other == handle))
     }
 
-    /// Fences what is left of an earlier link to a peer and makes a new one. Returns the new session. Blocks, so it is not for
-    /// the scheduler thread.
+    /// Fences what is left of an earlier link to a peer and makes a new link. Returns the new session. Blocks, so it must
+    /// not be called on the scheduler thread.
     ///
     /// # Errors
     /// A sentence for the peer's refusal: no plugin in common, no peer there, an earlier connection not fenced.
@@ -352,7 +352,7 @@ impl Links {
         })
     }
 
-    /// Checks that pages between two ranks fit through staging memory, where there is no other way for them.
+    /// Checks that pages between two ranks fit through staging memory, if there is no other way for them.
     fn can_exchange(&self, own: &Rank, theirs: &PeerRank, peer: &WorkerInfo) -> Result<(), String> {
         let whose = match (own.kv_region, theirs.kv_region) {
             (Some(_), Some(_)) => return Ok(()),
@@ -374,16 +374,16 @@ impl Links {
         ))
     }
 
-    /// Cuts off one link to a peer in both directions, if it is still the one in use: an earlier one was cut off when the
-    /// next was made. Blocks: not for the scheduler thread.
+    /// Cuts off one link to a peer in both directions, if it is still in use. An earlier link was cut off when the next
+    /// one was made. Blocks: not for the scheduler thread.
     ///
     /// # Errors
-    /// When the plugin could not prove of every pair of ranks that nothing of the peer lands any more.
+    /// When the plugin could not prove for every pair of ranks that nothing of the peer lands any more.
     pub fn fence(&self, peer: Instance, session: u64) -> Result<(), host_plugin_api::Error> {
         self.peers.cut(peer, Some(session), |link| self.cut(link))
     }
 
-    /// Cuts off whatever link to a peer there is. Blocks: not for the scheduler thread.
+    /// Cuts off the link to a peer, whatever its session. Blocks: not for the scheduler thread.
     ///
     /// # Errors
     /// As [`fence`](Self::fence).
@@ -391,7 +391,8 @@ impl Links {
         self.peers.cut(peer, None, |link| self.cut(link))
     }
 
-    /// Disconnects what a link has. When that fails, returns the part of the link that is not proven to be off, for another try.
+    /// Disconnects all connections of a link. On failure, returns a link of the connections that are not proven to be cut
+    /// off, for another try.
     fn cut(&self, link: &Link) -> Result<(), (Arc<Link>, host_plugin_api::Error)> {
         let mut left = Link::clone(link);
         let mut failed = None;
@@ -427,16 +428,16 @@ impl Links {
         })
     }
 
-    /// Ends the plugin on all ranks, together with what else runs.
+    /// Stops the plugin on all ranks, together with the other running plugins.
     ///
     /// # Errors
-    /// When something did not stop in time.
+    /// When a plugin did not stop in time.
     pub(super) fn shutdown(&self, mut running: Running) -> anyhow::Result<()> {
         for (rank, own) in self.ranks.iter().enumerate() {
             let backend = own.backend.clone();
             let name =
                 if self.ranks.len() == 1 { self.plugin.clone() } else { format!("{}.{rank}", self.plugin) };
-            // What a plugin may still touch stays mapped as long as the process.
+            // Memory that a plugin may still access stays mapped as long as the process lives.
             let staging = own.staging.as_ref().map(|staging| staging.memory.clone());
             let kept = (own.kv.hold(), self.aux.clone(), staging);
             running.opened(&name, move |deadline| {

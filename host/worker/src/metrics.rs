@@ -57,7 +57,7 @@ impl Collector for WorkerCollector {
     }
 }
 
-/// Pages, requests, messages, and what was computed for them.
+/// Writes the scheduler's series: pages, requests, messages, and the work for them.
 fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
     let pool = stats.pool;
     let places = [
@@ -151,7 +151,7 @@ fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
     ])
 }
 
-/// What went over the lanes between ranks, by the way it went.
+/// Writes the series of the lanes between ranks, direct and staged.
 fn lanes(worker: &Handle, series: &mut Series<'_>) -> Result<(), Error> {
     let ways = worker.links().counters().ways().map(|(kind, way)| ([("kind", kind)], way.read()));
     let bytes = ways.map(|(kind, (bytes, _))| (kind, bytes));

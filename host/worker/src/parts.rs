@@ -1,4 +1,4 @@
-//! What a worker is made of.
+//! The parts of a worker.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use host_wire::proto::KvIdentity;
 
 use super::{Grammars, OffloadTiers, Pages, Staging};
 
-/// Everything a worker is made of.
+/// Everything that a worker needs to start.
 pub struct Parts {
     /// Its name for people: "prefill-0".
     pub name: String,
@@ -25,21 +25,21 @@ pub struct Parts {
     pub vram: bool,
     /// The tensor-parallel ranks, at least one.
     pub ranks: Vec<RankParts>,
-    /// Random, new at every start.
+    /// The worker's instance: random, new at every start.
     pub instance: Instance,
-    /// The offload tiers, which are there when [`Config::hierarchy`] is.
+    /// The offload tiers. They are there when [`Config::hierarchy`] is.
     pub offload: Option<OffloadTiers>,
     /// Whether pages are digested on both ends of a transfer.
     pub page_integrity: bool,
-    /// Grammars of requests, or `None` where no model's vocabulary is drawn from.
+    /// Grammars of requests, or `None` if tokens are drawn from no model's vocabulary.
     pub grammars: Option<Arc<Grammars>>,
-    /// When pages go through staging memory, and how much there is.
+    /// When pages go through staging memory, and how much staging memory there is.
     pub staging: Staging,
 }
 
-/// What one tensor-parallel rank is made of.
+/// The parts of one tensor-parallel rank.
 pub struct RankParts {
-    /// What computes.
+    /// The executor.
     pub executor: Box<dyn Executor>,
     /// Its pool: all pages, and of each the heads that this rank holds ([`host_core::heads::rank_heads`]).
     pub kv: KvMemory,

@@ -39,7 +39,7 @@ struct Queued {
     message: ControlMessage,
 }
 
-/// The way to one peer, for as long as one connection lasts.
+/// The queue of messages to one peer, for as long as one connection lasts.
 struct Line {
     queue: mpsc::Sender<Queued>,
     /// The connection that it belongs to.
@@ -57,7 +57,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// No peers yet. All that come have these credentials.
+    /// A set without peers. All peers that come are called with these credentials.
     #[must_use]
     pub fn new(worker: Handle, credentials: Credentials) -> Self {
         Self { worker, credentials, lines: Arc::default() }
@@ -69,7 +69,7 @@ impl Peers {
         channel(&address, &self.credentials).map(WorkerClient::new).map_err(|mismatch| mismatch.to_string())
     }
 
-    /// Starts sending to a peer at an address, in place of what was sent to it before.
+    /// Starts sending to a peer at an address. This line replaces an earlier one to the same peer.
     pub fn add(&self, peer: Instance, (session, protocol): (u64, Version), address: &str) {
         let (queue, receive) = mpsc::channel(WAITING);
         self.lines.lock().insert(peer, Line { queue, session, protocol });
@@ -96,7 +96,7 @@ impl Peers {
         self.lines.lock().get(&peer).is_some_and(|line| line.session == session)
     }
 
-    /// Carries out what the scheduler asks until it stops.
+    /// Carries out the actions of the scheduler until it stops.
     pub async fn run(self, info: WorkerInfo, mut outgoing: mpsc::Receiver<Outgoing>) {
         while let Some(next) = outgoing.recv().await {
             match next {
@@ -140,7 +140,7 @@ impl Peers {
         instance: Instance,
         floor: u64,
     ) -> Result<u64, String> {
-        // Before the peer connects anew: a fence later would cut that connection too.
+        // Fenced before the peer connects anew, because a later fence would cut that connection too.
         let links = self.worker.links().clone();
         match tokio::task::spawn_blocking(move || links.fence_all(instance)).await {
             Ok(fenced) => {
@@ -196,7 +196,7 @@ impl Peers {
     }
 }
 
-/// Sends to one peer until it is lost, replaced, or nothing is left that sends.
+/// Sends to one peer until the peer is lost, the line is replaced, or no sender is left.
 async fn speak(
     peers: Peers,
     (peer, session): (Instance, u64),
@@ -236,14 +236,14 @@ async fn speak(
                 failures = 0;
                 continue;
             }
-            // Busy is alive.
+            // A peer that is too busy is alive.
             Ok(Err(status)) if status.code() == tonic::Code::ResourceExhausted => continue,
             Ok(Err(status)) => reason(&status),
             Err(_elapsed) => format!("no answer in {CALL:?}"),
         };
         failures += 1;
         if failures >= FAILURES {
-            // What an earlier line came to says nothing about the one in use.
+            // A failure of an earlier line says nothing about the line in use.
             if peers.is_current(peer, session) {
                 tracing::warn!(%peer, trouble, "a peer is lost");
                 peers.worker.event(Event::PeerLost { peer, session, fenced: false }).await;

@@ -1,5 +1,5 @@
-//! The threads that own the ranks' executors and compute on their KV pools. All ranks are given the same commands in the
-//! same order, and answer as one.
+//! The threads that own the ranks' executors and compute on their KV pools. All ranks get the same commands in the same
+//! order, and their answers are combined into one.
 
 mod batch;
 mod page_digests;
@@ -19,20 +19,20 @@ use self::page_digests::PageDigests;
 use super::alive::Alive;
 use super::channels::Input;
 
-/// What a rank is asked to do, in order.
+/// A command to a rank. Commands are carried out in order.
 #[derive(Clone, Debug)]
 enum Command {
-    /// Compute, which an event answers.
+    /// Computes a batch. An event reports its end.
     Run(Arc<Batch>),
     /// Log the digest of each page that holds a prompt.
     LogDigests(Arc<PageDigests>),
 }
 
-/// The way in to all ranks.
+/// The channels to all ranks.
 pub(super) struct Ranks(Vec<Sender<Command>>);
 
 impl Ranks {
-    /// Computes a batch, which events answer. Those of the batch before must have come.
+    /// Computes a batch. Events report it. The events of the batch before must have come.
     pub(super) fn run(&self, batch: Batch) {
         self.all(&Command::Run(Arc::new(batch)));
     }
@@ -44,7 +44,7 @@ impl Ranks {
 
     fn all(&self, command: &Command) {
         for rank in &self.0 {
-            // A rank thread that is gone takes the worker with it, see `Alive`.
+            // A rank thread that ends is reported by `Alive`, which ends the worker.
             if rank.send(command.clone()).is_err() {
                 tracing::error!("a rank thread takes no commands any more");
             }
@@ -72,7 +72,8 @@ pub(super) fn start(
     let batch = Arc::new(Mutex::new(RanksOfBatch::new(count)));
     let (mut senders, mut threads) = (Vec::new(), Vec::new());
     for (rank, (executor, kv)) in ranks.into_iter().enumerate() {
-        // At most one batch, and the digests of prompts that became ready while the last one was computed.
+        // The channel holds at most one batch, and the digests of prompts that became ready while the last one was
+        // computed.
         let (commands, receive) = channel();
         let part = Rank { rank, ranks: count, executor, kv, batch: batch.clone(), inputs: inputs.clone() };
         let alive = alive();
@@ -97,7 +98,7 @@ impl Rank {
                     let event = self.batch.lock().ended(self.rank, outcome);
                     let unheard =
                         event.is_some_and(|event| self.inputs.blocking_send(Input::Event(event)).is_err());
-                    // A rank without a device ends, and the worker with it: another one takes its requests.
+                    // A rank that has lost its device ends, and the worker ends with it. Other workers take its requests.
                     if unheard || lost {
                         return;
                     }
@@ -122,9 +123,10 @@ fn news<'a>(
     move |done| {
         if group > 0 && done < layers && done.is_multiple_of(group) {
             let done = u32::try_from(done).unwrap_or(u32::MAX);
-            // Reports arrive in order: the slowest rank sends them, and it is at one layer at a time.
+            // Reports arrive in order: the slowest rank sends them, one layer after the other.
             let Some(layers) = ranks.lock().layers_done(rank, done) else { return };
-            // A scheduler that is behind does without: these layers go with the next ones, or with the batch.
+            // If the scheduler is behind, the report is dropped. These layers are reported with the next ones, or with
+            // the batch.
             let dropped = inputs.try_send(Input::Event(Event::LayersDone { batch, layers })).is_err();
             if dropped {
                 tracing::trace!(batch, layers, "the scheduler is busy; finished layers were not told of");
@@ -133,7 +135,8 @@ fn news<'a>(
     }
 }
 
-/// What came of a batch, and whether the executor is lost. A panic of it fails the batch's requests and nothing else.
+/// Computes a batch. Returns its outcome, and whether the executor is lost. A panic of the executor fails the batch's
+/// requests and nothing else.
 fn compute(
     executor: &mut dyn Executor,
     kv: &mut KvMemory,

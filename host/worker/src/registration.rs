@@ -1,4 +1,4 @@
-//! A worker keeps its routers informed that it is there, how busy it is, and that it ends.
+//! Keeps routers informed that a worker is there, how busy it is, and that it ends.
 
 use std::time::Duration;
 
@@ -13,25 +13,26 @@ use tonic::transport::Channel;
 
 use crate::Handle;
 
-/// Between two heartbeats.
+/// The time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// The same while the router sends no requests yet, so that the worker soon knows that it is ready.
+/// The same while the router sends no requests yet. It is short, so that the worker soon knows that it is ready.
 const WARMING_HEARTBEAT: Duration = Duration::from_millis(200);
 /// How long one call may take.
 const CALL: Duration = Duration::from_secs(2);
 
-/// What a router knows of this worker.
+/// The state of this worker as a router knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Nothing,
     /// The router sends no requests yet.
     Warming,
     Registered,
-    /// Or the router's version of the protocol cannot be told so: its requests are refused, and go to other workers.
+    /// The router sends no requests. If its version of the protocol cannot be told so, its requests are refused and go to
+    /// other workers.
     Draining,
 }
 
-/// How this worker and a router stand to each other.
+/// The relation of this worker and a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Standing {
     known: Known,
@@ -89,13 +90,13 @@ impl Readiness {
                 return;
             }
         }
-        // The worker ends, with its registrations.
+        // The worker ends, and its registrations with it.
         std::future::pending().await
     }
 }
 
 impl Registrations {
-    /// Registers with all routers, now or when they are there.
+    /// Registers with all routers, at once or as soon as they are there.
     ///
     /// # Errors
     /// When the credentials are not for an address.
@@ -123,13 +124,13 @@ impl Registrations {
         Ok(Self { instance: info.instance, routers: all, draining, _tasks: tasks })
     }
 
-    /// Whether the worker takes requests, also later.
+    /// Tells whether the worker takes requests, now and later.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         Readiness { routers: self.routers.iter().map(|(_, standing)| standing.clone()).collect() }
     }
 
-    /// Tells all routers that the worker drains, and waits a moment until they know.
+    /// Tells all routers that the worker drains, and waits until they know, at most for one call's time.
     pub async fn drain(&mut self) {
         self.draining.send_replace(true);
         let all_know = async {
@@ -143,12 +144,13 @@ impl Registrations {
         }
     }
 
-    /// Takes the worker out of the registries of all routers that can be told so. To the others it is a dead one soon.
+    /// Removes the worker from the registries of all routers that can be told so. The other routers soon take it for
+    /// dead.
     pub async fn leave(self) {
         let instance = self.instance;
         let mut calls = JoinSet::new();
         for (mut client, standing) in self.routers {
-            // One whose answer was lost may know the worker.
+            // A router whose answer was lost may know the worker.
             if standing.borrow().protocol.is_some_and(|protocol| !protocol.knows_draining()) {
                 continue;
             }
@@ -181,7 +183,7 @@ impl Registration {
                 Err(trouble) => trouble,
             };
             self.is(Known::Nothing);
-            // A router that ends with its workers needs no word.
+            // A router that ends together with its workers needs no warning.
             if trouble != logged && !*self.draining.borrow() {
                 tracing::warn!(router = %address, %trouble, "not registered with the router; trying again");
                 logged = trouble;
@@ -195,7 +197,7 @@ impl Registration {
     }
 
     async fn session(&mut self, logged: &mut String) -> Result<std::convert::Infallible, String> {
-        // One that drains is heard of until its last request has ended, and registers with no other router.
+        // A worker that drains sends heartbeats until its last request has ended, and registers with no router.
         if !*self.draining.borrow() {
             self.register(logged).await?;
         }
@@ -217,7 +219,7 @@ impl Registration {
                 timeout(CALL, self.client.heartbeat(request)).await.map_err(|elapsed| elapsed.to_string())?;
             let reply = reply.map_err(|status| reason(&status))?.into_inner();
             if !reply.known && draining {
-                // It has no requests of this worker.
+                // The router has no requests for this worker.
                 self.is(Known::Nothing);
                 std::future::pending::<()>().await;
             }

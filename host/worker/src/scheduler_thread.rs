@@ -1,4 +1,4 @@
-//! The thread that owns the core: events in, actions out, nothing that waits.
+//! The thread that owns the core: it takes events, carries actions out, and makes no call that blocks.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 const EVENTS_PER_TURN: usize = 256;
 
 pub(super) struct Start {
-    /// First, so that this thread's end is told before those that follow from it.
+    /// The first field, so that this thread's end is reported before the ends of other threads that follow from it.
     #[expect(dead_code, reason = "held for its drop")]
     pub alive: Alive,
     pub config: Config,
@@ -42,7 +42,7 @@ pub(super) struct Start {
     pub to_ranks: Ranks,
     /// One per rank, none on aggregated workers.
     pub to_transfer: Vec<Inbox>,
-    /// With a hierarchy.
+    /// `None` without a hierarchy.
     pub to_tiers: Option<tier_thread::Inbox>,
     pub tiers: Arc<Tiers>,
     pub links: Arc<Links>,
@@ -51,7 +51,7 @@ pub(super) struct Start {
     pub stats: Arc<Mutex<Stats>>,
 }
 
-/// Ends the thread.
+/// Stops the scheduler's thread.
 pub(super) struct Stop(watch::Sender<bool>);
 
 impl Stop {
@@ -132,7 +132,7 @@ impl Turn {
         }
     }
 
-    /// Says once that the allocator hands out no more pages.
+    /// Logs once that the allocator hands out no more pages.
     fn warn_of_pages(&mut self) {
         if let Some(fault) = self.scheduler.page_source_fault().filter(|_| !self.warned_of_pages) {
             self.warned_of_pages = true;
@@ -143,7 +143,7 @@ impl Turn {
         }
     }
 
-    /// Says once that the target for the time between tokens cannot be met.
+    /// Logs once that the target for the time between tokens cannot be met.
     fn warn_of_pace(&mut self, stats: &Stats) {
         if stats.pace.out_of_reach && !self.warned_of_pace {
             self.warned_of_pace = true;
@@ -285,14 +285,14 @@ impl Turn {
         if let Some(grammars) = self.start.grammars.as_ref().filter(|_| last) {
             grammars.end(room);
         }
-        // The request of a client that is gone is cancelled where that was noticed.
+        // A client that is gone needs no answer. Its stream cancels the request when it is dropped.
         let gone = client.is_none_or(|client| client.send(answer).is_err());
         if gone {
             tracing::trace!(%room, "an answer had no taker");
         }
     }
 
-    /// Asks every rank's transfer thread.
+    /// Sends a command to every rank's transfer thread.
     fn transfer(&self, command: &TransferCommand) {
         if self.start.to_transfer.is_empty() {
             tracing::error!("a transfer was asked of a worker without a transfer plugin");

@@ -1,4 +1,4 @@
-//! A worker's side of the control plane, as others call it.
+//! The service by which routers and peers call a worker.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,13 +30,13 @@ pub struct WorkerService {
     /// The worker's description, with the address at which others reach it.
     info: WorkerInfo,
     peers: Peers,
-    /// Places for routers that follow the cache.
+    /// Permits for routers that follow the cache.
     followers: Arc<Semaphore>,
     /// Becomes true when an operator asks the worker to drain.
     drain: watch::Sender<bool>,
 }
 
-/// Routers that may follow one worker's cache: each may take a snapshot.
+/// The most routers that may follow one worker's cache. Each of them may take a snapshot.
 const MAX_FOLLOWERS: usize = 16;
 
 impl WorkerService {
@@ -47,7 +47,7 @@ impl WorkerService {
     }
 }
 
-/// The grammar of a request, of whose prompt so many tokens at the end belong to the answer.
+/// The grammar of a request whose prompt ends with `answered` tokens of the answer.
 fn under(grammar: proto::Grammar, answered: u32) -> Result<Under, Status> {
     let kind = Kind::parse(&grammar.kind).ok_or_else(|| {
         Status::invalid_argument(format!("grammars of kind {:?} are not known", grammar.kind))
@@ -139,7 +139,7 @@ impl Worker for WorkerService {
         }
         Ok(Response::new(HandshakeReply {
             accepted: connected.is_ok(),
-            // Its endpoints hold the tokens of transfer plugins: they are for a peer that fits.
+            // The endpoints hold tokens of transfer plugins, so only a peer that fits gets them.
             worker: connected.is_ok().then(|| self.info.clone()),
             protocol: connected.as_ref().map_or(0, |(_session, protocol)| protocol.0),
             message: connected.err().unwrap_or_default(),

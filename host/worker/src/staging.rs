@@ -1,4 +1,4 @@
-//! How much memory a worker stages in, and when.
+//! Settings of staging: when pages go through staging memory, and how much of it there is.
 
 use host_core::transfer::{StagingMode, StagingPolicy};
 use host_plugin_api::TransferLimits;
@@ -16,21 +16,22 @@ pub struct Staging {
 }
 
 impl Default for Staging {
-    /// Staging where it pays, in 128 MiB.
+    /// Staging in the default mode, with 128 MiB.
     fn default() -> Self {
         Self { mode: StagingMode::default(), knee: None, bytes: 128 << 20 }
     }
 }
 
 impl Staging {
-    /// How a rank chooses whose plugin has these limits: the operator's knee, else the plugin's, else what suits most links.
+    /// The policy of a rank whose plugin has these limits. The knee is the operator's, else the plugin's, else one that
+    /// suits most links.
     pub(super) fn policy(&self, limits: &TransferLimits) -> StagingPolicy {
         let default = StagingPolicy::default();
         let of_plugin = usize::try_from(limits.short_writes).ok().filter(|bytes| *bytes > 0);
         StagingPolicy { mode: self.mode, knee: self.knee.or(of_plugin).unwrap_or(default.knee), ..default }
     }
 
-    /// What each of so many ranks has.
+    /// Bytes of staging memory of each of so many ranks.
     #[must_use]
     pub fn bytes_of_rank(&self, ranks: usize) -> usize {
         match self.mode {

@@ -1,12 +1,12 @@
 //! The threads of the offload tiers: copies between the ranks' pools and host memory, and the plugins that store pages.
 //!
-//! They carry [`TierAction`]s out for all ranks of the worker, so that a page has ended when it has on every rank and
-//! nothing has to be agreed upon. Host memory lies page by page in the order head, layer, K/V, token, dimension,
-//! whatever the pool's layout is. A storage tier holds one object per page and KV head of the model, so workers of any number of
+//! They carry [`TierAction`]s out for all ranks of the worker. A page has ended when it has ended on every rank, so ranks
+//! need not agree on anything. Host memory lies page by page in the order head, layer, K/V, token, dimension, whatever
+//! the pool's layout is. A storage tier holds one object per page and KV head of the model, so workers of any number of
 //! ranks share objects. A head that several ranks hold is written by the first of them and read by all.
 //!
-//! One thread makes copies, one after the other. Each storage tier has a thread of its own, which alone calls the plugin: one that
-//! blocks in a call that must not block holds up its own pages and nothing else.
+//! One thread makes copies, one after the other. Each storage tier has a thread of its own, which alone calls the plugin.
+//! A plugin that blocks in a call that must not block delays its own pages and nothing else.
 
 mod host_memory;
 mod mailbox;
@@ -35,9 +35,9 @@ use mailbox::Mailbox;
 use store::{Next, Store};
 pub(super) use traffic::Traffic;
 
-/// Sleep while a plugin that is to be looked at again has no descriptor to wait on.
+/// Sleep while the thread has to look at a plugin again that has no descriptor to wait on.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
-/// Sleep otherwise, which is what a lost wake-up costs.
+/// Sleep otherwise. A lost wake-up costs this much.
 const LONG_WAIT: Duration = Duration::from_millis(500);
 
 /// The offload tiers of a worker.
@@ -47,7 +47,7 @@ pub struct OffloadTiers {
 }
 
 impl OffloadTiers {
-    /// What objects' addresses and lengths must be multiples of for all tiers, or `None` without storage.
+    /// The alignment of objects' addresses and lengths that suits all tiers, or `None` without storage.
     #[must_use]
     pub fn alignment(&self) -> Option<u64> {
         self.tiers.iter().map(|(_, tier)| tier.limits().alignment).max()
@@ -66,7 +66,7 @@ pub(super) fn value_bytes(shape: &KvShape, alignment: usize) -> usize {
     host_memory::head_bytes(shape, Some(alignment))
 }
 
-/// The way to all of them.
+/// The channels to all tier threads.
 pub(super) struct Inbox {
     copies: queue::Sender<Copy>,
     stores: Vec<Arc<Mailbox>>,
@@ -109,18 +109,18 @@ pub(super) struct Start<'a> {
     /// KV heads of the model.
     pub kv_heads: usize,
     pub inputs: mpsc::Sender<Input>,
-    /// Makes what each thread holds.
+    /// Makes the [`Alive`] that each thread holds.
     pub alive: &'a dyn Fn(&'static str) -> Alive,
 }
 
-/// What was started.
+/// The threads that were started, and the channels to them.
 pub(super) struct Started {
     pub inbox: Inbox,
     pub copies: JoinHandle<()>,
     pub tiers: Vec<RunningTier>,
-    /// Between the pools and host memory.
+    /// Bytes between the pools and host memory.
     pub copied: Arc<Traffic>,
-    /// Between host memory and each tier.
+    /// Bytes between host memory and each tier.
     pub stored: Vec<Arc<Traffic>>,
 }
 
@@ -133,8 +133,8 @@ pub(super) struct RunningTier {
 }
 
 impl RunningTier {
-    /// Notes how it is stopped. Its thread ends when the inbox is gone. A thread that is inside the plugin does not end, and is
-    /// left behind with the plugin.
+    /// Adds this tier to the plugins that are to be stopped. Its thread ends when the inbox is gone. A thread that is
+    /// inside the plugin does not end, and is left behind with the plugin.
     pub(super) fn stops_with(self, running: &mut Running) {
         let Self { name, tier, memory, thread } = self;
         running.opened(&name, move |milliseconds| {
@@ -143,7 +143,7 @@ impl RunningTier {
             }
             let stopped = tier.shutdown(milliseconds);
             if stopped.is_err() {
-                // It may still touch the memory, and would be asked to stop once more if it were dropped.
+                // The plugin may still access the memory. If it were dropped, it would be asked to stop once more.
                 std::mem::forget((tier, memory));
             }
             stopped
@@ -189,9 +189,9 @@ fn tell(inputs: &mpsc::Sender<Input>, event: TierEvent) -> Result<(), ()> {
     inputs.blocking_send(Input::Event(Event::Tier(event))).map_err(|_stopped| ())
 }
 
-/// The thread that copies.
+/// The thread that copies pages.
 struct Copies {
-    /// The first field, so that this thread's end is reported before those that follow from it.
+    /// The first field, so that this thread's end is reported before the ends of other threads that follow from it.
     #[expect(dead_code, reason = "held for its drop")]
     alive: Alive,
     memory: Arc<HostMemory>,
@@ -227,7 +227,7 @@ impl Copies {
 
 /// The thread that calls one plugin.
 struct Caller {
-    /// First, as above.
+    /// The first field, as in [`Copies`].
     #[expect(dead_code, reason = "held for its drop")]
     alive: Alive,
     store: Store,

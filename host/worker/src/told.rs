@@ -1,4 +1,4 @@
-//! What operators are told, for tests: the log's lines, and the page that quotes them.
+//! Messages to operators, for tests: the log's lines, and the page that quotes them.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -34,7 +34,7 @@ pub fn listen() {
     });
 }
 
-/// The lines about this plugin. Each test has a name of its own.
+/// The lines about this plugin. Each test uses a plugin name of its own.
 pub fn lines(plugin: &str) -> Vec<String> {
     let log = String::from_utf8_lossy(&log()).into_owned();
     let of = format!("plugin {plugin:?}");
@@ -42,13 +42,13 @@ pub fn lines(plugin: &str) -> Vec<String> {
     lines.map(|line| without_count(line).to_owned()).collect()
 }
 
-/// A line without how often it was told.
+/// A line without the number of its repeats.
 fn without_count(line: &str) -> &str {
     let counted = line.strip_suffix(" times so far)").and_then(|line| line.rsplit_once(" ("));
     counted.map_or(line, |(line, _count)| line)
 }
 
-/// The messages that the page quotes under a heading: the first column of its table, with `..` for what differs.
+/// The messages that the page quotes under a heading: the first column of its table, with `..` for the parts that differ.
 fn quoted(heading: &str) -> Vec<String> {
     let section =
         PAGE.split(&format!("\n{heading}\n")).nth(1).unwrap_or_else(|| panic!("no {heading} on the page"));
@@ -58,7 +58,7 @@ fn quoted(heading: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether a line is what the page quotes.
+/// Whether a line matches a quoted message.
 fn is(line: &str, quoted: &str) -> bool {
     let mut parts = quoted.split("..");
     let Some(mut rest) = line.strip_prefix(parts.next().unwrap_or_default()) else { return false };

@@ -1,8 +1,9 @@
-//! The threads between the scheduler and the transfer plugin, one per rank with an instance of the plugin of its own.
+//! The threads between the scheduler and the transfer plugin, one for each rank. Each rank has its own instance of the
+//! plugin.
 //!
-//! Each turns its rank's share of page writes into batches of plugin writes, digests what it sends and what arrived, and reports
-//! what has settled. [`host_core::rank_barrier`] makes one report out of those of all ranks. A thread waits on two descriptors:
-//! its own inbox and the plugin's events.
+//! Each turns its rank's share of page writes into batches of plugin writes, digests the pages that it sends and the
+//! pages that arrived, and reports writes that have settled. [`host_core::rank_barrier`] combines the reports of all
+//! ranks into one. A thread waits on two descriptors: its own inbox and the plugin's events.
 
 mod receiving;
 mod sending;
@@ -37,41 +38,41 @@ use staging::Staging;
 
 /// Sleep while the plugin has no descriptor to wait on, is full, or has something unsettled.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
-/// Sleep otherwise, which is what a lost wake-up costs.
+/// Sleep otherwise. A lost wake-up costs this much.
 const LONG_WAIT: Duration = Duration::from_millis(500);
 /// Completions and notifications taken per call.
 const BATCH: usize = 64;
 
-/// What the scheduler asks for, of every rank.
+/// A command of the scheduler to every rank.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
-    /// Write the rank's share. [`Report::Settled`] answers, also when there is none.
+    /// Write the rank's share. [`Report::Settled`] answers, also when the rank has no share.
     Write(Arc<PageWrite>),
-    /// What has not started of a write need not start.
+    /// Do not start parts of a write that have not started.
     Cancel(Tag),
-    /// Parts of a room may arrive.
+    /// Open a room: its parts may arrive.
     OpenRoom(Arc<RoomOpening>),
     /// Copy nothing more into a room's pages. [`Report::Closed`] answers.
     CloseRoom(Room),
-    /// Nothing of a room is in flight any more.
+    /// Forget a room: nothing of it is in flight any more.
     ForgetRoom(Room),
     /// Digest the rank's heads. [`Report::Checked`] answers.
     Verify(Arc<Verification>),
     Stop,
 }
 
-/// Pages to be looked at.
+/// Pages to be verified.
 #[derive(Debug)]
 pub(super) struct Verification {
     pub room: Room,
     pub attempt: u32,
     pub pages: Vec<PageId>,
     pub aux_slot: u32,
-    /// What brought them.
+    /// The lanes that brought them.
     pub lanes: Vec<HeadLane>,
 }
 
-/// Commands on their way. Holds at most what the scheduler's running requests can ask for.
+/// Commands that wait for the thread. The scheduler's running requests bound their number.
 pub(super) struct Inbox(Arc<InboxState>);
 
 struct InboxState {
@@ -82,7 +83,7 @@ struct InboxState {
 impl Inbox {
     pub(super) fn push(&self, command: Command) {
         self.0.commands.lock().push_back(command);
-        // A full counter is a wake-up that is already there.
+        // A write fails when the counter is full, and then the thread wakes up anyway.
         let _full = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes()).is_err();
     }
 }
@@ -94,14 +95,14 @@ impl Drop for Inbox {
 }
 
 pub(super) struct Start {
-    /// First, so that this thread's end is told before those that follow from it.
+    /// The first field, so that this thread's end is reported before the ends of other threads that follow from it.
     #[expect(dead_code, reason = "held for its drop")]
     pub alive: Alive,
     pub rank: usize,
     pub links: Arc<Links>,
     pub inputs: mpsc::Sender<Input>,
     pub page_integrity: bool,
-    /// Whether the plugin says exactly what has settled.
+    /// Whether the plugin says exactly which writes have settled.
     pub settles: bool,
     /// When pages go through staging memory.
     pub policy: StagingPolicy,
@@ -128,7 +129,7 @@ pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
     Ok((Inbox(inbox), thread))
 }
 
-/// How many entries a method of the plugin filled in, or what is wrong with it.
+/// The number of entries that a method of the plugin filled in, or its failure.
 fn counted(method: &'static str, answer: i32) -> Result<usize, Failed> {
     let failed = |_negative| Failed { method, code: ErrorCode(answer) };
     usize::try_from(answer).map(|count| count.min(BATCH)).map_err(failed)
@@ -144,7 +145,8 @@ struct Thread {
 impl Thread {
     fn run(mut self, inbox: &InboxState) {
         loop {
-            // Before the inbox is looked at: whatever room these are about, it was opened before they were sent.
+            // Taken before the inbox is read. A room of these notifications was opened before they were sent, so its
+            // command is there by then.
             let notifications = self.take_notifications();
             let commands = std::mem::take(&mut *inbox.commands.lock());
             let mut busy = !commands.is_empty();
@@ -161,7 +163,7 @@ impl Thread {
                     Command::CloseRoom(room) => self.close_room(room),
                     Command::Verify(verification) => {
                         if let Err(error) = self.verify(&verification) {
-                            // Only a new process can go on.
+                            // Only a new process can recover from this.
                             tracing::error!(
                                 error,
                                 rank = self.start.rank,
@@ -182,7 +184,7 @@ impl Thread {
                     notifications.iter().for_each(|notification| self.notified(notification));
                 }
                 (_, Err(failed)) | (Err(failed), _) => {
-                    // Only a new process can go on.
+                    // Only a new process can recover from this.
                     let (plugin, rank) = (self.start.links.plugin_name(), self.start.rank);
                     let what = failed.told(|| self.backend.endpoint().err());
                     tracing::error!(
@@ -199,14 +201,14 @@ impl Thread {
         }
     }
 
-    /// Gives the plugin what it has room for, and returns whether that was anything.
+    /// Gives the plugin as many submissions as it has room for. Returns whether any left the queue.
     fn sending_hand_over(&mut self) -> bool {
         let (submitted, settled) = self.sending.submit();
         self.settled(settled);
         submitted
     }
 
-    /// Has the peers cut off to which something is in flight that nothing else ends.
+    /// Reports the peers that must be cut off, because nothing else ends submissions to them.
     fn cut_off(&mut self) {
         for (peer, session) in self.sending.take_untold() {
             self.staging_lost(peer, session);
@@ -242,7 +244,7 @@ impl Thread {
             return self.settled(vec![(write.tag, Some(error))]);
         };
         if link.session != write.session {
-            // The scheduler has not heard of the connection that is in use, and may never: its own is gone.
+            // The connection that the scheduler names is gone. It has not heard of the one in use, and may never.
             self.tell(Input::Event(Event::PeerLost { peer: write.to, session: write.session, fenced: true }));
             let error = format!("the connection to worker {} was replaced", write.to);
             return self.settled(vec![(write.tag, Some(error))]);

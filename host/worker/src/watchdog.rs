@@ -1,8 +1,8 @@
 //! Notices calls of plugins that do not return.
 //!
-//! A thread of the worker that hangs in a plugin leaves a worker that still tells its routers that it is there, and answers
-//! nothing. Nothing can end the call but the end of the process, so the program that is told of a [`Hung`] call ends, with
-//! every connection and every registration of memory. Peers fence a worker that is gone, and its supervisor starts it again.
+//! If a thread of the worker hangs in a plugin, the worker still tells its routers that it is there, but answers no
+//! request. Only the end of the process can end the call. So the program that is told of a [`Hung`] call ends, with every
+//! connection and every registration of memory. Peers fence a worker that is gone, and its supervisor starts it again.
 //!
 //! [`Watchdog::look`] decides, and the program gives it the calls in progress and the time.
 
@@ -18,18 +18,18 @@ use parking_lot::Mutex;
 /// Calls that may wait for others (open, register, connect, disconnect …) have this many times as long: they have deadlines of
 /// their own, which operators set, and registering a large pool takes a while.
 const WAITING: u32 = 10;
-/// Looks within the bound, so that a call is noticed at most a tenth late.
+/// The number of looks within the bound, so that a call is noticed at most a tenth late.
 const LOOKS: u32 = 10;
-/// Longest pause between two looks.
+/// The longest pause between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A call that must not block is told when it has taken so long. Contracts ask for microseconds, but a machine that is busy may
-/// keep a thread waiting for a while.
+/// A call that must not block is reported when it has taken so long. Contracts ask for microseconds, but a busy machine
+/// may keep a thread waiting for a while.
 const SLOW: Duration = Duration::from_secs(1);
-/// As [`SLOW`], of a call that may wait for others.
+/// As [`SLOW`], for a call that may wait for others.
 const SLOW_TO_WAIT: Duration = Duration::from_secs(10);
 
-/// As [`SLOW`], of calls that a peer waits for: it gives a handshake up after 5 s.
+/// As [`SLOW`], for calls that a peer waits for. The peer gives a handshake up after 5 s.
 const SLOW_TO_MEET: Duration = Duration::from_secs(3);
 const MEETING: [&str; 2] = ["connect", "disconnect"];
 
@@ -45,7 +45,7 @@ pub(crate) fn slow_calls() -> Vec<((String, &'static str), u64)> {
     SLOW_CALLS.lock().iter().map(|(call, count)| (call.clone(), *count)).collect()
 }
 
-/// Of the call that is in progress longest, in milliseconds, as of the last look.
+/// The age of the call that is in progress longest, in milliseconds, as of the last look.
 static LONGEST: AtomicU64 = AtomicU64::new(0);
 
 /// How long the plugin call that is in progress longest has taken so far, as of this process's last look.
@@ -56,11 +56,11 @@ pub(crate) fn longest() -> Duration {
 /// A call that took longer than it may.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hung {
-    /// Which.
+    /// The call.
     pub call: CallInProgress,
-    /// How long it takes already, as far as it was seen.
+    /// How long it has taken so far, as far as looks have seen it.
     pub age: Duration,
-    /// How long it may.
+    /// How long it may take.
     pub bound: Duration,
 }
 
@@ -77,14 +77,14 @@ impl fmt::Display for Hung {
     }
 }
 
-/// A call that takes longer than the plugin API allows, or took.
+/// A call that takes or took longer than the plugin API allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slow {
-    /// Which.
+    /// The call.
     pub call: CallInProgress,
-    /// How long it takes already, or took, as far as it was seen.
+    /// How long it has taken so far, or took, as far as looks have seen it.
     pub age: Duration,
-    /// It has come back.
+    /// Whether it has returned.
     pub returned: bool,
 }
 
@@ -104,7 +104,7 @@ impl fmt::Display for Slow {
     }
 }
 
-/// What a look has found.
+/// The result of a look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Looked {
     /// The call that took longest beyond its bound, if any did.
@@ -119,12 +119,12 @@ pub struct Watchdog {
     bound: Duration,
     last: Option<Time>,
     ages: HashMap<(u64, u64), Duration>,
-    /// Slow ones, which were told.
+    /// Slow calls that were reported.
     told: Vec<CallInProgress>,
 }
 
 impl Watchdog {
-    /// One that lets calls take `bound`, and calls that may wait for others ten times as long.
+    /// A watchdog that lets calls take `bound`, and calls that may wait for others ten times as long.
     #[must_use]
     pub fn new(bound: Duration) -> Self {
         Self { bound, last: None, ages: HashMap::new(), told: Vec::new() }
@@ -138,8 +138,8 @@ impl Watchdog {
 
     /// Looks at the calls that are in progress now.
     ///
-    /// A call is as old as the time since the look that saw it first. Of a pause that is much longer than it should be, only as
-    /// much counts as it should have been: the whole process had stopped, and no call could have returned.
+    /// A call is as old as the time since the look that saw it first. If a pause is much longer than it should be, only
+    /// the planned pause counts: the whole process had stopped, and no call could have returned.
     pub fn look(&mut self, now: Time, calls: &[CallInProgress]) -> Looked {
         let passed = self.last.map_or(Duration::ZERO, |last| now.0.saturating_sub(last.0));
         let passed = if passed > self.pause() * 3 { self.pause() } else { passed };
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!((after.len(), after[0].age, after[0].returned), (1, Duration::from_secs(5), true));
         assert!(after[0].to_string().contains("submit took 5.0 s"), "{}", after[0]);
         assert_eq!(watchdog.look(at(6), &[]).slow, []);
-        // Other tests count, too.
+        // Other tests add to the same counters.
         assert!(
             slow_calls()
                 .iter()

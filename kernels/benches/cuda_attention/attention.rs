@@ -1,4 +1,4 @@
-//! Attention by [`TensorAttention`].
+//! Checks and times attention by [`TensorAttention`].
 
 use host_kernels::cuda::Array;
 use host_kernels::cuda::batch::{Attention, Rows};
@@ -210,7 +210,7 @@ impl<'a> Test<'a> {
     }
 }
 
-/// Rows as they are found against rows as they should be: those of `rows`.
+/// Compares the found rows with the expected rows, for the rows of `rows`.
 fn same(
     what: &str,
     prompts: &Prompts,
@@ -257,11 +257,11 @@ fn error(prompts: &Prompts, found: &[u16]) -> f64 {
     largest
 }
 
-/// Rounding weights and outputs to bf16 is off by up to 2^-8 each, relative to the weighted magnitudes of V, and the sum of
-/// weights is of rounded ones, too. The rest is for f32.
+/// The largest allowed error, relative to the weighted magnitudes of V. Rounding weights and outputs to bf16 is off by up to 2^-8
+/// each, and the sum of weights is a sum of rounded weights, too. The rest is for f32.
 const BOUND: f64 = 2.0 / 256.0 + 1.0 / 4096.0;
 
-/// Stores the last row of each sequence and decodes it, one launch right after the other. Returns the rows' outputs.
+/// Stores the last row of each sequence and decodes it, in two launches that follow each other directly. Returns the rows' outputs.
 fn step(
     gpu: &Gpu,
     kernels: &TensorAttention,
@@ -290,7 +290,7 @@ fn step(
         table: gpu.array(&pool.tables),
         pages: gpu.array(&pool.pages),
     };
-    // Not rotated, so that the bits are the prompt's.
+    // Angles of 0 rotate nothing, so that the bits are the prompt's.
     let cosines = gpu.array(&vec![1.0; rows * head_dim / 2]);
     let sines = gpu.array(&vec![0.0; rows * head_dim / 2]);
     let projection =
@@ -327,7 +327,7 @@ fn check_shape(gpu: &Gpu, kernels: &TensorAttention, shape: [usize; 3], seed: u6
     test.decode(&pool, &batch, 0..prompts.rows, &mut outputs);
     same("decode of every row", &prompts, &gpu.read(&outputs), &whole, all)?;
 
-    // The same launch in a graph, captured before the positions are known. Every third row is not there.
+    // The same launch in a graph, captured before the positions are known. Every third row is left out.
     let mut batch = batch;
     let positions = gpu.read(&batch.position);
     batch.position.upload(&gpu.stream, &vec![0; prompts.rows]).unwrap();
@@ -349,7 +349,7 @@ fn check_shape(gpu: &Gpu, kernels: &TensorAttention, shape: [usize; 3], seed: u6
     same("decode in a graph", &prompts, &found, &whole, all)?;
     batch.position.upload(&gpu.stream, &positions).unwrap();
 
-    // One row at a time, in an array of the others.
+    // One row at a time, written into an array that holds the other rows' outputs.
     let mut outputs = gpu.array(&whole);
     for row in (0..prompts.rows).step_by(97) {
         test.decode(&pool, &batch, row..row + 1, &mut outputs);
@@ -388,7 +388,7 @@ fn check_shape(gpu: &Gpu, kernels: &TensorAttention, shape: [usize; 3], seed: u6
     same("decode right after K and V are stored", &prompts, &outputs, &whole, all)?;
 
     for (order, page_tokens) in ORDERS.into_iter().zip([48, 16, 1]) {
-        // Only two thirds of each sequence are there: what comes later is NaN.
+        // The pool has only two thirds of each sequence. Later positions are NaN.
         let keep = |length: usize| length.div_ceil(3) * 2 - 1;
         let pool = prompts.pool(gpu, order, page_tokens, seed + 1, keep);
         let mut outputs = test.outputs();
@@ -426,14 +426,14 @@ fn dense(shape: [usize; 3]) -> Attention {
     Attention { query_stride: shape[0] * shape[2], ..attention_of(shape) }
 }
 
-/// Pages of `sequences` sequences of `length` positions, each sequence's in some other order.
+/// Pages of `sequences` sequences of `length` positions, in random order.
 fn scattered_pages(sequences: usize, length: usize) -> Vec<u32> {
     let mut pages: Vec<u32> = (0..(sequences * length.div_ceil(16)) as u32).collect();
     fastrand::Rng::with_seed(1).shuffle(&mut pages);
     pages
 }
 
-/// Random numbers, repeated after some: power and thus clocks depend on the data.
+/// Random numbers, repeated after 2^20 of them. The data is random because power, and thus clocks, depend on it.
 fn noise(gpu: &Gpu, elements: usize) -> Array<u16> {
     let mut rng = fastrand::Rng::with_seed(5);
     let some: Vec<u16> = (0..1 << 20).map(|_| bf16_from_f32((rng.f32() + rng.f32() - 1.0) * 3.0)).collect();
@@ -441,7 +441,7 @@ fn noise(gpu: &Gpu, elements: usize) -> Array<u16> {
     for at in (0..elements).step_by(some.len()) {
         let count = some.len().min(elements - at);
         let to = array.address() + 2 * at as u64;
-        // SAFETY: both have as many elements, and the stream is waited for before `some` goes.
+        // SAFETY: both have `count` elements, and the stream is waited for before `some` is dropped.
         unsafe { cudarc::driver::result::memcpy_htod_async(to, &some[..count], gpu.stream.cu_stream()) }
             .unwrap();
     }
@@ -460,7 +460,7 @@ fn time_decode(
     let attention = dense(shape);
     let [heads, kv_heads, head_dim] = shape;
     let bytes = sequences * length * kv_heads * head_dim * 4;
-    // As many layers as exceed the L2 cache, and a graph of so many that its start does not count.
+    // Enough layers to exceed the L2 cache, and to make the start of the graph negligible.
     let layers = (200_000_000_usize).div_ceil(bytes).min(40);
     let pages = scattered_pages(sequences, length);
     let sizes = Sizes { pages: pages.len(), layers, ..sizes(&attention, order, 16) };

@@ -1,13 +1,13 @@
-//! Attention and the other kernels of rows on a GPU: what they compute, that no bit depends on the batch, and how fast they
-//! are.
+//! Checks attention and the other kernels of rows on a GPU, and times them. The checks show that values are right, and that no
+//! bit depends on the batch.
 //!
 //!     NVRTC=FOLDER cargo bench -p host-kernels --bench cuda_attention
 //!
-//! or, on another machine than the one that built it, the program alone with `--bench`: it needs the driver and NVRTC, which
-//! `NVRTC` names. First everything is compared with a plain computation on the CPU, within a bound, and with itself, bit for
-//! bit: rows alone, in decode and in prefill, in prompts cut anywhere, in other pages and in another order of the pool. The
-//! exit code is 1 when something differs. Then come times: best of several batches between two events, over more data than
-//! the L2 cache holds. `-- check` leaves out the times.
+//! or, on another machine than the one that built it, the program alone with `--bench`. It needs the driver and NVRTC, which
+//! `NVRTC` names. First every result is compared with a plain computation on the CPU, within a bound. Results of the same rows
+//! are also compared with each other, bit for bit: rows alone, in decode and in prefill, in prompts cut anywhere, in other pages
+//! and in another order of the pool. The exit code is 1 if a result differs. Then come times: the best of several batches
+//! between two events, over more data than the L2 cache holds. `-- check` leaves out the times.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use host_kernels::cuda::{Array, CudaError, Device};
 
-/// The device, and the stream that everything is in.
+/// The device, and the stream that all work is in.
 struct Gpu {
     device: Arc<Device>,
     stream: Arc<CudaStream>,

@@ -5,10 +5,10 @@ use host_kernels::cuda::batch::KvView;
 
 use crate::Gpu;
 
-/// bf16 that is no number: what no test may read.
+/// A NaN in bf16. It fills all memory that no kernel may read.
 pub const NAN: u16 = 0x7fff;
 
-/// How dimensions follow each other, the slowest first.
+/// Order of the dimensions, the slowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Page, head, layer, K or V, token.
@@ -85,8 +85,8 @@ pub const LAYER: usize = 1;
 pub const LAYERS: usize = 2;
 
 impl Pool {
-    /// Pages drawn at random for sequences of these lengths. What `fill` gives for sequence, K or V, position and head is
-    /// there, and NaN everywhere else.
+    /// A pool with pages drawn at random for sequences of these lengths. It holds the row that `fill` gives for sequence, K or V,
+    /// position and head, and NaN everywhere else.
     pub fn new<'a>(
         gpu: &Gpu,
         mut sizes: Sizes,
@@ -95,7 +95,7 @@ impl Pool {
         fill: impl Fn(usize, usize, usize, usize) -> Option<&'a [u16]>,
     ) -> Self {
         let counts = lengths.iter().map(|length| length.div_ceil(sizes.page_tokens));
-        // Some pages are of no sequence.
+        // Some pages belong to no sequence.
         sizes.pages = counts.clone().sum::<usize>() + 3;
         let mut free: Vec<u32> = (0..sizes.pages as u32).collect();
         fastrand::Rng::with_seed(seed).shuffle(&mut free);

@@ -1,4 +1,4 @@
-//! The kernels of [`TensorRows`].
+//! Checks and times the kernels of [`TensorRows`].
 
 use host_kernels::cuda::Array;
 use host_kernels::cuda::batch::Rows;
@@ -13,7 +13,7 @@ fn random(rng: &mut fastrand::Rng, count: usize) -> Vec<f32> {
     (0..count).map(|_| 2.0 * rng.f32() - 1.0).collect()
 }
 
-/// Whether bf16 is that number within one rounding, and a little for f32.
+/// Whether a bf16 is this number, within one rounding to bf16 and a small error of f32.
 fn near(bits: u16, value: f64) -> bool {
     (f64::from(f32_from_bf16(bits)) - value).abs() <= value.abs() / 256.0 + 1e-6
 }
@@ -184,7 +184,7 @@ fn check_argmax(gpu: &Gpu, kernels: &TensorRows, rng: &mut fastrand::Rng) -> Res
         let rows = 9;
         let mut logits = random(rng, rows * vocabulary);
         let at = |row: usize, index: usize| row * vocabulary + index % vocabulary;
-        // Ties, NaN of both signs, nothing but NaN, zeros of both signs, infinities.
+        // Ties, NaN of both signs, rows of NaN alone, zeros of both signs, infinities.
         (0..3).for_each(|i| logits[at(1, 5000 + 7 * i)] = 2.0);
         logits[at(2, 3)] = f32::NAN;
         logits[at(2, 4)] = -f32::NAN;

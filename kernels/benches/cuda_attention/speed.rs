@@ -1,4 +1,4 @@
-//! How long things take on the device.
+//! Measures times on the device.
 
 use cudarc::driver::CudaGraph;
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -7,7 +7,7 @@ use crate::Gpu;
 
 const ROUNDS: usize = 5;
 
-/// A graph of what `launch` enqueues.
+/// A graph of the work that `launch` enqueues.
 pub fn capture(gpu: &Gpu, launch: impl FnOnce()) -> CudaGraph {
     let stream = &gpu.stream;
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -16,7 +16,7 @@ pub fn capture(gpu: &Gpu, launch: impl FnOnce()) -> CudaGraph {
     stream.end_capture(flags).unwrap().unwrap()
 }
 
-/// Best seconds of what `launch` enqueues, which it does `count` times in a captured graph, with the number of the time.
+/// Best seconds of the work that one call of `launch` enqueues. A captured graph has `count` calls, each with its number.
 pub fn seconds(gpu: &Gpu, count: usize, launch: impl FnMut(usize)) -> f64 {
     let graph = capture(gpu, || (0..count).for_each(launch));
     graph.launch().unwrap();

@@ -1,4 +1,4 @@
-//! Whether a copy stays in its memories and writes every byte at most once, from extents and strides alone.
+//! Checks that a copy stays in its memories and writes every byte at most once. The check uses only extents and strides.
 
 use super::{CopyError, Memory, PageBlock, PagesCopy, Side};
 
@@ -10,7 +10,7 @@ struct Span {
 }
 
 impl Span {
-    /// Of a list that is not empty.
+    /// The span of a list that is not empty.
     fn of(pages: &[[u32; 2]], side: Side) -> Self {
         let mut span = Span { first: u32::MAX, last: 0 };
         for pair in pages {
@@ -50,7 +50,7 @@ impl Nest {
         Nest { start, run: block.run as u128, dims }
     }
 
-    /// Bytes from the first to the last of what the dimensions from `outer` on span.
+    /// Bytes from the first to the last byte that the dimensions from number `outer` on span.
     fn reach(&self, outer: usize) -> u128 {
         self.dims[outer..].iter().fold(self.run, |reach, &(stride, extent)| {
             reach.saturating_add(stride.saturating_mul(extent - 1))
@@ -61,8 +61,8 @@ impl Nest {
         self.start.saturating_add(self.reach(0))
     }
 
-    /// Whether pieces of `inner` bytes, repeated along the `outer` widest dimensions, stay apart: each stride steps over
-    /// all that lies further inside.
+    /// Whether pieces of `inner` bytes, repeated along the `outer` widest dimensions, stay apart: each stride is at least as
+    /// long as everything further inside.
     fn nests(&self, outer: usize, inner: u128) -> bool {
         let mut reach = inner;
         self.dims[..outer].iter().rev().all(|&(stride, extent)| {
@@ -72,8 +72,8 @@ impl Nest {
         })
     }
 
-    /// Whether no byte of one is a byte of the other, as far as nesting shows it: below dimensions that both have, their
-    /// ranges lie side by side.
+    /// Whether two nests have no byte in common, as far as nesting shows it: inside some of the outer dimensions that both
+    /// have, their ranges lie side by side.
     fn apart(&self, other: &Nest) -> bool {
         let common = self.dims.iter().zip(&other.dims).take_while(|(a, b)| a == b).count();
         (0..=common).any(|outer| {
@@ -115,7 +115,7 @@ pub(super) fn check(copy: &PagesCopy<'_>, source: Memory, target: Memory) -> Res
     Ok(())
 }
 
-/// Addresses from the first byte touched to the end of the last, once all are inside.
+/// Addresses of the first touched byte and of the end of the last one. Fails when a block leaves its memory.
 fn bounds(
     blocks: &[(usize, &PageBlock)],
     side: Side,
@@ -134,7 +134,7 @@ fn bounds(
     Ok((base + first, base + last))
 }
 
-/// The target pages in ascending order, once none occurs twice.
+/// The target pages in ascending order. Fails when a page occurs twice.
 fn target_pages(pages: &[[u32; 2]]) -> Result<Vec<u32>, CopyError> {
     let mut targets: Vec<u32> = pages.iter().map(|pair| pair[Side::Target as usize]).collect();
     targets.sort_unstable();
@@ -144,7 +144,7 @@ fn target_pages(pages: &[[u32; 2]]) -> Result<Vec<u32>, CopyError> {
     }
 }
 
-/// Whether source and target are the same pool, in the same layout, and no page of it is both.
+/// Whether source and target are the same pool in the same layout, and no page is both source and target.
 fn disjoint_pages(
     blocks: &[(usize, &PageBlock)],
     pages: &[[u32; 2]],

@@ -1,4 +1,4 @@
-//! The copies on the CPU: which thread copies which part, and how many threads there are.
+//! Copies pages on the CPU, and divides the work among threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,17 +8,17 @@ use super::{CopyError, CopyPages, Dimension, Memory, PagesCopy, Strip, plan};
 /// Copies shorter than this stay on the caller's thread: waking another one costs as much as copying about this.
 const PARALLEL_FROM: usize = 256 << 10;
 
-/// What a thread takes at a time.
+/// Bytes that a thread takes at a time.
 const CHUNK: usize = 128 << 10;
 
-/// Copies from this size on go past the caches when left to decide: they would not fit in the caches anyway, and
-/// the stores need not read what they overwrite.
+/// With [`Stores::Auto`], copies from this size on go past the caches. They would not fit in the caches, and such stores
+/// need not read the memory that they overwrite.
 const STREAMING_FROM: usize = 16 << 20;
 
 /// How targets are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stores {
-    /// By the size of the copy.
+    /// Chosen by the size of the copy.
     #[default]
     Auto,
     /// Through the caches: for a target that this machine reads soon.
@@ -29,18 +29,18 @@ pub enum Stores {
 
 /// Copies pages of the CPU's memory, on its caller's thread and some of its own.
 ///
-/// One copier serves one caller at a time well. Concurrent callers share its threads.
+/// A copier is meant for one caller at a time. Concurrent callers share its threads.
 #[derive(Debug)]
 pub struct Copier {
-    /// All but the caller's thread. Absent for one thread.
+    /// All threads except the caller's. Absent if the copier has one thread only.
     pool: Option<rayon::ThreadPool>,
     threads: usize,
     stores: Stores,
 }
 
 impl Copier {
-    /// A copier that uses `threads` threads for large copies, the caller's among them: 1 starts none and never leaves
-    /// the caller's thread, 0 is one per core.
+    /// A copier that uses `threads` threads for large copies, including the caller's. With 1 it starts no thread, and all work
+    /// stays on the caller's thread. With 0 it uses one thread per core.
     ///
     /// # Errors
     /// When the system refuses to start the threads.
@@ -59,7 +59,7 @@ impl Copier {
         Ok(Self { pool, threads, stores: Stores::Auto })
     }
 
-    /// The same with a say in how targets are written.
+    /// The same copier, which writes targets in this way.
     #[must_use]
     pub fn with_stores(self, stores: Stores) -> Self {
         Self { stores, ..self }
@@ -82,8 +82,8 @@ impl Copier {
     /// As [`CopyPages::copy_memory`], so also when a page is both source and target. Nothing was copied then.
     pub fn copy_within(&self, copy: &PagesCopy<'_>, pool: &mut [u8]) -> Result<(), CopyError> {
         let memory = Memory::new(pool.as_mut_ptr(), pool.len());
-        // SAFETY: the pool is borrowed exclusively until the copy is done. Rows that are read are not written, which
-        // the check sees to.
+        // SAFETY: the pool is borrowed exclusively until the copy is done. The check refuses copies that write rows which
+        // they read.
         unsafe { self.copy_memory(copy, memory, memory) }
     }
 }
@@ -114,9 +114,9 @@ impl CopyPages for Copier {
     }
 }
 
-/// Gives chunks to idle threads.
+/// Copies a strip in chunks, which the caller and idle threads take.
 ///
-/// The caller begins at once, and helpers that wake late find less or nothing to do.
+/// The caller begins at once. Threads that wake late find fewer chunks left, or none.
 fn in_parallel(pool: &rayon::ThreadPool, threads: usize, work: &StripCopy<'_>) {
     let chunks = work.bytes.div_ceil(CHUNK);
     let next = AtomicUsize::new(0);
@@ -140,7 +140,7 @@ fn in_parallel(pool: &rayon::ThreadPool, threads: usize, work: &StripCopy<'_>) {
     });
 }
 
-/// Pages that follow each other on both sides, as one, if the strip allows. Else it is one page.
+/// Pages that follow each other on both sides, if the strip lets pages join. Otherwise a single page.
 struct PageRun {
     source: usize,
     target: usize,
@@ -149,7 +149,7 @@ struct PageRun {
     pages: usize,
 }
 
-/// A strip over all its pages, seen as one line of bytes: page run by page run, row by row.
+/// A strip over all its pages, treated as one line of bytes: page run after page run, row after row.
 struct StripCopy<'a> {
     strip: &'a Strip,
     source: Memory,
@@ -158,7 +158,7 @@ struct StripCopy<'a> {
     page_runs: Vec<PageRun>,
     page_bytes: usize,
     bytes: usize,
-    /// For whole rows of one page.
+    /// The loop for whole rows of one page.
     copy_rows: CopyRows,
 }
 
@@ -225,7 +225,7 @@ impl<'a> StripCopy<'a> {
         }
     }
 
-    /// Copies `rows` rows from the row number `row` of the pages, which `after` follows.
+    /// Copies `rows` rows of the pages, from the row number `row` on. `after` is the next page run.
     ///
     /// # Safety
     /// As [`Self::copy`].
@@ -305,7 +305,7 @@ impl<'a> StripCopy<'a> {
     }
 }
 
-/// The largest power of two up to a page of memory that divides all these addresses and steps, given as their union.
+/// The largest power of two up to 4096 that divides all these addresses and steps, given as their bitwise OR.
 fn alignment_of(bits: usize) -> usize {
     1 << bits.trailing_zeros().min(12)
 }

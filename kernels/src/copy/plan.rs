@@ -1,4 +1,4 @@
-//! From a checked copy to the fewest runs: dimensions that are contiguous on both sides become part of the run.
+//! Folds a checked copy into the fewest runs: dimensions that are contiguous on both sides become part of the run.
 
 use super::{CopyError, Dimension, Memory, PageBlock, PagesCopy, check};
 
@@ -15,8 +15,8 @@ pub(crate) struct Strip {
     pub source_page: usize,
     /// Bytes from one page to the next in the target.
     pub target_page: usize,
-    /// What is left around the row, all with extents above 1: three of the block, and K and V. The widest stride in the
-    /// target comes first, so that the target is written from front to back.
+    /// The dimensions that remain around the row, all with extents above 1: up to three of the block, and one for K and V. The
+    /// widest stride in the target comes first, so that the target is written from front to back.
     pub dims: Vec<Dimension>,
     /// Whether the rows of neighbouring pages are neighbours on both sides, so that pages can be part of the run too.
     pub pages_join: bool,
@@ -37,7 +37,7 @@ impl Strip {
 /// Checks a copy and folds it. Empty when there is nothing to copy.
 ///
 /// # Errors
-/// As [`super::CopyPages::copy_memory`], but for what a device says.
+/// As [`super::CopyPages::copy_memory`], except for errors of a device.
 pub(crate) fn plan(copy: &PagesCopy<'_>, source: Memory, target: Memory) -> Result<Vec<Strip>, CopyError> {
     check::check(copy, source, target)?;
     if copy.pages.is_empty() {
@@ -61,7 +61,7 @@ fn strip(block: &PageBlock) -> Strip {
     Strip { run, source, target, source_page, target_page, dims, pages_join: false }
 }
 
-/// Two blocks that differ by one distance on each side as one, with a dimension for it.
+/// Joins two blocks that differ only in where they start on each side. The result has one dimension more.
 fn both(a: &Strip, b: &Strip) -> Option<Strip> {
     let alike = |a: &Strip, b: &Strip| {
         (a.run, a.source_page, a.target_page, &a.dims) == (b.run, b.source_page, b.target_page, &b.dims)
@@ -80,7 +80,7 @@ fn fold(strip: &mut Strip) {
     while let Some(inner) = dims.iter().position(|dim| dim.source == *run && dim.target == *run) {
         *run *= dims.swap_remove(inner).extent;
     }
-    // Two dimensions of which the outer one continues the inner one are one: fewer divisions, longer inner loops.
+    // Two dimensions become one if the outer one continues the inner one. This saves divisions and makes inner loops longer.
     while let Some((outer, inner)) = continued(dims) {
         dims[inner].extent *= dims[outer].extent;
         dims.swap_remove(outer);
@@ -165,7 +165,7 @@ mod tests {
         let strips = folded(&[block]);
         assert_eq!((strips[0].run, &strips[0].dims[..]), (page, &[dim(LAYERS, 100 * page, 100 * page)][..]));
         assert!(strips[0].pages_join);
-        // The same heads out of a pool of more: one run per token, and tokens stay a dimension.
+        // The same heads out of a pool with more heads: one run per token, and tokens stay a dimension.
         let wide = |wide: usize| PageBlock {
             dims: [block.dims[0], Dimension::NONE, dim(TOKENS, wide, token)],
             ..block

@@ -1,4 +1,4 @@
-//! Copying equally long rows at regular distances: the innermost loop, one for each kind of row.
+//! The innermost loops, which copy equally long rows at regular distances. There is one loop for each kind of row.
 
 /// Rows to copy: the `count` rows of `run` bytes that lie `source_step` and `target_step` bytes apart.
 #[derive(Clone, Copy)]
@@ -9,8 +9,8 @@ pub(super) struct Rows {
     pub target_step: usize,
     pub count: usize,
     pub run: usize,
-    /// Where as many rows begin that will be read next, in the same steps: the processor does not foresee short rows that
-    /// lie far apart.
+    /// Start of the rows that will be read next: as many, in the same steps. They are prefetched, because the processor does not
+    /// predict short rows that lie far apart.
     pub ahead: *const u8,
 }
 
@@ -31,14 +31,14 @@ impl Rows {
 /// Rows up to this length, in bytes, are fetched ahead.
 const SHORT: usize = 1 << 10;
 
-/// Bytes that are fetched ahead: enough to cover the time that memory takes, and few enough to be there still.
+/// Bytes that are fetched ahead: enough to cover the latency of memory, and few enough to be still in the cache when read.
 pub(super) const AHEAD: usize = 8 << 10;
 
 /// Copies rows.
 ///
 /// # Safety
-/// Every row is readable at its source, writable at its target, and the two do not overlap. The CPU has what
-/// [`choose`] found.
+/// Every row is readable at its source, writable at its target, and the two do not overlap. The CPU has the instructions
+/// that [`choose`] found.
 pub(super) type CopyRows = unsafe fn(Rows);
 
 /// The loop for rows of `run` bytes. `streaming` asks for stores that go past the caches, and gets them only where
@@ -48,7 +48,7 @@ pub(super) fn choose(run: usize, streaming: bool, alignment: usize) -> CopyRows 
     if std::arch::is_x86_feature_detected!("avx2") {
         let aligned = run.is_multiple_of(32) && alignment.is_multiple_of(32);
         match run {
-            // A row of at least this length can afford to be brought to alignment by itself.
+            // In a row of at least this length, the cost of reaching alignment within the row is small.
             _ if streaming && (aligned || run >= 1 << 10) => return wide::stream,
             64 => return wide::fixed::<64>,
             128 => return wide::fixed::<128>,
@@ -74,7 +74,7 @@ pub(super) fn choose(run: usize, streaming: bool, alignment: usize) -> CopyRows 
 
 /// Completes stores that went past the caches.
 ///
-/// Nothing else orders them: without this, a thread that learns that the copy is done may not see its bytes.
+/// Nothing else orders these stores: without this call, a thread that learns that the copy is done may not see its bytes.
 pub(super) fn settle() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: every CPU of this architecture has the instruction.
@@ -118,8 +118,8 @@ mod wide {
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn any(rows: Rows) {
         let copy = |source: *const u8, target: *mut u8| {
-            // SAFETY: the caller vouches for both sides of every row. Its last 64 bytes are copied by themselves, some
-            // of them a second time where the length is no multiple.
+            // SAFETY: the caller vouches for both sides of every row. The last 64 bytes of a row are copied separately,
+            // although some of them were copied before.
             unsafe {
                 body(source, target, rows.run & !63);
                 body(source.add(rows.run - 64), target.add(rows.run - 64), 64);
@@ -128,7 +128,8 @@ mod wide {
         rows.each(copy);
     }
 
-    /// Rows of 32 bytes or more, past the caches but for what lies around 32-byte boundaries of the target.
+    /// Rows of 32 bytes or more, past the caches. The ends of a row that do not reach a 32-byte boundary of the target go through
+    /// the caches.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn stream(rows: Rows) {
         let copy = |source: *const u8, target: *mut u8| {
@@ -136,8 +137,8 @@ mod wide {
                 foresee(&rows, source);
             }
             let head = target.addr().wrapping_neg() % 32;
-            // SAFETY: the caller vouches for both sides of every row. The first and the last 32 bytes are copied by
-            // themselves where the row does not begin or end at a boundary. The row has as many.
+            // SAFETY: the caller vouches for both sides of every row. The first and the last 32 bytes are copied
+            // separately where the row does not begin or end at a boundary. The row has at least 32 bytes.
             unsafe {
                 if head > 0 {
                     store(source, target);
@@ -157,7 +158,7 @@ mod wide {
         rows.each(copy);
     }
 
-    /// Asks for the row that takes the place of this one in the rows ahead.
+    /// Prefetches the row that has the same position among the rows ahead as this row has here.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn foresee(rows: &Rows, source: *const u8) {

@@ -1,4 +1,4 @@
-//! What kernels are told of a batch and of the pool that it is computed over, in either math.
+//! Descriptions of a batch and of its pool for kernels. The exact math and the tensor math share them.
 
 use cudarc::driver::DeviceRepr;
 
@@ -53,6 +53,6 @@ pub struct Attention {
     pub head_dim: usize,
     /// Elements from one query row to the next.
     pub query_stride: usize,
-    /// What scores are multiplied by.
+    /// The factor by which scores are multiplied.
     pub scale: f32,
 }

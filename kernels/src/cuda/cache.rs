@@ -1,8 +1,8 @@
-//! Compiled kernels of earlier starts, so that the second start of a program does not compile them.
+//! Caches compiled kernels on disk, so that the second start of a program does not compile them.
 //!
-//! One file per source, options, device and compiler, in `host/kernels` in the user's cache directory: a line that says what it
-//! is of, the image, and a sum over both. A file that is damaged, or that cannot be written, only costs the compilation.
-//! Starts at the same time write files of their own and rename them.
+//! There is one file per source, options, device and compiler, in `host/kernels` in the user's cache directory. It has a line
+//! that names these, then the image, then a checksum over both. If a file is damaged or cannot be written, the kernels are
+//! compiled again. Processes that start at the same time write files of their own and rename them.
 
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File};
@@ -15,33 +15,33 @@ use super::nvrtc::Image;
 use super::source::Source;
 use crate::xxh3::{xxh3, xxh3_128};
 
-/// Bytes of the sum at a file's end.
+/// Bytes of the checksum at a file's end.
 const SUM: usize = 8;
 
-/// Where compiled kernels are kept.
+/// A folder that keeps compiled kernels.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// Absent where none are.
+    /// Absent if no compiled kernels are kept.
     folder: Option<PathBuf>,
 }
 
 impl Cache {
-    /// In the user's cache directory, if the environment names one.
+    /// A cache in the user's cache directory, if the environment names one.
     pub(super) fn of_user() -> Self {
         let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
         Self { folder: cache.map(|cache| cache.join("host").join("kernels")) }
     }
 
-    /// In this folder, or nowhere.
+    /// A cache in this folder, or one that keeps nothing.
     pub(super) fn at(folder: Option<&Path>) -> Self {
         Self { folder: folder.map(Path::to_owned) }
     }
 
-    /// The entry of what this compiler makes of a source for devices of this capability.
+    /// The entry for a source that this version of the compiler compiles for devices of this capability.
     pub(super) fn entry(&self, source: &Source, capability: i32, (major, minor): (i32, i32)) -> Entry {
         let text = xxh3_128(&[0; 32], source.text.as_bytes());
-        // The number at its begin is that of this format.
+        // The number at the start of the line is the version of this format.
         let mut line = format!("1 {} {text:032x} sm_{capability} NVRTC {major}.{minor}", source.name);
         for option in source.options {
             // Writing to a string cannot fail.
@@ -54,14 +54,14 @@ impl Cache {
     }
 }
 
-/// The place of one image.
+/// The file of one image.
 pub(super) struct Entry {
     path: Option<PathBuf>,
     line: String,
 }
 
 impl Entry {
-    /// The image, if it is there and whole.
+    /// The image, if its file exists and is not damaged.
     pub(super) fn read(&self) -> Option<Image> {
         let mut bytes = std::fs::read(self.path.as_ref()?).ok()?;
         let (content, sum) = bytes.split_last_chunk::<SUM>()?;
@@ -78,9 +78,9 @@ impl Entry {
         }
     }
 
-    /// Keeps an image for later starts, if that can be done.
+    /// Keeps an image for later starts, if it can be written.
     pub(super) fn write(&self, image: &Image) {
-        // The next start compiles again.
+        // After an error the next start compiles again.
         let _not_kept = self.path.as_ref().map(|path| self.write_to(path, image));
     }
 
@@ -97,7 +97,7 @@ impl Entry {
         }
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let temporary = path.with_extension(format!("{}-{number}", std::process::id()));
-        // One that a killed process of this number left is written anew.
+        // A killed process with the same number may have left such a file. It is overwritten.
         let open = || File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
         let written = open().and_then(|mut file| file.write_all(&content));
         written.and_then(|()| std::fs::rename(&temporary, path)).inspect_err(|_error| {

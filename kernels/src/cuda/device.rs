@@ -29,7 +29,7 @@ impl Device {
         Self::with(ordinal, nvrtc, Cache::of_user())
     }
 
-    /// The same with another folder for compiled kernels, or none.
+    /// Opens the device with another folder for compiled kernels, or with none.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -66,7 +66,7 @@ impl Device {
         self.capability
     }
 
-    /// A new stream, whose work is in no order with that of other streams.
+    /// A new stream. Its work is not ordered with the work of other streams.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -83,14 +83,14 @@ impl Device {
         stream.synchronize().map_err(refused("wait for what the device does"))
     }
 
-    /// Compiles these kernels for the device, unless this NVRTC did so before, and loads them.
+    /// Loads these kernels for the device. Compiles them unless the cache has them from this version of NVRTC.
     ///
     /// # Errors
-    /// When there is no NVRTC, it refuses the source, or the driver refuses what it made.
+    /// When there is no NVRTC, NVRTC refuses the source, or the driver refuses the compiled kernels.
     pub fn module(&self, source: &Source) -> Result<Arc<CudaModule>, CudaError> {
         let nvrtc = Nvrtc::open(self.nvrtc.as_deref())?;
         let entry = self.cache.entry(source, self.capability, nvrtc.version()?);
-        // What this driver does not take is compiled anew.
+        // A cached image that this driver refuses is compiled again.
         if let Some(module) = entry.read().and_then(|image| self.load(source, image).ok()) {
             return Ok(module);
         }
@@ -107,13 +107,13 @@ impl Device {
         self.context.load_module(module).map_err(refused(format!("load the kernels of {}", source.name)))
     }
 
-    /// Makes this thread use the device. Every function here does so itself.
+    /// Makes this thread use the device. The functions of this module call it themselves.
     pub(super) fn bind(&self) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(refused("use the device"))
     }
 }
 
-/// Waits for a stream when it goes, also when that is because of a panic: kernels that were launched go on writing.
+/// Waits for a stream when it is dropped, also after a panic: kernels that were launched go on writing.
 #[derive(Debug)]
 pub struct WaitsFor {
     device: Arc<Device>,
@@ -122,7 +122,7 @@ pub struct WaitsFor {
 }
 
 impl WaitsFor {
-    /// For what is put into this stream of the device from now on.
+    /// A guard for the work that is put into this stream of the device from now on.
     #[must_use]
     pub fn new(device: &Arc<Device>, stream: &Arc<CudaStream>) -> Self {
         Self { device: Arc::clone(device), stream: Arc::clone(stream), waited: false }
@@ -141,7 +141,7 @@ impl WaitsFor {
 impl Drop for WaitsFor {
     fn drop(&mut self) {
         if !self.waited {
-            // What failed shows at the next call.
+            // The next call reports a failure.
             let _failed = self.device.wait(&self.stream);
         }
     }
@@ -152,7 +152,7 @@ impl Drop for WaitsFor {
 pub struct Mark(CudaEvent);
 
 impl Mark {
-    /// Behind all that was put into the stream so far.
+    /// A mark behind all work that was put into the stream so far.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -160,7 +160,7 @@ impl Mark {
         stream.record_event(None).map(Self).map_err(refused("mark a place in a stream"))
     }
 
-    /// Waits until the stream has come there.
+    /// Waits until the stream has reached the mark.
     ///
     /// # Errors
     /// When a kernel or a copy before it failed.
@@ -172,16 +172,16 @@ impl Mark {
 /// A kernel of a module.
 ///
 /// # Errors
-/// When it has none of this name.
+/// When the module has no kernel of this name.
 pub(super) fn function(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunction, CudaError> {
     module.load_function(name).map_err(refused(format!("find the kernel {name}")))
 }
 
-/// Memory that was taken of the driver, given back when its last array goes.
+/// Memory from the driver. It is freed when its last array is dropped.
 #[derive(Debug)]
 struct Allocation {
     address: u64,
-    /// Pinned memory of the host, or else the device's.
+    /// Whether this is pinned memory of the host. Otherwise it is memory of the device.
     host: bool,
     device: Arc<Device>,
 }
@@ -201,7 +201,7 @@ impl Drop for Allocation {
     }
 }
 
-/// An array in the host's memory that the device copies from and to by itself, and that kernels may read and write in place.
+/// An array in pinned memory of the host. The device copies from and to it by itself, and kernels may read and write it in place.
 #[derive(Debug)]
 pub struct Pinned<T> {
     length: usize,
@@ -210,16 +210,16 @@ pub struct Pinned<T> {
 }
 
 impl<T: DeviceRepr + Copy + Default> Pinned<T> {
-    /// Takes memory for `length` elements (at least one), all of them the default.
+    /// Allocates `length` elements (at least one), all of them the default.
     ///
     /// # Errors
-    /// When the system has none to give.
+    /// When the system has no such memory left.
     pub fn new(device: &Arc<Device>, length: usize) -> Result<Self, CudaError> {
         device.bind()?;
         let length = length.max(1);
         let bytes = length.saturating_mul(size_of::<T>());
         let mut address = std::ptr::null_mut();
-        // SAFETY: the context is bound. It writes one address.
+        // SAFETY: the context is bound. The call writes one address.
         unsafe { sys::cuMemHostAlloc(&raw mut address, bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }
             .result()
             .map_err(refused(format!("give {bytes} bytes of pinned memory")))?;
@@ -227,7 +227,7 @@ impl<T: DeviceRepr + Copy + Default> Pinned<T> {
             Arc::new(Allocation { address: address.addr() as u64, host: true, device: Arc::clone(device) });
         let pinned = Self { length, memory, element: PhantomData };
         for at in 0..length {
-            // SAFETY: the memory has as many elements, and the driver aligns it to pages.
+            // SAFETY: the memory has `length` elements, and the driver aligns it to pages.
             unsafe { pinned.first().add(at).write(T::default()) };
         }
         Ok(pinned)
@@ -238,7 +238,7 @@ impl<T: DeviceRepr + Copy + Default> Pinned<T> {
         self.memory.address as usize as *mut T
     }
 
-    /// Makes the array as long as `length`, if it is shorter. What it held is lost then.
+    /// Makes the array at least `length` elements long. If it was shorter, its content is lost.
     ///
     /// # Errors
     /// As [`Pinned::new`].
@@ -249,19 +249,20 @@ impl<T: DeviceRepr + Copy + Default> Pinned<T> {
         Ok(())
     }
 
-    /// Elements.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Never: there is at least one element.
+    /// Always false: there is at least one element.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The same memory as kernels see it, at the address that it has here: drivers of 64-bit systems have one space of addresses.
+    /// The same memory as an array for kernels. It has the same address on the device as here, because drivers of 64-bit systems
+    /// have one address space.
     #[must_use]
     pub fn array(&self) -> Array<T> {
         Array {
@@ -287,15 +288,15 @@ impl<T: DeviceRepr + Copy + Default> Pinned<T> {
     /// # Safety
     /// No kernel or copy that reads or writes them is under way as long as the slice is alive.
     pub unsafe fn elements_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and the value is borrowed alone.
+        // SAFETY: as above, and the value is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.first(), self.length) }
     }
 }
 
 /// An array in a device's memory. Its elements are undefined until they are written.
 ///
-/// Kernels read and write it in the order of one stream. Two streams that use the same array are kept apart by the caller, and so
-/// are arrays that share elements ([`Array::part`]).
+/// Kernels read and write it in the order of one stream. If two streams use the same array, or arrays that share elements
+/// ([`Array::part`]), the caller keeps them apart.
 #[derive(Debug)]
 pub struct Array<T> {
     address: u64,
@@ -305,16 +306,16 @@ pub struct Array<T> {
 }
 
 impl<T: DeviceRepr + Copy> Array<T> {
-    /// Takes memory for `length` elements (at least one).
+    /// Allocates `length` elements (at least one).
     ///
     /// # Errors
-    /// When the device has none left.
+    /// When the device has no memory left.
     pub fn new(device: &Arc<Device>, length: usize) -> Result<Self, CudaError> {
         device.bind()?;
         let length = length.max(1);
         let bytes = length.saturating_mul(size_of::<T>());
         let mut address = 0;
-        // SAFETY: the context is bound. It writes one address.
+        // SAFETY: the context is bound. The call writes one address.
         unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) }
             .result()
             .map_err(refused(format!("give {bytes} bytes of the device's memory")))?;
@@ -325,7 +326,7 @@ impl<T: DeviceRepr + Copy> Array<T> {
     /// Some of the elements as an array of their own, which shares them with this one.
     ///
     /// # Panics
-    /// When there are not as many.
+    /// When the array does not have all of these elements.
     #[must_use]
     pub fn part(&self, first: usize, length: usize) -> Self {
         assert!(first.checked_add(length).is_some_and(|end| end <= self.length), "outside of the array");
@@ -347,7 +348,7 @@ impl<T: DeviceRepr + Copy> Array<T> {
         self.address
     }
 
-    /// Elements.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.length
@@ -365,7 +366,7 @@ impl<T: DeviceRepr + Copy> Array<T> {
         &self.memory.device
     }
 
-    /// Makes the array as long as `length`, if it is shorter. What it held is lost then.
+    /// Makes the array at least `length` elements long. If it was shorter, its content is lost.
     ///
     /// # Errors
     /// As [`Array::new`].
@@ -428,7 +429,7 @@ impl<T: DeviceRepr + Copy> Array<T> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both have as many elements. An array's memory lives until the stream has come to it: giving it back waits.
+        // SAFETY: both arrays have `length` elements. Their memory lives until the stream has done the copy: freeing it waits.
         unsafe { sys::cuMemcpyAsync(self.address, source.address, bytes, stream.cu_stream()) }
             .result()
             .map_err(refused("copy between arrays"))

@@ -1,10 +1,10 @@
-//! Digests of KV in a GPU's memory, without bringing the KV to the host.
+//! Digests of KV in a GPU's memory, computed without copying the KV to the host.
 //!
-//! A block is one head of one layer of one page. Its hash is XXH3-64 (seed 0) over its rows in the order K/V, token, whatever the
-//! pool's layout. Its term is XXH3-64 of four little-endian numbers of 64 bits: the page's index in what is digested, the
-//! layer, the model's head, the hash. A digest is the wrapping sum of the terms of its blocks.
+//! A block is one head of one layer of one page. Its hash is XXH3-64 (seed 0) over its rows in the order K/V, token, independent of
+//! the pool's layout. Its term is XXH3-64 of four little-endian numbers of 64 bits: the page's index among the digested pages,
+//! the layer, the model's head, the hash. A digest is the wrapping sum of the terms of its blocks.
 //!
-//! Where rows and distances are multiples of 16 bytes, memory is read at about its full speed. Others are read a byte at a time.
+//! If rows and distances are multiples of 16 bytes, memory is read at about its full speed. Otherwise it is read a byte at a time.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,18 +18,18 @@ use super::{Array, CudaError, Device, Source, refused};
 /// The kernels of [`DigestKernels`].
 pub const SOURCE: Source = Source { name: "digest.cu", text: include_str!("digest.cu"), options: &[] };
 
-/// As in the source.
+/// Threads of a block. This number and the next two are as in the source.
 const THREADS: usize = 128;
 const SHARES: usize = 4;
 const TERMS: usize = 8;
-/// Blocks of a launch, unless one part has more: 32 bytes of scratch each.
+/// Most blocks of a launch, unless one part has more. Each block takes 32 bytes of scratch.
 const BLOCKS: usize = 1 << 20;
-/// Blocks of a grid in its second dimension, at most.
+/// Most blocks of a grid in its second dimension.
 const COLUMNS: usize = 65_535;
-/// Bytes of a block, so that divisions are exact.
+/// A block has fewer bytes than this, so that divisions are exact.
 const BYTES: usize = 1 << 30;
 
-/// Where the rows of K, or those of V, lie. In bytes.
+/// Where the rows of K, or the rows of V, lie. All distances are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
     /// Address of the pool's first row.
@@ -42,7 +42,7 @@ pub struct Side {
     pub layer: u64,
     /// From one token of a page to the next.
     pub token: u64,
-    /// Of one row.
+    /// Bytes of one row.
     pub row: usize,
 }
 
@@ -59,7 +59,7 @@ pub struct Pool {
     pub layers: usize,
     /// KV heads.
     pub heads: usize,
-    /// Which KV head of the model the pool's first one is.
+    /// The model's number of the pool's first KV head.
     pub first_head: usize,
 }
 
@@ -68,17 +68,17 @@ pub struct Pool {
 pub struct PagePart {
     /// The page's number in the pool.
     pub page: usize,
-    /// Its index in what is digested.
+    /// The page's index among the digested pages.
     pub index: u64,
     /// Which layers.
     pub layers: Range<usize>,
     /// Which KV heads of the model. The pool must hold them.
     pub heads: Range<usize>,
-    /// How many tokens from the first. More than a page has means all.
+    /// Number of tokens, from the page's first. A number above the page's tokens means all of them.
     pub tokens: usize,
 }
 
-/// As the structure of that name in the source, like the two after it.
+/// Laid out as its counterpart in the source, like the next two structures.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct DeviceSide {
@@ -117,7 +117,7 @@ struct DevicePart {
 // SAFETY: numbers only, in C's layout, without padding.
 unsafe impl DeviceRepr for DevicePart {}
 
-/// What one call needs on the device.
+/// Memory on the device for one call.
 #[derive(Debug)]
 struct Scratch {
     parts: Array<DevicePart>,
@@ -130,7 +130,7 @@ struct Scratch {
 pub struct DigestKernels {
     folds: CudaFunction,
     terms: CudaFunction,
-    /// One call at a time has it.
+    /// Used by one call at a time.
     scratch: Mutex<Scratch>,
 }
 
@@ -153,8 +153,8 @@ impl DigestKernels {
         })
     }
 
-    /// The digest of each part, of what the pool holds when the stream comes to it. Waits for the stream. One call at a time is
-    /// served.
+    /// The digest of each part, over the content that the pool has when the stream reaches this call. Waits for the stream. Calls
+    /// are served one at a time.
     ///
     /// # Errors
     /// When the driver refuses, or the device has no memory left for 40 bytes per part and 32 bytes per block.
@@ -169,7 +169,7 @@ impl DigestKernels {
     ) -> Result<Vec<u64>, CudaError> {
         let on_device: Vec<DevicePart> = parts.iter().map(|part| pool.part(part)).collect();
         let mut digests = vec![0; parts.len()];
-        // Nothing in it counts after a panic.
+        // The lock may be poisoned by a panic. No call uses what an earlier one left in the scratch memory.
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut from, mut results) = (0, &mut digests[..]);
         while from < on_device.len() {
@@ -210,7 +210,7 @@ impl DigestKernels {
         if most == 0 {
             return Ok(());
         }
-        // SAFETY: the array has so many elements. `upload` has bound the context.
+        // SAFETY: the array has as many elements as `results`. `upload` has bound the context.
         unsafe {
             sys::cuMemsetD8Async(scratch.digests.address(), 0, size_of_val(results), stream.cu_stream())
         }
@@ -224,14 +224,14 @@ impl DigestKernels {
             let config = grid(parts.len(), most * SHARES);
             let mut builder = stream.launch_builder(&self.folds);
             builder.arg(&device_pool).arg(&parts_at).arg(&folds_at);
-            // SAFETY: the kernel's arguments. It reads rows of parts that the pool holds, and writes as many folds as there is
-            // room for.
+            // SAFETY: these are the kernel's arguments. It reads rows of parts that the pool holds. It writes as many folds as
+            // there is room for.
             unsafe { builder.launch(config) }.map_err(refused("launch the kernel digest_folds"))?;
         }
         let config = grid(parts.len(), most.div_ceil(TERMS));
         let mut builder = stream.launch_builder(&self.terms);
         builder.arg(&device_pool).arg(&parts_at).arg(&folds_at).arg(&digests_at);
-        // SAFETY: as above, and it adds to as many digests as there are parts.
+        // SAFETY: as above. The kernel adds to as many digests as there are parts.
         unsafe { builder.launch(config) }.map_err(refused("launch the kernel digest_terms"))?;
         scratch.digests.download(stream, results)
     }
@@ -244,7 +244,7 @@ impl DevicePart {
 }
 
 impl Pool {
-    /// Rows consist of pieces of 16 bytes that may be read as such.
+    /// Whether rows can be read in aligned pieces of 16 bytes.
     fn is_wide(&self) -> bool {
         self.sides.iter().all(|side| {
             let distances = [side.start, side.page, side.head, side.layer, side.token, side.row as u64];

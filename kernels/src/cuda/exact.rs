@@ -1,7 +1,7 @@
 //! The math of [`crate::math`] on a GPU, with the same bits: every sum in the same order, every rounding in the same place.
 //!
-//! It is for weights of 32 bits, for machines whose answers have to be those of the CPU's, and for tests. Each function puts its
-//! launches into the stream and returns.
+//! It is for weights of 32 bits, for workers whose answers must be the same as those of the CPU, and for tests. Each function puts
+//! its launches into the stream and returns.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,11 +26,11 @@ pub struct Matrix {
     pub inputs: usize,
 }
 
-/// The kernels of [`Exact`].
+/// The source of the kernels of [`Exact`].
 pub const SOURCE: Source = Source {
     name: "exact.cu",
     text: include_str!("exact.cu"),
-    // A fused multiply-add is only where the source says so.
+    // The compiler may not fuse multiplications and additions by itself. The source says where they are fused.
     options: &["--fmad=false"],
 };
 
@@ -44,9 +44,10 @@ const ATTENTION_THREADS: usize = 64;
 const BLOCK: usize = 16;
 /// Threads that look for a row's greatest element.
 const SHARES: usize = 256;
-/// Elements of what lies between the launches of one function. More rows than fit are done a part at a time.
+/// Elements of the scratch memory, which holds data between the launches of one function. If the rows do not fit, they are
+/// computed a part at a time.
 const SCRATCH: usize = 1 << 24;
-/// Blocks of a grid in its second dimension, at most.
+/// Most blocks of a grid in its second dimension.
 const COLUMNS: usize = 65_535;
 
 macro_rules! functions {
@@ -81,7 +82,7 @@ macro_rules! launch {
         let (grid_dim, threads): (_, usize) = ($grid, $threads);
         let config = LaunchConfig { grid_dim, block_dim: (number(threads), 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the arguments are those of the kernel with this name. The function that launches has checked that the
-        // arrays are as long as its sizes say, and a kernel touches nothing else but what the caller vouches for.
+        // arrays are as long as its sizes say. A kernel touches only these arrays and memory that the caller vouches for.
         unsafe { builder.launch(config) }
             .map(|_no_events| ())
             .map_err(refused(concat!("launch the kernel ", stringify!($name))))
@@ -90,19 +91,19 @@ macro_rules! launch {
 
 /// The math, in one stream.
 ///
-/// Numbers are those of [`crate::math::Math`] to the last bit, except for the bits of a NaN. Arrays may be longer than what
-/// is used of them. The device, not these functions, reads tokens, positions and tables: where those of [`Rows`] name pages
-/// that the pool does not have, or more pages than there are, kernels touch memory that is not theirs.
+/// Results are those of [`crate::math::Math`] to the last bit, except for the bits of a NaN. Arrays may be longer than
+/// needed. These functions cannot check tokens, positions and tables, which only the device reads: if those of [`Rows`] name
+/// pages that the pool does not have, or more pages than there are, kernels touch memory outside the arrays.
 #[derive(Debug)]
 pub struct Exact {
     device: Arc<Device>,
     stream: Arc<CudaStream>,
     functions: Functions,
-    /// What lies between two launches. It is locked until both are in the stream.
+    /// Data between the launches of one function. It is locked until all of them are in the stream.
     scratch: Mutex<Array<f32>>,
 }
 
-/// A number that a kernel counts in 32 bits.
+/// A size as a kernel takes it, in 32 bits.
 fn number(value: usize) -> u32 {
     u32::try_from(value).unwrap_or_else(|_| panic!("{value} is too large for the kernels"))
 }
@@ -134,19 +135,19 @@ impl Exact {
         Ok(Self { device: Arc::clone(device), stream, functions, scratch })
     }
 
-    /// The stream that everything is ordered in.
+    /// The stream that all launches are ordered in.
     #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Brings a matrix of `[outputs][inputs]` little-endian elements to the device, as it is. Waits until it is there.
+    /// Copies a matrix of `[outputs][inputs]` little-endian elements to the device without changes. Waits until the copy is done.
     ///
     /// # Errors
     /// When the device has no memory left.
     ///
     /// # Panics
-    /// When `bytes` is no such matrix.
+    /// When `bytes` does not have the length of such a matrix.
     pub fn upload_matrix(
         &self,
         bytes: &[u8],
@@ -231,7 +232,7 @@ impl Exact {
         Ok(())
     }
 
-    /// The lanes of the sums of squares of `heads` heads of `width` elements in each of `rows` rows.
+    /// Computes the 8 lanes of the sum of squares of each head: `heads` heads of `width` elements in each of `rows` rows.
     fn square_lanes(
         &self,
         data: u64,
@@ -438,7 +439,7 @@ impl Exact {
         if rows.rows * heads == 0 {
             return Ok(());
         }
-        // No row sees more than all pages hold.
+        // A row sees at most as many positions as all pages hold.
         let room = (rows.pages.len() * kv.page_tokens as usize).next_multiple_of(BLOCK);
         let row_scratch = heads * (room + 4 * (room / BLOCK));
         let mut scratch = self.scratch();
@@ -561,7 +562,7 @@ impl Exact {
     /// As [`embed`](Self::embed).
     ///
     /// # Panics
-    /// When `indices` or `y` is too short. An index beyond x is not noticed.
+    /// When `indices` or `y` is too short. An index beyond x is not detected.
     pub fn select(
         &self,
         x: &Array<f32>,
@@ -580,8 +581,8 @@ impl Exact {
         launch!(self.select_rows, grid, THREADS, x, indices, width, y)
     }
 
-    /// The place of the greatest of each row's `width` elements, the lowest among equals. NaN is never the greatest, and a row
-    /// without anything greater than -inf has place 0.
+    /// The index of the greatest of each row's `width` elements. Among equals it is the lowest. NaN is never the greatest. A row
+    /// without an element greater than -inf has index 0.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -610,12 +611,12 @@ impl Exact {
     }
 
     fn scratch(&self) -> MutexGuard<'_, Array<f32>> {
-        // A panic in between leaves nothing in it that counts.
+        // The lock may be poisoned by a panic. No call uses what an earlier one left in the scratch memory.
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The first row and the number of rows of each part with at most so many.
+/// Divides rows into parts of at most `most` rows. Gives the first row and the number of rows of each part.
 fn parts(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).step_by(most).map(move |first| (first, most.min(rows - first)))
 }
@@ -625,7 +626,7 @@ fn assert_rows(rows: &Rows) {
     assert_holds(&rows.table, rows.rows, "where the rows' pages begin");
 }
 
-/// K and V are read 16 bytes at a time.
+/// Checks a view of K and V, which kernels read 16 bytes at a time.
 fn assert_kv(kv: &KvView, head_dim: usize) {
     assert!(kv.element == 4 || kv.element == 2, "K and V of {} bytes an element", kv.element);
     assert!((1..=1 << 30).contains(&kv.page_tokens), "pages of {} tokens", kv.page_tokens);

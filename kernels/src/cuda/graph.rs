@@ -1,4 +1,4 @@
-//! Launches that are recorded once and then repeated as one.
+//! Sequences of launches that are recorded once and then repeated by one call.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{CudaError, refused};
 /// A recorded sequence of launches, with the arguments that they had.
 pub struct Graph(CudaGraph);
 
-// SAFETY: the driver lets any thread use a graph, one at a time, and `&mut self` sees to that.
+// SAFETY: the driver lets any thread use a graph, one thread at a time, and `&mut self` ensures that.
 unsafe impl Send for Graph {}
 
 impl fmt::Debug for Graph {
@@ -20,7 +20,7 @@ impl fmt::Debug for Graph {
     }
 }
 
-/// A stream that records. It goes on in any case, also after a panic.
+/// A stream that records. Dropping this value ends the recording, so that the stream is usable after a panic, too.
 struct Recording<'a>(Option<&'a Arc<CudaStream>>);
 
 impl Recording<'_> {
@@ -35,18 +35,18 @@ impl Recording<'_> {
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
         if let Some(stream) = self.0 {
-            // What was recorded is given up.
+            // The recorded launches are discarded.
             let _given_up = stream.end_capture(CUgraphInstantiate_flags(0));
         }
     }
 }
 
 impl Graph {
-    /// Records what `launch` puts into the stream, instead of doing it. Nothing there may wait for the device or copy from memory of
-    /// the host that is not pinned.
+    /// Records the work that `launch` puts into the stream, without executing it. `launch` may not wait for the device, and may not
+    /// copy from memory of the host that is not pinned.
     ///
     /// # Errors
-    /// What `launch` says, or the driver's refusal.
+    /// The error of `launch`, or the driver's refusal.
     pub fn record<E: From<CudaError>>(
         stream: &Arc<CudaStream>,
         launch: impl FnOnce() -> Result<(), E>,
@@ -73,7 +73,7 @@ impl Graph {
     /// When the driver refuses.
     ///
     /// # Safety
-    /// The memory that the launches name is there, and is theirs until the stream has come to their end.
+    /// The memory that the launches name exists, and only they use it until the stream has executed them.
     pub unsafe fn launch(&mut self) -> Result<(), CudaError> {
         self.0.launch().map_err(refused("launch a graph"))
     }

@@ -1,4 +1,4 @@
-//! From a folded copy to the parameters of kernel launches.
+//! Makes the parameters of kernel launches from a folded copy.
 
 use crate::copy::{CopyError, Memory, Strip};
 
@@ -8,7 +8,7 @@ const PAGES: usize = 464;
 pub(super) const THREADS: u32 = 256;
 /// Vectors of a thread, as in `page_copy.cu`.
 const EACH: u32 = 4;
-/// Vectors of a launch, so that divisions and the threads' numbers stay exact.
+/// Most vectors of a launch. Up to this number, divisions and the threads' numbers are exact.
 const VECTORS: usize = 1 << 30;
 
 /// Division by a fixed number as a multiplication, exact for dividends below 2^31.
@@ -55,7 +55,7 @@ pub(super) struct PageCopy {
     target_pages: [u32; PAGES],
 }
 
-// What CUDA allows a kernel's parameters to be.
+// CUDA limits a kernel's parameters to this size.
 const _: () = assert!(size_of::<PageCopy>() <= 4096);
 
 // SAFETY: numbers only, in C's layout, without padding.
@@ -77,7 +77,7 @@ pub(super) enum Width {
 }
 
 impl Width {
-    /// All of them, the narrowest first.
+    /// All widths, the narrowest first.
     pub(super) const ALL: [Width; 5] = [Width::One, Width::Two, Width::Four, Width::Eight, Width::Sixteen];
 
     /// The bytes.
@@ -96,7 +96,7 @@ impl Width {
         }
     }
 
-    /// The widest that divides all these numbers, given as their union.
+    /// The widest width that divides all these numbers, given as their bitwise OR.
     fn dividing(bits: usize) -> Self {
         Self::ALL[(bits.trailing_zeros() as usize).min(4)]
     }
@@ -148,7 +148,7 @@ pub(super) fn launches<'a>(
         source_steps: [0; 4],
         target_steps: [0; 4],
         dims: [Divisor::of(1); 4],
-        // All of these are factors of the number of vectors.
+        // All these numbers are factors of the number of vectors, so they fit in 32 bits.
         row: Divisor::of((strip.run / width.bytes()) as u32),
         page: Divisor::of(vectors as u32),
         pages: 0,

@@ -1,7 +1,7 @@
-//! NVIDIA's run-time compiler, loaded from wherever it lies.
+//! NVIDIA's run-time compiler, loaded from the place where it is installed.
 //!
-//! Not through cudarc, which looks for it by name only, once per process, and panics where it is missing. These eleven
-//! functions are the same in CUDA 12 and 13.
+//! cudarc does not load it, because cudarc looks for it by name only, once per process, and panics if it is missing. The
+//! functions that are used here are the same in CUDA 12 and 13.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use libloading::Library;
 
 use super::CudaError;
 
-/// What to compile for.
+/// The target of a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     /// Machine code of the devices with this compute capability (90 for 9.0).
@@ -42,11 +42,11 @@ const FOLDERS: [&str; 6] = ["", "lib64", "lib", "nvidia/cu13/lib", "nvidia/cuda_
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
 impl Nvrtc {
-    /// Loads the library at `path`, or in that folder as NVIDIA's packages lay it out. Without a path, looks where the
-    /// system's loader and CUDA's installer look.
+    /// Loads the library at `path`. If `path` is a folder, looks where NVIDIA's packages put the library in it. Without a path,
+    /// looks where the system's loader looks, and where CUDA's installer puts it.
     ///
     /// # Errors
-    /// When there is none, naming all that was tried.
+    /// When no library can be loaded. The error names all that was tried.
     pub fn open(path: Option<&Path>) -> Result<Self, CudaError> {
         let candidates: Vec<PathBuf> = match path {
             Some(folder) if folder.is_dir() => {
@@ -78,7 +78,7 @@ impl Nvrtc {
         Err(CudaError::NoNvrtc(tried))
     }
 
-    /// Where it was found.
+    /// The path at which it was found.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -118,11 +118,11 @@ impl Nvrtc {
         Ok(list)
     }
 
-    /// Compiles for a device: machine code if the compiler knows the device, which no driver is too old to read. Else
-    /// it is assembly for the latest older one that it knows.
+    /// Compiles for a device. If the compiler knows the device, the result is machine code, which old drivers can read, too.
+    /// Otherwise it is assembly for the latest older device that the compiler knows.
     ///
     /// # Errors
-    /// When it knows none, or the source does not compile.
+    /// When the compiler knows neither, or the source does not compile.
     pub fn compile_for(&self, source: &str, capability: i32) -> Result<Image, CudaError> {
         self.compile_with(source, &[], capability)
     }
@@ -172,7 +172,7 @@ impl Nvrtc {
         let named = options.iter().any(|option| option.starts_with("--gpu-architecture"));
         let default = (!named).then_some(option.as_str());
         let options = default.into_iter().chain(options.iter().copied());
-        // None of them has zero bytes.
+        // No option has a zero byte.
         let options: Vec<CString> = options.map(|option| CString::new(option).unwrap_or_default()).collect();
         let program = OpenProgram::new(self, &text)?;
         program.compile(&options)?;
@@ -207,7 +207,7 @@ impl Nvrtc {
     }
 }
 
-/// A program, destroyed when it goes.
+/// A program of the compiler, destroyed on drop.
 struct OpenProgram<'a> {
     nvrtc: &'a Nvrtc,
     program: Program,
@@ -249,7 +249,7 @@ impl<'a> OpenProgram<'a> {
         }
     }
 
-    /// What a pair of functions, one for the size and one for the bytes, has to give.
+    /// The output of a pair of functions, of which `size` gives the length and `fill` the bytes.
     fn output(&self, size: &CStr, fill: &CStr) -> Result<Vec<u8>, CudaError> {
         let mut length = 0;
         // SAFETY: the signature of every such function for a size.
@@ -259,7 +259,7 @@ impl<'a> OpenProgram<'a> {
         let mut bytes = vec![0_u8; length];
         // SAFETY: the signature of every such function for bytes, which C calls characters.
         let fill: Get<u8> = unsafe { self.nvrtc.get(fill)? };
-        // SAFETY: it writes as many bytes as it said.
+        // SAFETY: it writes as many bytes as `size` said.
         self.nvrtc.check("give its output", unsafe { fill(self.program, bytes.as_mut_ptr()) })?;
         Ok(bytes)
     }
@@ -270,7 +270,7 @@ impl Drop for OpenProgram<'_> {
         type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
         // SAFETY: the signature of `nvrtcDestroyProgram`.
         if let Ok(destroy) = unsafe { self.nvrtc.get::<Destroy>(c"nvrtcDestroyProgram") } {
-            // SAFETY: the program is not used after this. What it answers changes nothing.
+            // SAFETY: the program is not used after this. A failure is ignored.
             unsafe { destroy(&mut self.program) };
         }
     }

@@ -20,8 +20,8 @@ pub struct Registered {
     device: Arc<Device>,
 }
 
-// SAFETY: addresses that are followed only in unsafe functions, whose callers vouch for the memory. The driver takes calls
-// from any thread.
+// SAFETY: the value holds addresses that only unsafe functions follow, and their callers vouch for the memory. The driver
+// takes calls from any thread.
 unsafe impl Send for Registered {}
 // SAFETY: as above.
 unsafe impl Sync for Registered {}
@@ -37,7 +37,7 @@ impl Registered {
     pub unsafe fn new(device: &Arc<Device>, base: NonNull<u8>, bytes: usize) -> Result<Self, CudaError> {
         device.bind()?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        // SAFETY: the caller keeps the range mapped until `drop` has taken it from the driver.
+        // SAFETY: the caller keeps the range mapped until `drop` has unregistered it.
         unsafe { sys::cuMemHostRegister_v2(base.as_ptr().cast(), bytes, flags) }
             .result()
             .map_err(refused(format!("pin {bytes} bytes of host memory")))?;
@@ -65,7 +65,7 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: this value registered it. An error means that the device is lost, and the memory is as it was.
+            // SAFETY: this value registered the range. An error means that the device is lost, and does not change the memory.
             let _lost = unsafe { sys::cuMemHostUnregister(self.base.as_ptr().cast()) };
         }
     }

@@ -1,9 +1,9 @@
-//! What kernels are compiled from.
+//! Sources of kernels.
 
-/// CUDA C++ and how it is compiled.
+/// A text in CUDA C++, with the compiler's options.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
-    /// Its file's name, for messages and for the cache of compiled kernels.
+    /// The name of its file, for messages and for the cache of compiled kernels.
     pub name: &'static str,
     /// The text.
     pub text: &'static str,

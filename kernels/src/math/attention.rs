@@ -12,20 +12,20 @@ use super::lanes::Vector;
 use super::{Math, dispatch};
 use block::{Scores, add_values, score_one_by_one, score_side_by_side, transpose, weigh};
 
-/// Positions of one step of the online softmax. Blocks are aligned to position 0 of the sequence and have nothing to
-/// do with the page size.
+/// Positions of one step of the online softmax. Blocks are aligned to position 0 of the sequence and do not depend on the
+/// page size.
 pub const ATTENTION_BLOCK: usize = 16;
 
 /// Query rows that share one pass over K and V.
 const TILE: usize = 16;
-/// Queries for which turning a block's keys around pays.
+/// From this many queries on, transposing a block's keys saves time.
 const MANY: usize = 8;
 /// Elements of a cache line.
 const LINE: usize = 16;
 /// Multiply-adds below which one thread does everything.
 const SERIAL: usize = 1 << 15;
 
-/// Where K and V of one sequence are.
+/// Access to the K and V of one sequence.
 pub trait KvRows: Sync {
     /// Fills in the K rows and V rows of positions `first .. first + keys.len()` for a KV head, `head_dim` elements
     /// each.
@@ -45,21 +45,21 @@ pub struct AttentionShape {
     pub element: Element,
     /// Elements from one query row to the next. The heads start at the row's first element.
     pub query_stride: usize,
-    /// What scores are multiplied by. Most models have `1 / sqrt(head_dim)`.
+    /// The factor by which scores are multiplied. Most models have `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// A row sees this many positions at most, the newest, its own included. Where absent, it sees all.
+    /// The most positions that a row sees: the newest, including its own. If absent, a row sees all.
     pub window: Option<usize>,
 }
 
-/// One sequence's share of the query rows.
+/// The query rows of one sequence.
 pub struct QueryRows<'a> {
     /// First row in the query buffer.
     pub row: usize,
     /// Rows.
     pub rows: usize,
-    /// Position of the first row. Row i sees positions `first ..= position + i`, or the last of them.
+    /// Position of the first row. Row i sees positions `first ..= position + i`, or with a window the last of them.
     pub position: usize,
-    /// The first position that there is to be seen, none behind that of the first row. Mostly 0.
+    /// The first position that rows may see. It is not behind that of the first row, and mostly 0.
     pub first: usize,
     /// The sequence's K and V, including those of the rows' own positions. Positions that no row sees are not read.
     pub kv: &'a dyn KvRows,
@@ -71,8 +71,8 @@ impl Math {
     /// Per (row, head): blocks of [`ATTENTION_BLOCK`] positions in ascending order, one online-softmax step (running
     /// maximum, sum and weighted values) per block. Within a block scores are 8-lane dot products, their exponentials are summed
     /// by the fixed tree, and values are added in ascending order. A window trims slots of the first block, like
-    /// [`QueryRows::first`], and moves no blocks. K and V come through [`KvRows`] alone, so a fresh position and one that was
-    /// moved here from another machine are the same.
+    /// [`QueryRows::first`], and moves no blocks. K and V come through [`KvRows`] alone, so a position that was computed here and a
+    /// position that was transferred from another machine give the same result.
     ///
     /// # Panics
     /// When the sizes do not fit together.
@@ -128,14 +128,14 @@ struct Tile<'a> {
     row: usize,
     rows: usize,
     position: usize,
-    /// The first position that there is to be seen.
+    /// The first position that rows may see.
     oldest: usize,
     head: usize,
     kv: &'a dyn KvRows,
     out: &'a Disjoint<'a>,
 }
 
-/// Running states of a tile's (row, head)s: the queries.
+/// Running states of a tile's queries, one for each row and head.
 struct States {
     /// Largest score so far.
     maxima: Vec<f32>,
@@ -147,7 +147,7 @@ struct States {
     scores: Vec<Scores>,
     /// Sum of a block's weights.
     added: Vec<f32>,
-    /// What earlier weights are multiplied by, now that there is a new maximum.
+    /// Factors that correct earlier weights for a new maximum.
     corrections: Vec<f32>,
 }
 
@@ -171,7 +171,7 @@ fn attend<S: InstructionSet>(tile: Tile<'_>) {
         added: vec![0.0; count],
         corrections: vec![0.0; count],
     };
-    // A load that spans two cache lines counts twice: all three start at a line.
+    // A load that spans two cache lines costs twice as much, so all three buffers start at a line.
     let block = ATTENTION_BLOCK * head_dim;
     let mut wide = vec![0f32; 3 * block + LINE];
     let line = wide.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
@@ -182,7 +182,7 @@ fn attend<S: InstructionSet>(tile: Tile<'_>) {
     for first in (start - start % ATTENTION_BLOCK..end).step_by(ATTENTION_BLOCK) {
         let held = start.saturating_sub(first)..ATTENTION_BLOCK.min(end - first);
         load(&tile, element, first, held.clone(), keys, values);
-        // Slots of the block that a row sees. Those that see any lie side by side.
+        // Slots of the block that a row sees. The rows that see any slot lie side by side.
         let seen = |row: usize| {
             let position = tile.position + row;
             oldest(position).saturating_sub(first)..held.end.min((position + 1).saturating_sub(first))
@@ -198,7 +198,7 @@ fn attend<S: InstructionSet>(tile: Tile<'_>) {
             }
         } else {
             transpose(keys, head_dim, columns);
-            // Eight sums for each: 8 of 16 registers for one query, 16 of 32 for two.
+            // Each query has eight sums: 8 of 16 registers for one query, 16 of 32 for two.
             let mut index = queries.start;
             if S::Wide::WIDTH == 16 {
                 let (pairs, _) = scores[queries.clone()].as_chunks_mut::<2>();
@@ -212,7 +212,7 @@ fn attend<S: InstructionSet>(tile: Tile<'_>) {
                 index += 1;
             }
         }
-        // Step by step for all queries, since the steps of one wait for each other.
+        // Each step runs for all queries before the next step, because the steps of one query wait for each other.
         for row in eldest..newest {
             let seen = seen(row);
             for index in row * group..(row + 1) * group {
@@ -247,7 +247,7 @@ fn attend<S: InstructionSet>(tile: Tile<'_>) {
     }
 }
 
-/// Widens the slots of the block at `first` that there are.
+/// Widens K and V of the slots `held` of the block at `first`.
 #[inline(always)]
 fn load(
     tile: &Tile<'_>,

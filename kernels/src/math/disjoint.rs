@@ -1,4 +1,4 @@
-//! One output buffer written by several threads, each its own part.
+//! One output buffer that several threads write, each thread its own part.
 
 use std::marker::PhantomData;
 

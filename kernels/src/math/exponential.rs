@@ -11,8 +11,8 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// e^x, within 2 units in the last place. Gives 0 below -87 (where results would become subnormal), and e^88 above 88.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2. e^r is its Taylor polynomial of degree 7 (remainder below 6e-9). Only fused
-/// multiply-adds, and no branches, so that compilers vectorise it.
+/// x = n ln 2 + r with |r| <= ln 2 / 2. e^r is computed by its Taylor polynomial of degree 7 (remainder below 6e-9). The
+/// polynomial has only fused multiply-adds, and the code has no branches, so that compilers vectorise it.
 #[must_use]
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
@@ -35,7 +35,7 @@ pub fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { sum * scale }
 }
 
-/// `weights[i] = exp((logits[i] - maximum) / temperature)`. NaN logits weigh nothing.
+/// `weights[i] = exp((logits[i] - maximum) / temperature)`. A NaN logit has weight 0.
 ///
 /// # Panics
 /// When the lengths differ.

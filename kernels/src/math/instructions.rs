@@ -15,19 +15,19 @@ pub(super) enum Level {
     /// AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// AVX-512F, with AVX2 and FMA for what has eight lanes.
+    /// AVX-512F, with AVX2 and FMA for vectors of eight lanes.
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
 
 impl Instructions {
-    /// All that this CPU has, best first. Plain Rust is the last of them.
+    /// All instructions that this CPU has, the best first. Plain Rust is the last of them.
     #[must_use]
     pub fn available() -> Vec<Self> {
         Self::found().collect()
     }
 
-    /// The best that this CPU has.
+    /// The best instructions that this CPU has.
     pub(super) fn best() -> Self {
         Self::found().next().unwrap_or(Self(Level::Portable))
     }
@@ -61,7 +61,7 @@ impl std::fmt::Display for Instructions {
     }
 }
 
-/// What a kernel is compiled over.
+/// The vectors that a kernel is compiled with.
 pub(super) trait InstructionSet {
     /// Eight lanes, for sums whose order the lanes define.
     type Lanes: Lanes;

@@ -1,4 +1,4 @@
-//! Vectors of `f32`: what every kernel with a sum in it is written over.
+//! Vectors of `f32`. Every kernel that has a sum is written over them.
 
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -12,7 +12,7 @@ pub(super) use ymm::Ymm;
 #[cfg(target_arch = "x86_64")]
 pub(super) use zmm::Zmm;
 
-/// Lanes of `f32`. Every operation is exactly the IEEE 754 one per lane, so implementations cannot differ.
+/// Lanes of `f32`. Every operation is exactly the operation of IEEE 754 on each lane, so implementations cannot differ.
 pub(super) trait Vector: Copy {
     /// Lanes: 8 or 16.
     const WIDTH: usize;

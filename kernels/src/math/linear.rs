@@ -11,7 +11,8 @@ use super::panels::{PANEL, PanelData, Panels};
 use super::{Math, dispatch};
 use tile::{Block, add_block, panels_side_by_side, tallest};
 
-/// Inner-dimension block for many rows: two panels' blocks of it are 32 KiB wide, which a first-level cache holds.
+/// Length of a block of the inner dimension for many rows. Two panels' blocks, widened, are 32 KiB, which a first-level cache
+/// holds.
 const DEPTH: usize = 256;
 /// Rows that share one pass over a panel.
 const ROWS: usize = 192;
@@ -34,7 +35,8 @@ impl Math {
             return;
         }
         let panels = outputs.div_ceil(PANEL);
-        // About four tasks per thread, in multiples of the panels that a tile takes for so many rows.
+        // Panels of a task: there are about four tasks per thread, and a task has a multiple of the panels that a tile takes for
+        // so many rows.
         let group = panels.div_ceil(self.threads * 4).next_multiple_of(if rows <= 3 { 4 } else { 2 });
         let groups = panels.div_ceil(group);
         let shares = rows.div_ceil(ROWS);
@@ -96,7 +98,8 @@ impl Weight for u16 {
     }
 }
 
-/// Two panels' blocks, widened once for all rows of a part. A load that spans two cache lines counts twice: aligned.
+/// Two panels' blocks, widened once for all rows of a part. They are aligned, because a load that spans two cache lines costs twice
+/// as much.
 #[repr(align(64))]
 struct Widened([f32; 2 * DEPTH * PANEL]);
 
@@ -105,12 +108,12 @@ fn product<S: InstructionSet, W: Weight>(part: Part<'_, W>) {
     assert!(part.x.len() >= part.rows.end * part.inputs);
     assert!(part.weight.len() >= part.panels.end * PANEL * part.inputs);
     let rows = part.rows.len();
-    // Up to two tiles of rows, as in decoding, the time goes into streaming the weights: they are used as they are stored,
-    // from end to end.
+    // With up to two tiles of rows, as in decode, streaming the weights takes most of the time. So the weights are used as
+    // they are stored, from end to end.
     let few = rows <= 2 * tallest::<S::Wide>();
     let depth = if few { part.inputs.max(1) } else { DEPTH };
     let widest = panels_side_by_side::<S::Wide>(rows);
-    // Panels that end inside the output. The last panel of the matrix may not, and is taken alone.
+    // End of the panels that lie fully inside the output. The last panel of the matrix may not, and is then computed alone.
     let full = part.panels.end.min(part.outputs / PANEL);
     let mut widened = Widened([0.0; 2 * DEPTH * PANEL]);
     let mut panel = part.panels.start;
@@ -122,8 +125,8 @@ fn product<S: InstructionSet, W: Weight>(part: Part<'_, W>) {
             let place = Block { panel, panels, k, depth };
             let stored = part.weight[panel * PANEL * part.inputs + k * PANEL..].as_ptr();
             let stride = PANEL * part.inputs;
-            // SAFETY: the assertions above cover x and the weights of `panels` panels, and `widened` has room for the blocks
-            // of two: more are taken side by side for few rows only.
+            // SAFETY: the assertions above cover x and the weights of `panels` panels. `widened` has room for the blocks of
+            // two panels. More panels are taken side by side only for few rows, which do not use `widened`.
             unsafe {
                 if few || W::WIDE {
                     add_block::<S::Wide, W, W>(&part, &place, stored, stride);

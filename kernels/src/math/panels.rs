@@ -115,7 +115,7 @@ impl Panels {
         self.inputs
     }
 
-    /// Bytes held.
+    /// Bytes of the packed elements.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.data {
@@ -124,7 +124,7 @@ impl Panels {
         }
     }
 
-    /// Reads row `output` of the matrix back, which is how a tied embedding is looked up.
+    /// Reads row `output` of the matrix back. A tied embedding is looked up in this way.
     ///
     /// # Panics
     /// When there is no such row, or `target` is not `inputs` long.

@@ -3,14 +3,14 @@
 /// How a model stretches its rotary frequencies to longer contexts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// All frequencies are divided by this factor.
     Linear(f64),
-    /// Llama 3.1: wavelengths longer than `original_positions / low` are slowed down by `factor`, those shorter than
-    /// `original_positions / high` kept, and those between blended linearly.
+    /// Llama 3.1: wavelengths longer than `original_positions / low` are slowed down by `factor`. Wavelengths shorter than
+    /// `original_positions / high` are kept, and those between are blended linearly.
     Llama3 {
-        /// By how much the slow ones are slowed down.
+        /// The factor by which slow frequencies are slowed down.
         factor: f64,
         /// Turns within the original context below which a frequency is slowed down fully.
         low: f64,
@@ -33,7 +33,7 @@ impl RopeFrequencies {
         Self(plain.map(|frequency| scale(frequency, scaling)).collect())
     }
 
-    /// The same, each frequency divided by a number of its own.
+    /// These frequencies, each divided by a number of its own.
     ///
     /// # Panics
     /// When there are not as many divisors as [`Self::pairs`].

@@ -40,7 +40,7 @@ impl Math {
     /// `y = x / sqrt(mean(x^2) + epsilon) * weight` for each row of `weight.len()` elements.
     ///
     /// # Panics
-    /// When the row length is no multiple of 8, or `x` and `y` are no equal number of rows.
+    /// When the row length is no multiple of 8, or `x` and `y` do not have the same number of whole rows.
     pub fn rms_norm(&self, x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
         let width = weight.len();
         assert!(x.len() == y.len() && x.len().is_multiple_of(width), "rows of {width} elements");

@@ -1,4 +1,4 @@
-//! The exact math on a GPU against the CPU's, bit by bit: for the tests on the stand-in and for the check on hardware.
+//! Compares the exact math on a GPU with the CPU's, bit by bit. The tests on the stand-in and the check on hardware use it.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use host_kernels::math::{
     bf16_from_f32,
 };
 
-/// Both of them.
+/// The math of the GPU and of the CPU.
 pub struct Both {
     pub device: Arc<Device>,
     pub exact: Exact,
     pub math: Math,
 }
 
-/// Numbers that follow from a seed.
+/// Random numbers from a seed.
 pub struct Numbers {
     random: fastrand::Rng,
-    /// Of each 256 numbers, so many are of any size, infinite or NaN.
+    /// How many of 256 numbers are of any size, infinite or NaN.
     wild: u8,
 }
 
@@ -73,7 +73,7 @@ impl Numbers {
             Element::F16 => (0..count)
                 .flat_map(|_| {
                     let any = self.random.u8(..) < self.wild;
-                    // Else below 1.
+                    // Otherwise the number is small: the highest bit of the exponent is cleared.
                     let bits = if any { self.random.u16(..) } else { self.random.u16(..) & 0xbfff };
                     bits.to_le_bytes()
                 })
@@ -82,7 +82,7 @@ impl Numbers {
     }
 }
 
-/// The same bits, where a NaN is as good as another.
+/// Asserts that the bits are the same. All NaN count as equal.
 fn assert_same(found: &[f32], expected: &[f32], what: &str) {
     assert_eq!(found.len(), expected.len());
     let differs = |(found, expected): (&f32, &f32)| {
@@ -101,7 +101,7 @@ impl Both {
         array
     }
 
-    /// Room for so many numbers, which are NaN until they are written.
+    /// An array for so many numbers, which are NaN until they are written.
     fn target(&self, length: usize) -> Array<f32> {
         self.array(&vec![f32::NAN; length])
     }
@@ -224,7 +224,7 @@ impl Both {
 
     pub fn argmax(&self, mut numbers: Numbers, rows: usize, width: usize) {
         let mut x = numbers.take(rows * width);
-        // Many equal ones, and rows of nothing but one value.
+        // Rows with many equal numbers, and rows of one value only.
         for row in x.chunks_exact_mut(width) {
             match numbers.random.usize(..4) {
                 0 => row.iter_mut().for_each(|x| *x = (*x * 4.0).trunc()),
@@ -253,14 +253,14 @@ impl Both {
 /// Sequences in a pool, and the rows of a batch at their ends.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// Of each sequence: the position of its first row, and its rows.
+    /// For each sequence: the position of its first row, and its number of rows.
     pub sequences: Vec<[usize; 2]>,
     pub page_tokens: usize,
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
     pub bf16: bool,
-    /// Pages hold all tokens of a head side by side, or all heads of a token.
+    /// Whether pages hold all tokens of a head side by side. Otherwise they hold all heads of a token side by side.
     pub heads_first: bool,
 }
 
@@ -308,7 +308,7 @@ impl Both {
         let mut pages: Vec<u32> = (0..counts.iter().sum::<usize>() as u32 + 3).collect();
         numbers.random.shuffle(&mut pages);
         let held = pages.len();
-        // Addresses that count from the pool's begin.
+        // Addresses that count from the start of the pool.
         let page = page_tokens * side_width * element.bytes();
         let [page, head, token, second] = if heads_first {
             [2 * page, 2 * page_tokens * row_bytes, row_bytes, page_tokens * row_bytes]
@@ -328,7 +328,7 @@ impl Both {
         let on_device = self.array(&pool);
         let device_view = KvView { start: view.start.map(|start| start + on_device.address()), ..view };
 
-        // Rows of queries, keys, values and something else.
+        // Rows of queries, keys and values, with unused elements.
         let rows = positions.len();
         let stride = (heads + 2 * kv_heads) * head_dim + 16;
         let first = [heads * head_dim, heads * head_dim + side_width + 8];

@@ -1,9 +1,9 @@
-//! Random copies, and what each must give.
+//! Random copies, and the result that each must give.
 
 use host_kernels::copy::{Dimension, PageBlock, PagesCopy};
 use proptest::prelude::*;
 
-/// One row at a time, as the documentation of the module says.
+/// Copies one row at a time, as the documentation of the module says.
 pub fn naive(copy: &PagesCopy<'_>, source: &[u8], target: &mut [u8]) {
     for &[from, to] in copy.pages {
         for block in copy.blocks {
@@ -25,12 +25,12 @@ pub fn naive(copy: &PagesCopy<'_>, source: &[u8], target: &mut [u8]) {
     }
 }
 
-/// All of three indices.
+/// All triples of indices below these numbers.
 pub fn indices(a: usize, b: usize, c: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     (0..a).flat_map(move |i| (0..b).flat_map(move |j| (0..c).map(move |k| (i, j, k))))
 }
 
-/// Strides of dimensions that lie in each other in some order with gaps, the narrowest around a row.
+/// Strides of dimensions that are nested in some order, with gaps. The narrowest lies around a row.
 #[derive(Clone, Debug)]
 struct Order {
     /// Dimensions from the narrowest: 0 to 2 of the block, 3 the page, 4 K or V.
@@ -47,7 +47,7 @@ fn order() -> impl Strategy<Value = Order> {
 }
 
 impl Order {
-    /// Strides by dimension, and the bytes that the whole takes.
+    /// The stride of each dimension, and the bytes of the whole.
     fn strides(&self, run: usize, extents: [usize; 5]) -> ([usize; 5], usize) {
         let mut strides = [0; 5];
         let mut reach = run;

@@ -1,4 +1,4 @@
-//! Two layouts that differ, in one line: where, what the host has, and what the plugin has.
+//! Describes how two layouts differ, in one line: the place, what the host has there, and what the plugin has there.
 //!
 //! The layout check itself prints whole types, a thousand lines of them, with the cause in the last three.
 
@@ -9,14 +9,14 @@ use abi_stable::abi_stability::abi_checking::{
 };
 use abi_stable::type_layout::TLFieldOrFunction;
 
-/// The first cause, and the way to it.
+/// Describes the deepest difference and the path to it.
 ///
 /// `host_is_found` says that the host's layout was the second of the two that were compared.
 pub(super) fn one_line(errors: &AbiInstabilityErrors, host_is_found: bool) -> String {
     let Some(deepest) = errors.errors.iter().max_by_key(|error| error.stack_trace.len()) else {
         return "no reason given".to_owned();
     };
-    // One that is inserted moves all behind it. The first two say which.
+    // An inserted field moves all fields after it. The first two causes are enough to tell which field it is.
     let mut causes: Vec<String> =
         deepest.errs.iter().take(2).map(|cause| describe(cause, host_is_found)).collect();
     if let Some(more) = deepest.errs.len().checked_sub(2).filter(|more| *more > 0) {
@@ -25,7 +25,7 @@ pub(super) fn one_line(errors: &AbiInstabilityErrors, host_is_found: bool) -> St
     shortened(&format!("{}: {}", path(deepest), causes.join("; ")), 600)
 }
 
-/// What two plugins have in the same place, neither of which is the host's.
+/// Describes what two plugins have in the same place. The host has neither.
 pub(super) fn between_plugins(errors: &AbiInstabilityErrors) -> String {
     let causes = errors.errors.iter().flat_map(|error| error.errs.iter());
     let both: Vec<String> = causes
@@ -40,7 +40,7 @@ pub(super) fn between_plugins(errors: &AbiInstabilityErrors) -> String {
     shortened(&both.join("; "), 300)
 }
 
-/// Names of the types, methods and fields from the root to the difference, without those that every way has.
+/// Names of the types, methods and fields from the root to the difference, without the names that every path has.
 fn path(error: &AbiInstabilityError) -> String {
     let mut names: Vec<String> = Vec::new();
     for step in &error.stack_trace {
@@ -48,7 +48,7 @@ fn path(error: &AbiInstabilityError) -> String {
             TLFieldOrFunction::Field(field) => {
                 let of = field.layout().name();
                 let own = field.name();
-                // Numbered fields belong to containers, whose content says more.
+                // Numbered fields belong to containers. The name of the contained type says more.
                 if own.starts_with("field_") || own.parse::<u32>().is_ok() {
                     of.to_owned()
                 } else {
@@ -103,7 +103,7 @@ fn describe(cause: &AbiInstability, host_is_found: bool) -> String {
     }
 }
 
-/// One line of at most so many characters.
+/// Joins a text into one line and cuts it after `most` characters.
 pub(super) fn shortened(text: &str, most: usize) -> String {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match text.char_indices().nth(most) {

@@ -1,7 +1,7 @@
 //! Keeps panics on the plugin's side.
 //!
 //! A panic that reached the boundary would end the process, and only the plugin's own copy of `std` can catch it. So
-//! the catching is compiled into the plugin, around every call, the factory and the drop.
+//! the code that catches is compiled into the plugin, around every call, the factory and the drop.
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
@@ -19,7 +19,7 @@ use crate::transfer::{
     TransferLimits, Write,
 };
 
-/// The author's backend behind a net. After its first panic every call answers `PANICKED` with that panic's text.
+/// Wraps the author's backend and catches its panics. After the first panic every call answers `PANICKED` with its text.
 pub(super) struct Guard<T> {
     inner: ManuallyDrop<T>,
     poisoned: AtomicBool,
@@ -33,7 +33,7 @@ impl<T> Guard<T> {
 
     /// Runs `call` unless poisoned. The answer is `None` when a call panicked, now or earlier.
     ///
-    /// After a caught panic the backend may be inconsistent, which is why nothing but drop reaches it again.
+    /// After a caught panic the backend may be inconsistent, so only drop reaches it again.
     #[inline]
     pub(super) fn run<R>(&self, call: impl FnOnce(&T) -> R) -> Option<R> {
         // Relaxed: a call that races with the first panic may still enter, as it might have a moment earlier.
@@ -77,7 +77,7 @@ impl<T> Drop for Guard<T> {
         // SAFETY: `inner` is dropped here only, and not touched afterwards.
         let dropped = catch_unwind(AssertUnwindSafe(|| unsafe { ManuallyDrop::drop(&mut self.inner) }));
         if let Err(payload) = dropped {
-            // There is nothing left to report to. The payload is forgotten because its own drop may panic.
+            // No caller is left to report the panic to. The payload is forgotten because its own drop may panic.
             std::mem::forget(payload);
         }
     }
@@ -125,7 +125,8 @@ impl<T: TransferBackend> TransferRole for Guard<T> {
     }
 }
 
-/// Runs a plugin's factory behind the net and wraps what it made. Called by [`export_plugin!`](crate::export_plugin).
+/// Runs a plugin's factory, catches its panics and wraps its backend. Called by
+/// [`export_plugin!`](crate::export_plugin).
 pub fn open_guarded<T: TransferBackend>(
     open: impl FnOnce(&Opening) -> Result<T>,
     name: RStr<'_>,
@@ -135,7 +136,7 @@ pub fn open_guarded<T: TransferBackend>(
     caught(|| open(&opening)).map(|backend| TransferRole_TO::from_value(Guard::new(backend), TD_Opaque))
 }
 
-/// Runs a plugin's check of a configuration behind the net. Called by [`export_plugin!`](crate::export_plugin).
+/// Runs a plugin's check of a configuration and catches its panics. Called by [`export_plugin!`](crate::export_plugin).
 pub fn check_guarded(
     check: impl FnOnce(&str, &str) -> Result<()>,
     role: RStr<'_>,
@@ -144,7 +145,7 @@ pub fn check_guarded(
     caught(|| check(role.as_str(), config.as_str()))
 }
 
-/// What a factory made, or said, or panicked with.
+/// Runs a factory. Returns the instance, the factory's error, or an error with the text of its panic.
 pub(super) fn caught<T>(open: impl FnOnce() -> Result<T>) -> AbiResult<T> {
     match catch_unwind(AssertUnwindSafe(open)) {
         Ok(Ok(made)) => RResult::ROk(made),
@@ -157,14 +158,14 @@ fn panicked(text: &str) -> AbiError {
     Error::new(ErrorCode::PANICKED, format!("the plugin panicked: {text}")).into()
 }
 
-/// What the panic said. The payload itself is forgotten, because its drop may panic again.
+/// Text of a panic. The payload itself is forgotten, because its drop may panic again.
 fn text_of(payload: Box<dyn Any + Send>) -> String {
     let text = text_in(&*payload).to_owned();
     std::mem::forget(payload);
     text
 }
 
-/// What a panic said, if it is text, as that of `panic!` is.
+/// Text in a panic's payload, if the payload is text, as that of `panic!` is.
 pub(super) fn text_in(payload: &dyn Any) -> &str {
     let literal = payload.downcast_ref::<&str>().copied();
     let text = literal.or_else(|| payload.downcast_ref::<String>().map(String::as_str));

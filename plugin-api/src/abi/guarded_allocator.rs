@@ -1,4 +1,4 @@
-//! The allocator role behind the net.
+//! The allocator role with its panics caught.
 
 use abi_stable::sabi_trait::prelude::TD_Opaque;
 use abi_stable::std_types::{RSlice, RSliceMut, RStr};
@@ -20,7 +20,8 @@ impl<T: PoolAllocator> AllocatorRole for Guard<T> {
     }
 }
 
-/// Runs a plugin's factory behind the net and wraps what it made. Called by [`export_plugin!`](crate::export_plugin).
+/// Runs a plugin's factory, catches its panics and wraps its allocator. Called by
+/// [`export_plugin!`](crate::export_plugin).
 pub fn open_guarded_allocator<T: PoolAllocator>(
     open: impl FnOnce(&PoolOpening) -> Result<T>,
     name: RStr<'_>,

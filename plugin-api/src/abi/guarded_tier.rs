@@ -1,4 +1,4 @@
-//! The storage role behind the net.
+//! The storage role with its panics caught.
 
 use abi_stable::sabi_trait::prelude::TD_Opaque;
 use abi_stable::std_types::{RSlice, RSliceMut, RStr};
@@ -56,7 +56,7 @@ impl<T: StorageTier> TierRole for Guard<T> {
     }
 }
 
-/// Runs a plugin's factory behind the net and wraps what it made. Called by [`export_plugin!`](crate::export_plugin).
+/// Runs a plugin's factory, catches its panics and wraps its tier. Called by [`export_plugin!`](crate::export_plugin).
 pub fn open_guarded_tier<T: StorageTier>(
     open: impl FnOnce(&Opening) -> Result<T>,
     name: RStr<'_>,

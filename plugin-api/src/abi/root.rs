@@ -57,7 +57,7 @@ pub struct CheckConfig {
     pub call: extern "C" fn(role: RStr<'_>, config: RStr<'_>) -> AbiResult<()>,
 }
 
-/// The factories of the roles that a plugin plays, and what else it exports.
+/// The factories of the roles that a plugin plays, and its check of configurations.
 #[derive(Clone, Copy, Default)]
 pub struct Roles {
     /// See [`TransferBackend`](crate::TransferBackend).
@@ -102,7 +102,8 @@ impl RootModule for PluginRoot_Ref {
     const VERSION_STRINGS: VersionStrings = abi_stable::package_version_strings!();
 }
 
-/// The header for a plugin whose root `constructor` makes. Called by [`export_plugin!`](crate::export_plugin).
+/// Makes the header of a plugin. `constructor` makes the plugin's root. Called by
+/// [`export_plugin!`](crate::export_plugin).
 ///
 /// # Safety
 /// `constructor` returns a [`PluginRoot_Ref`] made by [`PluginRoot::export`].
@@ -137,7 +138,7 @@ pub enum HeaderError {
     NoLayout,
     /// The first difference between the host's types and the plugin's.
     Layout(String),
-    /// It fits the host, but not a plugin that was loaded before: both appended to the API, each something else.
+    /// The plugin fits the host, but not a plugin that was loaded before: the two appended different things to the API.
     Forked(String),
     /// The plugin's constructor failed.
     Constructor(String),
@@ -196,8 +197,8 @@ impl Root {
         self.0.describe()().as_str()
     }
 
-    /// Hands the host's services over. False when the plugin is older than they are. Only the first call for a loaded file
-    /// counts.
+    /// Hands the host's services to the plugin. Returns false when the plugin is older than the services. Only the
+    /// first call for a loaded file takes effect.
     #[must_use]
     pub fn attach(&self, host: HostObject) -> bool {
         let ROption::RSome(attach) = self.0.attach() else { return false };
@@ -205,11 +206,11 @@ impl Root {
         true
     }
 
-    /// Has the plugin check a configuration for one of its roles. It starts nothing, and answers the same as opening
-    /// would as far as that depends on the configuration alone. A plugin without such a check accepts everything here.
+    /// Lets the plugin check a configuration for one of its roles. The check starts nothing. It answers as opening an instance
+    /// would, as far as the answer depends on the configuration alone. A plugin without a check accepts every configuration here.
     ///
     /// # Errors
-    /// What the plugin says is wrong.
+    /// The error that the plugin finds in the configuration.
     pub fn check_config(&self, role: &str, config: &str) -> Result<()> {
         let ROption::RSome(check) = self.0.check_config() else { return Ok(()) };
         (check.call)(role.into(), config.into()).into_result().map_err(Error::from)
@@ -218,7 +219,7 @@ impl Root {
     /// Opens an instance of the transfer role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role. Else what the plugin's factory says.
+    /// `UNSUPPORTED` without the role. Else the error of the plugin's factory.
     pub fn open_transfer(&self, opening: &Opening) -> Result<TransferObject> {
         let ROption::RSome(open) = self.0.transfer() else {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "the plugin has no transfer role"));
@@ -231,7 +232,7 @@ impl Root {
     /// Opens an instance of the storage role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role. Else what the plugin's factory says.
+    /// `UNSUPPORTED` without the role. Else the error of the plugin's factory.
     pub fn open_tier(&self, opening: &Opening) -> Result<TierObject> {
         let ROption::RSome(open) = self.0.tier() else {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "the plugin has no tier role"));
@@ -244,7 +245,7 @@ impl Root {
     /// Opens an instance of the allocator role.
     ///
     /// # Errors
-    /// `UNSUPPORTED` without the role. Else what the plugin's factory says.
+    /// `UNSUPPORTED` without the role. Else the error of the plugin's factory.
     pub fn open_allocator(&self, opening: &PoolOpening) -> Result<AllocatorObject> {
         let ROption::RSome(open) = self.0.allocator() else {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "the plugin has no allocator role"));
@@ -271,7 +272,7 @@ impl Root {
 /// Compares layouts so that appended methods and fields are allowed on either side.
 ///
 /// The check lets the second layout have more fields than the first, never fewer. A prefix type's accessors handle the
-/// missing ones. So whichever side is newer goes second.
+/// missing fields. So the layout of the newer side goes second.
 fn check_layouts(
     host: &'static TypeLayout,
     plugin: &'static TypeLayout,
@@ -279,14 +280,15 @@ fn check_layouts(
 ) -> std::result::Result<(), HeaderError> {
     let (first, second) = if plugin_is_older { (plugin, host) } else { (host, plugin) };
     let Err(errors) = check_layout_compatibility(first, second) else { return Ok(()) };
-    // The check remembers the longest of each type over the whole process. Without that memory it is about these two.
+    // The check remembers the longest layout of each type over the whole process. With new globals it compares only
+    // these two layouts.
     Err(match check_layout_compatibility_with_globals(first, second, &CheckingGlobals::new()) {
         Ok(()) => HeaderError::Forked(difference::between_plugins(&errors)),
         Err(errors) => HeaderError::Layout(difference::one_line(&errors, plugin_is_older)),
     })
 }
 
-/// The texts of the layout check have many lines. The start is what tells.
+/// Shortens a text of the layout check, which has many lines, to one line. The start of the text names the cause.
 fn one_line(text: &str) -> String {
     difference::shortened(text, 300)
 }

@@ -1,7 +1,7 @@
-//! What the host offers to plugins, as it crosses. Only here the host is called and the plugin calls.
+//! The host's services for plugins, as they cross. Only here the plugin is the caller and the host is called.
 //!
 //! The host hands its services over once per loaded file, before anything else of the plugin runs. Here the *host* may
-//! be the older side: every method after the first version's needs a default body.
+//! be the older side, so every method that was added after the first version needs a default body.
 
 use std::panic::PanicHookInfo;
 use std::sync::OnceLock;
@@ -15,9 +15,9 @@ use super::AbiResult;
 use super::guard::text_in;
 use crate::services::Level;
 
-/// What [`HostRole::word`] makes: a number that only grows.
+/// Kind of [`HostRole::word`]: a number that only grows.
 pub const COUNTER: u32 = 0;
-/// What [`HostRole::word`] makes: a number that goes up and down.
+/// Kind of [`HostRole::word`]: a number that goes up and down.
 pub const GAUGE: u32 = 1;
 
 /// A number that belongs to the host and lives as long as the process.
@@ -28,7 +28,7 @@ pub struct HostWord {
     pub value: &'static AtomicU64,
 }
 
-/// The services as they cross. Each method is what [`Host`](crate::Host) makes of it. Implemented by the host.
+/// The services as they cross. [`Host`](crate::Host) describes each method. Implemented by the host.
 #[abi_stable::sabi_trait]
 pub trait HostRole: Send + Sync + 'static {
     /// The word that holds the least important [`Level`](crate::Level) that is logged. 0 logs nothing.
@@ -55,11 +55,11 @@ pub fn object_of(services: impl HostRole) -> HostObject {
 #[repr(transparent)]
 #[derive(Clone, Copy, StableAbi)]
 pub struct Attach {
-    /// The first call counts. The services of later ones are dropped.
+    /// Only the first call takes effect. The services of later calls are dropped.
     pub call: extern "C" fn(host: HostObject),
 }
 
-/// The services, with the level at hand.
+/// The host's services, and the word that holds its log level.
 pub(crate) struct Attached {
     pub(crate) object: HostObject,
     pub(crate) level: &'static AtomicU64,
@@ -71,7 +71,7 @@ pub(crate) fn attached() -> Option<&'static Attached> {
     ATTACHED.get()
 }
 
-/// The plugin's side of [`Attach`]. In a file of its own, this crate's statics and `std`'s are the plugin's own.
+/// The plugin's side of [`Attach`]. Each loaded file has its own copy of the statics of this crate and of `std`.
 pub(super) extern "C" fn attach(host: HostObject) {
     let mut first = false;
     ATTACHED.get_or_init(|| {
@@ -93,7 +93,7 @@ pub(super) extern "C" fn attach(host: HostObject) {
     }
 }
 
-/// Where a panic was, which the guard that catches it does not learn.
+/// Logs a panic with its place, which the guard that catches the panic does not learn.
 fn log_panic(info: &PanicHookInfo<'_>) {
     let text = text_in(info.payload());
     let place = info.location().map(ToString::to_string).unwrap_or_default();

@@ -16,7 +16,7 @@ const HEAD: &str = "\
 # HOST_ABI_LOCK=write cargo test -p host-plugin-api --test abi_lock
 ";
 
-/// The whole ABI, the same text for the same ABI.
+/// The whole ABI as text. The same ABI always gives the same text.
 pub fn abi() -> String {
     let mut types = BTreeMap::new();
     collect(<PluginRoot_Ref as StableAbi>::LAYOUT, &mut types);
@@ -68,7 +68,7 @@ fn constants(text: &mut String) -> std::fmt::Result {
     Ok(())
 }
 
-/// How a type is written where it is used: with what it is made for, without lifetimes.
+/// How a type is written where it is used: with its type parameters, without lifetimes.
 fn name(layout: &TypeLayout) -> String {
     let of = |layouts: &[&TypeLayout]| layouts.iter().map(|l| name(l)).collect::<Vec<_>>().join(", ");
     let parameters: Vec<_> = layout.generics().type_params().iter().map(|parameter| parameter()).collect();
@@ -83,7 +83,7 @@ fn name(layout: &TypeLayout) -> String {
             let each = parameters.first().map_or(1, |each| each.size().max(1));
             format!("[{}; {}]", of(&parameters), layout.size() / each)
         }
-        // The types below do not list what they are made for among their parameters.
+        // The types below do not list their element type among their parameters.
         ("RSlice" | "RSliceMut" | "RVec" | "RBox", _) => {
             let made_for: Vec<_> =
                 marked().flat_map(|field| field.layout().generics().type_params()).collect();
@@ -131,7 +131,7 @@ fn fields(layout: &TypeLayout) -> Vec<TLField> {
     layout.get_fields().map(|fields| fields.to_vec()).unwrap_or_default()
 }
 
-/// A type and all types that it leads to.
+/// Adds a type and all types that it refers to.
 fn collect(layout: &'static TypeLayout, types: &mut BTreeMap<String, &'static TypeLayout>) {
     if layout.data_discriminant() == TLDataDiscriminant::Primitive {
         return visit_parameters(layout, types);
@@ -203,8 +203,8 @@ fn describe(text: &mut String, name: &str, layout: &'static TypeLayout) -> std::
     Ok(())
 }
 
-/// Where the fields of a structure lie, as `repr(C)` puts them. Empty where the parts do not add up to the whole, as
-/// with `abi_stable`'s own references.
+/// Offsets of a struct's fields, as `repr(C)` lays them out. Empty when the computed size is not the real size, as with
+/// `abi_stable`'s own references.
 fn offsets(layout: &'static TypeLayout) -> Vec<usize> {
     if !matches!(layout.data(), TLData::Struct { .. }) {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The ABI as text, compared with what was recorded: it does not change by accident, and not without a new version.
+//! Compares the ABI, as text, with the recorded ABI: it must not change by accident, nor without a new version.
 //!
 //! `plugin-api/abi.lock` lists every type that crosses the boundary, with what a plugin relies on. After an
 //! intended change, raise the version in `plugin-api/Cargo.toml` (`docs/plugins/compatibility.md` says which part of it) and run

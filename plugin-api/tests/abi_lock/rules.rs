@@ -1,4 +1,4 @@
-//! What kind of change lies between two dumps, and which version it asks for.
+//! Finds the kind of change between two dumps, and the version that it requires.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,9 +27,9 @@ pub fn version(dump: &str) -> Option<Version> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Nothing but the version.
+    /// Only the version changed.
     None,
-    /// Everything that was there is there as it was.
+    /// All earlier lines are unchanged, and lines were added.
     Additive,
     Breaking,
 }
@@ -45,7 +45,7 @@ impl Change {
     }
 }
 
-/// The least version that a change of `before` may have.
+/// The lowest version that may follow `before` after this kind of change.
 pub fn needed(before: Version, change: Change) -> Version {
     let Version(major, minor, patch) = before;
     match (change, major) {
@@ -57,7 +57,7 @@ pub fn needed(before: Version, change: Change) -> Version {
     }
 }
 
-/// Lines that went and lines that came, each with the type that it is in.
+/// Removed lines and added lines, each with the type that it belongs to.
 pub struct Difference {
     gone: Vec<String>,
     new: Vec<String>,
@@ -86,7 +86,7 @@ pub fn change(before: &str, now: &str) -> Difference {
     }
 }
 
-/// Every line that says something, after the heading of its type.
+/// All lines with content, each prefixed with the heading of its type.
 fn placed(dump: &str) -> BTreeSet<String> {
     let mut heading = "";
     let says = |line: &&str| !line.is_empty() && !line.starts_with(['#']) && !line.starts_with("api ");

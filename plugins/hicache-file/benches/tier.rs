@@ -1,14 +1,14 @@
 //! The file tier beside raw direct reads and writes of the same pages, and beside one file per page, in the same run.
 //!
 //! `TIER_BENCH_DIR=/on/the/disk cargo bench -p host-plugin-hicache-file --bench tier [-- open | table]`
-//! with `TIER_BENCH_MIB` (1024) per page size and way, and `TIER_BENCH_ROUNDS` (5). `open` leaves the first table out, `table`
-//! what follows it. `TIER_BENCH_WAYS` are parts of the names of the ways that take part beside raw, with `;` between them: all.
-//! `TIER_BENCH_PAGE_KIB` leaves one size of pages. The memory is of huge pages, as the host's is, but with
-//! `TIER_BENCH_SMALL_PAGES`.
+//! with `TIER_BENCH_MIB` (1024) per page size and way, and `TIER_BENCH_ROUNDS` (5). `open` leaves out the first table,
+//! `table` leaves out the rest. `TIER_BENCH_WAYS` selects ways by parts of their names, separated by `;`. Raw always
+//! takes part, and the default is all. `TIER_BENCH_PAGE_KIB` selects one page size. The memory has huge pages, as the
+//! host's has, unless `TIER_BENCH_SMALL_PAGES` is set.
 //!
-//! A round writes and reads every page once with each way in turn. Printed is the median of the rounds' GB/s, the median of the
-//! rounds' ratios to raw, and processor seconds per GB. Writing ends when `syncfs` has returned. Reading starts with
-//! nothing of the files in the page cache.
+//! A round writes and reads every page once with each way in turn. The table shows the median of the rounds' GB/s, the
+//! median of the rounds' ratios to raw, and processor seconds per GB. Writing ends when `syncfs` has returned. Reading
+//! starts with nothing of the files in the page cache.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -21,7 +21,7 @@ use std::time::Instant;
 use host_plugin_api::*;
 use ways::{Bench, Way, forget, measure, number, processor, sync, table};
 
-/// A million pages of 4 KiB: how long until the tier serves, and until it knows them all.
+/// Measures for a million pages of 4 KiB how long the tier takes until it serves, and until it knows all pages.
 fn opening(bench: &mut Bench) {
     (bench.page, bench.pages) = (4096, 1 << 20);
     // A machine that is busy with other things must not turn a slow start into a miss.

@@ -1,5 +1,5 @@
 //! The directory of the segments: names, permissions, locks. All names are relative to one open descriptor, so that
-//! nothing that happens to the path later leads elsewhere.
+//! later changes of the path cannot redirect them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,10 +19,10 @@ use rustix::io::Errno;
 use crate::config::{Config, Direct, Permissions};
 use crate::format::Name;
 
-/// The folder of segments in the configured directory. Another format gets another name.
+/// The folder of segments in the configured directory. Another format has another folder.
 const FORMAT: &str = "tier-v1";
 const LOCK: &str = "lock";
-/// Most names of segments that are looked at, a bound on memory.
+/// The most names of segments that are read: a bound on memory.
 const MOST_NAMES: usize = 1 << 17;
 /// How long another process may hold the directory's lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -39,7 +39,7 @@ pub struct Directory {
     pub read_only: bool,
 }
 
-/// Held while segments are made or evicted, or found to have no writer.
+/// The directory's lock, held while segments are made or evicted, or are found to have no writer.
 pub struct DirectoryLock {
     _file: OwnedFd,
 }
@@ -76,13 +76,13 @@ impl Directory {
             path,
         };
         if !config.read_only {
-            // Says at once what would otherwise be said at the first put.
+            // Takes the lock once, so that an error is reported at opening and not at the first put.
             drop(directory.lock().map_err(|e| {
                 let path = directory.path.join(LOCK);
                 let text = format!("cannot lock {}: {e} (read_only = true needs no lock)", path.display());
                 Error::new(ErrorCode::IO, text)
             })?);
-            // Finds out whether there is O_DIRECT.
+            // Finds out whether the file system has O_DIRECT.
             let probed = directory.opened_direct(LOCK, OFlags::RDONLY);
             probed.map_err(|e| {
                 let text = format!("cannot open files in {} with O_DIRECT: {e}", directory.path.display());
@@ -96,7 +96,7 @@ impl Directory {
         &self.path
     }
 
-    /// Why the path does not lead here now, if it does not.
+    /// Why the path no longer leads to this directory, or `None` when it does.
     pub fn astray(&self) -> Option<String> {
         match rustix::fs::stat(&self.path) {
             Ok(stat) if identity(&stat) == self.identity => None,
@@ -108,13 +108,13 @@ impl Directory {
         }
     }
 
-    /// Changes whenever a name came or went.
+    /// The directory's modification time. It changes whenever a name is added or removed.
     pub fn changes(&self) -> io::Result<(i64, u64)> {
         let stat = fstat(&self.fd)?;
         Ok((stat.st_mtime, stat.st_mtime_nsec as u64))
     }
 
-    /// The files of segments that are there, in no order.
+    /// Lists the files of segments, in no order.
     pub fn list(&self) -> io::Result<Vec<Found>> {
         let mut found = Vec::new();
         let fd = openat(&self.fd, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -141,7 +141,7 @@ impl Directory {
         Ok(fd)
     }
 
-    /// Opens, with `O_DIRECT` where the file system has it.
+    /// Opens a file, with `O_DIRECT` where the file system has it.
     fn opened_direct(&self, file: &str, flags: OFlags) -> io::Result<OwnedFd> {
         if self.direct.load(Ordering::Relaxed) {
             match self.opened(file, flags | OFlags::DIRECT) {
@@ -171,7 +171,7 @@ impl Directory {
         self.opened(&name.index(), if write { OFlags::RDWR } else { OFlags::RDONLY })
     }
 
-    /// Has the system read an index file into its cache. If the system cannot, reading does.
+    /// Asks the system to read an index file into its cache. If the system does not, a later read does.
     pub fn prefetch(&self, name: Name) {
         if let Ok(index) = self.index(name, false) {
             let _only_advice = fadvise(&index, 0, None, Advice::WillNeed);
@@ -183,13 +183,13 @@ impl Directory {
         self.opened_direct(&name.data(), OFlags::RDONLY)
     }
 
-    /// A data file, to be cut. Not for reading: without `O_DIRECT`.
+    /// Opens a data file to cut it. Not for reading: the file is opened without `O_DIRECT`.
     pub fn data_to_cut(&self, name: Name) -> io::Result<OwnedFd> {
         self.opened(&name.data(), OFlags::RDWR)
     }
 
-    /// Makes both files of a segment, the index locked, the data `segment` bytes long. What was made of a failed
-    /// attempt is gone again.
+    /// Makes both files of a segment. The index is locked, the data is `segment` bytes long. A failed attempt removes
+    /// the files that it made.
     pub fn make(&self, name: Name, segment: u64, _lock: &DirectoryLock) -> io::Result<(OwnedFd, OwnedFd)> {
         let make = || {
             let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
@@ -198,7 +198,7 @@ impl Directory {
             write_at(&index, &name.header(segment), 0)?;
             let data = self.opened_direct(&name.data(), new)?;
             match fallocate(&data, FallocateFlags::empty(), 0, segment) {
-                // The file system cannot: a full disk is then met by the write.
+                // The file system cannot allocate ahead: a write may then meet a full disk.
                 Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => ftruncate(&data, segment)?,
                 other => other?,
             }
@@ -211,7 +211,7 @@ impl Directory {
         made
     }
 
-    /// Removes both files. What is not there is no error.
+    /// Removes both files. A missing file is no error.
     pub fn remove(&self, name: Name) -> bool {
         let gone = |file: String| {
             let result = unlinkat(&self.fd, file.as_str(), AtFlags::empty());
@@ -221,14 +221,14 @@ impl Directory {
         gone(name.index()) && gone(name.data())
     }
 
-    /// Bytes, and when the segment was used last.
+    /// A file's size in bytes, and its modification time. That of a data file is when the segment was used last.
     pub fn size(&self, found: Found) -> Option<(u64, (i64, u64))> {
         let file = if found.is_index { found.name.index() } else { found.name.data() };
         let stat = statat(&self.fd, file.as_str(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some((u64::try_from(stat.st_size).unwrap_or(0), (stat.st_mtime, stat.st_mtime_nsec as u64)))
     }
 
-    /// Bytes that a segment's files take of the file system, which are less than it counts for while they are not full.
+    /// Bytes that a segment's files take on the file system. While the files are not full, the segment counts for more.
     pub fn taken(&self, name: Name) -> u64 {
         let blocks = |file: String| {
             let stat = statat(&self.fd, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
@@ -251,7 +251,7 @@ impl Directory {
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
-    /// Takes the directory's lock, waiting for others a little.
+    /// Takes the directory's lock. Waits for other processes, at most `LOCK_PATIENCE`.
     pub fn lock(&self) -> io::Result<DirectoryLock> {
         let file = self.opened(LOCK, OFlags::RDWR | OFlags::CREATE)?;
         let deadline = Instant::now() + LOCK_PATIENCE;
@@ -275,7 +275,7 @@ impl Directory {
     }
 }
 
-/// Locks this index file, unless it is locked already. The lock is ours until `index` is closed.
+/// Locks this index file, unless it is locked already. This process has the lock until `index` is closed.
 pub fn try_lock(index: &OwnedFd) -> bool {
     flock(index, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
@@ -285,7 +285,7 @@ pub fn length(file: &OwnedFd) -> io::Result<u64> {
     Ok(u64::try_from(fstat(file)?.st_size).unwrap_or(0))
 }
 
-/// Writes all of it.
+/// Writes all of `bytes`.
 pub fn write_at(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         match rustix::io::pwrite(file, bytes, at) {
@@ -301,7 +301,7 @@ pub fn write_at(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> io::Result<()>
     Ok(())
 }
 
-/// Reads as much of `most` bytes as there is.
+/// Reads up to `most` bytes, fewer at the end of the file.
 pub fn read_at(file: &OwnedFd, at: u64, most: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; most];
     let mut filled = 0;

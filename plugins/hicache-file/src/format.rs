@@ -1,4 +1,4 @@
-//! What stands in a segment's files, as the [crate] describes it. Pure.
+//! The format of a segment's files, as the [crate] describes it. Pure functions.
 
 use host_kernels::xxh3::xxh3;
 use host_plugin_api::Key;
@@ -18,7 +18,7 @@ pub fn padded(length: u64) -> u64 {
     length.next_multiple_of(BLOCK)
 }
 
-/// What the value's checksum starts from: its name and length.
+/// The seed of a value's checksum, made of the value's key and length.
 pub fn seed(key: &Key, length: u32) -> u64 {
     let mut bytes = [0; 36];
     bytes[..32].copy_from_slice(&key.0);
@@ -48,7 +48,7 @@ impl Name {
         format!("{:016x}-{:016x}.dat", self.birth, self.random)
     }
 
-    /// The name and whether it is the index's, or none for names that are not a segment's.
+    /// Parses a file's name: the segment's name, and whether the file is the index. `None` for files that are not a segment's.
     pub fn parse(text: &[u8]) -> Option<(Self, bool)> {
         let is_index = match text.get(33..)? {
             b".idx" => true,
@@ -100,7 +100,7 @@ fn four(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(out)
 }
 
-/// Where a value lies and what it must be.
+/// Where a value lies, with its key, checksum and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value {
     pub key: Key,
@@ -116,13 +116,13 @@ impl Value {
         u64::from(self.block) * BLOCK
     }
 
-    /// The byte behind its last block.
+    /// The first byte after its last block.
     pub fn end(&self) -> u64 {
         self.start() + padded(u64::from(self.length))
     }
 }
 
-/// What stands in one place of an index file.
+/// Content of one place of an index file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
     Value(Value),
@@ -151,12 +151,12 @@ pub fn record(name: Name, number: u32, value: &Value) -> [u8; RECORD] {
     encode(name, number, VALUE, value)
 }
 
-/// The record behind the last.
+/// The seal: the record after the last value.
 pub fn seal(name: Name, number: u32) -> [u8; RECORD] {
     encode(name, number, SEAL, &Value { key: Key::default(), checksum: 0, block: 0, length: 0 })
 }
 
-/// Where the record of this number stands in the index file.
+/// Position of the record of this number in the index file.
 pub fn position(number: u32) -> u64 {
     (u64::from(number) + 1) * RECORD as u64
 }

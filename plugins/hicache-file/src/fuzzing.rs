@@ -1,4 +1,4 @@
-//! Entrances for fuzzing: a segment's index as other processes may have written it, and the index in memory.
+//! Entry points for fuzzing: a segment's index as other processes may have written it, and the index in memory.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ const NAME: Name = Name { birth: 0x1234, random: 0xABCD_EF01_2345_6789 };
 /// Most records of one input.
 const MOST: usize = 64;
 
-/// The records of index files, 64 bytes each. The first byte says how long the data file is. No generator finds checksums, so
-/// those of records whose last byte is odd are set right, with the record's number.
+/// Reads the records of index files, 64 bytes each. The first byte gives the length of the data file. A generator
+/// cannot guess checksums, so each record whose last byte is odd gets its right number and checksum.
 ///
-/// Everything in them is put into an index and taken out again. True when some record was a value.
+/// Puts all values into an index and takes them out again. Returns true when some record was a value.
 ///
 /// # Panics
 /// When the index is not empty afterwards, or counts wrongly.
@@ -33,7 +33,7 @@ pub fn segment_index(bytes: &[u8]) -> bool {
     let found = parse_records(NAME, 0, data, &file);
     assert!(found.values.len() <= MOST + 1 && found.next as usize <= MOST + 1);
     let mut index = Index::new();
-    // The same records as of two processes: the second's are copies.
+    // The same records as from two processes: those of the second are copies.
     let segments = [(); 2].map(|()| index.add(|id| Segment::new(id, NAME, None)).id);
     for segment in segments {
         for (number, value) in &found.values {
@@ -68,7 +68,7 @@ fn mended(number: u32, mut bytes: [u8; RECORD]) -> [u8; RECORD] {
     bytes
 }
 
-/// Values, one of them twice, a removed one, and a seal.
+/// Seeds with values, one of them twice, a removed value, and a seal.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let value = |key, block| Value { key: Key([key; 32]), checksum: 99, block, length: 5000 };

@@ -1,7 +1,7 @@
 //! Which page lies where: the values of each segment in the order of their records, and a table from key to record.
 //!
-//! A key may have several records, since processes that share a directory do not ask each other. The first that is learned
-//! of is the one that is served, counted and listed, the others are *copies*: known so that a delete finds them.
+//! A key may have several records, because processes that share a directory do not ask each other. The first record that
+//! this process learns of is served, counted and listed. The other records are *copies*: known so that a delete finds them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::segment::Segment;
 /// Most pages that are known at once: a bound on memory, of about 8 GiB.
 const MOST_PAGES: usize = 1 << 27;
 
-/// A page that is there.
+/// A page that was found.
 pub struct Hit {
     pub segment: Arc<Segment>,
     pub number: u32,
@@ -25,13 +25,13 @@ pub struct Hit {
 
 struct Records {
     segment: Arc<Segment>,
-    /// By number. What was removed has length 0.
+    /// Values by number of their record. A removed value has length 0.
     values: Vec<Value>,
-    /// Which of them are copies.
+    /// Numbers of the records that are copies.
     copies: BTreeSet<u32>,
     /// Values that are no copies.
     live: usize,
-    /// Deleted records that stay on disk until the segment is sealed: another process writes it.
+    /// Deleted records that stay on disk until the segment is sealed, because another process writes the segment.
     doomed: Vec<u32>,
 }
 
@@ -48,17 +48,17 @@ impl Records {
 
 const NONE: Value = Value { key: Key([0; 32]), checksum: 0, block: 0, length: 0 };
 
-/// See the module. 48 bytes of a value and 9 to 18 of the table per record.
+/// See the module. Each record takes 48 bytes for its value and 9 to 18 bytes of the table.
 pub struct Index {
     table: HashTable<(u32, u32)>,
-    /// How many of the table are copies.
+    /// How many records of the table are copies.
     copies: usize,
     segments: BTreeMap<u32, Records>,
     last: u32,
     bytes: u64,
-    /// Not everything on disk is known yet, and a question for an unknown key should wait.
+    /// Some records on disk are not known yet, and a call for an unknown key should wait.
     pub loading: bool,
-    /// Everything that was on disk at opening is known.
+    /// All records that were on disk at opening are known.
     pub complete: bool,
 }
 
@@ -66,7 +66,7 @@ fn hash(key: &Key) -> u64 {
     xxh3_64(&key.0)
 }
 
-/// The hash of the key whose record this is.
+/// The hash of the key of this record.
 fn hash_at(segments: &BTreeMap<u32, Records>, (segment, number): (u32, u32)) -> u64 {
     hash(&segments.get(&segment).map_or(&NONE, |records| records.value(number)).key)
 }
@@ -84,12 +84,12 @@ impl Index {
         }
     }
 
-    /// Pages, however many copies there are of each.
+    /// Number of pages. Copies do not count.
     pub fn len(&self) -> usize {
         self.table.len() - self.copies
     }
 
-    /// Room for so many pages more, so that the table does not grow again and again.
+    /// Makes room for `pages` more pages, so that the table does not grow again and again.
     pub fn reserve(&mut self, pages: usize) {
         let Self { table, segments, .. } = self;
         table.reserve(pages.min(MOST_PAGES), |place| hash_at(segments, *place));
@@ -109,7 +109,7 @@ impl Index {
         self.segments.values().map(|records| &records.segment)
     }
 
-    /// A number for a new segment. Numbers are not used twice.
+    /// Adds a segment, which `make` makes from its number. Numbers are not used twice.
     pub fn add(&mut self, make: impl FnOnce(u32) -> Arc<Segment>) -> Arc<Segment> {
         self.last += 1;
         let segment = make(self.last);
@@ -137,7 +137,7 @@ impl Index {
         Some(Hit { segment: records.segment.clone(), number, value: *records.value(number) })
     }
 
-    /// Adds a record of a segment that was added, once. False when it is a copy, or there is no room.
+    /// Adds a record of a segment that was added. To be called once per record. False when it is a copy, or there is no room.
     pub fn insert(&mut self, segment: u32, number: u32, value: Value) -> bool {
         let is_copy = self.place(&value.key).is_some();
         let is_full = self.table.len() >= MOST_PAGES;
@@ -182,7 +182,7 @@ impl Index {
         true
     }
 
-    /// Forgets all records of a key: their segments and numbers.
+    /// Forgets all records of a key. Returns their segments and numbers.
     pub fn remove_all(&mut self, key: &Key) -> Vec<(Arc<Segment>, u32)> {
         let of_key = |&&(segment, number): &&(u32, u32)| {
             self.segments.get(&segment).is_some_and(|records| records.value(number).key == *key)
@@ -198,7 +198,7 @@ impl Index {
         removed
     }
 
-    /// Remembers that a record is to go once its segment is sealed. False when the segment is sealed, or not there any more.
+    /// Notes that a record must be removed once its segment is sealed. False when the segment is sealed already, or gone.
     pub fn doom(&mut self, segment: u32, number: u32) -> bool {
         match self.segments.get_mut(&segment) {
             Some(records) if !records.segment.is_sealed() => {
@@ -209,7 +209,7 @@ impl Index {
         }
     }
 
-    /// What was remembered of a segment that is sealed now.
+    /// Takes the records that `doom` noted for a segment that is sealed now.
     pub fn take_doomed(&mut self, segment: u32) -> Vec<u32> {
         self.segments.get_mut(&segment).map(|records| std::mem::take(&mut records.doomed)).unwrap_or_default()
     }
@@ -231,7 +231,7 @@ impl Index {
         records.live
     }
 
-    /// Keys from this place on, and the place behind the last. No place when there are no more.
+    /// Writes keys from this place on. Returns how many, and the place after the last, or no place when there are no more.
     pub fn scan(&self, segment: u32, number: u32, keys: &mut [Key]) -> (usize, Option<(u32, u32)>) {
         let mut count = 0;
         for (id, records) in self.segments.range(segment..) {
@@ -250,7 +250,7 @@ impl Index {
         (count, None)
     }
 
-    /// Whether a scan may have stopped there.
+    /// Whether a scan may have stopped at this place.
     pub fn knows_place(&self, segment: u32, number: u32) -> bool {
         segment <= self.last && (number as usize) <= (4096 << 20) / BLOCK as usize
     }

@@ -1,5 +1,5 @@
-//! The thread that looks after the directory: it loads what is there, learns what others did, makes and evicts segments, has its
-//! own sealed and seals those of processes that are gone.
+//! The keeper, the thread that looks after the directory. It loads segments, follows the changes of other processes,
+//! and makes and evicts segments. It has its own segments sealed, and seals those of processes that are gone.
 
 mod sealing;
 
@@ -19,24 +19,24 @@ use crate::sealer::{self, Sealer};
 use crate::segment::{Records, Segment, read_records};
 use crate::store::Store;
 
-/// How often pages that wait are looked at again, at least.
+/// The longest time between two looks at pages that wait.
 const TICK: Duration = Duration::from_millis(100);
-/// How often the use of segments is written down.
+/// How often the use of segments is written to the directory.
 const TOUCH: Duration = Duration::from_secs(5);
 /// How often the directory is listed even if nothing says that it changed.
 const LIST: Duration = Duration::from_secs(5);
-/// A change of the directory's time that is younger may hide another: file systems count in ticks.
+/// A change of the directory's time that is younger may hide a second change: file systems count time in ticks.
 const COARSE: Duration = Duration::from_secs(2);
-/// How many index files ahead the system is told to read.
+/// How many index files the system is asked to read ahead.
 const AHEAD: usize = 4;
 /// Pages that are added to the index under one lock.
 const CHUNK: usize = 1024;
 
 /// What is known of a segment's files.
 pub(crate) enum Known {
-    /// They are no segment of this version.
+    /// The files are no segment of this version.
     Unreadable,
-    /// A writer may append to it: the record to read next.
+    /// A writer may append to it. With the number of the record to read next.
     Open(Arc<Segment>, u32),
     Sealed(Arc<Segment>),
 }
@@ -58,16 +58,16 @@ pub struct Keeper<'a> {
     listed: Option<((i64, u64), Instant)>,
     refreshed: Instant,
     touched: Instant,
-    /// Until when the space of evicted segments is waited for, instead of evicting more.
+    /// Until when the keeper waits for the space of evicted segments, instead of evicting more.
     pub(crate) awaited: Option<Instant>,
-    /// What the gauges say of this instance: pages, bytes, segments.
+    /// The part of this instance in the gauges: pages, bytes, segments.
     shown: [u64; 3],
-    /// The last trouble that was logged, so that it is logged once.
+    /// The last trouble that was reported. It is logged once.
     trouble: Option<String>,
     started: Instant,
 }
 
-/// Runs until `stop`, then seals what is open.
+/// Runs until `stop`, then seals the open segments.
 pub fn run(store: &Store, sealer: Sealer, stop: &AtomicBool) {
     let mut keeper = Keeper::new(store, sealer);
     keeper.refresh(true);
@@ -111,7 +111,7 @@ impl<'a> Keeper<'a> {
 }
 
 impl Keeper<'_> {
-    /// What others wait for.
+    /// Does the work that other threads wait for.
     fn attend(&mut self) {
         self.seal();
         let writer = &self.store.writer;
@@ -120,15 +120,15 @@ impl Keeper<'_> {
                 let made = self.make();
                 writer.supply(made);
             } else if !writer.has_any() && self.store.index.lock().complete {
-                // Comes back when one is sealed. Pages that wait for a segment would only ask for it again, and no page waits
-                // for anything else.
+                // Leaves waiting pages parked: they would only ask for a segment again, and no page waits for anything
+                // else. The keeper comes back here when a segment is sealed.
                 return;
             }
         }
         self.store.queue.unpark();
     }
 
-    /// Logs trouble the first time, and again when it was gone in between.
+    /// Logs a trouble the first time, and again when it comes back after it was gone.
     pub(crate) fn report(&mut self, trouble: Option<String>) {
         if trouble != self.trouble
             && let Some(text) = &trouble
@@ -138,7 +138,7 @@ impl Keeper<'_> {
         self.trouble = trouble;
     }
 
-    /// Whether the last thing that was reported still is so.
+    /// Whether the trouble that was reported last still exists.
     pub(crate) fn is_refusing(&self) -> bool {
         self.trouble.is_some()
     }
@@ -176,7 +176,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Whether the path does not lead to the directory now. Logs that always with the same text.
+    /// Whether the path no longer leads to the directory. If so, reports it, always with the same text.
     pub(crate) fn is_astray(&mut self) -> bool {
         let why = self.store.directory.astray();
         if let Some(why) = &why {
@@ -200,7 +200,7 @@ impl Keeper<'_> {
         if !self.listed.as_ref().is_some_and(fresh) {
             match store.directory.list() {
                 Ok(found) => {
-                    // Before, since what is half made asks for another look.
+                    // Set before `compare`, which clears it when a half-made segment needs another look.
                     let age = |(seconds, _): &(i64, u64)| {
                         let changed = SystemTime::UNIX_EPOCH + Duration::from_secs((*seconds).max(0) as u64);
                         SystemTime::now().duration_since(changed).unwrap_or_default()
@@ -209,7 +209,7 @@ impl Keeper<'_> {
                     self.listed = settled.map(|changes| (changes, Instant::now()));
                     self.compare(&found, first);
                 }
-                // One reason is enough. Two would take turns in the log.
+                // `is_astray` has reported its reason. A second reason would alternate with the first in the log.
                 Err(_) if astray => {}
                 Err(e) => self.report(Some(format!("cannot list {}: {e}", store.directory.path().display()))),
             }
@@ -217,7 +217,7 @@ impl Keeper<'_> {
         let open = self.known.iter().filter(|(_, known)| matches!(known, Known::Open(..)));
         let open: Vec<Name> = open.map(|(name, _)| *name).collect();
         if first {
-            // All that was there is known, and calls that wait for it need not wait for the device.
+            // All segments are loaded. Calls that wait for that need not wait for the device as well.
             self.stop_waiting();
         }
         for name in open {
@@ -228,7 +228,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Loads what is new, forgets what is gone.
+    /// Loads new segments and forgets those that are gone.
     fn compare(&mut self, found: &[Found], first: bool) {
         let mut names: Vec<Name> = found.iter().filter(|f| f.is_index).map(|f| f.name).collect();
         names.sort_unstable_by(|a, b| b.cmp(a));
@@ -285,7 +285,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// A segment that was not there before.
+    /// Loads a segment that was not there before.
     fn load(&mut self, name: Name) {
         let store = self.store;
         let read = store.directory.index(name, false).and_then(|index| self.read(&index, name, 0));
@@ -295,7 +295,7 @@ impl Keeper<'_> {
                 self.known.insert(name, Known::Open(segment, 0));
                 self.take(name, records);
             }
-            // Being made or evicted by another process between the listing and now, or left by one that was killed then.
+            // Another process makes or evicts the segment just now, or was killed while it did so.
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof) => {
                 self.listed = None;
                 self.remove_unfinished(name);
@@ -315,7 +315,7 @@ impl Keeper<'_> {
         read_records(index, name, first, data)
     }
 
-    /// Adds what was read to the index.
+    /// Adds records that were read to the index.
     fn take(&mut self, name: Name, records: Records) {
         let Some(known) = self.known.get_mut(&name) else { return };
         let Known::Open(segment, next) = known else { return };
@@ -337,7 +337,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Looks for more in a segment without a seal, and seals it if its writer is gone.
+    /// Reads new records of a segment without a seal, and seals the segment if its writer is gone.
     fn follow(&mut self, name: Name) -> io::Result<()> {
         let Some(Known::Open(_, next)) = self.known.get(&name) else { return Ok(()) };
         let next = *next;
@@ -352,12 +352,13 @@ impl Keeper<'_> {
         }
     }
 
-    /// Seals a segment whose writer is gone. What was read of it are the records before `next`.
+    /// Seals a segment whose writer is gone. The records before `next` were read earlier.
     fn adopt(&mut self, name: Name, index: &OwnedFd, next: u32) -> io::Result<()> {
         if !try_lock(index) {
             return Ok(());
         }
-        // No segment is made while this lock is held, so what is not locked has no writer. What was written before can be read.
+        // While this lock is held no process makes a segment, so an unlocked segment has no writer. All that its writer
+        // wrote can be read now.
         let lock = self.store.directory.lock()?;
         let mut records = self.read(index, name, 0)?;
         if records.sealed {
@@ -368,7 +369,7 @@ impl Keeper<'_> {
             self.forget(name);
             return Ok(());
         }
-        // From here on the index file's own lock keeps others away, and they need not wait for the device.
+        // From here on the index file's own lock keeps other processes away. They need not wait for the device.
         drop(lock);
         let data = self.store.directory.data_to_cut(name)?;
         rustix::fs::ftruncate(&data, records.end)?;
@@ -383,7 +384,7 @@ impl Keeper<'_> {
             name.index(),
             records.values.len()
         );
-        // What was known before may have been deleted since.
+        // Keeps only new records: those that were known before may have been deleted since.
         records.values.retain(|(number, _)| *number >= next);
         self.take(name, Records { sealed: true, damaged: 0, ..records });
         Ok(())

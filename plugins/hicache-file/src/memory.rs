@@ -1,5 +1,4 @@
-//! The host's registered memory, and memory of our own for what is not aligned. The only place that reads and writes
-//! either.
+//! The host's registered memory, and buffers of the tier for pages that are not aligned. Only this module reads and writes either.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -23,7 +22,7 @@ pub struct Vector {
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     page: Vector,
-    /// All of its region.
+    /// The whole region of the page.
     region: Vector,
 }
 
@@ -31,7 +30,7 @@ pub struct Span {
 unsafe impl Send for Span {}
 
 impl Span {
-    /// Whether it can be read and written without a copy.
+    /// Whether the page can be read and written without a copy.
     pub fn is_aligned(self) -> bool {
         (self.page.base as u64).is_multiple_of(BLOCK) && (self.page.length as u64).is_multiple_of(BLOCK)
     }
@@ -40,7 +39,8 @@ impl Span {
         self.page
     }
 
-    /// The piece of its region that all of it lies in, if there is one: which of the pieces of so many bytes, and where it is.
+    /// The piece of `size` bytes of the region that contains the whole page: its number and its place. None when there
+    /// is no such piece.
     pub fn piece(self, size: u64) -> Option<(u64, Vector)> {
         let offset = self.page.base as u64 - self.region.base as u64;
         let (number, last) = (offset / size, (offset + self.page.length as u64 - 1) / size);
@@ -65,13 +65,13 @@ impl Span {
     }
 
     pub fn copy_from(self, buffer: &Buffer) {
-        // SAFETY: as in `checksum`, and the page is ours to write: it belongs to a get.
+        // SAFETY: as in `checksum`, and the page may be written: it belongs to a get.
         unsafe { std::slice::from_raw_parts_mut(self.page.base, self.page.length) }
             .copy_from_slice(&buffer.bytes()[..self.page.length]);
     }
 }
 
-/// Aligned memory of our own, of whole blocks.
+/// Aligned memory of the tier, of whole blocks.
 #[derive(Debug)]
 pub struct Buffer {
     base: NonNull<u8>,
@@ -98,7 +98,7 @@ impl Buffer {
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: ours, and initialised from the start.
+        // SAFETY: owned by this buffer, and initialised from the start.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.layout.size()) }
     }
 
@@ -148,7 +148,7 @@ impl Regions {
         Ok(RegionId(self.last))
     }
 
-    /// No page of it is claimed any more.
+    /// Closes a region: no page of it can be claimed any more.
     pub fn close(&mut self, id: RegionId) -> Result<()> {
         let unknown = || Error::new(ErrorCode::INVALID_ARGUMENT, "no such region");
         self.regions.get_mut(&id.0).map(|region| region.leaving = true).ok_or_else(unknown)
@@ -163,7 +163,7 @@ impl Regions {
         idle
     }
 
-    /// The page's memory, in use from now on. None when it is not inside a region.
+    /// Claims the page's memory, which is in use from now on. None when it is not inside a region.
     pub fn claim(&mut self, page: &TierPage, most: u64) -> Option<Span> {
         let region = self.regions.get_mut(&page.region.0).filter(|region| !region.leaving)?;
         let end = page.offset.checked_add(u64::from(page.length))?;
@@ -180,7 +180,7 @@ impl Regions {
         self.regions.contains_key(&region)
     }
 
-    /// A page that was claimed has ended.
+    /// Releases a claimed page of this region. The page has ended.
     pub fn release(&mut self, region: u32) {
         if let Some(region) = self.regions.get_mut(&region) {
             region.in_use = region.in_use.saturating_sub(1);

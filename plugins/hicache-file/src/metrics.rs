@@ -1,4 +1,4 @@
-//! What `/metrics` shows of the plugin, summed over its instances.
+//! The metrics of the plugin on `/metrics`, summed over its instances.
 
 use host_plugin_api::{Counter, ErrorCode, Gauge, Result, host};
 
@@ -55,7 +55,7 @@ impl Metrics {
         })
     }
 
-    /// A put that ended in this code.
+    /// Counts a put that ended in this code.
     pub fn refused(&self, code: ErrorCode) {
         match code {
             ErrorCode::NO_RESOURCE => self.refused_no_room.add(1),

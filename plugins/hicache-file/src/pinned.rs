@@ -1,8 +1,8 @@
-//! Pieces of the host's memory that a ring's kernel knows beforehand, so that a read or write of them need not look each of its
-//! pages up: of what a direct read costs, that is the half.
+//! Pieces of the host's memory that are registered with the kernel of a ring. A read or write in them needs no lookup
+//! of each memory page, which is half of the cost of a direct read.
 //!
-//! A piece is made known when the first run lies in it, and stays so until its region is deregistered. It is pinned then. The
-//! system bounds that with `RLIMIT_MEMLOCK`, and so does `pinned_mib`. Runs that lie in no one piece go without.
+//! A piece is registered, and so pinned, when the first run lies in it. It stays so until its region is deregistered.
+//! `RLIMIT_MEMLOCK` of the system and `pinned_mib` bound the pinned memory. Runs that do not lie in one piece go without.
 
 use std::collections::HashMap;
 
@@ -18,19 +18,19 @@ pub const PIECE: u64 = 32 << 20;
 /// Most pieces of a ring that the kernel allows.
 const MOST: usize = 1 << 14;
 
-/// What one ring's kernel knows.
+/// The pieces that the kernel of one ring knows.
 pub struct Pinned {
     /// Places in the kernel's table, by region and number of the piece in it.
     places: HashMap<(u32, u64), u16>,
     free: Vec<u16>,
-    /// Regions that were gone at the last look.
+    /// How many regions were gone at the last look.
     gone: u64,
-    /// The kernel takes several vectors of one piece.
+    /// Whether the kernel takes several vectors of one piece.
     vectored: bool,
 }
 
 impl Pinned {
-    /// For so many pieces, or for none where the kernel cannot.
+    /// For `pieces` pieces, or for none when the kernel does not support them.
     pub fn new(ring: &IoUring, pieces: usize, vectored: bool) -> Self {
         let mut free: Vec<u16> = (0..pieces.min(MOST) as u16).rev().collect();
         if !free.is_empty() && ring.submitter().register_buffers_sparse(free.len() as u32).is_err() {
@@ -39,7 +39,7 @@ impl Pinned {
         Self { places: HashMap::new(), free, gone: 0, vectored }
     }
 
-    /// The place of the piece that all of a run lies in, known from now on.
+    /// The place of the piece that contains the whole run. A new piece is registered first.
     pub fn place(&mut self, ring: &IoUring, run: &Run) -> Option<u16> {
         if self.free.is_empty() && self.places.is_empty() || (!self.vectored && run.rest().0.len() > 1) {
             return None;
@@ -89,7 +89,7 @@ impl Pinned {
 fn set(ring: &IoUring, place: u16, piece: Vector) -> std::io::Result<()> {
     // SAFETY: a `Vector` is laid out as an `iovec`, and lives across the call.
     let vectors = unsafe { std::slice::from_raw_parts((&raw const piece).cast(), 1) };
-    // SAFETY: the piece is of registered memory, which stays mapped while a page of it is claimed, as one is. Later the kernel
-    // has its pages, and uses them for runs of the same region only.
+    // SAFETY: the piece is of registered memory, which stays mapped while a page of it is claimed, and one is. Later
+    // the kernel holds the memory pages itself, and uses them for runs of the same region only.
     unsafe { ring.submitter().register_buffers_update(place.into(), vectors, None) }
 }

@@ -1,4 +1,4 @@
-//! Batches between the host's threads and ours: slots, and room for every completion, allocated once.
+//! Batches between the threads of the host and of the tier: slots, and room for every completion, allocated once.
 //!
 //! `tests/shuttle` compiles this file, and what it needs, with shuttle's locks. That is why its modules are named by their paths.
 
@@ -23,7 +23,7 @@ use crate::waker::{Waker, clear, new_event, signal};
 /// Bytes that one claim takes at most, unless one page is longer. They go to disk as one write. With 1 MiB, waking up costs a
 /// quarter of all processor time.
 pub const CLAIM_BYTES: u64 = 4 << 20;
-/// The same of the only batch that there is, so that all threads share it and check what was read while more is.
+/// The same for a batch that is the only one: all threads share it, and check some pages while others are still being read.
 const LONE_BYTES: u64 = 1 << 20;
 /// Pages that one claim takes at most.
 const CLAIM_PAGES: usize = 256;
@@ -35,7 +35,7 @@ pub struct Queue {
     state: Mutex<State>,
     work: Condvar,
     released: Condvar,
-    /// One per thread that waits for its own descriptor. None when threads wait here.
+    /// One per thread that waits for its own descriptor. Empty when threads wait for `work`.
     wakers: Vec<Waker>,
     /// Readable while completions wait.
     event: OwnedFd,
@@ -83,7 +83,7 @@ impl Queue {
         }
     }
 
-    /// Takes a batch in. **Hot.**
+    /// Accepts a batch. **Hot.**
     pub fn push(&self, kind: Kind, tag: Tag, count: usize, pages: impl Iterator<Item = TierPage>) -> i32 {
         let mut state = self.state.lock();
         if state.closed {
@@ -117,14 +117,14 @@ impl Queue {
         self.push(kind, tag, keys.len(), keys.iter().map(|key| TierPage { key: *key, ..TierPage::default() }))
     }
 
-    /// Takes pages to work on into `claim`: either without data or all gets or all puts. False when there are none. `data` says
-    /// whether gets and puts are wanted.
+    /// Takes pages to work on into `claim`: only gets, only puts, or only pages without data. False when there are
+    /// none. `data` says whether gets and puts are wanted.
     pub fn claim(&self, data: bool, claim: &mut Vec<Claimed>) -> bool {
         let mut state = self.state.lock();
         self.claim_locked(&mut state, data, claim)
     }
 
-    /// As [`claim`](Self::claim), and waits for it. False when the queue was closed.
+    /// As [`claim`](Self::claim), but waits for pages. False when the queue was closed.
     pub fn wait_claim(&self, claim: &mut Vec<Claimed>) -> bool {
         let mut state = self.state.lock();
         loop {
@@ -186,7 +186,7 @@ impl Queue {
         !claim.is_empty()
     }
 
-    /// Gives a page back for later: when [`unpark`](Self::unpark) is called.
+    /// Gives a page back for later. [`unpark`](Self::unpark) makes it available again.
     pub fn park(&self, page: &Claimed) {
         let mut state = self.state.lock();
         if page.span.is_some() {
@@ -205,7 +205,7 @@ impl Queue {
         }
     }
 
-    /// Pages that were given back are claimed again.
+    /// Makes pages that were given back available to claims again.
     pub fn unpark(&self) {
         let mut state = self.state.lock();
         if state.parked.is_empty() {
@@ -219,7 +219,7 @@ impl Queue {
         self.wake(true);
     }
 
-    /// These pages have ended. None of them touches memory any more.
+    /// Ends these pages, of which none touches memory any more.
     pub fn finish(&self, ended: &[Ended]) {
         if ended.is_empty() {
             return;
@@ -340,7 +340,7 @@ impl Queue {
         }
         drop(state);
         self.regions_gone.fetch_add(1, Ordering::SeqCst);
-        // Threads that have it pinned let go of it.
+        // Wakes threads that have the region pinned, so that they unpin it.
         self.wake(true);
         Ok(())
     }
@@ -366,7 +366,7 @@ impl Queue {
         self.state.lock().closed
     }
 
-    /// Answers every later call with `CLOSED`, and ends the threads after what they are at.
+    /// Answers every later call with `CLOSED`, and lets the threads end after their current work.
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;

@@ -1,5 +1,5 @@
-//! What the keeper does under the directory's lock so that there is room: it makes segments, evicts old ones,
-//! and clears away what a crash left of others.
+//! The keeper's work under the directory's lock: it makes segments, evicts old ones to have room, and removes remains
+//! of segments after a crash.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,17 +18,17 @@ use crate::writer::OpenSegment;
 
 /// How long puts are refused before the next try to get a segment.
 const REFUSAL: Duration = Duration::from_secs(1);
-/// The same while the space of evicted segments is waited for, which others give back as soon as they look.
+/// The same while the keeper waits for the space of evicted segments. Other processes give it back as soon as they look.
 const SOON: Duration = Duration::from_millis(100);
-/// How long the space of evicted segments is waited for. Files that are unlinked take their space until the last process that
-/// has them open has let go of them, which others do when they look at the directory the next time.
+/// How long the keeper waits for the space of evicted segments. Unlinked files take their space until the last process
+/// that has them open closes them. Other processes do so when they look at the directory the next time.
 const SETTLING: Duration = Duration::from_secs(5);
 /// How long puts wait for a segment before the first of them are refused.
 ///
-/// They wait when nothing can be evicted but something soon can: what we wrote and have yet to seal, and what was evicted and
-/// is not free yet.
+/// They wait when nothing can be evicted now but space comes soon: from segments of this process that are not sealed
+/// yet, and from evicted segments whose space is not free yet.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(300);
-/// How often that is tried.
+/// Time between two tries during that wait.
 const STEP: Duration = Duration::from_millis(10);
 /// Most segments of a directory, however small.
 const MOST_SEGMENTS: usize = 32_768;
@@ -39,7 +39,7 @@ fn footprint(data: u64, index: u64) -> u64 {
 }
 
 impl Keeper<'_> {
-    /// After opening with a smaller limit than before.
+    /// Evicts what is too much, after an opening with a smaller limit than before.
     pub fn fit(&mut self) {
         if !self.store.directory.read_only
             && let Ok(lock) = self.store.directory.lock()
@@ -54,7 +54,7 @@ impl Keeper<'_> {
         if self.is_astray() {
             return Err((ErrorCode::IO, Instant::now() + REFUSAL));
         }
-        // While puts are refused, the next ones need not wait to learn it.
+        // While puts are refused, later puts are refused without a wait.
         let patience = if self.is_refusing() { Duration::ZERO } else { PATIENCE };
         let mut start = None;
         loop {
@@ -76,7 +76,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Whether something can be evicted now, or will be free, that was not a moment ago. Waits for that moment.
+    /// Waits for a seal, or a moment. Returns whether a segment may be made now that could not be made before.
     fn comes_soon(&mut self) -> bool {
         if self.seal() || self.await_sealed() {
             return true;
@@ -102,7 +102,7 @@ impl Keeper<'_> {
         let mut evicted = 0;
         let made = loop {
             match store.directory.make(name, size, &lock) {
-                // The file system says less than it keeps: what is old goes, one by one, as much as is needed.
+                // The file system has less space than it says. Evicts the oldest segments, one by one, as many as are needed.
                 Err(e) if is_full(&e) && evicted < footprint(size, 0) && !self.is_settling() => {
                     match self.evict_oldest(&lock) {
                         Some(taken) => evicted += taken,
@@ -140,9 +140,9 @@ impl Keeper<'_> {
         Ok((sizes, sum))
     }
 
-    /// Evicts until so many bytes more are within the limits.
+    /// Evicts until `bytes` more bytes are within the limits.
     fn make_room(&mut self, bytes: u64, lock: &DirectoryLock) -> Result<(), (ErrorCode, String)> {
-        // What was read since the last look counts.
+        // Reads since the last touch count as use.
         self.touch();
         let failed = |e: io::Error| (code_of(&e), e.to_string());
         let (sizes, mut sum) = self.sizes().map_err(failed)?;
@@ -180,7 +180,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Whether enough was evicted a moment ago, and its space is not there yet.
+    /// Whether enough was evicted a moment ago, but its space is not free yet.
     fn is_settling(&self) -> bool {
         self.awaited.is_some_and(|until| Instant::now() < until)
     }
@@ -200,7 +200,7 @@ impl Keeper<'_> {
         }
         match store.directory.index(name, false) {
             Ok(index) if try_lock(&index) => {}
-            // Data that a crash between two unlinks left.
+            // A crash between two unlinks left data without an index.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             _ => return None,
         }
@@ -214,7 +214,7 @@ impl Keeper<'_> {
         Some(taken)
     }
 
-    /// Data whose index is gone, if that is still so while no segment is made or removed.
+    /// Removes data whose index is gone, if that is still so while no segment is made or removed.
     pub fn remove_lonely(&self, names: &[Name]) {
         let Ok(_lock) = self.store.directory.lock() else { return };
         for name in names {
@@ -224,7 +224,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// A segment without a header or without data, if it is not being made now.
+    /// Removes a segment without a header or without data, unless a process makes it just now.
     pub fn remove_unfinished(&self, name: Name) {
         let directory = &self.store.directory;
         if !directory.read_only

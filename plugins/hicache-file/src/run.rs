@@ -1,4 +1,4 @@
-//! Pages that are read or written as one: neighbours in a data file, wherever they lie in memory.
+//! A run: pages that are read or written at once. They are neighbours in a data file, and lie anywhere in memory.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -16,16 +16,16 @@ use crate::writer::OpenSegment;
 pub struct Part {
     pub page: Claimed,
     pub value: Value,
-    /// Its record, of a read.
+    /// Number of its record, for a read.
     pub number: u32,
-    /// What stands for memory that is not aligned.
+    /// Buffer for memory that is not aligned.
     pub buffer: Option<Buffer>,
 }
 
 pub enum Place {
     /// Read from this segment.
     From(Arc<Segment>),
-    /// Written to this one.
+    /// Written to this segment.
     To(Arc<OpenSegment>),
 }
 
@@ -36,7 +36,7 @@ pub struct Run {
     pub file: Arc<OwnedFd>,
     start: u64,
     vectors: Vec<Vector>,
-    /// Vectors that are done.
+    /// How many vectors are done.
     behind: usize,
     pub total: usize,
     pub done: usize,
@@ -46,7 +46,7 @@ pub struct Run {
 unsafe impl Send for Run {}
 
 impl Run {
-    /// Parts lie one behind the other in the file.
+    /// Makes a run of parts that lie one after the other in the file.
     pub fn new(place: Place, file: Arc<OwnedFd>, mut parts: Vec<Part>) -> Self {
         let vector = |part: &mut Part| match (&mut part.buffer, part.page.span) {
             (Some(buffer), _) => buffer.vector(),
@@ -58,7 +58,7 @@ impl Run {
         for part in &mut parts {
             let (is_host, next) = (part.buffer.is_none(), vector(part));
             match vectors.last_mut() {
-                // Neighbours in the host's memory, too.
+                // One vector for neighbours in the host's memory.
                 Some(last) if is_host && after_host && last.base.wrapping_add(last.length) == next.base => {
                     last.length += next.length;
                 }
@@ -75,8 +75,8 @@ impl Run {
         matches!(self.place, Place::From(_))
     }
 
-    /// The piece of the host's memory that all of it lies in, if there is one: its region, which of the pieces of so many
-    /// bytes, and where that is.
+    /// The piece of `size` bytes of the host's memory that contains the whole run: its region, its number and its
+    /// place. None when there is no such piece.
     pub fn piece(&self, size: u64) -> Option<(u32, u64, Vector)> {
         let of = |part: &Part| {
             let span = part.page.span.filter(|_| part.buffer.is_none())?;
@@ -89,12 +89,12 @@ impl Run {
         self.parts[1..].iter().all(same).then_some(first)
     }
 
-    /// What is left to do, and from which byte of the file on.
+    /// The vectors that are left, and the byte of the file where they start.
     pub fn rest(&self) -> (&[Vector], u64) {
         (&self.vectors[self.behind..], self.start + self.done as u64)
     }
 
-    /// So many bytes more are done. Says whether that is all.
+    /// Notes that `bytes` more bytes are done. Says whether that is all.
     pub fn advance(&mut self, bytes: usize) -> bool {
         self.done += bytes;
         let mut left = bytes;
@@ -112,12 +112,12 @@ impl Run {
         self.done >= self.total
     }
 
-    /// Carries it out. A read that meets the end of the file ends early, without an error.
+    /// Carries out the run in this thread. A read that meets the end of the file ends early, without an error.
     pub fn execute(&mut self) -> io::Result<()> {
         while self.done < self.total {
             let (vectors, at) = self.rest();
             let moved = if self.is_read() {
-                // SAFETY: the parts' memory is ours until their completions, and nothing else writes it.
+                // SAFETY: the parts' memory belongs to the run until their completions, and nothing else writes it.
                 let slice =
                     |v: &Vector| IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(v.base, v.length) });
                 rustix::io::preadv(&self.file, &mut vectors.iter().map(slice).collect::<Vec<_>>(), at)

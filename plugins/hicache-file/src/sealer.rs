@@ -1,5 +1,5 @@
-//! The thread that seals full segments. It waits for the device, for as long as that works on what was given to it before. The
-//! keeper, which makes the next segments, must not wait for it.
+//! The thread that seals full segments. A seal waits until the device has done its earlier work. The keeper, which
+//! makes the next segments, must not wait for that.
 
 use std::io;
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use crate::store::Store;
 use crate::writer::OpenSegment;
 
-/// Segments that wait for their seals, from which on no more are made. What is not sealed cannot be evicted, is lost in a power cut
-/// with `fsync = "segment"`, and after a crash another process has to read and seal it. Two more may fill
-/// meanwhile, and there are those that writes in flight still reach into.
+/// While this many segments wait for their seals, no more are made. A segment without a seal cannot be evicted, is lost
+/// in a power cut with `fsync = "segment"`, and after a crash another process has to read and seal it. Two more
+/// segments may fill meanwhile, besides those that writes in flight still reach into.
 pub const MOST: usize = 3;
 
 /// A segment, and whether any page was in it when it was sealed.
 pub type Sealed = (Arc<OpenSegment>, io::Result<bool>);
 
-/// The keeper's end.
+/// The keeper's end of the channels.
 pub struct Sealer {
     pub jobs: Sender<Arc<OpenSegment>>,
     pub done: Receiver<Sealed>,
@@ -24,7 +24,7 @@ pub struct Sealer {
     pub under_way: usize,
 }
 
-/// The thread's end.
+/// The thread's end of the channels.
 pub struct Work {
     jobs: Receiver<Arc<OpenSegment>>,
     done: Sender<Sealed>,
@@ -37,7 +37,7 @@ pub fn new() -> (Sealer, Work) {
 }
 
 impl Work {
-    /// Calls `seal` for each segment, and the keeper after it. Ends soon after the keeper.
+    /// Calls `seal` for each segment, and wakes the keeper after it. Ends soon after the keeper.
     pub fn run(self, store: &Store, seal: impl Fn(&OpenSegment) -> io::Result<bool>) {
         for open in self.jobs {
             let sealed = seal(&open);

@@ -36,7 +36,7 @@ impl Segment {
         })
     }
 
-    /// Nothing is appended any more, so that every process may remove records.
+    /// Whether nothing is appended any more, so that every process may remove records.
     pub fn is_sealed(&self) -> bool {
         self.sealed.load(Ordering::Relaxed)
     }
@@ -45,7 +45,7 @@ impl Segment {
         self.sealed.store(true, Ordering::Relaxed);
     }
 
-    /// A page of it was read.
+    /// Notes that a page of the segment was read.
     pub fn used(&self) {
         self.used.store(true, Ordering::Relaxed);
     }
@@ -80,29 +80,30 @@ impl OpenFiles {
         Ok(opened)
     }
 
-    /// Lets go of a segment's file: its space is free once the last reader is done.
+    /// Closes a segment's file. The file's space is free once the last reader is done.
     pub fn close(&self, segment: &Arc<Segment>) {
         self.0.lock().retain(|open| open.id != segment.id);
         *segment.file.lock() = None;
     }
 }
 
-/// What an index file says from a record on.
+/// Content of an index file from one record on.
 #[derive(Default)]
 pub struct Records {
     pub values: Vec<(u32, Value)>,
     pub sealed: bool,
-    /// Records that are none.
+    /// Number of damaged records.
     pub damaged: usize,
     /// The record that comes next.
     pub next: u32,
-    /// The byte behind the last value.
+    /// The first byte after the last value.
     pub end: u64,
 }
 
-/// Reads the records from `first` on. `data` is the length of the data file: what lies behind it is lost.
+/// Reads the records from `first` on. `data` is the length of the data file: values beyond it are lost.
 ///
-/// `UnexpectedEof` when there is no header yet. What is torn at the very end of an open segment may be a write in progress, and is left for the next time.
+/// `UnexpectedEof` when there is no header yet. A torn record at the very end of an open segment may be a write in
+/// progress, and is left for the next time.
 pub fn read_records(index: &OwnedFd, name: Name, first: u32, data: u64) -> io::Result<Records> {
     let end = length(index)?.min(position(0) + MOST_RECORDS * RECORD as u64);
     if end < RECORD as u64 {
@@ -115,7 +116,7 @@ pub fn read_records(index: &OwnedFd, name: Name, first: u32, data: u64) -> io::R
     Ok(parse_records(name, first, data, &read_at(index, from, end.saturating_sub(from) as usize)?))
 }
 
-/// What these bytes say, which stand in an index file from record `first` on.
+/// Parses these bytes, which stand in an index file from record `first` on.
 pub fn parse_records(name: Name, first: u32, data: u64, bytes: &[u8]) -> Records {
     let mut found = Records { next: first, ..Records::default() };
     let records = bytes.chunks_exact(RECORD).filter_map(<[u8]>::first_chunk::<RECORD>);

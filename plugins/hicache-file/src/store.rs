@@ -1,4 +1,4 @@
-//! What the threads of an instance share.
+//! The state that the threads of an instance share.
 
 use std::io;
 use std::sync::Arc;
@@ -27,11 +27,11 @@ pub struct Store {
     pub files: OpenFiles,
     pub writer: Writer,
     pub metrics: Metrics,
-    /// Whether the keeper has something to do before its time.
+    /// Whether the keeper must work before its time.
     call: Mutex<bool>,
     called: Condvar,
     broken: AtomicBool,
-    /// A ring went while the kernel worked on its runs, which may touch the host's memory whenever it likes.
+    /// A ring was dropped while the kernel worked on its runs. The kernel may touch the host's memory at any later time.
     pub abandoned: Arc<AtomicBool>,
 }
 
@@ -57,20 +57,20 @@ impl Store {
         })
     }
 
-    /// Makes the keeper look around now.
+    /// Wakes the keeper.
     pub fn call_keeper(&self) {
         *self.call.lock() = true;
         self.called.notify_all();
     }
 
-    /// The keeper's wait.
+    /// Waits, in the keeper, for a call or for the time `most`.
     pub fn wait_for_call(&self, most: Duration) {
         let mut call = self.call.lock();
         let _timed_out = self.called.wait_while_for(&mut call, |called| !*called, most);
         *call = false;
     }
 
-    /// A thread of ours panicked.
+    /// Breaks the instance, because a thread of it panicked.
     pub fn set_broken(&self) {
         self.broken.store(true, Ordering::SeqCst);
         self.queue.close();
@@ -86,14 +86,14 @@ impl Store {
         if self.index.lock().remove(key, segment.id, number) { self.erase(segment, number) } else { Ok(()) }
     }
 
-    /// Forgets a page, with all records of it that are known. The first error of several.
+    /// Forgets a page, with all known records of it. Returns the first error of several.
     pub fn delete(&self, key: &Key) -> io::Result<()> {
         let records = self.index.lock().remove_all(key);
         let erased = records.iter().map(|(segment, number)| self.erase(segment, *number));
         erased.fold(Ok(()), io::Result::and)
     }
 
-    /// Takes a record that the index has forgotten from the disk: now, or when its segment is sealed.
+    /// Removes a record that the index has forgotten from the disk: now, or when its segment is sealed.
     fn erase(&self, segment: &Segment, number: u32) -> io::Result<()> {
         if self.directory.read_only {
             return Ok(());
@@ -109,14 +109,14 @@ impl Store {
 
     fn erase_sealed(&self, segment: &Segment, numbers: &[u32]) -> io::Result<()> {
         let index = match self.directory.index(segment.name, true) {
-            // Evicted meanwhile, and the record with it.
+            // The segment was evicted meanwhile, with its records.
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other?,
         };
         numbers.iter().try_for_each(|number| write_at(&index, &[0; RECORD], position(*number)))
     }
 
-    /// A segment that others, or a writer of ours, had open is sealed now.
+    /// Marks a segment as sealed that another process or a writer of this instance had open, and erases its doomed records.
     pub fn sealed(&self, segment: &Segment) {
         segment.set_sealed();
         let doomed = self.index.lock().take_doomed(segment.id);
@@ -130,7 +130,7 @@ impl Store {
         }
     }
 
-    /// What was read is not what was written.
+    /// Counts, logs and removes a page whose bytes are not those that were written.
     pub fn corrupt(&self, key: &Key, segment: &Segment, number: u32) {
         self.metrics.corrupt.add(1);
         let (path, file) = (self.directory.path().display(), segment.name.data());

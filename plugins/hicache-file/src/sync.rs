@@ -1,3 +1,3 @@
-//! What the protocols between threads are made of. `tests/shuttle` compiles their files with its own.
+//! Types that the protocols between threads use. `tests/shuttle` compiles the files of these protocols with its own types.
 
 pub use std::sync::atomic;

@@ -24,7 +24,7 @@ use crate::store::Store;
 use crate::uring::{self, Ring};
 use crate::work;
 
-/// Threads, unless the configuration says how many: with a ring, and without.
+/// Number of threads when the configuration gives none: with rings, and without.
 const THREADS: (usize, usize) = (2, 16);
 /// How long an instance that is dropped without a shutdown waits for its threads.
 const DROP_PATIENCE: u64 = 5000;
@@ -54,7 +54,7 @@ pub struct FileTier {
     stop_keeper: Arc<AtomicBool>,
     running: Arc<Running>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// How long a question about all that is stored waits for the index.
+    /// How long a call about all stored pages waits for the index.
     load_patience: Duration,
 }
 
@@ -132,7 +132,7 @@ impl FileTier {
         Ok(())
     }
 
-    /// `CLOSED` of an instance that broke is `PANICKED`.
+    /// Replaces `CLOSED` with `PANICKED` when the instance is broken.
     fn code(&self, code: i32) -> i32 {
         let closed = code == ErrorCode::CLOSED.0 && self.store.is_broken();
         if closed { ErrorCode::PANICKED.0 } else { code }
@@ -148,7 +148,7 @@ impl FileTier {
         Ok(())
     }
 
-    /// The index, once it has everything that was there at opening: a part of it is no answer to what is stored.
+    /// Waits until the index has all that was stored at opening: a part of it cannot say what is stored.
     fn whole_index(&self) -> Result<MutexGuard<'_, Index>> {
         let deadline = Instant::now() + self.load_patience;
         loop {
@@ -172,7 +172,7 @@ impl FileTier {
     }
 }
 
-/// Rings for the threads. None when threads are to do without.
+/// Makes the rings for the threads. Empty when the threads work without rings.
 fn rings(config: &Config) -> Result<Vec<Ring>> {
     if config.io == Io::Threads {
         return Ok(Vec::new());
@@ -198,7 +198,7 @@ impl StorageTier for FileTier {
             max_pages: config.max_pages,
             max_batches: config.max_batches,
             max_value: config.max_value(),
-            // Anything works. Multiples of 4096 bytes need no copy.
+            // Any alignment works. Multiples of 4096 bytes need no copy.
             alignment: 1,
             reserved: [0; 4],
         }
@@ -254,7 +254,7 @@ impl StorageTier for FileTier {
         self.store.queue.close();
         let late =
             || Error::new(ErrorCode::TIMEOUT, "a read, a write or a sync has not ended, the storage hangs");
-        // The keeper has segments sealed when no thread writes any more, so these two end last.
+        // The keeper has the last segments sealed when no thread writes any more, so keeper and sealer end last.
         let quiet = self.running.wait(2, deadline);
         self.stop_keeper.store(true, Ordering::SeqCst);
         self.store.call_keeper();
@@ -316,7 +316,7 @@ mod tests {
             }
             assert_eq!(calls.map(|call| call.join().unwrap()), [3, 3]);
         });
-        // Also when the instance ends before that.
+        // A call also ends when the instance closes before that.
         tier.store.index.lock().complete = false;
         std::thread::scope(|scope| {
             let call = scope.spawn(|| tier.usage().unwrap_err().code);

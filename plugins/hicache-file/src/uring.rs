@@ -20,36 +20,37 @@ use crate::work;
 
 /// `user_data` of the poll for new batches. Runs are numbered from 0.
 const WAKE: u64 = u64::MAX;
-/// How long a kernel that is out of memory for requests is left alone.
+/// How long the thread waits when the kernel has no memory for requests.
 const BREATH: Duration = Duration::from_millis(1);
 
-/// Bytes of reads in flight from which on a ring takes no more, so that the next ones wait with us and not with the device. A
-/// device that ends all it has at once, as those of some virtual machines do, then gets more before the host is told of any, which
-/// takes checksums. On such a device reads of 4 MiB had these parts of raw ones, medians of 20 rounds: with 32 MiB 0.97, with 48 MiB
-/// 0.97, with no bound 0.91. Writes have their checksums before, and none: with 32 MiB they had 0.91, with none 0.98.
+/// A ring takes no more reads when this many bytes of reads are in flight: further reads wait in this thread and not in
+/// the device. Devices of some virtual machines end all their work at once. With this bound, such a device gets more
+/// work before the host is told of ended reads, which takes checksums. On such a device reads of 4 MiB reached these
+/// fractions of raw reads, medians of 20 rounds: with 32 MiB 0.97, with 48 MiB 0.97, with no bound 0.91. Writes have no
+/// bound, since their checksums come first: with 32 MiB they reached 0.91, with no bound 0.98.
 const FLIGHT_BYTES: usize = 48 << 20;
-/// Runs that wait for room in the ring, those of writes with their checksums, until no more are claimed.
+/// While this many runs wait for room in the ring, no more are claimed. Waiting writes have their checksums already.
 const AHEAD: usize = 4;
 
 /// See the module.
 pub struct Ring {
     ring: IoUring,
     pinned: Pinned,
-    /// What the kernel works on, boxed so that it does not move, and whether from pinned memory.
+    /// The runs that the kernel works on, boxed so that they do not move, and whether each uses pinned memory.
     runs: Vec<Option<(Box<Run>, bool)>>,
     free: Vec<usize>,
-    /// Of the reads among the runs.
+    /// Bytes of the reads among `runs`.
     bytes_read: usize,
     polling: bool,
-    /// Set when it is dropped while the kernel works on runs: their end will not be seen.
+    /// Set when the ring is dropped while the kernel works on runs, so that their end will not be seen.
     abandoned: Arc<AtomicBool>,
 }
 
 impl Ring {
-    /// A ring for so many runs, and so many [pieces](crate::pinned) of memory.
+    /// Makes a ring for `depth` runs and `pieces` [pieces](crate::pinned) of memory.
     ///
     /// # Errors
-    /// When the kernel has no io_uring, or not what is needed of it, or forbids it.
+    /// When the kernel has no io_uring, lacks a needed operation, or forbids io_uring.
     pub fn new(depth: u32, pieces: usize) -> io::Result<Self> {
         let entries = (depth + 1).next_power_of_two();
         let ring =
@@ -76,7 +77,7 @@ impl Ring {
         })
     }
 
-    /// Whether it takes this run, too.
+    /// Whether the ring takes this run, too.
     fn has_room(&self, run: &Run) -> bool {
         !self.free.is_empty() && (!run.is_read() || self.bytes_read < FLIGHT_BYTES)
     }
@@ -87,14 +88,14 @@ impl Ring {
 
     /// Puts a request into the submission queue, which has room for all that can be in flight.
     fn push(&mut self, entry: &io_uring::squeue::Entry) -> io::Result<()> {
-        // SAFETY: what the entry points to lives until its completion: runs in `self.runs`, see `Drop`.
+        // SAFETY: the memory that the entry points to lives until its completion: it is of runs in `self.runs`, see `Drop`.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.submit()?;
         }
         Ok(())
     }
 
-    /// Tells the kernel of what was pushed.
+    /// Submits the pushed requests to the kernel.
     fn submit(&mut self) -> io::Result<()> {
         if self.ring.submission().is_empty() {
             return Ok(());
@@ -111,11 +112,11 @@ impl Ring {
         let entry = entry_of(&run, at, place);
         self.bytes_read += read_bytes(&run);
         self.runs[at] = Some((run, place.is_some()));
-        // What was not submitted the kernel does not know of.
+        // The kernel does not know a request that was not submitted, so the run can be taken back.
         self.push(&entry).map_err(|e| (self.take(at).unwrap_or_else(|| unreachable!("put there above")).0, e))
     }
 
-    /// Takes a run out that the kernel does not work on, and whether it was in pinned memory.
+    /// Takes out a run that the kernel does not work on, and says whether it used pinned memory.
     fn take(&mut self, at: usize) -> Option<(Box<Run>, bool)> {
         let (run, is_pinned) = self.runs.get_mut(at)?.take()?;
         self.free.push(at);
@@ -123,20 +124,20 @@ impl Ring {
         Some((run, is_pinned))
     }
 
-    /// Waits for a completion at least, or for less when the kernel cannot just now.
+    /// Waits for at least one completion. Returns early when the kernel cannot wait just now.
     fn wait(&mut self) -> io::Result<()> {
         let waited = self.ring.submit_and_wait(1);
         passing(waited)
     }
 }
 
-/// Errors of a call that the next one may not meet are none.
+/// Ignores errors that the next call may not meet.
 fn passing(entered: io::Result<usize>) -> io::Result<()> {
     let Err(error) = entered else { return Ok(()) };
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        // The completion queue is full, which emptying it cures.
+        // The completion queue is full, until the caller empties it.
         Some(Errno::INTR | Errno::BUSY) => Ok(()),
-        // No memory for requests: what is pushed stays, and what is in flight gives back its own.
+        // No memory for requests. Pushed requests stay, and requests in flight give back their memory when they end.
         Some(Errno::AGAIN) => {
             std::thread::sleep(BREATH);
             Ok(())
@@ -149,7 +150,7 @@ fn read_bytes(run: &Run) -> usize {
     if run.is_read() { run.total } else { 0 }
 }
 
-/// What the kernel is to do. `place` is that of the pinned piece that the run lies in.
+/// Builds the kernel's request for a run. `place` is the place of the pinned piece that contains the run.
 fn entry_of(run: &Run, at: usize, place: Option<u16>) -> io_uring::squeue::Entry {
     let (vectors, offset) = run.rest();
     let (pointer, count) = (vectors.as_ptr().cast(), vectors.len() as u32);
@@ -179,7 +180,7 @@ fn entry_of(run: &Run, at: usize, place: Option<u16>) -> io_uring::squeue::Entry
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // What the kernel still works on must stay where it is.
+        // Runs that the kernel still works on must stay in place.
         for (run, _) in self.runs.drain(..).flatten() {
             self.abandoned.store(true, Ordering::SeqCst);
             Box::leak(run);
@@ -205,7 +206,7 @@ pub fn thread(store: &Store, mut ring: Ring, number: usize) -> io::Result<()> {
         loop {
             begin(store, &mut ring, &mut waiting, &mut ended)?;
             flush(store, &mut ended);
-            // What ends faster than it is checked is not to pile up.
+            // Bounds the ended runs that wait for their check.
             let wanted = waiting.len() < AHEAD && finished.len() < ring.runs.len();
             if !store.queue.claim(wanted, &mut claim) {
                 break;
@@ -213,8 +214,8 @@ pub fn thread(store: &Store, mut ring: Ring, number: usize) -> io::Result<()> {
             work::start(store, &claim, &mut ended, &mut runs);
             waiting.extend(runs.drain(..));
         }
-        // One run is checked while the device works on what was begun just now. The host is told of that run, and what it asks
-        // for then begins before the next run is checked.
+        // Checks one run while the device works on the runs that were begun just now. The host is told of the checked
+        // run, and its next requests begin before the next run is checked.
         if let Some((run, result)) = finished.pop_front() {
             work::finish(store, run, result, &mut ended);
             flush(store, &mut ended);
@@ -277,9 +278,9 @@ fn complete(ring: &mut Ring, at: usize, result: i32) -> Option<(Run, io::Result<
         Ok(0) => Some(Err(io::ErrorKind::WriteZero.into())),
         Ok(bytes) => run.advance(bytes).then_some(Ok(())),
         Err(_) if is(Errno::INTR) => None,
-        // The kernel cannot do it in the background: then here.
+        // The kernel cannot do it in the background, so this thread does it.
         Err(_) if is(Errno::AGAIN) => Some(run.execute()),
-        // Not every file system takes what was made known beforehand. An error of the device comes again.
+        // Not every file system takes pinned memory. An error of the device comes again.
         Err(_) if is_pinned => Some(run.execute()),
         Err(_) => Some(Err(io::Error::from_raw_os_error(-result))),
     };
@@ -306,7 +307,7 @@ mod tests {
         let unread = idle.abandoned.clone();
         drop(idle);
         assert!(!unread.load(Ordering::SeqCst));
-        // Nothing ever comes out of this.
+        // Nothing is ever written to this pipe, so the read never ends.
         let (end, _other) = rustix::pipe::pipe().unwrap();
         ring.start(Box::new(reading(4096, Arc::new(end)))).map_err(|(_, e)| e).unwrap();
         ring.submit().unwrap();
@@ -341,7 +342,7 @@ mod tests {
             count
         };
         assert_eq!(fill(&mut ring, FLIGHT_BYTES as u32 / 4), 4);
-        // The reader of a pipe without a writer is told of its end.
+        // A pipe without a writer ends the read.
         drop(other);
         let end_one = |ring: &mut Ring| {
             // A wait may end early, and a run may go on.

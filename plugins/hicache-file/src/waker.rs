@@ -1,4 +1,4 @@
-//! Descriptors that wake: our threads, and the host's.
+//! Descriptors that wake threads of the tier and of the host.
 
 use std::os::fd::OwnedFd;
 
@@ -7,25 +7,25 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// What wakes one thread that waits in the kernel.
+/// Wakes one thread that waits in the kernel.
 pub struct Waker {
     pub fd: OwnedFd,
     asleep: AtomicBool,
 }
 
-/// A descriptor that is quiet.
+/// Makes a descriptor that is not readable.
 pub fn new_event() -> Result<OwnedFd> {
     let text = |e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}"));
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(text)
 }
 
-/// Makes it readable.
+/// Makes the descriptor readable.
 pub fn signal(fd: &OwnedFd) {
-    // Fails only when it is readable already, up to 2^64 times.
+    // Fails only when the count is full, near 2^64, and then the descriptor is readable already.
     let _readable_already = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-/// Makes it quiet.
+/// Makes the descriptor not readable.
 pub fn clear(fd: &OwnedFd) {
     let mut count = [0; 8];
     // Fails only when it is not readable.
@@ -37,7 +37,7 @@ impl Waker {
         Ok(Self { fd: new_event()?, asleep: AtomicBool::new(false) })
     }
 
-    /// From here on every push is told, until `clear`.
+    /// From here on every push wakes the thread, until `clear`.
     pub fn arm(&self) {
         self.asleep.store(true, Ordering::SeqCst);
     }
@@ -47,7 +47,7 @@ impl Waker {
         clear(&self.fd);
     }
 
-    /// Wakes it, if it may be asleep.
+    /// Wakes the thread, if it may be asleep.
     pub fn wake(&self) {
         if self.asleep.swap(false, Ordering::SeqCst) {
             signal(&self.fd);

@@ -1,4 +1,4 @@
-//! What becomes of claimed pages: most of what needs no data ends here, the rest becomes runs.
+//! Starts and ends claimed pages: most pages that need no data end here, the other pages become runs.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::segment::Segment;
 use crate::store::{Store, code_of};
 use crate::writer::{NoRoom, Room};
 
-/// Starts the pages of a claim. What ends at once goes to `ended`, what has to wait is parked.
+/// Starts the pages of a claim. Pages that end at once go to `ended`, pages that have to wait are parked.
 pub fn start(store: &Store, claim: &[Claimed], ended: &mut Vec<Ended>, runs: &mut Vec<Run>) {
     match claim.first().map(|page| page.kind) {
         Some(Kind::Put) => start_puts(store, claim, ended, runs),
@@ -28,7 +28,7 @@ fn look_up(store: &Store, page: &Claimed, ended: &mut Vec<Ended>) {
     if page.kind == Kind::Delete && store.directory.read_only {
         return ended.push(page.failed(ErrorCode::UNSUPPORTED));
     }
-    // A segment that is still to be read may have a copy.
+    // A segment that is not loaded yet may have a copy.
     if page.kind == Kind::Delete && !store.index.lock().complete {
         return store.queue.park(page);
     }
@@ -191,7 +191,7 @@ fn write_run(store: &Store, room: Room, pages: &[&Claimed], ended: &mut Vec<Ende
     Some(Run::new(Place::To(room.open), data, parts))
 }
 
-/// A run has ended, with an error or with as many bytes as it says.
+/// Ends the pages of a run, which ended with an error or with `run.done` bytes.
 pub fn finish(store: &Store, run: Run, result: io::Result<()>, ended: &mut Vec<Ended>) {
     if run.is_read() {
         finish_read(store, run, result, ended)
@@ -259,7 +259,7 @@ fn finish_write(store: &Store, run: Run, result: io::Result<()>, ended: &mut Vec
             ended.extend(run.parts.iter().map(|part| part.page.ended(STORED, part.value.length.into())));
         }
         Err(e) => {
-            // The next put gets another segment, and with it a new look at the free space.
+            // The next put gets another segment, and the keeper looks at the free space again.
             store.writer.give_up(open.segment.id);
             let path = store.directory.path().display();
             log!(Level::WARN, "{} pages cannot be stored in {path}: {e}", values.len());

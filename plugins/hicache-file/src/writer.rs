@@ -1,4 +1,4 @@
-//! The segments that this instance writes: room for values, records behind them, and what happens when one is full.
+//! The segments that this instance writes: gives room for values, appends their records, and retires full segments.
 //!
 //! `tests/shuttle` compiles this file with shuttle's locks.
 
@@ -17,20 +17,20 @@ use crate::segment::Segment;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 struct Published {
-    /// The record that comes next.
+    /// Number of the next record.
     next: u32,
-    /// The byte behind the last value that has a record.
+    /// The first byte after the last value that has a record.
     end: u64,
 }
 
-/// A segment of ours that has no seal yet. Its index file is locked as long as this lives.
+/// A segment of this instance without a seal. Its index file is locked as long as this lives.
 pub struct OpenSegment {
     pub segment: Arc<Segment>,
     pub data: Arc<OwnedFd>,
     index: OwnedFd,
     size: u64,
     published: Mutex<Published>,
-    /// Writes between their allocation and their record.
+    /// How many writes are between their allocation and their record.
     writing: AtomicU32,
 }
 
@@ -52,7 +52,7 @@ impl OpenSegment {
             for (number, value) in (first..).zip(values) {
                 bytes.extend_from_slice(&record(self.segment.name, number, value));
             }
-            // A record that was written by a call that failed is written over by the next.
+            // The next call overwrites records of a call that failed.
             write_at(&self.index, &bytes, position(first))?;
             published.next += values.len() as u32;
             published.end = values.iter().map(Value::end).fold(published.end, u64::max);
@@ -69,12 +69,12 @@ impl OpenSegment {
         self.published.lock().next
     }
 
-    /// A write that was allocated has ended, well or not.
+    /// Notes that an allocated write has ended, well or not.
     pub fn ended(&self) {
         self.writing.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Overwrites a record of ours with zeros.
+    /// Overwrites a record of this segment with zeros.
     pub fn erase(&self, number: u32) -> io::Result<()> {
         write_at(&self.index, &[0; crate::format::RECORD], position(number))
     }
@@ -107,18 +107,18 @@ pub struct Room {
 /// Why there is no room.
 #[derive(Debug)]
 pub enum NoRoom {
-    /// The keeper is making a segment. Come again.
+    /// The keeper is making a segment. Try again.
     Wait,
-    /// It could not.
+    /// The keeper could not make one.
     Refused(ErrorCode),
 }
 
 struct State {
     current: Option<Arc<OpenSegment>>,
-    /// Bytes of the current segment that are given away.
+    /// Bytes of the current segment that are given to writes.
     used: u64,
     spare: Option<Arc<OpenSegment>>,
-    /// Full, and yet to be sealed.
+    /// Full, but not sealed yet.
     retired: Vec<Arc<OpenSegment>>,
     /// Being sealed.
     taken: Vec<Arc<OpenSegment>>,
@@ -151,8 +151,8 @@ impl Writer {
         Self { state: Mutex::new(state) }
     }
 
-    /// Room for a write of so many bytes, a multiple of blocks and no more than a segment. Whether the keeper is needed comes
-    /// with it. Room that was given has to be [`ended`](OpenSegment::ended).
+    /// Gives room for a write of `bytes` bytes, a multiple of blocks and no more than a segment. Also says whether the
+    /// keeper is needed. The caller must end the room with [`ended`](OpenSegment::ended).
     pub fn room(&self, bytes: u64) -> (Result<Room, NoRoom>, bool) {
         let mut state = self.state.lock();
         for _ in 0..2 {
@@ -161,7 +161,7 @@ impl Writer {
                     let (open, block) = (open.clone(), (state.used / BLOCK) as u32);
                     open.writing.fetch_add(1, Ordering::SeqCst);
                     state.used += bytes;
-                    // The next one is made while there is room in this one.
+                    // The keeper makes the next segment while there is room in this one.
                     let soon = state.used > open.size / 2 && state.spare.is_none() && !state.wanted;
                     let soon = soon && state.refused.is_none_or(|(_, until)| Instant::now() >= until);
                     state.wanted |= soon;
@@ -193,7 +193,7 @@ impl Writer {
         state.current.is_some() || state.spare.is_some()
     }
 
-    /// The answer to the threads that want one.
+    /// Takes the keeper's answer for the threads that want a segment.
     pub fn supply(&self, made: Result<Arc<OpenSegment>, (ErrorCode, Instant)>) {
         let mut state = self.state.lock();
         state.wanted = false;
@@ -216,7 +216,7 @@ impl Writer {
         self.state.lock().all().find(|open| open.segment.name == name).map(|open| open.segment.id)
     }
 
-    /// Nothing more goes into this segment: a write to it failed, or its name is gone.
+    /// Retires a segment: a write to it failed, or its name is gone. Nothing more goes into it.
     pub fn give_up(&self, id: u32) {
         let mut state = self.state.lock();
         let State { current, spare, retired, .. } = &mut *state;
@@ -233,7 +233,7 @@ impl Writer {
         !state.retired.is_empty() || !state.taken.is_empty()
     }
 
-    /// All segments are as good as full.
+    /// Retires all segments, as if they were full.
     pub fn retire(&self) {
         let mut state = self.state.lock();
         let State { current, spare, retired, .. } = &mut *state;
@@ -241,7 +241,7 @@ impl Writer {
         retired.extend(spare.take());
     }
 
-    /// One that is full and has no writes in flight. The caller seals it, and then has it [forgotten](Self::forget).
+    /// Takes a full segment without writes in flight. The caller seals it, and then has it [forgotten](Self::forget).
     pub fn take_full(&self) -> Option<Arc<OpenSegment>> {
         let mut state = self.state.lock();
         let at = state.retired.iter().position(|open| open.writing.load(Ordering::SeqCst) == 0)?;
@@ -250,7 +250,7 @@ impl Writer {
         Some(open)
     }
 
-    /// It is not this writer's any more.
+    /// Removes a segment that was taken, because it is not this writer's any more.
     pub fn forget(&self, open: &Arc<OpenSegment>) {
         self.state.lock().taken.retain(|other| !Arc::ptr_eq(other, open));
     }

@@ -1,14 +1,14 @@
-//! What the tier leaves of Mooncake Store: the same pages through the tier, and through the wheel's own Python API, in turns.
+//! Compares the tier with Mooncake Store alone: the same pages through the tier, and through the wheel's own Python API, in turns.
 //!
 //! `cargo bench -p host-plugin-mooncake --bench store`, where `cargo xtask test` has installed the wheel.
 //!
-//! 256 MiB in each round. Each pass has processes of its own: a master, one that lends the memory, and one for each side, all
-//! with the same settings of Mooncake's. Both sides register shared memory like a worker's, once, use names of the same length,
-//! and make calls of at most 1024 keys. Python makes one call after the other, as its users do. Both sides have the same two
-//! processors, and the lender and the master one each, because rounds of the same side differ by half when threads go where
-//! they like. The side that comes first changes from round to round, and the lent memory is written once before. The ratio is
-//! taken within a pass, of medians. What is shown is the middle one of the passes', with the lowest and the highest, and the
-//! medians of all rounds in GB/s of 10^9 bytes. `BENCH_RAW` has all rounds printed.
+//! 256 MiB in each round. Each pass has processes of its own: a master, one that lends the memory, and one for each side,
+//! all with the same settings of Mooncake's. Both sides register shared memory like a worker's, once, use names of the same
+//! length, and make calls of at most 1024 keys. Python makes one call after the other, as its users do. Both sides have the
+//! same two processors, and the lender and the master one each, because rounds of the same side differ by half when threads
+//! are not bound to processors. The side that comes first changes from round to round, and the lent memory is written once
+//! before. The ratio is computed within a pass, from medians. The table shows the median of the passes' ratios, with the
+//! lowest and the highest, and the medians of all rounds in GB/s of 10^9 bytes. `BENCH_RAW` prints all rounds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
@@ -29,7 +29,7 @@ const ROUNDS: usize = 6;
 const PASSES: usize = 5;
 const PAGES: [usize; 3] = [64 << 10, 1 << 20, 4 << 20];
 const LENT_MIB: u32 = 1024;
-/// What the plugin sets, so that neither is slowed down by a limit.
+/// The settings of the plugin, so that no limit slows either side down.
 const SETTINGS: [(&str, &str); 5] = [
     ("MC_TCP_ENABLE_CONNECTION_POOL", "1"),
     ("MC_LOG_LEVEL", "ERROR"),
@@ -73,7 +73,7 @@ for line in sys.stdin:
     print(time.perf_counter() - start, flush=True)
 ";
 
-/// Keeps this thread, and what it starts from now on, to some processors, where there are these.
+/// Binds this thread, and threads and processes that it starts from now on, to these processors, if the machine has them.
 fn keep_to(processors: &[usize]) {
     let mut set = CpuSet::new();
     processors.iter().for_each(|processor| set.set(*processor));
@@ -149,7 +149,7 @@ fn main() {
     }
 }
 
-/// What a pass says of a round of one side.
+/// The result of one side in one round of a pass.
 struct Round {
     page: usize,
     what: String,
@@ -168,7 +168,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     f64::midpoint(seconds[(seconds.len() - 1) / 2], seconds[seconds.len() / 2])
 }
 
-/// Those of a pass, which is a process of its own, as Python's side is.
+/// Runs a pass, in a process of its own as Python's side is, and returns its rounds.
 fn rounds(number: usize) -> Vec<Round> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let output =
@@ -186,7 +186,7 @@ fn rounds(number: usize) -> Vec<Round> {
     said.lines().filter_map(|line| line.strip_prefix("@ ")).map(round).collect()
 }
 
-/// The side of the tier's in a pass, which says what it and Python's took.
+/// Runs a pass: measures the tier and Python's side, and prints what each took.
 fn pass(pool: &mooncake_pool::Pool) {
     keep_to(&[3]);
     let _master = pool.master();
@@ -211,7 +211,7 @@ fn pass(pool: &mooncake_pool::Pool) {
         fd_offset: 0,
     });
     let region = region.unwrap().0;
-    // The first to write a place in the pool's memory waits for the system to give it.
+    // Writes the pool's memory once: the first write to a place waits until the system gives the memory.
     let fill = ROUNDS + 1..ROUNDS + 1 + LENT_MIB as usize / 4 * 3 / (BYTES >> 20);
     for (what, round) in fill.clone().map(|round| ("put", round)).chain(fill.map(|round| ("remove", round))) {
         python.seconds(what, 1 << 20, round);
@@ -257,7 +257,7 @@ fn pages(region: u32, page: usize, run: usize) -> Vec<TierPage> {
     (0..BYTES / page).map(of).collect()
 }
 
-/// All pages, in batches, all of which are in flight.
+/// Moves all pages in batches, all of which are in flight at once.
 fn run(tier: &dyn StorageTier, pages: &[TierPage], what: &str) {
     let mut left = 0;
     for (tag, batch) in pages.chunks(BATCH).enumerate() {

@@ -1,18 +1,19 @@
-//! The plugin against the wheel's own Python API, in one run: the same bytes, from one process to another over loopback,
-//! turn by turn. `cargo bench -p host-plugin-mooncake --bench transfer`, with `MOONCAKE_PYTHON` and `MOONCAKE_PRELOAD` as
-//! `cargo xtask test` sets them, or a Python with Mooncake on the path.
+//! Compares the plugin with the wheel's own Python API, in one run: the same bytes, from one process to another over
+//! loopback, turn by turn. `cargo bench -p host-plugin-mooncake --bench transfer`, with `MOONCAKE_PYTHON` and
+//! `MOONCAKE_PRELOAD` as `cargo xtask test` sets them, or a Python with Mooncake on the path.
 //!
-//! Both sides move shared memory, as a worker's is, registered and written once before, with the same settings of Mooncake's.
-//! Senders have three processors and receivers another one, both sides' the same: rounds of the same way differ by half when
-//! threads go where they like.
-//! The four ways take turns, forwards and backwards, so that each comes as early as any other and after each other as often.
-//! Passes, each with processes of its own, differ by more than ways do, so the ratio is taken within a pass, of medians, to
-//! that way of the wheel which is the better one over all passes: the better one of each pass would be the luckier one. What
-//! is shown is the middle one of the passes', with the lowest and the highest.
+//! Both sides move shared memory, as a worker's is, registered and written once before, with the same settings of
+//! Mooncake's. The senders of both sides have the same three processors, and the receivers the same other one, because
+//! rounds of the same way differ by half when threads are not bound to processors.
+//! The four ways take turns, forwards and backwards, so that each comes as early as any other and after each other as
+//! often. Passes, each with processes of its own, differ by more than ways do. So the ratio is computed within a pass,
+//! from medians, against the way of the wheel that is better over all passes. The better way of each single pass would
+//! be chosen by luck. The table shows the median of the passes' ratios, with the lowest and the highest.
 //!
-//! A round of ours is a submission without a notification, as theirs have none, from the call to its completion. "told" is
-//! one with a notification, which completes when the peer has taken it, two messages later. A round of theirs is one call
-//! of `batch_transfer_sync_write`, or one batch per write, polled. `BENCH_RAW` has all rounds printed.
+//! A round of "ours" is a submission of the plugin without a notification, from the call to its completion: the wheel's
+//! writes have no notification, either. A round of "told" has a notification, and completes when the peer has taken it,
+//! two messages later. A round of the wheel is one call of `batch_transfer_sync_write`, or one batch per write, polled.
+//! `BENCH_RAW` prints all rounds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -39,7 +40,7 @@ const CONFIG: &str = "backend = \"python\"\nmax_writes = 4096\nmax_outstanding =
 const SENDERS: &[usize] = &[0, 1, 3];
 const RECEIVERS: &[usize] = &[2];
 
-/// Keeps this thread, and what it starts from now on, to some processors, where there are these.
+/// Binds this thread, and threads and processes that it starts from now on, to these processors, if the machine has them.
 fn keep_to(processors: &[usize]) {
     let mut set = CpuSet::new();
     processors.iter().for_each(|processor| set.set(*processor));
@@ -56,7 +57,7 @@ struct Other {
 }
 
 impl Other {
-    /// A receiver, where `receives`.
+    /// Starts the process, as a receiver if `receives`, else as a sender.
     fn start(command: &mut Command, receives: bool) -> Self {
         keep_to(if receives { RECEIVERS } else { SENDERS });
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -71,7 +72,7 @@ impl Other {
         let preload = std::env::var_os("MOONCAKE_PRELOAD").unwrap_or_default();
         let mut command = Command::new(python);
         command.args(["-c", include_str!("wheel.py"), role, &BYTES.to_string()]);
-        // What the plugin sets, so that neither is slowed down by a limit.
+        // The settings of the plugin, so that no limit slows either side down.
         command.envs([
             ("MC_TCP_ENABLE_CONNECTION_POOL", "1"),
             ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "65535"),
@@ -110,7 +111,7 @@ impl Drop for Other {
 fn instance(name: &str) -> (MooncakeBackend, SharedMemory, RegionId) {
     let backend = open(&Opening { name: name.into(), config: CONFIG.into() }).unwrap();
     let bytes = SharedMemory::new("bench", BYTES).unwrap();
-    // SAFETY: as long as it says, and nothing else knows it yet.
+    // SAFETY: the mapping has this many bytes, and nothing else knows it yet.
     unsafe { bytes.address().as_ptr().write_bytes(1, BYTES) };
     let memory = Memory {
         address: Address::of(bytes.address().as_ptr()),
@@ -149,7 +150,7 @@ fn receive() {
     }
 }
 
-/// The sender's side of ours.
+/// The plugin's side as a sender.
 struct Ours {
     backend: MooncakeBackend,
     _bytes: SharedMemory,
@@ -237,7 +238,7 @@ fn main() {
 /// The seconds of rounds, by count and way.
 type Pass = [[Vec<f64>; WAYS.len()]; COUNTS.len()];
 
-/// With processes that are started for it.
+/// Runs a pass, with processes of its own.
 fn pass(number: usize) -> Pass {
     let raw = std::env::var_os("BENCH_RAW").is_some();
     let mut receiver = Other::wheel("receive");
@@ -251,7 +252,7 @@ fn pass(number: usize) -> Pass {
             "told" => ours.round(count, 8),
             mode => sender.ask(&format!("{target} {count} {mode}")).parse().unwrap(),
         };
-        // Not counted: connections are made, and pages touched.
+        // A warm-up that does not count: it makes connections and touches pages.
         (0..WAYS.len()).for_each(|way| {
             one(way);
         });

@@ -6,11 +6,11 @@ use std::time::Duration;
 use host_plugin_api::{Error, ErrorCode, Result};
 use serde::Deserialize;
 
-/// Which of Mooncake's two faces is used.
+/// Which of Mooncake's two interfaces is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
-    /// The first that is there: the C library, then the wheel.
+    /// The first that is found: the C library, then the wheel.
     #[default]
     Auto,
     /// The C library.
@@ -30,8 +30,8 @@ pub enum Protocol {
     Rdma,
 }
 
-/// What the roles share and what is the transfer role's. See `plugin.toml` for what each key means. What Mooncake has a name
-/// for has SGLang's name for it. Unknown keys are the host's to refuse, which knows the manifest.
+/// Settings of both roles and of the transfer role. See `plugin.toml` for what each key means. A setting that Mooncake
+/// has, too, has SGLang's name for it. Unknown keys are refused by the host, because it knows the manifest.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 pub struct Config {
@@ -72,7 +72,7 @@ impl Default for Config {
     }
 }
 
-/// Metadata goes from engine to engine, and no server keeps it.
+/// The metadata server's name when there is none: metadata goes from engine to engine.
 pub const P2P: &str = "P2PHANDSHAKE";
 
 impl Config {
@@ -91,7 +91,7 @@ impl Config {
         within("short_writes", config.short_writes, 1 << 30)?;
         within("connect_timeout_ms", config.connect_timeout_ms, 600_000)?;
         within("fence_timeout_ms", config.fence_timeout_ms, 600_000)?;
-        // Mooncake takes any name, and ends the process over some.
+        // Mooncake accepts any name, but some names make it end the process.
         let name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
         let host = &config.local_hostname;
         if host.is_empty() || host.len() > 255 || !host.chars().all(name) {

@@ -1,4 +1,4 @@
-//! Mooncake's transfer engine, whichever way it is reached. What is above knows only this.
+//! Mooncake's transfer engine, behind one interface for both ways to reach it. The rest of the plugin knows only this.
 
 pub mod c;
 pub mod find;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use host_transfer_kit::RegionDescriptor;
 
-/// Between two probes of an engine that ends.
+/// Time between two probes of an engine that ends.
 const PROBE: Duration = Duration::from_millis(2);
-/// How long to probe an engine's port of messages in vain before the connections before ours are shut, and between two times,
+/// How long the message port of an engine is probed in vain before all its connections are shut, and the time until the next try.
 pub const VAIN: Duration = Duration::from_millis(200);
-/// and all ports of something that has connections of others', which may be at work.
+/// The same for all ports of a component that has connections of other users, which may be in use.
 pub const VAIN_AMONG_OTHERS: Duration = Duration::from_secs(3);
 
-/// Memory of ours that an engine is told of.
+/// Memory of this process that is registered with an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// First byte.
@@ -53,18 +53,18 @@ pub struct Ticket {
     pub batch: u64,
     /// Runs in it.
     pub runs: u32,
-    /// Of which so many, from the first on, are done.
+    /// How many of the runs, from the first on, are done.
     pub ended: u32,
 }
 
-/// How a ticket stands.
+/// The state of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Mooncake may still read our memory, or write the peer's.
+    /// Mooncake may still read this process's memory, or write the peer's.
     Running,
     /// Everything is in the peer's memory.
     Done,
-    /// Something failed. Others may go on until the engine ends.
+    /// A run failed. Other runs may go on until the engine ends.
     Failed,
 }
 
@@ -73,31 +73,31 @@ pub enum State {
 pub enum Undelivered {
     /// No process listens there.
     Refused,
-    /// Something else, which may pass.
+    /// Another failure, which may pass.
     Other(String),
 }
 
-/// One of Mooncake's engines: its sockets, its threads, its list of registered memory. Dropping it ends all of them, which
-/// may take a moment. From then on nothing of its memory is read or written by it.
+/// One of Mooncake's engines: its sockets, its threads, its list of registered memory. Dropping it ends all of them,
+/// which may take a moment. From then on the engine reads and writes none of its memory.
 ///
 /// Any thread may call any method. Those that talk to peers may block for seconds.
 pub trait Engine: Send + Sync {
     /// Where other engines find this one: host and port.
     fn session(&self) -> &str;
 
-    /// Lets peers write here, and lets us write from here.
+    /// Lets peers write to these ranges, and lets this engine write from them.
     ///
     /// # Errors
     /// What Mooncake answered.
     fn register(&self, ranges: &[Range]) -> Result<(), String>;
 
-    /// Takes memory back. Writes that have begun go on.
+    /// Ends the registration of memory. Writes that have begun go on.
     ///
     /// # Errors
     /// What Mooncake answered.
     fn unregister(&self, ranges: &[Range]) -> Result<(), String>;
 
-    /// Meets another engine. The answer names it in submissions.
+    /// Connects to another engine. Submissions name that engine with the returned target.
     ///
     /// # Errors
     /// When it cannot be reached.
@@ -106,22 +106,22 @@ pub trait Engine: Send + Sync {
     /// Starts writes to another engine. Adds a ticket for each group that was started.
     ///
     /// # Errors
-    /// When something was not started. What was started is among the tickets.
+    /// When a group was not started. The groups that were started are among the tickets.
     fn submit(&self, to: &Target, runs: &[Run], tickets: &mut Vec<Ticket>) -> Result<(), String>;
 
-    /// How a ticket stands. Not to be polled again after the end.
+    /// Returns the state of a ticket. Not to be polled again after the end.
     fn poll(&self, ticket: &mut Ticket) -> State;
 
-    /// Gives a text to another engine, which keeps it until its messages are taken.
+    /// Sends a text to another engine, which keeps it until its messages are taken.
     ///
-    /// `look` makes sure first that a process listens there, where Mooncake would not say. That is as much work as the message
-    /// itself.
+    /// With `look`, checks first that a process listens there, where Mooncake would not say. That is as much work as
+    /// the message itself.
     ///
     /// # Errors
-    /// When it was certainly not delivered. No error does not say that it was.
+    /// When the text was certainly not delivered. `Ok` does not say that it was.
     fn notify(&self, session: &str, text: &str, look: bool) -> Result<(), Undelivered>;
 
-    /// The texts that came.
+    /// Takes the texts that have arrived.
     fn messages(&self) -> Vec<String>;
 }
 
@@ -142,19 +142,19 @@ pub trait Driver: Send + Sync {
     /// What Mooncake answered.
     fn engine(&self) -> Result<Box<dyn Engine>, String>;
 
-    /// What it is, for people.
+    /// Describes the driver, for people.
     fn describe(&self) -> String;
 }
 
-/// Name under which our messages travel. Mooncake's users share its mailbox.
+/// Name of this plugin's messages. All users of Mooncake share its mailbox.
 pub const MESSAGE_NAME: &str = "host.mooncake";
 
-/// How long the look whether a process listens may take.
+/// How long the check whether a process listens may take.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Whether a process listens there.
 ///
-/// What Mooncake answers does not tell a peer that is gone from one that is slow, nor from a process that has no descriptor left
+/// Mooncake's answer is the same for a peer that is gone, for a slow peer, and when this process has no descriptor left
 /// to look with.
 ///
 /// # Errors
@@ -170,12 +170,12 @@ pub fn look_for(session: &str) -> Result<(), Undelivered> {
     }
 }
 
-/// Ends an engine while its ports are probed: its listener looks once a second whether it should end, and otherwise only when
-/// a connection comes. That is 10 ms instead of half a second, during which the wheel holds Python's lock. An idle connection
-/// would keep it for a minute, and is shut.
+/// Ends an engine quickly, with probes of its ports. The engine's listener checks once a second whether it should end,
+/// and otherwise only when a connection comes. With probes the end takes 10 ms instead of half a second, during which
+/// the wheel holds Python's lock. An idle connection would delay the end for a minute, and is shut.
 pub fn end_quickly(ports: &[u16], vain: Duration, end: impl FnOnce()) {
     let ended = AtomicBool::new(false);
-    // It listens on all addresses of this machine. With many before it a probe is not taken, either.
+    // The engine listens on all addresses of this machine. With many connections before it a probe is not taken, either.
     let is_shut = |port: &&u16| {
         let probed = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, **port)), PROBE);
         probed.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
@@ -193,7 +193,7 @@ pub fn end_quickly(ports: &[u16], vain: Duration, end: impl FnOnce()) {
                 std::thread::sleep(PROBE);
             }
         };
-        // Without a thread it takes as long as it takes.
+        // Without a thread there are no probes, and the end takes longer.
         let _probing =
             std::thread::Builder::new().name("mooncake-probe".to_owned()).spawn_scoped(scope, probe).is_ok();
         end();

@@ -1,5 +1,5 @@
-//! The settings that Mooncake reads from the environment, once per process or once per engine, and that are wrong by default
-//! for what we do with it.
+//! The settings that Mooncake reads from the environment, once per process or once per engine, and whose defaults are
+//! wrong for this plugin.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 
 use host_transfer_kit::environment;
 
-/// Variables that are set unless they are set already. Measured with 0.3.13.post1 over TCP: by default a peer takes 2048
-/// transfers at once, and lets those fail that wait for longer than a second. Its warnings are about every engine that starts,
-/// and every one that ends.
+/// Variables that are set unless they are set already. Measured with 0.3.13.post1 over TCP: by default a peer takes
+/// 2048 transfers at once, and transfers that wait for longer than a second fail. Mooncake's warnings report every
+/// engine that starts, and every one that ends.
 const SETTINGS: [(&str, &str); 5] = [
     ("MC_TCP_ENABLE_CONNECTION_POOL", "1"),
     ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "65535"),
@@ -20,8 +20,8 @@ const SETTINGS: [(&str, &str); 5] = [
 
 static ONCE: Mutex<bool> = Mutex::new(false);
 
-/// Sets what is not set, and loads what Mooncake needs and the loader would not find. To be called before anything of
-/// Mooncake is loaded. It does its work once.
+/// Sets variables that are not set, and loads libraries that Mooncake needs and the loader would not find. To be called
+/// before anything of Mooncake is loaded. Only the first call sets variables.
 ///
 /// # Errors
 /// What the loader says of a library that cannot be loaded.
@@ -34,16 +34,16 @@ pub fn set(preload: &[impl AsRef<Path>]) -> Result<(), String> {
     crate::loader::preload(preload)
 }
 
-/// Keeps Mooncake to TCP, for good: it would take adapters for RDMA wherever it finds some.
+/// Keeps Mooncake to TCP, for good: otherwise it would use RDMA adapters wherever it finds some.
 pub fn force_tcp() {
     add(&[("MC_FORCE_TCP", "1")]);
 }
 
 fn add(settings: &[(&str, &str)]) {
     let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, OsStr::new(*value))).collect();
-    // SAFETY: the host changes no variables, and plugins on this kit take turns. Of what Mooncake 0.3.13 brings only etcd's
-    // client imports `setenv`, and its modules in Python assign to `os.environ` in a tool that is not imported here. What
-    // remains is another library in this process that calls it at the same moment. To exclude that, too, export the
-    // variables before the start, which leaves nothing to add.
+    // SAFETY: the host changes no variables, and plugins on this kit take turns. In Mooncake 0.3.13 only etcd's client
+    // imports `setenv`, and the Python modules assign to `os.environ` in a tool that is not imported here. What remains
+    // is another library in this process that calls `setenv` at the same moment. To exclude that, too, export the
+    // variables before the start, so that this function adds nothing.
     let _added = unsafe { environment::add(&settings) };
 }

@@ -1,4 +1,4 @@
-//! Entrances for fuzzing: what other instances send, as functions of bytes.
+//! Entry points for fuzzing: decode bytes as other instances send them.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -8,7 +8,7 @@ use host_transfer_kit::wire::{Endpoint, Message};
 
 use crate::transfer::wire::{Body, FORMAT, Frame};
 
-/// A frame as text, a frame's bytes before they become text, or an endpoint. True when it is one of them.
+/// Decodes bytes as a frame's text, as a frame before it becomes text, and as an endpoint. True when they are one of these.
 #[must_use]
 pub fn wire(bytes: &[u8]) -> bool {
     let read = |text: &str| {
@@ -26,7 +26,7 @@ pub fn wire(bytes: &[u8]) -> bool {
     text || frame || endpoint
 }
 
-/// Some of each kind.
+/// Seeds: some of each kind.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let region =

@@ -1,12 +1,12 @@
 //! Transfer backend over Mooncake's transfer engine and storage tier over Mooncake Store, through its C library or through its
 //! wheel with a Python that is loaded at run time. Building needs nothing of either.
 //!
-//! - [`engine`] is the transfer engine, whichever way it is reached, and how it is found.
+//! - [`engine`] is the transfer engine, behind one interface for both ways to reach it, and the search for it.
 //! - [`transfer`] is the transfer role on top of it: connections that can be fenced, messages that arrive once.
 //! - [`store`] is the storage role, on Mooncake Store.
 //! - [`python`] is CPython inside this process, for both roles.
 //!
-//! Mooncake is never unloaded, and what it reads from the environment is set before it is loaded, unless it is set already.
+//! Mooncake is never unloaded. Variables that it reads are set before it is loaded, unless they are set already.
 
 mod config;
 mod engine;
@@ -27,7 +27,7 @@ pub use transfer::MooncakeBackend;
 /// Opens an instance of the transfer role: finds and loads Mooncake, and starts its threads.
 ///
 /// # Errors
-/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a Mooncake that can be used, `IO` when it refuses.
+/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a Mooncake that can be used, `IO` when Mooncake refuses.
 pub fn open(opening: &Opening) -> Result<MooncakeBackend> {
     transfer::open(opening)
 }
@@ -35,8 +35,8 @@ pub fn open(opening: &Opening) -> Result<MooncakeBackend> {
 /// Opens an instance of the storage role: finds and loads Mooncake Store, and makes a client.
 ///
 /// # Errors
-/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a Mooncake Store that can be used, `IO` without a master or when
-/// it refuses, `TIMEOUT` when it does not answer.
+/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a Mooncake Store that can be used, `IO` without a master
+/// or when Mooncake refuses, `TIMEOUT` when Mooncake does not answer.
 pub fn open_storage(opening: &Opening) -> Result<MooncakeTier> {
     store::open(opening)
 }

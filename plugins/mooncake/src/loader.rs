@@ -17,7 +17,7 @@ pub fn preload(paths: &[impl AsRef<Path>]) -> Result<(), String> {
     Ok(())
 }
 
-/// An error of the loader's with its reason, which it keeps apart.
+/// The reason of a loader's error, which the library keeps in the error's source.
 pub fn whole(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -1,11 +1,11 @@
-//! CPython inside this process, loaded when it is first needed and never unloaded. Nothing links to it.
+//! CPython inside this process, loaded when it is first needed and never unloaded. The plugin does not link to it.
 //!
-//! [`Interpreter::get`] starts it, once per process. [`Interpreter::with`] runs a closure under its lock, from any thread.
-//! Values are [`Object`]s, which may be kept and sent. Arguments are [`Value`]s. A call that raises is an error with the
-//! exception's text. Calls into Mooncake that may take long let go of the lock by themselves.
+//! [`Interpreter::get`] starts it, once per process. [`Interpreter::with`] runs a closure under its lock, from any
+//! thread. Values are [`Object`]s, which may be kept and sent. Arguments are [`Value`]s. A call that raises is an error
+//! with the exception's text. Calls into Mooncake that may take long release the lock by themselves.
 //!
-//! What can go wrong with an installation is found out by [`Probe::run`] in a process of its own, before anything is loaded
-//! here: a Python that cannot start ends its process.
+//! [`Probe::run`] checks an installation in a process of its own, before anything is loaded here: a Python that cannot
+//! start ends its process.
 
 mod alone;
 mod api;
@@ -28,14 +28,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Python, running in this process.
 pub struct Interpreter {
     api: &'static Api,
-    /// The interpreter that it was started as.
+    /// Path of the interpreter that Python was started as.
     executable: String,
 }
 
 static RUNNING: Mutex<Option<&'static Interpreter>> = Mutex::new(None);
 
 impl Interpreter {
-    /// The interpreter of this process, started as a probe found it if none runs yet.
+    /// The interpreter of this process. If none runs yet, starts the one that the probe found.
     ///
     /// # Errors
     /// When no library of Python's can be loaded, or another interpreter was started before.
@@ -59,10 +59,10 @@ impl Interpreter {
         Ok(interpreter)
     }
 
-    /// Imports a module of which a probe said where it is.
+    /// Imports a module. `path` is where a probe found it.
     ///
     /// # Errors
-    /// What Python says, and where it is another one: of a Python that runs here already, for another part of the process.
+    /// What Python says. Also when the module has another path: then another part of the process has started a Python already.
     pub fn import(&self, gil: &Gil, name: &str, path: &Path) -> Result<Object, String> {
         let module = gil.import(name)?;
         let file = gil.text(&gil.attribute(&module, "__file__")?)?;
@@ -76,7 +76,7 @@ impl Interpreter {
         ))
     }
 
-    /// Runs something under Python's lock. It must not wait for another thread that wants the lock.
+    /// Runs a closure under Python's lock. The closure must not wait for another thread that wants the lock.
     pub fn with<R>(&self, run: impl FnOnce(&Gil) -> R) -> R {
         let gil = Gil::hold(self.api);
         run(&gil)

@@ -1,4 +1,4 @@
-//! Which Mooncake is used, and what was tried before. For both roles, each with names of its own.
+//! Searches for a Mooncake that works, and reports what was tried before. Both roles use it, each with names of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -33,24 +33,24 @@ impl Attempts {
     }
 }
 
-/// What is looked for.
+/// The library that is searched for.
 pub struct Wanted {
-    /// What messages call it.
+    /// Its name in messages.
     pub title: &'static str,
-    /// What the C library is called.
+    /// File name of the C library.
     pub file: &'static str,
     /// The variable that names it.
     pub variable: &'static str,
-    /// The key that names it,
+    /// The key of the configuration that names it.
     pub key: &'static str,
-    /// and what that says.
+    /// The value of this key.
     pub named: Option<PathBuf>,
     /// The symbols without which a library is not used.
     pub symbols: &'static [&'static str],
 }
 
-/// The C library that the user named, which is then the only one that is tried: falling back to another Mooncake would hide
-/// the mistake.
+/// The C library that the user named. It is then the only one that is tried: falling back to another Mooncake would
+/// hide the mistake.
 fn named(wanted: &Wanted, config: &Config) -> Option<PathBuf> {
     let variable = || std::env::var_os(wanted.variable).filter(|path| !path.is_empty()).map(PathBuf::from);
     let path = wanted.named.clone().or_else(variable).filter(|_| config.backend != Backend::Python)?;
@@ -92,7 +92,7 @@ pub fn search<T>(
             Err(why) => attempts.add(wanted.file, why),
         }
     }
-    // Also for the C library: some wheels have it in their folder.
+    // The probe also finds C libraries: some wheels have one in their folder.
     let probe = match Probe::run(config.python.as_deref(), &config.preloads()) {
         Ok(probe) => probe,
         Err(why) => {
@@ -120,7 +120,7 @@ pub fn search<T>(
     Err(attempts.error(wanted))
 }
 
-/// Whether a library would load here: the system's loader lists what it would load, in a process that runs nothing of it.
+/// Checks whether a library would load here. The system's loader lists what it would load, in a process that runs nothing of it.
 ///
 /// # Errors
 /// What is missing.

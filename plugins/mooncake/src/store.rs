@@ -1,13 +1,13 @@
-//! The storage role: pages in Mooncake Store, a pool of memory on many machines, of which each worker may lend a piece. Here
-//! is what the host's threads call. The hot calls only touch a queue.
+//! The storage role: pages in Mooncake Store, a pool of memory on many machines, of which each worker may lend a piece.
+//! This module has the calls of the host's threads. The hot calls only touch a queue.
 //!
 //! - The host's memory is registered once. Values go between it and the pool without a copy in between.
-//! - All calls into Mooncake are made by threads of ours: one lane for questions, one for reads, one for writes
-//!   ([`lanes`]). A call that hangs holds up its thread and its pages. What waits behind it ends with `TIMEOUT` after
-//!   `store_deadline_ms`, so that no call waits for a peer that is frozen.
-//! - That a key exists is a hint: its owner may be gone since. A get that fails is an error of that page alone.
+//! - Threads of the tier make all calls into Mooncake: one lane for questions, one for reads, one for writes
+//!   ([`lanes`]). A call that hangs holds up its thread and its pages. Pages that wait behind it end with `TIMEOUT`
+//!   after `store_deadline_ms`, so that no call waits for a peer that is frozen.
+//! - The answer that a key exists is a hint: its owner may be gone since. A get that fails is an error of that page alone.
 //! - A key never gets another value: Mooncake answers a put of a key that is there with success and writes nothing.
-//! - While the master is away nothing is called ([`link`]).
+//! - While the master is away no call is made ([`link`]).
 //! - Mooncake has no checksums. Values have to carry their own, so the host seals them.
 
 mod capi;
@@ -54,7 +54,7 @@ const MAX_VALUE: u64 = 1 << 30;
 const SETUP: Duration = Duration::from_secs(30);
 /// How long an instance that was dropped without a shutdown waits for its end. Mooncake takes 1 to 2 s, and mostly sleeps.
 const END: Duration = Duration::from_secs(5);
-/// How many times in `store_deadline_ms` it is looked after what waits.
+/// How many times in `store_deadline_ms` the tier looks for work that waits for too long.
 const LOOKS: u32 = 8;
 
 /// An instance of the tier. See the module.
@@ -63,18 +63,18 @@ pub struct MooncakeTier {
     closed: AtomicBool,
     broken: Arc<AtomicBool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Where the master shows its metrics, and how long it may take.
+    /// Address of the master's metrics, and how long the master may take to answer.
     metrics: (String, Duration),
 }
 
-/// Finds what the configuration asks for, without starting anything of it.
+/// Finds and loads the configured library, without starting anything of it.
 type Find = Box<dyn FnOnce() -> Result<Box<dyn Library>> + Send>;
 
 /// Opens an instance: finds and loads Mooncake Store, and starts its client.
 ///
 /// # Errors
-/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a Mooncake Store, `IO` without a master, `TIMEOUT` when it does not
-/// answer.
+/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a Mooncake Store, `IO` without a master, `TIMEOUT` when
+/// the master does not answer.
 pub fn open(opening: &Opening) -> Result<MooncakeTier> {
     let shared = crate::config::Config::parse(&opening.config)?;
     let config = Config::parse(&opening.config)?;
@@ -130,7 +130,7 @@ impl MooncakeTier {
             let _unheard = opened.try_send(Ok(library.describe())).is_err();
             own.link.keep(&*library, &own.regions, || own.release_held());
         })?;
-        // Dropped on the way out, which stops the thread when Mooncake lets it go.
+        // An error drops `tier`, which stops the thread as soon as Mooncake returns to it.
         let what = open.recv_timeout(SETUP).map_err(|error| match error {
             RecvTimeoutError::Timeout => {
                 let text = format!(
@@ -180,7 +180,7 @@ impl MooncakeTier {
         Ok(())
     }
 
-    /// 0, or why no call is taken.
+    /// 0, or the code with which calls are refused.
     fn state(&self) -> i32 {
         match () {
             () if self.closed.load(Ordering::SeqCst) => ErrorCode::CLOSED.0,
@@ -240,7 +240,7 @@ impl StorageTier for MooncakeTier {
         self.ready()?;
         self.shared.regions.remove(region, |span| {
             if let Some(Err(why)) = self.shared.link.tell(|client| client.unregister(span)) {
-                // Nothing of it is touched all the same.
+                // Nothing touches this memory any more, in spite of the error.
                 log!(
                     Level::WARN,
                     "Mooncake does not let go of {} bytes at {:#x}: {why}",
@@ -341,7 +341,7 @@ impl StorageTier for MooncakeTier {
 }
 
 impl MooncakeTier {
-    /// Whether all threads have ended, which is waited for.
+    /// Waits for the end of all threads. False when some have not ended within `patience`.
     fn ended_within(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut threads = locked(&self.threads);
@@ -352,7 +352,7 @@ impl MooncakeTier {
             std::thread::sleep(Duration::from_millis(1));
         }
         for thread in threads.drain(..) {
-            // It has ended. What it panicked with was caught inside.
+            // The thread has ended. Its panics were caught inside.
             let _caught = thread.join().is_err();
         }
         true
@@ -362,8 +362,8 @@ impl MooncakeTier {
 impl Drop for MooncakeTier {
     fn drop(&mut self) {
         self.stop();
-        // A process whose exit Mooncake's own threads outlive may crash there. Those that hang are not waited for: what
-        // they share is theirs, too.
+        // The process may crash at its exit while Mooncake's own threads still run, so wait for them. Threads that hang
+        // are not waited for: they own their part of all that they share.
         let _hangs = !self.ended_within(END);
     }
 }

@@ -1,21 +1,21 @@
-//! The transfer role: what the host's threads call. None of it calls into Mooncake.
+//! The transfer role: the calls of the host's threads. None of them calls into Mooncake.
 //!
-//! Mooncake can say that a write failed, but not that nothing of it is in flight any more: what it was given it goes on with,
-//! and the receiver's kernel may hold bytes that it will still copy. What ends both is the end of an engine, with its sockets
-//! and threads. So each connection has a pair of engines of its own: one at the sender ([`link`]), and an *inbound endpoint* at
-//! the receiver ([`inbound_endpoint`]) through which that sender alone writes. Ending that one's engine is a fence, which needs
-//! no other side's help. When a connection begins and ends is the transfer kit's to decide, from which [`engines`] takes its
-//! orders.
+//! Mooncake can say that a write failed, but not that nothing of it is in flight any more. It goes on with writes that
+//! it was given, and the receiver's kernel may hold bytes that it will still copy. Only the end of an engine, with its
+//! sockets and threads, ends both. So each connection has a pair of engines of its own: one at the sender ([`link`]),
+//! and an *inbound endpoint* at the receiver ([`inbound_endpoint`]) through which that sender alone writes. Ending the
+//! inbound endpoint's engine is a fence, which needs no help of the other side. The transfer kit decides when a
+//! connection begins and ends, and [`engines`] carries that out.
 //!
-//! - An instance's *front* is an engine without memory. Its address is the endpoint, and instances exchange their few messages
-//!   through it ([`wire`]), numbered and acknowledged by us ([`message_sender`]).
-//! - Calls into Mooncake are made by threads of our own: a [`service`] that decides and never waits, one per link, one per
-//!   peer for messages, and short ones that start and end engines. The hot calls of the trait only touch queues.
+//! - An instance's *front* is an engine without memory. Its address is the endpoint, and instances exchange their few
+//!   messages through it ([`wire`]). The plugin numbers and acknowledges them ([`message_sender`]).
+//! - Threads of the plugin make the calls into Mooncake: a [`service`] that decides and never waits, one thread per link,
+//!   one per peer for messages, and short ones that start and end engines. The hot calls of the trait only touch queues.
 //! - A sender's success means that the data is in the peer's memory, as Mooncake's TCP says since 0.3.13 and RDMA always, and
 //!   that the peer has taken the notification.
 //!
-//! A peer is gone when it says so, or when nothing listens at its address any more. One that is stopped is not gone: fences
-//! to it run into their deadline, and what is in flight stays unsettled.
+//! A peer is gone when it says so, or when nothing listens at its address any more. A stopped peer is not gone: fences
+//! to it run into their deadline, and submissions in flight stay unsettled.
 
 mod engines;
 mod inbound_endpoint;
@@ -65,9 +65,9 @@ pub fn open(opening: &Opening) -> Result<MooncakeBackend> {
 /// Starts an instance on a Mooncake that was found.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` for a name that is none, `IO` when Mooncake refuses.
+/// `INVALID_ARGUMENT` for an invalid name, `IO` when Mooncake refuses.
 fn start(opening: &Opening, config: Config, driver: Box<dyn Driver>) -> Result<MooncakeBackend> {
-    // Before an engine starts.
+    // Checked before an engine starts.
     check_name(&opening.name)?;
     log!(Level::INFO, "Mooncake is {}", driver.describe());
     let front: Arc<dyn Engine> = driver.engine().map_err(|why| Error::new(ErrorCode::IO, why))?.into();
@@ -78,14 +78,14 @@ fn start(opening: &Opening, config: Config, driver: Box<dyn Driver>) -> Result<M
     let service = Service::new(shared.clone(), front, token);
     let own = shared.clone();
     shared.spawn("mooncake-service", move || {
-        // Said to threads that wait, also when it panics.
+        // Tells threads that wait, also after a panic.
         let _ended = Ended(own);
         service.run();
     })?;
     Ok(Frontend::new(Mooncake { shared, endpoint: Endpoint { token, instance, name, address } }))
 }
 
-/// Says that the service has ended.
+/// Reports the end of the service when dropped.
 struct Ended(Arc<Shared>);
 
 impl Drop for Ended {
@@ -145,7 +145,7 @@ impl Backend for Mooncake {
 impl Drop for Mooncake {
     fn drop(&mut self) {
         self.shared.stop();
-        // As long as Mooncake's longest end. What is stuck then stays, with what it holds.
+        // Mooncake's longest end takes this long. Threads that are stuck then stay, with all that they hold.
         self.shared.wait_ended(Instant::now() + Duration::from_secs(10));
     }
 }

@@ -1,4 +1,4 @@
-//! The C driver against a library with the same functions that is built here, and that fails when it is told to.
+//! The C driver against a library with the same functions, which is built here and fails on request.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -158,7 +158,7 @@ fn writes_are_there_when_their_notification_is_and_nothing_is_left_behind() {
         let mut at = 0;
         while at < BYTES && writes.len() < 1000 {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // No length that stands for a failure.
+            // Leaves out the lengths that stand for failures.
             let length = (20 + (state >> 8) as usize % 5000).min(BYTES - at);
             if state >> 31 == 0 && length >= 20 {
                 writes.push(pair.write(at, at, length));
@@ -185,7 +185,7 @@ fn mooncake_is_never_given_more_than_max_outstanding() {
     let _alone = alone();
     let pair = Pair::new("max_outstanding = 7\n");
     count(2);
-    // No two are neighbours.
+    // No two writes are neighbours.
     let writes: Vec<Write> = (0..500).map(|i| pair.write(i * 100, i * 200, 50)).collect();
     for tag in 1..=4 {
         pair.submit(tag, &writes);
@@ -201,7 +201,7 @@ fn mooncake_is_never_given_more_than_max_outstanding() {
 fn a_failed_write_is_settled_only_once_both_engines_have_ended() {
     let _alone = alone();
     let pair = Pair::new("");
-    // One fails, and one that was submitted with it goes on for good.
+    // One write fails, and one that was submitted with it never ends.
     pair.submit(1, &[pair.write(0, 0, 13), pair.write(100, 100, 17), pair.write(300, 300, 50)]);
     let done = pair.completion();
     assert_eq!(done.status, ErrorCode::PEER_LOST.0);
@@ -209,7 +209,7 @@ fn a_failed_write_is_settled_only_once_both_engines_have_ended() {
     // Two fronts are left: the ends of the link's engine and of the inbound endpoint's settled it.
     assert_eq!(count(0), 2);
     assert_eq!(pair.notification().kind, NotificationKind::PEER_LOST);
-    // The peer itself is as good as before.
+    // The peer itself still works.
     let peer = pair.sender.connect("receiver", &pair.receiver.endpoint().unwrap()).unwrap();
     let pair = Pair { peer, ..pair };
     pair.submit(2, &[pair.write(1000, 1000, 500)]);
@@ -249,7 +249,7 @@ fn a_region_that_is_taken_back_is_unknown_to_the_engines_before_the_call_returns
     let pair = Pair::new("");
     pair.submit(1, &[pair.write(0, 0, 50)]);
     assert_eq!(pair.completion().status, 0);
-    // The sender's link knows it. The inbound endpoint at the receiver stays.
+    // The sender's link learns of it. The inbound endpoint at the receiver stays.
     pair.sender.deregister(pair.regions.0).unwrap();
     assert_eq!(count(0), 4);
     // The inbound endpoint leads to this region, and closes.

@@ -1,4 +1,4 @@
-//! Asking whether Mooncake is there loads nothing of it.
+//! A check whether Mooncake is there loads nothing of it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ fn a_check_loads_neither_the_library_nor_python() {
     command.args(["--edition=2024", "--crate-type=cdylib", "--crate-name=transfer_engine", "-Cpanic=abort"]);
     assert!(command.arg("-o").arg(&file).arg(source).status().unwrap().success());
     host_plugin_mooncake::check("transfer", &format!("library = {:?}", file.display().to_string())).unwrap();
-    // Whether it is there or not, it was looked for.
+    // The check looks for the wheel, whether it is there or not.
     let wheel = host_plugin_mooncake::check("transfer", "backend = \"python\"");
     println!("the wheel: {wheel:?}");
     let loaded = loaded();

@@ -1,4 +1,4 @@
-//! Asking an interpreter runs nothing that lies in the current directory.
+//! The probe of an interpreter runs no file of the current directory.
 
 #![allow(clippy::unwrap_used)]
 

@@ -35,7 +35,7 @@ fn library() -> &'static Path {
     path
 }
 
-/// The address of what answers to a probe as a master does.
+/// Starts a listener that answers a probe as a master does. Returns its address.
 fn master() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -112,7 +112,7 @@ fn values_go_through_the_library_and_are_found_by_another_instance() {
     let all = pages(theirs, 0..count, PAGE);
     assert!(finish(&other, other.get(Tag(2), &all), count).iter().all(|status| *status == FOUND));
     assert!(memory == right);
-    // Of another length it is not found, and nothing is written. Of less it is an error.
+    // A value that is longer than the get is not found, and nothing is written. A shorter value is an error.
     let short = finish(&other, other.get(Tag(3), &pages(theirs, 0..1, PAGE - 1)), 1);
     assert_eq!(short, [MISSING]);
     assert_eq!(finish(&other, other.delete(Tag(4), &keys), 5), [FOUND, FOUND, FOUND, FOUND, MISSING]);

@@ -1,19 +1,18 @@
-//! What the plugin leaves of NIXL's speed: the same writes between two processes through the plugin, and through NIXL's C API
-//! with nothing around it, in turns.
+//! Compares the plugin's speed with NIXL's own: the same writes between two processes through the plugin, and through
+//! NIXL's C API with nothing around it, in turns.
 //!
 //! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench bare [-- KIB…]`
 //!
-//! Bare is: ranges described once, and for each submission a request made of them, posted and polled until it is done. The
-//! receiver polls for messages without a pause. The plugin's side is what the host does: `submit`, and `poll` when the descriptor
-//! says so. Pieces do not touch each other, so that nothing is joined. A submission has up to 1024 of them or 4 MiB, or one piece
-//! if it is larger. Eight submissions are in flight, each with a notification. A round ends when the sender knows that all is
-//! done, and the receiver has said, through a pipe, that every notification came.
+//! The bare way describes the ranges once. For each submission it makes a request of them, posts it, and polls until it is
+//! done. The receiver polls for messages without a pause. The plugin's side does what the host does: `submit`, and `poll`
+//! when the descriptor says so. Pieces do not touch each other, so that nothing is joined. A submission has up to 1024
+//! pieces or 4 MiB, or one piece if the piece is larger. Eight submissions are in flight, each with a notification. A round
+//! ends when the sender knows that all is done, and the receiver has said, through a pipe, that every notification came.
 //!
-//! What the machine does meanwhile changes from second to second, so ratios are of neighbours: bare, `submit`, and
-//! the same backwards, make a block, and a block gives one ratio of the times of its two rounds each. Shown are the
-//! medians of the blocks' ratios with their quartiles, and of the rounds' GB/s of 10^9 bytes. BBR paces on loopback, too,
-//! by what it guesses, so the same round takes half or twice as long: measure in a network namespace with another
-//! congestion control.
+//! The load of the machine changes from second to second, so ratios are of neighbouring rounds: bare, `submit`, and the same
+//! backwards, make a block. A block gives one ratio, of the times of its two rounds each. The table shows the medians of the
+//! blocks' ratios with their quartiles, and of the rounds' GB/s of 10^9 bytes. BBR paces on loopback, too, by its estimates, so
+//! that the same round takes half or twice as long. Therefore measure in a network namespace with another congestion control.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -40,7 +39,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Larger than any cache, on both sides.
 const BYTES: usize = 128 << 20;
-/// Blocks of a size: at least so many, and for so long.
+/// Blocks of a size: at least this many, and for at least the time below.
 const BLOCKS: usize = 15;
 const LONG: Duration = Duration::from_secs(10);
 const FLIGHTS: usize = 8;
@@ -67,7 +66,7 @@ fn main() {
             0 => seconds(|| bare.round()),
             _ => seconds(|| plugin.round(piece)),
         };
-        // The first of each finds everything cold.
+        // The first round of each way finds everything cold.
         let mut times = [0, 1].map(|way| Vec::from(&[round(way)][1..]));
         let start = Instant::now();
         while times[0].len() < 2 * BLOCKS || start.elapsed() < LONG {
@@ -88,7 +87,7 @@ fn main() {
     plugin.end();
 }
 
-/// What a round takes.
+/// Seconds that a round takes.
 fn seconds(round: impl FnOnce()) -> f64 {
     let start = Instant::now();
     round();
@@ -100,7 +99,7 @@ fn quartiles(mut figures: Vec<f64>) -> [f64; 3] {
     [1, 2, 3].map(|quarter| figures[figures.len() * quarter / 4])
 }
 
-/// Starts of the pieces: every other one of its size.
+/// Offsets of the pieces: every other one of its size.
 fn offsets(piece: usize) -> Vec<u64> {
     (0..BYTES as u64).step_by(2 * piece).collect()
 }
@@ -146,7 +145,7 @@ impl Came {
     }
 }
 
-/// Starts the other process. Returns it with the line in which it says how to reach it.
+/// Starts the other process. Returns it with the line that says how to reach it.
 fn receiver(kind: &str) -> (Receiver, String, Vec<u8>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .env("RECEIVER", kind)
@@ -199,7 +198,7 @@ struct Bare {
     agent: Agent,
     peer: CString,
     addresses: (u64, u64),
-    /// Ours and the peer's of each submission of a round.
+    /// Local and remote ranges of each submission of a round.
     ranges: Vec<(Ranges, Ranges)>,
     _memory: SharedMemory,
 }
@@ -216,7 +215,7 @@ impl Bare {
         new
     }
 
-    /// Its receiver never rests, so it is stopped while others are measured.
+    /// Stops or continues the receiver. It never rests, so it is stopped while others are measured.
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.receiver.child), signal).unwrap();
     }
@@ -262,7 +261,7 @@ impl Bare {
         self.signal(Signal::CONT);
         self.agent.notify(&self.peer, END).unwrap();
         while self.receiver.child.try_wait().unwrap().is_none() {
-            // The message may still be on its way out. A receiver that is gone is what is waited for.
+            // Drives progress, because the message may still be on its way out. An error is fine: the receiver may be gone.
             let _gone = self.agent.received(|_| {}).is_err();
         }
     }

@@ -1,5 +1,5 @@
-//! What the tier leaves of the disk: the same pages through NIXL's POSIX plugin, buffered and direct, and written and read by
-//! one thread with nothing around it, one file for each, in turns.
+//! Compares the tier with plain files: the same pages through NIXL's POSIX plugin, buffered and direct, and written and
+//! read by one thread with nothing around it, one file for each, in turns.
 //!
 //! `TIER_BENCH_DIR=/on/the/disk NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench tier`
 //!
@@ -86,7 +86,7 @@ fn sync(dir: &Path) {
     syncfs(rustix::fs::open(dir, OFlags::RDONLY, Mode::empty()).unwrap()).unwrap();
 }
 
-/// Forgets what the page cache has of the files in a directory.
+/// Drops the files of a directory from the page cache.
 fn forget(dir: &Path) {
     for entry in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap()) {
         match entry.file_type().unwrap().is_dir() {
@@ -128,7 +128,7 @@ fn pages(region: u32, page: usize, run: usize) -> Vec<TierPage> {
     (0..BYTES / page).map(of).collect()
 }
 
-/// All pages, in batches, two of which are in flight.
+/// Moves all pages in batches, two of which are in flight.
 fn run(
     tier: &dyn StorageTier,
     pages: &[TierPage],

@@ -1,12 +1,12 @@
-//! How fast pieces of several sizes move between two processes through NIXL, beside the shared-memory plugin and beside
-//! nothing but a copy, all in the same run.
+//! Measures how fast pieces of several sizes move between two processes through NIXL, beside the shared-memory plugin
+//! and beside a plain copy, all in the same run.
 //!
 //! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench transfer [-- CONFIG]`. CONFIG is the NIXL plugin's, in TOML.
 //!
-//! With `knee` as the argument: 64 MiB in small pieces, written directly, and gathered into 4 MiB that are written at once
-//! and scattered by the receiver, each through both plugins. The gather is the sender's thread, the scatter the receiver's.
-//! The last piece of the scatter is not waited for, and no room is granted first. So the staged figures are what staging can
-//! come to at most.
+//! With `knee` as the argument: 64 MiB in small pieces, written directly, and gathered into 4 MiB that are written at
+//! once and scattered by the receiver, each through both plugins. The sender's thread gathers, the receiver's thread
+//! scatters. The round does not wait for the last piece of the scatter, and no room is granted first. So the staged
+//! figures are an upper bound of what staging can reach.
 //!
 //! Pieces do not touch each other, so that nothing can be joined. Each figure is the best of the rounds, in GB/s of 10^9
 //! bytes. A round ends when the sender's completions say that everything is in the peer's memory.
@@ -74,12 +74,12 @@ fn knee() {
     }
 }
 
-/// Starts of the pieces: every other one of its size.
+/// Offsets of the pieces: every other one of its size.
 fn offsets(piece: usize) -> impl Iterator<Item = usize> {
     (0..BYTES).step_by(2 * piece)
 }
 
-/// Where staged bytes lie, on both sides: behind the pieces of a run of 64 MiB.
+/// Offset of the staged bytes, on both sides: behind the pieces of a run of 64 MiB.
 const STAGE: usize = 128 << 20;
 const STAGED: usize = 4 << 20;
 
@@ -90,8 +90,8 @@ fn copy_pieces(memory: &SharedMemory, first: usize, piece: usize, slot: usize, g
         let (sparse, dense) = ((first + at) * 2 * piece, STAGE + slot * STAGED + at * piece);
         assert!(sparse + piece <= STAGE && dense + piece <= BYTES);
         let (from, to) = if gather { (sparse, dense) } else { (dense, sparse) };
-        // SAFETY: both ranges lie inside the mapping and apart, as was just looked at. What NIXL or the peer does with the
-        // slot at the same time spoils no figure: the bytes are not read.
+        // SAFETY: both ranges lie inside the mapping and apart, as the assertion says. NIXL or the peer may use the
+        // slot at the same time, which does not matter: the bytes are not read.
         unsafe { std::ptr::copy_nonoverlapping(base.add(from), base.add(to), piece) };
     }
 }
@@ -153,12 +153,12 @@ fn transfer(plugin: &str, config: &str, piece: usize) -> f64 {
     Transfer { plugin, config, piece, staged: false, bytes: BYTES / 2 }.best()
 }
 
-/// What is measured.
+/// One measurement.
 struct Transfer<'a> {
     plugin: &'a str,
     config: &'a str,
     piece: usize,
-    /// Through dense slots.
+    /// Whether pieces go through dense slots.
     staged: bool,
     bytes: usize,
 }
@@ -223,7 +223,7 @@ impl Transfer<'_> {
                 bytes += done[..count].iter().map(|c| c.bytes).sum::<u64>();
                 completed += count;
                 if count == 0 {
-                    // Moving is what is measured, so the poller must not take a core from it.
+                    // The poller must not take a core from the transfer, which is what is measured.
                     std::thread::sleep(Duration::from_micros(50));
                 }
             }
@@ -235,7 +235,7 @@ impl Transfer<'_> {
     }
 }
 
-/// One thread, piece by piece, between two mappings of the same kind.
+/// Measures a copy by one thread, piece by piece, between two mappings of the same kind.
 fn copy(piece: usize) -> f64 {
     let memory = || {
         let memory = SharedMemory::new("bench", BYTES).unwrap();

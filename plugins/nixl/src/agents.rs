@@ -18,11 +18,11 @@ use crate::wire::{Body, Frame};
 
 /// Most connections in each direction.
 pub const MAX_PEERS: usize = 256;
-/// How often a ping goes to a peer, so that a broken connection shows,
+/// How often a peer gets a ping, so that a broken connection shows.
 const PING: Duration = Duration::from_millis(500);
-/// and how often when it has left so many without an answer. It may be stopped, and messages to it pile up.
+/// After this many pings without an answer, how often. The peer may be stopped, and messages to it pile up.
 const PATIENT: (u32, Duration) = (20, Duration::from_secs(10));
-/// How long a thread of NIXL's sleeps at most until it looks whether bytes came. It wakes up when some do.
+/// How long a thread of NIXL's sleeps at most until it looks for bytes. It wakes up when bytes come.
 const THREAD_LOOKS: Duration = Duration::from_millis(10);
 
 /// What is needed to make an agent.
@@ -30,17 +30,17 @@ pub struct Maker {
     pub library: Arc<Library>,
     pub backend: CString,
     pub parameters: Vec<(CString, CString)>,
-    /// Starts the names of our agents. No other instance's names start with it.
+    /// The names of this instance's agents start with it. No other instance's names do.
     pub prefix: String,
 }
 
 impl Maker {
-    /// An agent behind which the driver drives progress, or a thread of NIXL's own.
+    /// Makes an agent. The driver drives its progress, or a thread of NIXL's own with `has_thread`.
     ///
     /// # Errors
     /// When NIXL refuses.
     pub fn agent(&self, name: &str, has_thread: bool) -> std::result::Result<Agent, Refusal> {
-        // A name of ours has no zero byte in it, or it was refused.
+        // The name has no zero byte in it: others are refused earlier.
         let name = CString::new(format!("{}/{name}", self.prefix)).unwrap_or_default();
         Agent::new(&self.library, &name, &self.backend, &self.parameters, has_thread.then_some(THREAD_LOOKS))
     }
@@ -56,19 +56,19 @@ struct Front {
     unanswered: u32,
 }
 
-/// Where one peer's writes come in: an agent that one sender knows. Dropping it closes its connections and takes its keys back:
-/// nothing that was sent to it lands from then on, whatever the sender does.
+/// The inbound endpoint of one peer's writes: an agent that one sender knows. Dropping it closes its connections and
+/// takes its keys back. From then on nothing that was sent to it lands, whatever the sender does.
 struct Inbound {
     connection: Connection,
-    /// The name that the sender was opened under.
+    /// The name under which the sender was opened.
     peer_name: String,
     agent: Agent,
-    /// A thread of NIXL's drives progress.
+    /// Whether a thread of NIXL's drives progress.
     has_thread: bool,
 }
 
 impl Inbound {
-    /// Drives progress unless a thread does, and takes what came. True if anything did.
+    /// Drives progress unless a thread does, and takes notifications that came. True if any came.
     fn look(&mut self, notifications: &Notifications) -> std::result::Result<bool, Refusal> {
         let mut any = false;
         let name = &self.peer_name;
@@ -90,11 +90,11 @@ pub struct Agents {
     fronts: HashMap<Random, Front>,
     inbound: Vec<Inbound>,
     inbound_made: u64,
-    /// Instances whose front could not be told something.
+    /// Instances to which a message could not be sent.
     suspects: Vec<Random>,
 }
 
-/// What NIXL refuses, as an error of the trait.
+/// Turns a refusal of NIXL's into an error of the trait.
 pub fn io(refusal: Refusal) -> Error {
     Error::new(ErrorCode::IO, refusal.to_string())
 }
@@ -114,7 +114,7 @@ impl Agents {
         }
     }
 
-    /// Makes another instance known that has said hello, by the metadata of its front. False when it cannot be.
+    /// Makes another instance known that has said hello, by the metadata of its front. False when that fails.
     pub fn meet_caller(&mut self, instance: Random, front: &[u8]) -> bool {
         self.fronts.len() < 2 * MAX_PEERS && self.learn_front(instance, front).is_ok()
     }
@@ -128,7 +128,7 @@ impl Agents {
         Ok(())
     }
 
-    /// Tells another instance something. If it cannot be told, it is lost, a moment later.
+    /// Sends a message to another instance. If that fails, the instance is lost a moment later.
     pub fn tell(&mut self, to: Random, connection: u64, body: Body) {
         let Some(front) = self.fronts.get(&to) else { return };
         let frame = Frame { instance: self.instance, connection, body };
@@ -137,19 +137,19 @@ impl Agents {
         }
     }
 
-    /// Instances that could not be told something.
+    /// Takes the instances to which a message could not be sent.
     pub fn suspects(&mut self) -> Vec<Random> {
         std::mem::take(&mut self.suspects)
     }
 
-    /// An instance has answered a ping.
+    /// Notes that an instance has answered a ping.
     pub fn note_pong(&mut self, instance: Random) {
         if let Some(front) = self.fronts.get_mut(&instance) {
             front.unanswered = 0;
         }
     }
 
-    /// Asks every instance now and then whether it is there.
+    /// Sends pings to the instances whose time has come.
     pub fn ping(&mut self) {
         let now = Instant::now();
         let due = |front: &Front| {
@@ -175,16 +175,16 @@ impl Agents {
         }
     }
 
-    /// Takes what came in. True if anything did.
+    /// Takes notifications that came in. True if any came.
     pub fn look_at_inbound(&mut self) -> bool {
         let notifications = &self.shared.instance().notifications;
         let mut any = false;
         for inbound in &mut self.inbound {
-            // Senders to a host that does not take what came wait here.
+            // Senders wait here for a host that does not fetch its notifications.
             if notifications.is_full() {
                 break;
             }
-            // A refusal leaves the agent as it is. What it stands for shows at the front.
+            // A refusal leaves the agent as it is. The cause shows at the front.
             any |= inbound.look(notifications).unwrap_or(false);
         }
         any

@@ -1,4 +1,4 @@
-//! The transfer role: what the host's threads call. None of it calls into NIXL.
+//! The transfer role: the calls of the host's threads. None of them calls into NIXL.
 
 use std::ffi::CString;
 use std::sync::mpsc::sync_channel;
@@ -64,8 +64,8 @@ impl Nixl {
         self.shared.linked.ask(|reply| self.shared.tell(command(reply)))
     }
 
-    /// Whether memory of a device can be registered here. That of the host always can. Memory of a device depends on the
-    /// machine, on UCX and on the transports, so the manifest does not promise it.
+    /// Tries whether memory of a device can be registered here. Memory of the host always can. Memory of a device
+    /// depends on the machine, on UCX and on the transports, so the manifest does not promise it.
     fn try_device(&self, memory: &Memory) -> Result<()> {
         let Memory { device, address, length, generation, .. } = *memory;
         let no = |why: &str| {
@@ -138,7 +138,7 @@ impl Backend for Nixl {
             return Err(Error::new(ErrorCode::TIMEOUT, text));
         }
         if let Some(driver) = locked(&self.driver).take() {
-            // It has ended. What it panicked with was caught inside.
+            // The thread has ended. Its panics were caught inside.
             let _caught = driver.join().is_err();
         }
         Ok(())

@@ -1,8 +1,8 @@
-//! NIXL's C API. All calls into it are here and in the modules of this folder, and all unsafe code but the looks into a tier's
-//! memory and the setting of variables.
+//! NIXL's C API. This file and the modules of this folder have all calls into it. They also have all unsafe code of the
+//! plugin, except for accesses to a tier's memory and the setting of variables.
 //!
 //! The API has no stable ABI ("may change between releases"), so every symbol is looked up before anything is called,
-//! and what differs between releases is named in this file. Written against 1.5.1.
+//! and this file names the differences between releases. Written against 1.5.1.
 //!
 //! An [`Agent`] is used by the thread that made it and no other (its pointers are not `Send`), which is what NIXL asks
 //! of a caller that wants no locks.
@@ -24,26 +24,26 @@ use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
 type Handle = *mut c_void;
 
-/// What ranges are of, with NIXL's numbers.
+/// The kind of memory of ranges, with NIXL's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segment {
     Dram = 0,
-    /// Memory of a device, which is given with each range.
+    /// Memory of a device. The device is given with each range.
     Vram = 1,
-    /// Of objects in a bucket, each registered with its name under the number given in the device's place.
+    /// Objects in a bucket. Each is registered with its name, under the number given in the device's place.
     Object = 3,
-    /// Of files, whose descriptor is given with each range in the device's place. Addresses are offsets.
+    /// Files. The descriptor is given with each range, in the device's place. Addresses are offsets.
     File = 4,
 }
 
 macro_rules! api {
     ($($name:ident($($argument:ty),*);)*) => {
-        /// The functions, all there.
+        /// The functions. None is missing.
         struct Api { $($name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
 
         impl Api {
             /// # Errors
-            /// The names that the library lacks.
+            /// The names of functions that the library lacks.
             fn look_up(library: &Loaded) -> Result<Self, Vec<String>> {
                 let mut missing = Vec::new();
                 $(
@@ -120,7 +120,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A request failed.
+    /// The refusal for a request that failed.
     pub fn of(call: &'static str) -> Self {
         Self { call, code: -2 }
     }
@@ -175,7 +175,7 @@ impl Library {
         Ok(Self { api: looked_up?, path: path.to_owned() })
     }
 
-    /// Where it was loaded from.
+    /// The path that it was loaded from.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -188,7 +188,7 @@ impl Library {
 pub fn cuda_driver() -> Result<(), String> {
     // SAFETY: the driver's own library, where the system's loader looks for it. Nothing of it is called.
     let driver = unsafe { Loaded::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) };
-    // Others of this process may be using it, so it stays.
+    // Other code of this process may be using the driver, so it stays loaded.
     driver.map(std::mem::forget).map_err(|error| error.to_string())
 }
 
@@ -199,7 +199,7 @@ fn made(call: &'static str, create: impl FnOnce(*mut Handle) -> c_int) -> Result
     if handle.is_null() { Err(Refusal { call, code: 0 }) } else { Ok(handle) }
 }
 
-/// A list of ranges, for building requests. Used over and over.
+/// A list of ranges, for building requests. It is reused.
 pub struct Ranges {
     library: Arc<Library>,
     handle: Handle,
@@ -217,7 +217,7 @@ impl Ranges {
         check("xfer_dlist_clear", unsafe { (self.library.api.xfer_dlist_clear)(self.handle) })
     }
 
-    /// Adds a range of a device, which is 0 where there is none.
+    /// Adds a range of a device. `device` is 0 when there is none.
     pub fn add(&mut self, address: u64, length: usize, device: u64) -> Result<(), Refusal> {
         let add = self.library.api.xfer_dlist_add_desc;
         // SAFETY: the list is alive, and the address is a number to it.

@@ -23,26 +23,26 @@ pub struct Config {
     pub short_writes: u64,
     pub connect_timeout_ms: u64,
     pub fence_timeout_ms: u64,
-    /// Of the tier. It stands here and not in the tier's table, because `host tier` sets a key of this name.
+    /// A key of the tier. It is here and not in the tier's table, because `host tier` sets a key of this name.
     pub read_only: bool,
     pub storage: Storage,
 }
 
-/// Behind which incoming connections of an instance a thread of NIXL's drives progress. Behind the others the driver does.
+/// The incoming connections of an instance whose progress a thread of NIXL's drives. The driver drives the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Threads {
     None,
-    /// Behind the second and those after it, up to [`MOST_FURTHER`]: one thread alone reads no faster than one sender writes.
+    /// The second connection and those after it, up to [`MOST_FURTHER`]: one thread alone reads no faster than one sender writes.
     Further,
     All,
 }
 
-/// Threads of [`Threads::Further`]: each looks by itself now and then, so that a hundred would be felt.
+/// Most threads of [`Threads::Further`]. Each wakes up now and then, so that a hundred would be felt.
 const MOST_FURTHER: usize = 3;
 
 impl Threads {
-    /// Whether the next connection has one, with so many open connections of which so many have one.
+    /// Whether the next connection has a thread, when `open` connections are open and `with_thread` of them have one.
     pub fn next_has_one(self, open: usize, with_thread: usize) -> bool {
         match self {
             Self::None => false,
@@ -61,12 +61,12 @@ pub struct Storage {
     pub backend: String,
     pub parameters: BTreeMap<String, String>,
     pub direct: bool,
-    /// Of objects, as is the next.
+    /// For objects, as the next key.
     pub prefix: Option<String>,
     pub deadline_ms: Option<u64>,
 }
 
-/// Without the parameters' values, some of which are secret.
+/// Leaves out the parameters' values, some of which are secret.
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { directory, backend, parameters, .. } = self;
@@ -108,7 +108,8 @@ impl Default for Config {
             progress_threads: Threads::None,
             max_writes: 1024,
             max_submissions: 256,
-            // Over UCX and TCP 16 KiB per write move 1.1 GB/s and 64 KiB 1.9, collected ones 2.9 and 2.3 at best.
+            // Over UCX and TCP writes of 16 KiB reach 1.1 GB/s and of 64 KiB 1.9. Collected into longer writes they
+            // reach 2.9 and 2.3 at best.
             short_writes: 64 << 10,
             connect_timeout_ms: 5000,
             fence_timeout_ms: 5000,
@@ -162,7 +163,7 @@ impl Config {
                 "storage.{key} is for objects: set backend = \"OBJ\", too, or leave it out"
             )));
         }
-        // With its default, Linux AIO, ending an agent waits for what the kernel still does.
+        // With NIXL's default, Linux AIO, ending an agent waits for work that the kernel still does.
         let on = |key: &&str| {
             let value = config.storage.parameters.get(*key).map_or("false", String::as_str);
             !["false", "0"].contains(&value)
@@ -178,7 +179,7 @@ impl Config {
         if config.parameters.values().chain(values).any(|value| value.contains('\0')) {
             return Err(wrong("a value contains a zero byte".into()));
         }
-        // NIXL splits its list of settings at commas, and so would split ours.
+        // NIXL splits its list of settings at commas, so it would also split a list here.
         if config.transports.contains([',', '=']) {
             let text = format!(
                 "transports {:?} is not one name: give a list in UCX_TLS, in the environment",
@@ -189,7 +190,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Parameters of the backend. `environment` is the value of `UCX_TLS`, which wins over ours.
+    /// Parameters of the backend. `environment` is the value of `UCX_TLS`, which wins over the configuration.
     pub fn backend_parameters(&self, environment: Option<&str>) -> Result<BTreeMap<String, String>> {
         let mut all = self.parameters.clone();
         if self.backend != "UCX" {
@@ -225,7 +226,7 @@ impl Config {
     /// Whether memory of devices may be registered. `environment` is the value of `UCX_TLS`.
     ///
     /// # Errors
-    /// When a peer could write it past this process.
+    /// When a peer could write such memory past this process.
     pub fn allows_devices(&self, environment: Option<&str>) -> Result<()> {
         let transports = environment.unwrap_or(&self.transports);
         if self.backend != "UCX" || !takes_cuda_ipc(transports) {
@@ -238,8 +239,8 @@ impl Config {
         Err(Error::new(ErrorCode::UNSUPPORTED, text))
     }
 
-    /// Whether a request that is done says that all requests before it on the connection are. UCX flushes the connection
-    /// before NIXL says so, unless several of its workers share the work.
+    /// Whether the end of a request proves that all requests before it on the connection are done. UCX flushes the
+    /// connection before NIXL reports the end, unless several of its workers share the work.
     pub fn finishes_in_order(&self) -> bool {
         let alone = |key| self.parameters.get(key).is_none_or(|many| matches!(many.as_str(), "0" | "1"));
         self.backend == "UCX" && alone("num_workers") && alone("num_threads")
@@ -254,7 +255,7 @@ impl Config {
     }
 }
 
-/// What is wrong with the text, which is shown unless it has secrets.
+/// The error for a text that cannot be read. The text is shown unless it has secrets.
 fn unreadable(error: &toml::de::Error) -> String {
     let shown = error.to_string();
     match SECRETS.iter().find(|key| shown.contains(*key)) {
@@ -269,7 +270,7 @@ fn wrong(message: String) -> Error {
     Error::new(ErrorCode::CONFIG, message)
 }
 
-/// The first transport in a list of UCX's that no closed inbound endpoint stops.
+/// The first transport in a list of UCX's that closing an inbound endpoint does not stop.
 fn past_the_receiver(list: &str) -> Option<&'static str> {
     let (excluded, list) = match list.strip_prefix('^') {
         Some(rest) => (true, rest),
@@ -285,7 +286,7 @@ fn past_the_receiver(list: &str) -> Option<&'static str> {
     ["cma", "knem", "xpmem"].into_iter().find(|name| !named.contains(name))
 }
 
-/// Whether a list of UCX's takes the transport with which a process writes into another's device memory.
+/// Whether a list of UCX's allows the transport with which a process writes into another's device memory.
 fn takes_cuda_ipc(list: &str) -> bool {
     let (excluded, list) = match list.strip_prefix('^') {
         Some(rest) => (true, rest),
@@ -332,7 +333,7 @@ mod tests {
         assert_eq!(next(Threads::None).collect::<Vec<_>>(), [0; 6]);
         assert_eq!(next(Threads::Further).collect::<Vec<_>>(), [0, 1, 2, 3, 3, 3]);
         assert_eq!(next(Threads::All).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
-        // The driver has none to look behind once the first one is gone.
+        // The driver drives no connection once the first one is gone, so it takes the next one.
         assert!(!Threads::Further.next_has_one(2, 2));
     }
 

@@ -25,16 +25,16 @@ use crate::wire::{Body, Frame};
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// Submissions started before the driver looks at anything else.
 const STARTS: usize = 16;
-/// NIXL has nothing to wait on, so the driver looks: without a pause for as long as [`KEEN`] after something happened,
+/// NIXL has nothing to wait on, so the driver looks for work. For as long as [`KEEN`] after something happened, it does not pause.
 const KEEN: Duration = Duration::from_micros(50);
-/// at this interval for as long as [`BRISK`], or until nothing of ours is in flight: a kernel's buffer of 128 KiB fills
-/// within a moment, but what is fetched in larger pieces costs less,
+/// The driver's pause while writes of this instance are in flight, and for as long as [`BRISK`] after something
+/// happened. A kernel's buffer of 128 KiB fills within a moment, but fetching bytes in larger pieces costs less.
 const FLYING: Duration = Duration::from_micros(20);
 const BRISK: Duration = Duration::from_millis(10);
-/// at this one for as long as [`LIVELY`],
+/// The driver's pause for as long as [`LIVELY`] after something happened.
 const WAKEFUL: Duration = Duration::from_micros(100);
 const LIVELY: Duration = Duration::from_millis(50);
-/// and at this one when nothing does.
+/// The driver's pause when nothing happens for longer.
 const DROWSY: Duration = Duration::from_millis(1);
 
 /// See the module.
@@ -57,7 +57,7 @@ pub fn start(
     identity: (Random, Random),
     started: SyncSender<Result<Vec<u8>>>,
 ) -> Result<JoinHandle<()>> {
-    /// Said to threads that wait, also when the driver panics.
+    /// Tells threads that wait of the end, also when the driver panics.
     struct Ended(Arc<Shared>);
     impl Drop for Ended {
         fn drop(&mut self) {
@@ -116,7 +116,7 @@ impl Driver {
 
     /// Runs until the instance is shut down.
     fn run(mut self) {
-        // By default the kernel adds 50 µs to each sleep. Without the right to change that, it does.
+        // By default the kernel adds 50 µs to each sleep. If this process may not change that, sleeps stay longer.
         let _left_as_it_is = set_current_timer_slack(NonZeroU64::new(1000)).is_err();
         while !self.shared.instance().is_stopping() {
             let mut busy = self.take_commands();
@@ -147,7 +147,7 @@ impl Driver {
         any
     }
 
-    /// Registers memory with an agent of its own, which ends right away.
+    /// Tries to register memory, with an agent of its own that ends right away.
     fn try_memory(&self, region: &RegionDescriptor) -> Result<()> {
         let refused = |refusal: Refusal| Error::new(ErrorCode::UNSUPPORTED, refusal.to_string());
         let mut agent = self.connections.transport.maker.agent("trial", false).map_err(refused)?;
@@ -196,7 +196,7 @@ impl Driver {
 
     fn take_messages(&mut self) -> bool {
         let mut frames = Vec::new();
-        // What is no message of ours is for no instance.
+        // Messages that are not frames of this plugin are dropped.
         let front = &mut self.connections.transport.front;
         let refused = front.received(|bytes| frames.extend(Frame::decode(bytes))).is_err();
         let any = !frames.is_empty() && !refused;
@@ -210,7 +210,7 @@ impl Driver {
         match body {
             Body::Connection { message, front } => {
                 let hello = matches!(message, Message::Hello { .. });
-                // Without a way to answer, the caller's time runs out.
+                // If the caller cannot be answered, its call times out.
                 if !hello || self.connections.transport.meet_caller(instance, &front) {
                     self.connections.hear(instance, connection, message);
                 }
@@ -244,7 +244,7 @@ impl Driver {
         };
         let shared = &self.shared;
         shared.sleeping.store(true, Ordering::SeqCst);
-        // A caller that comes after this sees that we sleep, and one that came before is seen here.
+        // A caller that comes after this sees that the driver sleeps. Work of a caller that came before is seen here.
         if !shared.has_work() {
             let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
             // Interrupted or not, the loop looks again.
@@ -260,7 +260,7 @@ impl Driver {
         let agents = &mut self.connections.transport;
         agents.links.clear();
         agents.say_goodbye();
-        // A goodbye that does not get through is a connection that ends, which says the same.
+        // A goodbye that does not get through does no harm: the connection ends, which tells the peer the same.
         for _ in 0..64 {
             if agents.front.received(|_| {}).is_err() {
                 break;

@@ -6,17 +6,17 @@ use std::path::Path;
 use host_plugin_api::{Level, log};
 use host_transfer_kit::environment;
 
-/// Says where NIXL's own plugins are, in `NIXL_PLUGIN_DIR`, unless it is set. NIXL reads it when its first agent is made,
-/// so this comes before that.
+/// Names the folder of NIXL's own plugins in `NIXL_PLUGIN_DIR`, unless it is set. NIXL reads it when its first agent is
+/// made, so this comes before that.
 pub fn name_plugins(folder: &Path) {
     if !add(&[("NIXL_PLUGIN_DIR", folder.as_os_str())]).is_empty() {
         log!(Level::INFO, "NIXL's own plugins are in {}", folder.display());
     }
 }
 
-/// Has the AWS SDK give up a request after 2 attempts, which is 6 s where a server says nothing. Left alone it makes 11, for a
-/// minute. With keys that were given, keeps it from looking for others at an address that only machines of Amazon's have. The
-/// SDK reads this when an agent is made. Variables that are set already stay.
+/// Makes the AWS SDK give up a request after 2 attempts, which takes 6 s when a server says nothing. By default it
+/// makes 11, for a minute. With keys that were given, also keeps it from looking for others at an address that only
+/// machines of Amazon's have. The SDK reads this when an agent is made. Variables that are set already stay.
 pub fn settle_aws(has_keys: bool) {
     let unset = |name: &str| std::env::var_os(name).is_none();
     let mut settings = Vec::new();
@@ -32,9 +32,9 @@ pub fn settle_aws(has_keys: bool) {
 }
 
 fn add<'a>(settings: &[(&'a str, &OsStr)]) -> Vec<&'a str> {
-    // SAFETY: the host changes no variables, and plugins on this kit take turns. Of what NIXL 1.5.1 brings only gRPC and an
-    // exporter of telemetry import `setenv`. Neither runs before an agent is made. What remains is another library in this
-    // process that calls it at the same moment. To exclude that, too, export the variables before the start, which leaves
-    // nothing to add.
+    // SAFETY: the host changes no variables, and plugins on this kit take turns. In NIXL 1.5.1 only gRPC and an
+    // exporter of telemetry import `setenv`. Neither runs before an agent is made. What remains is another library in
+    // this process that calls `setenv` at the same moment. To exclude that, too, export the variables before the start,
+    // so that this function adds nothing.
     unsafe { environment::add(settings) }
 }

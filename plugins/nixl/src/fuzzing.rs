@@ -1,4 +1,4 @@
-//! Entrances for fuzzing: what other instances send, as functions of bytes.
+//! Entry points for fuzzing: decode bytes as other instances send them.
 
 use host_plugin_api::RegionId;
 use host_transfer_kit::RegionDescriptor;
@@ -6,7 +6,7 @@ use host_transfer_kit::wire::{Endpoint, Message};
 
 use crate::wire::{Body, FORMAT, Frame};
 
-/// A frame or an endpoint. True when it is one of them, and then it comes back as it was.
+/// Decodes bytes as a frame and as an endpoint. True when they are one of these. Encoding must then preserve it.
 #[must_use]
 pub fn wire(bytes: &[u8]) -> bool {
     let frame = Frame::decode(bytes).is_ok_and(|frame| {
@@ -20,7 +20,7 @@ pub fn wire(bytes: &[u8]) -> bool {
     frame || endpoint
 }
 
-/// Some of each kind.
+/// Seeds: some of each kind.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let region =

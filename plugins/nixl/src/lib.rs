@@ -1,21 +1,21 @@
 //! Transfer backend over NIXL, through the C API of its own library (`libnixl_capi.so`), which is found and loaded when
 //! an instance opens. Building needs nothing of NIXL.
 //!
-//! NIXL can say that a write failed, but not that nothing of it is in flight any more: a released request may still be
-//! in a network adapter's queue or in a socket's buffer. What it can do is end an agent, with its connections, its
-//! queues and its keys. So each connection gets a pair of agents of its own: one at the sender, its link, and an *inbound
-//! endpoint* at the receiver, through which that sender alone writes. Closing that is a fence, which needs no other side's
-//! help. When a connection begins and ends is the transfer kit's to decide, from which [`agents`] takes its orders.
+//! NIXL can say that a write failed, but not that nothing of it is in flight any more: a released request may still be in a
+//! network adapter's queue or in a socket's buffer. But NIXL can end an agent, with its connections, its queues and its
+//! keys. So each connection gets a pair of agents of its own: one at the sender, its link, and an *inbound endpoint* at the
+//! receiver, through which that sender alone writes. Closing the inbound endpoint is a fence, which needs no help of the
+//! other side. The transfer kit decides when a connection begins and ends, and [`agents`] carries that out.
 //!
 //! - An instance's *front* agent registers no memory. Its metadata is the endpoint, and instances exchange their few
 //!   messages through it ([`wire`]): hello, welcome, cut, bye.
-//! - All calls into NIXL are made by one thread, the driver, which also drives progress: NIXL needs no lock and has no
+//! - One thread, the driver, makes all calls into NIXL and also drives progress. So NIXL needs no lock and has no
 //!   thread of its own here, unless `progress_threads` asks for some. The hot calls of the trait only touch queues.
-//! - A sender's success means that the data is in the peer's memory: NIXL flushes the connection before it says so, and
-//!   sends the notification after that. When a submission fails, the pair of agents ends. The submission has settled
-//!   once the peer says that its end is closed, or is itself gone.
-//! - Transports with which a peer writes our memory past our agent (CMA and the like) would outlive a closed endpoint, so a
-//!   configuration that allows them is refused.
+//! - A sender's success means that the data is in the peer's memory: NIXL flushes the connection before it reports
+//!   success, and sends the notification after that. When a submission fails, the pair of agents ends. The submission
+//!   has settled once the peer says that its end is closed, or the peer is gone.
+//! - With some transports (CMA and the like) a peer writes this process's memory past its agent. Such writes would
+//!   outlive a closed endpoint, so a configuration that allows these transports is refused.
 //!
 //! The second role, a storage tier, moves pages between memory and files through NIXL's POSIX plugin, or objects in a bucket
 //! through its OBJ plugin. See [`tier`].

@@ -1,4 +1,4 @@
-//! NIXL's library, as a configuration wants it.
+//! Loads NIXL's library for a configuration.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -10,8 +10,8 @@ use crate::config::Config;
 use crate::environment;
 use crate::search::{self, Places};
 
-/// NIXL's library, from the first place that has one that fits, with one of NIXL's own plugins, whose folder NIXL is told
-/// where it would not look.
+/// Loads NIXL's library from the first place that has one that fits, with NIXL's plugin `backend`. Tells NIXL the
+/// folder of its plugins when NIXL would not look there.
 ///
 /// # Errors
 /// With every place that was tried.
@@ -24,7 +24,7 @@ pub fn find_library(config: &Config, backend: &str) -> Result<Library> {
             tried.push((path, "there is no such file".to_owned()));
             continue;
         }
-        // What the operator names is what the operator trusts, and a bare name is the system's loader's to find.
+        // A library that the operator names is trusted. The system's loader finds a bare name.
         if !bare
             && !places.named_by_the_operator()
             && let Err(why) = host_ownership::may_run(&path)
@@ -49,16 +49,16 @@ pub fn find_library(config: &Config, backend: &str) -> Result<Library> {
     Err(search::not_found(&places, &tried))
 }
 
-/// A configuration's library and the backend's parameters.
+/// The library and the backend's parameters for a configuration.
 ///
 /// # Errors
-/// `CONFIG` when the configuration cannot be, or nothing fits it.
+/// `CONFIG` for an invalid configuration, or when nothing fits it.
 pub fn settle(config: &Config) -> Result<(Library, Vec<(CString, CString)>)> {
     let parameters = strings(config.backend_parameters(ucx_tls().as_deref())?)?;
     Ok((find_library(config, &config.backend)?, parameters))
 }
 
-/// What the environment says of UCX's transports.
+/// The environment's list of UCX's transports.
 pub fn ucx_tls() -> Option<String> {
     std::env::var_os("UCX_TLS").and_then(|value| value.into_string().ok())
 }

@@ -1,4 +1,4 @@
-//! A connection on which we are the sender, as the driver sees it.
+//! A connection on which this instance is the sender, as the driver sees it.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString};
@@ -12,8 +12,8 @@ use crate::capi::{Agent, Progress, Refusal, Request};
 use crate::pieces::{RANGES, Scratch};
 use crate::shared::Peer;
 
-/// A message that is no notification: it tells the peer's driver, which may be drowsy, that data are on their way. They do
-/// not show by themselves before their end.
+/// A message that is no notification. It tells the peer's driver, which may look for work only seldom, that data are on
+/// their way. Data do not show by themselves before their end.
 const HINT: [u8; NOTIFICATION_BYTES + 1] = [0; NOTIFICATION_BYTES + 1];
 /// Requests of fewer bytes fit into the kernel's buffers, and their own notification says enough.
 const HINTED: u64 = 64 << 10;
@@ -41,17 +41,17 @@ pub struct Link {
     to: CString,
     /// `None` from the first failure on.
     agent: Option<Agent>,
-    /// A request that is done says that those before it are, too.
+    /// Whether the end of a request proves that those before it are done, too.
     in_order: bool,
     /// In order of their starts, which is the order in which they are reported.
     flights: VecDeque<Flight>,
     started: u64,
     hinted: Option<Instant>,
-    /// Regions to take back, each once everything before a start has ended.
+    /// Regions to deregister, each once all submissions before a start have ended.
     letting_go: HashMap<RegionId, u64>,
 }
 
-/// The link is of no use any more, and why.
+/// Why the link is of no use any more.
 pub struct Failed(pub String);
 
 impl From<Refusal> for Failed {
@@ -88,8 +88,8 @@ impl Link {
         !self.flights.is_empty()
     }
 
-    /// Takes a submission. One without writes is done when its notification is handed over. Of others nothing is posted
-    /// yet.
+    /// Takes a submission. A submission without writes is done when its notification is handed over. Of others nothing
+    /// is posted yet.
     ///
     /// # Errors
     /// When the link has to be ended. Then nothing is left to do for the submission.
@@ -140,7 +140,7 @@ impl Link {
             return Ok(true);
         }
         let content = queue.content(flight.index);
-        // A region may have gone since the submission was taken. While we look, none goes.
+        // A region may have gone since the submission was taken. While this guard is held, no region goes.
         let regions = reading(&linked.regions);
         let places = (regions.alive(), peer.regions.as_slice());
         let Some(piece) = scratch.describe(agent, places, content.writes(flight.writes), RANGES)? else {
@@ -161,7 +161,7 @@ impl Link {
         if progress == Progress::Failed { Err(Failed::write()) } else { Ok(true) }
     }
 
-    /// Drives progress, and finishes what is done: how many.
+    /// Drives progress, and finishes submissions that are done. Returns how many.
     ///
     /// # Errors
     /// When the link has to be ended.
@@ -190,16 +190,16 @@ impl Link {
             flights.pop_front();
             finished += 1;
         }
-        // No peer sends to this agent, but a notification may still be on its way out. While something is in flight, asking
-        // after it drives that as well.
+        // No peer sends to this agent, but a notification may still be on its way out. While a request is in flight,
+        // polling it drives the notification as well.
         if flights.is_empty() {
             agent.received(|_| {})?;
         }
         Ok(finished)
     }
 
-    /// Ends the link on this side: nothing more is read from our memory, and everything in flight completes as lost. The
-    /// peer's kernel may still have bytes that were sent, of which the answer speaks. They settle when its end is closed.
+    /// Ends the link on this side: nothing more is read from this instance's memory, and everything in flight completes as lost.
+    /// The answer says whether the peer's kernel may still have bytes that were sent. They settle when the peer's end is closed.
     pub fn end(&mut self, instance: &Instance<Peer>) -> bool {
         let agent = &mut self.agent;
         let mut any_posted = false;
@@ -218,12 +218,13 @@ impl Link {
         any_posted
     }
 
-    /// Takes a region back once everything has ended that was started until now. Later submissions cannot name it.
+    /// Marks a region for deregistration once all submissions that were started until now have ended. Later submissions
+    /// cannot name it.
     pub fn let_go(&mut self, region: RegionId) {
         self.letting_go.insert(region, self.started + 1);
     }
 
-    /// Takes a region back from the agent, if it is time. False if it is not yet.
+    /// Deregisters a marked region from the agent, if it is time. False if it is not yet.
     ///
     /// # Errors
     /// When NIXL refuses.
@@ -240,11 +241,11 @@ impl Link {
     }
 }
 
-/// Says that so many bytes are on their way, unless that was said a moment ago.
+/// Hints to the peer that bytes are on their way, if they are many and no hint was sent a moment ago.
 fn hint(agent: &mut Agent, to: &CStr, hinted: &mut Option<Instant>, bytes: u64) {
     if bytes >= HINTED && hinted.is_none_or(|at| at.elapsed() >= HINT_EVERY) {
         *hinted = Some(Instant::now());
-        // A connection that does not take it does not take what follows, which says so.
+        // A failure is ignored: the writes that follow fail, too, and report it.
         let _broken = agent.notify(to, &HINT).is_err();
     }
 }

@@ -1,4 +1,4 @@
-//! What becomes of writes on their way to NIXL: neighbours are joined, and long lists are cut into requests.
+//! Prepares writes for NIXL: neighbours are joined, and long lists are cut into requests.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use crate::capi::{Agent, Library, Place, Ranges, Refusal, Segment};
 /// Over TCP a range takes NIXL about 5 µs.
 pub const RANGES: usize = 256;
 
-/// The ranges of one request, on both sides, of either kind of memory. Filled over and over.
+/// The ranges of one request, on both sides, of either kind of memory. They are reused.
 pub struct Scratch {
     local: [Ranges; 2],
     remote: [Ranges; 2],
 }
 
-/// What one request takes of a submission.
+/// The part of a submission that one request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Whether the memory is a device's: ours, theirs.
+    /// Whether the memory is a device's: on this side, on the peer's.
     kinds: (bool, bool),
-    /// Writes from the start of what was offered.
+    /// How many writes it takes, from the start of those that were offered.
     pub writes: usize,
     pub bytes: u64,
 }
@@ -35,7 +35,7 @@ struct Run {
     devices: (u64, u64),
 }
 
-/// A region, as NIXL is told of it.
+/// A region as NIXL takes it.
 pub fn place(region: &RegionDescriptor) -> Place {
     let RegionDescriptor { address, length, device, .. } = *region;
     let segment = if device.is_some() { Segment::Vram } else { Segment::Dram };
@@ -48,7 +48,7 @@ impl Scratch {
         Ok(Self { local: ranges()?, remote: ranges()? })
     }
 
-    /// Our ranges, and the peer's.
+    /// The local ranges, and the peer's.
     pub fn of(&self, piece: &Piece) -> (&Ranges, &Ranges) {
         (&self.local[usize::from(piece.kinds.0)], &self.remote[usize::from(piece.kinds.1)])
     }
@@ -63,10 +63,10 @@ impl Scratch {
     }
 
     /// Takes writes until there are `most` ranges, or the next is of another kind of memory. Neighbours are one range.
-    /// Returns nothing when a write leaves its region.
+    /// Returns `None` when a write leaves its region.
     ///
     /// # Errors
-    /// When NIXL does not take one of our regions.
+    /// When NIXL does not take one of this instance's regions.
     pub fn describe(
         &mut self,
         agent: &mut Agent,
@@ -95,7 +95,7 @@ impl Scratch {
                 agent.register(our.id.0, place(our))?;
             }
             let length = write.length as usize;
-            // Regions that touch by accident are two to NIXL.
+            // NIXL treats regions that touch by accident as two.
             let same = regions == (our.id, their.id);
             regions = (our.id, their.id);
             match &mut open {

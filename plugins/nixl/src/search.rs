@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use host_plugin_api::{Error, ErrorCode, Result};
 
-/// What the library is called.
+/// File name of the library.
 pub const FILE: &str = "libnixl_capi.so";
 
-/// What decides where to look.
+/// The settings that decide where to look.
 pub struct Places {
     /// The configuration's `library`.
     pub configured: Option<PathBuf>,
@@ -19,18 +19,18 @@ pub struct Places {
 }
 
 impl Places {
-    /// From the configuration and the environment.
+    /// Takes the settings from the configuration and the environment.
     pub fn of(configured: Option<PathBuf>) -> Self {
         Self { configured, named: std::env::var_os("NIXL_LIBRARY"), packages: site_packages() }
     }
 
-    /// Whether the operator says which library is used. Else it is looked for.
+    /// Whether the operator says which library is used. Else the plugin looks for one.
     pub fn named_by_the_operator(&self) -> bool {
         self.configured.is_some() || self.named.as_ref().is_some_and(|path| !path.is_empty())
     }
 
-    /// Paths in the order of the search. A bare name is looked up by the system's loader. What a user names is the only
-    /// thing that is tried: falling back to another version would hide the mistake.
+    /// Paths in the order of the search. A bare name is looked up by the system's loader. A path that a user names is
+    /// the only candidate: falling back to another version would hide the mistake.
     pub fn candidates(&self) -> Vec<PathBuf> {
         if let Some(path) = &self.configured {
             return vec![library_at(path)];
@@ -103,7 +103,7 @@ fn site_packages() -> Vec<PathBuf> {
     found
 }
 
-/// The error of a search in vain.
+/// The error of a search that found nothing.
 pub fn not_found(places: &Places, tried: &[(PathBuf, String)]) -> Error {
     let mut text = "NIXL's library cannot be used; tried".to_owned();
     for (path, why) in tried {
@@ -126,14 +126,14 @@ pub fn not_found(places: &Places, tried: &[(PathBuf, String)]) -> Error {
 /// up, as installs for several architectures have them, or in a folder named for NIXL.
 const ELSEWHERE: [&str; 4] = ["../plugins", "nixl/plugins", "nixl", "../nixl/plugins"];
 
-/// The folder that NIXL has to be told to find a backend among its own plugins. Nothing when it finds the backend by
-/// itself, in `plugins` beside the library or where `NIXL_PLUGIN_DIR` says.
+/// The folder of its own plugins that NIXL has to be told so that it finds a backend. `None` when NIXL finds the
+/// backend by itself, in `plugins` beside the library or where `NIXL_PLUGIN_DIR` says.
 ///
 /// # Errors
 /// With the folder that lacks it.
 pub fn plugin_folder(library: &Path, directory: Option<OsString>, backend: &str) -> Result<Option<PathBuf>> {
     let file = format!("libplugin_{backend}.so");
-    // By bare name it is wherever the loader found it. NIXL says for itself what it lacks.
+    // A library by bare name is wherever the loader found it. NIXL itself reports a plugin that it lacks.
     let home = library.parent().filter(|folder| !folder.as_os_str().is_empty());
     let (folder, from) = match (directory, home) {
         (Some(set), _) => (PathBuf::from(set), "NIXL_PLUGIN_DIR"),
@@ -159,7 +159,7 @@ pub fn plugin_folder(library: &Path, directory: Option<OsString>, backend: &str)
     Err(Error::new(ErrorCode::UNSUPPORTED, text))
 }
 
-/// What NIXL has in a folder of its plugins.
+/// The names of NIXL's backends in a folder of plugins.
 fn backends(folder: &Path) -> String {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());

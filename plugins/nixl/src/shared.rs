@@ -1,4 +1,4 @@
-//! What the host's threads and the driver share.
+//! The state that the host's threads and the driver share.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,14 +11,15 @@ use host_transfer_kit::{
 
 use crate::config::Config;
 
-/// From so many notifications on, no inbound endpoint is looked at, so that senders wait for a host that does not take what
-/// came.
+/// With this many waiting notifications, no inbound endpoint is looked at. Senders then wait for a host that does not
+/// fetch its notifications.
 const NOTIFICATIONS: usize = 4096;
 
-/// A connection on which we are the sender, as the hot calls see it.
+/// A connection on which this instance is the sender, as the hot calls see it.
 pub type Peer = LinkedPeer<()>;
 
-/// What the host's threads ask of the driver. A caller waits for its answer, so there are no more than threads that call.
+/// Requests of the host's threads to the driver. A caller waits for its answer, so there are no more requests than
+/// threads that call.
 pub enum Command {
     /// About connections.
     Connections(Request),
@@ -33,9 +34,9 @@ pub struct Shared {
     commands: Mutex<VecDeque<Command>>,
     /// Submissions that the driver has not seen yet.
     ready: Mutex<VecDeque<u32>>,
-    /// Makes the driver look around.
+    /// Wakes the driver.
     pub wake: Event,
-    /// The driver is about to sleep, or does.
+    /// Whether the driver sleeps, or is about to.
     pub sleeping: AtomicBool,
 }
 
@@ -82,7 +83,7 @@ impl Shared {
         !locked(&self.ready).is_empty() || !locked(&self.commands).is_empty()
     }
 
-    /// Wakes the driver if it sleeps. One that is about to looks again after it has said so.
+    /// Wakes the driver if it sleeps. A driver that is about to sleep sets `sleeping`, and then looks again.
     fn wake(&self) {
         if self.sleeping.load(Ordering::SeqCst) {
             self.wake.signal();
@@ -95,7 +96,7 @@ impl Shared {
         self.wake.signal();
     }
 
-    /// The driver has ended. Threads that wait for an answer get none.
+    /// Notes that the driver has ended. Threads that wait for an answer get none.
     pub fn set_ended(&self) {
         locked(&self.commands).clear();
         self.linked.set_ended();

@@ -1,5 +1,5 @@
-//! The tier role: pages in files or objects, moved by NIXL's storage plugins. Here is what the host's threads call. The hot
-//! calls only touch a queue.
+//! The tier role: pages in files or objects, moved by NIXL's storage plugins. This module has the calls of the host's
+//! threads. The hot calls only touch a queue.
 
 mod front;
 mod objects;
@@ -37,15 +37,15 @@ use store::Store;
 
 const MAX_PAGES: u32 = 256;
 const MAX_BATCHES: u32 = 64;
-/// What unbuffered access wants addresses and lengths to be multiples of.
+/// Unbuffered access needs addresses and lengths that are multiples of this.
 const BLOCK: u64 = 4096;
 
 /// How long an instance of objects that was dropped without a shutdown waits for its end.
 ///
-/// What NIXL does after that is left behind.
+/// Work that NIXL does after that is left behind.
 const END: Duration = Duration::from_secs(5);
 
-/// What keeps the pages.
+/// Where the pages are kept.
 enum Kept {
     Files(Arc<Shared>, Scans),
     Objects(Objects),
@@ -61,13 +61,13 @@ pub struct NixlTier {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What a thread's panic is told to.
+/// The state that a thread's panic changes.
 pub struct Guarded {
     pub front: Arc<Front>,
     broken: Arc<AtomicBool>,
 }
 
-/// A configuration's directory.
+/// The configured directory.
 fn directory(config: &Config) -> Result<&Path> {
     config.storage.directory.as_deref().ok_or_else(|| {
         let text = "set directory in [plugin.nixl.storage] to the folder for the pages";
@@ -135,7 +135,7 @@ impl NixlTier {
         }
     }
 
-    /// Whether all threads have ended before this.
+    /// Waits for the end of all threads. False when some have not ended before the deadline.
     fn have_ended(&self, deadline: Instant) -> bool {
         let mut threads = locked(&self.threads);
         while threads.iter().any(|thread| !thread.is_finished()) {
@@ -144,12 +144,12 @@ impl NixlTier {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // They have ended. What they panicked with was caught inside.
+        // The threads have ended. Their panics were caught inside.
         threads.drain(..).for_each(|thread| drop(thread.join()));
         true
     }
 
-    /// 0, or why no call is taken.
+    /// 0, or the code with which calls are refused.
     fn state(&self) -> i32 {
         match () {
             () if self.closed.load(Ordering::SeqCst) => ErrorCode::CLOSED.0,
@@ -370,7 +370,7 @@ impl StorageTier for NixlTier {
 impl Drop for NixlTier {
     fn drop(&mut self) {
         self.stop();
-        // Those of objects touch buffers of their own alone, and may wait for a server that does not answer.
+        // Threads of objects touch only buffers of their own, and may wait for a server that does not answer.
         if matches!(self.kept, Kept::Objects(_)) && !self.have_ended(Instant::now() + END) {
             return;
         }

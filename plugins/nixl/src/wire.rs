@@ -16,12 +16,12 @@ pub const FORMAT: Format = Format {
 const PING: u8 = 8;
 const PONG: u8 = 9;
 
-/// What one front says to another.
+/// A message from one front to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The sender.
     pub instance: Random,
-    /// The connection it is about, as the side that connected numbers it. 0 where it is about none.
+    /// The connection that it is about, as the side that connected numbers it. 0 when it is about none.
     pub connection: u64,
     pub body: Body,
 }

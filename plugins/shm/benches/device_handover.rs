@@ -1,5 +1,5 @@
-//! How fast scattered pages move between two processes' memory on one GPU, and between GPU and host, beside the driver's own copy
-//! of the same bytes in the same run. Every byte is compared, a sender is killed in mid copy, and memory is given back.
+//! Measures how fast scattered pages move between two processes' memory on one GPU, and between GPU and host, beside the driver's
+//! own copy of the same bytes in the same run. Every byte is compared, a sender is killed in mid copy, and memory is given back.
 //!
 //! `cargo bench -p host-plugin-shm --bench device_handover`, on a machine with a GPU of NVIDIA's.
 
@@ -17,7 +17,7 @@ use libloading::os::unix::Library;
 
 /// Larger than any cache.
 const BYTES: usize = 1 << 30;
-/// With smaller pages fewer, so that a run takes seconds.
+/// Fewer bytes for smaller pages, so that a run takes seconds.
 const SMALL_BYTES: usize = 256 << 20;
 const ROUNDS: usize = 5;
 const PAGES: [usize; 5] = [2 << 20, 128 << 10, 32 << 10, 8 << 10, 1 << 10];
@@ -125,7 +125,7 @@ fn transfer(
     best
 }
 
-/// The other process: takes notifications until the sender is gone, and looks at its memory when it is told to.
+/// The other process: takes notifications until the sender is gone, and checks its memory on request.
 fn receive() {
     let driver = Driver::load();
     let mut own = Own::open(&driver, "decode");
@@ -211,7 +211,7 @@ fn flood() {
     }
 }
 
-/// Kills a process whose GPU writes our memory, and looks whether anything lands after it was reported lost.
+/// Kills a process whose GPU writes this process's memory, and checks that nothing lands after the process was reported lost.
 fn kill(own: &Own, driver: &Driver) {
     for round in 1..=3 {
         let mut flooder = Peer::start("flooder");
@@ -342,10 +342,10 @@ impl Own {
         self.host.address().as_ptr() as usize as u64
     }
 
-    /// What the driver's own copy of all bytes at once does, in GB/s.
+    /// The speed of the driver's own copy of all bytes at once, in GB/s.
     fn copied(&self, driver: &Driver, from_device: bool, to_device: bool) -> f64 {
         let other = driver.take(BYTES);
-        // The host memory is pinned by the plugin from the moment on when a peer has memory on a device.
+        // The plugin pins the host memory from the moment on when a peer has memory on a device.
         let from = if from_device { self.device } else { self.host_address() };
         let host = SharedMemory::new("bench", BYTES).unwrap();
         let to = if to_device { other } else { host.address().as_ptr() as usize as u64 };

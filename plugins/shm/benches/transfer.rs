@@ -1,4 +1,4 @@
-//! How fast pages move between two processes, beside how fast this machine copies memory, in the same run.
+//! Measures how fast pages move between two processes, beside how fast this machine copies memory, in the same run.
 //!
 //! `cargo bench -p host-plugin-shm --bench transfer`
 
@@ -125,7 +125,7 @@ fn transfer(page: usize, copy_threads: usize) -> f64 {
             assert!(done[..count].iter().all(|c| c.status == 0));
             completed += count;
             if count == 0 {
-                // Copying is what is measured, so the poller must not take a core from it.
+                // The poller must not take a core from the copies, which are what is measured.
                 std::thread::sleep(std::time::Duration::from_micros(50));
             }
         }
@@ -136,7 +136,7 @@ fn transfer(page: usize, copy_threads: usize) -> f64 {
     best
 }
 
-/// One thread, page by page, between two mappings of the same kind.
+/// Measures a copy by one thread, page by page, between two mappings of the same kind.
 fn copy(page: usize) -> f64 {
     let (_one, source, _) = open("source", 1);
     let (_other, target, _) = open("target", 1);

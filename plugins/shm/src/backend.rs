@@ -85,8 +85,8 @@ impl Shm {
         Instant::now() + self.core.config.fence_timeout()
     }
 
-    /// Has every peer that may have a region on a device open close it. One that does not has the memory longer, and writes
-    /// nothing to it.
+    /// Asks every peer that may have opened a region on a device to close it. A peer that does not close it has the
+    /// memory longer, but writes nothing to it.
     fn have_closed(&self, region: RegionId, deadline: Instant) {
         let message = LetGo { region: region.0 }.encode();
         let told: Vec<_> = self
@@ -143,7 +143,7 @@ impl Backend for Shm {
     fn deregister(&self, region: RegionId) -> Result<()> {
         self.core.regions.kill(region)?;
         let deadline = self.deadline();
-        // Ours may read the region, theirs may write it.
+        // Copies of this instance may read the region, copies of peers may write it.
         let fenced = self.core.wait_own_copies(deadline)
             && self.core.inbounds().iter().all(|peer| peer.wait(deadline));
         if !fenced {
@@ -210,7 +210,7 @@ impl Backend for Shm {
     }
 
     fn misfit(&self, peer: &Outbound, writes: &[Write]) -> Option<usize> {
-        // Most are between the same two regions.
+        // Most writes are between the same two regions.
         let mut between: Option<Between> = None;
         writes.iter().position(|write| {
             if !between.as_ref().is_some_and(|known| known.is_of(write)) {
@@ -255,7 +255,7 @@ impl Backend for Shm {
                 threads.push(thread);
                 return Err(Error::new(ErrorCode::TIMEOUT, format!("{name} still runs at the deadline")));
             }
-            // It caught its own panics.
+            // The thread caught its own panics.
             let _ended = thread.join();
         }
         if !fenced {
@@ -273,7 +273,7 @@ impl Backend for Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        // No caller is left to hear that a peer could not be fenced. The mappings that the peer holds outlive us.
+        // No caller is left to hear that a peer could not be fenced. The mappings that the peer holds outlive this instance.
         let _unfenced = self.shutdown(1000);
     }
 }

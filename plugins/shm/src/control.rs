@@ -15,7 +15,7 @@ use crate::sync::hint;
 pub const MAX_COPY_THREADS: usize = 16;
 /// Batches of copies that devices of one instance have under way at once.
 pub const DEVICE_BATCHES: usize = 2;
-/// One line for each batch of the devices, and one for the notifications of the thread that begins those.
+/// One line for each batch of the devices, and one for the notifications of the thread that begins the batches.
 pub const DEVICE_LINES: usize = DEVICE_BATCHES + 1;
 /// Lines of an instance: those of the copy threads, and then those of the devices.
 pub const LINES: usize = MAX_COPY_THREADS + DEVICE_LINES;
@@ -23,33 +23,33 @@ pub const LINES: usize = MAX_COPY_THREADS + DEVICE_LINES;
 pub const RING: usize = 1024;
 const WORDS: usize = NOTIFICATION_BYTES / 8;
 
-/// On a cache line of its own.
+/// A word on a cache line of its own.
 #[repr(C, align(64))]
 #[derive(Default)]
 pub struct Line(AtomicU64);
 
-/// Says whether one copy thread is copying: odd while it is, and another number each time.
+/// Says whether one copy thread is copying: the number is odd while the thread copies, and differs each time.
 ///
-/// The number is what lets a fence end although the thread goes on to further pieces: those began after the fence
-/// closed its gate, and look at it.
+/// Because the number differs, a fence can end although the thread goes on to further pieces. These began after the
+/// fence closed its gate, and look at the gate.
 impl Line {
     /// Until the returned value is dropped, the thread is busy. Only one thread enters a line.
     pub fn enter(&self) -> Busy<'_> {
         let even = self.0.load(Ordering::Relaxed) & !1;
         // Release: a fence that finds this number has to see the pieces before it.
         self.0.store(even | 1, Ordering::Release);
-        // With the one in `wait`: either the thread sees the gate closed, or the fence sees the thread busy.
+        // Together with the fence in `wait`: either the thread sees the gate closed, or the fence sees the thread busy.
         fence(Ordering::SeqCst);
         Busy { line: self, even }
     }
 
-    /// Ends what [`enter`](Self::enter) began, where the value that it returned was forgotten.
+    /// Ends the busy time that [`enter`](Self::enter) began, when the returned value was forgotten.
     pub fn leave(&self) {
         let odd = self.0.load(Ordering::Relaxed) | 1;
         self.0.store(odd.wrapping_add(1), Ordering::Release);
     }
 
-    /// Whether no thread is busy. Meaningful when none enters any more.
+    /// Whether no thread is busy. Meaningful only when no thread enters any more.
     pub fn is_left(&self) -> bool {
         self.0.load(Ordering::Acquire).is_multiple_of(2)
     }
@@ -57,9 +57,9 @@ impl Line {
     /// Waits until the thread has moved on, if it was busy. False when `deadline` passed first. To be called after the gate was
     /// closed.
     ///
-    /// True at once when `dead` says so.
+    /// Returns true at once when `dead` says so.
     pub fn wait(&self, deadline: Instant, dead: impl Fn() -> bool) -> bool {
-        // Between the store that closed the gate and the look at the line. See `enter`.
+        // Orders the store that closed the gate before the look at the line. See `enter`.
         fence(Ordering::SeqCst);
         let seen = self.0.load(Ordering::Acquire);
         if seen.is_multiple_of(2) {
@@ -100,14 +100,14 @@ struct Entry {
     words: [AtomicU64; WORDS],
 }
 
-/// The control page. Its size is that of the protocol, except in models of it, and its layout that of version 1, which has it too.
+/// The control page. Its size is that of the protocol, except in models of it. Version 1 has the same page with the same layout.
 #[repr(C)]
 pub struct ControlPage<const THREADS: usize = MAX_COPY_THREADS, const PLACES: usize = RING> {
     /// Written by the receiver: not 0 once nothing more may be written.
     closed: Line,
-    /// Written by the sender: notifications pushed, ever.
+    /// Written by the sender: how many notifications were pushed so far.
     pushed: Line,
-    /// Written by the receiver: notifications taken, ever.
+    /// Written by the receiver: how many notifications were taken so far.
     taken: Line,
     /// Written by the sender, one line per copy thread.
     busy: [Line; THREADS],
@@ -117,7 +117,7 @@ pub struct ControlPage<const THREADS: usize = MAX_COPY_THREADS, const PLACES: us
 // SAFETY: atomics only, aligned to a cache line.
 unsafe impl<const THREADS: usize, const PLACES: usize> Shared for ControlPage<THREADS, PLACES> {}
 
-/// As a fresh mapping is: zeros.
+/// Zeros, as in a fresh mapping.
 impl<const THREADS: usize, const PLACES: usize> Default for ControlPage<THREADS, PLACES> {
     fn default() -> Self {
         let word = |_| AtomicU64::new(0);
@@ -133,7 +133,7 @@ impl<const THREADS: usize, const PLACES: usize> Default for ControlPage<THREADS,
 }
 
 impl<const THREADS: usize, const PLACES: usize> ControlPage<THREADS, PLACES> {
-    /// Receiver: nothing more may be written, once a [`wait`](Self::wait) after it has ended.
+    /// Receiver: closes the gate. Nothing more may be written once a [`wait`](Self::wait) after this has ended.
     pub fn close(&self) {
         self.closed.0.store(1, Ordering::Relaxed);
     }
@@ -153,7 +153,7 @@ impl<const THREADS: usize, const PLACES: usize> ControlPage<THREADS, PLACES> {
         self.busy.iter().all(|line| line.wait(deadline, &dead))
     }
 
-    /// Sender, one thread at a time: false when the ring is full.
+    /// Sender, one thread at a time: adds a notification. False when the ring is full.
     pub fn push(&self, bytes: &[u8; NOTIFICATION_BYTES], length: u32) -> bool {
         let pushed = self.pushed.0.load(Ordering::Relaxed);
         if pushed.wrapping_sub(self.taken.0.load(Ordering::Acquire)) >= PLACES as u64 {
@@ -173,7 +173,7 @@ impl<const THREADS: usize, const PLACES: usize> ControlPage<THREADS, PLACES> {
     pub fn take(&self) -> Option<([u8; NOTIFICATION_BYTES], u32)> {
         let taken = self.taken.0.load(Ordering::Relaxed);
         let waiting = self.pushed.0.load(Ordering::Acquire).wrapping_sub(taken);
-        // When more waits than the ring holds, the sender has gone wrong, and is not listened to.
+        // When more waits than the ring holds, the sender is faulty, and its ring is ignored.
         if waiting == 0 || waiting > PLACES as u64 {
             return None;
         }
@@ -195,10 +195,10 @@ impl<const THREADS: usize, const PLACES: usize> ControlPage<THREADS, PLACES> {
     }
 }
 
-/// What a connection has for copies of devices. Its size is that of the protocol, except in models of it.
+/// The device page: the lines of a connection for copies by devices. Its size is that of the protocol, except in models of it.
 #[repr(C)]
 pub struct DevicePage<const LINES: usize = DEVICE_LINES> {
-    /// Written by the sender: regions on devices that it has closed because it was told to, ever.
+    /// Written by the sender: how many regions on devices it has closed on request so far.
     let_go: Line,
     /// Written by the sender, see [`DEVICE_LINES`].
     busy: [Line; LINES],
@@ -207,7 +207,7 @@ pub struct DevicePage<const LINES: usize = DEVICE_LINES> {
 // SAFETY: atomics only, aligned to a cache line.
 unsafe impl<const LINES: usize> Shared for DevicePage<LINES> {}
 
-/// As a fresh mapping is: zeros.
+/// Zeros, as in a fresh mapping.
 impl<const LINES: usize> Default for DevicePage<LINES> {
     fn default() -> Self {
         Self { let_go: Line::default(), busy: std::array::from_fn(|_| Line::default()) }
@@ -220,12 +220,12 @@ impl<const LINES: usize> DevicePage<LINES> {
         self.busy[line % LINES].enter()
     }
 
-    /// Sender: ends what `enter` of this line began, where the value that it returned was forgotten.
+    /// Sender: ends the busy time that `enter` of this line began, when the returned value was forgotten.
     pub fn leave(&self, line: usize) {
         self.busy[line % LINES].leave();
     }
 
-    /// Receiver: whether no copy of a device is under way. Meaningful when the sender begins none any more.
+    /// Receiver: whether no copy of a device is under way. Meaningful only when the sender begins none any more.
     pub fn is_left(&self) -> bool {
         self.busy.iter().all(Line::is_left)
     }
@@ -235,7 +235,7 @@ impl<const LINES: usize> DevicePage<LINES> {
         self.busy.iter().all(|line| line.wait(deadline, &dead))
     }
 
-    /// Sender, one thread at a time: has closed a region on a device.
+    /// Sender, one thread at a time: counts a region on a device that it has closed.
     pub fn let_go(&self) {
         let before = self.let_go.0.load(Ordering::Relaxed);
         self.let_go.0.store(before.wrapping_add(1), Ordering::Release);
@@ -264,14 +264,14 @@ mod tests {
         assert!(line.wait(soon, || true), "busy, and dead");
         drop(busy);
         assert!(line.wait(soon, || false));
-        // Busy again while a thread waits: the second piece began after the gate, so it is no reason to wait.
+        // Busy again while a thread waits: the second piece began after the gate was closed, so the thread need not wait for it.
         let first = line.enter();
         std::thread::scope(|scope| {
             let waiting =
                 scope.spawn(|| line.wait(Instant::now() + std::time::Duration::from_secs(60), || false));
             drop(first);
             let _second = line.enter();
-            // Whether it looked before or after, it need not wait for more than one end.
+            // Whether the waiting thread looked before or after, it need not wait for more than one end.
             let first_look = waiting.is_finished();
             drop(_second);
             assert!(waiting.join().unwrap(), "looked early: {first_look}");

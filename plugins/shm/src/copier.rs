@@ -8,17 +8,17 @@ use crate::progress::Progress;
 use crate::regions::Spot;
 use crate::shared::Core;
 
-/// Most bytes copied between two looks at whether that is still allowed. Bounds how long a fence waits.
+/// Most bytes copied between two checks whether copying is still allowed. Bounds how long a fence waits.
 pub const PIECE: u32 = 1 << 20;
 
-/// A submission to one of our peers.
+/// A submission to a peer of this instance.
 pub type Content = host_transfer_kit::Content<Outbound, Progress>;
 
 /// Works until there is nothing more to do. `thread` is this thread's number among the instance's copy threads.
 pub fn run(core: &Core, thread: usize) {
     while let Some(index) = core.ready.next() {
         let mut content = core.instance.queue.content(index);
-        // There until the submission is finished.
+        // The peer is there until the submission is finished.
         let Some(peer) = content.peer().cloned() else { continue };
         let step = carry(core, thread, index, &mut content, &peer);
         let bytes = content.progress.bytes;
@@ -27,7 +27,7 @@ pub fn run(core: &Core, thread: usize) {
     }
 }
 
-/// What becomes of a submission.
+/// The next step of a submission.
 #[derive(Clone, Copy)]
 pub enum Step {
     /// The data is there, the notification does not fit yet.
@@ -36,9 +36,9 @@ pub enum Step {
     ByThread,
     /// The next write is one that a device copies.
     ByDevice,
-    /// With this status.
+    /// It has ended with this status.
     Ended(i32),
-    /// With an error of a device, which may go on copying.
+    /// It has ended with an error of a device, which may go on copying.
     Unproven,
 }
 
@@ -78,7 +78,7 @@ fn carry(core: &Core, thread: usize, index: u32, content: &mut Content, peer: &O
     conclude(core, thread, index, content, peer)
 }
 
-/// All data is there: says so to the receiver. `line`: which one is marked meanwhile.
+/// Tells the receiver that all data is there. `line` is marked busy meanwhile.
 pub fn conclude(core: &Core, line: usize, index: u32, content: &Content, peer: &Outbound) -> Step {
     if core.instance.queue.is_cancelled(index) {
         return Step::Ended(ErrorCode::CANCELLED.0);
@@ -94,7 +94,7 @@ pub fn conclude(core: &Core, line: usize, index: u32, content: &Content, peer: &
     if told { Step::Ended(0) } else { Step::Parked }
 }
 
-/// Whether anything but the marks, which are set, forbids to copy more of a submission.
+/// Checks all that could forbid to copy more of a submission, except for the marks, which are set already.
 pub fn may_copy(core: &Core, index: u32, peer: &Outbound) -> Result<(), Refusal> {
     if core.instance.is_stopping() {
         return Err(ErrorCode::CLOSED);
@@ -108,14 +108,14 @@ pub fn may_copy(core: &Core, index: u32, peer: &Outbound) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Where a write begins on both sides, while busy: source and target.
+/// Where a write begins on both sides, source and target. To be called while busy.
 fn places(core: &Core, peer: &Outbound, write: &Write) -> Result<(Spot, Spot), Refusal> {
     let source = core.regions.source(write.source_region.0, write.source_offset, write.length.into());
     let target = peer.target(write).filter(|_| peer.lives(write));
     source.zip(target).ok_or(ErrorCode::INVALID_ARGUMENT)
 }
 
-/// Two regions between which many writes are, looked up once.
+/// Two regions, looked up once for many writes between them.
 pub struct Between {
     of: Write,
     source: (Spot, u64),
@@ -123,7 +123,7 @@ pub struct Between {
 }
 
 impl Between {
-    /// **Hot.** The regions of a write. Whether the target's lives is looked at later, while busy.
+    /// **Hot.** The regions of a write. Whether the target's region lives is checked later, while busy.
     pub fn regions_of(core: &Core, peer: &Outbound, write: &Write) -> Option<Self> {
         let (source, target) = (core.regions.whole(write.source_region.0)?, peer.whole(write)?);
         Some(Self { of: *write, source, target })
@@ -135,7 +135,7 @@ impl Between {
         regions(&self.of) == regions(write)
     }
 
-    /// **Hot.** Where one of their writes begins on both sides, source and target, when it lies inside.
+    /// **Hot.** Where a write between them begins on both sides, source and target, if it lies inside.
     pub fn places(&self, write: &Write) -> Option<(Spot, Spot)> {
         let place = |(spot, length): (Spot, u64), offset: u64| {
             let end = offset.checked_add(write.length.into())?;
@@ -155,7 +155,7 @@ impl Core {
 
 enum Piece {
     Copied,
-    /// Nothing was copied: a device has to.
+    /// Nothing was copied: a device has to copy it.
     ByDevice,
 }
 
@@ -167,8 +167,8 @@ fn copy_piece(
     content: &mut Content,
     peer: &Outbound,
 ) -> Result<Piece, Refusal> {
-    // Two marks: ours keeps the host from unmapping the source, the receiver's keeps it from reusing the target.
-    // Everything that could forbid the copy is looked at after both are set.
+    // Two marks: the one of this instance keeps the host from unmapping the source, the receiver's keeps it from
+    // reusing the target. Everything that could forbid the copy is checked after both are set.
     let _ours = core.holds[thread].enter();
     let _theirs = peer.enter(thread)?;
     may_copy(core, index, peer)?;

@@ -1,7 +1,7 @@
-//! Memory of GPUs: NVIDIA's driver, as far as pages of one process have to come into the memory of another.
+//! Memory of GPUs: the part of NVIDIA's driver that moves pages of one process into the memory of another.
 //!
-//! The driver's library is loaded when the first memory of a device is registered or a peer offers some. An instance that never
-//! has to do with a device loads nothing.
+//! The driver's library is loaded when the first memory of a device is registered or a peer offers some. An instance
+//! without devices loads nothing.
 
 mod device;
 mod driver;

@@ -1,11 +1,11 @@
-//! The thread that has devices copy: it begins batches of writes and sees when they have ended, several of them under way at once.
+//! The thread that lets devices copy. It begins batches of writes and sees when they have ended. Several are under way at once.
 //!
-//! A batch is to a device what a piece is to a [copy thread](crate::copier): its marks are set before it is looked whether it is
-//! allowed, and stay until the device has ended it. Each batch that is under way has a line of its own, because one that was begun
-//! before a fence may end after the batch before it.
+//! A batch of a device corresponds to a piece of a [copy thread](crate::copier): its marks are set before the check
+//! whether it is allowed, and stay until the device has ended it. Each batch that is under way has a line of its own,
+//! because a batch that was begun before a fence may still run when the batch before it has ended.
 //!
-//! The writes of one submission land in their order where they touch the same bytes. What the host wants to be written has to be in
-//! the source when it submits: the thread waits for no kernel of the host's.
+//! The writes of one submission land in their order where they touch the same bytes. The bytes to be written must be in
+//! the source when the host submits: the thread waits for no kernel of the host's.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::shared::Core;
 
 /// The line for notifications.
 const NOTIFICATIONS: usize = MAX_COPY_THREADS + DEVICE_BATCHES;
-/// Looks at a batch that has not ended before the thread sleeps between two of them.
+/// How many times the thread looks at batches before it sleeps between two looks.
 const LOOKS: u32 = 200;
 /// How long it sleeps then: a batch takes about as long.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -30,30 +30,30 @@ const PAUSE: Duration = Duration::from_micros(20);
 struct Flight {
     index: u32,
     peer: Arc<Outbound>,
-    /// Which stream, and which of its slots, whose number is that of the line, too.
+    /// The stream, and its slot. The slot's number is that of the line, too.
     stream: usize,
     slot: usize,
-    /// What comes when it has ended, if nothing more of the submission is to be begun.
+    /// The step after its end, if nothing more of the submission is to be begun.
     then: Option<After>,
 }
 
-/// What comes when everything of a submission that was begun has ended.
+/// The step when all begun batches of a submission have ended.
 #[derive(Clone, Copy)]
 enum After {
     /// All writes are there.
     Conclude,
-    /// Something else.
+    /// Another step.
     Step(Step),
 }
 
 struct DeviceCopier<'a> {
     core: &'a Core,
     streams: Vec<Stream>,
-    /// In the order in which they were begun. Devices of different streams may end them in another one.
+    /// In the order in which they were begun. Different devices may end them in another order.
     flights: VecDeque<Flight>,
     batch: Batch,
-    /// A device refused something, and devices copy nothing any more. What was under way then stays marked: it is unknown whether it
-    /// has ended before this process has.
+    /// Set when a device has refused a call: devices copy nothing any more. Batches that were under way stay marked. It
+    /// is unknown whether they have ended before this process has.
     broken: bool,
 }
 
@@ -62,7 +62,7 @@ pub fn run(core: &Core) {
     let flights = VecDeque::with_capacity(DEVICE_BATCHES);
     let mut copier =
         DeviceCopier { core, streams: Vec::new(), flights, batch: Batch::default(), broken: false };
-    // Not in the first submission, since the driver compiles the kernel.
+    // Made before the first submission, because the driver compiles the kernel.
     for device in core.devices.known() {
         if let Err(refused) = copier.stream(device.ordinal) {
             copier.refused(&refused);
@@ -99,9 +99,9 @@ pub fn run(core: &Core) {
 
 /// A batch that was begun, or why none was.
 enum Begun {
-    /// `last`: it has all that this thread has to do for the submission.
+    /// `last` is set when nothing is left for this thread to begin for the submission.
     Flight { stream: usize, slot: usize, last: Option<After> },
-    /// Nothing was: there is nothing more to do.
+    /// No batch was begun: there is nothing more to do.
     Nothing(After),
 }
 
@@ -109,7 +109,7 @@ impl DeviceCopier<'_> {
     /// Begins a batch of a submission. True when nothing more of it is to be begun.
     fn begin(&mut self, index: u32) -> bool {
         let mut content = self.core.instance.queue.content(index);
-        // There until the submission is finished.
+        // The peer is there until the submission is finished.
         let Some(peer) = content.peer().cloned() else { return true };
         let begun = self.begin_batch(index, &mut content, &peer);
         drop(content);
@@ -121,7 +121,7 @@ impl DeviceCopier<'_> {
             Ok(Begun::Nothing(after)) => (after, true),
             Err(code) => (After::Step(Step::Ended(code.0)), true),
         };
-        // What of it is still under way has to end first.
+        // Batches of the submission that are still under way have to end first.
         match self.flights.iter_mut().rev().find(|flight| flight.index == index) {
             Some(flight) => flight.then = Some(then),
             None => self.after(index, &peer, then),
@@ -164,7 +164,7 @@ impl DeviceCopier<'_> {
                 last = Some(After::Step(Step::ByThread));
                 break;
             };
-            // One device copies a batch.
+            // One device copies all of a batch.
             if *device.get_or_insert(its) != its {
                 break;
             }
@@ -214,7 +214,7 @@ impl DeviceCopier<'_> {
         Ok(self.streams.len() - 1)
     }
 
-    /// Sees which batches have ended. True when one has.
+    /// Checks which batches have ended. True when one has.
     fn end_some(&mut self) -> bool {
         let mut any = false;
         let mut at = 0;

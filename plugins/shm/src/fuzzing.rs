@@ -1,4 +1,4 @@
-//! Entrances for fuzzing: what other instances send, as functions of bytes.
+//! Entry points for fuzzing: decode bytes as other instances send them.
 
 use host_plugin_api::{Error, ErrorCode};
 
@@ -8,7 +8,8 @@ use crate::wire::{Endpoint, Hello, LetGo, Version, Welcome, decode_welcome, enco
 
 const VERSIONS: [Version; 2] = [Version::One, Version::Two];
 
-/// An endpoint, a hello or a welcome of either version, or the message to let a region go. True when it is one of them, and then it comes back as it was.
+/// Decodes bytes as an endpoint, as a hello or a welcome of either version, and as the message to let a region go. True
+/// when they are one of these. Encoding must then give the same bytes.
 #[must_use]
 pub fn wire(bytes: &[u8]) -> bool {
     let endpoint = Endpoint::decode(bytes).is_ok_and(|endpoint| {

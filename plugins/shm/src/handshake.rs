@@ -1,7 +1,7 @@
-//! The handshake, from both sides. [`Version`] has what its two versions are.
+//! The handshake, from both sides. [`Version`] describes its two versions.
 //!
-//! A sender says hello in the newest version. A receiver that does not know it refuses, in a version of its own, and the sender dials
-//! again and says hello in that one.
+//! A sender says hello in the newest version. A receiver that does not know this version refuses in a version of its
+//! own. The sender then dials again and says hello in that version.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -69,20 +69,20 @@ fn dial(
     })
 }
 
-/// The error that a peer speaks version 1 alone, so that it cannot do `what`.
+/// The error for a peer that speaks version 1 alone, so that it cannot do `what`.
 pub fn too_old(name: &str, what: &str) -> Error {
     let text = format!("the shm plugin of {name} is older than this one and cannot {what}: update it");
     Error::new(ErrorCode::VERSION, text)
 }
 
-/// Answers a hello. Whatever is wrong with it harms only this connection.
+/// Answers a hello. An error in it harms only this connection.
 pub fn greet(core: &Core, stranger: &OwnedFd) {
     let Ok((bytes, fds)) = socket::receive(stranger) else { return };
     let process = fds.into_iter().next();
     if let Err(refusal) = Hello::decode(&bytes).and_then(|hello| admit(core, stranger, process, hello)) {
         log!(Level::WARN, "a connection was refused: {refusal}");
         let version = Version::of(&bytes).unwrap_or(Version::NEWEST);
-        // A refusal that cannot be delivered is a closed connection, which says the same.
+        // A refusal that cannot be delivered closes the connection, which tells the same.
         let _undelivered = socket::send(stranger, &encode_refusal(version, &refusal), &[]);
     }
 }
@@ -105,7 +105,7 @@ fn admit(core: &Core, stranger: &OwnedFd, process: Option<OwnedFd>, hello: Hello
         if inbound.len() >= MAX_PEERS {
             return Err(Error::new(ErrorCode::NO_RESOURCE, format!("{MAX_PEERS} peers are connected")));
         }
-        // In the list before the peer gets the means to write, so that no fence misses it.
+        // The peer is in the list before it gets the means to write, so that no fence misses it.
         inbound.push(peer.clone());
     }
     let sent = core.regions.offer(|descriptors, live, regions| {

@@ -1,4 +1,4 @@
-//! A connection on which we are the receiver.
+//! A connection on which this instance is the receiver.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -15,21 +15,22 @@ pub struct Inbound {
     pub name: String,
     pub socket: OwnedFd,
     pages: Pages,
-    /// Readable once the sender's process is gone with everything that it had open. `None` where its kernel has no such thing, or
-    /// the sender speaks version 1 of the handshake.
+    /// Readable once the sender's process is gone with everything that it had open. `None` when the sender's kernel has
+    /// no such descriptor, or the sender speaks version 1 of the handshake.
     process: Option<OwnedFd>,
-    /// None of the sender's writes will land: its end of the socket is closed, and no device copies for it.
+    /// Whether none of the sender's writes will land: its end of the socket is closed, and no device copies for it.
     ///
-    /// A sender closes after its copy threads have let go, and when a process dies, the kernel takes its threads' address space
-    /// before it closes their files, so no thread can be copying once we see the end. A device goes on with what it was told
-    /// to copy until the kernel has closed the driver's files. That is later, and done when the process can be waited for.
-    /// (On an H100 the socket ended 0.2 ms after a kill, and the device wrote on. 89 ms after the kill nothing changed any more.)
+    /// A sender closes the socket after its copy threads have stopped. When a process dies, the kernel takes its
+    /// threads' address space before it closes their files. So no thread can be copying once this side sees the end. A
+    /// device goes on with its copies until the kernel has closed the driver's files. That comes later, and is done
+    /// when the process can be waited for. (On an H100 the socket ended 0.2 ms after a kill, and the device wrote on.
+    /// 89 ms after the kill nothing changed any more.)
     lost: AtomicBool,
-    /// The end was seen while a device was copying.
+    /// Whether the end was seen while a device was copying.
     dying: AtomicBool,
-    /// Regions on devices that the sender was told to close.
+    /// How many regions on devices the sender was told to close.
     told: AtomicU64,
-    /// The host was told, or need not be. The service thread may let go.
+    /// Whether the host was told, or need not be. The service thread may then drop the connection.
     finished: AtomicBool,
 }
 
@@ -45,7 +46,7 @@ impl Inbound {
         Self { instance, name, socket, pages, process, lost, dying, told, finished }
     }
 
-    /// What becomes readable when the sender is gone, or on its way. `None` when nothing will.
+    /// The descriptor that becomes readable when the sender is gone, or is ending. `None` when there is none.
     pub fn watched(&self) -> Option<BorrowedFd<'_>> {
         match self.dying.load(Ordering::SeqCst) {
             false => Some(self.socket.as_fd()),
@@ -53,8 +54,8 @@ impl Inbound {
         }
     }
 
-    /// [`watched`](Self::watched) is readable, and `has_ended` asks whether the socket is at its end. True when the sender was lost
-    /// just now.
+    /// To be called when [`watched`](Self::watched) is readable. `has_ended` says whether the socket is at its end.
+    /// True when the sender was lost just now.
     pub fn notice(&self, has_ended: impl FnOnce(BorrowedFd<'_>) -> bool) -> bool {
         let gone = self.dying.load(Ordering::SeqCst)
             || (has_ended(self.socket.as_fd()) && {
@@ -73,12 +74,12 @@ impl Inbound {
         self.pages.device.is_some()
     }
 
-    /// Notes that the sender is told to close one more region on a device, and says how many it has been told to.
+    /// Notes that the sender is told to close one more region on a device. Returns how many it was told to close so far.
     pub fn tell(&self) -> u64 {
         self.told.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Waits until the sender has closed so many regions, or is proven gone. False when `deadline` passed first.
+    /// Waits until the sender has closed `count` regions, or is proven gone. False when `deadline` passed first.
     pub fn wait_let_go(&self, count: u64, deadline: Instant) -> bool {
         let Some(page) = &self.pages.device else { return true };
         while page.count_let_go() < count && !self.is_lost() {
@@ -128,7 +129,7 @@ impl Inbound {
         if self.is_finished() {
             return None;
         }
-        // Looked at before the ring: what was pushed before the end is seen by the take that follows.
+        // Read before the ring, so that the take that follows sees all that was pushed before the end.
         let lost = self.is_lost();
         if let Some((payload, length)) = self.pages.control.take() {
             return Some(notification(NotificationKind::ARRIVED, &self.name, &payload[..length as usize]));
@@ -162,7 +163,7 @@ mod tests {
         (page, SharedPage::open(&file, true).unwrap())
     }
 
-    /// Those of a receiver, and of a sender.
+    /// The pages of a receiver, and of a sender.
     fn pages() -> (Pages, Pages) {
         let ((control, controlled), (device, others)) = (both(), both());
         (Pages { control, device: Some(device) }, Pages { control: controlled, device: Some(others) })

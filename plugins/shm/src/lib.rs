@@ -5,17 +5,17 @@
 //! then on the sender's copy threads write straight into the receiver's memory, and push the notification into a ring
 //! on the control page when the data is there.
 //!
-//! What makes late writes harmless: a copy thread marks itself busy on the control page before it looks whether
-//! the connection is open and the region alive, and copies at most [`PIECE`](copier::PIECE) bytes before it looks again.
-//! A fence closes the one or clears the other, and waits until every thread that was busy has moved on, or is proven dead.
+//! Late writes are harmless. A copy thread marks itself busy on the control page before it looks whether the connection is
+//! open and the region alive, and copies at most [`PIECE`](copier::PIECE) bytes before it looks again. A fence closes the
+//! connection or clears the region. It then waits until every thread that was busy has moved on, or is proven dead.
 //!
-//! Regions on GPUs are handed over as handles of CUDA IPC, and a thread has the GPU copy, see [`device_copier`]. A batch of copies
-//! that a GPU has under way is marked as a copy thread is. It outlives its process's threads and socket, so a sender that ends in
-//! mid batch is lost only when its process is gone, see [`inbound`].
+//! Regions on GPUs are handed over as handles of CUDA IPC, and a thread lets the GPU copy, see [`device_copier`]. A
+//! batch of copies that a GPU has under way is marked like a copy thread. The batch outlives its process's threads and
+//! socket, so a sender that ends in mid batch is lost only when its process is gone, see [`inbound`].
 //!
-//! Peers are processes of the same user. The token in the endpoint protects from accidents, not from attackers. What is handed
-//! over is sealed as far as a peer's work allows: no page changes its size, and the table of live regions is written by its
-//! owner alone. Regions are the host's, which fixes their size, and are there to be written.
+//! Peers are processes of the same user. The token in the endpoint protects from accidents, not from attackers. Files
+//! that are handed over are sealed as far as a peer's work allows: no page changes its size, and only its owner writes
+//! the table of live regions. Regions belong to the host, which fixes their size, and peers have to write them.
 
 mod backend;
 mod config;

@@ -1,4 +1,4 @@
-//! Which regions live, as copy threads see it, here and in peers.
+//! The table of live regions, as copy threads see it, here and in peers.
 //!
 //! `tests/loom` compiles this file with loom's atomics.
 
@@ -15,7 +15,7 @@ pub struct LiveTable<const SLOTS: usize = MAX_REGIONS>([AtomicU64; SLOTS]);
 // SAFETY: atomics only.
 unsafe impl<const SLOTS: usize> Shared for LiveTable<SLOTS> {}
 
-/// As a fresh mapping is: zeros.
+/// Zeros, as in a fresh mapping.
 impl<const SLOTS: usize> Default for LiveTable<SLOTS> {
     fn default() -> Self {
         Self(std::array::from_fn(|_| AtomicU64::new(0)))
@@ -31,18 +31,18 @@ impl<const SLOTS: usize> LiveTable<SLOTS> {
         &self.0[id as usize % SLOTS]
     }
 
-    /// Whether region `id` lives and has this generation. Meaningful while busy, see the crate's page.
+    /// Whether region `id` lives and has this generation. Meaningful only while busy, see the crate's page.
     pub fn lives(&self, id: u32, generation: u32) -> bool {
         self.slot(id).load(Ordering::Acquire) == word(id, generation)
     }
 
     /// Opens a region's gate.
     pub fn set(&self, id: u32, generation: u32) {
-        // Release: a thread that finds the region finds its place.
+        // Release: a thread that finds the region also finds its place.
         self.slot(id).store(word(id, generation), Ordering::Release);
     }
 
-    /// Closes a region's gate. What is behind it has ended when the lines of all copy threads were waited for after this.
+    /// Closes a region's gate. Copies behind it have ended once the lines of all copy threads were waited for after this.
     pub fn clear(&self, id: u32) {
         self.slot(id).store(0, Ordering::Relaxed);
     }
@@ -62,7 +62,7 @@ impl<const SLOTS: usize> Default for Places<SLOTS> {
 }
 
 impl<const SLOTS: usize> Places<SLOTS> {
-    /// Before the region's gate is opened, and after the fence that closed the one before it in the slot.
+    /// Sets a region's place. To be called before its gate is opened, and after the fence for the region before it in the slot.
     pub fn set(&self, id: u32, address: u64, length: u64) {
         self.addresses[id as usize % SLOTS].store(address, Ordering::Relaxed);
         self.lengths[id as usize % SLOTS].store(length, Ordering::Relaxed);

@@ -85,13 +85,13 @@ pub struct SharedPage<T> {
 }
 
 impl<T: Shared> SharedPage<T> {
-    /// Zeroed, with the file behind it, whose size is fixed.
+    /// Makes a zeroed page, and the file behind it, whose size is fixed.
     pub fn create(name: &str, writers: Writers) -> rustix::io::Result<(Self, OwnedFd)> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, size_of::<T>() as u64)?;
         let page = Self::open(&fd, true)?;
         if writers == Writers::Creator {
-            // The mapping from before stays writable.
+            // The mapping made above stays writable.
             match fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE) {
                 // Linux before 5.1. Peers are processes of the same user, and well-behaved ones do not store to it.
                 Err(Errno::INVAL) => {}
@@ -102,7 +102,7 @@ impl<T: Shared> SharedPage<T> {
         Ok((page, fd))
     }
 
-    /// The one that another process created. A page opened without `writable` faults when it is stored to.
+    /// Opens a page that another process created. A store to a page that was opened without `writable` faults.
     pub fn open(fd: impl AsFd, writable: bool) -> rustix::io::Result<Self> {
         let mapping = Mapping::new(fd, 0, size_of::<T>(), writable)?;
         Ok(Self { mapping, holds: std::marker::PhantomData })
@@ -132,7 +132,7 @@ mod tests {
     // SAFETY: an atomic only.
     unsafe impl Shared for Word {}
 
-    /// As a process would that got a descriptor: another open file, with all rights that the system grants.
+    /// Opens the file again, as a process with a descriptor can, with all rights that the system grants.
     fn reopened(fd: &OwnedFd) -> OwnedFd {
         open(format!("/proc/self/fd/{}", fd.as_raw_fd()), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .unwrap()

@@ -1,4 +1,4 @@
-//! What the host has not heard yet.
+//! Notifications that the host has not fetched yet.
 
 use host_plugin_api::Notification;
 use host_transfer_kit::locked;
@@ -6,7 +6,7 @@ use host_transfer_kit::locked;
 use crate::shared::Core;
 
 impl Core {
-    /// Whether something was done to us that the host has not heard of.
+    /// Whether a notification waits for the host.
     pub fn has_notifications(&self) -> bool {
         !self.instance.notifications.is_empty() || locked(&self.inbound).iter().any(|peer| peer.has_waiting())
     }
@@ -15,17 +15,17 @@ impl Core {
     pub fn take_notifications(&self, notifications: &mut [Notification]) -> usize {
         let (taken, any_lost) = self.take_of_connections(notifications);
         if any_lost {
-            // Letting go of a connection unmaps and closes, which is the service thread's work.
+            // The service thread drops the connection, because that unmaps memory and closes files.
             self.wake.signal();
         }
         taken + self.instance.notifications.take(&mut notifications[taken..])
     }
 
-    /// How many there were, and whether one said that its connection is lost.
+    /// Returns how many there were, and whether one said that its connection is lost.
     fn take_of_connections(&self, notifications: &mut [Notification]) -> (usize, bool) {
         let inbound = locked(&self.inbound);
         let (mut taken, mut any_lost) = (0, false);
-        // One of each peer per round, so that a talkative one does not hide what others say.
+        // One notification of each peer per round, so that a peer with many does not hold up the others.
         let mut before = usize::MAX;
         while before != taken {
             before = taken;

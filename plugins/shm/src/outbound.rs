@@ -1,4 +1,4 @@
-//! A connection on which we are the sender.
+//! A connection on which this instance is the sender.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,18 +18,18 @@ use crate::wire::Version;
 /// See the module.
 pub struct Outbound {
     pub id: PeerId,
-    /// What the host called the peer.
+    /// The host's name for the peer.
     pub name: String,
-    /// The name it was opened under.
+    /// The name under which the peer was opened.
     pub own_name: String,
     pub instance: Random,
     pub socket: OwnedFd,
-    /// Set when the peer's end is closed, or ours is about to be.
+    /// Set when the peer's end is closed, or this end is about to be.
     gone: AtomicBool,
     pages: Pages,
     live: SharedPage<LiveTable>,
     event: Event,
-    /// Before the mappings, since it goes first.
+    /// Before the mappings, because it must be dropped first.
     pins: Mutex<Vec<Pinned>>,
     targets: Vec<(RegionDescriptor, Target)>,
     /// The ring takes one pusher at a time.
@@ -51,7 +51,7 @@ pub struct Welcomed {
     pub fds: Vec<OwnedFd>,
 }
 
-/// What a receiver hands over, and what we know of it.
+/// A welcomed connection, with the names and ids that the host and the endpoint give.
 pub struct Handover {
     pub id: PeerId,
     pub name: String,
@@ -61,7 +61,7 @@ pub struct Handover {
 }
 
 impl Outbound {
-    /// `devices`: those of the instance, which get to know the peer's.
+    /// `devices` are those of the instance. The peer's devices are added to them.
     pub fn new(handover: Handover, devices: &Devices) -> Result<Self> {
         let Handover { id, name, own_name, instance, welcomed } = handover;
         let Welcomed { version, socket, regions, fds } = welcomed;
@@ -91,7 +91,7 @@ impl Outbound {
                 Place::File { offset } => {
                     let length = usize::try_from(region.length).ok();
                     let length = length.ok_or_else(|| io(rustix::io::Errno::OVERFLOW))?;
-                    // As many as there are such regions.
+                    // One descriptor for each such region.
                     let mapping = Mapping::new(next()?, *offset, length, true).map_err(io)?;
                     Target::Host { mapping, pinned: AtomicBool::new(false) }
                 }
@@ -122,12 +122,12 @@ impl Outbound {
         })
     }
 
-    /// Says that nothing more may be sent. True the first time.
+    /// Notes that nothing more may be sent. True the first time.
     pub fn set_gone(&self) -> bool {
         !self.gone.swap(true, Ordering::SeqCst)
     }
 
-    /// Where the write's target is. The generation is looked at later, while busy.
+    /// Where the write's target is. The generation is checked later, while busy.
     pub fn target(&self, write: &Write) -> Option<Spot> {
         let (spot, length) = self.whole(write)?;
         let end = write.target_offset.checked_add(write.length.into())?;
@@ -154,8 +154,8 @@ impl Outbound {
         })
     }
 
-    /// Has the peer's host memory, as it is mapped here, kept in its place for this device. The first error is of a region that is
-    /// not.
+    /// Pins the peer's host memory, as it is mapped here, for this device. Returns the first error of a region that
+    /// could not be pinned.
     pub fn pin(&self, device: &Arc<Device>) -> std::result::Result<(), Refused> {
         let mut first = Ok(());
         for (_, target) in &self.targets {
@@ -176,7 +176,8 @@ impl Outbound {
         first
     }
 
-    /// Closes the peer's memory on devices: the regions that `which` picks. No copy of ours is behind their gates any more.
+    /// Closes the peer's memory on devices: the regions that `which` picks. No copy of this instance is behind their
+    /// gates any more.
     pub fn close_devices(&self, which: impl Fn(&RegionDescriptor) -> bool) {
         for (region, target) in &self.targets {
             if let Target::Device(opened) = target
@@ -197,14 +198,14 @@ impl Outbound {
         self.pages.device.is_some()
     }
 
-    /// Says that a region was closed because the peer asked for it.
+    /// Tells the peer that a region was closed on its request.
     pub fn say_let_go(&self) {
         if let Some(page) = &self.pages.device {
             page.let_go();
         }
     }
 
-    /// Ends what [`enter`](Self::enter) began, where the mark was forgotten.
+    /// Ends the busy time that [`enter`](Self::enter) began, when the mark was forgotten.
     pub fn leave(&self, line: usize) {
         self.pages.leave(line);
     }
@@ -214,7 +215,7 @@ impl Outbound {
         self.pages.enter(line)
     }
 
-    /// While busy: whether the target still is what the write means.
+    /// While busy: whether the target's region lives and has the generation that the write names.
     pub fn lives(&self, write: &Write) -> bool {
         self.live.lives(write.target_region.0, write.target_generation)
     }

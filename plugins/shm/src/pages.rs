@@ -1,5 +1,5 @@
-//! The pages that both sides of a connection write, as one: lines of copy threads are on the control page, and those of devices
-//! behind them on the device page.
+//! The pages that both sides of a connection write, as one list of lines: first the lines of copy threads, on the
+//! control page, then those of devices, on the device page.
 //!
 //! `tests/loom` compiles this file with loom's atomics.
 
@@ -21,7 +21,7 @@ impl Pages {
     /// Sender: marks a line busy.
     ///
     /// # Errors
-    /// `PEER_LOST` when the receiver closed, `UNSUPPORTED` for a device's line of a connection that has none.
+    /// `PEER_LOST` when the receiver closed, `UNSUPPORTED` for a device's line when the connection has no device page.
     pub fn enter(&self, line: usize) -> Result<Busy<'_>, ErrorCode> {
         let busy = match line.checked_sub(MAX_COPY_THREADS) {
             None => self.control.enter(line),
@@ -30,7 +30,7 @@ impl Pages {
         if self.control.is_open() { Ok(busy) } else { Err(ErrorCode::PEER_LOST) }
     }
 
-    /// Sender: ends what `enter` of a device's line began, where the value that it returned was forgotten.
+    /// Sender: ends the busy time that `enter` of a device's line began, when the returned value was forgotten.
     pub fn leave(&self, line: usize) {
         if let (Some(page), Some(line)) = (&self.device, line.checked_sub(MAX_COPY_THREADS)) {
             page.leave(line);
@@ -43,7 +43,7 @@ impl Pages {
             && self.device.as_ref().is_none_or(|page| page.wait(deadline, &dead))
     }
 
-    /// Receiver: whether no copy of a device is under way. Meaningful when the sender begins none any more.
+    /// Receiver: whether no copy of a device is under way. Meaningful only when the sender begins none any more.
     pub fn devices_are_done(&self) -> bool {
         self.device.as_ref().is_none_or(|page| page.is_left())
     }

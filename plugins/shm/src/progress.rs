@@ -1,19 +1,19 @@
-//! How far submissions are.
+//! Progress of submissions.
 
 use host_plugin_api::Write;
 
-/// How far a submission is.
+/// Progress of a submission.
 #[derive(Default)]
 pub struct Progress {
-    /// The write being copied, and how much of it is.
+    /// The write being copied, and how many of its bytes are copied.
     pub next: usize,
     pub copied: u32,
-    /// Of all writes.
+    /// Copied bytes of all writes.
     pub bytes: u64,
 }
 
 impl Progress {
-    /// So many bytes more of a write are copied, or will be before anything else happens to the submission.
+    /// Notes that `bytes` more bytes of a write are copied, or will be before anything else happens to the submission.
     pub fn advance(&mut self, write: &Write, bytes: u32) {
         self.copied += bytes;
         self.bytes += u64::from(bytes);

@@ -27,7 +27,7 @@ pub struct Ready {
 }
 
 impl Ready {
-    /// Room for so many.
+    /// Makes room for `submissions` submissions.
     pub fn new(submissions: u32) -> Self {
         let list = || VecDeque::with_capacity(submissions as usize);
         let state = State { ready: list(), parked: list(), unparked: Instant::now(), stopped: false };
@@ -63,20 +63,20 @@ impl Ready {
         }
     }
 
-    /// As [`next`](Self::next), of a thread that has other things to do when nothing waits.
+    /// As [`next`](Self::next), but without a wait, for a thread that has other work.
     pub fn next_now(&self) -> Option<u32> {
         let mut state = locked(&self.state);
         if state.stopped { None } else { state.ready.pop_front() }
     }
 
-    /// Copy thread: the peer's ring is full. Try again later, and others meanwhile.
+    /// Copy thread: puts back a submission whose peer's ring is full. It is tried again later, and others meanwhile.
     pub fn park(&self, index: u32) {
         locked(&self.state).parked.push_back(index);
         // A thread that waits for work has to wait for the time as well.
         self.work.notify_one();
     }
 
-    /// Ends the copy threads after the piece they are at.
+    /// Ends the copy threads after their current piece.
     pub fn stop(&self) {
         locked(&self.state).stopped = true;
         self.work.notify_all();

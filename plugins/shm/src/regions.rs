@@ -42,7 +42,7 @@ pub struct Spot {
 }
 
 impl Spot {
-    /// So many bytes further.
+    /// The place `bytes` bytes further on.
     pub fn after(self, bytes: u64) -> Self {
         Self { address: self.address + bytes, ..self }
     }
@@ -51,17 +51,17 @@ impl Spot {
 struct Held {
     region: RegionDescriptor,
     address: u64,
-    /// Of a region in host memory.
+    /// The file of a region in host memory.
     fd: Option<OwnedFd>,
     /// Dropped with the region, before the host unmaps it.
     pinned: Option<Pinned>,
 }
 
-/// Regions on devices in this process, of all instances: the driver does not open a process's own memory. Each with its instance,
-/// its id and its address.
+/// Regions on devices in this process, of all instances, because the driver does not open a process's own memory. Each
+/// with its instance, its id and its address.
 static ON_DEVICES: Mutex<Vec<(Random, u32, u64)>> = Mutex::new(Vec::new());
 
-/// The address of another instance's region on a device, where that is one of this process.
+/// The address of another instance's region on a device, if that instance is in this process.
 pub fn in_this_process(instance: &Random, id: u32) -> Option<u64> {
     let all = locked(&ON_DEVICES);
     let found = all.iter().find(|(other, region, _)| other == instance && *region == id);
@@ -71,8 +71,8 @@ pub fn in_this_process(instance: &Random, id: u32) -> Option<u64> {
 /// See the module.
 pub struct Regions {
     live: SharedPage<LiveTable>,
-    /// The table's file, opened for reading. That alone would not keep peers from writing: they could open it again. The file's
-    /// seals do.
+    /// The table's file, opened for reading. That alone would not keep peers from writing: they could open it again.
+    /// The file's seals keep them from writing.
     live_fd: OwnedFd,
     places: Places,
     /// By slot: 0 for host memory, or one more than the number of the device. Set before the region's gate is opened.
@@ -157,8 +157,8 @@ impl Regions {
         Ok(RegionId(id))
     }
 
-    /// Has all regions in host memory kept in their places for this device, by one thread at a time. The first error is of one that
-    /// is not.
+    /// Pins all regions in host memory for this device. To be called by one thread at a time. Returns the first error
+    /// of a region that could not be pinned.
     pub fn pin(&self, device: &Arc<Device>) -> std::result::Result<(), Refused> {
         let book = self.book();
         let unpinned = |(slot, held): (usize, &Option<Held>)| {
@@ -167,7 +167,7 @@ impl Regions {
             wanted.then_some((slot, held.region.id, held.address, held.region.length))
         };
         let unpinned: Vec<_> = book.slots.iter().enumerate().filter_map(unpinned).collect();
-        // Which takes seconds for a large region, and peers connect meanwhile.
+        // Unlocked, because pinning takes seconds for a large region, and peers connect meanwhile.
         drop(book);
         let mut first = Ok(());
         for (slot, id, address, length) in unpinned {
@@ -262,7 +262,7 @@ impl Drop for Regions {
     }
 }
 
-/// Why memory of a device cannot be registered, and what works instead.
+/// The error that says why memory of a device cannot be registered, and what works instead.
 pub fn no_device(why: &dyn std::fmt::Display) -> Error {
     let instead = "pages can go through host memory (--staging always)";
     let text = format!("shm cannot register memory of a GPU: {why}; {instead}");

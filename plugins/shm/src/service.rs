@@ -75,7 +75,7 @@ pub fn run(core: &Core, listener: &OwnedFd) {
             core.wake.clear();
         }
         while called && let Some(fd) = socket::accept(listener) {
-            // One more than allowed is closed, which the caller sees as a peer that does not answer.
+            // A connection beyond the limit is closed. The caller sees this as a peer that does not answer.
             if strangers.len() < MAX_STRANGERS {
                 strangers.push((fd, Instant::now()));
             }
@@ -92,7 +92,7 @@ fn readable<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, timeout: Option<&Time
     }
 }
 
-/// The peer we send to is gone. Says so here only when no connection of the peer's own will.
+/// Reports that the peer of an outbound connection is gone, unless a connection of the peer's own will report it.
 fn report_outbound(core: &Core, peer: &Outbound) {
     let other_way = locked(&core.inbound).iter().any(|i| i.instance == peer.instance);
     if !other_way {
@@ -104,7 +104,7 @@ fn report_outbound(core: &Core, peer: &Outbound) {
     core.instance.event.signal();
 }
 
-/// Gives the memory on devices of a peer that is gone back to them, so that its successor has it.
+/// Closes the memory on devices of a peer that is gone, so that its successor can have it.
 fn close_memory(core: &Core, peer: &Outbound) {
     // Copies that begin from now on see that the peer is gone.
     if peer.devices().next().is_some() && core.wait_own_copies(Instant::now() + core.config.fence_timeout()) {
@@ -112,7 +112,7 @@ fn close_memory(core: &Core, peer: &Outbound) {
     }
 }
 
-/// A peer took a region on a device back, and is about to free its memory.
+/// Closes a region on a device that the peer has deregistered. The peer is about to free its memory.
 fn let_go(core: &Core, peer: &Outbound, message: &[u8]) {
     let Ok(LetGo { region }) = LetGo::decode(message) else { return };
     // The peer has closed the region's gate, so copies that begin from now on do not use it.

@@ -1,4 +1,4 @@
-//! What an instance's threads share.
+//! The state that an instance's threads share.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -27,20 +27,20 @@ pub const MAX_PEERS: usize = 256;
 pub struct Core {
     pub config: Config,
     pub endpoint: Endpoint,
-    /// Its notifications are of peers that only we were connected to, and that are gone.
+    /// Its notifications are of peers that are gone and had no connection to this instance.
     pub instance: Instance<Outbound, Progress>,
     pub regions: Regions,
     pub ready: Ready,
-    /// Busy marks of our copies, for our own fences.
+    /// Busy marks of this instance's copies, for its own fences.
     pub holds: [Line; LINES],
     pub devices: Devices,
     pinning: Mutex<()>,
     /// Submissions that wait for the thread that copies by devices.
     pub device_ready: Ready,
-    /// Readable once this process is gone, for peers that our devices write to.
+    /// Readable once this process is gone, for peers that devices of this instance write to.
     pub process: Option<OwnedFd>,
     pub inbound: Mutex<Vec<Arc<Inbound>>>,
-    /// Makes the service thread look around.
+    /// Wakes the service thread.
     pub wake: Event,
 }
 
@@ -60,7 +60,7 @@ impl Core {
             devices: Devices::default(),
             pinning: Mutex::default(),
             device_ready: Ready::new(max_submissions),
-            // Linux before 5.3 has none.
+            // Linux before 5.3 has no such descriptor.
             process: pidfd_open(getpid(), PidfdFlags::empty()).ok(),
             holds: Default::default(),
             inbound: Mutex::new(Vec::with_capacity(MAX_PEERS)),
@@ -77,7 +77,7 @@ impl Core {
         self.wake.signal();
     }
 
-    /// Has host memory that takes part in copies with devices kept in its place. Without it these copies work, and are slower.
+    /// Pins host memory that takes part in copies with devices. Without this these copies work, but are slower.
     pub fn pin(&self) {
         let _one_at_a_time = locked(&self.pinning);
         let ours: Vec<_> = self.regions.devices();
@@ -104,12 +104,12 @@ impl Core {
         locked(&self.inbound).clone()
     }
 
-    /// The connections that an instance made to us.
+    /// The connections that an instance made to this one.
     pub fn connections_of(&self, instance: Random) -> Vec<Arc<Inbound>> {
         locked(&self.inbound).iter().filter(|i| i.instance == instance).cloned().collect()
     }
 
-    /// Waits until every copy of ours that began before this call has ended.
+    /// Waits until every copy of this instance that began before this call has ended.
     pub fn wait_own_copies(&self, deadline: Instant) -> bool {
         self.holds.iter().all(|line| line.wait(deadline, || false))
     }

@@ -56,7 +56,7 @@ pub fn dial(
     let fd = open(SocketFlags::empty())?;
     sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(timeout))?;
     sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, Some(timeout))?;
-    // A process that was stopped and goes on has its waits interrupted.
+    // Retried, because the waits of a process that was stopped are interrupted when it goes on.
     let address = address(socket)?;
     retry_on_intr(|| connect(&fd, &address))?;
     if !is_same_user(&fd) {
@@ -93,9 +93,9 @@ pub fn receive(fd: impl AsFd) -> rustix::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     Ok((bytes, fds))
 }
 
-/// What a readable socket has after the handshake.
+/// Content of a readable socket after the handshake.
 pub enum Heard {
-    /// Its end.
+    /// The end of the connection.
     End,
     /// Nothing for now.
     Nothing,

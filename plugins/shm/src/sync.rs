@@ -1,4 +1,5 @@
-//! What the protocols between threads are made of. `tests/loom` and `tests/shuttle` compile their files with their own.
+//! Types that the protocols between threads use. `tests/loom` and `tests/shuttle` compile the files of these protocols
+//! with their own types.
 
 pub use std::hint;
 pub use std::sync::{Condvar, Mutex, atomic};

@@ -16,8 +16,8 @@ use crate::regions::{MAX_REGIONS, Place, RegionDescriptor};
 /// | descriptors of a welcome | control page, live regions, event, files of regions | as in version 1, with the device page behind the event |
 /// | behind the handshake | nothing | [`LetGo`] |
 ///
-/// Everything else is the same in both: endpoints, which say that they are of version 1, the fields of a hello, refusals, the control
-/// page and the table of live regions.
+/// Everything else is the same in both: endpoints, which say that they are of version 1, the fields of a hello,
+/// refusals, the control page and the table of live regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     One,
@@ -79,7 +79,7 @@ pub struct Hello {
     pub name: String,
 }
 
-/// Receiver to sender, at any time: close this region, which is on a device and was taken back.
+/// Receiver to sender, at any time: close this region, which is on a device and was deregistered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LetGo {
     pub region: u32,
@@ -136,7 +136,7 @@ impl Hello {
     }
 }
 
-/// Encodes the regions of a [`Welcome`]. `None` when one is on a device, of which version 1 cannot speak.
+/// Encodes the regions of a [`Welcome`]. `None` when one is on a device, which version 1 cannot express.
 pub fn encode_welcome(version: Version, regions: &[RegionDescriptor]) -> Option<Vec<u8>> {
     let mut bytes = version.magic().bytes.to_vec();
     bytes.extend(0i32.to_le_bytes());

@@ -1,4 +1,4 @@
-//! The role, on the books.
+//! The allocator role, on top of the books.
 
 use host_plugin_api::allocator::{TOO_FEW_PAGES, sharing};
 use host_plugin_api::{
@@ -55,7 +55,7 @@ fn served(groups: &[LayerGroup]) -> bool {
 /// to pages. What is left over goes to the full layers.
 ///
 /// # Errors
-/// When the ratio is none, or leaves no more than a window and a page.
+/// When the ratio is not valid, or leaves no more than a window and a page.
 fn divide(
     opening: &PoolOpening,
     ratio: f64,
@@ -68,7 +68,7 @@ fn divide(
     let windows = || groups.iter().filter(|group| group.kind == LayerKind::WINDOW);
     let parts: f64 = windows().map(|group| f64::from(group.parts)).sum();
     let full = (f64::from(opening.pages) / (1.0 + ratio * parts)).floor();
-    // From 0 to the pages of the pool, so that nothing is cut off.
+    // The value is from 0 to the pages of the pool, so that the cast cuts nothing off.
     let window = (full * ratio).floor() as u32;
     let longest = windows().map(|group| group.window).max().unwrap_or(0);
     let (tokens, least) = (
@@ -99,7 +99,7 @@ impl PoolAllocator for SwaAllocator {
         let count = declared.len();
         let Some(room) = components.get_mut(..count) else { return INVALID };
         room.iter_mut().zip(declared).for_each(|(to, component)| *to = component);
-        // As many as groups, of which there are few.
+        // As many components as groups, of which there are few.
         count as i32
     }
 

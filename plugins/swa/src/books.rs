@@ -1,4 +1,4 @@
-//! Which pool pages are free, which component has each of the others, and how many each has.
+//! The books: which pool pages are free, which component has each other page, and how many pages each component has.
 
 use host_plugin_api::{Component, ComponentId, PoolPage, Retains};
 
@@ -25,7 +25,7 @@ pub struct Books {
 }
 
 impl Books {
-    /// A pool of so many pages, all free. Of each component there are its declaration and the parts of a page.
+    /// Books of a pool of `pages` pages, all free. `components` gives each component's declaration and the parts of its page.
     pub fn open(pages: u32, components: impl Iterator<Item = (Component, u32)>) -> Self {
         let account = |(of, parts)| Account { of, parts, used: 0 };
         let accounts = components.map(account).collect();
@@ -37,7 +37,7 @@ impl Books {
         self.accounts.iter().map(|account| account.of)
     }
 
-    /// The place of a component among the others.
+    /// The index of a component among the others.
     pub fn find(&self, component: ComponentId) -> Option<usize> {
         self.accounts.iter().position(|account| account.of.id == component)
     }
@@ -47,14 +47,14 @@ impl Books {
         self.accounts[account].parts
     }
 
-    /// Whether a component can have so many pool pages more.
+    /// Whether a component can have `pages` pool pages more.
     pub fn fit(&self, account: usize, pages: usize) -> bool {
         let Account { of, parts, used } = &self.accounts[account];
         let (budget, pages) = (u64::from(of.pages) * u64::from(*parts), pages as u64);
         used + pages <= budget && pages <= u64::from(self.free.len())
     }
 
-    /// Takes one pool page: the first for what is kept as long as a sequence, the last for what is given back earlier.
+    /// Takes one pool page: the first for a component that keeps pages as long as the sequence, the last for others.
     pub fn take(&mut self, account: usize) -> Option<PoolPage> {
         let Account { of, used, .. } = self.accounts.get_mut(account)?;
         let page = match of.retains {
@@ -66,10 +66,11 @@ impl Books {
         Some(PoolPage(page))
     }
 
-    /// Takes pages back, all of them or, when one is not this component's, none.
+    /// Takes pages back: all of them, or none when one is not this component's.
     pub fn give(&mut self, account: usize, pages: &[PoolPage]) -> bool {
         let mine = u8::try_from(account).unwrap_or(UNOWNED);
-        // Marked one by one, which finds a page named twice. The marks are put right when one of them was not taken.
+        // Pages are marked one by one, which finds a page named twice. When a page is not this component's, the earlier
+        // marks are undone.
         for (at, page) in pages.iter().enumerate() {
             match self.owner.get_mut(page.0 as usize) {
                 Some(of) if *of == mine => *of = UNOWNED,

@@ -3,8 +3,8 @@
 /// Bits in a word.
 const WORD: u32 = u64::BITS;
 
-/// A bit per page, above that a bit per word that has one set, and so on up to a single word. A call looks at one word per
-/// level, of which a pool of 16 million pages has four.
+/// The first level has a bit per page. Each level above has a bit per word that has one set, up to a level of a single
+/// word. A call looks at one word per level. A pool of 16 million pages has four levels.
 pub struct FreeSet {
     levels: Vec<Vec<u64>>,
     count: u32,
@@ -20,7 +20,7 @@ impl FreeSet {
         Self { levels, count: pages }
     }
 
-    /// How many there are.
+    /// How many pages there are.
     pub fn len(&self) -> u32 {
         self.count
     }

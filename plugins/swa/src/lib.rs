@@ -5,17 +5,17 @@
 //! each, with a budget:
 //!
 //! - by default each may fill the pool. Long prompts and many windows use the same memory, and no ratio has to be right.
-//! - with `full_tokens_ratio` each has a fixed part of it, in that ratio. What one does not use, the other cannot have.
+//! - with `full_tokens_ratio` each has a fixed part of it, in that ratio. Pages that one does not use, the other cannot have.
 //!
-//! Full parts are taken from the front of a pool and windows from its end, always the outermost free page: full parts of
-//! a prompt lie side by side as far as the pool allows, and a transfer of them has few pieces. Which pages a sequence of
-//! calls hands out depends on these calls alone.
+//! Full parts are taken from the front of a pool and windows from its end, always the outermost free page. So full
+//! parts of a prompt lie side by side as far as the pool allows, and a transfer of them has few pieces. The pages that
+//! a sequence of calls hands out depend on these calls alone.
 //!
 //! # What is not here
 //!
-//! SGLang's allocator for such models addresses both parts by the *full* part's slot, and finds the window's through a map with an entry
-//! per token. A sequence of this host has two page lists side by side, the second with the place of its first page, so
-//! that three of its devices have no place here. What each protects from holds all the same (`tests/allocator/safety.rs`):
+//! SGLang's allocator for such models addresses both parts by the *full* part's slot, and finds the window's through a map with an
+//! entry per token. A sequence of this host has two page lists side by side, the second with the place of its first page. So three
+//! mechanisms of SGLang's allocator are not needed here. Their protection holds all the same (`tests/allocator/safety.rs`):
 //!
 //! | There | Protects from | Here |
 //! | --- | --- | --- |
@@ -23,8 +23,8 @@
 //! | the map's last entry is -1: the token before the first maps to it | taking the token before the first for a real one | the host counts from the first token and looks at none before it. A page beyond the pool is refused |
 //! | entries are zeroed before they are used again | freeing a window's slot twice through a full slot that was handed out again | a page has one owner at a time, and is given back for this one only |
 //!
-//! What goes with it there and is not a matter of which page is free is the host's here, whichever allocator hands out
-//! the pages:
+//! SGLang's allocator also has tasks that do not depend on which page is free. Here these are tasks of the host, with
+//! every allocator:
 //!
 //! | There | Here |
 //! | --- | --- |

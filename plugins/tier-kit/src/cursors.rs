@@ -1,10 +1,10 @@
-//! Numbers that stand for the key behind which a scan goes on.
+//! Cursors of scans: numbers that stand for the key after which a scan goes on.
 
 use std::collections::VecDeque;
 
 use host_plugin_api::{Error, ErrorCode, Key, Result};
 
-/// Cursors that are known, the newest ones.
+/// How many cursors are known: the newest ones.
 const KNOWN: usize = 1024;
 
 /// The cursors that scans gave out.
@@ -16,7 +16,7 @@ pub(crate) struct Cursors {
 }
 
 impl Cursors {
-    /// A cursor behind this key. Behind no key, a scan starts.
+    /// A cursor that goes on after this key. `None` starts a scan.
     pub(crate) fn behind(&mut self, key: Option<Key>) -> u64 {
         if self.keys.len() == KNOWN {
             self.keys.pop_front();

@@ -55,9 +55,9 @@
 //! # assert!(open(&opening).is_ok());
 //! ```
 //!
-//! In `plugin.toml` stands `threads = "own"`. The capability `settled` holds. `scan` holds where the store lists keys.
+//! `plugin.toml` must have `threads = "own"`. The capability `settled` holds. `scan` holds if the store lists keys.
 //!
-//! What the kit keeps, for every store:
+//! The kit guarantees for every store:
 //!
 //! - Hot calls allocate nothing and wait for no store.
 //! - A page that names no region, leaves it, is too long or not aligned ends with `INVALID_ARGUMENT`. The store never
@@ -65,10 +65,10 @@
 //! - Each page of an accepted batch ends in exactly one completion, also when the batch is cancelled. The host is woken
 //!   for it.
 //! - Deregistering a region waits until no call of the store uses it. It is a fence.
-//! - A panic in the store ends the tier. No further call of the store begins. From then on every call but those that take
-//!   memory back and shut down answers `PANICKED`, `poll` too: completions that the host has not fetched are lost, as the contract
-//!   has it for any plugin that panics.
-//! - Shutting down lets calls of the store that run come to their end, and begins no other.
+//! - A panic in the store ends the tier. No further call of the store begins. From then on every call answers
+//!   `PANICKED`, also `poll`, except for calls that deregister memory and shut down. Completions that the host has not
+//!   fetched are lost, as the contract says for any plugin that panics.
+//! - A shutdown lets running calls of the store come to their end, and begins no other.
 
 mod cursors;
 mod queue;

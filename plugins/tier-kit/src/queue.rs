@@ -67,12 +67,12 @@ pub(crate) struct Queue {
     done: VecDeque<(u32, TierCompletion)>,
     writing: u32,
     reads_in_a_row: u32,
-    /// The host was woken since it polled last.
+    /// Whether the host was woken since its last poll.
     is_told: bool,
 }
 
 impl Queue {
-    /// Takes all memory that it will need.
+    /// Makes a queue with all memory that it will need.
     pub(crate) fn new(limits: &Limits) -> Self {
         let (slots, max_pages) = (limits.max_batches as usize, limits.max_pages as usize);
         let batch = Batch { tag: Tag(0), kind: Kind::Exists, count: 0, next: 0, unfinished: 0, unpolled: 0 };
@@ -91,7 +91,7 @@ impl Queue {
         }
     }
 
-    /// **Hot.** Takes a batch in, or answers with the code that refuses it.
+    /// **Hot.** Accepts a batch, or answers with the code that refuses it.
     pub(crate) fn submit(
         &mut self,
         kind: Kind,
@@ -116,7 +116,7 @@ impl Queue {
         0
     }
 
-    /// The page that is next, if one may begin now. Reads go before writes, which get their turn.
+    /// Takes the next page, if one may begin now. Reads go before writes, which get their turn.
     pub(crate) fn take(&mut self) -> Option<Job> {
         let may_write = !self.writes.is_empty() && self.writing < self.writers;
         let writes = may_write && (self.reads.is_empty() || self.reads_in_a_row >= READS_IN_A_ROW);
@@ -134,7 +134,7 @@ impl Queue {
         Some(Job { slot, number, kind: batch.kind, page })
     }
 
-    /// A page that was taken ended. Whether the host is to be woken.
+    /// Ends a page that was taken. Returns whether the host must be woken.
     pub(crate) fn finish(&mut self, job: &Job, status: i32, bytes: u64) -> bool {
         self.writing -= u32::from(job.kind.writes());
         self.complete(job.slot, job.number, status, bytes)
@@ -162,7 +162,7 @@ impl Queue {
         i32::try_from(count).unwrap_or(i32::MAX)
     }
 
-    /// Ends what has not begun of a tag. Returns nothing when the tag is not in flight, else whether the host is to be woken.
+    /// Ends the pages of a tag that have not begun. `None` when the tag is not in flight, else whether the host must be woken.
     pub(crate) fn cancel(&mut self, tag: Tag) -> Option<bool> {
         let mut answer = None;
         for slot in 0..u32::try_from(self.batches.len()).unwrap_or(u32::MAX) {

@@ -14,7 +14,7 @@ struct Region {
     id: u32,
     /// Calls of the store that use it.
     users: u32,
-    /// Being deregistered. Nothing new begins in it.
+    /// Whether it is being deregistered. Nothing new begins in it.
     is_going: bool,
     address: u64,
     length: u64,
@@ -56,8 +56,7 @@ impl Regions {
     /// Adds memory.
     ///
     /// # Errors
-    /// `UNSUPPORTED` for memory of a device, `INVALID_ARGUMENT` for a range that cannot be, `NO_RESOURCE` beyond
-    /// [`MAX_REGIONS`].
+    /// `UNSUPPORTED` for memory of a device, `INVALID_ARGUMENT` for an invalid range, `NO_RESOURCE` beyond [`MAX_REGIONS`].
     pub(crate) fn add(&mut self, memory: &Memory) -> Result<RegionId> {
         if memory.kind != MemoryKind::DRAM {
             return Err(Error::new(ErrorCode::UNSUPPORTED, "only host memory can be registered"));
@@ -79,7 +78,7 @@ impl Regions {
         self.list.binary_search_by_key(&id, |region| region.id).ok()
     }
 
-    /// Lets nothing new begin in a region. False when there is none of this id.
+    /// Lets nothing new begin in a region. False when there is no region with this id.
     pub(crate) fn end(&mut self, id: RegionId) -> bool {
         let found = self.find(id.0);
         if let Some(at) = found {
@@ -100,7 +99,7 @@ impl Regions {
         }
     }
 
-    /// The bytes of a page, when they lie inside a region and keep the limits.
+    /// Takes a page's bytes into use, when they lie inside a region and keep the limits.
     pub(crate) fn take(&mut self, page: &TierPage, limits: &Limits) -> Option<Place> {
         let at = self.find(page.region.0)?;
         let region = &mut self.list[at];
@@ -111,14 +110,14 @@ impl Regions {
         if region.is_going || !is_aligned || !fits {
             return None;
         }
-        // Address plus length was found not to overflow.
+        // `add` has checked that address plus length does not overflow.
         let address = usize::try_from(region.address + page.offset).ok()?;
         let length = usize::try_from(length).ok()?;
         region.users += 1;
         Some(Place { region: region.id, address, length })
     }
 
-    /// The call that used these bytes ended.
+    /// Ends the use of these bytes by a call of the store.
     pub(crate) fn give_back(&mut self, place: &Place) {
         if let Some(at) = self.find(place.region) {
             self.list[at].users -= 1;

@@ -1,4 +1,4 @@
-//! What the author of a tier writes.
+//! The store, which the author of a tier writes.
 
 use host_plugin_api::{Error, ErrorCode, Key, Result, TierLimits, TierUsage};
 
@@ -10,46 +10,46 @@ use host_plugin_api::{Error, ErrorCode, Key, Result, TierLimits, TierUsage};
 /// An error ends that page with the error's code. The other pages of the batch go on. Errors are logged, except for
 /// `NO_RESOURCE`, which says that the store is full, and `INVALID_ARGUMENT`.
 pub trait Store: Send + Sync + 'static {
-    /// Reads a value. `true`: all of `to` is its value. `false`: the key is not there, and `to` is as it was.
+    /// Reads a value. Returns `true` when all of `to` is its value, `false` when the key is not there and `to` is unchanged.
     ///
     /// # Errors
-    /// [`other_length`] when the value is not as long as `to`, which has 1 to [`Limits::max_value`] bytes. Else what
-    /// failed. `to` may have been written in part.
+    /// [`other_length`] when the value is not as long as `to`, which has 1 to [`Limits::max_value`] bytes. Else the
+    /// error that occurred. `to` may have been written in part.
     fn get(&self, key: &Key, to: &mut [u8]) -> Result<bool>;
 
     /// Stores a value. A value never changes, so a key that is there may be left alone. A reader sees all of the value or
     /// none of it, also after a crash.
     ///
     /// # Errors
-    /// `NO_RESOURCE` when the store is full, or what failed.
+    /// `NO_RESOURCE` when the store is full, or the error that occurred.
     fn put(&self, key: &Key, from: &[u8]) -> Result<()>;
 
-    /// The length of a value in bytes, or nothing where the key is not there. 0 stands for a length that is not known.
+    /// The length of a value in bytes, or `None` when the key is not there. 0 stands for a length that is not known.
     ///
     /// # Errors
-    /// What failed.
+    /// The error that occurred.
     fn exists(&self, key: &Key) -> Result<Option<u64>>;
 
     /// Removes a value. Answers as [`exists`](Store::exists) did before.
     ///
     /// # Errors
-    /// What failed.
+    /// The error that occurred.
     fn delete(&self, key: &Key) -> Result<Option<u64>>;
 
-    /// Writes the next keys behind `after` into `keys`, in the order of their bytes, and returns how many. Fewer than
-    /// `keys` has room for end the scan.
+    /// Writes the next keys after `after` into `keys`, in the order of their bytes, and returns how many. A number that
+    /// is less than the length of `keys` ends the scan.
     ///
     /// # Errors
-    /// `UNSUPPORTED` when the store cannot list, or what failed.
+    /// `UNSUPPORTED` when the store cannot list, or the error that occurred.
     fn scan(&self, after: Option<&Key>, keys: &mut [Key]) -> Result<usize> {
         let _ = (after, keys);
         Err(Error::new(ErrorCode::UNSUPPORTED, "the store cannot list its keys"))
     }
 
-    /// What is stored now.
+    /// How much is stored now.
     ///
     /// # Errors
-    /// `UNSUPPORTED` when the store does not count, or what failed.
+    /// `UNSUPPORTED` when the store does not count, or the error that occurred.
     fn usage(&self) -> Result<TierUsage> {
         Err(Error::new(ErrorCode::UNSUPPORTED, "the store does not count its values"))
     }
@@ -74,7 +74,7 @@ pub struct Limits {
     pub max_batches: u32,
     /// Threads that call the store, 1 to 1024.
     pub threads: u32,
-    /// Most of them that put or delete at the same time. At least 1. Fewer than `threads` leave one for restoring.
+    /// Most threads that put or delete at the same time. At least 1. With fewer than `threads`, one is left for restoring.
     pub writers: u32,
 }
 

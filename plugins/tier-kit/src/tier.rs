@@ -19,7 +19,7 @@ use crate::store::{Limits, Store};
 /// How long deregistering waits for calls of the store, in seconds.
 pub const FENCE_SECONDS: u64 = 30;
 
-/// Tries of a hot call for the lock before it sleeps: a thread of the kit holds it for an instant.
+/// How often a hot call tries the lock before it sleeps: a thread of the kit holds the lock for an instant.
 const TRIES: u32 = 1000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl<S: Store> Tier<S> {
     /// Takes the queue's memory and starts the threads.
     ///
     /// # Errors
-    /// `CONFIG` for limits that cannot be, `NO_RESOURCE` when a thread cannot be started.
+    /// `CONFIG` for invalid limits, `NO_RESOURCE` when a thread cannot be started.
     pub fn start(store: S, limits: Limits) -> Result<Self> {
         limits.check()?;
         let state =
@@ -109,7 +109,7 @@ impl<S: Store> Tier<S> {
         Ok(tier)
     }
 
-    /// The store, for what an author's tests want to ask of it.
+    /// The store, for an author's tests.
     pub fn store(&self) -> &S {
         &self.shared.store
     }
@@ -149,7 +149,7 @@ impl<S: Store> Tier<S> {
 
     fn join(&self) {
         for thread in std::mem::take(&mut *locked(&self.threads)) {
-            // Panics of the store were caught. There is nothing else to learn.
+            // Panics of the store were caught, so the thread's result says nothing.
             drop(thread.join());
         }
     }
@@ -201,7 +201,7 @@ impl<S: Store> Shared<S> {
         self.ended.notify_all();
     }
 
-    /// Calls the store, and makes a status of how that ended.
+    /// Calls the store, and turns the result into a status.
     fn guarded(&self, job: &Job, place: Option<&mut Place>) -> (i32, u64) {
         // After a panic the store is never called again, so nothing sees what it left half done.
         match catch_unwind(AssertUnwindSafe(|| self.call(job, place))) {
@@ -210,7 +210,7 @@ impl<S: Store> Shared<S> {
                 if ![ErrorCode::NO_RESOURCE, ErrorCode::INVALID_ARGUMENT].contains(&error.code) {
                     log!(Level::WARN, "a value could not be kept, read or removed: {error}");
                 }
-                // Only a panic may say so, and only a code may be an error's.
+                // The error's code must be negative, and must not be `PANICKED`, which only a panic may give.
                 let is_code = error.code.0 < 0 && error.code != ErrorCode::PANICKED;
                 (if is_code { error.code.0 } else { ErrorCode::INTERNAL.0 }, 0)
             }
@@ -275,7 +275,7 @@ impl<S: Store> StorageTier for Tier<S> {
     fn deregister(&self, region: RegionId) -> Result<()> {
         {
             let mut state = locked(&self.shared.state);
-            // After a panic, too, memory is taken back.
+            // Memory can be deregistered after a panic, too.
             if state.stage == Stage::Closed {
                 return state.stage.check();
             }

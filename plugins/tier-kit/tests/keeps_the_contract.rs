@@ -1,4 +1,4 @@
-//! What the kit keeps for every store: fences, completions, cancelling, panics, ending.
+//! What the kit guarantees for every store: fences, completions, cancelling, panics, ending.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -58,7 +58,7 @@ impl Store for Map {
 
 /// A tier with 64 bytes of registered memory.
 struct Fixture {
-    /// Before the tier, so that a test that fails lets the call go that the tier's end waits for.
+    /// Before the tier: when a test fails, dropping this first ends the call that the tier's end waits for.
     goes_on: Sender<()>,
     tier: Arc<Tier<Map>>,
     bytes: Box<[u8; 64]>,
@@ -156,7 +156,7 @@ fn deregistering_waits_for_the_call_that_uses_the_region() {
     fixture.begun.recv().unwrap();
     let (tier, region) = (fixture.tier.clone(), fixture.region);
     let deregistering = std::thread::spawn(move || tier.deregister(region));
-    // Until the region is known to be going, puts still find it.
+    // Puts still find the region until it is known to be going.
     while {
         assert_eq!(fixture.tier.put(Tag(2), &[fixture.page(key(1), 0, 4)]), 0);
         fixture.statuses(1) == [STORED]

@@ -1,4 +1,4 @@
-//! The transfer role, as far as it is the same for all backends.
+//! The part of the transfer role that is the same for all backends.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -11,33 +11,33 @@ use host_plugin_api::{
 use crate::instance::Instance;
 use crate::peer::Peer;
 
-/// What a backend brings. [`Frontend`] makes a [`TransferBackend`] of it.
+/// The part that a backend implements. [`Frontend`] makes a [`TransferBackend`] of it.
 ///
-/// Any thread may call any method, also several at once. None is called once the instance is stopping or broken, but for
-/// [`shutdown`](Backend::shutdown). Methods marked **hot** neither block nor allocate. Where a method is one of the trait
-/// `TransferBackend`, that trait's documentation is its contract.
+/// Any thread may call any method, also several at once. Once the instance is stopping or broken, only
+/// [`shutdown`](Backend::shutdown) is called. Methods marked **hot** neither block nor allocate. For a method that the
+/// trait `TransferBackend` has, too, that trait's documentation is the contract.
 pub trait Backend: Send + Sync + 'static {
     /// A connection on which this instance sends.
     type Peer: Peer;
-    /// What the backend notes with a submission while it works on it.
+    /// State that the backend keeps with a submission while it works on it.
     type Progress: Default + Send + 'static;
 
-    /// What the threads of this instance share.
+    /// The state that the threads of this instance share.
     fn instance(&self) -> &Instance<Self::Peer, Self::Progress>;
 
-    /// Makes memory readable for our own writes and writable for connected peers.
+    /// Registers memory: writes of this instance may read it, and connected peers may write it.
     ///
     /// # Errors
-    /// `UNSUPPORTED` for memory of a kind, or without the descriptor, that the backend needs.
+    /// `UNSUPPORTED` when the backend cannot use this kind of memory, or needs a descriptor that the memory lacks.
     fn register(&self, memory: &Memory) -> Result<RegionId>;
 
-    /// Takes a region back. When it returns, no peer's write lands in it any more.
+    /// Ends the registration of a region. When it returns, no peer's write lands in the region any more.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for an unknown region, `TIMEOUT` without a proof. See [`unproven`].
     fn deregister(&self, region: RegionId) -> Result<()>;
 
-    /// What a peer needs to connect to this instance.
+    /// Returns what a peer needs to connect to this instance.
     ///
     /// # Errors
     /// When no endpoint can be offered.
@@ -46,20 +46,20 @@ pub trait Backend: Send + Sync + 'static {
     /// Connects to a peer, and adds it to the instance's [peers](Instance::peers).
     ///
     /// # Errors
-    /// `PEER_LOST` when it does not answer, `VERSION` when the endpoint is of another kind.
+    /// `PEER_LOST` when the peer does not answer, `VERSION` when the endpoint is of another kind.
     fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId>;
 
-    /// Ends the connections in both directions, which is a fence, and takes the peer from the instance's peers.
+    /// Ends the connections in both directions, which is a fence, and removes the peer from the instance's peers.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for an unknown peer, `TIMEOUT` without a proof. See [`unproven`].
     fn disconnect(&self, peer: PeerId) -> Result<()>;
 
-    /// **Hot.** The first of some writes that is empty, or leaves its region on either side.
+    /// **Hot.** The index of the first write that is empty, or leaves its region on either side.
     fn misfit(&self, peer: &Self::Peer, writes: &[Write]) -> Option<usize>;
 
-    /// **Hot.** Starts the submission in a slot of the queue. False when the peer takes none any more. The submission was
-    /// checked, and is the backend's from now on until it finishes it.
+    /// **Hot.** Starts the submission in slot `index` of the queue. False when the peer takes no more submissions. The
+    /// submission was checked. It belongs to the backend from now on, until the backend finishes it.
     fn start(&self, peer: &Arc<Self::Peer>, index: u32) -> bool;
 
     /// **Hot.** Moves notifications out. Returns how many. By default those of the instance.
@@ -79,15 +79,15 @@ pub trait Backend: Send + Sync + 'static {
     fn shutdown(&self, deadline_ms: u64) -> Result<()>;
 }
 
-/// The error of a fence without a proof in time: pages stay quarantined. `what` says of which writes (`to decode-0`), `pages`
-/// which pages.
+/// The error of a fence without a proof in time: pages stay quarantined. `what` says which writes may be in flight (`to
+/// decode-0`), `pages` says which pages stay.
 pub fn unproven(what: &str, pages: &str) -> Error {
     let text =
         format!("cannot prove that nothing is in flight {what}: {pages} must stay quarantined, try again");
     Error::new(ErrorCode::TIMEOUT, text)
 }
 
-/// The error for a number that is no peer's.
+/// The error for a number that belongs to no peer.
 pub fn unknown_peer(id: PeerId) -> Error {
     Error::new(ErrorCode::INVALID_ARGUMENT, format!("no peer {}", id.0))
 }
@@ -99,12 +99,12 @@ pub fn unknown_peer(id: PeerId) -> Error {
 pub struct Frontend<B>(B);
 
 impl<B: Backend> Frontend<B> {
-    /// Around an instance that runs.
+    /// Wraps an instance that runs.
     pub fn new(backend: B) -> Self {
         Self(backend)
     }
 
-    /// What is inside.
+    /// The backend inside.
     pub fn backend(&self) -> &B {
         &self.0
     }

@@ -1,8 +1,8 @@
-//! Connections that can be fenced: how they begin, how they end, and what is proven then.
+//! Connections that can be fenced: how they begin, how they end, and what their end proves.
 //!
-//! A connection has a direction. At its sender it is a *link*, at its receiver an *inbound endpoint*, through which that
-//! sender alone writes. Closing the inbound endpoint is the fence: nothing that was sent through it lands afterwards,
-//! whatever the sender does. [`Connections`] keeps the books of both and decides. A [`Transport`] acts.
+//! A connection has a direction. At its sender it is a *link*, at its receiver an *inbound endpoint*, through which that sender
+//! alone writes. Closing the inbound endpoint is the fence: nothing that was sent through it lands afterwards, whatever the
+//! sender does. [`Connections`] keeps the books of both and decides. A [`Transport`] carries the decisions out.
 //!
 //! ```text
 //!   sender                               receiver
@@ -54,19 +54,20 @@ pub struct Settings {
     pub ask_again: Duration,
 }
 
-/// A connection on which we are the sender.
+/// A connection on which this instance is the sender.
 struct Link<M> {
     peer: Arc<LinkedPeer<M>>,
     stage: Stage,
     /// When the last request to close went to the peer.
     close_sent: Option<Instant>,
-    /// The host knows that the link has ended.
+    /// Whether the host knows that the link has ended.
     told: bool,
-    /// Another one of this name is there, so the host does not know this one any more. It goes as soon as it is over.
+    /// Whether another link has taken its name, so that the host does not know this link any more. It is forgotten once
+    /// it is over.
     replaced: bool,
 }
 
-/// How an inbound endpoint stands.
+/// The state of an inbound endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
     /// The transport opens it.
@@ -76,26 +77,26 @@ enum Opening {
     Closing,
 }
 
-/// Where one peer's writes come in.
+/// An inbound endpoint, through which one peer's writes come in.
 struct Inbound {
     connection: Connection,
-    /// The name that the sender was opened under.
+    /// The name under which the sender was opened.
     peer_name: String,
-    /// What lies behind it.
+    /// The regions behind it.
     regions: Vec<RegionDescriptor>,
     opening: Opening,
-    /// The sender requested the end, and gets another message than a sender that did not.
+    /// Whether the sender requested the end. It then gets another message than a sender that did not.
     cut: bool,
-    /// The host hears of the end, because it is the peer's doing.
+    /// Whether the host is told of the end, because the peer caused it.
     report: bool,
 }
 
 /// The books of an instance's connections. See the [module](crate::connections).
 ///
-/// One thread owns it: it passes on what the host [asks](Connections::request), what peers [say](Connections::hear) and what
-/// the transport reports, and lets it [keep time](Connections::keep_time) every few milliseconds. Nothing here waits.
+/// One thread owns it. That thread passes on what the host [requests](Connections::request), what peers [say](Connections::hear)
+/// and what the transport reports, and lets it [keep time](Connections::keep_time) every few milliseconds. Nothing here waits.
 pub struct Connections<T: Transport> {
-    /// What acts.
+    /// Carries out the decisions.
     pub transport: T,
     shared: Arc<LinkedInstance<T::Mailbox>>,
     settings: Settings,
@@ -130,7 +131,7 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// The host asks.
+    /// Handles a request of the host.
     pub fn request(&mut self, request: Request) {
         match request {
             Request::Connect { name, endpoint, reply } => self.connect(name, endpoint, reply),
@@ -139,8 +140,8 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// Another instance says something about a connection, by the number that its sender gave it. The transport knows how
-    /// to answer it.
+    /// Handles a message of another instance about a connection. `number` is the one that the connection's sender gave
+    /// it. The transport must know how to answer the instance.
     pub fn hear(&mut self, from: Random, number: u64, message: Message) {
         let connection = Connection { instance: from, number };
         match message {
@@ -155,7 +156,7 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// What time brings: answers that wait for others, and questions that are repeated.
+    /// Does work that depends on time: gives answers that are due, and repeats requests.
     pub fn keep_time(&mut self) {
         let now = Instant::now();
         self.finish_fences(now);
@@ -164,7 +165,7 @@ impl<T: Transport> Connections<T> {
         self.ask_again(now);
     }
 
-    /// Whether answers wait for others.
+    /// Whether calls of the host wait for other instances.
     pub fn is_expecting(&self) -> bool {
         !self.connecting.is_empty() || !self.fences.is_empty()
     }
@@ -185,13 +186,13 @@ impl<T: Transport> Connections<T> {
         !self.inbound.is_empty()
     }
 
-    /// Whether an inbound endpoint is open, or nothing when there is none.
+    /// Whether an inbound endpoint is open. `None` when there is none.
     pub fn is_inbound_open(&self, connection: Connection) -> Option<bool> {
         let inbound = self.inbound.iter().find(|inbound| inbound.connection == connection)?;
         Some(inbound.opening == Opening::Open)
     }
 
-    /// The name that the sender of an inbound endpoint was opened under.
+    /// The name under which the sender of an inbound endpoint was opened.
     pub fn sender(&self, connection: Connection) -> Option<&str> {
         let inbound = self.inbound.iter().find(|inbound| inbound.connection == connection)?;
         Some(&inbound.peer_name)

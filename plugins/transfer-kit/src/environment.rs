@@ -1,8 +1,8 @@
 //! Environment variables that are added while other threads run.
 //!
-//! Libraries that a plugin loads may take settings from the environment alone, and a plugin is opened in a process that has
-//! threads already. `setenv` is no way there: before glibc 2.41 it frees the array of variables when it grows, also while
-//! another thread walks it.
+//! Libraries that a plugin loads may take settings from the environment alone, and a plugin is opened in a process that
+//! has threads already. `setenv` is not safe there: before glibc 2.41 it frees the array of variables when it grows,
+//! also while another thread walks it.
 
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::fs::File;
@@ -13,21 +13,20 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::locked;
 
-/// A file that is another one in every process and the same for all that is loaded into one.
+/// A file that differs between processes, and is the same for all libraries of one process.
 const OWN: &str = "/proc/self/environ";
 
 static WRITER: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 unsafe extern "C" {
-    /// The variables as `NAME=VALUE`, behind the last a null pointer. The array may be absent.
+    /// The variables as `NAME=VALUE`, with a null pointer after the last. The array may be absent.
     static mut environ: *mut *mut c_char;
 }
 
 /// Adds those of these variables that are not set, all at once, and returns their names.
 ///
-/// Threads may read the environment meanwhile. They see the variables before or after: the array that they walk stays
-/// as it is, for good, and a longer one takes its place. Calls take turns, also those of other plugins that have a copy
-/// of this crate.
+/// Threads may read the environment meanwhile. They see the variables of before or after: the array that they walk never
+/// changes, and a longer one takes its place. Calls take turns, also those of other plugins that have a copy of this crate.
 ///
 /// A name or a value that has a zero byte, and a name that is empty or has an `=`, is not added.
 ///
@@ -36,7 +35,7 @@ unsafe extern "C" {
 /// that is copied here, nor an assignment to `environ`.
 pub unsafe fn add<'a>(variables: &[(&'a str, &OsStr)]) -> Vec<&'a str> {
     let _in_this_copy = locked(&WRITER);
-    // Unlocked when it is closed. A system without such a file has one copy's calls take turns, no more.
+    // Unlocked when the file is closed. On a system without such a file only the calls of one copy take turns.
     let _between_copies =
         File::open(OWN).ok().filter(|own| flock(own, FlockOperation::LockExclusive).is_ok());
     // SAFETY: it is aligned and lives as long as the process. Readers in C load it at once, as a pointer is on every target.

@@ -1,4 +1,4 @@
-//! Registered memory that threads copy from and to, and which peers may write there.
+//! Registered memory that threads copy from and to, and the peers that may write to it.
 
 use std::collections::HashMap;
 use std::sync::RwLock;
@@ -8,11 +8,11 @@ use host_plugin_api::{Error, ErrorCode, Memory, RegionId, Result, Write};
 use crate::locked::{reading, writing};
 use crate::regions::{Regions, source, target};
 
-/// Ends what a writer's thread waits for, when the writer is cut off.
+/// Ends the wait of a writer's thread when the writer is cut off.
 type Cut = Box<dyn Fn() + Send + Sync>;
 
-/// Registered memory, and the writers that peers have here: under one lock, because taking either back is a fence. Copies hold it
-/// for reading, so a copy is to be short. 64 KiB take some microseconds.
+/// Registered memory, and the writers that peers have here. Both are under one lock, because taking either back is a
+/// fence. Copies hold the lock for reading, so a copy should be short. 64 KiB take some microseconds.
 ///
 /// A backend whose threads copy bytes between memory and network needs no `unsafe` of its own.
 pub struct GuardedMemory(RwLock<Table>);
@@ -42,7 +42,7 @@ impl GuardedMemory {
         writing(&self.0).regions.add(memory)
     }
 
-    /// Takes a region back. When it returns no copy touches the region.
+    /// Ends the registration of a region. When it returns no copy touches the region.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for an unknown region.
@@ -55,7 +55,7 @@ impl GuardedMemory {
         Ok(())
     }
 
-    /// **Hot.** The first of some writes whose source is empty, or leaves its region.
+    /// **Hot.** The index of the first write whose source is empty, or leaves its region.
     pub fn misfit(&self, writes: &[Write]) -> Option<usize> {
         let table = reading(&self.0);
         writes.iter().position(|write| source(table.regions.alive(), write).is_none())
@@ -72,7 +72,7 @@ impl GuardedMemory {
         true
     }
 
-    /// Lets a peer write. `cut` is called when it is cut off, to end what its thread waits for.
+    /// Lets a peer write. When the peer is cut off, `cut` is called to end the wait of its thread.
     pub fn admit(&self, name: &str, cut: impl Fn() + Send + Sync + 'static) -> Writer {
         let mut table = writing(&self.0);
         table.last_writer += 1;
@@ -98,7 +98,7 @@ impl GuardedMemory {
         writing(&self.0).writers.remove(&writer.0).is_some()
     }
 
-    /// Cuts off the writers of the chosen peers, by their names. When it returns nothing of theirs lands.
+    /// Cuts off the writers of the chosen peers, by their names. When it returns, no write of these peers lands.
     pub fn cut(&self, chosen: impl Fn(&str) -> bool) {
         writing(&self.0).writers.retain(|_, (name, cut)| {
             let stays = !chosen(name);

@@ -1,4 +1,4 @@
-//! What all threads of an instance share.
+//! The state that all threads of an instance share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,20 +10,20 @@ use crate::queue::Queue;
 use crate::system::Event;
 use crate::wire::check_name;
 
-/// What all threads of an instance share: its submissions, its peers, what waits for the host, and whether it runs.
+/// The state that all threads of an instance share: its submissions, its peers, its notifications, and whether it runs.
 #[derive(Debug)]
 pub struct Instance<P, X = ()> {
-    /// The name it was opened under.
+    /// The name under which it was opened.
     pub name: String,
-    /// What it carries at once.
+    /// What it can carry at once.
     pub limits: TransferLimits,
     /// Its submissions.
     pub queue: Queue<P, X>,
     /// Its connections as a sender.
     pub peers: Peers<P>,
-    /// What the host has not fetched yet.
+    /// Notifications that the host has not fetched yet.
     pub notifications: Notifications,
-    /// Readable while something waits for the host.
+    /// Readable while a completion or a notification waits for the host.
     pub event: Event,
     /// The metric `submissions_written`: submissions that reached peers.
     pub submissions_written: Counter,
@@ -34,7 +34,7 @@ pub struct Instance<P, X = ()> {
 }
 
 impl<P: Peer, X: Default> Instance<P, X> {
-    /// An instance that runs. `notifications`: how many may wait for the host.
+    /// Makes an instance that runs. `notifications` says how many may wait for the host.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a name that is not 1 to 64 bytes, `IO` when the system has no descriptor left.
@@ -54,7 +54,7 @@ impl<P: Peer, X: Default> Instance<P, X> {
         })
     }
 
-    /// A submission ended well: it is counted, and its completion waits for the host.
+    /// Ends a submission with success: counts it, and lets its completion wait for the host.
     pub fn succeed(&self, index: u32, bytes: u64) {
         self.submissions_written.add(1);
         self.bytes_written.add(bytes);
@@ -68,7 +68,7 @@ impl<P: Peer, X: Default> Instance<P, X> {
         }
     }
 
-    /// **Hot.** 0, or the code of why no call is taken.
+    /// **Hot.** 0, or the code with which calls are refused.
     pub fn state(&self) -> i32 {
         if self.is_stopping() {
             return ErrorCode::CLOSED.0;
@@ -93,7 +93,7 @@ impl<P: Peer, X: Default> Instance<P, X> {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Has every call answer `CLOSED`. Threads look at [`is_stopping`](Self::is_stopping). The backend must wake them.
+    /// Makes every call answer `CLOSED`. Threads check [`is_stopping`](Self::is_stopping). The backend must wake them.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
     }
@@ -103,7 +103,7 @@ impl<P: Peer, X: Default> Instance<P, X> {
         self.broken.load(Ordering::SeqCst)
     }
 
-    /// A thread of the instance panicked. The host is woken, and every call answers `PANICKED`.
+    /// Notes that a thread of the instance panicked: wakes the host, and makes every call answer `PANICKED`.
     pub fn set_broken(&self) {
         self.broken.store(true, Ordering::SeqCst);
         self.event.signal();

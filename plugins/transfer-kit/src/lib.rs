@@ -19,35 +19,34 @@
 //!
 //! There are three ways to use it.
 //!
-//! **The hot half alone.** A [`Backend`] says how memory is registered, how peers are met, and what starts a submission.
-//! [`Frontend`] makes a `TransferBackend` of it. The kit brings the [`Queue`], the [`Notifications`], all codes and texts
-//! of errors, and the life of an [`Instance`] from its name to `CLOSED`. `shm`, which has a fence of its own in shared
-//! memory, is written so. [A small one](#a-small-backend) is further down.
+//! **The hot half alone.** A [`Backend`] says how memory is registered, how peers are met, and what starts a
+//! submission. [`Frontend`] makes a `TransferBackend` of it. The kit brings the [`Queue`], the [`Notifications`], all
+//! codes and texts of errors, and the life of an [`Instance`] from its name to `CLOSED`. `shm` is of this kind: it has
+//! a fence of its own in shared memory. [A small one](#a-small-backend) is further down.
 //!
-//! **The cold half, too.** Many networks can say that a write failed, but not that nothing of it is in flight. What they can do
-//! is end the endpoint through which it came. For these there is the module [`connections`]: a pair of endpoints for each
-//! connection, what two instances say to each other about it, fences, deregistrations, deadlines, and when the host hears that a
-//! peer is lost. A backend brings a [`Transport`](connections::Transport), which opens, closes and reports. It never decides.
-//! The host's threads ask through a [`LinkedInstance`], and [`wire`] has the bytes. `nixl` and `mooncake` are written so:
-//! `plugins/nixl/src/agents.rs` is a transport whose calls return at once, `plugins/mooncake/src/transfer/engines.rs` one with
-//! threads.
+//! **The cold half, too.** Many networks can say that a write failed, but not that nothing of it is in flight. But they
+//! can end the endpoint through which it came. For these there is the module [`connections`]: a pair of endpoints for
+//! each connection, the messages of two instances about it, fences, deregistrations, deadlines, and reports to the host
+//! that a peer is lost. A backend brings a [`Transport`](connections::Transport), which opens, closes and reports. It
+//! never decides. The host's threads make requests through a [`LinkedInstance`], and [`wire`] has the bytes. `nixl` and
+//! `mooncake` are of this kind: `plugins/nixl/src/agents.rs` is a transport whose calls return at once,
+//! `plugins/mooncake/src/transfer/engines.rs` one with threads.
 //!
-//! **A thread for each peer.** Where the network's calls wait, as those of sockets do, the module [`threaded`] has all but the bytes
-//! on the network: memory that is copied without `unsafe`, peers, threads and fences. A backend brings a
-//! [`Network`](threaded::Network) and a [`Line`](threaded::Line). `examples/tcp-transfer` is one, in 300 lines.
+//! **A thread for each peer.** For networks whose calls wait, as those of sockets do, the module [`threaded`] has
+//! everything but the bytes on the network: memory that is copied without `unsafe`, peers, threads and fences. A backend
+//! brings a [`Network`](threaded::Network) and a [`Line`](threaded::Line). `examples/tcp-transfer` is one, in 300 lines.
 //!
 //! # Threads
 //!
-//! The host calls from any thread, and a backend works on its own threads. What is marked **hot** is called for every
-//! submission: it neither blocks nor allocates. All locks of the kit are held for a few instructions, but for that of a
-//! slot's [`Content`], which the backend holds while it works on it. [`Connections`] belong to one thread, and never
-//! wait.
+//! The host calls from any thread, and a backend works on its own threads. Methods marked **hot** are called for every submission:
+//! they neither block nor allocate. All locks of the kit are held for a few instructions, except for that of a slot's [`Content`],
+//! which the backend holds while it works on the slot. [`Connections`] belong to one thread, and never wait.
 //!
 //! # Settled
 //!
-//! A submission that ends in success has settled. One that failed may still be in a network adapter's queue, so
-//! [`Queue::finish`] takes the connection whose end will prove that it is not, and [`Queue::settle`] is that proof. With
-//! `Connections`, a backend does the first, and the kit the second.
+//! A submission that ends in success has settled. A failed submission may still be in a network adapter's queue. So
+//! [`Queue::finish`] takes the connection whose end will prove that it is not, and [`Queue::settle`] reports that
+//! proof. With `Connections`, a backend calls the first, and the kit calls the second.
 //!
 //! # A small backend
 //!

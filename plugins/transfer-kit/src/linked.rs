@@ -13,70 +13,70 @@ use crate::peer::{LinkedPeer, Mailbox};
 use crate::regions::{RegionDescriptor, Regions, source, target};
 use crate::wire::{Endpoint, Format};
 
-/// Where the answer to a question goes. The asking thread may have given up.
+/// Where the answer to a request goes. The requesting thread may have given up.
 pub type Reply<T> = SyncSender<Result<T>>;
 
-/// Gives an answer. It goes nowhere when the asking thread has given up.
+/// Gives an answer. It goes nowhere when the requesting thread has given up.
 pub fn answer<T>(reply: &Reply<T>, result: Result<T>) {
     let _gone = reply.try_send(result).is_err();
 }
 
-/// What the host's threads ask of the thread that runs the [`Connections`](crate::Connections). Each is answered once.
+/// A request of the host's threads to the thread that runs the [`Connections`](crate::Connections). Each is answered once.
 #[derive(Debug)]
 pub enum Request {
     /// Connect to an instance.
     Connect {
-        /// What the host calls it.
+        /// The host's name for it.
         name: String,
-        /// Where it is.
+        /// Its endpoint.
         endpoint: Endpoint,
-        /// The new peer.
+        /// Gets the new peer.
         reply: Reply<PeerId>,
     },
     /// End the connections to and from a peer, and prove it.
     Disconnect {
-        /// Which.
+        /// The peer.
         peer: PeerId,
-        /// Once it is proven, or the time is over.
+        /// Answered once it is proven, or the time is over.
         reply: Reply<()>,
     },
-    /// Take a region back that was retired, and prove it.
+    /// Release a region that was retired, and prove it.
     Deregister {
-        /// Which.
+        /// The region.
         region: RegionId,
-        /// Once it is proven, or the time is over.
+        /// Answered once it is proven, or the time is over.
         reply: Reply<()>,
     },
 }
 
-/// What the host's threads and the thread that runs the [`Connections`](crate::Connections) share.
+/// The state that the host's threads share with the thread that runs the [`Connections`](crate::Connections).
 #[derive(Debug)]
 pub struct LinkedInstance<M> {
-    /// Submissions, peers, what waits for the host.
+    /// Submissions, peers, and notifications for the host.
     pub instance: Instance<LinkedPeer<M>>,
-    /// Our memory.
+    /// The memory of this instance.
     pub regions: RwLock<Regions>,
     ended: Mutex<bool>,
     end: Condvar,
 }
 
 impl<M: Mailbox> LinkedInstance<M> {
-    /// An instance that runs. `devices`: whether memory of devices may be registered.
+    /// Makes an instance that runs. `devices` says whether memory of devices may be registered.
     pub fn new(instance: Instance<LinkedPeer<M>>, devices: bool) -> Self {
         let regions = RwLock::new(Regions::new(devices));
         Self { instance, regions, ended: Mutex::new(false), end: Condvar::new() }
     }
 
-    /// Our regions as they are now.
+    /// The regions of this instance as they are now.
     pub fn region_descriptors(&self) -> Vec<RegionDescriptor> {
         reading(&self.regions).alive().to_vec()
     }
 
-    /// Asks the thread that runs the connections, and waits for its answer. That thread keeps the deadlines. `send` passes the
-    /// question on.
+    /// Sends a request to the thread that runs the connections, and waits for its answer. That thread keeps the
+    /// deadlines. `send` passes the request on.
     ///
     /// # Errors
-    /// The answer's. `CLOSED` or `PANICKED` when no answer comes any more.
+    /// The error of the answer. `CLOSED` or `PANICKED` when no answer comes any more.
     pub fn ask<T>(&self, send: impl FnOnce(Reply<T>)) -> Result<T> {
         self.instance.ready()?;
         let (reply, answer) = sync_channel(1);
@@ -118,7 +118,8 @@ impl<M: Mailbox> LinkedInstance<M> {
     /// [`Backend::connect`](crate::Backend::connect), with `send` to pass a request on. `own` is this instance's endpoint.
     ///
     /// # Errors
-    /// `VERSION` or `INVALID_ARGUMENT` for bytes that are no endpoint of another instance, and what the other side says.
+    /// `VERSION` or `INVALID_ARGUMENT` for bytes that are no endpoint of another instance, and the error that the other
+    /// side gives.
     pub fn connect(
         &self,
         (name, endpoint): (&str, &[u8]),
@@ -137,7 +138,7 @@ impl<M: Mailbox> LinkedInstance<M> {
     /// # Errors
     /// `INVALID_ARGUMENT` for an unknown peer, `TIMEOUT` without a proof.
     pub fn disconnect(&self, id: PeerId, send: impl FnOnce(Request)) -> Result<()> {
-        // Before anything else, so that nothing new is taken for it.
+        // Set before anything else, so that nothing new is taken for the peer.
         self.instance.peers.get(id).ok_or_else(|| unknown_peer(id))?.set_gone();
         self.ask(|reply| send(Request::Disconnect { peer: id, reply }))
     }
@@ -151,7 +152,7 @@ impl<M: Mailbox> LinkedInstance<M> {
         writes.iter().position(|write| !fits(write))
     }
 
-    /// The thread that runs the connections has ended, or will answer nothing more.
+    /// Notes that the thread that runs the connections has ended, or will answer nothing more.
     pub fn set_ended(&self) {
         *locked(&self.ended) = true;
         self.end.notify_all();

@@ -6,7 +6,7 @@ use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Locks, also after a thread panicked.
 ///
-/// To be used where the guarded value is consistent between statements, as all of this kit's are.
+/// To be used where the guarded value is consistent between statements, as all guarded values of this kit are.
 pub fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! What peers did to this instance, on its way to the host.
+//! Notifications of this instance's peers, on their way to the host.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use host_plugin_api::{NOTIFICATION_BYTES, Notification, NotificationKind};
 use crate::locked::locked;
 use crate::wire::NAME_BYTES;
 
-/// Makes a notification. What is longer than its field is cut: 48 bytes of message, 64 of name.
+/// Makes a notification. A text that is longer than its field is cut: 48 bytes of message, 64 of name.
 pub fn notification(kind: NotificationKind, peer: &str, message: &[u8]) -> Notification {
     let mut payload = [0; NOTIFICATION_BYTES];
     let length = message.len().min(NOTIFICATION_BYTES);
@@ -26,23 +26,22 @@ pub fn notification(kind: NotificationKind, peer: &str, message: &[u8]) -> Notif
 pub struct Notifications {
     waiting: Mutex<VecDeque<Notification>>,
     most: usize,
-    /// The host has fetched some.
+    /// Signalled when the host has fetched some.
     fetched: Condvar,
 }
 
 impl Notifications {
-    /// Room for `most`, and for as many again that come before the backend looks whether it is full.
+    /// Room for `most` notifications, and for as many again that come before the backend checks whether it is full.
     pub fn new(most: usize) -> Self {
         Self { waiting: Mutex::new(VecDeque::with_capacity(2 * most)), most, fetched: Condvar::new() }
     }
 
-    /// Whether as many wait as there should be: the backend takes nothing more from its peers until the host has fetched
-    /// some.
+    /// Whether as many wait as may wait. The backend then takes nothing more from its peers until the host has fetched some.
     pub fn is_full(&self) -> bool {
         locked(&self.waiting).len() >= self.most
     }
 
-    /// Waits until fewer wait than there should be at most, but no longer than this. Says whether it is so.
+    /// Waits until there is room for one more, but no longer than `most`. Returns whether there is room.
     pub fn wait_for_room(&self, most: Duration) -> bool {
         let waiting = locked(&self.waiting);
         let full = |waiting: &mut VecDeque<Notification>| waiting.len() >= self.most;
@@ -55,14 +54,15 @@ impl Notifications {
         locked(&self.waiting).is_empty()
     }
 
-    /// A submission's data is there. A message longer than a notification is of no instance of ours, and dropped.
+    /// Adds the notification for a submission whose data is there. A longer message than a notification holds is
+    /// dropped: it comes from no instance of the same plugin.
     pub fn arrived(&self, peer: &str, message: &[u8]) {
         if message.len() <= NOTIFICATION_BYTES {
             self.push(notification(NotificationKind::ARRIVED, peer, message));
         }
     }
 
-    /// A peer is proven gone: none of its writes lands any more. Taken also when full.
+    /// Adds the notification that a peer is proven gone: none of its writes lands any more. Added also when full.
     pub fn peer_lost(&self, peer: &str) {
         self.push(notification(NotificationKind::PEER_LOST, peer, &[]));
     }

@@ -31,17 +31,17 @@ impl<P> Default for Peers<P> {
 }
 
 impl<P: Peer> Peers<P> {
-    /// **Hot.** One of them.
+    /// **Hot.** The peer with this number.
     pub fn get(&self, id: PeerId) -> Option<Arc<P>> {
         reading(&self.0).get(&id.0).cloned()
     }
 
-    /// All of them, in no order.
+    /// All peers, in no order.
     pub fn all(&self) -> Vec<Arc<P>> {
         reading(&self.0).values().cloned().collect()
     }
 
-    /// Adds one, unless there are `most` already. Those that `obsolete` names go first. Says whether it was added.
+    /// Adds a peer, unless there are `most` already. Peers that `obsolete` names are removed first. Returns whether it was added.
     pub fn add(&self, peer: Arc<P>, most: usize, obsolete: impl Fn(&P) -> bool) -> bool {
         let mut peers = writing(&self.0);
         peers.retain(|_, old| !obsolete(old));
@@ -52,7 +52,7 @@ impl<P: Peer> Peers<P> {
         room
     }
 
-    /// Forgets one.
+    /// Forgets a peer.
     pub fn remove(&self, id: PeerId) {
         writing(&self.0).remove(&id.0);
     }
@@ -60,7 +60,7 @@ impl<P: Peer> Peers<P> {
 
 /// What a backend keeps with each [`LinkedPeer`]: the submissions on their way to the thread that sends them.
 pub trait Mailbox: Send + Sync + 'static {
-    /// Wakes the thread that reads it, for what is not in it.
+    /// Wakes the thread that reads the mailbox, for work that is not in the mailbox.
     fn wake(&self) {}
 }
 
@@ -70,23 +70,23 @@ impl Mailbox for () {}
 /// A peer whose connections the [`Connections`](crate::Connections) keep.
 #[derive(Debug)]
 pub struct LinkedPeer<M> {
-    /// The host's number for it. Also the connection's number in what the two instances say to each other.
+    /// The host's number for it. Also the connection's number in messages between the two instances.
     pub id: PeerId,
-    /// What the host called the peer.
+    /// The host's name for the peer.
     pub name: String,
-    /// The name the peer was opened under.
+    /// The name under which the peer was opened.
     pub own_name: String,
     /// Identity of the peer's instance.
     pub instance: Random,
-    /// The peer's memory behind the inbound endpoint that it opened for us.
+    /// The peer's memory behind the inbound endpoint that it opened for this instance.
     pub regions: Vec<RegionDescriptor>,
-    /// The backend's own.
+    /// The backend's mailbox of the peer.
     pub mailbox: M,
     gone: AtomicBool,
 }
 
 impl<M: Mailbox> LinkedPeer<M> {
-    /// A peer that is there. `names`: what the host calls it, and the name it was opened under.
+    /// Makes a connected peer. The names are the host's for it, and the one under which it was opened.
     pub fn new(
         id: PeerId,
         (name, own_name): (String, String),
@@ -97,7 +97,7 @@ impl<M: Mailbox> LinkedPeer<M> {
         Self { id, name, own_name, instance, regions, mailbox, gone: AtomicBool::new(false) }
     }
 
-    /// Says that nothing more is sent, and wakes the thread that does.
+    /// Notes that nothing more is sent, and wakes the thread that sends.
     pub fn set_gone(&self) {
         self.gone.store(true, Ordering::SeqCst);
         self.mailbox.wake();

@@ -13,12 +13,12 @@ use crate::peer::Peer;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// What a slot holds: one submission, and what is to be written.
+/// Content of a slot: one submission, and what is to be written.
 #[derive(Debug)]
 pub struct Content<P, X> {
-    /// As the host gave it.
+    /// The submission as the host gave it.
     pub submission: Submission,
-    /// The backend's own. Whenever a submission is taken in, it is its type's default.
+    /// The backend's own state. It is its type's default whenever a submission is taken in.
     pub progress: X,
     peer: Option<Arc<P>>,
     writes: Vec<Write>,
@@ -30,17 +30,17 @@ impl<P, X> Content<P, X> {
         self.peer.as_ref()
     }
 
-    /// The notification, as far as it counts.
+    /// The valid bytes of the notification.
     pub fn notification(&self) -> &[u8] {
         &self.submission.notification[..self.submission.notification_length as usize]
     }
 
-    /// Writes.
+    /// How many writes there are.
     pub fn len(&self) -> usize {
         self.writes.len()
     }
 
-    /// Whether it is the notification alone that travels.
+    /// Whether the notification travels alone.
     pub fn is_empty(&self) -> bool {
         self.writes.is_empty()
     }
@@ -51,7 +51,7 @@ impl<P, X> Content<P, X> {
         self.writes.get(at).copied()
     }
 
-    /// The writes, from one on, which is at most the number of all.
+    /// The writes from number `from` on, which is at most the number of all.
     pub fn writes(&self, from: usize) -> impl Iterator<Item = Write> {
         self.writes[from..].iter().copied()
     }
@@ -69,8 +69,8 @@ struct State {
     meta: Box<[Meta]>,
     free: Vec<u32>,
     done: VecDeque<(u32, Completion)>,
-    /// Completed with an error, and perhaps still in flight. Each with the connection whose end will settle it. No more
-    /// than there are slots per connection, since a connection fails once.
+    /// Submissions that completed with an error and may still be in flight, each with the connection whose end will
+    /// settle it. No more than there are slots per connection, since a connection fails once.
     unsettled: Vec<(Tag, PeerId)>,
     /// Threads in `wait_idle`.
     waiting: usize,
@@ -79,8 +79,8 @@ struct State {
 /// The submissions of an instance, from the host's `submit` to its `poll`.
 ///
 /// A slot is named by its index. It belongs to the thread that takes the submission in, then to the backend, until
-/// [`finish`](Queue::finish) makes it a completion, and is free again when the host has fetched that. The queue's lock is
-/// held for a few instructions at a time. The backend holds a slot's own lock while it works on the slot.
+/// [`finish`](Queue::finish) makes it a completion. It is free again when the host has fetched the completion. The queue's
+/// lock is held for a few instructions at a time. The backend holds a slot's own lock while it works on the slot.
 #[derive(Debug)]
 pub struct Queue<P, X = ()> {
     contents: Box<[Mutex<Content<P, X>>]>,
@@ -90,7 +90,7 @@ pub struct Queue<P, X = ()> {
 }
 
 impl<P: Peer, X: Default> Queue<P, X> {
-    /// Slots for so many submissions of so many writes.
+    /// Makes slots for `submissions` submissions of `writes` writes.
     pub fn new(submissions: u32, writes: u32) -> Self {
         let submission = Submission {
             peer: PeerId(0),
@@ -117,8 +117,8 @@ impl<P: Peer, X: Default> Queue<P, X> {
         }
     }
 
-    /// **Hot.** Takes a submission in. Returns nothing when all slots are taken. There are no more writes than the queue was
-    /// made for.
+    /// **Hot.** Takes a submission in. Returns its slot, or `None` when all slots are taken. There must be no more
+    /// writes than the queue was made for.
     pub fn take_in(&self, submission: &Submission, peer: &Arc<P>, writes: &[Write]) -> Option<u32> {
         let index = locked(&self.state).free.pop()?;
         let mut content = locked(&self.contents[index as usize]);
@@ -134,7 +134,7 @@ impl<P: Peer, X: Default> Queue<P, X> {
         Some(index)
     }
 
-    /// **Hot.** Gives a slot back that no thread took over, as if it had never been taken.
+    /// **Hot.** Gives back a slot that no thread took over, as if it had never been taken.
     pub fn give_back(&self, index: u32) {
         self.empty(index);
         let mut state = locked(&self.state);
@@ -149,7 +149,7 @@ impl<P: Peer, X: Default> Queue<P, X> {
         drop(freed);
     }
 
-    /// What a slot holds, until it is finished. Not to be held while it is.
+    /// Content of a slot, until the slot is finished. The guard must not be held when it is finished.
     pub fn content(&self, index: u32) -> MutexGuard<'_, Content<P, X>> {
         locked(&self.contents[index as usize])
     }
@@ -159,10 +159,10 @@ impl<P: Peer, X: Default> Queue<P, X> {
         self.cancelled[index as usize].load(Ordering::SeqCst)
     }
 
-    /// A submission ended: with 0 and its bytes, or an error code. `unsettled` names the connection whose end is needed to know
-    /// that nothing of it is in flight.
+    /// Ends a submission: with 0 and its bytes, or with an error code. `unsettled` names the connection whose end is
+    /// needed to know that nothing of it is in flight.
     pub fn finish(&self, index: u32, status: i32, bytes: u64, unsettled: Option<PeerId>) {
-        // Here, and not in the hot call that fills the slot again: a peer may be freed.
+        // Emptied here, and not in the hot call that fills the slot again, because a peer may be freed.
         self.empty(index);
         let mut state = locked(&self.state);
         let tag = state.meta[index as usize].tag;
@@ -174,7 +174,7 @@ impl<P: Peer, X: Default> Queue<P, X> {
         }
     }
 
-    /// Nothing of this connection's submissions is in flight any more.
+    /// Settles this connection's submissions: nothing of them is in flight any more.
     pub fn settle(&self, peer: PeerId) {
         locked(&self.state).unsettled.retain(|(_, other)| *other != peer);
     }
@@ -197,7 +197,7 @@ impl<P: Peer, X: Default> Queue<P, X> {
         !locked(&self.state).done.is_empty()
     }
 
-    /// Marks what is in flight of this tag as not wanted. False when nothing of it is in flight.
+    /// Marks submissions of this tag that are in flight as cancelled. False when nothing of the tag is in flight.
     pub fn cancel(&self, tag: Tag) -> bool {
         let state = locked(&self.state);
         let mut any = false;

@@ -1,4 +1,4 @@
-//! Registered memory: ours, and what peers told us of theirs.
+//! Registered memory: that of this instance, and descriptors of peers' memory.
 
 use host_plugin_api::{Error, ErrorCode, Memory, MemoryKind, RegionId, Result, Write};
 
@@ -10,13 +10,13 @@ pub const MAX_REGIONS: usize = 128;
 pub struct RegionDescriptor {
     /// Its owner's number for it.
     pub id: RegionId,
-    /// The host's. A write that means another lands nowhere.
+    /// The host's generation. A write that names another lands nowhere.
     pub generation: u32,
     /// First byte, in its owner's process.
     pub address: u64,
     /// Bytes. Address plus length does not overflow.
     pub length: u64,
-    /// Of the memory of a device, which one.
+    /// The device, for memory of a device.
     pub device: Option<u32>,
 }
 
@@ -24,42 +24,42 @@ impl RegionDescriptor {
     /// Address of a range, if it has a byte and lies inside.
     fn range(&self, offset: u64, length: u32) -> Option<u64> {
         let end = offset.checked_add(length.into())?;
-        // Address plus length was found not to overflow.
+        // Address plus length does not overflow, see `length`.
         (length > 0 && end <= self.length).then(|| self.address + offset)
     }
 }
 
-/// A write's source among our regions, and its address. Nothing when the write is empty or leaves its region.
+/// A write's source among this instance's regions, and its address. `None` when the write is empty or leaves its region.
 pub fn source<'a>(ours: &'a [RegionDescriptor], write: &Write) -> Option<(&'a RegionDescriptor, u64)> {
     let region = ours.iter().find(|region| region.id == write.source_region)?;
     Some((region, region.range(write.source_offset, write.length)?))
 }
 
-/// A write's target among a peer's regions, and its address there. Nothing when the write is empty, leaves its region, or
-/// means another generation of it.
+/// A write's target among a peer's regions, and its address there. `None` when the write is empty, leaves its region,
+/// or names another generation of it.
 pub fn target<'a>(theirs: &'a [RegionDescriptor], write: &Write) -> Option<(&'a RegionDescriptor, u64)> {
     let region = theirs.iter().find(|region| region.id == write.target_region)?;
     let address = region.range(write.target_offset, write.length)?;
     (region.generation == write.target_generation).then_some((region, address))
 }
 
-/// Our regions. Ids are never used again.
+/// The regions of this instance. Ids are never used again.
 #[derive(Debug)]
 pub struct Regions {
     alive: Vec<RegionDescriptor>,
-    /// Taken back, but perhaps still being read.
+    /// Regions that were retired, but may still be read.
     dying: Vec<RegionId>,
     last: u32,
     devices: bool,
 }
 
 impl Regions {
-    /// None yet. `devices`: whether memory of devices is taken.
+    /// No regions yet. `devices` says whether memory of devices is accepted.
     pub fn new(devices: bool) -> Self {
         Self { alive: Vec::new(), dying: Vec::new(), last: 0, devices }
     }
 
-    /// Those that writes may name.
+    /// The regions that writes may name.
     pub fn alive(&self) -> &[RegionDescriptor] {
         &self.alive
     }
@@ -67,8 +67,8 @@ impl Regions {
     /// Adds memory.
     ///
     /// # Errors
-    /// `UNSUPPORTED` for a kind of memory that is not taken, `INVALID_ARGUMENT` for a range that cannot be, `NO_RESOURCE` for
-    /// more than [`MAX_REGIONS`].
+    /// `UNSUPPORTED` for a kind of memory that is not accepted, `INVALID_ARGUMENT` for an invalid range, `NO_RESOURCE`
+    /// for more than [`MAX_REGIONS`].
     pub fn add(&mut self, memory: &Memory) -> Result<RegionId> {
         let device = match memory.kind {
             MemoryKind::DRAM => None,
@@ -96,8 +96,8 @@ impl Regions {
         Ok(id)
     }
 
-    /// From now on nothing new names the region. Its number still counts among those that are registered. False when there is
-    /// no such region.
+    /// Retires a region: from now on nothing new names it. Its number still counts among those that are registered.
+    /// False when there is no such region.
     pub fn retire(&mut self, region: RegionId) -> bool {
         if let Some(at) = self.alive.iter().position(|other| other.id == region) {
             self.alive.swap_remove(at);
@@ -106,7 +106,7 @@ impl Regions {
         self.dying.contains(&region)
     }
 
-    /// Nothing touches a retired region any more.
+    /// Forgets a retired region that nothing touches any more.
     pub fn remove(&mut self, region: RegionId) {
         self.dying.retain(|id| *id != region);
     }

@@ -1,4 +1,4 @@
-//! What the protocols between threads are made of. `tests/shuttle` compiles their files with its own.
+//! Types that the protocols between threads use. `tests/shuttle` compiles the files of these protocols with its own types.
 
 pub use std::sync::atomic;
 pub use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

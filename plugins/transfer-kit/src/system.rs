@@ -1,4 +1,4 @@
-//! What the system gives: events, random bytes, threads.
+//! Services of the system: events, random bytes, threads.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ pub type Random = [u8; 16];
 /// Random bytes from the kernel.
 ///
 /// # Errors
-/// `IO` when it has none.
+/// `IO` when the kernel has none.
 pub fn random() -> Result<Random> {
     let mut bytes = Random::default();
     match getrandom(&mut bytes, GetRandomFlags::empty()) {
@@ -28,7 +28,7 @@ pub fn random() -> Result<Random> {
 pub struct Event(OwnedFd);
 
 impl Event {
-    /// A new one, not readable.
+    /// Makes an event that is not readable.
     ///
     /// # Errors
     /// `IO` when the system has no descriptor left.
@@ -37,12 +37,12 @@ impl Event {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self).map_err(io)
     }
 
-    /// Makes it readable. It already is when it cannot take more.
+    /// Makes the event readable. An event that cannot take more is readable already.
     pub fn signal(&self) {
         let _already_readable = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes it not readable.
+    /// Makes the event not readable.
     pub fn clear(&self) {
         let _nothing_to_clear = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
@@ -70,7 +70,7 @@ impl AsRawFd for Event {
 /// Starts a thread. `broken` is called, on that thread, if `body` panics.
 ///
 /// # Errors
-/// `IO` when there is no thread to be had. `body` is dropped then.
+/// `IO` when no thread can be started. `body` is dropped then.
 pub fn start_thread(
     name: &str,
     body: impl FnOnce() + Send + 'static,

@@ -44,32 +44,32 @@ pub trait Network: Send + Sync + 'static {
     /// Connects to a peer.
     ///
     /// # Errors
-    /// `PEER_LOST` when it does not answer, `VERSION` when the endpoint is of another kind.
+    /// `PEER_LOST` when the peer does not answer, `VERSION` when the endpoint is of another kind.
     fn connect(&self, own_name: &str, peer_name: &str, endpoint: &[u8]) -> Result<Connection>;
 
-    /// Ends the threads that receive, all of whose inbounds were cut off, and waits for them. False when one did not end.
+    /// Ends the receiving threads, all of whose inbounds were cut off, and waits for them. False when one did not end.
     fn stop(&self) -> bool;
 }
 
 /// A connection to a peer, driven by a thread of its own.
 pub trait Line: Send + 'static {
     /// Sends a submission, and waits until all of its writes are in the peer's memory and the peer has its notification. Returns 0
-    /// with the bytes written, or the code with which the peer refuses it, of which nothing is in flight then.
+    /// with the bytes written, or the code with which the peer refuses the submission. After a code nothing of it is in flight.
     ///
     /// # Errors
-    /// When the connection is lost. What was sent may still land.
+    /// When the connection is lost. Bytes that were sent may still land.
     fn send(
         &mut self,
         submission: &Content<ThreadedPeer, ()>,
         memory: &GuardedMemory,
     ) -> io::Result<(i32, u64)>;
 
-    /// Ends the connection, and returns when nothing that was sent over it lands any more. `lost` says that [`send`](Self::send)
-    /// failed. Else this end is on purpose, and the peer's host is not to be told of a loss.
+    /// Ends the connection, and returns when nothing that was sent over it lands any more. `lost` says that
+    /// [`send`](Self::send) failed. Otherwise this end is on purpose, and the peer's host must not be told of a loss.
     fn end(&mut self, lost: bool);
 }
 
-/// How a thread is ended that waits in a [`Line`].
+/// How to interrupt a thread that waits in a [`Line`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
     /// Nothing more is to be sent: `send` fails, and `end` goes on waiting for the proof.
@@ -78,11 +78,11 @@ pub enum Interrupt {
     Waiting,
 }
 
-/// What [`Network::connect`] made.
+/// A connection that [`Network::connect`] made.
 pub struct Connection {
-    /// What the thread sends on.
+    /// The line on which the thread sends.
     pub line: Box<dyn Line>,
-    /// Ends what the thread waits for. Called from other threads.
+    /// Ends the wait of the thread. Called from other threads.
     pub interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
 }
 
@@ -91,9 +91,9 @@ pub struct ThreadedPeer {
     id: PeerId,
     name: String,
     interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
-    /// Slots of the queue on their way to the thread. Nothing once no more may come.
+    /// Slots of the queue on their way to the thread. `None` once no more may come.
     work: Mutex<Option<SyncSender<u32>>>,
-    /// The host wants it to end, or the connection is lost.
+    /// Whether the host wants it to end, or the connection is lost.
     gone: AtomicBool,
     /// Disconnected when the thread is done, and nothing is in flight to the peer.
     ended: Mutex<Receiver<()>>,
@@ -120,7 +120,8 @@ impl ThreadedPeer {
     /// waiting for the proof.
     fn end(&self, deadline: Instant) -> bool {
         self.close();
-        // What runs may finish in half of the time. Then it gets an error, instead of waiting for a peer that does not answer.
+        // A running submission may finish in half of the time. Then it gets an error, instead of waiting for a peer
+        // that does not answer.
         let half = deadline.saturating_duration_since(Instant::now()) / 2;
         if self.is_done(half) {
             return true;
@@ -165,7 +166,7 @@ impl ThreadedPeer {
     }
 }
 
-/// What the threads of an instance share.
+/// The state that the threads of an instance share.
 #[derive(Debug)]
 pub struct Station {
     /// The instance.
@@ -188,7 +189,7 @@ impl Station {
         start_thread(name, move || body(&own), move || broken.instance.set_broken())
     }
 
-    /// Lets a peer write that has connected to this instance. `cut` ends what its thread waits for.
+    /// Lets a peer write that has connected to this instance. `cut` ends the wait of its thread.
     pub fn admit(self: &Arc<Self>, name: &str, cut: impl Fn() + Send + Sync + 'static) -> Inbound {
         Inbound { station: self.clone(), name: name.to_owned(), writer: self.memory.admit(name, cut) }
     }
@@ -208,7 +209,8 @@ impl Inbound {
         self.station.memory.land(self.writer, write, at, bytes)
     }
 
-    /// All data of a submission has landed: the host gets its notification, if there is one. Waits while the host fetches none.
+    /// Gives the host the notification of a submission whose data has all landed, if there is one. Waits while the host
+    /// fetches none.
     pub fn arrived(&self, notification: &[u8]) {
         if notification.is_empty() {
             return;
@@ -219,8 +221,8 @@ impl Inbound {
         instance.announce();
     }
 
-    /// The connection has ended. Unless this was on purpose, or the peer was cut off, the host hears that the peer is lost.
-    /// Nothing of it lands any more then.
+    /// Ends the connection. Nothing of the peer lands any more then. Unless the end was on purpose, or the peer was cut
+    /// off, the host hears that the peer is lost.
     pub fn ended(self, on_purpose: bool) {
         let was_cut = !self.station.memory.dismiss(self.writer);
         if !was_cut && !on_purpose {
@@ -240,7 +242,7 @@ pub struct Threaded<N: Network> {
 }
 
 impl<N: Network> Threaded<N> {
-    /// An instance that runs. `network` may start threads of the station that it is given.
+    /// Makes an instance that runs. `network` may start threads of the station that it is given.
     ///
     /// # Errors
     /// Those of [`Instance::new`] and of `network`.
@@ -287,7 +289,7 @@ impl<N: Network> Backend for Threaded<N> {
 
     fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
         let peers = &self.instance().peers;
-        // A connection under the same name gives way: most likely it was lost.
+        // An older connection under the same name is ended first: most likely it was lost.
         if let Some(old) = peers.all().iter().find(|peer| peer.name == name) {
             self.end(old)?;
         }
@@ -324,7 +326,7 @@ impl<N: Network> Backend for Threaded<N> {
     }
 
     fn misfit(&self, _: &ThreadedPeer, writes: &[Write]) -> Option<usize> {
-        // Targets are looked at by the side that owns them.
+        // The side that owns the targets checks them.
         self.station.memory.misfit(writes)
     }
 
@@ -356,7 +358,7 @@ impl<N: Network> Backend for Threaded<N> {
 
 impl<N: Network> Drop for Threaded<N> {
     fn drop(&mut self) {
-        // Hosts call shutdown. This is for those that fail before they can.
+        // For hosts that fail before they can call `shutdown`.
         let _best_effort = self.shutdown(1000);
     }
 }

@@ -1,8 +1,8 @@
 //! Bytes that cross between instances. Little endian, versioned.
 //!
-//! All begin with a [`Magic`] of eight bytes, of which the last is the version. [`Endpoint`] is what the host carries from
-//! one instance to another. [`Message`] is what two instances say to each other about their connections. How it travels, and
-//! what else they say, is the backend's.
+//! All begin with a [`Magic`] of eight bytes, of which the last is the version. The host carries an [`Endpoint`] from
+//! one instance to another. Two instances send each other a [`Message`] about their connections. The backend decides
+//! how it travels, and what else they send.
 
 mod message;
 mod reader;
@@ -19,7 +19,7 @@ pub const NAME_BYTES: usize = 64;
 /// Longest reason of a refusal that is sent, in bytes.
 pub const REASON_BYTES: usize = 512;
 
-/// What all bytes of one plugin begin with.
+/// The first bytes of everything that one plugin sends.
 #[derive(Debug)]
 pub struct Magic {
     /// The last of them is the version.
@@ -35,7 +35,7 @@ pub struct Format {
     pub magic: Magic,
     /// Longest address of an instance or of an inbound endpoint, in bytes.
     pub address_bytes: usize,
-    /// Says what is wrong with an address, if something is.
+    /// Returns what is wrong with an address, if something is.
     pub check_address: fn(&[u8]) -> Option<&'static str>,
     /// Whether region descriptors have a device.
     pub devices: bool,
@@ -48,16 +48,16 @@ pub struct Format {
 pub struct Endpoint {
     /// A secret: an instance that knows it may connect.
     pub token: Random,
-    /// Identity of the instance, another one after a restart.
+    /// Identity of the instance. It differs after a restart.
     pub instance: Random,
-    /// The name it was opened under.
+    /// The name under which it was opened.
     pub name: String,
     /// Where messages to the instance go, in the backend's own terms.
     pub address: Vec<u8>,
 }
 
 impl Endpoint {
-    /// As bytes.
+    /// Encodes the endpoint as bytes.
     pub fn encode(&self, format: &Format) -> Vec<u8> {
         let mut to = format.magic.bytes.to_vec();
         to.extend(self.token.iter().chain(&self.instance));
@@ -66,10 +66,10 @@ impl Endpoint {
         to
     }
 
-    /// From bytes.
+    /// Decodes bytes.
     ///
     /// # Errors
-    /// `VERSION` for another plugin's, or of another version. `INVALID_ARGUMENT` for damaged ones.
+    /// `VERSION` for bytes of another plugin or another version. `INVALID_ARGUMENT` for damaged bytes.
     pub fn decode(bytes: &[u8], format: &Format) -> Result<Self> {
         let mut at = Reader::new(bytes, &format.magic, "the endpoint")?;
         let (token, instance) = (at.array()?, at.array()?);
@@ -79,7 +79,7 @@ impl Endpoint {
     }
 }
 
-/// Appends bytes with their length before them. [`Reader::piece`] takes them off again.
+/// Appends bytes with their length before them. [`Reader::piece`] reads them again.
 pub fn put(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend((bytes.len() as u32).to_le_bytes());
     to.extend(bytes);

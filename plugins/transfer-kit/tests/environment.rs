@@ -1,4 +1,4 @@
-//! Variables are added under the eyes of readers. The tests take turns: only one may change the environment.
+//! Variables are added while other threads read them. The tests take turns: only one may change the environment.
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -17,7 +17,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As a library in C does.
+/// Reads a variable as a library in C does.
 fn read(name: &CStr) -> Option<String> {
     // SAFETY: what is found is a terminated string that is never freed.
     unsafe {

@@ -1,4 +1,4 @@
-//! What the kit keeps for a network whose calls wait: fences, completions, cancelling, lost connections, ending.
+//! What the kit guarantees for a network whose calls wait: fences, completions, cancelling, lost connections, ending.
 
 #![allow(clippy::unwrap_used)]
 
@@ -32,7 +32,7 @@ struct Wire {
     begun: Sender<&'static str>,
 }
 
-/// An instance's end of it.
+/// An instance's end of the wire.
 struct Ends(Arc<Wire>);
 
 struct Ordered {
@@ -84,7 +84,7 @@ impl Line for Ordered {
     }
 }
 
-/// A sender that is connected to a receiver, and what the line between them is told.
+/// A sender that is connected to a receiver, and the orders for the line between them.
 struct Pair {
     sender: Frontend<Threaded<Ends>>,
     receiver: Frontend<Threaded<Ends>>,

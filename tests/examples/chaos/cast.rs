@@ -1,4 +1,4 @@
-//! The processes, each started again when it has ended.
+//! The processes of the cluster. Each is started again after it has ended.
 
 mod part;
 mod plan;
@@ -23,7 +23,7 @@ use crate::sandbox::is_inside;
 
 pub use part::{Part, Role, State};
 
-/// Between two looks at the processes.
+/// Time between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Longest time of a call that empties caches.
@@ -37,9 +37,9 @@ pub struct Cast {
     routers: Vec<Address>,
     pub disk: Disk,
     network: Option<Network>,
-    /// The transfer plugin can be told to hang and to mix up what it sends.
+    /// Whether the transfer plugin can be told to hang and to mix up what it sends.
     pub switched: bool,
-    /// libfaketime is here.
+    /// Whether clocks can be stepped: libfaketime is installed, and this run is in its sandbox.
     pub clocks: bool,
     unasked: Vec<String>,
     /// Processes that ended because they were made to hang or to panic, or got no memory.
@@ -104,13 +104,13 @@ impl Cast {
         &self.ended
     }
 
-    /// Ends what has lasted long enough, and starts what has ended.
+    /// Ends faults whose time is over, and starts ended processes again.
     fn look(&mut self) {
         self.disk.look();
         for part in &mut self.parts {
             part.look();
             let Ok(Some(status)) = part.child.try_wait() else { continue };
-            // The kernel may kill a process just before the bound is lifted, so that it ends just after.
+            // The kernel may kill a process shortly before its memory bound is lifted. The end is then seen in another state.
             let kills = memory::kills(&part.name);
             let is_starved = std::mem::replace(&mut part.memory_kills, kills) < kills;
             let why = match part.state {
@@ -118,7 +118,7 @@ impl Cast {
                 State::Panics | State::MayHavePanicked => Some("had a plugin that panicked"),
                 State::Starves => Some("got no more memory"),
                 _ if is_starved => Some("got no more memory"),
-                // A library that a plugin loads may not bear it that a thread could not be started, and find out later.
+                // A library of a plugin may abort later because it could not start a thread.
                 _ if part.was_starved && status.signal() == Some(SIGABRT) => {
                     Some("had got no more memory before")
                 }
@@ -150,8 +150,8 @@ impl Cast {
         }
     }
 
-    /// One of a role to which nothing is done at the moment, unless it is the last one that runs. None that stays, if the fault
-    /// ends it.
+    /// Picks a process of a role that runs without a fault. None when fewer than two of them run. A process that stays is not
+    /// picked for a fault that ends it.
     pub fn victim(&mut self, role: Role, ends: bool, random: &mut fastrand::Rng) -> Option<&mut Part> {
         let runs = |part: &Part| part.role == role && part.state == State::Runs;
         if self.parts.iter().filter(|part| runs(part)).count() < 2 {
@@ -166,23 +166,23 @@ impl Cast {
         Some(able.swap_remove(at))
     }
 
-    /// One of those whose clock can be stepped.
+    /// Steps the clock of one process that runs under libfaketime.
     pub fn step_a_clock(&mut self, seconds: i64, random: &mut fastrand::Rng) -> bool {
         let able: Vec<&Part> = self.parts.iter().filter(|part| part.switches.clock.is_some()).collect();
         random.choice(able).is_some_and(|part| part.step_clock(seconds))
     }
 
-    /// Empties all radix caches. A worker that is down just now cannot be told.
+    /// Asks one router to empty all radix caches. Workers that are down at that time miss it.
     pub fn flush(&mut self, random: &mut fastrand::Rng) -> bool {
         let routers = self.parts.iter().filter(|part| part.role == Role::Router).zip(&self.routers);
-        // A frozen one answers when it goes on, which is for this thread to see to.
+        // A frozen router does not answer, and only this thread can let it continue.
         let able: Vec<_> = routers.filter(|(part, _)| part.state == State::Runs).collect();
         let Some((part, router)) = random.choice(able) else { return false };
         let Some(node) = &part.node else {
             let request = agent().post(format!("{}/flush_cache", router.url));
             return request.config().timeout_global(Some(FLUSH)).build().send_empty().is_ok();
         };
-        // Only from its own machine.
+        // The router takes this call only from its own machine, so the command runs inside its node.
         let port = router.url.rsplit(':').next().unwrap_or_default();
         let ask = "POST /flush_cache HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\nContent-Length: 0\\r\\n\\r\\n";
         let talk =
@@ -192,7 +192,7 @@ impl Cast {
         command.status().is_ok_and(|status| status.success())
     }
 
-    /// Nothing is wrong any more.
+    /// Ends all faults.
     pub fn heal(&mut self) {
         self.disk.heal();
         for part in &mut self.parts {
@@ -223,7 +223,7 @@ impl Cast {
             }
             Ok(())
         });
-        // What may hang has had time to end.
+        // Waits until processes that may hang or may have panicked have ended, or have outlived the time for it.
         until("nothing to be done to any process", || {
             self.look();
             match self.parts.iter().find(|part| part.state != State::Runs) {
@@ -233,7 +233,7 @@ impl Cast {
         });
     }
 
-    /// Answers that went on, by the routers that live now.
+    /// Resumed answers, as counted by the routers that run now.
     pub fn resumed(&self) -> u64 {
         let of = |router: &Address| {
             let text =
@@ -249,11 +249,11 @@ impl Cast {
         self.parts.iter().map(|part| (part.name.clone(), Footprint::of(part.pid()))).collect()
     }
 
-    /// Pages that are not given back although nothing is under way, and processes that have grown.
+    /// Finds leaks: pages that are held although no request runs, and processes that have grown.
     pub fn leaks(&mut self, before: &BTreeMap<String, Footprint>) -> Vec<String> {
         let router = self.routers[0].url.clone();
         let idle = host_tests::wait::try_until(|| {
-            // A router may still name a worker that has died, for as long as it has not heard of the next.
+            // A router may list a dead worker until it hears of the successor.
             let workers = Self::health(&router)["workers"].as_array().cloned().unwrap_or_default();
             let addresses = workers.iter().filter_map(|worker| worker["metrics"].as_str());
             let busy: Vec<String> = addresses.flat_map(held).collect();
@@ -281,13 +281,13 @@ impl Cast {
         leaks
     }
 
-    /// The logs, which stay.
+    /// Keeps the folder with the logs, and returns its path.
     pub fn keep_logs(&mut self) -> PathBuf {
         self.folder.take().map(tempfile::TempDir::keep).unwrap_or_default()
     }
 }
 
-/// What a worker holds although it should be idle.
+/// Metrics that show what a worker holds although it should be idle.
 fn held(address: &str) -> Vec<String> {
     let text = agent().get(format!("{address}/metrics")).call();
     let text = text.ok().and_then(|mut reply| reply.body_mut().read_to_string().ok());
@@ -311,7 +311,7 @@ fn held(address: &str) -> Vec<String> {
 impl Drop for Cast {
     fn drop(&mut self) {
         for part in &mut self.parts {
-            // Frozen ones, too.
+            // SIGKILL also ends a frozen process.
             let _ended = part.child.kill();
             let _status = part.child.wait();
         }

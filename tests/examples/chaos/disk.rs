@@ -1,6 +1,6 @@
 //! The file system of the storage tier.
 //!
-//! Pages lie in a small file system, which can be full. Over it lies one that this process serves, which can be slow and fail.
+//! A small file system holds the pages and can be full. On top of it this process serves another one, which can be slow and fail.
 
 mod passthrough;
 
@@ -15,17 +15,17 @@ use crate::sandbox::{is_inside, run};
 use passthrough::Passthrough;
 pub use passthrough::{Done, Orders};
 
-/// Bytes of the small file system. The tier itself is told to take less.
+/// Size of the small file system. The limit of the tier is lower.
 const SIZE_MIB: u32 = 96;
 
-/// Where pages are stored.
+/// The file systems that hold the tier's pages.
 pub struct Disk {
-    /// Where workers see pages.
+    /// The folder in which workers see pages.
     mount: PathBuf,
-    /// Where they lie.
+    /// The folder in which the pages lie.
     below: PathBuf,
     passthrough: Option<Passthrough>,
-    /// A file system of its own, which can be full.
+    /// Whether `below` is a file system of its own, which can be full.
     small: bool,
     full_until: Option<Instant>,
     told_until: Option<Instant>,
@@ -59,12 +59,12 @@ impl Disk {
         self.small
     }
 
-    /// Whether it can be slow and fail.
+    /// Whether the file system can be slow and fail.
     pub fn obeys(&self) -> bool {
         self.passthrough.is_some()
     }
 
-    /// What its orders did, if it can be told any.
+    /// Counts of late and failed calls. None if the file system cannot be slow and fail.
     pub fn done(&self) -> Option<Done> {
         self.passthrough.as_ref().map(Passthrough::done)
     }
@@ -78,7 +78,7 @@ impl Disk {
         self.below.join("ballast")
     }
 
-    /// Does so to reads, writes and syncs until then.
+    /// Applies the orders to reads, writes and syncs until `until`.
     pub fn tell(&mut self, orders: Orders, until: Instant) -> bool {
         let Some(passthrough) = &self.passthrough else { return false };
         if self.told_until.is_some() {
@@ -89,7 +89,7 @@ impl Disk {
         true
     }
 
-    /// Leaves no byte free until then.
+    /// Leaves no byte free until `until`.
     pub fn fill(&mut self, until: Instant) -> bool {
         if !self.small || self.full_until.is_some() {
             return false;
@@ -101,7 +101,7 @@ impl Disk {
         true
     }
 
-    /// Ends what is due.
+    /// Ends faults whose time is over.
     pub fn look(&mut self) {
         let now = Instant::now();
         if self.full_until.is_some_and(|until| now >= until) {
@@ -124,7 +124,7 @@ impl Disk {
         }
     }
 
-    /// Nothing is wrong with it any more.
+    /// Ends all faults of the disk.
     pub fn heal(&mut self) {
         self.free();
         self.obey_no_more();
@@ -147,7 +147,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // The one above first: a folder of this run can be removed when nothing is mounted in it.
+        // The upper one is unmounted first: the folder of this run can be removed only when nothing is mounted in it.
         drop(self.passthrough.take());
         if self.small
             && let Err(why) = run(&format!("umount --lazy {}", self.below.display()))

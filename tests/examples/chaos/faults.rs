@@ -1,4 +1,4 @@
-//! What goes wrong, drawn from the seed.
+//! Faults, drawn from the seed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ enum Fault {
     ClockStep,
 }
 
-/// How often each is drawn.
+/// All faults, each with its weight in the draw and its name in the report.
 const FAULTS: &[(Fault, u32, &str)] = &[
     (Fault::KillPrefill, 4, "kill -9 of a prefill worker"),
     (Fault::KillDecode, 6, "kill -9 of a decode worker"),
@@ -78,10 +78,10 @@ const FAULTS: &[(Fault, u32, &str)] = &[
     (Fault::ClockStep, 3, "a wall clock steps by up to 60 days"),
 ];
 
-/// How long what cannot be seen to end is said to have lasted: until the process is back.
+/// Time that a fault without a visible end counts as lasting: until the process is back.
 const DEATH: Duration = Duration::from_secs(2);
 
-/// Injects as many faults as the options say. Returns how many of each kind.
+/// Injects faults as the options say. Returns the number of each kind.
 pub fn inject(
     cast: &mut Cast,
     random: &mut fastrand::Rng,
@@ -150,7 +150,7 @@ fn is_possible(cast: &Cast, fault: Fault) -> bool {
     }
 }
 
-/// How long it lasts, or `None` when nothing could be struck.
+/// Injects a fault and returns how long it lasts, or `None` when no target was found.
 fn strike(cast: &mut Cast, random: &mut fastrand::Rng, fault: Fault) -> Option<Duration> {
     let up_to = |random: &mut fastrand::Rng, most| Duration::from_millis(random.u64(100..most));
     let worker = |random: &mut fastrand::Rng| if random.bool() { Role::Prefill } else { Role::Decode };
@@ -198,7 +198,7 @@ fn strike(cast: &mut Cast, random: &mut fastrand::Rng, fault: Fault) -> Option<D
         }
         Fault::TransferHangs => {
             let time = up_to(random, 3000);
-            // It is prefill's that sends.
+            // Only a prefill worker's plugin sends pages.
             cast.victim(Role::Prefill, true, random)?.hang_transfer(time);
             Some(time + 3 * DEATH)
         }
@@ -212,9 +212,9 @@ fn strike(cast: &mut Cast, random: &mut fastrand::Rng, fault: Fault) -> Option<D
             Some(time + 3 * DEATH)
         }
         Fault::TransferPanics => {
-            // Until the next call, which a prefill worker without requests does not make at once.
+            // A long time, because the panic comes with the next call, and a prefill worker without requests makes none soon.
             let time = up_to(random, 8000);
-            // It is prefill's that sends.
+            // Only a prefill worker's plugin submits transfers.
             let (role, call) =
                 if random.bool() { (Role::Prefill, "submit") } else { (worker(random), "poll") };
             cast.victim(role, true, random)?.panic_transfer(call, time);
@@ -259,7 +259,7 @@ fn kill(cast: &mut Cast, role: Role, random: &mut fastrand::Rng) -> Option<Durat
     cast.victim(role, true, random)?.kill().then_some(DEATH)
 }
 
-/// Does something to one of a role that lasts.
+/// Applies a fault that ends by itself to a process of a role.
 fn lasting(
     cast: &mut Cast,
     role: Role,
@@ -271,7 +271,7 @@ fn lasting(
     Some(time)
 }
 
-/// In the words of the fixture.
+/// Orders for the tier, in the syntax of the fixture `faulty-tier`.
 fn orders(fault: Fault, random: &mut fastrand::Rng) -> String {
     let (faults, delay) = match fault {
         Fault::TierWrongBytes => ("flip truncate foreign", 0),

@@ -1,29 +1,29 @@
-//! What a process holds, and whether it grows.
+//! Memory, descriptors and threads of a process, and whether they grow.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
-/// Between two samples of a trend.
+/// Time between two samples of a trend.
 const SAMPLE: std::time::Duration = std::time::Duration::from_secs(2);
-/// What memory may grow by over the second half of a run, by the fit.
+/// Bytes that memory may grow by over the second half of a run, by the fit.
 const GROWTH: f64 = 16.0 * 1024.0 * 1024.0;
-/// Fewer samples are no trend.
+/// Least number of samples that make a trend.
 const SAMPLES: usize = 10;
 
-/// A number of `/proc/PID/status`, in its unit.
+/// A number from `/proc/PID/status`, in the unit of that file.
 pub fn status(pid: u32, key: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with(key)).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// What one process holds at a moment.
+/// What one process holds at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Anonymous resident memory.
     pub bytes: u64,
-    /// Without those of stored segments, which the tier's size bounds: `disk/pages`, above and below.
+    /// Open descriptors, without those of stored segments (`disk/pages` in both file systems), which the tier's size bounds.
     pub descriptors: usize,
     pub threads: u64,
     /// Memory that is locked or pinned.
@@ -40,7 +40,7 @@ impl Footprint {
         }
     }
 
-    /// Whether this is much more than it was. Twice the memory, because before was soon after the start.
+    /// Whether this is much more than before. Memory may double, because `before` was taken soon after the start.
     pub fn outgrew(&self, before: &Self) -> bool {
         self.bytes > 2 * before.bytes + (48 << 20)
             || self.descriptors > before.descriptors + 24
@@ -93,7 +93,7 @@ impl Trend {
         self.samples.entry(name.to_owned()).or_default().push(sample);
     }
 
-    /// Bytes that each grew by over the second half, by the line of least squares, and the seconds of that half.
+    /// Bytes that each process grew by over the second half, by the line of least squares, and the seconds of that half.
     pub fn growth(&self) -> BTreeMap<&str, (f64, f64)> {
         self.samples
             .iter()

@@ -1,4 +1,4 @@
-//! Clients that mean no good: slow, rude, and with much to say.
+//! Hostile clients: slow ones, ones that break connections, and ones that send very much.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use crate::load::Address;
 
-/// Longest time that one of them takes.
+/// Longest time of one attack.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Between two bytes of a slow one.
+/// Time between two bytes of a slow client.
 const SLOW: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ const ACTS: &[(Act, &str)] = &[
     (Act::ResetStreams, "reset 100 streams of HTTP/2 as they began"),
 ];
 
-/// Hostile clients under way.
+/// Hostile clients that run.
 pub struct Hostile {
     stop: Arc<AtomicBool>,
     done: Arc<Mutex<BTreeMap<&'static str, u64>>>,
@@ -68,7 +68,7 @@ impl Hostile {
                     else {
                         return;
                     };
-                    // That the server hangs up is what it should do.
+                    // The server is right to hang up.
                     let _refused = attack(*act, &router.url, &mut random);
                     *done.lock().unwrap().entry(*name).or_default() += 1;
                 }
@@ -77,7 +77,7 @@ impl Hostile {
         Self { clients: clients.collect(), stop, done }
     }
 
-    /// How often each was done.
+    /// Stops the clients. Returns how often each act was done.
     pub fn stop(self) -> BTreeMap<&'static str, u64> {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients {
@@ -121,11 +121,11 @@ fn attack(act: Act, url: &str, random: &mut fastrand::Rng) -> std::io::Result<()
         }
         Act::Reset => {
             stream.write_all((head(long.len()) + long).as_bytes())?;
-            // What has come and is not read makes the end of the connection a reset.
+            // The kernel ends a connection with unread data by a reset.
             stream.peek(&mut [0])?;
         }
         Act::GiantJson => {
-            // As many values as are read: with a few more it would be refused before it is parsed.
+            // As many values as are allowed. A few more, and the server would refuse the request before it parses it.
             let tokens = "7,".repeat((1 << 20) - 4);
             let body = format!("{{\"input_ids\": [{tokens}7]}}");
             answered(&mut stream, &(head(body.len()) + &body))?;
@@ -183,12 +183,12 @@ fn attack(act: Act, url: &str, random: &mut fastrand::Rng) -> std::io::Result<()
     Ok(())
 }
 
-/// Streams of one connection, by number: a client's are odd. They are fewer than the server allows.
+/// The odd stream numbers that a client may use. They are fewer than the server allows.
 fn of_client() -> impl Iterator<Item = u32> {
     (1..200).step_by(2)
 }
 
-/// Says the beginning of an HTTP/2 connection that allows no byte of any answer, and waits for the server's.
+/// Begins an HTTP/2 connection whose window allows no byte of any answer, and waits for the server's first frames.
 fn begin_http2(stream: &mut TcpStream) -> std::io::Result<()> {
     // INITIAL_WINDOW_SIZE is 0.
     let settings = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
@@ -196,16 +196,16 @@ fn begin_http2(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.read(&mut [0; 4096]).map(drop)
 }
 
-/// A frame of HTTP/2. Stream 0 is the connection's own.
+/// A frame of HTTP/2. Stream 0 stands for the connection.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
     let head = [length[1], length[2], length[3], kind, flags];
     [&head[..], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A request of less than 16 KiB as HTTP/2 has it: HEADERS, and DATA with the end of the stream.
+/// A request of less than 16 KiB in HTTP/2: HEADERS, and DATA with the end of the stream.
 fn request(number: u32, path: &str, body: &[u8]) -> Vec<u8> {
-    // POST and http by their numbers in HPACK's table, the others as they are behind the number of their name.
+    // The method POST and the scheme http are indexed in HPACK's table. The others are literals after the index of their name.
     let text = |name: &[u8], text: &str| [name, &[text.len() as u8], text.as_bytes()].concat();
     let head = [
         vec![0x83, 0x86],
@@ -216,7 +216,7 @@ fn request(number: u32, path: &str, body: &[u8]) -> Vec<u8> {
     [frame(1, 4, number, &head.concat()), frame(0, 1, number, body)].concat()
 }
 
-/// Keeps a connection and reads nothing, until a time or until the server ends it.
+/// Keeps a connection without reading, until `until` or until the server ends it.
 fn held(stream: &TcpStream, until: Instant) -> std::io::Result<()> {
     while Instant::now() < until && stream.take_error()?.is_none() {
         std::thread::sleep(SLOW);
@@ -224,10 +224,10 @@ fn held(stream: &TcpStream, until: Instant) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends all of it, and reads the beginning of an answer.
+/// Sends a whole request, and reads the beginning of the answer.
 fn answered(stream: &mut TcpStream, request: &str) -> std::io::Result<usize> {
     let sent = stream.write_all(request.as_bytes());
-    // It may have been refused before it was read.
+    // The server may refuse the request before it has read all of it.
     let read = stream.read(&mut [0; 4096]);
     sent.and(read)
 }

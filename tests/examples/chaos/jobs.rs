@@ -1,12 +1,12 @@
-//! Requests, and how a client sends one.
+//! Requests, and the way a client sends one.
 
 use host_tests::cluster::agent;
 use host_tests::streaming::{Ended, Events, tokens};
 use serde_json::{Value, json};
 
-/// Different requests.
+/// Number of different requests.
 const JOBS: usize = 48;
-/// Token ids of the synthetic model that are used.
+/// Token ids of the synthetic model that prompts use.
 const VOCABULARY: std::ops::Range<u32> = 0..256;
 
 /// One request and its right answer.
@@ -19,7 +19,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Conversations: prompts that share their beginnings, of one token to several hundred, greedy or drawn.
+    /// Draws requests: prompts of one to several hundred tokens that share prefixes, with greedy or random sampling.
     pub fn draw(random: &mut fastrand::Rng) -> Vec<Self> {
         let tokens = |random: &mut fastrand::Rng, most: usize| -> Vec<u32> {
             (0..random.usize(1..most)).map(|_| random.u32(VOCABULARY)).collect()
@@ -45,13 +45,13 @@ impl Job {
 pub enum Manner {
     /// Waits for the whole answer.
     Whole,
-    /// Reads it as it comes.
+    /// Reads the answer as it comes.
     Stream,
     /// Hangs up after so many events.
     Leave(usize),
 }
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Answer(Vec<u32>),
@@ -62,7 +62,7 @@ pub enum Outcome {
     Refused(String),
 }
 
-/// Sends a request to the server at a URL.
+/// Sends a request to the server at `url`.
 pub fn ask(url: &str, job: &Job, manner: Manner) -> Outcome {
     let mut sampling = job.sampling.clone();
     sampling["max_new_tokens"] = json!(job.count);

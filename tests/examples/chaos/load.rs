@@ -1,4 +1,4 @@
-//! Clients that ask without a pause, and what they found.
+//! Clients that send requests without a pause, and a tally of the answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,18 +10,18 @@ use host_tests::wait::until;
 
 use crate::jobs::{Job, Manner, Outcome, ask};
 
-/// From when to when faults lasted, and their kinds.
+/// Start, end and kind of each injected fault.
 pub type Strikes = Arc<Mutex<Vec<(Instant, Instant, &'static str)>>>;
 
-/// A router, as clients know it: its address, and which life it lives.
+/// A router as clients know it: its address, and a count of its interruptions.
 #[derive(Clone, Debug)]
 pub struct Address {
     pub url: String,
-    /// Counted up when the router is killed or cannot be reached, and when it is there again: odd until then.
+    /// Odd while the router is killed or its link is cut. Counted up at the beginning and at the end of that time.
     pub killed: Arc<AtomicU64>,
 }
 
-/// What clients found.
+/// Counts of answers, and a line for each that was wrong or lost.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub right: u64,
@@ -29,11 +29,11 @@ pub struct Tally {
     pub left: u64,
     pub wrong: Vec<String>,
     pub lost: Vec<String>,
-    /// Of requests during which a fault of this kind lasted.
+    /// Counts of requests by the kind of fault that lasted meanwhile.
     pub during: BTreeMap<&'static str, During>,
 }
 
-/// What became of them.
+/// Counts of requests during a fault.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct During {
     pub right: u64,
@@ -42,7 +42,7 @@ pub struct During {
     pub lost: u64,
 }
 
-/// Clients under way.
+/// Clients that run.
 pub struct Load {
     stop: Arc<AtomicBool>,
     tally: Arc<Mutex<Tally>>,
@@ -50,7 +50,7 @@ pub struct Load {
     pub strikes: Strikes,
 }
 
-/// Wait before a client whose connection was refused asks another router.
+/// Time before a client whose connection broke asks a router again.
 const AGAIN: Duration = Duration::from_millis(100);
 
 impl Load {
@@ -120,7 +120,7 @@ impl Client {
             let began = Instant::now();
             let outcome = ask(&router.url, &job, manner);
             if matches!(outcome, Outcome::Broken(_)) {
-                // The killer counts a moment later than the connection breaks.
+                // The count of interruptions may change a moment after the connection breaks.
                 std::thread::sleep(AGAIN);
             }
             let kinds = self.kinds_since(first);
@@ -152,7 +152,7 @@ impl Client {
                     tally.left += 1;
                     return;
                 }
-                // A router that was killed has nothing to say. Until it is there again, nothing listens.
+                // A broken connection is excused when the router was killed or cut off meanwhile, or when it does not listen yet.
                 Outcome::Broken(why) => {
                     let refused = why.contains("refused");
                     let unreachable = life % 2 == 1;
@@ -177,7 +177,7 @@ impl Client {
         }
     }
 
-    /// The kinds of faults that lasted at some time between then and now.
+    /// The kinds of faults that lasted at some time since `then`.
     fn kinds_since(&self, then: Instant) -> BTreeSet<&'static str> {
         let strikes = self.strikes.lock().unwrap();
         strikes.iter().rev().filter(|(_, end, _)| *end > then).map(|(.., kind)| *kind).collect()

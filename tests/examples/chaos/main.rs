@@ -1,16 +1,16 @@
-//! Faults on real processes under a mixed load, and every answer compared with that of one undivided worker.
+//! Injects faults into real processes under a mixed load, and compares every answer with that of one aggregated worker.
 //!
 //! ```text
 //! cargo xtask chaos --faults 1000 --seed 7
 //! ```
 //!
-//! Two routers, two prefill and three decode workers of the synthetic executor share a storage tier. Clients ask, stream, and
-//! hang up. Meanwhile processes are killed, frozen and drained, their links cut, their plugins made to hang and lie, their disk
-//! and memory taken. The report counts what was injected and what became of the requests. The exit code is 1 if a request was
-//! lost, a token was wrong, or something leaked.
+//! Two routers, two prefill and three decode workers of the synthetic executor share a storage tier. Clients send requests,
+//! stream answers, and hang up. Meanwhile processes are killed, frozen and drained, their links cut, their plugins made to hang
+//! and lie, their disk and memory taken. The report counts the injected faults and the outcomes of requests. The exit code is 1
+//! if a request was lost, a token was wrong, or something leaked.
 //!
-//! As root the runner runs itself again in namespaces ([`sandbox`]), with which all that it makes ends. Elsewhere the faults that
-//! need them are left out, and the report says which.
+//! As root the runner runs itself again in namespaces ([`sandbox`]), so that all that it makes ends with them. Without root,
+//! faults that need namespaces are left out, and the report names them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot go on ends with what was seen")]
 
@@ -38,20 +38,20 @@ use hostile::Hostile;
 use jobs::Job;
 use load::Load;
 
-/// What the command line says.
+/// The options of the command line.
 struct Options {
     host: PathBuf,
     faults: u32,
     seed: u64,
     clients: u32,
     every: Duration,
-    /// So long, however many faults there are.
+    /// Time to run, whatever the number of faults.
     lasts: Option<Duration>,
     hostile: u32,
-    /// Each process in a network namespace of its own, where that can be.
+    /// Each process gets a network namespace of its own, where possible.
     network: bool,
     transfer: Option<String>,
-    /// Only faults whose names have one of these.
+    /// Only faults whose names contain one of these.
     only: Vec<String>,
 }
 
@@ -152,7 +152,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Asks one aggregated worker without caches.
+/// Adds the right answers to all jobs: those of one aggregated worker without caches.
 fn undivided_answers(options: &Options, mut jobs: Vec<Job>) -> Vec<Job> {
     let flags = ["--role", "aggregated", "--executor", "synthetic", "--pool-pages", "512"];
     let flags = flags.map(str::to_owned).to_vec();

@@ -1,14 +1,14 @@
-//! A process that gets no more memory.
+//! Faults that leave a process without more memory.
 
 use std::path::{Path, PathBuf};
 
 use crate::sandbox::{id, run};
 
 const GROUPS: &str = "/sys/fs/cgroup/memory";
-/// What a process in a group may allocate beyond what it has.
+/// Bytes that a process may allocate beyond what it has.
 const MORE: u64 = 256 << 10;
 
-/// The groups of a run.
+/// The memory groups of a run.
 pub fn groups(id: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(GROUPS).ok().into_iter().flatten().flatten();
     let start = format!("host-chaos-{id}-");
@@ -18,17 +18,18 @@ pub fn groups(id: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Who says no when a process wants more.
+/// The mechanism that limits the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The kernel kills it.
+    /// A memory group: the kernel kills the process.
     Group,
-    /// Its allocations fail.
+    /// A limit of its address space: its allocations fail.
     Addresses,
 }
 
 impl Bound {
-    /// A group needs the memory controller's first version, which leaves with the process what it has already.
+    /// Draws a bound. A group needs version 1 of the memory controller, which does not charge a process for memory that it
+    /// already has.
     pub fn draw(random: &mut fastrand::Rng) -> Self {
         let groups = Path::new(GROUPS).join("memory.limit_in_bytes").exists();
         if groups && random.bool() { Self::Group } else { Self::Addresses }
@@ -39,7 +40,7 @@ fn group(name: &str) -> PathBuf {
     Path::new(GROUPS).join(format!("host-chaos-{}-{name}", id()))
 }
 
-/// Gives a process no more memory than it has. False where that cannot be.
+/// Lets a process allocate only [`MORE`] bytes. False where that is not possible.
 pub fn starve(name: &str, pid: u32, bound: Bound) -> bool {
     match bound {
         Bound::Group => {
@@ -55,13 +56,13 @@ pub fn starve(name: &str, pid: u32, bound: Bound) -> bool {
     }
 }
 
-/// Gives it as much as it wants again, if it lives.
+/// Lifts the bounds of a process, if it still lives.
 pub fn feed(name: &str, pid: u32) {
     let _not_bound = std::fs::write(group(name).join("memory.limit_in_bytes"), "-1");
     let _ended = run(&format!("prlimit --pid {pid} --as=unlimited"));
 }
 
-/// How often the kernel has killed a process of this name's group.
+/// Number of processes in this name's group that the kernel has killed for memory.
 pub fn kills(name: &str) -> u64 {
     let told = std::fs::read_to_string(group(name).join("memory.oom_control")).unwrap_or_default();
     let count = told.lines().find_map(|line| line.strip_prefix("oom_kill "));

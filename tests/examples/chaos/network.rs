@@ -1,21 +1,21 @@
-//! A network of namespaces: one for each process, with a link of its own to a bridge on which the clients are.
+//! A network of namespaces: one for each process, with a link of its own to the bridge that clients use.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
 
 use crate::sandbox::run;
 
-/// Of a hundred packets of a bad link, so many are lost in each direction.
+/// Percentage of packets that a bad link loses in each direction.
 const LOST: u32 = 15;
 
-/// A bridge, in namespaces of this run alone.
+/// A bridge in the namespaces of this run.
 pub struct Network {
     nodes: u8,
-    /// nftables is here, which drops packets.
+    /// Whether nftables is installed, which drops packets.
     drops: bool,
 }
 
-/// The network of one process.
+/// The network namespace of one process.
 #[derive(Clone, Debug)]
 pub struct Node {
     number: u8,
@@ -36,7 +36,7 @@ impl Network {
         Ok(Self { nodes: 0, drops: drops.is_ok() })
     }
 
-    /// Packets of the links in a set are lost, by lot.
+    /// Adds rules that drop a random part of the packets of all links in the set `bad`.
     fn drop_packets() -> Result<(), String> {
         run("nft add table bridge chaos")?;
         run("nft add set bridge chaos bad { type ifname ; }")?;
@@ -79,7 +79,7 @@ impl Node {
         format!("link{}", self.number)
     }
 
-    /// A command that runs there.
+    /// A command that runs a program in this namespace.
     pub fn command(&self, program: &std::path::Path) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", self.name())).arg("--").arg(program);
@@ -92,7 +92,7 @@ impl Node {
         run(&format!("ip link set {} {state}", self.link())).unwrap();
     }
 
-    /// Lets packets be lost, or no longer.
+    /// Starts or stops the loss of packets.
     pub fn lose(&self, lose: bool) {
         let act = if lose { "add" } else { "delete" };
         run(&format!("nft {act} element bridge chaos bad {{ {} }}", self.link())).unwrap();

@@ -1,4 +1,4 @@
-//! What the run says at its end.
+//! The report at the end of the run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::cast::Cast;
 use crate::disk::Done;
 use crate::load::Tally;
 
-/// True when nothing was wrong, lost or leaked.
+/// Prints the report. True when nothing was wrong, lost or leaked.
 pub fn print(
     cast: &Cast,
     injected: &BTreeMap<&'static str, u32>,

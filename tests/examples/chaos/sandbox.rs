@@ -1,15 +1,15 @@
-//! Namespaces of its own, so that networks, mounts and processes of a run end with it, whatever ends it.
+//! Namespaces of the run: its networks, mounts and processes end with it, however it ends.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-/// Set for the runner that runs in namespaces: the process id of the one that made them.
+/// Set in the runner that runs inside the namespaces, to the process id of the runner that made them.
 const INSIDE: &str = "HOST_CHAOS_INSIDE";
 
 const UNSHARE: &[&str] = &["--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork"];
 const PROCESSES: &[&str] = &["--kill-child", "--mount-proc"];
 
-/// Runs a command. When that fails, the error is what the command said.
+/// Runs a command. The error has what the command wrote to stderr.
 pub fn run(command: &str) -> Result<(), String> {
     let mut words = command.split_whitespace();
     let program = words.next().unwrap_or_default();
@@ -18,11 +18,11 @@ pub fn run(command: &str) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("{command}: {}", said.trim())) }
 }
 
-/// Runs this program again in namespaces of its own, where they can be made, and returns its exit code. `None` when this process
-/// is the one to go on.
+/// Runs this program again in new namespaces, where these can be made, and returns its exit code. `None` when this process itself
+/// has to go on.
 pub fn again_inside() -> Option<ExitCode> {
     if is_inside() {
-        // A loopback device, and no files of clocks that outlive this.
+        // Sets up a loopback device, and a `/dev/shm` whose files of stepped clocks end with the run.
         for command in ["ip link set lo up", "mount -t tmpfs tmpfs /dev/shm"] {
             run(command).unwrap();
         }
@@ -47,7 +47,7 @@ pub fn again_inside() -> Option<ExitCode> {
     let id = std::process::id().to_string();
     let status = inside(program).args(std::env::args_os().skip(1)).env(INSIDE, &id).status();
     for group in crate::memory::groups(&id) {
-        // What was in it has ended with its namespace.
+        // The processes of the group have ended with their namespace.
         let _gone = std::fs::remove_dir(group);
     }
     Some(if status.is_ok_and(|status| status.success()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -58,7 +58,7 @@ pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// A word that no other run uses.
+/// An id that no other run uses at the same time.
 pub fn id() -> String {
     std::env::var(INSIDE).unwrap_or_else(|_| std::process::id().to_string())
 }

@@ -1,4 +1,4 @@
-//! The processes, each replaced by one of the other build as an operator does.
+//! The processes of the cluster. Each is replaced by one of the other build, as an operator would do.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,12 +23,12 @@ impl Build {
 
 pub struct Cast {
     router: Cluster,
-    /// Where the router's control plane listens.
+    /// URL of the router's control plane.
     control: String,
-    /// Where its successor will. Workers are told both.
+    /// URL of the control plane of the router's successor. Workers get both.
     next: String,
     workers: BTreeMap<&'static str, Worker>,
-    /// Counts workers: each has a name of its own.
+    /// Number of workers so far: each gets a new name.
     lives: u32,
     folder: tempfile::TempDir,
 }
@@ -52,7 +52,7 @@ impl Cast {
         cast
     }
 
-    /// Where clients ask.
+    /// The URL for clients.
     pub fn url(&self) -> &str {
         &self.router.url
     }
@@ -74,7 +74,7 @@ impl Cast {
         self.router.wait(&format!("{count} live workers"), || live() == count);
     }
 
-    /// A worker of the other build comes, and the one that is there is drained.
+    /// Starts a worker of the other build, and drains the one that it replaces.
     pub fn replace_worker(&mut self, role: &'static str, to: &Build) {
         let new = self.start_worker(role, to);
         self.wait_until_live(3);
@@ -85,7 +85,7 @@ impl Cast {
         self.wait_until_live(2);
     }
 
-    /// A router of the other build comes, clients `move_to` it, and the one that is there is told to end.
+    /// Starts a router of the other build, moves clients to it with `move_to`, and ends the old one.
     pub fn replace_router(&mut self, to: &Build, move_to: impl Fn(&str)) {
         let old = std::mem::replace(&mut self.router, start_router(to, &self.next));
         self.control = std::mem::replace(&mut self.next, address());
@@ -94,7 +94,7 @@ impl Cast {
         ends_well(old);
     }
 
-    /// Leaves the logs of workers where they are.
+    /// Keeps the folder with the logs of workers, and returns its path.
     pub fn keep_logs(self) -> PathBuf {
         self.folder.keep()
     }
@@ -118,7 +118,7 @@ impl Drop for Worker {
     }
 }
 
-/// A control address that no process has yet.
+/// The URL of a control plane at an unused port.
 fn address() -> String {
     format!("http://{}", ports::unused())
 }

@@ -1,4 +1,4 @@
-//! Clients that ask without a pause, and what they found.
+//! Clients that send requests without a pause, and a tally of the answers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,18 +9,18 @@ use host_tests::wait::until;
 
 use crate::jobs::{Job, Manner, Outcome, ask};
 
-/// What clients found.
+/// Counts of answers, and a line for each that was wrong or lost.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     right: u64,
-    /// Of these, the ones that a router which ends did not take and its successor answered.
+    /// Those of `right` that an ending router refused and its successor answered.
     moved: u64,
     wrong: Vec<String>,
     lost: Vec<String>,
 }
 
 impl Tally {
-    /// True when a request was lost or an answer was wrong.
+    /// Prints the tally. True when a request was lost or an answer was wrong.
     pub fn print(&self, lasted: Duration) -> bool {
         let (wrong, lost) = (self.wrong.len(), self.lost.len());
         println!("\n| Answers, equal | Of them refused by a router that ends | Wrong | Lost | Time |");
@@ -33,14 +33,14 @@ impl Tally {
     }
 }
 
-/// Where a balancer of load sends requests, and how often that has changed.
+/// The router to which clients send requests, and how often that has changed: the part of a load balancer.
 #[derive(Clone, Debug)]
 struct Target {
     url: String,
     moves: u64,
 }
 
-/// Clients under way.
+/// Clients that run.
 pub struct Load {
     stop: Arc<AtomicBool>,
     target: Arc<Mutex<Target>>,
@@ -68,7 +68,7 @@ impl Load {
         Self { stop, target, tally, clients }
     }
 
-    /// New requests go to another router.
+    /// Sends new requests to another router.
     pub fn moves_to(&self, url: &str) {
         let mut target = self.target.lock().unwrap();
         target.url = url.to_owned();
@@ -129,7 +129,7 @@ impl Client {
                     tally.wrong.push(format!("{manner:?} differs from token {at} on, {got} of {wanted}"));
                     return;
                 }
-                // It was on its way when the router began to end. What had begun is answered.
+                // The request was on its way when the router began to end. Requests that had begun before are answered.
                 Outcome::Broken(why) if has_moved && moved == 0 && why.contains("Connection refused") => {
                     moved = 1
                 }

@@ -1,12 +1,12 @@
-//! A cluster goes from one build to another under load, and back, and every answer is compared with that of one aggregated worker.
+//! Rolls a cluster from one build to another under load, and back. Compares every answer with that of one aggregated worker.
 //!
 //! ```text
 //! cargo xtask roll --from HEAD~1 --to HEAD
 //! ```
 //!
-//! Router, prefill and decode worker of the synthetic executor run on this machine. A worker of the other build comes, the one that it
-//! replaces is drained, and so on. The router goes last: clients are sent to its successor, and it gets SIGTERM. The way back brings
-//! together what the way there did not, such as a new router and old workers. The exit code is 1 if a request was lost or a token was
+//! A router, a prefill and a decode worker of the synthetic executor run on this machine. For each worker, one of the other build
+//! starts, and the old one is drained. The router is last: clients are sent to its successor, and it gets SIGTERM. The way back
+//! tests other combinations, such as a new router with old workers. The exit code is 1 if a request was lost or a token was
 //! wrong.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot go on ends with what was seen")]
@@ -27,7 +27,7 @@ use cast::{Build, Cast};
 use jobs::{Job, Manner, Outcome};
 use load::Load;
 
-/// What the command line says.
+/// The options of the command line.
 struct Options {
     from: PathBuf,
     to: PathBuf,
@@ -113,7 +113,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Asks one aggregated worker without caches.
+/// Adds the right answers to all jobs: those of one aggregated worker without caches.
 fn answers_of_one(build: &Build, mut jobs: Vec<Job>) -> Vec<Job> {
     let flags = ["--role", "aggregated", "--executor", "synthetic", "--pool-pages", "512"];
     let flags = flags.map(str::to_owned).to_vec();

@@ -1,7 +1,7 @@
-//! What a model writes: thoughts, calls of tools and stop strings in an answer's text.
+//! Fuzzes the readers of an answer's text: thoughts, calls of tools, and stop strings.
 //!
-//! A prompt can make a model write anything, so this is a client's text too. The server reads it in pieces that end where tokens
-//! end. Whatever they are, the parts of the answer are the same.
+//! A client's prompt can make a model write anything, so the text is untrusted. The server reads the text in pieces that end
+//! where tokens end. The parts of the answer must not depend on the pieces.
 
 use std::sync::{Arc, LazyLock};
 
@@ -14,7 +14,7 @@ use crate::reader::Decisions;
 const FORMATS: [CallFormat; 4] =
     [CallFormat::Hermes, CallFormat::Llama, CallFormat::Pythonic, CallFormat::Qwen3Coder];
 
-/// What an answer may begin behind.
+/// Ends of prompts that an answer may follow.
 const PROMPTS: [&str; 3] = ["<assistant>", "<assistant><think>\n", "<assistant><think>\n\n</think>\n\n"];
 
 /// Schemas with each kind of argument.
@@ -34,10 +34,11 @@ struct Answer {
     calls: Vec<(String, String)>,
 }
 
-/// An input is a format, a prompt, how to cut, then stop strings and the answer, each behind a zero byte. True when a call was read.
+/// Reads one answer in pieces and at once. An input has a format, a prompt, the length of pieces, then stop strings and the
+/// answer with zero bytes between them. True when a call was read.
 ///
 /// # Panics
-/// When a reader does, or when it reads another answer from other pieces of the same text.
+/// When a reader panics, or when pieces of a text give another answer than the whole text.
 #[must_use]
 pub fn answer_text(bytes: &[u8]) -> bool {
     let mut decisions = Decisions(bytes);
@@ -57,7 +58,7 @@ pub fn answer_text(bytes: &[u8]) -> bool {
     !read.calls.is_empty()
 }
 
-/// A text in pieces of so many characters.
+/// Cuts a text into pieces of `step` characters.
 fn pieces(text: &str, step: usize) -> Vec<&str> {
     let mut cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).step_by(step).collect();
     cuts.push(text.len());
@@ -88,7 +89,7 @@ fn thoughts(prompt: &str, pieces: &[&str]) -> (String, String) {
     })
 }
 
-/// What is shown, and the stop string that ended it.
+/// The text that is shown, and the stop string that ended it.
 fn stopped(stops: &[String], pieces: &[&str]) -> (String, Option<String>) {
     let mut matcher = StopMatcher::new(stops.to_vec());
     let mut shown: String = pieces.iter().map(|piece| matcher.push(piece)).collect();

@@ -1,4 +1,4 @@
-//! News of workers' caches, into the router's index of prefixes.
+//! Fuzzes news of workers' caches and the router's index of prefixes.
 
 use host_core::routing::{Applied, BlockKey, PrefixIndex, WorkerSlot};
 use host_wire::cache_news::{News, read};
@@ -7,13 +7,14 @@ use prost::Message as _;
 
 use crate::reader::Decisions;
 
-/// Blocks that a worker may have.
+/// Limits of blocks of the workers.
 const LIMITS: [u64; 3] = [4, 16, 1000];
 
-/// Pieces, each of a worker, a length and news as protobuf. True when some news was read.
+/// Applies news to an index. An input has pieces, each with a worker, a length, and news as protobuf. True when any news was
+/// read.
 ///
 /// # Panics
-/// When the index holds more of a worker than its pool can, or something of workers that are gone.
+/// When the index holds more blocks of a worker than its pool can, or blocks of workers that are gone.
 #[must_use]
 pub fn cache_news(bytes: &[u8]) -> bool {
     let mut decisions = Decisions(bytes);
@@ -39,7 +40,7 @@ pub fn cache_news(bytes: &[u8]) -> bool {
     read_any
 }
 
-/// As the router does: what is missing is asked for.
+/// Applies news as the router does: after a gap the router asks the worker to resume.
 fn follow(index: &mut PrefixIndex, slot: WorkerSlot, news: News) {
     let applied = match news {
         News::Part(part) => index.take(slot, &part),

@@ -1,4 +1,4 @@
-//! What workers say to each other, one message at a time.
+//! Fuzzes the messages between workers, one message at a time.
 
 use host_core::aux_row::{AUX_ROW_BYTES, AuxRow};
 use host_core::notice::{LaneNotice, PieceNotice};
@@ -31,14 +31,14 @@ pub fn staging_message(bytes: &[u8]) -> bool {
     true
 }
 
-/// An aux row. No generator finds its checksum, so that of a row whose last byte is odd is set right.
+/// An aux row. A fuzzer cannot guess the checksum, so a row whose last byte is odd gets the right one.
 #[must_use]
 pub fn aux_row(bytes: &[u8]) -> bool {
     let Some(row) = bytes.first_chunk::<AUX_ROW_BYTES>() else { return false };
     let mut row = *row;
     if row[AUX_ROW_BYTES - 1] % 2 == 1 {
         let (content, sum) = row.split_at_mut(AUX_ROW_BYTES - 8);
-        // FNV-1a, as rows have it.
+        // FNV-1a, the checksum of aux rows.
         let right = content.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         });
@@ -46,7 +46,7 @@ pub fn aux_row(bytes: &[u8]) -> bool {
     }
     let Ok(read) = AuxRow::decode(&row) else { return false };
     let again = AuxRow::decode(&read.encode()).expect("what is encoded is decoded");
-    // Numbers that are none are not equal to themselves.
+    // Floats are not compared, because NaN is not equal to itself.
     assert_eq!((again.room, again.pages, again.first.token), (read.room, read.pages, read.first.token));
     assert_eq!(again.first.top.len(), read.first.top.len());
     true

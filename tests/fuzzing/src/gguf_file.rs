@@ -1,4 +1,4 @@
-//! A GGUF file, read as a model's is.
+//! Reads a GGUF file like that of a model.
 
 #[path = "../../../gguf/tests/damage/exercise.rs"]
 mod exercised;

@@ -1,4 +1,4 @@
-//! Grammars of clients: compiled, and followed through an answer.
+//! Fuzzes grammars of clients: compiles them, and follows them through an answer.
 
 use std::sync::LazyLock;
 
@@ -17,16 +17,16 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     Compiler::new(&Vocabulary::bytes(), Limits::default()).expect("a vocabulary of bytes can be used")
 });
 
-/// Waits for grammars, with a clock.
+/// A runtime with timers, in which the target waits for compiled grammars.
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_current_thread().enable_time().build().expect("a clock"));
 
-/// An input is a kind, whether thoughts come first, a grammar, and behind a zero byte what to choose of the bytes that it allows. True
-/// when it was compiled.
+/// Compiles a grammar and follows it. An input has a kind, whether thoughts come first, a grammar, and after a zero byte the
+/// choices among allowed bytes. True when the grammar was compiled.
 ///
 /// # Panics
-/// When the compiler does or takes too long, when an answer's state allows what it does not take, or when the same bytes lead to another
-/// state.
+/// When the compiler panics or is too slow, when a state refuses a byte that it allows, or when the same bytes lead to different
+/// states.
 #[must_use]
 pub fn grammar(bytes: &[u8]) -> bool {
     let mut decisions = Decisions(bytes);
@@ -61,7 +61,7 @@ pub fn grammar(bytes: &[u8]) -> bool {
         Err(_refused) => return false,
     };
     let answer = answered(compiled.begin(vec![END]), &mut choices);
-    // Another worker, which is given all at once.
+    // `again` gets the same bytes without masks in between, as on another worker.
     let (mut again, mut state) = (compiled.begin(vec![END]), compiled.begin(vec![END]));
     for byte in answer {
         let _looked = state.mask();

@@ -1,8 +1,8 @@
-//! What fuzzing runs: every reader of bytes that this program did not write itself.
+//! The fuzz targets: every reader of bytes that come from outside of this program.
 //!
-//! A target is a function of bytes. It answers whether they were accepted, and panics when a reader believes what is not so. The
-//! crate `fuzz`, which is not one of the workspace, gives each target to libFuzzer (`cargo xtask nightly fuzz`). A test
-//! of this crate runs the inputs that are kept in `fuzz/corpus`, and some thousands made from them, with any compiler.
+//! A target is a function of bytes. It returns whether the bytes were accepted, and panics when a reader accepts something false.
+//! The crate `fuzz`, outside of the workspace, gives each target to libFuzzer (`cargo xtask nightly fuzz`). A test of this crate
+//! runs the inputs in `fuzz/corpus`, and some thousands made from them, with any compiler.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is what fuzzing looks for")]
 
@@ -18,9 +18,9 @@ pub mod seeds;
 /// A reader to be fuzzed.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// Its name: of the binary in `fuzz`, and of the folder in `fuzz/corpus`.
+    /// Name of the binary in `fuzz`, and of the folder in `fuzz/corpus`.
     pub name: &'static str,
-    /// Whether the bytes were accepted.
+    /// Runs the reader. True when the bytes were accepted.
     pub run: fn(&[u8]) -> bool,
 }
 

@@ -1,6 +1,6 @@
-//! Decisions out of bytes: what is left of an input says what happens next.
+//! Reads decisions from an input, byte by byte.
 
-/// An input from which one thing after the other is taken.
+/// The rest of an input, from which decisions are taken.
 pub struct Decisions<'a>(pub &'a [u8]);
 
 impl Decisions<'_> {
@@ -16,7 +16,7 @@ impl Decisions<'_> {
         self.byte().unwrap_or(0) % bound
     }
 
-    /// A small number mostly, sometimes one of those at the edge.
+    /// Mostly a number below 252, sometimes an edge value: 2^16, 2^31, or one of the two largest.
     pub fn number(&mut self) -> u32 {
         match self.byte().unwrap_or(0) {
             255 => u32::MAX,

@@ -1,4 +1,4 @@
-//! One scheduler with a peer that says anything, at any time.
+//! Fuzzes one scheduler, whose peer sends anything at any time.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use crate::reader::Decisions;
 const MOST: usize = 200;
 const PAGES: u32 = 12;
 
-/// An input is a role and events: requests of a client, and what a peer, its transfers and its connection do. After each the
-/// scheduler's books are audited. True when some request was answered.
+/// Runs one scheduler. An input has a role and events: requests of a client, and actions of a peer, of its transfers and of its
+/// connection. The scheduler's books are audited after each event. True when some request was answered.
 ///
 /// # Panics
-/// When the scheduler does, or its books are wrong.
+/// When the scheduler panics, or its books are wrong.
 #[must_use]
 pub fn scheduler(bytes: &[u8]) -> bool {
     let mut decisions = Decisions(bytes);
@@ -40,7 +40,7 @@ struct World {
     room: u64,
     /// The last connection.
     session: u64,
-    /// The last message that the peer said of itself.
+    /// Id of the last new message of the peer.
     message: u64,
 }
 
@@ -79,7 +79,7 @@ impl World {
                 }
             }
             8 => self.verified(decisions),
-            // The upper half of the byte is free to say more.
+            // The upper half of the byte selects a variant, since `what % 16` ignores it.
             9 if what >= 128 => drop(self.leg.compute_late(|room| room.0.is_multiple_of(2))),
             9 => {
                 self.leg.compute();
@@ -112,7 +112,7 @@ impl World {
         Room(self.room.saturating_sub(back))
     }
 
-    /// A connection that there was.
+    /// The last session, or one of the two before it.
     fn some_session(&self, decisions: &mut Decisions<'_>) -> u64 {
         self.session.saturating_sub(u64::from(decisions.below(3))).max(1)
     }
@@ -146,7 +146,7 @@ impl World {
             1 => Some(u64::from(decisions.number())),
             _ => self.leg.sent.last().map(|message| message.id),
         };
-        // Repeats and messages of the past come too.
+        // Some ids are repeated or old.
         let id = match decisions.below(4) {
             0 => u64::from(decisions.number()),
             _ => {
@@ -158,7 +158,7 @@ impl World {
         Event::Message { from: PEER, floor, message: Message { id, answers, room, attempt, body } }
     }
 
-    /// What lies in our memory is what a peer wrote there.
+    /// A verification ends. Its bytes are arbitrary, since a peer wrote them.
     fn verified(&mut self, decisions: &mut Decisions<'_>) {
         let Some(room) = self.leg.verifying.keys().next().copied() else { return };
         if decisions.below(2) == 0 {

@@ -1,4 +1,4 @@
-//! What fuzzing begins with: small inputs that the product's own writers make, or that are written as people write them.
+//! Seeds of the fuzz targets: small inputs, made by the product's own writers or written by hand.
 
 use host_core::aux_row::AuxRow;
 use host_core::message::{Body, Message, Reserve};
@@ -63,7 +63,7 @@ const TEMPLATE: &str = "{% for message in messages %}{% if message.role == 'syst
 {% else %}<{{ message['role'] }}>{{ message.content.split('x')[-1] }}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}<assistant>{{ strftime_now('%Y') }}{{ messages | tojson }}{% endif %}";
 
-/// The inputs that a target begins with, each accepted by it.
+/// Seeds of a target, each accepted by it.
 ///
 /// # Panics
 /// When there is no such target.
@@ -110,7 +110,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         "scheduler" => vec![
             // Decode: a request, its transfer and its answer.
             vec![0, 0, 7, 3, 0, 1, 15, 7, 0, 8, 0, 0, 9, 9, 9, 9, 15, 9, 9, 15],
-            // Prefill: a request, where to write it, what is written, and the end.
+            // Prefill: a request, the reservation of target pages, the writes, and the end.
             vec![
                 1, 0, 7, 3, 0, 1, 2, 0, 1, 0, 2, 0, 1, 0, 0, 8, 0, 0, 0, 1, 1, 9, 9, 11, 2, 0, 1, 3, 0, 1, 1,
                 15,
@@ -120,7 +120,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
     }
 }
 
-/// Bodies behind the byte that says to which endpoint they go.
+/// Bodies of HTTP requests, each after a byte that selects the endpoint.
 fn bodies() -> Vec<Vec<u8>> {
     let bodies: [(u8, &str); 11] = [
         (
@@ -162,7 +162,7 @@ fn bodies() -> Vec<Vec<u8>> {
     bodies.iter().map(|(endpoint, body)| [&[*endpoint][..], body.as_bytes()].concat()).collect()
 }
 
-/// Calls as the four formats write them, behind thoughts and with stop strings.
+/// Answers with calls in each of the four formats, some with thoughts or stop strings.
 fn answers() -> Vec<Vec<u8>> {
     let answers: [([u8; 3], &str); 4] = [
         (
@@ -182,7 +182,7 @@ fn answers() -> Vec<Vec<u8>> {
     answers.iter().map(|(head, text)| [&head[..], text.as_bytes()].concat()).collect()
 }
 
-/// A grammar of each kind, and what to choose of what it allows.
+/// A grammar of each kind, with choices among the allowed bytes.
 fn grammars() -> Vec<Vec<u8>> {
     let schema = r##"{"type":"object","properties":{"a":{"type":"integer","minimum":3},"b":{"type":"array","items":{"type":"string","pattern":"^x+$"},"maxItems":2},"c":{"anyOf":[{"const":null},{"$ref":"#/$defs/d"}]}},"required":["a"],"$defs":{"d":{"enum":["e",1.5]}}}"##;
     let grammars: [([u8; 2], &str); 6] = [
@@ -203,7 +203,7 @@ fn manifest() -> String {
     MANIFEST.replace("VERSION", host_plugin_api::VERSION).replace("TARGET", host_plugin_api::note::BUILT_FOR)
 }
 
-/// A file with a plugin's note, and nothing behind it.
+/// The beginning of a plugin's file: it ends after the plugin's note and the dynamic table.
 fn plugin_file() -> Vec<u8> {
     let text = manifest();
     let note = elf::note(host_plugin_api::note::NAME, host_plugin_api::note::TYPE_MANIFEST, text.as_bytes());

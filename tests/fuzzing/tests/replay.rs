@@ -1,4 +1,4 @@
-//! CI's share of fuzzing, with any compiler: the kept inputs, and thousands that are made from them.
+//! The part of fuzzing that CI runs, with any compiler: the kept inputs, and thousands made from them.
 
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use host_fuzzing::seeds::{self, Damage};
 use host_fuzzing::{TARGETS, Target};
 
-/// Inputs that are made of the kept ones of each target.
+/// Number of inputs that are made from the kept ones of each target.
 const MADE: usize = 2000;
 const SEED: u64 = 20;
 

@@ -1,8 +1,7 @@
 //! Files of the product, compiled with loom's atomics and locks.
 //!
-//! Nothing here is a copy: each `#[path]` names the file that the product is built from. Such a file takes atomics from
-//! `crate::sync` and locks from `parking_lot`, and finds loom's under both names. What it names besides is here as small as
-//! the protocol allows.
+//! Nothing here is a copy: each `#[path]` names a source file of the product. Such a file imports atomics from `crate::sync` and
+//! locks from `parking_lot`, and gets loom's under both names. Its other imports are reduced here to what the protocol needs.
 //!
 //! Loom treats `SeqCst` loads and stores as acquiring and releasing ones. A protocol that needs more has a `fence(SeqCst)`.
 
@@ -10,14 +9,14 @@
 #![allow(clippy::new_without_default, reason = "as above")]
 #![allow(dead_code, reason = "a model uses what its protocol needs")]
 
-// Under this name the files find the locks.
+// The files import locks under this name.
 extern crate self as parking_lot;
 
 mod locks;
 
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock};
 
-/// What the files find under `crate::sync`.
+/// Atomics and locks that the files import from `crate::sync`.
 pub mod sync {
     pub use loom::hint;
     pub use loom::sync as locks;
@@ -34,7 +33,7 @@ pub mod live;
 #[path = "../../../plugins/shm/src/pages.rs"]
 pub mod pages;
 
-/// Pages as models have them: two copy threads, two places, one batch of a device.
+/// Control pages in the size of the models: two copy threads, two places in the ring, one batch of a device.
 pub mod control {
     pub use super::control_page::{Busy, Line, MAX_COPY_THREADS};
 
@@ -42,7 +41,7 @@ pub mod control {
     pub type DevicePage = super::control_page::DevicePage<1>;
 }
 
-/// Mapped memory is memory here.
+/// Stand-in for mapped memory: memory of this process.
 pub mod mapping {
     /// # Safety
     /// As in the product.
@@ -66,7 +65,7 @@ pub mod services {
     #[path = "../../../../host/plugins/src/services/waker.rs"]
     pub mod waker;
 
-    /// One that makes this event readable.
+    /// A waker that makes this event readable.
     pub fn waker(event: event::Event) -> waker::Waker {
         waker::Waker::of(event)
     }

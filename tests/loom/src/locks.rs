@@ -1,4 +1,4 @@
-//! Locks with the faces of `parking_lot`'s.
+//! Loom's locks with the interface of `parking_lot`.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
@@ -9,7 +9,7 @@ use crate::sync::locks;
 #[derive(Debug, Default)]
 pub struct Mutex<T>(locks::Mutex<T>);
 
-/// Empty only while its thread waits.
+/// A locked [`Mutex`]. Empty only while its thread waits.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T>(Option<locks::MutexGuard<'a, T>>);
 
@@ -49,7 +49,7 @@ impl Condvar {
         guard.0 = guard.0.take().map(|guard| self.0.wait(guard).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Whether the time is over: never, in a model.
+    /// Waits. Returns whether the time is over, which never happens in a model.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, most: Duration) -> bool {
         let given = guard.0.take();
         guard.0 =

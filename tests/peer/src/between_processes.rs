@@ -1,5 +1,5 @@
-//! What a transfer plugin over a network promises between processes: bytes arrive before their notification, and fences hold
-//! whatever the peer does. The tests of every such plugin call these.
+//! Tests of a network transfer plugin between processes: bytes arrive before their notification, and fences hold whatever the
+//! peer does. The tests of every such plugin call these functions.
 
 use host_plugin_api::RegionId;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Fences have to succeed, however slow the machine is.
+    /// The configuration with a long timeout, so that fences succeed on slow machines, too.
     fn patient(&self) -> String {
         format!("{}fence_timeout_ms = 60000\n", self.config)
     }
@@ -56,7 +56,7 @@ fn write(sender: &Worker, target: u32, offset: usize, length: usize) -> Write {
     }
 }
 
-/// A child that writes all of our memory over and over, and the peer that stands for it.
+/// Starts a child that writes all of the receiver's memory again and again. Returns the receiver, the child, and its peer id.
 fn flooded(setup: &Setup<'_>) -> (Worker, Remote, PeerId) {
     let receiver = setup.worker("decode");
     let mut sender = setup.remote("prefill");
@@ -72,8 +72,8 @@ fn is_all(worker: &Worker, value: u8) -> bool {
     worker.bytes().iter().all(|byte| *byte == value)
 }
 
-/// Time for bytes that are on their way to arrive: longer than the driver ever leaves an inbound endpoint alone. It cannot
-/// make a right plugin fail.
+/// Waits until bytes on their way must have arrived: longer than the driver ever leaves an inbound endpoint alone. A correct
+/// plugin cannot fail by this wait.
 #[allow(clippy::disallowed_methods, reason = "what must not happen is given time to happen")]
 fn let_late_writes_land() {
     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -92,7 +92,7 @@ pub fn scattered_writes_are_in_another_process_when_their_completion_or_notifica
     let mut expected = vec![0; BYTES];
     for round in 1..=20u8 {
         sender.bytes_mut().fill(round);
-        // Pieces of many sizes, some next to each other, in an order of their own.
+        // Writes of many sizes, some next to each other, in mixed order.
         let mut writes = Vec::new();
         let mut offset = 0;
         while offset < BYTES && writes.len() < 1000 {
@@ -104,7 +104,7 @@ pub fn scattered_writes_are_in_another_process_when_their_completion_or_notifica
             }
             offset += length;
         }
-        // Neighbours in ascending order are what the plugin joins.
+        // The plugin joins neighbours in ascending order only.
         if round % 2 == 0 {
             writes.reverse();
         }
@@ -115,7 +115,7 @@ pub fn scattered_writes_are_in_another_process_when_their_completion_or_notifica
             assert_eq!((done.status, done.bytes), (0, bytes));
         };
         let arrived = format!("arrived prefill 00{round:02x}00");
-        // Either says by itself that everything is there.
+        // The completion or the notification alone proves that all bytes are there.
         if round % 3 == 0 {
             completed();
         } else {
@@ -169,7 +169,7 @@ pub fn a_stopped_sender_is_fenced_without_its_help_and_lands_nothing_when_it_goe
     let (receiver, sender, peer) = flooded(setup);
     let pid = Pid::from_child(&sender.process);
     kill_process(pid, Signal::STOP).unwrap();
-    // It has bytes in its buffers and in the network's.
+    // The stopped sender has bytes in its own buffers and in those of the network.
     receiver.backend.disconnect(peer).unwrap();
     receiver.bytes_mut().fill(1);
     kill_process(pid, Signal::CONT).unwrap();
@@ -194,7 +194,7 @@ pub fn a_receiver_killed_in_mid_transfer_ends_every_submission_and_its_successor
     let lost = ends.iter().filter(|end| end.status == ErrorCode::PEER_LOST.0).count();
     assert!(lost > 0 && ends.iter().all(|end| [0, ErrorCode::PEER_LOST.0].contains(&end.status)), "{ends:?}");
     for end in &ends {
-        // The peer's death is what settles them, and it shows a moment later.
+        // The submissions settle when the plugin detects that the peer is dead, which may take a moment.
         wait("the submissions to settle", || (sender.backend.settled(end.tag) == 1).then_some(()));
     }
     assert_eq!(sender.notification().kind, NotificationKind::PEER_LOST);
@@ -212,8 +212,8 @@ pub fn a_receiver_killed_in_mid_transfer_ends_every_submission_and_its_successor
     assert_eq!(receiver.ask(&format!("byte {}", BYTES - 1)), "9");
 }
 
-/// A sender with much in flight to a receiver that is stopped, and its peer. When nothing is in flight because the driver had not
-/// come to it, this is tried again.
+/// Starts a sender with much in flight to a stopped receiver, and returns its peer id, too. Tries again when nothing was in
+/// flight because the driver had not reached the submissions.
 fn stuck(setup: &Setup<'_>, config: &str) -> (Worker, Remote, PeerId) {
     for _ in 0..20 {
         let sender = setup.worker_with("prefill", config);

@@ -1,4 +1,4 @@
-//! Memory of a device, as a host has it: of the stand-in for NVIDIA's driver, where there is no device.
+//! Memory of a device, from NVIDIA's driver or, where there is no device, from its stand-in.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -8,7 +8,7 @@ use libloading::os::unix::Library;
 /// Where a worker's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In the host.
+    /// In host memory.
     Host,
     /// On the first device that the process has.
     Device,
@@ -19,16 +19,16 @@ pub enum Place {
 pub struct DeviceMemory {
     /// Its first byte.
     pub address: Address,
-    /// How long it is.
+    /// Its length.
     pub bytes: usize,
     driver: Library,
 }
 
-/// Bytes between the start of what the driver gave and the memory, so that the offset counts.
+/// Offset of the memory in the driver's allocation, so that tests cover offsets.
 const BEFORE: u64 = 512;
 
 impl DeviceMemory {
-    /// Takes so many bytes.
+    /// Allocates so many bytes.
     ///
     /// # Panics
     /// Without a driver and a device.
@@ -37,7 +37,7 @@ impl DeviceMemory {
             // SAFETY: the driver's initialisers are those that every CUDA program runs.
             unsafe { Library::open(Some(name), libloading::os::unix::RTLD_NOW) }
         };
-        // What a test has loaded by its path is found by the second name.
+        // The second name finds a library that a test has loaded by its path.
         let driver = load("libcuda.so.1").or_else(|_none| load("libcuda.so")).expect("a driver");
         let mut context: *mut c_void = std::ptr::null_mut();
         let mut address = 0u64;
@@ -58,7 +58,7 @@ impl DeviceMemory {
         Self { address: Address(address + BEFORE), bytes, driver }
     }
 
-    /// The memory, to be registered.
+    /// Describes the memory for a registration.
     #[must_use]
     pub fn offer(&self, generation: u32) -> Memory {
         Memory {
@@ -72,13 +72,13 @@ impl DeviceMemory {
         }
     }
 
-    /// How much memory of other processes this one has open, on the stand-in.
+    /// Number of memories of other processes that this process has open, as the stand-in counts them.
     ///
     /// # Panics
-    /// With NVIDIA's driver.
+    /// With NVIDIA's driver, which lacks this count.
     #[must_use]
     pub fn opened() -> usize {
-        // SAFETY: what a test has loaded already, and a function of no arguments.
+        // SAFETY: a test has already loaded the library, and the function has no arguments.
         unsafe {
             let driver = Library::open(Some("libcuda.so"), libloading::os::unix::RTLD_NOW).unwrap();
             driver.get::<unsafe extern "C" fn() -> c_int>(b"fake_opened").unwrap()() as usize
@@ -88,8 +88,8 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: the type is that of the function in cuda.h, and the memory was given by it. What the test does not
-        // deregister before is freed all the same, as by a host that crashes.
+        // SAFETY: the type is that of the function in cuda.h, and the driver returned the address. Memory that the test has not
+        // deregistered is freed all the same, as when a host crashes.
         unsafe {
             let free = self.driver.get::<unsafe extern "C" fn(u64) -> c_int>(b"cuMemFree_v2").unwrap();
             assert_eq!(free(self.address.0 - BEFORE), 0);

@@ -1,4 +1,5 @@
-//! A worker's memory with a loaded backend, and the same in another process, driven by lines.
+//! Workers for tests of transfer plugins: memory with a loaded backend, in this process, or in another one that is driven by
+//! lines.
 //!
 //! The other process is the example `plugin_process` of this crate, and [`process`] starts it.
 
@@ -20,27 +21,27 @@ use host_tests::wait::poll_until;
 pub use device::{DeviceMemory, Place};
 pub use process::Remote;
 
-/// One instance with one region.
+/// An instance of a plugin with one registered region.
 pub struct Worker {
     /// The instance.
     pub backend: Arc<dyn TransferBackend>,
-    /// Its memory, when that is the host's. Else a page.
+    /// Its memory on the host. Only 4096 bytes when the worker's memory is on a device.
     pub memory: SharedMemory,
-    /// Its memory, when that is a device's.
+    /// Its memory on a device, if it is there.
     pub device: Option<DeviceMemory>,
-    /// As what the memory is registered.
+    /// The id of the registered memory.
     pub region: RegionId,
     /// The registration's generation.
     pub generation: u32,
 }
 
 impl Worker {
-    /// Opens the plugin of this name in a directory, and registers so many bytes.
+    /// Opens the plugin `plugin` of a directory, and registers so many bytes.
     pub fn open(directory: &Path, plugin: &str, name: &str, bytes: usize, config: &str) -> Self {
         Self::open_on(Place::Host, directory, plugin, name, bytes, config)
     }
 
-    /// As [`open`](Self::open), with memory of a place.
+    /// As [`open`](Self::open), with memory at `place`.
     pub fn open_on(
         place: Place,
         directory: &Path,
@@ -61,7 +62,7 @@ impl Worker {
         worker
     }
 
-    /// Registers its memory as of its generation.
+    /// Registers its memory with its generation.
     ///
     /// # Errors
     /// The backend's.
@@ -76,14 +77,14 @@ impl Worker {
     fn place(&self) -> (*mut u8, usize) {
         match &self.device {
             None => (self.memory.address().as_ptr(), self.memory.bytes()),
-            // On the stand-in's device, which is the CPU.
+            // The device of the stand-in is the CPU, so its address is a pointer.
             Some(memory) => (memory.address.pointer(), memory.bytes),
         }
     }
 
     /// All of its memory.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping lives as long as `self`. Tests read what is written no more.
+        // SAFETY: the mapping lives as long as `self`. Tests read bytes only when nothing writes them any more.
         unsafe { std::slice::from_raw_parts(self.place().0, self.place().1) }
     }
 
@@ -94,7 +95,7 @@ impl Worker {
         unsafe { std::slice::from_raw_parts_mut(self.place().0, self.place().1) }
     }
 
-    /// The next completion. Nothing else is driven.
+    /// Waits for the next completion. Drives nothing else.
     pub fn completion(&self) -> Completion {
         let mut one = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }];
         wait("a completion", || match self.backend.poll(&mut one) {
@@ -104,7 +105,7 @@ impl Worker {
         })
     }
 
-    /// The next notification. Nothing else is driven.
+    /// Waits for the next notification. Drives nothing else.
     pub fn notification(&self) -> Notification {
         let mut one = [empty_notification()];
         wait("a notification", || match self.backend.notifications(&mut one) {
@@ -115,7 +116,7 @@ impl Worker {
     }
 }
 
-/// Room for a notification.
+/// An empty notification, for a backend to fill.
 pub fn empty_notification() -> Notification {
     Notification {
         kind: NotificationKind(0),
@@ -151,12 +152,12 @@ pub fn submission(peer: PeerId, tag: u64, text: &[u8]) -> Submission {
     Submission { peer, notification_length: text.len() as u32, tag: Tag(tag), notification }
 }
 
-/// Asks until there is an answer.
+/// Polls `ask` until it has an answer.
 pub fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     poll_until(what, || ask().ok_or("still no answer"))
 }
 
-/// A digest of bytes, to compare over processes.
+/// A digest of bytes, to compare memory between processes.
 pub fn hash(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }

@@ -1,4 +1,4 @@
-//! The other process of tests: what it can be, and how it is started.
+//! The other process of tests: its roles, and how it is started.
 
 use host_plugin_api::RegionId;
 use std::io::Write as _;
@@ -16,7 +16,7 @@ use crate::{DeviceMemory, Place, Worker, hash, hex, ranks, submission, unhex};
 const PACKAGE: &str = env!("CARGO_PKG_NAME");
 const PROGRAM: &str = "plugin_process";
 
-/// What the other process is for.
+/// Role of the other process, and the arguments that the role takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A [`Worker`], driven by lines: directory, plugin, name, bytes, configuration.
@@ -25,14 +25,14 @@ pub enum Role {
     DeviceWorker,
     /// A side of [`ranks`], driven by lines: directory, plugin, name, configuration.
     Ranks,
-    /// Opens the plugin of a name, and says how that went: directory, name.
+    /// Opens the plugin of a name, and reports the result: directory, name.
     Load,
-    /// Opens the only plugin of a directory, uses it, and says how that went: directory. Variables say what happens
-    /// between the steps.
+    /// Opens the only plugin of a directory, uses it, and reports the result: directory. Variables say what happens between the
+    /// steps.
     Use,
-    /// Opens files one after the other, and says how each went.
+    /// Opens files one after the other, and reports each result.
     Each,
-    /// Opens copies of a plugin at the same time, one of which then writes to the other: plugin, configuration, directories.
+    /// Opens copies of a plugin at the same time, one of which then sends to the other: plugin, configuration, directories.
     AtOnce,
 }
 
@@ -46,17 +46,18 @@ const ROLES: [(Role, &str); 7] = [
     (Role::AtOnce, "at-once"),
 ];
 
-/// Between finding the only plugin of a directory and opening it: a shell command in the directory.
+/// Variable with a shell command that runs in the directory of the plugin, after the plugin was found and before it is opened.
 pub const AFTER_SCAN: &str = "AFTER_SCAN";
-/// After it was opened, and before it is opened again: a shell command in the directory.
+/// Variable with a shell command that runs in the directory of the plugin, after it was opened and before it is opened again.
 pub const AFTER_LOAD: &str = "AFTER_LOAD";
-/// Plugins may abort.
+/// Variable that allows plugins that abort on a panic.
 pub const MAY_ABORT: &str = "MAY_ABORT";
 
-/// Variable with the name of a file of publishers in the directory of plugins, whose signatures are asked for.
+/// Variable with the name of a file of publishers in the directory of plugins. With it, plugins need a signature of one of them.
 pub const PUBLISHERS: &str = "PUBLISHERS";
 
-/// The program: built with this test where [`BUILT`] says so, and else built now, once in a process.
+/// The program of the other process. Where [`BUILT`] says so, it was built with this test. Else it is built now, once in a
+/// process.
 pub fn program() -> PathBuf {
     static PROGRAM_FILE: OnceLock<PathBuf> = OnceLock::new();
     let find = || {
@@ -85,7 +86,7 @@ pub fn command(role: Role) -> Command {
     command
 }
 
-/// What the program says in a role. The program must end by itself, and well.
+/// Runs the program in a role and returns its answers. The program must end by itself, with success.
 pub fn said(name: &str, command: &mut Command) -> String {
     let output = command.output().expect("the other process runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -94,7 +95,7 @@ pub fn said(name: &str, command: &mut Command) -> String {
     text.lines().filter_map(|line| Some(line.split_once("@ ")?.1)).collect::<Vec<_>>().join("\n")
 }
 
-/// Is what the arguments say.
+/// Plays the role that the arguments name.
 pub fn be(arguments: &[String]) {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (role, rest) = words.split_first().expect("a role");
@@ -128,13 +129,14 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Starts it with a worker as [`Worker::open`] makes it.
+    /// Starts a process with a worker as [`Worker::open`] makes it.
     pub fn start(directory: &Path, plugin: &str, name: &str, bytes: usize, config: &str) -> Self {
         let bytes = bytes.to_string();
         Self::of(Role::Worker, directory, &[plugin, name, &bytes, config])
     }
 
-    /// As [`start`](Self::start), with memory of a place and these variables. There is a stand-in for NVIDIA's driver.
+    /// As [`start`](Self::start), with memory at `place` and with these variables. The process finds the stand-in for NVIDIA's
+    /// driver.
     pub fn start_on(
         place: Place,
         directory: &Path,
@@ -148,7 +150,7 @@ impl Remote {
         Self::by(command, directory, &[plugin, name, &bytes.to_string(), config])
     }
 
-    /// One that plays another role, with these arguments behind the directory.
+    /// Starts a process in another role, with these arguments after the directory.
     pub fn of(role: Role, directory: &Path, arguments: &[&str]) -> Self {
         Self::by(command(role), directory, arguments)
     }
@@ -166,20 +168,20 @@ impl Remote {
         Self { process, input, output }
     }
 
-    /// Says a line and returns the answer.
+    /// Sends a line and returns the answer.
     pub fn ask(&mut self, line: &str) -> String {
         self.say(line);
         self.answer()
     }
 
-    /// Says a line.
+    /// Sends a line.
     pub fn say(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
 
     /// The next answer.
     pub fn answer(&mut self) -> String {
-        // What libraries print shares the pipe, also on our line.
+        // Libraries print to the same pipe, even on the line of an answer.
         let answer = |line: &str| line.split_once("@ ").map(|(_, answer)| answer.trim_end().to_owned());
         self.output.find("the child process's answer", answer).expect("the child process ended")
     }
@@ -235,7 +237,7 @@ fn serve(mut worker: Worker) {
                 answer("ok".to_owned());
             }
             "try" => answer(outcome(worker.backend.connect("parent", &unhex(words[1])).map(drop))),
-            // Memory that is no device's, as one's.
+            // Registers host memory as if it were a device's.
             "offer-device" => {
                 let address = Address::of(worker.bytes().as_ptr());
                 let (kind, length) = (MemoryKind::VRAM, worker.bytes().len() as u64);
@@ -251,7 +253,7 @@ fn serve(mut worker: Worker) {
                 worker.register().unwrap();
                 answer(worker.region.0.to_string());
             }
-            // Submits one write of everything, of which the next completion is.
+            // Submits one write of all memory. The next completion belongs to it.
             "send" => {
                 let write = Write {
                     source_region: worker.region,
@@ -265,7 +267,7 @@ fn serve(mut worker: Worker) {
                 answer(worker.backend.submit(&submission, &[write]).to_string());
             }
             "completion" => answer(worker.completion().status.to_string()),
-            // Submits one write of everything, over and over, until killed.
+            // Submits one write of all memory, again and again until killed.
             "flood" => {
                 let target = RegionId(words[1].parse().unwrap());
                 let write = Write {
@@ -293,7 +295,7 @@ fn opening() -> Opening {
     Opening { name: "test".into(), config: String::new() }
 }
 
-/// Loads what the directory has under a name, as the host would, and says how that went.
+/// Loads a plugin by its name from a directory, as the host would, and reports the result.
 fn load(directory: &str, name: &str) {
     let catalog = Catalog::scan([directory]);
     match catalog.find(name).and_then(|entry| open_transfer(entry, &opening())) {
@@ -305,7 +307,7 @@ fn load(directory: &str, name: &str) {
     }
 }
 
-/// Finds the only plugin of a directory as the host would, opens it, uses it, and says how that went.
+/// Finds the only plugin of a directory as the host would, opens it, uses it, and reports the result.
 fn find_and_use(directory: &str) {
     let policy = Policy {
         panic_abort: std::env::var(MAY_ABORT).is_ok(),
@@ -345,7 +347,7 @@ fn find_and_use(directory: &str) {
     println!("@ opened from {from}, api {}", entry.manifest.api.version);
 }
 
-/// Opens one file after the other in one process, and says how each went.
+/// Opens one file after the other in one process, and reports each result.
 fn open_each(files: &[&str]) {
     for file in files {
         match open_transfer(&Entry::of_file(Path::new(file)).unwrap(), &opening()) {
@@ -355,7 +357,7 @@ fn open_each(files: &[&str]) {
     }
 }
 
-/// Opens a copy of the plugin from each folder at the same time, and has the first write to the second.
+/// Opens a copy of the plugin from each folder at the same time. The first one then sends a notification to the second.
 fn open_at_once(plugin: &str, config: &str, folders: &[&str]) {
     const BYTES: usize = 1 << 16;
     let both = Barrier::new(folders.len());
@@ -367,7 +369,7 @@ fn open_at_once(plugin: &str, config: &str, folders: &[&str]) {
         let opening: Vec<_> = folders.iter().map(|folder| scope.spawn(|| open(Path::new(folder)))).collect();
         opening.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
-    // And both can work with it.
+    // Both copies can be used afterwards.
     let [sender, receiver] = &workers[..] else { panic!("two copies") };
     let peer = sender.backend.connect("receiver", &receiver.backend.endpoint().unwrap()).unwrap();
     assert_eq!(sender.backend.submit(&submission(peer, 1, b"n"), &[]), 0);

@@ -1,4 +1,5 @@
-//! A side of several ranks, each an instance of a plugin: all write to all of the other side at once, and end in order.
+//! Sides of several ranks, each rank an instance of a plugin. All ranks write to all ranks of the other side at once, and end in
+//! order.
 
 use host_plugin_api::RegionId;
 use std::path::Path;
@@ -11,10 +12,10 @@ use crate::{Worker, hex, submission, unhex};
 pub const RANKS: usize = 4;
 /// Bytes that a rank writes to another.
 pub const SLICE: usize = 96 << 10;
-/// Many pieces, so that the writers meet.
+/// Bytes of one write. A slice has many writes, so that the writers compete.
 const PIECE: usize = 1 << 10;
 
-/// One side: an instance for each rank, whose memory has a slice for each rank of the other side, and as many to send from.
+/// One side: an instance for each rank. Its memory has a slice for each rank of the other side, and as many slices to send from.
 pub struct Side {
     name: String,
     /// Its ranks.
@@ -33,13 +34,13 @@ impl Side {
         Self { name: name.to_owned(), ranks: (0..RANKS).map(open).collect() }
     }
 
-    /// What the other side needs: for each rank its region and its endpoint.
+    /// Region and endpoint of each rank, as the other side needs them.
     pub fn endpoints(&self) -> String {
         let of = |rank: &Worker| format!("{}:{}", rank.region.0, hex(&rank.backend.endpoint().unwrap()));
         self.ranks.iter().map(of).collect::<Vec<_>>().join(" ")
     }
 
-    /// Every rank writes its slice of every rank of the other side.
+    /// Has every rank write its slice of every rank of the other side.
     pub fn write_all(&self, endpoints: &str) {
         for (from, rank) in self.ranks.iter().enumerate() {
             for (to, other) in endpoints.split(' ').enumerate() {
@@ -51,7 +52,7 @@ impl Side {
                     source_region: rank.region,
                     target_region: RegionId(region.parse().unwrap()),
                     source_offset: (source + at) as u64,
-                    // Backwards, so that no two of them are joined.
+                    // Backwards, so that the plugin joins no two writes.
                     target_offset: (from * SLICE + SLICE - PIECE - at) as u64,
                     length: PIECE as u32,
                     target_generation: 1,

@@ -1,13 +1,13 @@
 //! Files of the product, compiled with shuttle's atomics and locks.
 //!
-//! As in `tests/loom`, nothing here is a copy. Shuttle draws schedules from a seed where there are too many for all of them. It
-//! takes every atomic to be sequentially consistent.
+//! As in `tests/loom`, nothing here is a copy. Shuttle draws schedules from a seed, for models with too many schedules to run
+//! them all. It treats every atomic as sequentially consistent.
 
 #![allow(missing_docs, reason = "files of the product, whose items are private there")]
 #![allow(clippy::new_without_default, reason = "as above")]
 #![allow(dead_code, reason = "a model uses what its protocol needs")]
 
-// Under these names the files find the locks, and the transfer kit.
+// The files import the locks and the transfer kit under these names.
 extern crate self as host_transfer_kit;
 extern crate self as parking_lot;
 
@@ -17,7 +17,7 @@ mod locks;
 pub use locked::locked;
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock};
 
-/// What the files find under `crate::sync`.
+/// Atomics and locks that the files import from `crate::sync`.
 pub mod sync {
     pub use shuttle::sync as locks;
     pub use shuttle::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic};
@@ -31,7 +31,7 @@ pub mod peer;
 #[path = "../../../plugins/transfer-kit/src/queue.rs"]
 pub mod submissions;
 
-/// What a peer of `transfer-kit` is described with. No model looks at it.
+/// A stand-in for the type that describes regions of a peer of `transfer-kit`. No model looks at it.
 pub mod regions {
     #[derive(Clone, Copy, Debug)]
     pub struct RegionDescriptor;
@@ -49,11 +49,11 @@ pub mod ready;
 #[path = "../../../host/worker/src/link/table.rs"]
 pub mod links;
 
-/// The bounds on what one client of the API holds.
+/// Bounds of what one client of the API may hold.
 #[path = "../../../host/wire/src/shares.rs"]
 pub mod shares;
 
-/// `hicache-file`: batches, and segments that are written.
+/// `hicache-file`: batches, and segments that are being written.
 #[path = "../../../plugins/hicache-file/src/queue.rs"]
 pub mod queue;
 #[path = "../../../plugins/hicache-file/src/writer.rs"]
@@ -72,7 +72,7 @@ pub mod backing {
     use std::io;
     use std::os::fd::OwnedFd;
 
-    /// Writes all of it, with a chance for others before.
+    /// Writes all bytes, after giving other threads a chance to run.
     pub fn write_at(file: &OwnedFd, bytes: &[u8], at: u64) -> io::Result<()> {
         shuttle::thread::yield_now();
         let written = rustix::io::pwrite(file, bytes, at)?;

@@ -7,8 +7,8 @@ use host_gguf::{Array, Gguf, Value};
 use super::{GgufFile, text, value};
 use crate::stored::Stored;
 
-/// The model of a file with all its matrices in this type, and vectors in f32, as llama.cpp's converter writes them: quantized
-/// ones are expanded, and rounded where the type is narrower.
+/// The model of a file, with all its matrices in this type and vectors in f32, as llama.cpp's converter writes them. Quantized
+/// matrices are expanded, and values are rounded where the type is narrower.
 ///
 /// # Panics
 /// When the file cannot be read.
@@ -17,7 +17,7 @@ pub fn retyped(source: &Path, stored: Stored) -> GgufFile {
     let gguf = Gguf::open(source).expect("a GGUF file");
     let mut file = GgufFile::default();
     for (key, value) in gguf.metadata().iter() {
-        // Of the file that it was.
+        // These keys describe the source file.
         if !["general.alignment", "general.file_type", "general.quantization_version"].contains(&key) {
             let (kind, bytes) = encoded(value);
             file.raw(key, kind, &bytes);

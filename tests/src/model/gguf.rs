@@ -15,8 +15,8 @@ impl Stored {
 }
 
 impl TinyModel {
-    /// The model of [`TinyModel::write`], with the same values, as llama.cpp's converter writes it: other names, rows of
-    /// Llama's queries and keys in the order of interleaved rotation, Gemma's norms with their 1, vectors as f32. Without a
+    /// The model of [`TinyModel::write`], with the same values, as llama.cpp's converter writes it: with other names, rows of
+    /// Llama's queries and keys in the order of interleaved rotation, 1 added to Gemma's norms, and vectors as f32. It has no
     /// tokenizer.
     #[must_use]
     pub fn gguf(&self) -> GgufFile {
@@ -102,7 +102,7 @@ impl TinyModel {
     }
 }
 
-/// What the converter's `permute` does: `reshape(heads, 2, head_dim / 2, width).swapaxes(1, 2)`.
+/// Permutes rows as the converter's `permute` does: `reshape(heads, 2, head_dim / 2, width).swapaxes(1, 2)`.
 fn interleaved(values: &[f32], head_dim: usize, width: usize) -> Vec<f32> {
     let mut permuted = Vec::with_capacity(values.len());
     for head in values.chunks_exact(head_dim * width) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-/// Learned merges.
+/// Number of learned merges.
 const MERGES: usize = 300;
 
 /// Text that the merges are learned from.
@@ -16,7 +16,7 @@ pub const SPECIAL_TOKENS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_en
 /// How text is cut before merging: words with their leading space, single digits, runs of other signs, white space.
 const PATTERN: &str = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Tokens in all.
+/// Number of all tokens.
 pub(super) fn size() -> usize {
     256 + MERGES + SPECIAL_TOKENS.len()
 }
@@ -75,7 +75,7 @@ pub(super) fn json() -> Value {
     })
 }
 
-/// The most frequent neighbours, merged again and again. Among equals it is the first in alphabetical order.
+/// Learns merges: always the most frequent neighbours, and among equals the first in alphabetical order.
 fn learn() -> Vec<(String, String)> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for word in TEXT.split([' ', '\n']) {
@@ -112,7 +112,7 @@ fn learn() -> Vec<(String, String)> {
     merges
 }
 
-/// The letter that stands for a byte in byte-level BPE files: itself if it can be seen, else one from U+0100 on.
+/// The letter that stands for a byte in byte-level BPE files: the byte's own if it is visible, else one from U+0100 on.
 fn letter(byte: u8) -> char {
     let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if visible(byte) {

@@ -8,13 +8,13 @@ use serde_json::{Map, Value, json};
 
 use super::{Family, Stored, TinyModel, tokenizer};
 
-/// Scale of queries and keys: attention picks few positions, so that what comes next hangs on the whole context.
+/// Scale of queries and keys: attention picks few positions, so that the next token depends on the whole context.
 const SHARP: f32 = 1.4;
 
 /// Standard deviation of the embedding: small beside what the layers add, so that tokens hardly repeat themselves.
 const EMBEDDING: f32 = 0.6;
 
-/// The same in Gemma-3, whose embedding is the output matrix too: a token must not ask for itself again.
+/// The same in Gemma-3, whose embedding is the output matrix too: a token must not predict itself.
 const GEMMA_EMBEDDING: f32 = 0.1;
 
 /// Name, shape and distribution of a tensor.
@@ -48,7 +48,7 @@ pub(super) fn tensors(model: &TinyModel) -> Vec<Tensor> {
     let (queries, keys) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
     let gemma3 = model.family == Family::Gemma3;
     let mut tensors = Vec::new();
-    // Unit variance out for unit variance in, times `gain`.
+    // Inputs of standard deviation 1 give outputs of standard deviation `gain`.
     let mut matrix = |name: String, outputs: usize, inputs: usize, gain: f32| {
         let deviation = gain / (inputs as f32).sqrt();
         tensors.push(Tensor { name, shape: vec![outputs, inputs], deviation, mean: 0.0 });
@@ -89,7 +89,7 @@ pub(super) fn tensors(model: &TinyModel) -> Vec<Tensor> {
             norm(format!("model.layers.{layer}.self_attn.k_norm.weight"), model.head_dim, SHARP);
         }
     }
-    // Its embedding is the output matrix too, and so small that logits would be.
+    // Gemma-3's embedding is the output matrix too. It is small, so a large norm keeps logits from being small.
     let last = if gemma3 { 1.5 / GEMMA_EMBEDDING } else { 1.0 };
     norm("model.norm.weight".to_owned(), hidden, last);
     tensors
@@ -132,7 +132,7 @@ fn write_tensor(model: &TinyModel, tensor: &Tensor, file: &mut impl Write) -> io
     })
 }
 
-/// The elements of a tensor, row by row, each of which the model's type holds exactly.
+/// The elements of a tensor, row by row. The model's type holds each of them exactly.
 pub(super) fn values<'a>(model: &'a TinyModel, tensor: &'a Tensor) -> impl Iterator<Item = f32> + 'a {
     // Each tensor has a stream of its own, so that its values do not depend on the order in the file.
     let mut random = tensor.name.bytes().fold(Random(model.seed), |random, byte| {
@@ -152,7 +152,8 @@ pub(super) fn values<'a>(model: &'a TinyModel, tensor: &'a Tensor) -> impl Itera
 const LEAST_HALF: f32 = 1.0 / 16_384.0;
 
 impl Stored {
-    /// The nearest value that the type holds, of two the even one. For values of weights: nothing near the ends of the range.
+    /// The nearest value that the type holds, and of two the even one. Only for weights: values near the ends of the range are
+    /// not handled.
     pub(crate) fn rounded(self, value: f32) -> f32 {
         let bits = value.to_bits();
         let without = |lost: u32| {

@@ -7,7 +7,7 @@ use proc_macro2::{Delimiter, Group, Spacing, TokenStream, TokenTree};
 
 /// A file of source code.
 pub struct Code {
-    /// Its tokens, without those of documentation and of what is built for tests alone.
+    /// Its tokens, without documentation and without items that are built for tests alone.
     pub tokens: TokenStream,
     text: String,
 }
@@ -36,7 +36,7 @@ impl Code {
     }
 }
 
-/// Whether a file holds what only tests are built with: one of the modules that it stands in is declared for them alone.
+/// Whether a file is built for tests alone: one of the modules around it is declared for them.
 pub fn belongs_to_tests(path: &Path) -> bool {
     let mut module = path.with_extension("");
     while let (Some(name), Some(folder)) = (module.file_name(), module.parent()) {
@@ -64,7 +64,7 @@ pub fn belongs_to_tests(path: &Path) -> bool {
     false
 }
 
-/// Whether there is a `mod name;` in it.
+/// Whether the tokens have a `mod name;`.
 fn declares(tokens: &TokenStream, name: &str) -> bool {
     let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
     let here = tokens.windows(3).any(|three| {
@@ -104,7 +104,7 @@ fn is_word(token: Option<&TokenTree>, wanted: &[&str]) -> bool {
     matches!(token, Some(TokenTree::Ident(word)) if wanted.iter().any(|name| word == name))
 }
 
-/// An attribute at the beginning of tokens: how many they are, and whether it belongs to what encloses it.
+/// The attribute at the beginning of tokens: the number of its tokens, and whether it belongs to the enclosing item.
 fn attribute(tokens: &[TokenTree]) -> Option<(usize, bool)> {
     let inner = is_punct(tokens.get(1), '!');
     let length = 2 + usize::from(inner);
@@ -130,7 +130,7 @@ fn needs_test(condition: &TokenTree) -> bool {
     })
 }
 
-/// How many tokens the item, statement, field or variant takes that they begin with.
+/// The number of tokens of the item, statement, field or variant at the beginning.
 fn item(tokens: &[TokenTree]) -> usize {
     let mut begin = 0;
     while let Some((length, _)) = attribute(&tokens[begin..]) {
@@ -167,7 +167,7 @@ fn item(tokens: &[TokenTree]) -> usize {
             TokenTree::Punct(punct) => {
                 match punct.as_char() {
                     '<' if field => angles += 1,
-                    // Not that of an arrow.
+                    // Not the `>` of an arrow.
                     '>' if field && !joined => angles = angles.saturating_sub(1),
                     _ => {}
                 }
@@ -187,7 +187,7 @@ fn item(tokens: &[TokenTree]) -> usize {
 fn without_tests(tokens: TokenStream, text: &str) -> TokenStream {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let (mut kept, mut at): (Vec<TokenTree>, usize) = (Vec::new(), 0);
-    // Attributes before the one that is looked at, of the same item.
+    // Where in `kept` the attributes of the current item begin.
     let mut attributes = 0;
     while at < tokens.len() {
         let Some((length, inner)) = attribute(&tokens[at..]) else {
@@ -213,7 +213,7 @@ fn without_tests(tokens: TokenStream, text: &str) -> TokenStream {
             attributes = kept.len();
             continue;
         }
-        // Documentation reads as an attribute.
+        // The parser turns documentation into attributes.
         if !text[written[0].span().byte_range()].starts_with('/') {
             kept.extend(written.iter().cloned());
         }

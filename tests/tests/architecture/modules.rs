@@ -1,8 +1,8 @@
-//! The modules of a crate, and which of them name which.
+//! The modules of a crate, and which module names which.
 //!
-//! What is seen: every path in code, also in bodies of macros, followed through `use` and `pub use` of the modules on its way.
-//! What is not: methods that are called on a value whose type is not named, macros that are found by their place in the text,
-//! and modules whose file is named by `#[path]`. A name that a module may have from `use other::*` counts as of `other`.
+//! Paths in code are found, also in bodies of macros. They are followed through `use` and `pub use` of the modules on their way.
+//! Three things are not found: methods of a value whose type is not named, macros that are visible by their place in the text,
+//! and modules whose file `#[path]` names. A name that a module may have from `use other::*` counts as a name of `other`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use super::code::Code;
 
-/// Segments of a path. Of a module: from the crate's root on, which is the empty one.
+/// Segments of a path. The path of a module begins at the crate's root, which has the empty path.
 type Segments = Vec<String>;
 
-/// Which names name which.
+/// For each module, the modules that it names.
 pub type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ struct Import {
 
 #[derive(Debug, Default)]
 struct Module {
-    /// Paths that its code names, those of its imports among them.
+    /// Paths that its code names, with those of its imports.
     paths: Vec<Segments>,
     imports: Vec<Import>,
 }
@@ -77,15 +77,15 @@ impl Modules {
         self.0.insert(path, module);
     }
 
-    /// How many there are, the crate's root among them.
+    /// The number of modules, with the crate's root.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Of each module with children, which of these name which.
+    /// For each module with children, the arrows between these.
     ///
-    /// A module may name what encloses it and what it encloses. Any other name is an arrow between those two siblings that
-    /// hold the one who names and what is named.
+    /// A module may name the modules around it and inside it. Any other name is an arrow between two siblings: the one that holds
+    /// the naming module, and the one that holds the named module.
     pub fn arrows(&self) -> BTreeMap<String, Arrows> {
         let mut found: BTreeMap<String, Arrows> = BTreeMap::new();
         for (module, inside) in &self.0 {
@@ -109,9 +109,9 @@ impl Modules {
         self.0.contains_key(&child).then_some(child)
     }
 
-    /// The modules on the way of a path, as a module's code writes it, up to the one whose item it names.
+    /// Follows a path as the code of `module` writes it, and adds the modules on its way to `named`.
     fn follow(&self, module: &[String], path: &[String], named: &mut BTreeSet<Segments>, depth: usize) {
-        // Names that mean each other, as a crate's and a module's may.
+        // Stops at names that refer to each other, as the names of a crate and of a module may.
         if depth > 8 {
             return;
         }
@@ -127,7 +127,7 @@ impl Modules {
                     if let Some(child) = self.child(&at, name) {
                         at = child;
                     } else {
-                        // It ends here, except where an import leads on. That import's own path is not followed by itself.
+                        // The path ends here, except where an import continues it. An import does not continue its own path.
                         for import in self.0[&at].imports.iter().filter(|import| import.path != path) {
                             let rest = match import {
                                 Import { all: true, .. } => &path[index..],
@@ -165,7 +165,8 @@ impl Module {
                     at = end;
                 }
                 TokenTree::Ident(word) => {
-                    // Neither the end of a longer path nor a field, but the end of a range.
+                    // A path begins here, unless the word continues a longer path or names a field. After `..` it is the end of a
+                    // range.
                     let before =
                         |back: usize, wanted| is_punct(at.checked_sub(back).map(|at| &tokens[at]), wanted);
                     let begins = (!before(1, '.') || before(2, '.')) && !(before(1, ':') && before(2, ':'));
@@ -188,7 +189,7 @@ impl Module {
     }
 }
 
-/// Whether it is the inside of a `#[path = "…"]`.
+/// Whether the token is the inside of a `#[path = "…"]`.
 fn names_a_file(token: &TokenTree) -> bool {
     let TokenTree::Group(group) = token else { return false };
     let first = group.stream().into_iter().next();
@@ -203,11 +204,11 @@ fn is_punct(token: Option<&TokenTree>, wanted: char) -> bool {
     matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == wanted)
 }
 
-/// What a `use` brings in, its braces written out.
+/// The imports of a `use`, with its braces expanded.
 fn imports(tree: &[TokenTree], before: &[String], found: &mut Vec<Import>) {
     for part in tree.split(|token| is_punct(Some(token), ',')) {
         let (mut path, mut renamed, mut all, mut group) = (before.to_vec(), None, false, false);
-        // A path from the names of crates on.
+        // A path that begins with `::` names a crate.
         if before.is_empty() && is_punct(part.first(), ':') {
             continue;
         }
@@ -237,10 +238,10 @@ fn imports(tree: &[TokenTree], before: &[String], found: &mut Vec<Import>) {
     }
 }
 
-/// A way along arrows that ends where it begins, if there is one.
+/// A circle of arrows, if there is one: its modules in order, the first one again at the end.
 pub fn circle(arrows: &Arrows) -> Option<Vec<String>> {
     let mut left = arrows.clone();
-    // What names nothing lies on no circle.
+    // A module that names no other lies on no circle.
     loop {
         let before = left.len();
         let there: BTreeSet<String> = left.keys().cloned().collect();

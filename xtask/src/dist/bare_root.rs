@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, bail, ensure};
 use host_tests::wait::try_until;
 
-/// The folder in which it is unpacked: one that no build expects.
+/// The folder of the unpacked archive, which no build expects.
 const PLACE: &str = "opt/somewhere else";
-/// What the program is called there: operators may rename it to keep Debian's `host`.
+/// The program's name there: operators may rename it to keep Debian's `host`.
 const NAME: &str = "host-llm";
 
 /// Unpacks the archive in a root that holds the C library of this machine and nothing else, and has it list its plugins and
@@ -85,7 +85,7 @@ impl Serving {
     }
 }
 
-/// The program in the root, with `/proc` and no other file system, as the only one of its process namespace.
+/// The command that runs the program in the root, with `/proc` and no other file system, alone in its process namespace.
 fn inside(root: &Path, program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {
@@ -94,7 +94,7 @@ fn inside(root: &Path, program: &str, arguments: &[&str]) -> Command {
     command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--root"]).arg(root);
     command.arg("--wd=/").arg("--").arg(program).args(arguments).env_clear();
     if let Some(path) = std::env::var_os("PATH") {
-        // Where unshare itself is.
+        // The path to unshare itself.
         command.env("PATH", path);
     }
     command

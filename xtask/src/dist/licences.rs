@@ -7,7 +7,8 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-/// Licences under which a crate may be part of a release: permissive ones, and one that asks for the source of its own files.
+/// Licences under which a crate may be part of a release: permissive ones, and MPL-2.0, which asks for the source of its own
+/// files.
 const ACCEPTED: [&str; 12] = [
     "0BSD",
     "Apache-2.0",
@@ -33,11 +34,11 @@ table. Each crate's source is what its version on crates.io is; none was changed
 | --- | --- | --- | --- |
 ";
 
-/// The list.
+/// The list of third-party crates and their licences.
 pub struct Licences {
-    /// As Markdown.
+    /// The list as Markdown.
     pub text: String,
-    /// How many crates.
+    /// Number of crates.
     pub crates: usize,
 }
 
@@ -49,7 +50,8 @@ pub fn version(metadata: &Value, name: &str) -> anyhow::Result<String> {
     version.map(str::to_owned).with_context(|| format!("cargo metadata does not know {name}"))
 }
 
-/// Every third-party crate that code of these packages links. Refuses one without a licence, or with one that was not accepted.
+/// Lists every third-party crate that the code of these packages links. Fails for a crate without a licence, or with one that is
+/// not accepted.
 pub fn of(metadata: &Value, roots: &[String]) -> anyhow::Result<Licences> {
     let packages = metadata["packages"].as_array().context("cargo metadata names no packages")?;
     let by_id: BTreeMap<&str, &Value> =
@@ -93,13 +95,13 @@ pub fn of(metadata: &Value, roots: &[String]) -> anyhow::Result<Licences> {
     let mut texts: Vec<_> = texts.into_iter().collect();
     texts.sort_by(|(_, first), (_, second)| first.cmp(second));
     for (text, of) in texts {
-        // Longer than any fence in a licence.
+        // The fence is longer than any fence in a licence.
         writeln!(list, "\n## {}\n\n``````text\n{}\n``````", of.join(", "), text.trim_matches('\n'))?;
     }
     Ok(Licences { text: list, crates: others.len() })
 }
 
-/// Ids of what these packages link, themselves included: no tests, no build scripts, no macros.
+/// Ids of the crates that these packages link, themselves included: no tests, no build scripts, no macros.
 fn linked<'a>(
     metadata: &'a Value,
     by_id: &BTreeMap<&'a str, &'a Value>,
@@ -140,7 +142,7 @@ pub fn accepted() -> BTreeSet<&'static str> {
 
 /// Whether an SPDX expression can be satisfied with these licences alone.
 pub fn is_satisfied(expression: &str, accepted: &[&str]) -> bool {
-    // `/` is how `OR` was written before there were expressions. Only expressions without nesting but `(A OR B) AND C` occur.
+    // `/` is an older form of `OR`. Of nested expressions, only `(A OR B) AND C` occurs.
     let plain = expression.replace('/', " OR ").replace(['(', ')'], " ");
     let alternative = |text: &str| {
         let licence = text.split(" WITH ").next().unwrap_or_default().trim();
@@ -149,7 +151,7 @@ pub fn is_satisfied(expression: &str, accepted: &[&str]) -> bool {
     plain.split(" AND ").all(|part| part.split(" OR ").any(alternative))
 }
 
-/// The texts of a crate's files that say under which terms it is.
+/// The texts of a crate's licence files.
 fn files(folder: &Path) -> anyhow::Result<Vec<String>> {
     let failed = || format!("{} cannot be read", folder.display());
     let mut paths = Vec::new();

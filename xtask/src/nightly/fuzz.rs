@@ -11,23 +11,23 @@ use crate::workspace::Workspace;
 
 /// Seconds for each target, unless [`SECONDS`] says otherwise.
 const USUAL_SECONDS: u64 = 30;
-/// The variable that says how long each target runs.
+/// Variable with the number of seconds that each target runs.
 const SECONDS: &str = "FUZZ_SECONDS";
-/// The variable that names some of the targets, with commas between.
+/// Variable that names some of the targets, separated by commas.
 const ONLY: &str = "FUZZ_TARGETS";
-/// Most memory of a target, in MiB: small inputs that need more are a find.
+/// Most memory of a target, in MiB: a small input that needs more is a finding.
 const MOST_MEMORY: u32 = 1024;
 /// Longest time for one input, in seconds.
 const LONGEST: u32 = 10;
 /// Longest input.
 const MOST_BYTES: u32 = 4096;
 
-/// What one target did.
+/// The result of one target.
 #[derive(Debug, PartialEq, Eq)]
 struct Ran {
     target: String,
     executions: u64,
-    /// What is wrong, if something is.
+    /// The error, if one was found.
     found: Option<String>,
 }
 
@@ -96,7 +96,7 @@ fn targets(manifest: &str) -> Vec<String> {
 fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let target = workspace.target.join("fuzz");
     let mut command = Command::new("cargo");
-    // Without a sanitizer it runs several times as fast and needs no nightly compiler. What reads bytes has no unsafe code.
+    // Without a sanitizer the targets run several times as fast and need no nightly compiler. The readers have no unsafe code.
     command.args(["fuzz", "build", "--sanitizer", "none"]).current_dir(&workspace.root);
     let status = command.env("CARGO_TARGET_DIR", &target).stdin(Stdio::null()).status();
     let status = status.context("cargo fuzz cannot be run")?;
@@ -107,7 +107,7 @@ fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     Ok(target.join(host.context("rustc names no host")?).join("release"))
 }
 
-/// Runs a target. What it learns is kept in the target folder, so that the next run goes on from there.
+/// Runs a target. New inputs are kept in the target folder, so that the next run continues from them.
 fn run(workspace: &Workspace, built: &Path, target: &str, seconds: u64) -> anyhow::Result<Ran> {
     let (learned, found) =
         (workspace.target.join("fuzz/corpus").join(target), workspace.target.join("fuzz/found"));
@@ -142,7 +142,7 @@ fn run(workspace: &Workspace, built: &Path, target: &str, seconds: u64) -> anyho
     Ok(Ran { target: target.to_owned(), executions: executions.unwrap_or(0), found: Some(found) })
 }
 
-/// How many inputs were run, as libFuzzer says at the end.
+/// The number of inputs that were run, as libFuzzer reports it at the end.
 fn executions(said: &str) -> Option<u64> {
     let number = said.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))?;
     number.trim().parse().ok()

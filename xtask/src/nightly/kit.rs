@@ -10,12 +10,12 @@ use host_tests::{mooncake, nixl};
 use crate::outcome::Outcome;
 use crate::workspace::{Profile, Workspace};
 
-/// The variable that says how often each plugin is tested.
+/// Variable with the number of times that each plugin is tested.
 const TIMES: &str = "KIT_TIMES";
-/// The variable that names some of the plugins, with commas between.
+/// Variable that names some of the plugins, separated by commas.
 const ONLY: &str = "KIT_PLUGINS";
 const USUAL_TIMES: u32 = 50;
-/// Those over NIXL and Mooncake, whose libraries take long to start and to end.
+/// For the plugins over NIXL and Mooncake, whose libraries take long to start and to end.
 const TIMES_OVER_LIBRARIES: u32 = 10;
 
 /// A plugin, or one of its configurations.
@@ -27,7 +27,7 @@ struct Subject {
     times: u32,
 }
 
-/// How often one of them passed.
+/// How often a subject passed.
 struct Ran {
     name: &'static str,
     passed: u32,
@@ -71,7 +71,7 @@ fn run_all(workspace: &Workspace) -> anyhow::Result<Vec<Ran>> {
     subjects.iter().map(run).collect()
 }
 
-/// What is tested. Stores have folders in this one.
+/// The plugins and configurations to test. Storage tiers get folders in `folder`.
 fn subjects(folder: &Path) -> Vec<Subject> {
     let plain = |plugin| Subject { name: plugin, plugin, config: None, flags: &[], times: USUAL_TIMES };
     let names = ["shm", "wire", "unsettled", "loopback", "map", "memory", "plain", "swa"];
@@ -102,7 +102,7 @@ fn subjects(folder: &Path) -> Vec<Subject> {
     subjects
 }
 
-/// Builds a plugin and says where its file is.
+/// Builds a plugin and returns the path of its file.
 fn built(workspace: &Workspace, plugin: &str) -> anyhow::Result<PathBuf> {
     let mut command = plugin_files::build(&workspace.target, Profile::Dev.name(), plugin);
     let status = command.status().context("cargo cannot be run")?;

@@ -1,4 +1,4 @@
-//! `cargo xtask nightly asan`, `valgrind` and `miri`: reads and writes of memory that is not there, or not there yet.
+//! `cargo xtask nightly asan`, `valgrind` and `miri`: check accesses to memory that is not allocated, or not written yet.
 
 use std::process::Command;
 
@@ -6,7 +6,8 @@ use super::{is_there, outcome, print};
 use crate::outcome::Outcome;
 use crate::workspace::Workspace;
 
-/// Crates with unsafe code, and those whose bytes come from elsewhere: their tests, and all that these load and start.
+/// Crates whose tests run under ASan, with all that these load and start: crates with unsafe code, and crates that read bytes
+/// from outside.
 const UNDER_ASAN: &[&str] = &[
     "host-executor",
     "host-fuzzing",
@@ -26,8 +27,8 @@ const UNDER_ASAN: &[&str] = &[
     "host-transfer-kit",
 ];
 
-/// Test programs that run the plugins as they are released, loaded from their files: what ASan's own plugins are not. Not those
-/// that use io_uring, which valgrind 3.19 does not know.
+/// Test programs that run under valgrind: they run plugins as they are released, loaded from their files, which plugins built for
+/// ASan are not. Programs that use io_uring are left out, because valgrind 3.19 does not know it.
 const UNDER_VALGRIND: &[(&str, &[&str])] = &[
     ("host-memory", &["--lib"]),
     ("host-plugin-api", &["--lib"]),
@@ -37,7 +38,7 @@ const UNDER_VALGRIND: &[(&str, &[&str])] = &[
     ("host-transfer-kit", &["--lib"]),
 ];
 
-/// Test programs without files, sockets and other processes.
+/// Test programs that run under Miri: they use no files, sockets or other processes.
 const UNDER_MIRI: &[(&str, &str)] =
     &[("host-plugin-panicking", "guard_contains_panics"), ("host-kernels", "page_copy")];
 
@@ -58,7 +59,7 @@ pub fn asan(workspace: &Workspace) -> Outcome {
         command.args(["--package", package]);
     });
     // The flag is not stable yet. Plugins that tests build are built with it, too, and take the runtime from the program that
-    // loads them. Programs that cargo runs while it builds are not.
+    // loads them. Programs that cargo runs during the build are built without it.
     command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address -Clink-arg=-rdynamic");
     command.env("CARGO_UNSTABLE_TARGET_APPLIES_TO_HOST", "true").env("CARGO_TARGET_APPLIES_TO_HOST", "false");
     command.env("CARGO_TARGET_DIR", workspace.target.join("asan")).env_remove("BUILT_PLUGINS");
@@ -97,7 +98,8 @@ pub fn miri(workspace: &Workspace) -> Outcome {
         let mut command = Command::new("cargo");
         command.args(["+nightly", "miri", "test", "--package", package, "--test", program]);
         command.current_dir(&workspace.root).env("CARGO_TARGET_DIR", workspace.target.join("miri"));
-        // Of the compiler that runs this, not of the one that is named. Plugins live as long as the process.
+        // The variables belong to the compiler that runs this, not to the named one. Leaks are ignored, because plugins live as
+        // long as the process.
         command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").env("MIRIFLAGS", "-Zmiri-ignore-leaks");
         match outcome(&mut command, "") {
             Outcome::Passed(_) => {}

@@ -1,12 +1,12 @@
-//! `cargo xtask nightly loom` and `shuttle`: more orders and schedules than each change is tried with.
+//! `cargo xtask nightly loom` and `shuttle`: run models with more orders and schedules than the tests of each change.
 
 use super::outcome;
 use crate::outcome::Outcome;
 use crate::workspace::Workspace;
 
-/// Of each model: one more than at each change. With six, some take hours.
+/// Preemptions of threads in each model: one more than at each change. With six, some models take hours.
 const PREEMPTIONS: &str = "4";
-/// Of each kind of schedule, for each model: twenty times as many as at each change.
+/// Schedules of each kind for each model: twenty times as many as at each change.
 const SCHEDULES: &str = "20000";
 
 pub fn loom(workspace: &Workspace) -> Outcome {

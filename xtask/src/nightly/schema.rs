@@ -1,4 +1,5 @@
-//! `cargo xtask nightly schemathesis`: requests made from `/openapi.json`, right and wrong ones, whose answers must be as it says.
+//! `cargo xtask nightly schemathesis`: sends valid and invalid requests made from `/openapi.json`. The answers must be as it
+//! says.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,9 +14,9 @@ use crate::workspace::{Profile, Workspace};
 const PACKAGE: &str = "schemathesis==4.32.5";
 /// Requests to each path, beside those at the limits of its fields.
 const EXAMPLES: &str = "50";
-/// No schema says that an expression can be compiled, or that prompt and answer fit the model.
+/// The check that is left out: no schema says that an expression can be compiled, or that prompt and answer fit the model.
 const NOT_CHECKED: &str = "positive_data_acceptance";
-/// It would end the workers.
+/// The path that is left out, because it would end the workers.
 const NOT_CALLED: &str = "/drain";
 
 /// Tries every path of a server without a model.
@@ -54,7 +55,7 @@ fn run(workspace: &Workspace, schemathesis: &Path) -> anyhow::Result<Outcome> {
     let server = Server::start(&built.join("host"), &flags, &folder, "server")?;
     let examples = std::env::var("SCHEMATHESIS_EXAMPLES").unwrap_or_else(|_unset| EXAMPLES.to_owned());
     let mut command = Command::new(schemathesis);
-    // It keeps what it has found in the folder that it runs in.
+    // Schemathesis keeps its findings in the folder that it runs in.
     command
         .current_dir(&folder)
         .arg("--config-file")

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 /// Bytes that the writer writes before it begins again.
 const FILE: usize = 256 << 20;
-/// At once.
+/// Bytes of one write.
 const BLOCK: usize = 1 << 20;
 
 /// Threads that compute, and one that writes to the disk, until this is dropped.
@@ -64,10 +64,10 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // None of them panics.
+            // The threads do not panic, so the result is ignored.
             let _ended = thread.join().is_ok();
         }
-        // What is left is overwritten the next time.
+        // A failure to remove the file is ignored.
         let _removed = std::fs::remove_file(&self.file).is_ok();
     }
 }

@@ -9,8 +9,8 @@ use host_tests::plugin_files;
 
 use crate::workspace::Workspace;
 
-/// Tests that run libraries and programs of other projects (NIXL, Mooncake, moto): those in modules of this name, and all of
-/// a program whose name begins so.
+/// Tests that run libraries and programs of other projects (NIXL, Mooncake, moto): the tests in modules of this name, and all
+/// tests of a program whose name begins with it.
 const EXTERNAL: &str = "external";
 
 /// A test program.
@@ -28,7 +28,7 @@ pub struct Program {
     pub is_external: bool,
 }
 
-/// Builds all crates, plugins and test programs of the workspace and says which test programs there are.
+/// Builds all crates, plugins and test programs of the workspace, and returns the test programs.
 ///
 /// One call of cargo, so that every crate is built with one set of features, once.
 ///
@@ -49,7 +49,7 @@ pub fn build(workspace: &Workspace) -> anyhow::Result<Vec<Program>> {
     }
     let status = child.wait().context("cargo build cannot be waited for")?;
     ensure!(status.success(), "the workspace does not build; see above");
-    // In a folder of their own, so that no folder of the product has them.
+    // Plugins of tests get a folder of their own, so that no folder of the product has them.
     for plugin in plugin_files::for_tests() {
         let status = plugin_files::build(&workspace.target, "dev", &plugin).status();
         ensure!(
@@ -61,7 +61,7 @@ pub fn build(workspace: &Workspace) -> anyhow::Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// The test program that a message of cargo's tells of.
+/// The test program that a message of cargo describes.
 fn program(message: &serde_json::Value) -> Option<Program> {
     if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
         return None;
@@ -78,8 +78,8 @@ fn program(message: &serde_json::Value) -> Option<Program> {
 }
 
 impl Program {
-    /// It with those of its tests that are taken, in two parts where some of them are of the external group and others are
-    /// not. Without any it is not run at all.
+    /// This program with its tests that are taken. It comes in two parts when some of these are of the external group and others
+    /// are not. Empty when no test is taken.
     ///
     /// # Errors
     /// When its tests cannot be listed.

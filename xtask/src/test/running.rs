@@ -13,12 +13,12 @@ use anyhow::Context;
 
 use super::programs::Program;
 
-/// Longest time of one program: many times that of the slowest beside any load. One that takes longer hangs.
+/// Longest time of one program: many times that of the slowest one under any load. A program that takes longer hangs.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Between two looks whether it has ended.
+/// Time between two looks whether a program has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How a program ended.
+/// The result of one program.
 #[derive(Debug)]
 pub struct Run {
     /// Its name.
@@ -27,7 +27,7 @@ pub struct Run {
     pub time: Duration,
     /// What it printed.
     pub output: Vec<u8>,
-    /// How it ended, if it did.
+    /// Its exit status. `None` when it was killed because it took too long.
     pub status: Option<ExitStatus>,
 }
 
@@ -43,7 +43,7 @@ impl Run {
 struct Queue {
     external: VecDeque<Program>,
     others: VecDeque<Program>,
-    /// Whether one of the external group runs.
+    /// Whether a program of the external group runs.
     external_runs: bool,
 }
 
@@ -53,7 +53,7 @@ impl Queue {
         Self { external, others, external_runs: false }
     }
 
-    /// The next one to run. The external group goes first, because it takes long and cannot be shared out.
+    /// Takes the next program to run. The external group goes first, because it takes long and runs one program at a time.
     fn next(&mut self) -> Option<Program> {
         if !self.external_runs
             && let Some(program) = self.external.pop_front()
@@ -64,13 +64,13 @@ impl Queue {
         self.others.pop_front()
     }
 
-    /// A program has ended.
+    /// Notes that a program has ended.
     fn ended(&mut self, program: &Program) {
         self.external_runs &= !program.is_external;
     }
 }
 
-/// Runs all of them and prints what each printed when it has ended.
+/// Runs all programs, and prints the output of each when it has ended.
 ///
 /// # Errors
 /// When one cannot be started, or the output cannot be written.

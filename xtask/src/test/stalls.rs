@@ -1,4 +1,4 @@
-//! Processes that stand still beside the tests, as on a machine that has no processor for them for some seconds.
+//! Stops processes of the tests for some seconds, as on a machine that has no processor for them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Between two stalls, on average.
+/// Mean time between two stalls.
 const EVERY: Duration = Duration::from_millis(1500);
 /// Shortest and longest stall, in milliseconds.
 const STALL: std::ops::Range<u64> = 2000..8000;
-/// A process that stood still runs at least so long.
+/// Least time that a process runs after a stall.
 const REST: Duration = Duration::from_secs(20);
 /// Most processes that stand still at once.
 const MOST: usize = 2;
-/// Between two looks at the clock.
+/// Time between two looks at the clock.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Stops processes below this one, drawn from a seed, until this is dropped.
@@ -39,7 +39,7 @@ impl Stalls {
 impl Drop for Stalls {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
-        // It does not panic.
+        // The thread does not panic, so the result is ignored.
         let _ended = self.thread.take().is_some_and(|thread| thread.join().is_ok());
     }
 }
@@ -79,7 +79,7 @@ fn stall(seed: u64, ends: &AtomicBool) {
     }
 }
 
-/// A process that has ended needs no signal.
+/// Sends a signal. A failure is ignored: a process that has ended needs no signal.
 fn signal(pid: Pid, signal: Signal) {
     let _sent = kill_process(pid, signal).is_ok();
 }
@@ -91,12 +91,12 @@ struct Process {
     name: String,
 }
 
-/// The processes below one, however deep. One that a test itself has stopped is left alone.
+/// The descendants of a process. Those that a test itself has stopped are left out.
 fn below(root: u32) -> Vec<Process> {
     let mut children: HashMap<u32, Vec<(u32, String, char)>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // It may have ended meanwhile.
+        // The process may have ended meanwhile.
         let text = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
         if let Some((name, state, parent)) = read(&text) {
             children.entry(parent).or_default().push((id, name, state));

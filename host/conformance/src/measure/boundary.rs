@@ -1,4 +1,4 @@
-//! The boundary alone: a backend built into this program, called directly and through what crosses.
+//! Measures the boundary alone: a backend built into this program, called directly and through the ABI.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use super::{Batch, best};
 const SIZES: [usize; 5] = [1, 8, 64, 512, 4096];
 const TURNS: usize = 40;
 
-/// Adds up its writes and looks whether each is valid: less than any backend does.
+/// A backend that adds up the lengths of its writes and checks each. Every real backend does more.
 #[derive(Default)]
 struct Sum {
     bytes: AtomicU64,
@@ -42,7 +42,7 @@ impl TransferBackend for Sum {
     #[inline]
     fn submit(&self, _submission: &Submission, writes: &[Write]) -> i32 {
         let mut bytes = 0;
-        // By eights: a loop of a single cycle would measure where the linker puts it.
+        // In groups of eight: the time of a loop of one cycle would depend on where the linker puts it.
         let (eights, rest) = writes.as_chunks::<8>();
         for eight in eights {
             if eight.iter().any(|write| write.length == 0 || write.target_region == RegionId(u32::MAX)) {
@@ -79,7 +79,7 @@ impl TransferBackend for Sum {
     }
 }
 
-/// A call of this program.
+/// A direct call of the backend.
 #[inline(never)]
 fn direct(backend: &Sum, submission: &Submission, writes: &[Write]) -> i32 {
     backend.submit(submission, writes)
@@ -99,7 +99,7 @@ pub fn measure() -> std::result::Result<Vec<Batch>, String> {
         let writes = vec![Write { length: 4096, ..Write::default() }; count];
         let calls = 1_000_000 / (count + 20);
         let mut batch = Batch { writes: count, static_ns: f64::MAX, abi_ns: f64::MAX };
-        // In turns, so that a busy moment hits both.
+        // In turns, so that a busy moment affects both.
         for _ in 0..TURNS {
             let ours = best(1, calls, || {
                 black_box(direct(black_box(&linked), black_box(&submission), black_box(&writes)));

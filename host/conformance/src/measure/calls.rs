@@ -14,7 +14,7 @@ use super::{Call, Skipped, best};
 const TURNS: usize = 20;
 const CALLS: usize = 20_000;
 
-/// What was measured of a role.
+/// The measurements of a role.
 struct Calls {
     role: &'static str,
     all: Vec<Call>,
@@ -22,7 +22,7 @@ struct Calls {
 
 impl Calls {
     fn time(&mut self, name: impl Into<String>, mut made: impl FnMut()) {
-        // Once outside of the clock, for what is set up at the first call.
+        // One call before the measurement, for what the first call sets up.
         made();
         self.all.push(Call { role: self.role, name: name.into(), ns: best(TURNS, CALLS, made) });
     }
@@ -57,7 +57,7 @@ pub fn measure(entry: &Entry, config: &str) -> Result<(Vec<Call>, Vec<Skipped>),
         }
     }
     match skipped.first() {
-        // What was given to it is wrong.
+        // The given configuration is wrong.
         Some(first) if opened == 0 && !config.trim().is_empty() => Err(first.reason.clone()),
         _ => Ok((all, skipped)),
     }
@@ -71,7 +71,7 @@ fn transfer(backend: &dyn TransferBackend, calls: &mut Calls) -> host_plugin_api
     calls.time("settled of a tag never seen", || {
         black_box(backend.settled(black_box(Tag(77))));
     });
-    // A peer that is not there: the plugin looks and refuses, or takes it for what it is.
+    // A peer that does not exist. The plugin looks it up and refuses, or handles the submission in its own way.
     let submission = Submission {
         peer: PeerId(u32::MAX),
         notification_length: 0,

@@ -4,35 +4,35 @@ use super::{Cache, Holding, Pages, Prefix, Tokens};
 use crate::batch::Sequence;
 use crate::ids::{Room, Time};
 
-/// What admission looks for.
+/// Pages that must be available to admit a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
     /// Pages for the tokens known so far, and for the window parts that come with a transfer or from the offload tiers.
     pub now: Pages,
-    /// Pages beyond for which there must be room.
+    /// Further pages that must be available, but are not taken at admission.
     pub headroom: Pages,
 }
 
-/// What a request was admitted with.
+/// The cached pages with which a request was admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Admitted {
     /// Pages from the radix tree.
     pub prefix: usize,
-    /// Pages of these of which nothing has to be computed.
+    /// Those of the `prefix` pages of which nothing has to be computed.
     pub from: usize,
-    /// The page behind those that the offload tiers bring, if they bring any.
+    /// The page behind the last one that the offload tiers bring, if they bring any.
     pub restored: Option<usize>,
 }
 
 impl Admitted {
-    /// The page behind those that come from a cache.
+    /// The page behind the last one that comes from the radix tree or the offload tiers.
     pub(crate) fn covered(&self) -> usize {
         self.restored.unwrap_or(self.prefix)
     }
 }
 
 impl Cache {
-    /// What a waiting request needs beside what is locked for it, if it may grow to `ahead` pages soon.
+    /// Pages that a waiting request needs beyond the locked ones, if it may soon grow to `ahead` pages.
     pub(crate) fn need(&self, tokens: &Tokens<'_>, prefix: Option<&Prefix>, ahead: usize) -> Need {
         let now = self.pages_for(tokens.known());
         let window = self.window_need(tokens, prefix, ahead.max(now));
@@ -43,7 +43,7 @@ impl Cache {
         }
     }
 
-    /// Pages that an admitted request may ask for until it has grown to `ahead` pages. It is computed in pieces of so many
+    /// Pages that an admitted request may ask for until it has grown to `ahead` pages. It is computed in pieces of `piece`
     /// positions.
     #[inline]
     pub(crate) fn headroom(&self, kv: &Holding, ahead: usize, piece: usize) -> Pages {
@@ -51,7 +51,7 @@ impl Cache {
         Pages { full: ahead.saturating_sub(pages), window: self.window_headroom(kv, ahead.max(pages), piece) }
     }
 
-    /// Gives a waiting request its pages. They are free: the scheduler asked for `need` before.
+    /// Gives a waiting request its pages. They are free: the scheduler has made room for `need` before.
     pub(crate) fn admit(
         &mut self,
         now: Time,
@@ -98,7 +98,7 @@ impl Cache {
         }
     }
 
-    /// Gives a running request so many pages more. They are free.
+    /// Gives a running request so many more pages. The caller has made them free.
     pub(crate) fn extend(&mut self, room: Room, kv: &mut Holding, pages: Pages) {
         let taken = (self.pool.allocate(pages.full), self.pool.allocate_window(pages.window));
         let (Some(held), (Some(pages), Some(window))) = (&mut kv.held, taken) else {
@@ -109,7 +109,7 @@ impl Cache {
         held.append(pages);
     }
 
-    /// Takes back the pages behind the first so many positions, none of which has KV. Nothing reads them.
+    /// Takes back the pages behind the first `positions` positions. These pages hold no KV, and nothing reads them.
     pub(crate) fn trim(&mut self, kv: &mut Holding, positions: usize) {
         let pages = self.pages_for(positions);
         let extra = kv.table.len().saturating_sub(pages);
@@ -122,7 +122,8 @@ impl Cache {
         self.trim_window(kv, positions);
     }
 
-    /// What a batch computes of a running request: up to a position, or all that is known and what is drafted behind it.
+    /// The sequence that a batch computes for a running request, up to position `end`. The last tokens before `end` are
+    /// those of `draft`.
     pub(crate) fn sequence(&self, tokens: &Tokens<'_>, kv: &Holding, end: usize, draft: &[u32]) -> Sequence {
         let position = |position: usize| u32::try_from(position).unwrap_or(u32::MAX);
         let known = end - draft.len();

@@ -1,4 +1,4 @@
-//! What one request holds of the cache, and what the cache has to know of a request.
+//! The pages that one request holds, and the view of a request that the cache works with.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub(crate) struct Tokens<'a> {
     pub request: &'a Request,
     /// Tokens drawn so far.
     pub output: &'a [u32],
-    /// Whether it waits to continue after a preemption.
+    /// Whether the request waits to continue after a preemption.
     pub resumes: bool,
 }
 
@@ -58,9 +58,9 @@ impl<'a> Tokens<'a> {
         positions.map(|position| self.at(position)).collect()
     }
 
-    /// Tokens whose KV a waiting request may find in a cache. A request that computes needs at least one token to compute. A
-    /// request that is sent the rest may hold all of its prompt. A request that was preempted looks for its answer, too, but
-    /// not for the last token. That one was drawn and never computed, or must be computed for the first draw.
+    /// Tokens whose KV a waiting request may find in a cache. A request that is computed here needs at least one token to
+    /// compute. A request whose KV is sent may find all of its prompt. A preempted request looks for its answer, too, but
+    /// not for the last token: that token was drawn and never computed, or must be computed for the first draw.
     pub(crate) fn usable(&self, is_sent: bool) -> Cow<'a, [u32]> {
         let prompt = self.prompt();
         match self.resumes {
@@ -78,7 +78,7 @@ pub(super) struct Window {
     pub first: usize,
     /// Cached parts in front, as many as the request's lock keeps.
     pub cached: Vec<PageId>,
-    /// The request's own, behind them.
+    /// Parts that the request itself holds, behind the cached ones.
     pub own: HeldPages,
 }
 
@@ -88,12 +88,12 @@ impl Window {
         self.cached.len() + self.own.ids().len()
     }
 
-    /// The token page after the last that has its part.
+    /// The token page after the last one that has its window part.
     pub(super) fn end(&self, shape: WindowShape) -> usize {
         self.first + self.len() / shape.parts as usize
     }
 
-    /// The pages of some token pages.
+    /// The pages with the window parts of some token pages.
     pub(super) fn parts(&self, shape: WindowShape, token_pages: &Range<usize>) -> Vec<PageId> {
         let parts = shape.parts as usize;
         let all = self.cached.iter().chain(self.own.ids()).copied();
@@ -104,32 +104,32 @@ impl Window {
 /// Pages of a prompt that come from the offload tiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Restore {
-    /// These are on their way.
+    /// These pages are on their way.
     Pending(Range<usize>),
-    /// These did not come. Nothing of the restore is under way any more.
+    /// These pages could not be restored. Nothing of the restore is under way any more.
     Missing(Range<usize>),
 }
 
-/// Everything that one request holds of the cache. Empty while it waits. Its pages change in the cache alone.
+/// Everything that one request holds of the cache. Empty while the request waits. Only the cache changes its pages.
 #[derive(Debug, Default)]
 pub(crate) struct Holding {
     /// The page table: pages for the prompt and for as much of the answer as there is, in order. The locked ones are shared, the
     /// others are held.
     pub(super) table: Vec<PageId>,
-    /// Names of its first pages, as far as they were needed.
+    /// Names of the request's first pages, as far as they were needed.
     pub(super) names: Vec<PageHash>,
     /// The pages of the table behind the locked ones, which the request gives back. `None` while it waits.
     pub(super) held: Option<HeldPages>,
-    /// Pages that it held and no longer uses, because the tree has others with the same contents.
+    /// Pages that the request holds and no longer uses, because the tree has others with the same contents.
     pub(super) spare: Option<HeldPages>,
     /// The window parts of its KV.
     pub(super) window: Window,
-    /// Keeps the cached pages at the front of the table.
+    /// Lock on the cached pages at the front of the table.
     pub(super) lock: Option<PrefixLock>,
-    /// The token page behind a window that it restored, until the tree has that window.
+    /// The token page at the end of the window that the request restored. `None` once the tree has that window.
     pub(super) restored_window: Option<usize>,
-    /// The recompute range: positions, from the first computed one to the end of the cached prefix, that are computed
-    /// for the window behind them alone. Empty when there are none, and once they are computed.
+    /// The recompute range: positions up to the end of the cached prefix that are computed only to get the window at
+    /// that end. Empty when there are none, and once they are computed.
     pub(super) recompute: Range<usize>,
     /// Positions with KV.
     pub(super) computed: usize,
@@ -138,7 +138,7 @@ pub(crate) struct Holding {
 }
 
 impl Holding {
-    /// Of a request whose first pages have these names.
+    /// The empty holding of a request whose first pages have these names.
     pub(crate) fn new(names: Vec<PageHash>) -> Self {
         Self { names, ..Self::default() }
     }
@@ -149,13 +149,13 @@ impl Holding {
         self.computed
     }
 
-    /// A batch, a transfer or a restore has filled the positions before this one.
+    /// Takes note that a batch, a transfer or a restore has filled the first `positions` positions.
     #[inline]
     pub(crate) fn has_computed(&mut self, positions: usize) {
         self.computed = positions;
     }
 
-    /// Positions that are computed for the window behind them alone.
+    /// The recompute range: positions that are computed only to get the window at their end.
     #[inline]
     pub(crate) fn recompute(&self) -> &Range<usize> {
         &self.recompute
@@ -171,33 +171,35 @@ impl Holding {
         self.window.len()
     }
 
-    /// Whether the request has pages, which a waiting one has not.
+    /// Whether the request has pages. A waiting request has none.
     #[inline]
     pub(crate) fn is_admitted(&self) -> bool {
         self.held.is_some()
     }
 
-    /// Whether it keeps a prefix in the radix tree.
+    /// Whether the request keeps a prefix in the radix tree locked.
     pub(crate) fn is_cached(&self) -> bool {
         self.lock.is_some()
     }
 
-    /// How its restore from the offload tiers is doing. `None` when it has none, or once everything is there.
+    /// State of the request's restore from the offload tiers. `None` without a restore, and once all of its pages are
+    /// there.
     pub(crate) fn restore(&self) -> Option<&Restore> {
         self.restore.as_ref()
     }
 
-    /// What is missing of its restore comes from elsewhere.
+    /// Ends the restore: its missing pages come from elsewhere.
     pub(crate) fn forget_restore(&mut self) {
         self.restore = None;
     }
 
-    /// Its own pages: first those of all layers or of the full-attention ones, then those of its window. `None` while it waits.
+    /// Pages that the request itself holds: first those of all layers or of the full-attention ones, then those of its window.
+    /// `None` while it waits.
     pub(crate) fn own_pages(&self) -> Option<[&[PageId]; 2]> {
         self.held.as_ref().map(|held| [held.ids(), self.window.own.ids()])
     }
 
-    /// Names the first pages.
+    /// Computes the names of the first pages, as far as they are not known yet.
     pub(super) fn name_pages(
         &mut self,
         tokens: &Tokens<'_>,

@@ -1,4 +1,4 @@
-//! What requests leave in the radix tree for those that begin alike.
+//! Keeping the pages of requests in the radix tree, for later requests with the same prefix.
 
 use std::collections::BTreeSet;
 
@@ -6,24 +6,27 @@ use super::{Cache, Holding, Tokens};
 use crate::hierarchy::Hierarchy;
 
 impl Cache {
-    /// Gives the tree the whole pages of what a request has computed or received. The request continues with the tree's pages.
-    /// Pages that the tree had already are free, or stay the request's until it ends if something may still read them
-    /// (`may_be_read`: a transfer or a batch). Kept without need they could be what a request that runs alone lacks in the end.
+    /// Gives the tree all full pages that a request has computed or received. The request continues with the tree's pages. Its
+    /// own copies of pages that the tree had already are freed. If a transfer or a batch may still read them (`may_be_read`),
+    /// they become spare pages of the request instead. Spare pages must not be kept without need: a request that runs alone
+    /// could lack them in the end.
     pub(crate) fn keep(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, may_be_read: bool) {
-        // A decode worker is sent its windows. Storage has the answer's from here, for prefill, which never saw it.
+        // Prefill sends a decode worker its windows, so they need not be kept here. Only those of an answer are, if
+        // storage is written: prefill never computed them and can read them from there.
         let answered = kv.computed / self.page_tokens * self.page_tokens > tokens.prompt().len();
         let stores = self.tiers.as_ref().is_some_and(Hierarchy::writes);
         let windows = !self.is_sent || (answered && stores);
         self.keep_parts(tokens, kv, may_be_read, windows, false);
     }
 
-    /// The same for a request that is preempted: it will compute here what is not cached then, whatever the worker does.
+    /// The same for a request that is preempted. Its windows are kept on every worker: what is not cached later, it must
+    /// compute here.
     pub(crate) fn keep_preempted(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, may_be_read: bool) {
         self.keep_parts(tokens, kv, may_be_read, true, true);
     }
 
-    /// The same for a request that a batch has computed on from a position, and what follows for its window: a complete recompute
-    /// range is kept for other requests, and what no later position sees is given back.
+    /// The same for a request whose positions from `from` on a batch has computed. Also updates its window: the window of a
+    /// complete recompute range is kept for other requests, and parts that no later position sees are given back.
     pub(crate) fn keep_computed(
         &mut self,
         tokens: &Tokens<'_>,
@@ -33,7 +36,7 @@ impl Cache {
     ) {
         let whole = self.end_recompute(kv);
         let prompt = tokens.prompt().len();
-        // Others that part from this prompt somewhere need the window that is there now, and gone later.
+        // Requests that branch off within this prompt need the window that exists now and is gone later.
         if from < prompt && (kv.computed >= prompt || self.keeps_piecewise()) {
             self.keep(tokens, kv, may_be_read);
         }
@@ -43,12 +46,12 @@ impl Cache {
             tree.mark_window(lock, at, shape);
         }
         self.save_windows(tokens, kv, whole);
-        // Only now: what the tree takes of a prompt's windows is found again while there are pages for it.
+        // This comes last: parts that the tree took above stay cached for other requests until their pages are needed.
         self.release_unseen(kv);
     }
 
-    /// Gives back what a request holds although it continues with the tree's pages. No batch and no transfer reads it any more.
-    /// Returns whether that freed pages.
+    /// Gives back the spare pages of a request, which continues with the tree's pages. No batch and no transfer reads them any
+    /// more. Returns whether pages were freed.
     pub(crate) fn release_spare(&mut self, kv: &mut Holding) -> bool {
         let Some(spare) = kv.spare.take() else { return false };
         let released = !spare.ids().is_empty();
@@ -56,7 +59,8 @@ impl Cache {
         released
     }
 
-    /// `windows` says whether its window parts are kept too, and `preempted` whether it continues behind all of it.
+    /// Gives the tree the pages of a request, and with `windows` its window parts. With `preempted` the request itself
+    /// will continue behind all of them.
     fn keep_parts(
         &mut self,
         tokens: &Tokens<'_>,
@@ -66,13 +70,14 @@ impl Cache {
         preempted: bool,
     ) {
         let Some(tree) = &mut self.tree else { return };
-        // What lies before the end of its prefix is in the tree already, and the window there is not complete.
+        // In a recompute range there is nothing to keep: the tree has these pages already, and the window is not
+        // complete.
         if kv.lock.is_none() || kv.held.is_none() || !kv.recompute.is_empty() {
             return;
         }
         let (Some(lock), Some(held)) = (kv.lock.take(), kv.held.take()) else { return };
         let computed = tokens.range(0..kv.computed);
-        // There the larger number stays longer.
+        // In the tree larger numbers stay longer. In a request smaller numbers go first.
         let priority = tokens.request.priority.saturating_neg();
         let inserted = tree.insert(&mut self.pool, lock, &computed, held, priority, &mut self.changes);
         let mut table = Vec::with_capacity(kv.table.len());
@@ -85,10 +90,10 @@ impl Cache {
             let own = std::mem::take(&mut kv.window.own);
             let kept = tree.keep_windows(&mut self.pool, &mut lock, kv.window.first, shape, own);
             duplicates.append(kept.duplicates);
-            // The next turn continues behind all of it. The same prompt, and one that differs in its end, continue from
-            // before the prompt's last token.
+            // The next turn of a conversation continues behind all of it. A request with the same prompt, or one that
+            // differs only at the end, continues before the prompt's last token.
             let (end, prompt) = (kv.computed, tokens.prompt().len());
-            // This request continued from there.
+            // This request continued at the window that it restored, and others may.
             if let Some(at) = kv.restored_window.take() {
                 tree.mark_window(&lock, at, shape);
             }
@@ -113,8 +118,8 @@ impl Cache {
         }
     }
 
-    /// What is in the tree of a complete prompt, of an answer, or of a request that will continue, goes to the offload tiers with
-    /// its window.
+    /// Saves windows to the offload tiers: at the end of a complete prompt, of its answer, and of a request that was preempted
+    /// and will continue.
     fn save_ends(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, preempted: bool) {
         let (end, prompt) = (kv.computed, tokens.prompt().len());
         let ends = [

@@ -1,17 +1,18 @@
-//! What a waiting request finds of its tokens, in the radix tree and in the offload tiers.
+//! The prefix of a waiting request that is found in the radix tree and in the offload tiers.
 
 use super::{Cache, Holding, Pages, Tokens};
 use crate::hierarchy::End;
 use crate::ids::Time;
 use crate::radix::PrefixLock;
 
-/// What a request is admitted with. It keeps pages, so it is admitted or [let go](Cache::forgo).
+/// The found prefix with which a request is admitted. It keeps pages locked, so the caller must admit the request or
+/// [let go](Cache::forgo) of the prefix.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Prefix {
-    /// What is in the radix tree.
+    /// Lock on the pages in the radix tree.
     pub(super) lock: PrefixLock,
-    /// Where the request continues, if more than the lock decides that: window parts come from the offload tiers as well.
+    /// Where the request continues, if window parts come from the offload tiers. Otherwise the lock alone decides.
     pub(super) end: Option<End>,
 }
 
@@ -32,7 +33,7 @@ impl Prefix {
         self.end.as_ref().map_or(self.lock.pages(), |end| end.reach.end)
     }
 
-    /// The token page at which computing begins: the same, or one before it for a window that is recomputed.
+    /// The token page at which computing begins: [`page`](Self::page), or an earlier one when a window is recomputed.
     pub(super) fn from(&self) -> usize {
         self.end.as_ref().map_or(self.lock.from(), |end| end.reach.start)
     }
@@ -44,14 +45,13 @@ impl Prefix {
 }
 
 impl Cache {
-    /// Whether a waiting request is sent what it does not find. Otherwise this worker computes that.
+    /// Whether a peer sends a waiting request the KV that it does not find here. Otherwise this worker computes it.
     pub(super) fn sends(&self, tokens: &Tokens<'_>) -> bool {
         self.is_sent && !tokens.resumes
     }
 
-    /// Locks what is cached of a waiting request's tokens, as far as it is of use. `None` for a request that runs without the
-    /// cache. It counts as a use of the prefix when the request is admitted. `promised` are pages of requests that are
-    /// admitted before it.
+    /// Locks the cached prefix of a waiting request, as far as it is of use. `None` for a request that runs without the
+    /// cache. Only admission counts as a use of the prefix. `promised` are pages of requests that are admitted before it.
     pub(crate) fn probe(&mut self, now: Time, tokens: &Tokens<'_>, promised: Pages) -> Option<Prefix> {
         match self.probe_tiers(now, tokens, promised) {
             Some(prefix) => Some(prefix),
@@ -59,12 +59,13 @@ impl Cache {
         }
     }
 
-    /// Lets go of what was found: the request is not admitted now.
+    /// Lets go of a found prefix: the request is not admitted now.
     pub(crate) fn forgo(&mut self, prefix: Option<Prefix>) {
         self.unlock(prefix.map(|prefix| prefix.lock));
     }
 
-    /// The same for one that computes and restores windows: continues where it gets furthest with tree and tiers.
+    /// The same for a request that is computed here and restores windows. It continues at the best place that tree and
+    /// tiers offer together.
     fn probe_tiers(&mut self, now: Time, tokens: &Tokens<'_>, promised: Pages) -> Option<Prefix> {
         if self.sends(tokens) || tokens.request.no_cache {
             return None;
@@ -76,7 +77,7 @@ impl Cache {
         let namespace = tree.namespace(tokens.namespace())?;
         let usable = tokens.usable(false);
         let in_l1 = tree.window_parts(namespace, &usable);
-        // A request that cannot be admitted anyway is spared a look at the tiers. Restored pages are as many as computed ones.
+        // Does not look at the tiers for a request that cannot be admitted anyway. Restoring takes as many pages as computing.
         let least = self.pages_for(tokens.known()).saturating_sub(in_l1.len());
         if !self.can_have(promised + Pages { full: least, window: 0 }) {
             return None;
@@ -94,7 +95,7 @@ impl Cache {
         }
         let namespace = tree.namespace(tokens.namespace())?;
         let usable = tokens.usable(is_sent);
-        // A request that is sent the rest is sent the window, too.
+        // If a peer sends the rest of the prompt, it sends the window, too.
         Some(match self.window.filter(|_| !is_sent) {
             Some(window) => tree.hold_window(namespace, &usable, window),
             None => tree.hold(namespace, &usable),
@@ -113,8 +114,8 @@ impl Cache {
         tokens.usable(self.sends(tokens)).len() / self.page_tokens
     }
 
-    /// Asks the offload tiers for a waiting request: one that has come, or was preempted. `place` is its place among all
-    /// requests, in order of arrival.
+    /// Asks the offload tiers for pages of a waiting request, which is new or was preempted. `place` is its place among
+    /// all requests, in order of arrival.
     pub(crate) fn fetch(&mut self, now: Time, place: u64, tokens: &Tokens<'_>, kv: &mut Holding) {
         let is_sent = self.sends(tokens);
         let (Some(tiers), Some(tree)) = (&mut self.tiers, &mut self.tree) else { return };

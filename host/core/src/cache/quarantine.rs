@@ -1,8 +1,8 @@
 //! Pages of ended rooms that something may still touch.
 //!
-//! An entry names everything that could: a peer that was told where to write, own transfers still reading the pages,
-//! the batch being computed, our own threads that copy what arrived. It is cleared when the last of them is out, by
-//! acknowledgement or by fence, and never by the passing of time.
+//! An entry names everything that may touch them: a peer that was told where to write, own transfers still reading the
+//! pages, the batch being computed, own threads that copy staged data. The entry is cleared when the last touch has
+//! ended, by acknowledgement or by fence. No timer clears it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::pool::{PagePool, QuarantinedPages, Settled};
 use crate::radix::PrefixLock;
 use crate::transfer::Tag;
 
-/// What may still touch a room's pages.
+/// Everything that may still touch a room's pages.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Touches {
     /// A peer that may write them.
@@ -25,7 +25,7 @@ pub(crate) struct Touches {
     pub verification: bool,
     /// Copies from host memory that write them.
     pub loads: BTreeSet<TierTag>,
-    /// Our own transfer threads may copy into them what arrived elsewhere.
+    /// Our own transfer threads may copy staged data into them.
     pub receiver: bool,
 }
 
@@ -80,12 +80,12 @@ impl Quarantine {
         self.entries.values().map(|entry| entry.pages.len()).sum()
     }
 
-    /// Own writes that may still read the pages of a room.
+    /// Number of own writes that may still read the pages of a room.
     pub(crate) fn writes(&self, room: Room) -> usize {
         self.entries.get(&room).map_or(0, |entry| entry.touches.tags.len())
     }
 
-    /// The first of them.
+    /// The first own write that may still read the pages of a room.
     pub(crate) fn first_write(&self, room: Room) -> Option<Tag> {
         self.entries.get(&room)?.touches.tags.first().copied()
     }
@@ -100,8 +100,8 @@ impl Quarantine {
         self.entries.values().filter(|entry| entry.lock.is_some()).count()
     }
 
-    /// Applies `change` to every entry and frees what nothing can touch any more. Returns the rooms, each with the lock that
-    /// kept the cached pages that it used.
+    /// Applies `change` to every entry and frees pages that nothing can touch any more. Returns the rooms, each with the
+    /// lock that kept the cached pages that it used.
     pub(crate) fn update(
         &mut self,
         pool: &mut PagePool,

@@ -1,4 +1,4 @@
-//! The way out of the cache: pages of requests that are preempted or have ended.
+//! Taking pages back from requests that are preempted or have ended.
 
 use super::quarantine::{Entry, Touches};
 use super::{Cache, Holding};
@@ -7,8 +7,8 @@ use crate::ids::{Instance, Room};
 use crate::transfer::Tag;
 
 impl Cache {
-    /// Takes all pages of a preempted request, which nothing touches. What was computed is cached, as far as
-    /// [`keep_preempted`](Self::keep_preempted) gave it to the tree.
+    /// Takes all pages of a preempted request. Nothing touches them any more. Computed pages stay cached as far as
+    /// [`keep_preempted`](Self::keep_preempted) gave them to the tree.
     pub(crate) fn give_back(&mut self, kv: &mut Holding) {
         let Holding { names, held, spare, window, lock, .. } = std::mem::take(kv);
         kv.names = names;
@@ -24,8 +24,8 @@ impl Cache {
         self.tiers.as_mut().map(|tiers| tiers.forget(room)).unwrap_or_default()
     }
 
-    /// Takes all pages of an ended request, and returns whether nothing touches them. Else they go into quarantine, and the event
-    /// that ends the last touch returns the room.
+    /// Takes all pages of an ended request. Returns true if nothing touches them: they are free. Else they go into quarantine,
+    /// and the event that ends the last touch returns the room.
     #[must_use]
     pub(crate) fn release(&mut self, room: Room, kv: Holding, touches: Touches) -> bool {
         let Some(mut pages) = kv.held else { return true };
@@ -48,12 +48,12 @@ impl Cache {
         self.quarantine.contains(room)
     }
 
-    /// Own writes that may still read the pages of an ended request.
+    /// Number of own writes that may still read the pages of an ended request.
     pub(crate) fn unsettled(&self, room: Room) -> usize {
         self.quarantine.writes(room)
     }
 
-    /// The first of them.
+    /// The first own write that may still read the pages of an ended request.
     pub(crate) fn first_unsettled(&self, room: Room) -> Option<Tag> {
         self.quarantine.first_write(room)
     }
@@ -63,7 +63,7 @@ impl Cache {
         self.quarantine.room_of_write(tag)
     }
 
-    /// A peer writes nothing more here: into one room, or into any. Like all events below, this returns the rooms whose
+    /// A peer writes no more into one room, or into any (`None`). Like all events below, this returns the rooms whose
     /// pages nothing touches any more. These pages are free.
     pub(crate) fn writer_gone(&mut self, peer: Instance, room: Option<Room>) -> Vec<Room> {
         self.clear(|other, touches| {

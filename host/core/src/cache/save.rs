@@ -1,6 +1,6 @@
 //! Which pages are copied to the offload tiers, and when.
 //!
-//! Window parts are copied only of the windows from which other requests will continue, so a prompt costs its pages and
+//! Window parts are copied only for windows from which other requests will continue, so a prompt costs its pages and
 //! one or two windows. These windows are at the ends of prompts and answers, where a request was preempted, and where a
 //! request continued.
 //!
@@ -10,10 +10,10 @@
 //! | selective | pages that enter or are used, and were matched often enough |
 //! | write-back | pages about to be evicted |
 //!
-//! With write-back, eviction goes ahead of need, so that a page's copy is under way while others are still free. The page is in
-//! quarantine until the copy has ended. A request that needs pages *now* takes what is free, and the rest is evicted at once,
-//! copied or not: nothing in a tick waits for a copy. Only copies that are under way can keep a step from its pages, because
-//! their pages stay until they have ended. Copies that have not begun are given up when a step lacks pages.
+//! With write-back, pages are evicted before they are needed, so that their copies run while other pages are still free. An
+//! evicted page is in quarantine until its copy has ended. A request that needs pages *now* takes free ones, and the rest is
+//! evicted at once, copied or not: nothing in a tick waits for a copy. Only copies that are under way can keep pages from a
+//! step, because their pages stay until they have ended. Copies that have not begun are given up when a step lacks pages.
 
 use std::ops::Range;
 
@@ -25,8 +25,8 @@ use crate::radix::PageHash;
 use crate::window::WindowShape;
 
 impl Cache {
-    /// Some pages of a request are in the tree, the last `taken` of its locked ones only now. Of a tree that was flushed since,
-    /// nothing is saved.
+    /// Saves pages of a request that are in the tree, by the policy. The last `taken` of its locked pages are new there.
+    /// Nothing is saved if the tree was flushed since.
     pub(super) fn save_computed(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, taken: usize) {
         let (Some(tiers), Some(tree)) = (&self.tiers, &self.tree) else { return };
         let Some(lock) = kv.lock.as_ref().filter(|lock| tree.is_found(lock)) else { return };
@@ -46,8 +46,8 @@ impl Cache {
         }
     }
 
-    /// Saves the windows that a request's lock keeps in front of these token pages, if they are whole: places from which other
-    /// requests will continue. With a policy that waits for eviction they are saved when they are evicted.
+    /// Saves the windows in front of the token pages `ends`, if the request's lock keeps them whole. Other requests will
+    /// continue there. With write-back they are only named here, and saved when they are evicted.
     pub(crate) fn save_windows(
         &mut self,
         tokens: &Tokens<'_>,
@@ -118,7 +118,7 @@ impl Cache {
         }
     }
 
-    /// Evicts ahead of need, as far as the policy wants pages free or on their way out.
+    /// Evicts pages before they are needed, until as many are free or on their way out as the policy wants.
     pub(crate) fn write_back(&mut self) {
         let Some(tiers) = &self.tiers else { return };
         if tiers.config().write != WritePolicy::WriteBack {
@@ -128,7 +128,7 @@ impl Cache {
         let (wanted, leaving) = (tiers.config().write_back_ahead as usize, tiers.evicted_pages());
         let there = self.pool.counts().free + leaving;
         self.evict_and_save(ahead.saturating_sub(there));
-        // Windows that may have a part of the pool only run short by themselves.
+        // Windows that are limited to a part of the pool can run short while the pool has free pages.
         let limit = self.pool.limits().window as usize;
         if limit < self.pool.total()
             && let Some(tree) = &mut self.tree
@@ -150,7 +150,7 @@ impl Cache {
     fn save_evicted(&mut self, evicted: Vec<(Vec<PageHash>, CachedPages)>) {
         let Some(tiers) = &mut self.tiers else { return };
         for (names, mut pages) in evicted {
-            // A window part that is not to be saved.
+            // A window part without a name is not saved.
             if names.is_empty() {
                 self.pool.release_cached(pages);
                 continue;
@@ -170,7 +170,8 @@ impl Cache {
         }
     }
 
-    /// Gives up copies that have not begun and alone keep pages, the youngest first, until so many pages can be had.
+    /// Gives up copies that have not begun and whose pages nothing else keeps, the youngest first, until so many pages
+    /// are available.
     pub(crate) fn give_up_saves(&mut self, wanted: Pages) {
         let mut kept = Vec::new();
         while !self.can_have(wanted) {
@@ -191,7 +192,7 @@ impl Cache {
         }
     }
 
-    /// Copies have ended, or never will begin.
+    /// Lets go of the pages of copies that have ended or will never begin.
     pub(super) fn released(&mut self, kept: Vec<Keep>) {
         for keep in kept {
             match keep {
@@ -221,7 +222,7 @@ impl Cache {
     }
 }
 
-/// Those pages that are not saved.
+/// The pages that are neither in host memory nor on their way there.
 fn unsaved(tiers: &Hierarchy, pages: impl Iterator<Item = (PageHash, PageId)>) -> Vec<(PageHash, PageId)> {
     pages.filter(|(name, _)| !tiers.has(name)).collect()
 }

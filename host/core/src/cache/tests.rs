@@ -48,7 +48,7 @@ fn cache(pages: u32) -> Cache {
     Cache::new(&config, PoolLimits::shared(pages), None)
 }
 
-/// One that asks for the tokens `0..tokens`.
+/// A request whose prompt is the tokens `0..tokens`.
 fn request(room: u64, tokens: u32) -> Request {
     Request {
         room: Room(room),
@@ -83,7 +83,7 @@ fn admitted(cache: &mut Cache, request: &Request) -> (Holding, usize) {
     (kv, admitted.prefix)
 }
 
-/// What a batch does: all of its prompt is computed and kept.
+/// Does what follows a batch: the whole prompt is computed and kept.
 fn computed(cache: &mut Cache, request: &Request, kv: &mut Holding) {
     let from = kv.computed();
     kv.has_computed(request.prompt.len());
@@ -140,7 +140,8 @@ fn a_preempted_request_gives_back_all_and_leaves_what_it_computed() {
     assert_eq!((counts.held, counts.cached), (0, 2));
 }
 
-/// A request that has ended, touched by `touches`. `event` ends the touch. The pages are free then and no earlier.
+/// Ends a request that `touches` still touch. Checks that its pages are free after `event`, which ends the touch, and
+/// not before.
 fn leaves_quarantine_with(touches: Touches, event: impl FnOnce(&mut Cache) -> Vec<Room>) {
     let mut cache = cache(4);
     let first = request(1, 9);
@@ -148,7 +149,7 @@ fn leaves_quarantine_with(touches: Touches, event: impl FnOnce(&mut Cache) -> Ve
     let named = format!("{touches:?}");
     assert!(!cache.release(first.room, kv, touches), "{named}");
     assert_eq!(audited(&cache, &[]).quarantined, 3, "{named}");
-    // Events of others, and of other kinds where the touch is of this room, end nothing.
+    // Events of other peers, rooms and tags end nothing.
     let others = [
         cache.writer_gone(Instance(9), None),
         cache.writer_gone(Instance(7), Some(Room(2))),

@@ -1,4 +1,4 @@
-//! The offload tiers in the life of a request: waiting for storage, and restores into the pages of an admitted one.
+//! The offload tiers in the life of a request: waiting for storage, and restores into the pages of an admitted request.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,20 +13,20 @@ impl Cache {
         self.tiers.is_some()
     }
 
-    /// Whether a waiting request waits for what is being read for it.
+    /// Whether a waiting request waits for pages that are being read for it.
     pub(crate) fn waits_for_storage(&self, room: Room) -> bool {
         self.tiers.as_ref().is_some_and(|tiers| tiers.waits(room))
     }
 
-    /// A waiting request waits for something that storage cannot give, and may be skipped.
+    /// Takes note that a waiting request waits for something other than storage, and may be skipped.
     pub(crate) fn yields(&mut self, room: Room) {
         if let Some(tiers) = &mut self.tiers {
             tiers.yields(room);
         }
     }
 
-    /// A request is admitted, its first `in_l1` pages being in L1: begins to restore what the tiers have for it. Returns the page
-    /// behind that, if there is any.
+    /// Begins to restore the pages that the tiers have for an admitted request, whose first `in_l1` pages are in L1. Returns the
+    /// page behind the last restored one, if there is any.
     pub(super) fn begin_restore(
         &mut self,
         now: Time,
@@ -44,7 +44,7 @@ impl Cache {
         Some(end)
     }
 
-    /// The same for one that continues at an end, with window parts from the tiers.
+    /// The same for a request that continues at `end`, with window parts from the tiers.
     pub(super) fn restore_to(
         &mut self,
         now: Time,
@@ -65,18 +65,18 @@ impl Cache {
         Some(end)
     }
 
-    /// Something happened in a tier.
+    /// Handles an event of a tier. Returns the rooms whose pages nothing touches any more.
     pub(crate) fn tier_event(&mut self, now: Time, event: TierEvent) -> Vec<Room> {
         let ended = self.tiers.as_mut().and_then(|tiers| tiers.handle(now, event));
         ended.map(|load| self.load_ended(load)).unwrap_or_default()
     }
 
-    /// Gives up what takes too long in the tiers.
+    /// Gives up work of the tiers that takes too long.
     pub(crate) fn expire_tiers(&mut self, now: Time) -> Vec<TierAction> {
         self.with_tiers(|tiers, actions| tiers.expire(now, actions))
     }
 
-    /// Begins what the tiers can take.
+    /// Begins as much waiting work as the tiers can take.
     pub(crate) fn start_tiers(&mut self, now: Time) -> Vec<TierAction> {
         self.with_tiers(|tiers, actions| tiers.start(now, actions))
     }
@@ -89,7 +89,7 @@ impl Cache {
         actions
     }
 
-    /// Requests of whose restores something has changed since the last call. Pages of copies that have ended are free.
+    /// Requests whose restores have changed since the last call. Also frees the pages of saves that have ended.
     pub(crate) fn take_changed(&mut self) -> BTreeSet<Room> {
         let Some(tiers) = &mut self.tiers else { return BTreeSet::new() };
         let (changed, released) = (tiers.take_changed(), tiers.take_released());
@@ -97,7 +97,7 @@ impl Cache {
         changed
     }
 
-    /// Takes note of how a request's restore is doing. Returns whether it has ended, well or not.
+    /// Updates the state of a request's restore. Returns whether the restore has ended, successfully or not.
     pub(crate) fn restored(&mut self, room: Room, kv: &mut Holding) -> bool {
         let Some(tiers) = &mut self.tiers else { return false };
         kv.restore = match tiers.progress(room) {
@@ -114,8 +114,8 @@ impl Cache {
         true
     }
 
-    /// A request continues behind so many pages, whatever it was to get: what its restore lacks is computed. Returns the position
-    /// at which computing begins, which is before these pages while a window is recomputed.
+    /// Lets a request continue behind its first `pages` pages. Pages that its restore still lacks are computed. Returns the
+    /// position at which computing begins. While a window is recomputed, that is before the end of these pages.
     pub(crate) fn continue_at(&self, kv: &mut Holding, pages: usize) -> usize {
         kv.restore = None;
         kv.computed = match kv.recompute.is_empty() {
@@ -132,21 +132,21 @@ impl Cache {
         }
     }
 
-    /// A step with so many tokens of prompts and nothing else took so long: the cost model learns it.
+    /// Tells the cost model how long a step with so many tokens of prompts took.
     pub(crate) fn learn_computing(&mut self, tokens: usize, time: Duration) {
         if let Some(tiers) = &mut self.tiers {
             tiers.computed(tokens, time);
         }
     }
 
-    /// So many pages had arrived so long after they were asked for: the cost model learns it.
+    /// Tells the cost model how long so many pages took from the request for them to their arrival.
     pub(crate) fn learn_transferring(&mut self, pages: usize, time: Duration) {
         if let Some(tiers) = &mut self.tiers {
             tiers.transferred(pages, time);
         }
     }
 
-    /// So many tokens of prompts are computed before those of requests that come now.
+    /// Tells the cost model how many tokens of prompts are computed before those of requests that come now.
     pub(crate) fn set_backlog(&mut self, tokens: impl FnOnce() -> usize) {
         if let Some(tiers) = &mut self.tiers {
             tiers.set_backlog(tokens());

@@ -1,24 +1,25 @@
-//! The window parts of a request's KV: what it has of them, needs next, and no longer needs.
+//! The window parts of a request's KV: which of them it has, needs next, and no longer needs.
 //!
 //! ```text
 //! token pages     0 . . . . . . . first . . . . . . . . . . . . . . end
 //! window parts    gone            cached, kept by its lock   own    none yet
 //! ```
 //!
-//! A request that is sent its KV has the parts that its first step sees from admission on ([`WindowShape::tail`]). With a radix
-//! tree to leave them in, it also has those with which it could continue if it lost its pages ([`WindowShape::kept_tail`]).
-//! These parts arrive with the last part of the transfer. A request that computes gets parts for each piece just before the
-//! piece is computed ([`Cache::extend`]). Before its first piece it gets those that it restores from the
-//! [offload tiers](crate::hierarchy). When a batch is done, the parts that no later position sees are given back: the request's
-//! own to the pool, cached ones to the tree. So what a prompt takes here depends on the window and not on its length.
+//! A request whose KV prefill sends has, from admission on, the parts that its first step sees ([`WindowShape::tail`]). On a
+//! worker with a radix tree it also has the parts with which it could continue if it lost its pages
+//! ([`WindowShape::kept_tail`]). These parts arrive with the last part of the transfer. A request that is computed here gets
+//! parts for each piece just before the piece is computed ([`Cache::extend`]). Before its first piece it gets the parts that it
+//! restores from the [offload tiers](crate::hierarchy). When a batch is done, the parts that no later position sees are given
+//! back: the request's own to the pool, cached ones to the tree. So what a prompt takes here depends on the window and not on
+//! its length.
 //!
-//! Where the full parts of a prefix are cached and the window at its end is not, the request may recompute that from
-//! the full parts ([`WindowShape::reach`]): it begins before the end of its prefix, at `Holding::recompute`, with no
-//! window at all, so the parts of the first positions are of no use. Those parts are given back before the tree gets
-//! any.
+//! Where the full parts of a prefix are cached and the window at its end is not, the request may recompute the window
+//! from the full parts ([`WindowShape::reach`]). It begins before the end of its prefix, at `Holding::recompute`, with
+//! no window at all, so the parts of its first positions are not exact. They are given back before the tree gets any
+//! part.
 //!
-//! Only batches touch parts that are given back: a transfer sends those of the prompt's end, which stay until the request
-//! ends, and what arrives belongs to steps that have not begun.
+//! Only batches touch parts that are given back early. Transfers send the parts of the prompt's end, which stay until the
+//! request ends. Parts that arrive belong to steps that have not begun.
 
 use std::ops::Range;
 
@@ -29,20 +30,21 @@ use crate::pool::HeldPages;
 use crate::radix::PrefixLock;
 use crate::window::{WindowPages, WindowShape};
 
-/// What admission looks for, in pages of the pool.
+/// Pages of the pool that window parts need at admission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WindowNeed {
     pub now: usize,
     pub headroom: usize,
 }
 
-/// Parts between two token pages that are kept at once, computed in pieces of so many positions.
+/// Pages of window parts that are kept at once within these token pages, when they are computed in pieces of `piece`
+/// positions.
 fn kept(shape: WindowShape, token_pages: Range<usize>, piece: usize, page_tokens: usize) -> usize {
     shape.parts as usize * token_pages.len().min(shape.most_kept(piece.max(1), page_tokens))
 }
 
 impl Cache {
-    /// Token pages of a prompt whose parts this worker is sent with it.
+    /// Token pages of a prompt whose window parts prefill sends to this worker.
     fn tail(&self, shape: WindowShape, tokens: &Tokens<'_>) -> Range<usize> {
         let prompt = tokens.prompt().len();
         match self.tree.is_some() && !tokens.request.no_cache {
@@ -51,20 +53,20 @@ impl Cache {
         }
     }
 
-    /// Pages that this worker is sent with the last part of a prompt's transfer.
+    /// Pages of window parts that prefill sends to this worker with the last part of a prompt's transfer.
     pub(crate) fn tail_pages(&self, tokens: &Tokens<'_>) -> usize {
         self.window.map_or(0, |shape| self.tail(shape, tokens).len() * shape.parts as usize)
     }
 
-    /// Pages that a decode worker may ask for with the last part of a prompt's transfer: at least and at most. That depends on
-    /// its cache.
+    /// Pages of window parts that a decode worker may ask for with the last part of a prompt's transfer: the fewest and the
+    /// most. Which of both it asks for depends on its cache.
     pub(crate) fn tails(&self, prompt: usize) -> [usize; 2] {
         let Some(shape) = self.window else { return [0; 2] };
         [shape.tail(prompt, self.page_tokens), shape.kept_tail(prompt, self.page_tokens)]
             .map(|tail| tail.len() * shape.parts as usize)
     }
 
-    /// The pages of the parts that a transfer brings with the end of the prompt, of which there are so many.
+    /// The last `pages` pages of a prompt's window parts, which a transfer brings with the end of the prompt.
     pub(crate) fn window_tail(&self, tokens: &Tokens<'_>, kv: &Holding, pages: usize) -> Vec<PageId> {
         let Some(shape) = self.window else { return Vec::new() };
         let end = self.pages_for(tokens.prompt().len());
@@ -76,25 +78,26 @@ impl Cache {
         self.window.is_none()
     }
 
-    /// Whether pages enter the tree piece by piece while a prompt is computed: the window behind a page is gone later.
+    /// Whether pages enter the tree after each piece of a prompt. With sliding layers they must, because the window at
+    /// the end of a piece is gone later.
     pub(crate) fn keeps_piecewise(&self) -> bool {
         self.window.is_some()
     }
 
-    /// The shortest piece of a prompt, in positions, where shorter pieces need fewer pages at once. Below a page, which admission
-    /// counts with, a piece costs more than a copy that is made later, so only a step that gives copies up uses shorter
-    /// ones.
+    /// The shortest piece of a prompt, in positions, for models whose shorter pieces need fewer pages at once. It is one page, as
+    /// admission assumes. Shorter pieces cost more than a save that is made later, so only a step that gives saves up uses them.
     pub(crate) fn shortest_piece(&self, give_up: bool) -> Option<usize> {
         self.window.map(|_| if give_up { 1 } else { self.page_tokens })
     }
 
-    /// Pages of parts that a sequence of so many token pages must be able to have, computed one by one if need be.
+    /// Fewest pages of window parts that a sequence of so many token pages needs, when its positions are computed one
+    /// by one.
     fn least_window(&self, token_pages: usize) -> usize {
         self.window.map_or(0, |shape| kept(shape, 0..token_pages, 1, self.page_tokens))
     }
 
-    /// What a sequence of so many positions would need that has no place in the pool, if that is so: pages, of which layers, and
-    /// the limit.
+    /// Why a sequence of so many positions can never fit into the pool: the pages that it needs, for which layers, and the
+    /// limit. `None` if it fits.
     pub(crate) fn too_long(&self, positions: usize) -> Option<(usize, &'static str, u32)> {
         let (most, limits) = (self.pages_for(positions), self.pool.limits());
         let window = self.least_window(most);
@@ -107,9 +110,9 @@ impl Cache {
         Some((pages, if self.window.is_some() { part } else { "" }, limit))
     }
 
-    /// What a waiting request needs of parts, if it gets what is locked and may get as long as `end` token pages. One that
-    /// computes is counted with pieces of a page: the requests of a step share its tokens, and where parts are short pieces get
-    /// shorter.
+    /// Pages of window parts that a waiting request needs beyond the locked ones, if it may grow to `end` token pages. A
+    /// request that is computed here is counted with pieces of one page: requests share the tokens of a step, and pieces get
+    /// shorter when window pages are short.
     pub(super) fn window_need(&self, tokens: &Tokens<'_>, prefix: Option<&Prefix>, end: usize) -> WindowNeed {
         let Some(shape) = self.window else { return WindowNeed::default() };
         let page_tokens = self.page_tokens;
@@ -129,7 +132,7 @@ impl Cache {
         WindowNeed { now, headroom: most.saturating_sub(cached + now) }
     }
 
-    /// Pages that an admitted request may ask for, until it is as long as `end` token pages.
+    /// Pages of window parts that an admitted request may ask for until it is as long as `end` token pages.
     #[inline]
     pub(super) fn window_headroom(&self, kv: &Holding, end: usize, piece: usize) -> usize {
         let Some(shape) = self.window else { return 0 };
@@ -138,15 +141,15 @@ impl Cache {
         most.saturating_sub(kv.window.len())
     }
 
-    /// Pages of parts that a request lacks to be computed up to a position.
+    /// Pages of window parts that a request lacks to be computed up to a position.
     #[inline]
     pub(super) fn window_missing(&self, kv: &Holding, end: usize) -> usize {
         let Some(shape) = self.window else { return 0 };
         self.pages_for(end).saturating_sub(kv.window.end(shape)) * shape.parts as usize
     }
 
-    /// A request is admitted that continues at this token page: takes over the parts that it got, or notes where its first ones
-    /// begin.
+    /// Sets up the window of an admitted request that continues at token page `at`: where its first part is, which parts are
+    /// cached, and which are its own.
     pub(super) fn begin_window(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, at: usize, own: HeldPages) {
         let Some(shape) = self.window else { return self.pool.release(own) };
         let first = match self.sends(tokens) {
@@ -161,7 +164,7 @@ impl Cache {
         kv.window = Window { first, cached, own };
     }
 
-    /// The parts for a batch that computes up to a position.
+    /// The window parts for a batch that computes up to a position.
     #[inline]
     pub(crate) fn window_of(&self, kv: &Holding, end: usize) -> WindowPages {
         let Some(shape) = self.window else { return WindowPages::default() };
@@ -172,7 +175,7 @@ impl Cache {
         }
     }
 
-    /// Gives back what no position behind the computed ones sees. No batch is being computed.
+    /// Gives back the parts that no position behind the computed ones sees. No batch may be under way.
     pub(super) fn release_unseen(&mut self, kv: &mut Holding) {
         let Some(shape) = self.window else { return };
         let first = shape.first_kept(kv.computed, self.page_tokens);
@@ -188,7 +191,7 @@ impl Cache {
         kv.window.first += unseen;
     }
 
-    /// Gives back the parts behind the first so many positions.
+    /// Gives back the parts behind the first `positions` positions.
     pub(super) fn trim_window(&mut self, kv: &mut Holding, positions: usize) {
         let Some(shape) = self.window else { return };
         let end = self.pages_for(positions).max(kv.window.first);
@@ -200,8 +203,9 @@ impl Cache {
         }
     }
 
-    /// Whether the window at the end of a prefix is complete now that a request recomputes it. If it is, gives the
-    /// parts back that led there and returns the token page at whose beginning the window is whole.
+    /// Ends the recompute range of a request once all of it is computed: gives back its first parts, which are not
+    /// exact, and returns the token page in front of which the window is complete. `None` without a range, and before
+    /// its end.
     pub(super) fn end_recompute(&mut self, kv: &mut Holding) -> Option<usize> {
         let shape = self.window?;
         if kv.recompute.is_empty() || kv.computed < kv.recompute.end {
@@ -215,11 +219,11 @@ impl Cache {
         Some(end / self.page_tokens)
     }
 
-    /// Recounts one request's window. `computes_to` is the position up to which a request that steps use has KV soon:
-    /// the end of its batch, or what it has. It is `None` for other requests.
+    /// Recounts one request's window. `computes_to` is for requests that take part in steps: the position up to which
+    /// the request has KV, or will have after the present batch. It is `None` for other requests.
     ///
     /// # Panics
-    /// When it has other parts than it must have, or its lock keeps others.
+    /// When the request lacks parts, has too many, or its lock keeps others.
     pub(crate) fn audit_window(&self, room: Room, kv: &Holding, computes_to: Option<usize>) {
         let Some(shape) = self.window else {
             return assert_eq!(kv.window.len(), 0, "{room:?} has window parts of a model without a window");

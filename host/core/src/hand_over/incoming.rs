@@ -6,11 +6,11 @@ use std::ops::Range;
 use crate::ids::{Instance, Time};
 use crate::notice::Notice;
 
-/// What decode knows of a transfer towards it.
+/// State of a transfer on its decode worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Incoming {
     pub peer: Instance,
-    /// The connection over which it was requested.
+    /// The session over which the transfer was requested.
     pub session: u64,
     pub attempt: u32,
     /// Attempts before this one that arrived damaged.
@@ -25,7 +25,7 @@ pub(crate) struct Incoming {
     arrived: BTreeSet<u32>,
     /// The highest sequence number, once known.
     last: Option<u32>,
-    /// Whether these are the only pages that are missing: what else prefill sends was verified in an earlier attempt.
+    /// Whether only these pages are missing: everything else was verified in an earlier attempt.
     pub supplement: bool,
     /// Whether prefill's leg has ended: it sends nothing more.
     pub leg_ended: bool,
@@ -54,8 +54,8 @@ impl Incoming {
         }
     }
 
-    /// The next attempt, which asks for these pages only: they were promised here and are not there. Of a `supplement`
-    /// everything else is verified, the window as well.
+    /// The next attempt, which asks for these pages only: this worker had said that it holds them, and does not. With
+    /// `supplement` everything else is verified, the window as well.
     pub(crate) fn for_missing(&self, now: Time, pages: Range<usize>, supplement: bool) -> Self {
         let window = if supplement { 0 } else { self.window };
         let first = Self::new((self.peer, self.session), pages, window, now);
@@ -79,8 +79,8 @@ impl Incoming {
         self.arrived.is_empty()
     }
 
-    /// A part has arrived. Returns whether all have, or `None` for a part that this transfer cannot have. `most` is the
-    /// highest number of parts that a transfer has.
+    /// Takes note of a part that has arrived. Returns whether all parts have, or `None` for a part that cannot belong
+    /// to this transfer. `most` is the highest number of parts that a transfer has.
     pub(crate) fn take(&mut self, notice: &Notice, most: usize) -> Option<bool> {
         let beyond = notice.sequence as usize >= most
             || self
@@ -105,7 +105,7 @@ pub(crate) struct Reclaiming {
     pub page: usize,
     /// Prefill, as long as it may write them.
     pub writer: Option<Instance>,
-    /// Whether our own transfer threads may copy into them what arrived elsewhere.
+    /// Whether our own transfer threads may copy staged data into them.
     pub receiver: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Prefill's side of a hand-over.
 //!
 //! Pages are sent while the prompt is still computed: whole pages behind each batch, and groups of layers of the pages that the
-//! batch completes while later layers are computed. For each attempt prefill keeps a cursor, the number of pages that are sent
-//! or that decode holds, and what it has begun of the pages behind it:
+//! batch completes while later layers are computed. For each attempt prefill keeps a cursor, which is the number of pages that
+//! are sent or that decode holds, and the number of layers that it has sent of the next pages:
 //!
 //! ```text
 //!             LayersDone l: layers of cursor..end            LayersDone m: layers l..m
@@ -12,8 +12,8 @@
 //!                 cursor = end
 //! ```
 //!
-//! Neither moves back, so every (page, layer) is sent once in an attempt. The last part, with the aux row, goes when the
-//! prompt is computed, behind everything else, so decode counts parts as if there were no layers.
+//! Neither moves back, so every (page, layer) is sent once in an attempt. The last part, with the aux row, is sent after
+//! everything else, when the prompt is computed. So decode can count parts without regard to layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -23,11 +23,11 @@ use crate::message::Reserve;
 use crate::notice::Notice;
 use crate::transfer::Tag;
 
-/// What prefill knows of a transfer away from it.
+/// State of a transfer on its prefill worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outgoing {
     pub peer: Instance,
-    /// The connection over which decode asked.
+    /// The session over which decode asked.
     pub session: u64,
     pub attempt: u32,
     pub reserve: Reserve,
@@ -42,7 +42,7 @@ pub(crate) struct Outgoing {
     complete: bool,
     /// Parts that have not settled, of all attempts.
     pub tags: BTreeSet<Tag>,
-    /// Once the prompt is computed: when something happened last.
+    /// When the transfer last made progress. Set once the prompt is computed.
     pub moved: Option<Time>,
 }
 
@@ -61,12 +61,12 @@ pub(crate) struct Part {
     pub notice: Notice,
     /// Decode's pages.
     pub target: Vec<PageId>,
-    /// Place of the first of them among the pages of the attempt.
+    /// Place of the first page among the pages of the attempt.
     pub first_page: u32,
 }
 
 impl Outgoing {
-    /// Decode asks for pages, over a connection.
+    /// A new transfer, for which decode asks over a session.
     pub(crate) fn new(
         (peer, session): (Instance, u64),
         attempt: u32,
@@ -89,7 +89,8 @@ impl Outgoing {
         }
     }
 
-    /// Decode asks again. An attempt that is no later than the present one is a repeat and changes nothing.
+    /// Begins a later attempt, for which decode asks. An attempt that is no later than the present one is a repeat and
+    /// changes nothing.
     pub(crate) fn ask_again(&mut self, session: u64, attempt: u32, reserve: Reserve) {
         if attempt > self.attempt {
             let tags = std::mem::take(&mut self.tags);
@@ -108,21 +109,22 @@ impl Outgoing {
         self.reserve.decode_prefix_len as usize / self.page_tokens
     }
 
-    /// The page after the last that decode asked for, of the prompt's.
+    /// The page of the prompt after the last one that decode asked for.
     fn end(&self) -> usize {
         self.start() + self.reserve.pages.len()
     }
 
     /// Pages that a batch completes, and the number of their layers that were sent, if layers may be sent before the
-    /// batch ends. The batch computes whole pages up to `end`. Only a first attempt sends layers so, because later ones
-    /// are for what is computed already.
+    /// batch ends. The batch computes whole pages up to `end`. Only a first attempt sends layers ahead, because later
+    /// attempts are for pages that are computed already.
     pub(crate) fn completing(&self, end: usize) -> Option<(Range<usize>, u32)> {
         let begun = self.begun.map_or(0, |begun| begun.layers);
         (self.attempt == 1 && !self.complete && end > self.cursor).then_some((self.cursor..end, begun))
     }
 
-    /// What is to be sent now, if anything: pages, and the first of their layers that was not sent. `whole` pages are
-    /// computed. `computing` says that a batch computes more. `last` says that there is nothing more to compute.
+    /// The pages to send now, and the first of their layers that was not sent. `None` if there is nothing to send.
+    /// `whole` full pages are computed. `computing` says that a batch computes more. `last` says that nothing is left
+    /// to compute.
     pub(crate) fn next(
         &mut self,
         room: Room,
@@ -132,11 +134,11 @@ impl Outgoing {
     ) -> Option<(Range<usize>, u32)> {
         // Another attempt may ask for some pages only.
         let end = whole.min(self.end());
-        // What was begun is completed when its batch is, and before anything behind it.
+        // Begun pages are completed when their batch has ended, and before any page behind them.
         if self.complete || (computing && self.begun.is_some()) || (end <= self.cursor && !last) {
             return None;
         }
-        // Another attempt's writes read the same aux row and write the same pages: they settle first.
+        // Writes of an earlier attempt read the same aux row and write the same pages, so they must settle first.
         if self.attempt > 1 && self.sequence == 0 && !self.tags.is_empty() {
             return None;
         }
@@ -148,8 +150,8 @@ impl Outgoing {
         Some((cursor..end.max(cursor), layers))
     }
 
-    /// Makes a part of some layers of some pages: with the pages' last layers (`completes`) the cursor moves, and with the
-    /// prompt's `last` page go the window and the aux row.
+    /// Makes a part of some layers of some pages. If they are the pages' last layers (`completes`), the cursor moves. The
+    /// part with the prompt's `last` page also carries the window and the aux row.
     pub(crate) fn part(
         &mut self,
         room: Room,
@@ -183,7 +185,7 @@ impl Outgoing {
     }
 }
 
-/// What a reserve must fit.
+/// What prefill expects of a reserve.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// Tokens of the prompt.
@@ -191,14 +193,15 @@ pub(crate) struct Wanted {
     pub page_tokens: usize,
     /// Fingerprint of the namespace.
     pub namespace: u64,
-    /// Pages of the window that decode may ask for: at least and at most.
+    /// Pages of the window that decode may ask for: the fewest and the most.
     pub tails: [usize; 2],
 }
 
 impl Wanted {
     /// Why a reserve does not belong to this request, if it does not.
     ///
-    /// The first attempt brings everything behind what decode holds or restores. A later one may ask for a span of it.
+    /// A first attempt must ask for all pages behind those that decode holds or restores. A later one may ask for
+    /// fewer.
     pub(crate) fn misfit(&self, attempt: u32, reserve: &Reserve) -> Option<String> {
         let (prompt, page_tokens) = (self.prompt, self.page_tokens);
         let prefix = reserve.decode_prefix_len as usize;
@@ -244,8 +247,8 @@ pub(crate) struct Orphans {
 }
 
 impl Orphans {
-    /// Keeps a reserve, if there are fewer than `most`. Of one room the reserve of the latest attempt is kept,
-    /// whichever comes last. Returns how many there are when there are too many.
+    /// Keeps a reserve, if there are fewer than `most`. For one room the reserve of the latest attempt is kept, in
+    /// whatever order they come. Fails with the number of kept reserves when there are too many.
     pub(crate) fn keep(&mut self, room: Room, orphan: Orphan, most: usize) -> Result<(), usize> {
         match self.by_room.get(&room) {
             None if self.by_room.len() >= most => Err(self.by_room.len()),
@@ -257,29 +260,29 @@ impl Orphans {
         }
     }
 
-    /// The request has come.
+    /// Takes out the reserve of a room whose request has come.
     pub(crate) fn take(&mut self, room: Room) -> Option<Orphan> {
         self.by_room.remove(&room)
     }
 
-    /// Decode gives a room up.
+    /// Drops the reserve of a room that decode gives up.
     pub(crate) fn forget(&mut self, room: Room, peer: Instance) {
         if self.by_room.get(&room).is_some_and(|orphan| orphan.peer == peer) {
             self.by_room.remove(&room);
         }
     }
 
-    /// A peer is lost.
+    /// Drops the reserves of a lost peer.
     pub(crate) fn forget_peer(&mut self, peer: Instance) {
         self.by_room.retain(|_, orphan| orphan.peer != peer);
     }
 
-    /// Takes out those that came too long ago.
+    /// Takes out the reserves that came too long ago.
     pub(crate) fn take_older(&mut self, is_late: impl Fn(Time) -> bool) -> Vec<(Room, Orphan)> {
         self.by_room.extract_if(.., |_, orphan| is_late(orphan.since)).collect()
     }
 
-    /// When each came.
+    /// Arrival time of each reserve.
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = Time> {
         self.by_room.values().map(|orphan| orphan.since)
     }

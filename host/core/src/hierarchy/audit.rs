@@ -1,4 +1,4 @@
-//! Counting anew.
+//! A check of all counters, by counting again.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::{Hierarchy, HostSlot, Op, Work};
 use crate::ids::Room;
 
 impl Hierarchy {
-    /// Recounts everything that is counted along the way.
+    /// Recounts everything for which a running count is kept.
     ///
     /// # Panics
     /// When an invariant does not hold.

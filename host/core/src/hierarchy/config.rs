@@ -10,19 +10,20 @@ pub enum WritePolicy {
     WriteThrough,
     /// When they enter or are used, once they were matched so many times ([`HierarchyConfig::write_after_hits`]).
     WriteThroughSelective,
-    /// When they are about to be evicted. Evicting ahead of need hides the copy. What must go at once is dropped.
+    /// When they are about to be evicted. Evicting pages before they are needed hides the time of the copy. Pages that
+    /// must be freed at once are dropped.
     WriteBack,
 }
 
 /// How long a request waits for pages that are being read from storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefetchPolicy {
-    /// Not at all: what is in host memory when the request could begin is used.
+    /// Not at all: the request uses the pages that are in host memory when it could begin.
     BestEffort,
     /// Until all are there or have failed, [`HierarchyConfig::longest_wait`] at most.
     WaitComplete,
-    /// As long as having them computed or sent would take, 10 ms at least, and at most [`HierarchyConfig::wait_base`] and
-    /// [`HierarchyConfig::wait_per_1024_tokens`] for the tokens that are being read.
+    /// As long as it would take to compute the pages or to have them sent. At least 10 ms, and at most
+    /// [`HierarchyConfig::wait_base`] plus [`HierarchyConfig::wait_per_1024_tokens`] for the tokens that are being read.
     #[default]
     Timeout,
 }
@@ -64,9 +65,8 @@ pub struct TierConfig {
 
 /// Times that are given instead of measured.
 ///
-/// Whether a restore is begun, and how long it is waited for, then follows from the
-/// request and from these numbers: in simulations, in tests, and where two runs must decide alike. A tier that misses a deadline
-/// rests as ever.
+/// Whether a restore is begun, and how long a request waits for it, then follows from the request and from these numbers only.
+/// Meant for simulations, tests, and runs that must decide alike. A tier that misses a deadline rests all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostModel {
     /// Computing one token of a prompt.
@@ -75,26 +75,27 @@ pub struct CostModel {
     pub send_page: Duration,
     /// Copying one page between the pool and host memory.
     pub copy_page: Duration,
-    /// An answer of a storage tier, whatever it carries.
+    /// The fixed time of an answer of a storage tier, whatever it carries.
     pub read: Duration,
-    /// Each page that it carries.
+    /// The additional time for each page that an answer carries.
     pub read_page: Duration,
 }
 
 /// L2 and L3 of one worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HierarchyConfig {
-    /// Pages that the host pool holds: L2, and what passes between the pool and storage.
+    /// Pages that the host pool holds: those of L2, and those on their way between the pool and storage.
     pub host_slots: u32,
     /// Bytes of one page, over all ranks, heads and layers. Costs are computed from this.
     pub page_bytes: u64,
-    /// L3, in the order in which it is asked. None is a worker with host memory only.
+    /// The storage tiers (L3), in the order in which they are asked. Empty for a worker with host memory only.
     pub tiers: Vec<TierConfig>,
-    /// When pages go down.
+    /// When pages are copied to the offload tiers.
     pub write: WritePolicy,
     /// Matches after which [`WritePolicy::WriteThroughSelective`] writes a page.
     pub write_after_hits: u32,
-    /// [`WritePolicy::WriteBack`] keeps so many pages free or on their way out, by evicting ahead of need.
+    /// [`WritePolicy::WriteBack`] keeps so many pages free or on their way out, by evicting them before they are
+    /// needed.
     pub write_back_ahead: u32,
     /// How long requests wait for pages from storage.
     pub prefetch: PrefetchPolicy,
@@ -102,28 +103,28 @@ pub struct HierarchyConfig {
     pub wait_base: Duration,
     /// See [`PrefetchPolicy::Timeout`].
     pub wait_per_1024_tokens: Duration,
-    /// No request waits longer than this for storage, and no read or write stays uncancelled for longer.
+    /// No request waits longer than this for storage, and a read or write that takes longer is cancelled.
     pub longest_wait: Duration,
-    /// Pages that storage must be able to add to L1 and host memory before anything is read from it.
+    /// Fewest pages that storage must add to those in L1 and host memory. With fewer, nothing is read from it.
     pub fewest_pages: u32,
     /// Pages in one batch of reads, writes or copies at most.
     pub batch_pages: u32,
-    /// Bytes of pages being read from one tier at once at most. At least one batch is, whatever its size.
+    /// Bytes of pages being read from one tier at once at most. One batch may always be read, whatever its size.
     pub read_bytes: u64,
     /// The same for writes to one tier.
     pub write_bytes: u64,
     /// The same for copies between pool and host memory, each direction.
     pub copy_bytes: u64,
-    /// Batches of questions that a tier may leave unanswered before it is asked no more.
+    /// Batches of questions that a tier may leave unanswered at once. It is asked no more until it answers.
     pub questions: u32,
-    /// Pages that may wait for their write to one tier. More are not written, and are counted.
+    /// Pages that may wait for their write to one tier. Further pages are not written, only counted.
     pub queued_writes: u32,
-    /// What reads, copies, computing and transfers take. With `None` it is what they took so far.
+    /// Given times of reads, copies, computing and transfers. With `None` they follow from measurements.
     pub costs: Option<CostModel>,
 }
 
 impl HierarchyConfig {
-    /// A hierarchy with this much host memory and these tiers, and everything else as by default.
+    /// A hierarchy with this much host memory and these tiers, and defaults for everything else.
     #[must_use]
     pub fn new(host_slots: u32, page_bytes: u64, tiers: Vec<TierConfig>) -> Self {
         Self {

@@ -1,9 +1,8 @@
-//! The cost model: whether a restore pays, and how long it is waited for.
+//! The cost model: whether a restore pays, and how long a request waits for it.
 //!
-//! A request that waits for storage does not know how long it will take, only what it takes to do without: having the
-//! pages computed, or sent. Waiting for as long as that and then doing without takes at most twice as long as the
-//! better of both would have taken, whatever storage does. No rule that decides without knowing the future can promise
-//! less.
+//! The time of a read is not known in advance. The time of doing without it is: the pages can be computed, or sent. A
+//! request that waits for storage as long as that, and then does without, takes at most twice as long as with the
+//! better choice, whatever storage does. No rule that decides without knowing the future can promise a smaller factor.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,14 +13,14 @@ use super::{Hierarchy, PrefetchPolicy};
 use crate::ids::{Room, Time};
 use crate::radix::PageHash;
 
-/// What was too slow is tried again after so long. Otherwise the model would keep slow times for ever. Once a trial was
-/// quick, the next request tries as well. So the model recovers request by request, as long as trials stay quick.
+/// Work that was too slow is tried again after so long. Otherwise the model would keep slow times for ever. After a
+/// quick trial the next request tries as well. So the model recovers request by request, as long as trials stay quick.
 const TRIED_AGAIN: Duration = Duration::from_secs(30);
 
-/// When something that does not pay by the model is done nevertheless, to correct the model.
+/// Says when work that does not pay by the model is done nevertheless, to correct the model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trial {
-    /// Whether a trial could teach anything: not where costs are given.
+    /// Whether trials can correct the model. False if costs are given.
     learns: bool,
     next: Option<Time>,
 }
@@ -31,7 +30,7 @@ impl Trial {
         Self { learns, next: None }
     }
 
-    /// Whether it is time. The first time starts the clock.
+    /// Whether a trial is due. The first call starts the waiting time, and each due trial starts it again.
     pub(super) fn is_due(&mut self, now: Time) -> bool {
         let due = self.would_be_due(now);
         if due || self.next.is_none() {
@@ -40,19 +39,20 @@ impl Trial {
         due
     }
 
-    /// From this time on it is.
+    /// Makes a trial due from this time on.
     pub(super) fn is_due_from(&mut self, now: Time) {
         self.next = Some(self.next.map_or(now, |at| at.min(now)));
     }
 
-    /// What [`is_due`](Self::is_due) would say, without starting anything.
+    /// Like [`is_due`](Self::is_due), but does not start the waiting time.
     pub(super) fn would_be_due(self, now: Time) -> bool {
         self.learns && self.next.is_some_and(|at| at <= now)
     }
 }
 
 impl Hierarchy {
-    /// Whether reading these pieces, and copying so many in all, takes no longer than doing without these pages.
+    /// Whether reading the pieces `far`, and copying `copied` in all, takes no longer than doing without the pages
+    /// `all`.
     pub(super) fn reading_pays(&self, room: Room, far: &[usize], copied: usize, all: Range<usize>) -> bool {
         let fetch = &self.fetches[&room];
         let mut by_tier: BTreeMap<usize, usize> = BTreeMap::new();
@@ -73,28 +73,30 @@ impl Hierarchy {
         self.copying.predict((self.loading_bytes + self.bytes(pages)) as f64).unwrap_or_default()
     }
 
-    /// What it takes when these pages are not restored, where that is known: of one that would go on now.
+    /// Seconds that a request needs if these pages are not restored and it goes on now. Infinite if that is not known.
     pub(super) fn seconds_without(&self, fetch: &Fetch, pages: Range<usize>) -> f64 {
         if fetch.is_sent {
-            // They come with what is sent anyway, and what is restored comes at the same time.
+            // Prefill would send these pages together with those behind them. Restored pages arrive during the same
+            // time.
             let pages = fetch.names.len() - pages.start;
             return self.transferring.predict(pages as f64).unwrap_or(f64::INFINITY);
         }
         self.seconds_behind(self.backlog, pages)
     }
 
-    /// What computing these pages takes behind so many tokens, where that is known.
+    /// Seconds to compute these pages after `tokens` other tokens. Infinite if that is not known.
     fn seconds_behind(&self, tokens: usize, pages: Range<usize>) -> f64 {
         let tokens = tokens + pages.len() * self.page_tokens;
         self.computing.predict(tokens as f64).unwrap_or(f64::INFINITY)
     }
 
-    /// Tokens that are computed before this request's whatever it gets: those of the requests that were admitted, and what is
-    /// not cached of those that are before it in line. As long as that is computed, reading costs it nothing.
+    /// Tokens that are computed before those of this request in any case: those of admitted requests, and the uncached ones
+    /// of requests before it in the queue. Reads that end in that time do not delay the request.
     fn ahead(&self, fetch: &Fetch) -> usize {
         let before = self.passed + 1..fetch.place;
         let before = self.fetches.values().filter(|other| other.in_line && before.contains(&other.place));
-        // Of those that begin alike one computes what the others wait for.
+        // Of requests with the same first page, one computes the pages that the others wait for. So only the longest of
+        // them counts.
         let mut by_first: BTreeMap<PageHash, usize> = BTreeMap::new();
         for pages in before.map(Fetch::uncached) {
             if let Some(first) = pages.first() {
@@ -105,7 +107,7 @@ impl Hierarchy {
         self.backlog + by_first.into_values().sum::<usize>() * self.page_tokens
     }
 
-    /// How long that takes, as far as a request waits for it.
+    /// Time to compute the tokens [ahead](Self::ahead) of a request, as far as it waits for storage meanwhile.
     pub(super) fn time_ahead(&self, fetch: &Fetch) -> Duration {
         if self.config.prefetch != PrefetchPolicy::Timeout {
             return Duration::ZERO;
@@ -117,21 +119,22 @@ impl Hierarchy {
             .min(self.config.wait_base)
     }
 
-    /// So many tokens of the prompts of requests that run are not computed yet. What is restored is computed behind it as well.
+    /// Sets the number of prompt tokens that running requests still have to compute. Uncached tokens of requests that are being
+    /// restored are added.
     pub(crate) fn set_backlog(&mut self, tokens: usize) {
         let restored = self.fetches.values().filter(|fetch| fetch.phase == Phase::Restoring);
         let pages: usize = restored.map(|fetch| fetch.uncached().len()).sum();
         self.backlog = tokens + pages * self.page_tokens;
     }
 
-    /// A request in the queue waits for something else, and may be skipped.
+    /// Takes note that a request in the queue waits for something other than storage, and may be skipped.
     pub(crate) fn yields(&mut self, room: Room) {
         if let Some(fetch) = self.fetches.get_mut(&room) {
             fetch.in_line = false;
         }
     }
 
-    /// A request is admitted: those before it that still wait were skipped.
+    /// Takes note of an admitted request: requests before it that still wait were skipped.
     pub(super) fn passes(&mut self, room: Room) {
         let place = self.fetches.get(&room).map_or(0, |fetch| fetch.place);
         self.passed = self.passed.max(place);

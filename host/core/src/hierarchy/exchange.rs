@@ -17,7 +17,7 @@ pub enum Direction {
     Load,
 }
 
-/// Something that the offload tiers are to do. All ranks do it.
+/// Work for the offload tiers. All ranks do it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TierAction {
     /// Copy pages between pool and host memory.
@@ -56,11 +56,11 @@ pub enum TierAction {
         /// Page and slot, pair by pair.
         pages: Vec<(PageHash, HostSlot)>,
     },
-    /// Ask that what has not started of a read or write never starts.
+    /// Ask the tier not to start the pages of a read or write that it has not started.
     Cancel {
-        /// The tag that it was given.
+        /// The tag of the read or write.
         tag: TierTag,
-        /// The tier that has it.
+        /// The tier that got it.
         tier: usize,
     },
 }
@@ -68,22 +68,22 @@ pub enum TierAction {
 /// How one page of a batch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageEnd {
-    /// All of it was read, written or copied. What was read was verified.
+    /// All of the page was read, written or copied. Pages that were read are verified.
     Done,
-    /// The tier does not have it, or not whole.
+    /// The tier does not have the page, or only a part of it.
     Missing,
-    /// The tier would not take it: no space, or read only.
+    /// The tier did not take the page: no space, or read only.
     Refused,
-    /// Anything else.
+    /// Another failure.
     Failed,
-    /// The tier said that it has it, and it was not what was written.
+    /// The tier returned a page, and its contents are not those that were written.
     Damaged,
 }
 
-/// Something that happened in the offload tiers.
+/// An event from the offload tiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TierEvent {
-    /// The answer to a [`TierAction::Query`], page by page in its order. All false when the tier could not say.
+    /// The answer to a [`TierAction::Query`], page by page in its order. All false when the tier could not answer.
     Answered {
         /// Which query.
         tag: TierTag,

@@ -1,4 +1,4 @@
-//! What one request gets from the offload tiers, from its arrival until its pages are there.
+//! The pages that one request gets from the offload tiers, from its arrival until they are in the pool.
 //!
 //! ```text
 //!  begin ─► Asking ─(answers)─► Reading ─(slots filled)─► Idle ─restore─► Restoring ─► done, or failed
@@ -6,11 +6,11 @@
 //! ```
 //!
 //! In the queue a request's pages are read into host memory. The request holds pins on slots and nothing of the pool. It waits
-//! for the reads as long as doing without would take ([`cost_model`](super::cost_model)), counted from its arrival. What comes
-//! later is still used if something else kept the request in the queue. When the request is admitted,
-//! [`restore`](Hierarchy::restore) says how many pages behind those in L1 will be restored: that is the promise. Every page of
-//! it has a pinned slot by then, filled or being filled. A restore has failed when one of these pages cannot be had in time and
-//! no copy into the request's pages is under way.
+//! for the reads as long as doing without would take ([`cost_model`](super::cost_model)), counted from its arrival. Pages that
+//! come later are still used if something else kept the request in the queue. When the request is admitted,
+//! [`restore`](Hierarchy::restore) says how many pages behind those in L1 will be restored. This is the promise. Every promised
+//! page has a pinned slot by then, filled or being filled. A restore has failed when one of these pages cannot be had in time
+//! and no copy into the request's pages is under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,10 +22,10 @@ use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
 use crate::window::WindowShape;
 
-/// Requests wait at least so long: within less threads and timers decide what comes first, not storage.
+/// Requests wait at least so long. In a shorter time threads and timers decide which event is first, not storage.
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
-/// How far a request is.
+/// How far the fetch of a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Asking,
@@ -34,60 +34,64 @@ pub(super) enum Phase {
     Restoring,
 }
 
-/// One page of the pool that is restored. All but the last two hold a pin on their slot.
+/// State of one page of the pool that is restored. `Filling` and `Ready` hold a pin on their slot. In `Loading` the
+/// batch holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FetchState {
     Filling(HostSlot),
     Ready(HostSlot),
     Loading(TierTag),
     Loaded,
-    /// Cannot be had.
+    /// The page cannot be had.
     Gone,
 }
 
-/// What a request wants that waits.
+/// The pages that a waiting request wants from the offload tiers.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     /// Its place among all requests, in order of arrival.
     pub place: u64,
-    /// Of the pages of the prompt that may come from a cache.
+    /// Names of the prompt's pages that may come from a cache.
     pub names: Vec<PageHash>,
-    /// How many of them are in L1.
+    /// How many of these pages are in L1.
     pub in_l1: usize,
-    /// Whether it is sent the others.
+    /// Whether another worker sends the other pages.
     pub is_sent: bool,
-    /// For one that computes what a window slides over: which of the pages in L1 have their window parts there.
+    /// For a request that is computed here, with a model that has sliding layers: which of the pages in L1 have their
+    /// window parts there.
     pub windows: Option<(WindowShape, Vec<bool>)>,
 }
 
-/// One request.
+/// The fetch of one request.
 #[derive(Debug)]
 pub(super) struct Fetch {
     /// See [`Wanted`].
     pub place: u64,
-    /// Whether nothing was found yet that it has to wait for but storage.
+    /// Whether the request waits for nothing but storage, as far as is known.
     pub in_line: bool,
-    /// Of the pages of the prompt that may come from a cache.
+    /// Names of the prompt's pages that may come from a cache.
     pub names: Vec<PageHash>,
-    /// The first tier that has each, as far as was asked.
+    /// For each page the first tier that has it, as far as tiers were asked.
     stored: Vec<Option<usize>>,
-    /// Their window parts, if the request needs them too.
+    /// Window parts of these pages, if the request needs them too.
     pub windows: Option<Windows>,
-    /// Tiers that have not said what they have.
+    /// Tiers that have not answered.
     pub unanswered: BTreeSet<usize>,
     pub phase: Phase,
     begun: Time,
     until: Option<Time>,
-    /// Whether the queue still waits for it, and whether it does so because others are computed.
+    /// `patient` says whether the request still waits for storage, and `prolonged` whether its wait was prolonged once,
+    /// because others are computed before it.
     patient: bool,
     prolonged: bool,
-    /// Whether what is not restored is sent by another worker, and not computed here.
+    /// Whether another worker sends the pages that are not restored. Otherwise they are computed here.
     pub is_sent: bool,
-    /// Pages that were in L1 when it arrived.
+    /// Pages that were in L1 when the request arrived.
     pub in_l1: usize,
-    /// Pages of the prompt by their places, and behind all of them those of [window parts](super::windows).
+    /// The pieces that are fetched: pages of the prompt by their places, and behind all of them the pages of [window
+    /// parts](super::windows).
     pub pieces: BTreeMap<usize, FetchState>,
-    /// While restoring: where each goes.
+    /// While restoring: the page of the pool into which each piece goes.
     pub table: BTreeMap<usize, PageId>,
 }
 
@@ -97,13 +101,13 @@ impl Fetch {
         windows.map_or_else(|| self.names[piece], |(windows, place)| windows.name(&self.names, place))
     }
 
-    /// The first tier that has a piece, as far as was asked.
+    /// The first tier that has a piece, as far as tiers were asked.
     pub(super) fn stored(&self, piece: usize) -> Option<usize> {
         let windows = self.windows.as_ref().zip(piece.checked_sub(self.names.len()));
         windows.map_or_else(|| self.stored[piece], |(windows, place)| windows.tier(place))
     }
 
-    /// A tier has a piece.
+    /// Takes note that a tier has a piece.
     pub(super) fn found(&mut self, piece: usize, tier: usize) {
         let stored = match (&mut self.windows, piece.checked_sub(self.names.len())) {
             (Some(windows), Some(place)) => windows.stored(place),
@@ -127,7 +131,8 @@ impl Fetch {
         if self.phase == Phase::Restoring { pieces.count() } else { 0 }
     }
 
-    /// Pages that the worker computes for it at least, as far as is known: those from the first on that is nowhere.
+    /// Pages that the worker must at least compute for the request, as far as is known: all from the first one that is
+    /// neither in L1 nor fetched.
     pub(super) fn uncached(&self) -> &[PageHash] {
         if self.is_sent || self.phase == Phase::Asking {
             return &[];
@@ -143,7 +148,7 @@ impl Fetch {
 }
 
 impl Hierarchy {
-    /// A request is to go on behind as many of these pages as there are.
+    /// Begins the fetch of a request, which is to continue behind as many of these pages as can be had.
     pub(crate) fn begin(&mut self, now: Time, room: Room, wanted: Wanted) {
         let Wanted { place, names, in_l1, is_sent, windows } = wanted;
         let fetch = Fetch {
@@ -164,7 +169,7 @@ impl Hierarchy {
             table: BTreeMap::new(),
         };
         let unknown = fetch.unknown(self.page_tokens, |name| self.host.find(name).is_some());
-        // Of window parts nothing is gained but what lies before them.
+        // Window parts save no computing by themselves. Only the pages before them do.
         let gained = match fetch.windows {
             Some(_) => fetch.names.len() - fetch.alone(self.page_tokens),
             None => unknown.len(),
@@ -190,8 +195,9 @@ impl Hierarchy {
         self.set_deadline(room, Some(now.after(wait)));
     }
 
-    /// Pins what the request finds in host memory, front first. What comes back in turns was used longest ago just then, and
-    /// would make way for what others read while this one waits.
+    /// Pins the pages that the request finds in host memory, front first. When prompts come back in turns, just these pages
+    /// are the least recently used ones. Without a pin they would be evicted for reads of other requests while this one
+    /// waits.
     fn hold(&mut self, room: Room) {
         let Some(fetch) = self.fetches.get(&room) else { return };
         let ready = |page: usize| match self.host.find(&fetch.names[page]) {
@@ -207,13 +213,13 @@ impl Hierarchy {
         }
     }
 
-    /// Whether a request that waits is to wait for storage.
+    /// Whether a request in the queue must still wait for storage.
     pub(crate) fn waits(&self, room: Room) -> bool {
         let Some(fetch) = self.fetches.get(&room).filter(|fetch| fetch.patient) else { return false };
         match (fetch.phase, self.config.prefetch) {
             (_, PrefetchPolicy::BestEffort) | (Phase::Idle | Phase::Restoring, _) => false,
             (Phase::Asking, _) => true,
-            // What is sent meanwhile does not wait for what is read.
+            // Where another worker sends pages, it does so while this worker reads, so the request does not wait.
             (Phase::Reading, _) => !fetch.is_sent && fetch.fills(),
         }
     }
@@ -249,7 +255,7 @@ impl Hierarchy {
         self.wait_for_reads(now, room, in_l1..end);
     }
 
-    /// What is read for a request gives it these pages more.
+    /// Makes a request wait for its reads, which bring it these additional pages.
     pub(super) fn wait_for_reads(&mut self, now: Time, room: Room, pages: Range<usize>) {
         let Some(begun) = self.fetches.get(&room).map(|fetch| fetch.begun) else { return };
         let until = begun.after(self.longest_wait(room, pages)).max(now.after(SHORTEST_WAIT));
@@ -260,14 +266,13 @@ impl Hierarchy {
         }
     }
 
-    /// Slots that may still be read into. An eighth of host memory stays for pages on their way down, also when reads hang that
-    /// were given up.
+    /// Slots that reads may still take. An eighth of host memory is left for saves, even when reads hang that were given up.
     pub(super) fn free_for_reads(&self) -> usize {
         let most = self.host.total() - self.host.total() / 8;
         most.saturating_sub(self.host.pinned() + self.host.counts().abandoned)
     }
 
-    /// Pins what is in host memory and has the rest read, as far as there are slots.
+    /// Pins the pieces that are in host memory, and queues reads for the others, as far as there are slots.
     pub(super) fn fetch_pieces(&mut self, room: Room, pieces: impl IntoIterator<Item = usize>) {
         for page in pieces {
             let Some(fetch) = self.fetches.get(&room) else { return };
@@ -311,7 +316,7 @@ impl Hierarchy {
         }
     }
 
-    /// A slot that a request waits for is ready, or will not be.
+    /// Takes note that a slot for which a request waits is ready (`good`), or will not be.
     pub(super) fn filled(&mut self, room: Room, page: usize, slot: HostSlot, good: bool) {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         let Some(piece) = fetch.pieces.get_mut(&page).filter(|piece| **piece == FetchState::Filling(slot))
@@ -327,7 +332,7 @@ impl Hierarchy {
             (true, true) => self.loadable.push_back(room),
             (true, false) => self.stop_waiting(room),
             (false, false) if windows => self.aim_again(room, page),
-            // What is behind a page that cannot be had is of no use.
+            // Pages behind one that cannot be had are of no use.
             (false, false) => self.shorten(room, page),
             (false, true) => {}
         }
@@ -341,7 +346,7 @@ impl Hierarchy {
         }
     }
 
-    /// What has not been filled by now counts as gone.
+    /// Ends the wait of a restore: pieces that are not filled by now count as gone.
     fn stop_waiting(&mut self, room: Room) {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         let mut slots = Vec::new();
@@ -356,7 +361,7 @@ impl Hierarchy {
         self.changed.insert(room);
     }
 
-    /// The request needs nothing from here any more. Returns loads into its pages that are under way.
+    /// Ends the fetch of a request. Returns the loads into its pages that are under way.
     pub(crate) fn forget(&mut self, room: Room) -> BTreeSet<TierTag> {
         self.set_deadline(room, None);
         let Some(fetch) = self.fetches.remove(&room) else { return BTreeSet::new() };
@@ -380,8 +385,8 @@ impl Hierarchy {
         self.deadlines.extend(until.map(|until| (until, room)));
     }
 
-    /// Requests that have waited long enough do without what is not there. One that would only wait for others to be
-    /// computed goes on waiting for storage meanwhile, once.
+    /// Ends the wait of requests that have waited long enough: they do without the missing pages. A request that would
+    /// only wait until others are computed waits for storage meanwhile, once.
     pub(super) fn expire_fetches(&mut self, now: Time) {
         while let Some((_, room)) = self.deadlines.first().copied().filter(|(until, _)| *until <= now) {
             self.set_deadline(room, None);

@@ -1,9 +1,9 @@
 //! L2: pages in host memory, by name.
 //!
 //! A *slot* is a place for one page. Like a page of the pool, it exists on every rank and holds there the rank's heads.
-//! A page is found by its name alone (32 bytes of SHA-256 over everything that leads to it), so what is here is
-//! independent of what the radix tree holds. A page may be in L1, in L2 or in both, and any page of a prefix may be in
-//! L2 without the ones before it.
+//! A page is found by its name alone (32 bytes of SHA-256 over everything that leads to it), so the contents of L2 are
+//! independent of those of the radix tree. A page may be in L1, in L2 or in both, and any page of a prefix may be in L2
+//! without the ones before it.
 //!
 //! ```text
 //! free ─begin─► filling ─ended(true)─► ready ─(least recently used, for another)─► filling
@@ -11,9 +11,9 @@
 //!                  └─give_up─► abandoned ─ended─► free
 //! ```
 //!
-//! A *filling* slot is being written. When no request waits for that any more it is *abandoned*: no longer found, and
-//! not free before the writer has said that it is done. No timer frees it. A *pin* keeps a ready slot from being used
-//! for another page, and a spoilt one from being free.
+//! A *filling* slot is being written. When no request waits for the write any more, the slot is *abandoned*: it is no
+//! longer found, and becomes free only when the writer says that it is done. No timer frees it. A *pin* keeps a ready
+//! slot from being used for another page, and a spoilt one from being free.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ enum State {
     Free,
     Filling,
     Ready,
-    /// Its content is no good, and a request has not noticed yet.
+    /// Its content is not valid, and a request still has a pin on it.
     Spoilt,
     Abandoned,
 }
@@ -44,7 +44,7 @@ struct Entry {
     next: u32,
 }
 
-/// How many slots are where. They add up to all slots.
+/// Numbers of slots by their states. They add up to all slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCounts {
     /// Hold nothing.
@@ -53,18 +53,18 @@ pub struct HostCounts {
     pub filling: usize,
     /// Hold a page that can be found.
     pub ready: usize,
-    /// Hold nothing of use until the requests that waited have noticed.
+    /// Hold no valid page, and have pins of requests that waited for one.
     pub spoilt: usize,
     /// May still be written, although no request waits any more.
     pub abandoned: usize,
 }
 
-/// What a page's name leads to.
+/// A page of the host memory, found by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It is there.
+    /// The slot holds the page.
     Ready(HostSlot),
-    /// It is on its way.
+    /// The page is being written to the slot.
     Filling(HostSlot),
 }
 
@@ -99,7 +99,7 @@ impl HostPool {
         }
     }
 
-    /// How many slots are where.
+    /// Numbers of slots by their states.
     #[must_use]
     pub fn counts(&self) -> HostCounts {
         self.counts
@@ -111,7 +111,7 @@ impl HostPool {
         self.pinned
     }
 
-    /// Pages that made way for others since start.
+    /// Pages that were evicted for others since start.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.evicted
@@ -133,7 +133,7 @@ impl HostPool {
         }
     }
 
-    /// Whether a request waits for what is or will be written to a slot.
+    /// Whether a request waits for the page that is, or will be, written to a slot.
     #[must_use]
     pub fn is_wanted(&self, slot: HostSlot) -> bool {
         let entry = &self.slots[slot.0 as usize];
@@ -146,8 +146,8 @@ impl HostPool {
         self.slots[slot.0 as usize].name
     }
 
-    /// A slot for a page that is not here: a free one, or the least recently used without a pin. `None` when there is
-    /// neither. The caller has it written, and says [`ended`](Self::ended) once no write is left.
+    /// Takes a slot for a page that is not here: a free one, or the least recently used without a pin. `None` when
+    /// there is neither. The caller has the slot written, and calls [`ended`](Self::ended) once no write is left.
     ///
     /// # Panics
     /// When the page is here already.
@@ -165,7 +165,8 @@ impl HostPool {
         Some(slot)
     }
 
-    /// No write to the slot is left. `good` says that the slot holds its page. Returns whether the page is here now.
+    /// Ends the filling of a slot: no write to it is left. `good` says that the slot holds its page. Returns whether
+    /// the page is here now.
     pub fn ended(&mut self, slot: HostSlot, good: bool) -> bool {
         match self.slots[slot.0 as usize].state {
             State::Abandoned => {
@@ -190,7 +191,8 @@ impl HostPool {
         }
     }
 
-    /// No request waits for what is written to a slot any more. The slot is free once the writer is done.
+    /// Abandons a filling slot, because no request waits for its page any more. It becomes free once the writer is
+    /// done.
     pub fn give_up(&mut self, slot: HostSlot) {
         if self.slots[slot.0 as usize].state == State::Filling {
             self.forget_name(slot);
@@ -211,7 +213,7 @@ impl HostPool {
         }
     }
 
-    /// Takes one pin back. Without any, a ready slot is the most recently used.
+    /// Takes one pin back. A ready slot that loses its last pin becomes the most recently used.
     pub fn unpin(&mut self, slot: HostSlot) {
         let entry = &mut self.slots[slot.0 as usize];
         assert!(entry.pins > 0, "{slot:?} has no pin");
@@ -221,7 +223,7 @@ impl HostPool {
         }
         self.pinned -= 1;
         match entry.state {
-            // One that was cleared while it was in use.
+            // The pool was cleared while this slot was in use.
             State::Ready if entry.name.is_none() => {
                 self.relocate(slot, State::Ready, State::Spoilt);
                 self.free_if_spoilt(slot);
@@ -232,9 +234,9 @@ impl HostPool {
         }
     }
 
-    /// Forgets every page. What is pinned or being written stays for its users, and is not found any more.
+    /// Forgets every page. Pages that are pinned or being written stay for their users, and are not found any more.
     ///
-    /// Returns the slots that are being written: no request is to wait for them.
+    /// Returns the slots that are being written. The caller must tell the requests that wait for them.
     pub fn clear(&mut self) -> Vec<HostSlot> {
         while self.oldest != NONE {
             self.forget_page(HostSlot(self.oldest));
@@ -300,10 +302,10 @@ impl HostPool {
         }
     }
 
-    /// Counts everything anew, for tests.
+    /// Recounts everything, for tests.
     ///
     /// # Panics
-    /// When something counted along the way is wrong.
+    /// When a running count is wrong.
     pub fn audit(&self) {
         let mut counts = HostCounts::default();
         self.slots.iter().for_each(|entry| *counts.of(entry.state) += 1);

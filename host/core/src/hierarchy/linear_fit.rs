@@ -1,15 +1,15 @@
-//! How long something takes that has a fixed part and one per unit, learned from what it took.
+//! A model of the time of some work: a fixed part and a part per unit, learned from earlier times.
 //!
-//! Least squares over past samples, each counting for a little less with every later one. What was assumed at the start
-//! counts like a few samples, so that the first surprise does not turn everything over. A fit that was given stays as
-//! it is, whatever is measured.
+//! Least squares over past samples, where each later sample reduces the weight of earlier ones. Times that were assumed
+//! at the start count like a few samples, so that the first deviating sample does not change everything. A given fit
+//! does not learn.
 
 use std::time::Duration;
 
-/// What a sample counts for after the next.
+/// Factor by which a new sample reduces the weight of earlier ones.
 const FADES: f64 = 0.95;
 
-/// Samples are clamped at so many times what was expected, or at so many seconds if that is more.
+/// Samples are clamped at `CLAMP` times the expected time, or at `CLAMP_SECONDS` if that is more.
 const CLAMP: f64 = 4.0;
 const CLAMP_SECONDS: f64 = 0.001;
 
@@ -26,12 +26,12 @@ pub(crate) struct LinearFit {
 }
 
 impl LinearFit {
-    /// A fit that stays as it is.
+    /// A fit that does not learn.
     pub(crate) fn given(fixed: Duration, per_unit: f64) -> Self {
         Self { given: Some([fixed.as_secs_f64(), per_unit]), ..Self::default() }
     }
 
-    /// A fit that is assumed until it is measured, at two sizes between which it will be used.
+    /// A fit that begins with assumed times, and learns. `sizes` are two sizes between which it will be used.
     pub(crate) fn assumed(fixed: Duration, per_unit: f64, sizes: [f64; 2]) -> Self {
         let mut fit = Self::default();
         for units in sizes {
@@ -40,15 +40,15 @@ impl LinearFit {
         fit
     }
 
-    /// So many units took so many seconds, clamped at [`CLAMP`] times what was expected. A single slow sample then
-    /// changes little, many change the fit all the same.
+    /// Learns that so many units took so many seconds, clamped at [`CLAMP`] times the expected time. A single slow
+    /// sample then changes the fit little. Many still change it.
     pub(crate) fn learn_clamped(&mut self, units: f64, seconds: f64) {
         let clamp =
             self.predict(units).map_or(f64::INFINITY, |expected| (CLAMP * expected).max(CLAMP_SECONDS));
         self.learn(units, seconds.min(clamp));
     }
 
-    /// So many units took so many seconds.
+    /// Learns that so many units took so many seconds.
     pub(crate) fn learn(&mut self, units: f64, seconds: f64) {
         if self.given.is_some() {
             return;
@@ -84,7 +84,7 @@ impl LinearFit {
         }
         let spread = self.count * self.units_squared - self.units * self.units;
         let (mean_units, mean_seconds) = (self.units / self.count, self.seconds / self.count);
-        // Sizes that are all alike say nothing of a slope. The line then goes through zero and the mean.
+        // Samples of one size only give no slope. The line then goes through zero and the mean.
         if spread <= 1e-6 * self.count * self.units_squared {
             return Some(if mean_units > 0.0 { mean_seconds * units / mean_units } else { mean_seconds });
         }

@@ -32,7 +32,7 @@ impl Hierarchy {
             }
             let carried = self.loading_bytes + self.bytes(batch.len());
             self.loading_bytes = carried;
-            // The pieces' pins are the batch's from here on.
+            // From here on the batch holds the pieces' pins.
             let slots = batch.iter().map(|(_, slot, _)| Some(*slot)).collect();
             let work = Work::Load { room, first: batch.iter().map(|(page, _, _)| *page).collect() };
             self.ops.insert(tag, Op { work, slots, left: batch.len(), since: now, until: None, carried });

@@ -1,4 +1,4 @@
-//! Storage that does not answer: giving up what takes too long, and leaving a tier alone for a while.
+//! Storage that does not answer: giving up work that takes too long, and letting a tier rest for a while.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use crate::ids::Time;
 const LONGEST_REST: Duration = Duration::from_secs(60);
 
 impl Hierarchy {
-    /// A tier let a deadline pass.
+    /// Takes note of a deadline that a tier missed, and lets the tier rest.
     pub(super) fn strike(&mut self, now: Time, tier: usize) {
         let rests = self.rests(now, tier);
         let tier = &mut self.tiers[tier];
         tier.stats.deadlines_missed += 1;
-        // What was under way together is late together, and says so once.
+        // Work that was under way together misses its deadlines together. It counts as one strike.
         if rests {
             return;
         }

@@ -1,4 +1,4 @@
-//! Asking storage what it has: one batch per tier and tick, for all requests that came meanwhile.
+//! Asking storage which pages it has: one batch per tier and tick, for all requests that came meanwhile.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::ids::{Room, Time};
 /// A batch of questions under way.
 #[derive(Debug)]
 pub(super) struct Query {
-    /// Whose pages, in the order of the batch.
+    /// Request and piece of each question, in the order of the batch.
     pages: Vec<(Room, usize)>,
     since: Time,
-    /// Until when requests wait for the answer, or `None` once that is over.
+    /// When requests stop waiting for the answer. `None` once they have stopped.
     pub until: Option<Time>,
 }
 
@@ -24,7 +24,8 @@ impl Query {
 }
 
 impl Hierarchy {
-    /// Asks everything that is to be asked of tiers that are not busy with as many batches as they may have.
+    /// Sends the waiting questions to each tier. A tier that rests, or owes answers to as many batches as it may, is
+    /// not asked: it counts as having none of the pages.
     pub(super) fn ask(&mut self, now: Time, actions: &mut Vec<TierAction>) {
         for tier in 0..self.tiers.len() {
             let pages = std::mem::take(&mut self.tiers[tier].questions);
@@ -44,7 +45,7 @@ impl Hierarchy {
             }
             let expected = self.tiers[tier].answering.predict(1.0).unwrap_or_default();
             let wait = Duration::try_from_secs_f64(PATIENCE * expected).unwrap_or(self.config.longest_wait);
-            // Answers that were slow once must not make requests wait for longer than they were told to.
+            // Slow answers in the past must not make requests wait for longer than the configured limit.
             let most = match self.config.prefetch {
                 PrefetchPolicy::WaitComplete => self.config.longest_wait,
                 _ => self.config.wait_base.min(self.config.longest_wait),
@@ -70,8 +71,8 @@ impl Hierarchy {
         self.answer(now, tier, &query.pages, found);
     }
 
-    /// Requests stop waiting for answers that take too long. The tier still owes them, and is asked no more than it may
-    /// owe.
+    /// Ends the wait for answers that take too long. The tier still owes these answers, and they count against its
+    /// limit of unanswered batches.
     pub(super) fn expire_questions(&mut self, now: Time) {
         for tier in 0..self.tiers.len() {
             let due = self.tiers[tier].queries.values_mut();
@@ -87,9 +88,10 @@ impl Hierarchy {
         }
     }
 
-    /// One tier has said what it has to say about these pages.
+    /// Takes one tier's answer about these pages. An empty `found` means that it has none of them.
     fn answer(&mut self, now: Time, tier: usize, pages: &[(Room, usize)], found: &[bool]) {
-        // Those that came first are looked at first: what they do not find is ahead of the others.
+        // Requests that came first are looked at first, because the pages that they do not find are computed before
+        // those of the others.
         let mut rooms = BTreeSet::new();
         for (place, (room, page)) in pages.iter().enumerate() {
             let Some(fetch) = self.fetches.get_mut(room) else { continue };

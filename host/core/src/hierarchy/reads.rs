@@ -60,7 +60,7 @@ impl Hierarchy {
     }
 
     pub(super) fn fail_queued_reads(&mut self, tier: usize) {
-        // A request that waits may ask for something else instead.
+        // One by one, because a waiting request that is told may queue other reads instead.
         while let Some((_, slot)) = self.tiers[tier].to_read.pop_front() {
             self.host.ended(slot, false);
             self.tell_waiters(slot, false);
@@ -78,7 +78,7 @@ impl Hierarchy {
         self.tell_waiters(slot, here);
     }
 
-    /// The last page of a batch has ended.
+    /// Learns from a batch of reads whose last page has ended.
     pub(super) fn batch_read(&mut self, now: Time, tier: usize, op: &Op, bytes: u64) {
         let tier = &mut self.tiers[tier];
         tier.reading_bytes -= bytes;
@@ -86,7 +86,7 @@ impl Hierarchy {
         if tier.reading.expected_more(op.carried as f64, seconds) {
             self.read_trial.is_due_from(now);
         }
-        // A read that was given up counts too: the next will be waited for longer, or not be begun.
+        // Reads that were given up are learned, too. Requests then wait longer for the next one, or do not begin it.
         tier.reading.learn_clamped(op.carried as f64, seconds);
         tier.stats.read_times.add(Duration::try_from_secs_f64(seconds).unwrap_or_default());
         if op.until.is_some() {

@@ -1,4 +1,4 @@
-//! Restoring what the offload tiers hold into the pages of a request that was admitted.
+//! Restoring pages from the offload tiers into the pages of an admitted request.
 
 use std::ops::Range;
 
@@ -6,20 +6,20 @@ use super::fetch::{FetchState, Phase};
 use super::{Found, Hierarchy, PrefetchPolicy};
 use crate::ids::{PageId, Room, Time};
 
-/// How a restore is doing.
+/// State of a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Pending,
     /// All pages are in the pool.
     Done,
-    /// These pages of the prompt have to come from elsewhere. Where window parts are restored too, the range
-    /// says how many pieces these are in all. Nothing of the restore is under way.
+    /// These pages of the prompt must come from elsewhere. If window parts are restored too, only the length of the
+    /// range counts: the number of missing pieces. Nothing of the restore is under way.
     Failed(Range<usize>),
 }
 
 impl Hierarchy {
-    /// A request is admitted, with its first `in_l1` pages being in L1: how many of the next ones will be restored.
-    /// [`restore_into`](Self::restore_into) is to follow unless that is none.
+    /// Decides how many pages are restored for an admitted request, behind its first `in_l1` pages, which are in L1.
+    /// Unless the result is 0, the caller must call [`restore_into`](Self::restore_into) next.
     pub(crate) fn restore(&mut self, now: Time, room: Room, in_l1: usize) -> usize {
         self.passes(room);
         let Some(fetch) = self.fetches.get(&room) else { return 0 };
@@ -47,8 +47,8 @@ impl Hierarchy {
         end - in_l1
     }
 
-    /// Restores these pieces, which are all in host memory or on their way, and nothing else. Forgets the request when
-    /// there are no pieces, and returns whether there are some.
+    /// Restores these pieces, which are all in host memory or on their way, and nothing else. Forgets the request if
+    /// there are no pieces. Returns whether there are any.
     pub(super) fn restore_pieces(&mut self, room: Room, pieces: &[usize]) -> bool {
         let Some(fetch) = self.fetches.get(&room) else { return false };
         let outside: Vec<usize> =
@@ -83,7 +83,7 @@ impl Hierarchy {
         true
     }
 
-    /// The pages of the pool into which a restore goes.
+    /// Sets the pages of the pool into which a restore goes, and queues its loads.
     pub(crate) fn restore_into(&mut self, room: Room, pages: &[PageId]) {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         assert!(
@@ -96,7 +96,7 @@ impl Hierarchy {
         self.loadable.push_back(room);
     }
 
-    /// How a restore is doing, or `None` for a request without one.
+    /// State of a restore, or `None` for a request without one.
     pub(crate) fn progress(&self, room: Room) -> Option<Progress> {
         let fetch = self.fetches.get(&room).filter(|fetch| fetch.phase == Phase::Restoring)?;
         let under_way = |piece: &FetchState| {

@@ -15,13 +15,13 @@ impl Hierarchy {
         self.config.write == super::WritePolicy::WriteBack
     }
 
-    /// Whether what is saved goes on to some storage.
+    /// Whether saved pages are written on to some storage tier.
     pub(crate) fn writes(&self) -> bool {
         self.tiers.iter().any(|tier| tier.config.writes)
     }
 
-    /// Takes copies of pages that `keep` keeps as they are. Those that are here already, and those for which
-    /// there is no slot, are left out. Gives `keep` back when nothing is left.
+    /// Queues copies of pages, which `keep` protects meanwhile. Leaves out pages that are here already, and pages for
+    /// which there is no slot. Gives `keep` back when no page is left.
     pub(crate) fn save(
         &mut self,
         keep: Keep,
@@ -61,7 +61,7 @@ impl Hierarchy {
     }
 
     /// Takes the youngest saves that have not begun and that keep the same pages: several batches of one request, or
-    /// one that was evicted. Each is to be [dropped](Self::drop_save) or [put back](Self::wait_again).
+    /// one that was evicted. The caller must have each [dropped](Self::drop_save) or [put back](Self::wait_again).
     pub(crate) fn take_youngest(&mut self) -> Vec<Queued> {
         let mut taken: Vec<Queued> = Vec::new();
         while let Some(queued) = self.saves.pop_back() {
@@ -79,12 +79,12 @@ impl Hierarchy {
         taken
     }
 
-    /// Puts saves that were taken back behind all others.
+    /// Puts taken saves back, behind all others.
     pub(crate) fn wait_again(&mut self, taken: Vec<Queued>) {
         self.saves.extend(taken.into_iter().rev());
     }
 
-    /// Drops saves that were taken, for want of time. Returns what they kept.
+    /// Drops taken saves, because there is no time for their copies. Returns the locks and pages that they kept.
     pub(crate) fn give_up(&mut self, taken: Vec<Queued>) -> Vec<Keep> {
         for queued in taken {
             self.stats.dropped += queued.pages.len() as u64;
@@ -93,7 +93,7 @@ impl Hierarchy {
         self.take_released()
     }
 
-    /// A save that has not begun is not wanted any more.
+    /// Drops a save that has not begun.
     pub(super) fn drop_save(&mut self, queued: Queued) {
         for (_, slot) in queued.pages {
             self.host.ended(slot, false);
@@ -139,7 +139,7 @@ impl Hierarchy {
                 self.ops.insert(tag, op);
                 actions.push(TierAction::Write { tag, tier, pages });
             }
-            // A tier that hangs must not end up with all of host memory.
+            // The queued writes of a tier that hangs must not take all of host memory.
             let most = self.host.total() / 2 / self.tiers.len();
             while self.tiers[tier].to_write.len() > most {
                 let Some((_, slot)) = self.tiers[tier].to_write.pop_front() else { break };

@@ -1,24 +1,24 @@
-//! What is counted in the offload tiers.
+//! Counters of the offload tiers.
 
 use super::questions::Query;
 use super::{Hierarchy, HostCounts};
 use crate::histogram::Histogram;
 use crate::ids::Room;
 
-/// Counters since start, in pages unless they say otherwise, and what is there now.
+/// Counters since start and present states, in pages unless a field says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HierarchyStats {
-    /// Where the slots of host memory are.
+    /// Slots of host memory by their states.
     pub host: HostCounts,
-    /// Slots in use.
+    /// Slots with a pin.
     pub host_pinned: usize,
-    /// Pages that made way for others in host memory.
+    /// Pages that were evicted from host memory for others.
     pub host_evicted: u64,
     /// Promised to a request from host memory.
     pub promised_host: u64,
     /// Promised to a request from storage.
     pub promised_storage: u64,
-    /// Of what was promised, pages of window parts.
+    /// Promised pages that are pages of window parts.
     pub promised_windows: u64,
     /// Copied from host memory into the pool for a request.
     pub loaded: u64,
@@ -26,21 +26,21 @@ pub struct HierarchyStats {
     pub loaded_from_storage: u64,
     /// Promised, and not restored.
     pub not_restored: u64,
-    /// Requests of which something promised was not restored.
+    /// Requests for which a promised page was not restored.
     pub restores_failed: u64,
-    /// Requests for which prefill was asked to send what was not restored.
+    /// Requests for which prefill was asked to send pages that were not restored.
     pub renegotiated: u64,
-    /// What prefill was asked for then.
+    /// Pages that prefill was asked to send then.
     pub renegotiated_pages: u64,
-    /// Requests that computed what was not restored, because prefill was gone.
+    /// Requests that computed pages that were not restored, because prefill was gone.
     pub computed_instead: u64,
-    /// There, and left alone because having it computed or sent is quicker.
+    /// In host memory or storage, and not restored because computing or sending them is quicker.
     pub skipped_by_cost: u64,
     /// Copied to host memory.
     pub saved: u64,
     /// Not copied to host memory, for want of slots there.
     pub not_saved: u64,
-    /// Not copied although it was to be, because a request needed the pool's pages at once.
+    /// Not copied although they were to be, because a request needed the pool's pages at once.
     pub dropped: u64,
     /// Pages of the pool that are evicted and being copied now.
     pub writing_back: usize,
@@ -54,18 +54,18 @@ pub struct HierarchyStats {
     pub save_times: Histogram,
 }
 
-/// Counters of one storage tier, in pages unless they say otherwise.
+/// Counters of one storage tier, in pages unless a field says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
     /// Queried.
     pub queried: u64,
-    /// Of those, there.
+    /// Of those, found in the tier.
     pub found: u64,
     /// Read.
     pub read: u64,
     /// Not read although they were there before.
     pub read_failed: u64,
-    /// Read, and not what was written.
+    /// Read, with other contents than were written.
     pub damaged: u64,
     /// Written, or there already.
     pub written: u64,
@@ -83,7 +83,7 @@ pub struct TierStats {
     pub reads_under_way: usize,
     /// Waiting to be written, or being written.
     pub writes_under_way: usize,
-    /// Whether it missed deadlines and is left alone for a while.
+    /// Whether the tier missed deadlines and rests for a while.
     pub resting: bool,
     /// How long answers to batches of questions took.
     pub answer_times: Histogram,
@@ -107,7 +107,7 @@ impl Hierarchy {
         }
     }
 
-    /// Whether a request has something from here, or waits for it.
+    /// Whether there is a fetch for a request.
     pub(crate) fn knows(&self, room: Room) -> bool {
         self.fetches.contains_key(&room)
     }

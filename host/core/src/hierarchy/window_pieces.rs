@@ -5,17 +5,17 @@ use std::collections::BTreeSet;
 use crate::radix::PageHash;
 use crate::window::WindowShape;
 
-/// What a fetch knows of window parts.
+/// The window parts of a fetch.
 #[derive(Debug)]
 pub(super) struct Windows {
     pub(super) shape: WindowShape,
-    /// Of the pages that were in L1 when the request arrived: which had their parts there.
+    /// For each page that was in L1 when the request arrived: whether its window parts were there, too.
     pub(super) in_l1: Vec<bool>,
-    /// Names of the first pages of all parts.
+    /// For each token page the name of the first page of its window part.
     names: Vec<PageHash>,
-    /// The first tier that has each, as far as was asked.
+    /// For each token page the first tier that has its window part, as far as tiers were asked.
     stored: Vec<Option<usize>>,
-    /// Pieces that turned out not to be there.
+    /// Pieces that could not be had.
     pub(super) gone: BTreeSet<usize>,
 }
 
@@ -34,7 +34,7 @@ impl Windows {
         self.shape.parts as usize
     }
 
-    /// The name of a piece behind the pages.
+    /// The name of a piece behind the pages. `place` counts from there.
     pub(super) fn name(&self, pages: &[PageHash], place: usize) -> PageHash {
         let (page, part) = (place / self.parts(), place % self.parts());
         match u32::try_from(part) {
@@ -43,7 +43,7 @@ impl Windows {
         }
     }
 
-    /// Where the tier is kept that has a piece behind the pages.
+    /// The entry for the first tier that has a piece behind the pages.
     pub(super) fn stored(&mut self, place: usize) -> Option<&mut Option<usize>> {
         let page = place / self.parts();
         self.stored.get_mut(page)

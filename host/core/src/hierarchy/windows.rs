@@ -1,14 +1,14 @@
-//! Window parts in the offload tiers, for workers that compute models of which some layers slide ([`crate::window`]).
+//! Window parts in the offload tiers, for workers that compute models with sliding layers ([`crate::window`]).
 //!
-//! Such a worker goes on where it has all pages before and the window that is seen there, or where it recomputes that
-//! window ([`WindowShape::reach`]). What was saved of a sequence is all of its pages, and window parts at a few places
-//! only. So a fetch looks for the place that leaves least to be computed, an *end*: window parts may come from L1 up to
-//! the first that is not there, and from the offload tiers from then on. Only what belongs to that end is read. When a
-//! piece of it cannot be had, the next end is looked for with what is left, and in the last resort the one that L1 has
-//! alone.
+//! On such a worker a request can continue at a place where it has all pages before and the window that is seen there,
+//! or where it recomputes that window ([`WindowShape::reach`]). All pages of a sequence are saved, but window parts at
+//! a few places only. So a fetch looks for the place that leaves least to be computed, an *end*. Its window parts may
+//! come from L1 up to the first one that is not there, and from the offload tiers from then on. Only pieces that belong
+//! to that end are read. When one of them cannot be had, the fetch looks for the next end with the pieces that are
+//! left. If there is none, it takes the end that L1 has alone.
 //!
 //! The pieces of a fetch are numbered: page by page, then part by part the pages of all window parts, in order. Storage is asked
-//! for the first page of a part only, which is written with the others.
+//! for the first page of a part only, because all pages of a part are written together.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -20,22 +20,23 @@ use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
 use crate::window::Reach;
 
-/// Where a request is to go on, and what of it is restored.
+/// The place at which a request continues, and the pieces that are restored for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct End {
-    /// Pages before its end that are not in L1 are restored.
+    /// Pages before the end of the reach that are not in L1 are restored.
     pub reach: Reach,
-    /// Token pages in front of it whose window parts are restored. Those before them that are seen have theirs in L1.
+    /// Token pages in front of the end whose window parts are restored. Earlier token pages of the window have their
+    /// parts in L1.
     pub windows: Range<usize>,
-    /// Pages that are there and left alone, because computing them is quicker.
+    /// Pages that could be restored and are not, because computing them is quicker.
     pub skipped: usize,
-    /// Whether it is tried although computing is quicker by all that is known.
+    /// Whether the restore is a trial: by the cost model computing is quicker.
     trial: bool,
 }
 
 impl Fetch {
-    /// What storage is asked for: pages that are neither in L1 nor in host memory, and what could be part of a window behind
-    /// the one that L1 has.
+    /// Pieces for which storage is asked: pages that are neither in L1 nor in host memory, and parts of windows behind the
+    /// one that L1 has.
     pub(super) fn unknown(&self, page_tokens: usize, is_here: impl Fn(&PageHash) -> bool) -> Vec<usize> {
         let pages = self.names.len();
         let mut wanted: Vec<usize> = (self.in_l1..pages).collect();
@@ -54,7 +55,7 @@ impl Fetch {
         wanted
     }
 
-    /// The page at which computing begins with what L1 had alone when the request arrived.
+    /// The page at which computing would begin with L1 alone, as it was when the request arrived.
     pub(super) fn alone(&self, page_tokens: usize) -> usize {
         let reach = |windows: &Windows| {
             windows.shape.reach(windows.in_l1.len(), page_tokens, |page| windows.in_l1[page]).start
@@ -62,7 +63,7 @@ impl Fetch {
         self.windows.as_ref().map_or(self.in_l1, reach)
     }
 
-    /// The pieces that an end takes from the offload tiers, `in_l1` pages being in L1.
+    /// The pieces that an end takes from the offload tiers, if the first `in_l1` pages are in L1.
     fn pieces(&self, in_l1: usize, end: &End) -> Vec<usize> {
         let (pages, parts) = (self.names.len(), self.windows.as_ref().map_or(0, Windows::parts));
         let windows = end.windows.start * parts..end.windows.end * parts;
@@ -71,7 +72,7 @@ impl Fetch {
 }
 
 impl Hierarchy {
-    /// The end from which least is to be computed, and what that is where L1 is alone.
+    /// The deepest end, which leaves least to be computed, and the reach with L1 alone.
     fn deepest(&self, fetch: &Fetch, in_l1: &[bool], has: impl Fn(usize) -> bool) -> (End, Reach) {
         let end = |reach: Reach, windows| End { reach, windows, skipped: 0, trial: false };
         let Some(windows) = &fetch.windows else { return (end(Reach::default(), 0..0), Reach::default()) };
@@ -84,7 +85,8 @@ impl Hierarchy {
         let alone = shape.reach(in_l1.len(), page, is_in_l1);
         let full =
             (in_l1.len()..pages).take_while(|page| has(*page)).last().map_or(in_l1.len(), |last| last + 1);
-        // Parts in front come from L1, those behind from the offload tiers. Of a window that is recomputed none are taken.
+        // The front parts of a window come from L1, the others from the offload tiers. A window that is recomputed takes
+        // no parts.
         let divided = |reach: Reach| {
             let seen =
                 if reach.start < reach.end { reach.end..reach.end } else { shape.seen_at(reach.end, page) };
@@ -100,7 +102,7 @@ impl Hierarchy {
         (found, alone)
     }
 
-    /// All tiers have answered: reads what the deepest end that there is takes from storage, if that pays.
+    /// Reads the pieces of the deepest end from storage, if that pays. All tiers have answered.
     pub(super) fn read_windows(&mut self, now: Time, room: Room) {
         let Some((end, alone)) = self.aim(room) else { return };
         let fetch = &self.fetches[&room];
@@ -119,7 +121,8 @@ impl Hierarchy {
         self.wait_for_reads(now, room, gained);
     }
 
-    /// The deepest end with what is there by all that is known, as far as there are slots for it, and the one that L1 has alone.
+    /// The deepest end with the pieces that are known to be there, as far as there are slots for them, and the reach with L1
+    /// alone.
     fn aim(&self, room: Room) -> Option<(End, Reach)> {
         let fetch = self.fetches.get(&room)?;
         let windows = fetch.windows.as_ref()?;
@@ -140,7 +143,8 @@ impl Hierarchy {
         (fetch.pieces(fetch.in_l1, &few.0).len() <= slots).then_some(few)
     }
 
-    /// A piece of what is being read cannot be had: reads what the next end takes, and gives up what it does not.
+    /// Changes the end after a piece could not be had: reads the pieces of the next end, and gives up those that it
+    /// does not need.
     pub(super) fn aim_again(&mut self, room: Room, gone: usize) {
         if let Some(windows) = self.fetches.get_mut(&room).and_then(|fetch| fetch.windows.as_mut()) {
             windows.gone.insert(gone);
@@ -157,8 +161,8 @@ impl Hierarchy {
         self.fetch_pieces(room, wanted);
     }
 
-    /// Where a request would go on that was admitted now, of whose pages L1 has some, some with their window parts. Nothing
-    /// changes by it, and in the same tick [`restore_end`](Self::restore_end) finds all that it found.
+    /// Where a request would continue if it were admitted now. `in_l1` says for each of its pages in L1 whether the window
+    /// parts are there, too. Changes nothing. In the same tick [`restore_end`](Self::restore_end) finds the same pieces.
     pub(crate) fn end_for(&self, now: Time, room: Room, in_l1: &[bool]) -> Option<End> {
         let fetch = self.fetches.get(&room).filter(|fetch| fetch.windows.is_some())?;
         let has = |piece: usize| matches!(self.host.find(&fetch.name(piece)), Some(Found::Ready(_)));
@@ -176,8 +180,8 @@ impl Hierarchy {
         })
     }
 
-    /// A request is admitted that goes on at this end, its first `in_l1` pages being in L1: restores the others and the window
-    /// parts into these pages of the pool, in order. Returns whether there is anything to wait for.
+    /// Restores for an admitted request, whose first `in_l1` pages are in L1, the other pages and the window parts of `end`
+    /// into these pages of the pool, in order. Returns whether there is anything to wait for.
     pub(crate) fn restore_end(
         &mut self,
         now: Time,

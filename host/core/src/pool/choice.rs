@@ -1,21 +1,21 @@
-//! The choice among the free pages, and what becomes of a source that chooses others.
+//! Choosing among the free pages, and disabling a source that chooses other pages.
 
 use std::collections::BTreeSet;
 
 use super::{Component, HeldPages, PagePool, PageSource, PageState};
 use crate::ids::PageId;
 
-/// What chooses among the free pages.
+/// Chooses among the free pages.
 #[derive(Debug)]
 pub(super) enum Chooser {
-    /// The pool: what came back last goes first.
+    /// The pool itself: pages that came back last are taken first.
     Own(Vec<PageId>),
-    /// A source whose answers are looked at.
+    /// A source, whose answers are checked.
     Other(Box<dyn PageSource>),
 }
 
 impl Chooser {
-    /// For a pool in which all pages are free.
+    /// The chooser of a pool in which all pages are free.
     pub(super) fn new(pages: u32, source: Option<Box<dyn PageSource>>) -> Self {
         source.map_or_else(|| Chooser::Own((0..pages).rev().map(PageId).collect()), Chooser::Other)
     }
@@ -30,7 +30,7 @@ impl Chooser {
 }
 
 impl PagePool {
-    /// Pages that were found to be there.
+    /// Takes free pages. The caller has checked that there are so many.
     pub(super) fn take(&mut self, component: Component, count: usize) -> HeldPages {
         if count == 0 {
             return HeldPages::none();
@@ -80,13 +80,13 @@ impl PagePool {
         }
     }
 
-    /// Disables the source.
+    /// Disables the source. Returns the pool's own list of free pages.
     fn choose_for_itself(&mut self, fault: String) -> &mut Vec<PageId> {
         if let Chooser::Other(source) = &self.chooser {
             self.fault = Some(format!("{} {fault}", source.name()));
             let states = self.states.iter().enumerate().rev();
             let free = states.filter(|(_, state)| **state == PageState::Free);
-            // Places are as many as pages, which a u32 counts.
+            // There are as many places as pages, so each place fits into a `u32`.
             let free = free.map(|(page, _)| PageId(u32::try_from(page).unwrap_or(u32::MAX)));
             self.chooser = Chooser::Own(free.collect());
         }
@@ -102,7 +102,7 @@ fn last(free: &mut Vec<PageId>, count: usize) -> Vec<PageId> {
     free.split_off(free.len() - count)
 }
 
-/// What is wrong with pages that should be free and different, as the end of a sentence.
+/// The fault of pages that should be free and different, if they are not, as the end of a sentence.
 fn not_free(states: &[PageState], pages: &[PageId]) -> Option<String> {
     let mut seen = BTreeSet::new();
     pages.iter().find_map(|page| match states.get(page.0 as usize) {
@@ -198,7 +198,7 @@ mod tests {
             let mut pool = PagePool::open(PoolLimits::shared(8), Some(Scripted::new(8, (2, wrong))));
             let first = pool.allocate(2).unwrap();
             assert_eq!(pool.fault(), None);
-            // Asked for pages 2, 3 and 4, of which it says another.
+            // The source takes pages 2, 3 and 4, and hands out `wrong` instead of page 2.
             let second = pool.allocate(3).unwrap();
             assert_eq!(pool.fault(), Some(says));
             let all: BTreeSet<_> = first.ids().iter().chain(second.ids()).collect();

@@ -1,57 +1,57 @@
-//! What an allocator declares of a pool, and what the scheduler makes of it.
+//! The declarations of an allocator for a pool, and the plan that follows from them.
 //!
 //! The layers of a model come in groups. The allocator declares for each group what its component retains of a sequence, and
-//! its budget. Of that the scheduler computes how many pages a sequence takes, at admission and later ([`WindowShape`]). The
-//! allocator answers which pages these are ([`PageSource`](super::PageSource)). Nothing else knows of groups.
+//! its budget. From that the scheduler computes how many pages a sequence takes, at admission and later ([`WindowShape`]).
+//! The allocator answers which pages these are ([`PageSource`](super::PageSource)). No other code knows of groups.
 //!
 //! The scheduler serves one group that retains every token, and at most one beside it.
 
 use super::PoolLimits;
 use crate::window::WindowShape;
 
-/// What a sequence leaves in a component's pages.
+/// The part of a sequence that stays in a component's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Retained {
     /// Every token.
     All,
-    /// The newest tokens, so many, the newest included.
+    /// So many of the newest tokens, the last one included.
     Newest(u32),
-    /// A state of fixed size, made of the state before and a token.
+    /// A state of fixed size, computed from the state before and a token.
     State,
 }
 
-/// Layers that keep the same of a sequence.
+/// Layers that need the same part of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerGroup {
-    /// What they need of it.
+    /// The part of a sequence that the layers need.
     pub needs: Retained,
-    /// How many layers.
+    /// Number of layers.
     pub layers: u32,
-    /// Pages of the pool, at least 1, that hold what they keep of one page of tokens, or one state.
+    /// Pages of the pool, at least 1, that these layers take for one page of tokens, or for one state.
     pub parts: u32,
 }
 
 impl LayerGroup {
-    /// Whether it keeps every token, in one page of the pool for each page of tokens.
+    /// Whether the group keeps every token, in one page of the pool for each page of tokens.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.needs == Retained::All && self.parts == 1
     }
 }
 
-/// What is declared of one group.
+/// The allocator's declaration for one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Declared {
-    /// What its component retains.
+    /// The part of a sequence that the group's component retains.
     pub retains: Retained,
-    /// The most pages of its own that it has at a time, each [`LayerGroup::parts`] pages of the pool.
+    /// Most pages of its own that the component has at a time, each made of [`LayerGroup::parts`] pages of the pool.
     pub budget: u32,
 }
 
-/// How a pool is divided, and what is retained beside the tokens that all layers keep.
+/// How a pool is divided, and the component beside the full layers, if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolPlan {
-    /// How much each component may have.
+    /// Most pages of each component.
     pub limits: PoolLimits,
     /// The component beside the full one.
     pub window: Option<WindowShape>,
@@ -71,7 +71,7 @@ impl PoolPlan {
         Self { limits: PoolLimits::shared(pages), window: None }
     }
 
-    /// The plan of a pool of `pages` pages, from what is declared of each group, in their order.
+    /// The plan of a pool of `pages` pages, from the declarations for the groups, in their order.
     ///
     /// # Errors
     /// As the end of a sentence that begins with the allocator's name: what it declares and why that cannot be served.

@@ -1,20 +1,19 @@
 //! Sources of pages: they choose which free pages a request gets.
 //!
 //! The [pool](super::PagePool) knows where every page is, and how many each component may have. A source only chooses among
-//! those that are free. The pool looks at the source's answers: a source that hands out a page that is not free, or does not
-//! hand out one that is, is disabled, and the pool falls back to its own list. A faulty source can cost its choice, never a
-//! page.
+//! the free pages. The pool checks the source's answers: a source that hands out a page that is not free, or fails to hand
+//! out a free one, is disabled, and the pool falls back to its own list. A faulty source can lose its choice, never a page.
 
 use std::fmt::Debug;
 
 use crate::ids::PageId;
 
-/// Whose KV a page holds.
+/// The layers whose KV a page holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
-    /// That of the layers that read every earlier token. These are all layers where none has a window.
+    /// The layers that read every earlier token. In a model without sliding layers these are all layers.
     Full,
-    /// That of the layers with a sliding window.
+    /// The layers with a sliding window.
     Window,
 }
 
@@ -28,9 +27,10 @@ impl Component {
 pub struct PoolLimits {
     /// Pages in the pool.
     pub total: u32,
-    /// Most of them that hold KV of [`Component::Full`].
+    /// Most pages that hold KV of [`Component::Full`].
     pub full: u32,
-    /// Most of them that hold KV of [`Component::Window`]. What the two may have can exceed the pool: they share it.
+    /// Most pages that hold KV of [`Component::Window`]. Both limits together can exceed the pool, which the components
+    /// share.
     pub window: u32,
 }
 
@@ -51,22 +51,23 @@ impl PoolLimits {
     }
 }
 
-/// Chooses pages. What it may choose from follows from [`PoolLimits`], which it was made for, and what it was asked before.
+/// Chooses pages. The pages that it may choose from follow from the [`PoolLimits`] that it was made for, and from earlier
+/// calls.
 ///
-/// Errors say what it answered, as the end of a sentence that starts with its name.
+/// Errors tell the source's fault, as the end of a sentence that starts with its name.
 pub trait PageSource: Debug + Send {
-    /// Its name, for messages.
+    /// The source's name, for messages.
     fn name(&self) -> &str;
 
-    /// Fills `pages` with pages that are free. Asked only for what there is.
+    /// Fills `pages` with pages that are free. The pool asks for no more pages than are free.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the source does not.
     fn take(&mut self, component: Component, pages: &mut [PageId]) -> Result<(), String>;
 
     /// Takes pages back that were taken for this component.
     ///
     /// # Errors
-    /// When it refuses.
+    /// When the source refuses them.
     fn give(&mut self, component: Component, pages: &[PageId]) -> Result<(), String>;
 }

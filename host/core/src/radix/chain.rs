@@ -1,7 +1,8 @@
 //! The name of a page outside of its worker.
 //!
-//! Inside, tokens are compared with tokens. What leaves (storage tiers, events) is named by a hash of everything up to
-//! the page's end, h_i = SHA-256(h_{i-1} ‖ tokens as u32 LE), seeded by a digest of everything that makes KV differ.
+//! Inside the worker, tokens are compared with tokens. Outside (storage tiers, events) a page is named by a hash of
+//! everything up to its end, h_i = SHA-256(h_{i-1} ‖ tokens as u32 LE), seeded by a digest of everything that makes KV
+//! differ.
 
 use sha2::{Digest, Sha256};
 
@@ -28,7 +29,7 @@ impl PageHash {
     }
 
     /// The name of one page of this page's window part ([`crate::window`]): SHA-256 over a label, this name and the number as
-    /// u32 LE. No page and no namespace has it: what those hash is never as long.
+    /// u32 LE. No page and no namespace has the same name, because the data of their hashes never has this length.
     #[must_use]
     pub fn window_part(&self, part: u32) -> PageHash {
         let mut hasher = Sha256::new();

@@ -6,16 +6,16 @@ use super::event::{EventSink, TreeEvent};
 use super::node::NodeIndex;
 use crate::ids::PageId;
 
-/// What a page follows.
+/// The page before a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
-    /// Nothing: it starts a sequence of the namespace whose hash chain starts here.
+    /// There is none: the page starts a sequence of the namespace whose hash chain starts here.
     Nothing(PageHash),
     /// This page.
     Page(PageId),
 }
 
-/// A [`TreeEvent`] that owns what it says.
+/// A [`TreeEvent`] that owns its data.
 ///
 /// Tokens travel instead of hashes, so that the thread that owns the tree hashes nothing.
 /// [`EventLog`](crate::routing::EventLog) hashes them.
@@ -23,16 +23,16 @@ pub enum After {
 pub enum CacheEvent {
     /// These pages are cached now, each behind the one before.
     Stored {
-        /// What the first of them follows.
+        /// The page before the first of them.
         after: After,
         /// The pages.
         pages: Vec<PageId>,
         /// Their tokens.
         tokens: Vec<u32>,
     },
-    /// These are no longer.
+    /// These pages are no longer cached.
     Removed(Vec<PageId>),
-    /// Nothing is.
+    /// No page is cached any more.
     Cleared,
 }
 
@@ -44,13 +44,13 @@ pub struct CacheChanges {
 }
 
 impl CacheChanges {
-    /// Collects nothing without a listener.
+    /// A collector without events. Without a listener it stays empty.
     #[must_use]
     pub fn new(listened: bool) -> Self {
         Self { listened, events: Vec::new() }
     }
 
-    /// What has happened since the last call, if anything.
+    /// The events since the last call, if there are any.
     pub fn take(&mut self) -> Option<Vec<CacheEvent>> {
         (!self.events.is_empty()).then(|| std::mem::take(&mut self.events))
     }
@@ -74,8 +74,8 @@ impl EventSink for CacheChanges {
 }
 
 impl RadixTree {
-    /// Tells everything that is cached, as if the tree had just been filled: `Cleared`, then every node behind its
-    /// parent. Takes no sequence numbers.
+    /// Sends everything that is cached as events, as if the tree had just been filled: `Cleared`, then every node
+    /// behind its parent. Uses up no sequence numbers.
     pub fn contents(&self, sink: &mut (impl EventSink + ?Sized)) {
         sink.event(self.events, TreeEvent::Cleared);
         let mut children: std::collections::BTreeMap<NodeIndex, Vec<NodeIndex>> =

@@ -1,8 +1,8 @@
-//! Which node is whose child: one open-addressed table for the whole tree.
+//! The children of all nodes: one open-addressed hash table for the whole tree.
 //!
 //! A map per node would cost every node of a wide tree an allocation. Here a child costs 8 bytes over the load factor,
-//! and a look-up touches one cache line before the node itself. The table knows hashes only. Whether an entry is the
-//! child that is looked for, the caller decides by comparing tokens, so a collision costs time and never an answer.
+//! and a look-up touches one cache line before the node itself. The table knows hashes only. The caller compares tokens
+//! to decide whether an entry is the wanted child, so a collision costs time and never gives a wrong answer.
 
 use super::node::{NO_NODE, NodeIndex, Owner};
 
@@ -79,7 +79,7 @@ impl Children {
         self.len += 1;
     }
 
-    /// Another node takes the place of `old`.
+    /// Puts another node in the place of `old`.
     pub(super) fn replace(&mut self, hash: u32, old: NodeIndex, new: NodeIndex) {
         let slot = self.slot_of(hash, old);
         self.entries[slot].node = new;
@@ -95,7 +95,7 @@ impl Children {
             if entry.node == NO_NODE {
                 break;
             }
-            // An entry may move back to the hole unless that lies before the slot where its search starts.
+            // An entry may move back to the hole, unless the hole lies before the slot where the entry's search starts.
             let home = entry.hash as usize & mask;
             if slot.wrapping_sub(home) & mask >= slot.wrapping_sub(hole) & mask {
                 self.entries[hole] = entry;

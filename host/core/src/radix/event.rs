@@ -16,7 +16,7 @@ pub enum TreeEvent<'a> {
         namespace: Namespace,
         /// Where the hash chain of that namespace starts.
         seed: PageHash,
-        /// The page before the first, unless that starts the sequence.
+        /// The page before the first one. `None` if the first one starts the sequence.
         parent: Option<PageId>,
         /// The pages, in order.
         pages: &'a [PageId],
@@ -38,7 +38,7 @@ pub trait EventSink {
     fn event(&mut self, sequence: u64, event: TreeEvent<'_>);
 }
 
-/// No listener.
+/// A sink without a listener.
 impl EventSink for () {
     fn event(&mut self, _sequence: u64, _event: TreeEvent<'_>) {}
 }

@@ -1,4 +1,4 @@
-//! Getting pages back.
+//! Eviction: getting pages back from the tree.
 
 use super::RadixTree;
 use super::chain::PageHash;
@@ -8,10 +8,10 @@ use super::windows::EvictedWindow;
 use crate::pool::CachedPages;
 
 impl RadixTree {
-    /// Evicts `wanted` pages, or all that are not locked if those are fewer, from the ends of sequences, and returns
-    /// them (a few more where window parts go with them) for
-    /// [`PagePool::release_cached`](crate::pool::PagePool::release_cached). A leaf that has more than are still wanted
-    /// loses its last pages only. Costs O(log classes) per node and O(1) per page.
+    /// Evicts `wanted` pages from the ends of sequences, or all that are not locked if those are fewer. Returns them
+    /// for [`PagePool::release_cached`](crate::pool::PagePool::release_cached), with a few more if window parts go with
+    /// them. A leaf that has more pages than are still wanted loses only its last ones. Costs O(log classes) per node
+    /// and O(1) per page.
     pub fn evict(&mut self, wanted: usize, sink: &mut (impl EventSink + ?Sized)) -> CachedPages {
         let mut evicted = Vec::new();
         let mut missing = wanted;
@@ -36,13 +36,13 @@ impl RadixTree {
         CachedPages::concat(evicted)
     }
 
-    /// Evicts window parts alone, until they make so many pages or no more can be given up.
+    /// Evicts window parts only, until they amount to so many pages or no part is left to evict.
     pub fn evict_windows(&mut self, wanted: usize) -> CachedPages {
         let evicted = self.evict_windows_named(wanted);
         CachedPages::concat(evicted.into_iter().map(|(_, pages)| pages).collect())
     }
 
-    /// The same, part by part, with the names of those that are [to be saved](Self::name_windows).
+    /// The same, part by part, with names for the parts that are [to be saved](Self::name_windows).
     pub(crate) fn evict_windows_named(&mut self, wanted: usize) -> Vec<(Vec<PageHash>, CachedPages)> {
         let mut evicted = Vec::new();
         let mut missing = wanted;
@@ -56,7 +56,8 @@ impl RadixTree {
         evicted
     }
 
-    /// [`evict`](Self::evict), but counts only the pages of sequences and no window parts that go with them.
+    /// Like [`evict`](Self::evict), but `wanted` counts only pages of sequences, not the window parts that go with
+    /// them.
     pub fn evict_pages(&mut self, wanted: usize, sink: &mut (impl EventSink + ?Sized)) -> CachedPages {
         let mut evicted = Vec::new();
         let mut missing = wanted;
@@ -90,8 +91,8 @@ impl RadixTree {
         (pages, windows)
     }
 
-    /// [`evict`](Self::evict), with the names of the pages, node by node, and part by part of windows. Of those only the ones
-    /// have names that are [to be saved](Self::name_windows).
+    /// Like [`evict`](Self::evict), with the names of the pages: node by node, and for windows part by part. Only window
+    /// parts that are [to be saved](Self::name_windows) have names.
     pub(crate) fn evict_named(
         &mut self,
         wanted: usize,
@@ -122,7 +123,7 @@ impl RadixTree {
         evicted
     }
 
-    /// Evicts everything that is not locked. When nothing was, listeners are told so in one event.
+    /// Evicts everything that is not locked. If nothing is locked, listeners get one `Cleared` event.
     pub fn flush(&mut self, sink: &mut (impl EventSink + ?Sized)) -> CachedPages {
         if self.counts.locked > 0 {
             return self.evict(usize::MAX, sink);
@@ -134,9 +135,9 @@ impl RadixTree {
         evicted
     }
 
-    /// Forgets everything. What no receipt keeps comes back at once. What is locked is not found any more, stays for
-    /// its users, and comes back through [`gone`](Self::gone) when its last receipt has gone. What is inserted with a
-    /// receipt from before stays the caller's. Listeners are told that all is gone.
+    /// Forgets everything. Returns the pages that no receipt keeps. Locked pages are not found any more, stay for their
+    /// users, and come back through [`gone`](Self::gone) when their last receipt has come back. Pages that are inserted
+    /// with an earlier receipt stay the caller's. Listeners get a `Cleared` event.
     pub fn clear(&mut self, sink: &mut (impl EventSink + ?Sized)) -> CachedPages {
         let before = (self.events, self.counts.evicted);
         let evicted = self.evict(usize::MAX, &mut ());
@@ -147,13 +148,13 @@ impl RadixTree {
         evicted
     }
 
-    /// Pages that went with the last receipt for them since the tree was [cleared](Self::clear). To be asked for after
-    /// each [`unlock`](Self::unlock).
+    /// Takes the pages of a [cleared](Self::clear) tree whose last receipt has come back. The caller must ask for them
+    /// after each [`unlock`](Self::unlock).
     pub fn gone(&mut self) -> CachedPages {
         CachedPages::concat(std::mem::take(&mut self.gone))
     }
 
-    /// Takes a node whose namespace is forgotten away, and what led to it alone.
+    /// Removes a node whose namespace is forgotten, and the ancestors that led to this node alone.
     pub(super) fn drop_forgotten(&mut self, mut index: NodeIndex) {
         while self.nodes[index].children == 0 && self.nodes[index].full().pins == 0 {
             let above = self.nodes[index].owner.get();

@@ -7,16 +7,16 @@ use super::node::{ComponentPages, NO_NODE, Node, NodeIndex, Owner};
 use crate::ids::PageId;
 use crate::pool::{HeldPages, PagePool};
 
-/// What became of the pages that were offered.
+/// The result of an insertion: what the tree did with each offered page.
 #[derive(Debug)]
 #[must_use = "pages and the receipt must go back"]
 pub struct Inserted {
-    /// Takes the place of the receipt that was given: the whole pages of the inserted tokens.
+    /// The receipt for the whole pages of the inserted tokens. It replaces the receipt that was passed in.
     pub lock: PrefixLock,
     /// Pages that the tree took.
     pub taken: usize,
-    /// Pages for which the tree had others already: the caller goes on with the tree's
-    /// ([`RadixTree::pages`]) and releases these, once nothing that was started with them is under way.
+    /// Pages for which the tree had others already. The caller continues with the tree's pages ([`RadixTree::pages`])
+    /// and releases these, once no work that uses them is under way.
     pub duplicates: HeldPages,
     /// Pages behind the last whole page of tokens, or all when the receipt's namespace is forgotten. They stay the caller's.
     pub rest: HeldPages,
@@ -25,9 +25,10 @@ pub struct Inserted {
 impl RadixTree {
     /// Gives the tree the KV of `tokens`, which start with the locked prefix. `owned` are the pages behind the locked
     /// ones, in order. They must be complete up to the last whole page of `tokens`, and nothing may write them any
-    /// more. There may be more of them.
+    /// more. `owned` may have further pages.
     ///
-    /// `priority` is for [`Policy::Priority`](super::Policy::Priority): higher stays longer, and what leads to it too.
+    /// `priority` is for [`Policy::Priority`](super::Policy::Priority): pages of a higher priority stay longer, and so
+    /// do the pages before them.
     ///
     /// # Panics
     /// When there are fewer tokens than the lock covers, or fewer pages than tokens.
@@ -50,7 +51,7 @@ impl RadixTree {
             "not the locked tokens"
         );
         if !self.namespaces.contains(lock.namespace) {
-            // Forgotten since the request began: the pages could not be found again.
+            // The namespace was forgotten since the request began, so the pages could not be found again.
             let duplicates = HeldPages::none();
             return Inserted { lock, taken: 0, duplicates, rest: owned };
         }
@@ -81,7 +82,7 @@ impl RadixTree {
         Inserted { lock, taken, duplicates: owned, rest }
     }
 
-    /// A new leaf with one pin.
+    /// Adds a new leaf with one pin.
     fn attach(
         &mut self,
         pool: &mut PagePool,

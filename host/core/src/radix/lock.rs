@@ -1,4 +1,4 @@
-//! Matching, and the receipts that keep what was matched.
+//! Matching of tokens, and receipts that keep the matched prefixes.
 
 use super::namespace::Namespace;
 use super::node::{ComponentPages, NO_NODE, Node, NodeIndex, Owner};
@@ -7,8 +7,8 @@ use crate::ids::PageId;
 
 /// A cached prefix that stays for as long as this receipt is out.
 ///
-/// It cannot be copied, and must go back to [`RadixTree::unlock`] (or through [`RadixTree::insert`], which gives
-/// another back) on every way a request can end. A receipt for no pages is one too.
+/// It cannot be copied. However a request ends, its receipt must go back to [`RadixTree::unlock`] (or to
+/// [`RadixTree::insert`], which returns a new one). This holds for a receipt for no pages, too.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the prefix stays locked for ever unless the receipt goes back to the tree"]
 pub struct PrefixLock {
@@ -17,7 +17,7 @@ pub struct PrefixLock {
     pub(super) pages: u32,
     /// Where computing begins, in pages.
     pub(super) from: u32,
-    /// Its pages, from some place on to some other, whose window parts stay as well.
+    /// A range of the prefix's pages whose window parts stay as well.
     pub(super) windows: Vec<PageId>,
 }
 
@@ -28,8 +28,8 @@ impl PrefixLock {
         self.pages as usize
     }
 
-    /// The page from which on a worker that computes goes on: the one behind the prefix, or one before its end, if the
-    /// window there is to be recomputed ([`crate::window::Reach`]).
+    /// The page at which a worker that computes continues: the page behind the prefix, or an earlier one if the window
+    /// at its end must be recomputed ([`crate::window::Reach`]).
     #[must_use]
     pub fn from(&self) -> usize {
         self.from as usize
@@ -47,18 +47,19 @@ impl PrefixLock {
     }
 }
 
-/// How far down tokens lead.
+/// How far tokens match in the tree.
 pub(super) struct Walk {
-    /// The last node whose tokens are all there.
+    /// The last node whose tokens match completely.
     node: NodeIndex,
-    /// Pages to its end.
+    /// Pages up to the end of that node.
     end: usize,
-    /// A child of it of which only the first pages are there, and how many.
+    /// A child of that node of which only the first pages match, and their number.
     partly: Option<(NodeIndex, usize)>,
 }
 
 impl Walk {
-    /// The last node whose tokens are all there, the pages to its end, and how much of which child of it.
+    /// The last node that matches completely, the pages up to its end, and the child that matches partly with its
+    /// number of matching pages.
     pub(super) fn into_parts(self) -> (NodeIndex, usize, Option<(NodeIndex, usize)>) {
         (self.node, self.end, self.partly)
     }
@@ -79,8 +80,8 @@ impl RadixTree {
         lock
     }
 
-    /// As [`lock`](Self::lock), for a request that may have to give the receipt back unused: it counts as a use only with
-    /// [`count_use`](Self::count_use).
+    /// Like [`lock`](Self::lock), for a request that may give the receipt back unused. Only
+    /// [`count_use`](Self::count_use) counts a use.
     pub fn hold(&mut self, namespace: Namespace, tokens: &[u32]) -> PrefixLock {
         self.counts.locks += 1;
         if !self.namespaces.lock_added(namespace) {
@@ -93,8 +94,9 @@ impl RadixTree {
         PrefixLock { namespace, node, pages: pages as u32, from: pages as u32, windows: Vec::new() }
     }
 
-    /// Counts a use of a locked prefix, for policies that count uses. A request has gone on from the window that the receipt
-    /// keeps. What orders a node must not change while it is in the order of eviction, and what is locked is not in it.
+    /// Counts a use of a locked prefix, for policies that count uses. Also marks the window that the receipt keeps: a
+    /// request continues there. The hits of a node must not change while it is in the order of eviction. Locked nodes are
+    /// not in it.
     pub fn count_use(&mut self, lock: &PrefixLock) {
         lock.windows.iter().for_each(|page| self.windows.mark(*page));
         let mut at = lock.node;
@@ -117,7 +119,8 @@ impl RadixTree {
         PrefixLock { namespace: lock.namespace, node, pages, from: pages, windows: Vec::new() }
     }
 
-    /// Takes a receipt back. What no other receipt keeps becomes evictable, as the most recently used of its class.
+    /// Takes a receipt back. Nodes that no other receipt keeps become evictable, as the most recently used of their
+    /// class.
     pub fn unlock(&mut self, mut lock: PrefixLock) {
         let windows = lock.windows.len();
         self.unlock_windows(&mut lock, windows);
@@ -131,7 +134,7 @@ impl RadixTree {
         }
     }
 
-    /// Follows tokens down from a node that `start` pages of them lead to.
+    /// Follows tokens down from the node `from`, at whose end their first `start` pages end.
     pub(super) fn walk(&self, namespace: Namespace, from: NodeIndex, start: usize, tokens: &[u32]) -> Walk {
         let page = self.page_tokens;
         let full = tokens.len() / page * page;
@@ -158,7 +161,8 @@ impl RadixTree {
         walk
     }
 
-    /// Follows tokens down as far as they lead, and makes a node end there. Returns it and the pages to its end.
+    /// Follows tokens down as far as they match, and splits a node if it goes on behind that place. Returns the node
+    /// that ends there, and the pages up to its end.
     pub(super) fn descend(
         &mut self,
         namespace: Namespace,
@@ -182,8 +186,8 @@ impl RadixTree {
         })
     }
 
-    /// Cuts a node after `at` pages and returns the new upper half. The lower half stays the node that it was, so what
-    /// names it (receipts, children) need not be told. If anything pins the lower half, it pins the upper one.
+    /// Cuts a node after `at` pages and returns the new upper half. The lower half keeps the index of the node, so
+    /// receipts and children that refer to it stay valid. If the lower half is pinned, it pins the upper one.
     fn split(&mut self, lower: NodeIndex, at: usize) -> NodeIndex {
         let cut = at * self.page_tokens;
         let node = &mut self.nodes[lower];
@@ -211,13 +215,13 @@ impl RadixTree {
         let hash = self.children.hash(owner, &self.nodes[lower].tokens[..self.page_tokens]);
         self.children.insert(hash, lower);
         if !pinned {
-            // In any place: the caller pins the upper half next.
+            // The place in the order does not matter: the caller pins the upper half next.
             self.order.push(&mut self.nodes, upper);
         }
         upper
     }
 
-    /// One pin more. A node's first pin pins its parent.
+    /// Adds a pin. A node's first pin pins its parent.
     pub(super) fn pin(&mut self, mut index: NodeIndex) {
         loop {
             let part = self.nodes[index].full_mut();
@@ -232,7 +236,7 @@ impl RadixTree {
         }
     }
 
-    /// One pin less. The last one unpins the parent.
+    /// Takes a pin away. The last one unpins the parent.
     pub(super) fn unpin(&mut self, mut index: NodeIndex) {
         loop {
             let part = self.nodes[index].full_mut();

@@ -1,4 +1,4 @@
-//! Prompts that must not share KV although their tokens are equal.
+//! Namespaces separate prompts that must not share KV although their tokens are equal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::chain::PageHash;
 pub struct NamespaceKey {
     /// The model's name.
     pub model: String,
-    /// LoRA adapter or whatever else the client asks to be kept apart by.
+    /// LoRA adapter, or any other text by which the client separates requests.
     pub extra_key: String,
     /// The tenant's salt: without it, one tenant could learn from timing what another has asked.
     pub salt: String,
@@ -21,13 +21,13 @@ impl NamespaceKey {
     /// Longest `extra_key` and `salt`, in bytes: clients choose them, and every worker keeps those that hold pages.
     pub const MAX_PART: usize = 256;
 
-    /// Whether what clients choose is short enough.
+    /// Whether the parts that clients choose are short enough.
     #[must_use]
     pub fn is_bounded(&self) -> bool {
         self.extra_key.len() <= Self::MAX_PART && self.salt.len() <= Self::MAX_PART
     }
 
-    /// What two workers compare to see that they mean the same namespace: the first 8 bytes, big-endian, of the
+    /// The number by which two workers check that they mean the same namespace: the first 8 bytes, big-endian, of the
     /// [chain seed](PageHash::namespace) of a worker without an identity.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
@@ -37,8 +37,8 @@ impl NamespaceKey {
 }
 
 impl PageHash {
-    /// Where a namespace's chains start, `self` being the worker's identity: SHA-256 over the identity and the key's
-    /// three parts, each behind its length as u64 LE, so that no two keys read alike.
+    /// The hash from which a namespace's chains start: SHA-256 over the worker's identity (`self`) and the key's three
+    /// parts, each behind its length as u64 LE, so that two keys never give the same bytes.
     #[must_use]
     pub fn namespace(&self, key: &NamespaceKey) -> PageHash {
         let mut hasher = Sha256::new();
@@ -65,14 +65,14 @@ struct Entry {
     locks: u32,
 }
 
-/// The namespaces of a tree. Clients choose salts, so there is a limit: beyond it, the oldest that holds neither pages
-/// nor receipts is forgotten.
+/// The namespaces of a tree. Clients choose salts, so there is a limit: beyond it, the oldest namespace that holds
+/// neither pages nor receipts is forgotten.
 #[derive(Debug)]
 pub(super) struct Namespaces {
     limit: usize,
     by_key: BTreeMap<NamespaceKey, Namespace>,
     entries: BTreeMap<Namespace, Entry>,
-    /// Those without pages and receipts.
+    /// Namespaces without pages and receipts.
     idle: BTreeSet<Namespace>,
     next: u32,
 }
@@ -110,7 +110,7 @@ impl Namespaces {
         self.entries.get(&namespace).map(|entry| entry.seed)
     }
 
-    /// Whether pages may still be added.
+    /// Whether a namespace is not forgotten, so that pages may still be added.
     pub(super) fn contains(&self, namespace: Namespace) -> bool {
         self.entries.contains_key(&namespace)
     }
@@ -123,7 +123,7 @@ impl Namespaces {
         let _known = self.change(namespace, |entry| entry.roots -= 1);
     }
 
-    /// False when the namespace is forgotten.
+    /// Counts a receipt. False when the namespace is forgotten.
     pub(super) fn lock_added(&mut self, namespace: Namespace) -> bool {
         self.change(namespace, |entry| entry.locks += 1)
     }
@@ -137,7 +137,7 @@ impl Namespaces {
         let idle = |entry: &Entry| entry.roots == 0 && entry.locks == 0;
         let before = idle(entry);
         change(entry);
-        // Most locks come to a namespace that has pages: nothing changes then, and every match passes here.
+        // Every match comes here, and most namespaces have pages. Then the set of idle namespaces stays as it is.
         match (before, idle(entry)) {
             (false, true) => _ = self.idle.insert(namespace),
             (true, false) => _ = self.idle.remove(&namespace),
@@ -146,7 +146,7 @@ impl Namespaces {
         true
     }
 
-    /// From here on every key is another namespace than it was.
+    /// Forgets all namespaces. From here on every key gets a new one.
     pub(super) fn forget_all(&mut self) {
         self.by_key.clear();
         self.entries.clear();

@@ -3,16 +3,16 @@
 use super::namespace::Namespace;
 use crate::pool::CachedPages;
 
-/// Where a node lies among the tree's nodes.
+/// The place of a node among the tree's nodes.
 pub(super) type NodeIndex = u32;
 
 /// No node.
 pub(super) const NO_NODE: NodeIndex = u32::MAX;
 
-/// What a node may keep for its tokens.
+/// A kind of data that a node keeps for its tokens.
 ///
-/// Full attention's KV is there for every node. Others (a sliding window's, a recurrent state's) may be missing from
-/// some nodes, and come with the models that need them.
+/// Every node has the KV of full attention. Data that some nodes lack (of a sliding window, of a recurrent state) is
+/// kept beside the nodes, for models that need it (`windows.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
     /// KV of layers that attend to the whole sequence.
@@ -24,7 +24,7 @@ impl Component {
     pub const COUNT: usize = 1;
 }
 
-/// Whose child a node is: another node's, or a namespace's.
+/// The owner of a node: its parent, or its namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Owner(pub(super) u32);
 
@@ -49,7 +49,7 @@ impl Owner {
     }
 }
 
-/// What a node keeps of one [`Component`].
+/// The pages that a node keeps for one [`Component`].
 #[derive(Debug)]
 pub(super) struct ComponentPages {
     /// One page for each page of tokens.
@@ -64,7 +64,7 @@ pub(super) struct ComponentPages {
 }
 
 impl ComponentPages {
-    /// Pages that `pins` pin, in no order yet.
+    /// Pages with so many pins, not yet in the order of eviction.
     pub(super) fn new(pages: CachedPages, pins: u32, hits: u32) -> Self {
         Self { pages, pins, previous: NO_NODE, next: NO_NODE, hits }
     }
@@ -82,7 +82,7 @@ pub(super) struct Node {
     pub children: u32,
     /// Pages from the start of the sequence to the end of this node.
     pub end: u32,
-    /// The highest priority that anything inserted here or below had.
+    /// The highest priority of all insertions in this node or below it.
     pub priority: i32,
 }
 
@@ -120,7 +120,7 @@ impl Nodes {
         index
     }
 
-    /// Takes a node out. What is left in its place holds nothing.
+    /// Takes a node out, and leaves an empty one in its place.
     pub(super) fn remove(&mut self, index: NodeIndex) -> Node {
         self.vacant.push(index);
         let empty = Node {

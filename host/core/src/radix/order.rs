@@ -1,27 +1,27 @@
-//! In which order nodes are evicted.
+//! The order in which nodes are evicted.
 //!
 //! The order persists: one queue per *class*, lowest class first, and within a class the node that was released
 //! longest ago first. A node is in its queue exactly while nothing pins it, and joins at the end when its last pin goes.
 //!
 //! No heap is needed, because the head is always a leaf. A pinned node pins its ancestors, so a node joins before its
-//! ancestors do, which go to the end of the same queue or of a higher one: a match counts for every node on its
-//! path, and priorities are raised up to the top. So whatever is below a node comes out before it.
+//! ancestors do. They join at the end of the same queue or of a higher one, because a match counts for every node on
+//! its path, and priorities are raised up to the top. So all nodes below a node come out before it.
 
 use std::collections::BTreeMap;
 
 use super::node::{NO_NODE, Node, NodeIndex, Nodes};
 
-/// What is evicted first.
+/// Which nodes are evicted first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// What was released longest ago.
+    /// Those that were released longest ago.
     #[default]
     Lru,
-    /// What was matched least often, and of that, what was released longest ago.
+    /// Those that were matched least often, and among equals those that were released longest ago.
     Lfu,
-    /// What was matched less than twice, in LRU order, and then the rest, in LRU order.
+    /// Those that were matched less than twice, in LRU order, and then the others, in LRU order.
     Slru,
-    /// What has the lowest priority, and of that, what was released longest ago.
+    /// Those with the lowest priority, and among equals those that were released longest ago.
     Priority,
 }
 
@@ -81,7 +81,7 @@ impl Order {
         self.queues.first_key_value().map(|(_, queue)| queue.head)
     }
 
-    /// The node's last pin has gone, or it was just split off and is about to be pinned.
+    /// Adds a node whose last pin has gone, or that was just split off and is about to be pinned.
     pub(super) fn push(&mut self, nodes: &mut Nodes, index: NodeIndex) {
         let class = self.policy.class(&nodes[index]);
         let queue = self.queues.entry(class).or_insert(Queue { head: index, tail: NO_NODE });
@@ -94,7 +94,8 @@ impl Order {
         }
     }
 
-    /// The node was pinned or evicted. What its class depends on must not have changed since it joined.
+    /// Removes a node that was pinned or evicted. The data that its class depends on must not have changed since it
+    /// joined.
     pub(super) fn remove(&mut self, nodes: &mut Nodes, index: NodeIndex) {
         let part = nodes[index].full();
         let (previous, next) = (part.previous, part.next);

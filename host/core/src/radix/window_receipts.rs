@@ -1,4 +1,4 @@
-//! Receipts for prefixes and parts of their windows, for what goes to and comes from the offload tiers.
+//! Receipts for prefixes and parts of their windows, for saves to and restores from the offload tiers.
 
 use std::ops::Range;
 
@@ -9,13 +9,14 @@ use super::namespace::Namespace;
 use crate::window::{Reach, WindowShape};
 
 impl RadixTree {
-    /// Of the longest cached prefix of these tokens: which pages have their window parts here too.
+    /// For each page of the longest cached prefix of these tokens: whether its window part is cached, too.
     pub(crate) fn window_parts(&self, namespace: Namespace, tokens: &[u32]) -> Vec<bool> {
         self.path(namespace, tokens).into_iter().map(|page| self.windows.contains(page)).collect()
     }
 
-    /// Locks what is cached of these tokens up to where a request goes on. Of the window that is seen there it locks
-    /// the parts that are here, up to the first that is not. As [`hold`](Self::hold), it counts as no use yet.
+    /// Locks the cached prefix of these tokens up to the place where a request continues (`reach`). Of the window that
+    /// is seen there it locks the cached parts, up to the first one that is not cached. Like [`hold`](Self::hold), it
+    /// does not count as a use yet.
     pub(crate) fn hold_front(
         &mut self,
         namespace: Namespace,
@@ -45,8 +46,8 @@ impl RadixTree {
         second
     }
 
-    /// From some place on, the window parts that a receipt keeps are to be saved when they are evicted, under the names of
-    /// their pages.
+    /// Marks the window parts that a receipt keeps, from place `first` on, to be saved when they are evicted, under the
+    /// names of their pages.
     pub(crate) fn name_windows(&mut self, lock: &PrefixLock, first: usize, names: &[PageHash]) {
         for (page, name) in lock.windows[first..].iter().zip(names) {
             self.windows.name(*page, *name);
@@ -60,7 +61,7 @@ mod tests {
     use crate::pool::PagePool;
     use crate::radix::{Inserted, NamespaceKey, Policy, TreeConfig};
 
-    /// A request computes on, and what it left of its window is kept by a copy that has not begun.
+    /// A request computes on, and copies that have not begun keep the window parts that it lets go of.
     #[test]
     fn parts_that_only_a_copy_keeps_are_seen_although_a_request_keeps_their_pages() {
         let identity = PageHash([0; 32]);

@@ -1,14 +1,15 @@
-//! Window parts of cached pages, for models of which some layers slide ([`crate::window`]).
+//! Window parts of cached pages, for models with sliding layers ([`crate::window`]).
 //!
 //! A page in the tree may have its window part in the tree, or not (a *tombstone*). The pages of the pool that the part takes
-//! are named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that computes goes
-//! on where the whole window is there, or behind all that is cached if the window there is soon recomputed
-//! ([`RadixTree::hold_window`]). Where the window is there, the receipt keeps its parts too, for as long as its holder says.
+//! are found here by the full part's page, so changes of nodes need no correction. A worker that computes continues where the
+//! whole window is cached, or behind the whole cached prefix if recomputing the window there costs less
+//! ([`RadixTree::hold_window`]). If the window is cached, the receipt keeps its parts too, until its holder lets them go.
 //!
-//! Parts that no receipt keeps are given up alone. First go those where no request has gone on and none is likely to. A long
-//! prompt leaves its parts all along, so that others can go on anywhere, and what that takes is the first to be had. Then go
-//! those that were used least recently, before pages that were used later. So what stays of a long sequence is the full part,
-//! the parts of its end, where the next turn of a conversation goes on, and those of places where others went on.
+//! Parts that no receipt keeps can be evicted without their pages. First go parts of windows where no request has continued
+//! and none is likely to. A long prompt leaves parts along its whole length, so that other requests can continue anywhere,
+//! and these parts are evicted first. Then go the least recently used parts, before pages that were used later. So a long
+//! sequence keeps its full part, the parts of its end, where the next turn of a conversation continues, and the parts of
+//! places where other requests continued.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,11 +26,11 @@ use crate::window::{Reach, WindowShape};
 #[derive(Debug)]
 struct WindowPart {
     pages: CachedPages,
-    /// Receipts that keep it.
+    /// Receipts that keep the part.
     pins: u32,
-    /// Whether a request went on from here, or is likely to.
+    /// Whether a request continued with this part in its window, or is likely to.
     useful: bool,
-    /// When the last receipt gave the part up. Parts given up together have the same.
+    /// When the last receipt gave the part up. Parts given up together have the same stamp.
     stamp: u64,
     /// The page's name, if the part is to be saved when it is evicted.
     name: Option<PageHash>,
@@ -50,7 +51,7 @@ pub(super) struct EvictedWindow {
 }
 
 impl EvictedWindow {
-    /// Its pages and their names, if they are to be saved.
+    /// The names of the part's pages, if they are to be saved, and the pages.
     pub(super) fn named(self) -> (Vec<PageHash>, CachedPages) {
         let name = |(part, _)| self.name.map(|name| name.window_part(part));
         let names = (0..).zip(self.pages.ids()).filter_map(name).collect();
@@ -63,7 +64,8 @@ impl EvictedWindow {
 pub(super) struct Windows {
     /// By the full part's page.
     parts: BTreeMap<PageId, WindowPart>,
-    /// Those that no receipt keeps, those that are not useful first, by when that began.
+    /// Parts that no receipt keeps. Parts that are not useful come first. Among equals those come first that were given
+    /// up earlier.
     order: BTreeSet<(bool, u64, PageId)>,
     last_stamp: u64,
     pages: usize,
@@ -81,7 +83,7 @@ impl Windows {
         self.pages - self.pinned
     }
 
-    /// The part to give up first: whether it is useful, since when no receipt keeps it, and whose it is.
+    /// The part to evict first: whether it is useful, since when no receipt keeps it, and the page that it belongs to.
     fn first(&self) -> Option<(bool, u64, PageId)> {
         self.order.first().copied()
     }
@@ -114,7 +116,7 @@ impl Windows {
         assert!(earlier.is_none(), "{page:?} has two window parts");
     }
 
-    /// One receipt more.
+    /// Counts one more receipt for the part.
     pub(super) fn pin(&mut self, page: PageId) {
         let Some(part) = self.parts.get_mut(&page) else {
             unreachable!("{page:?} has no window part to keep")
@@ -127,7 +129,7 @@ impl Windows {
         }
     }
 
-    /// One receipt less for each of these.
+    /// Counts one receipt less for each of these parts.
     fn unpin(&mut self, pages: impl Iterator<Item = PageId>) {
         self.last_stamp += 1;
         pages.for_each(|page| self.unpin_one(page));
@@ -145,14 +147,14 @@ impl Windows {
         }
     }
 
-    /// The part is to be saved, under its page's name, when it is evicted.
+    /// Marks the part to be saved, under its page's name, when it is evicted.
     pub(super) fn name(&mut self, page: PageId, name: PageHash) {
         if let Some(part) = self.parts.get_mut(&page) {
             part.name = Some(name);
         }
     }
 
-    /// The part is to be kept.
+    /// Marks the part as useful, so that it is evicted later.
     pub(super) fn mark(&mut self, page: PageId) {
         let Some(part) = self.parts.get_mut(&page) else { return };
         let moves = self.order.remove(&part.place(page));
@@ -162,7 +164,7 @@ impl Windows {
         }
     }
 
-    /// Takes the part of a page out that leaves the tree, or is to be a tombstone.
+    /// Takes out the part of a page that leaves the tree, or whose part becomes a tombstone.
     pub(super) fn remove(&mut self, page: PageId) -> Option<EvictedWindow> {
         let part = self.parts.remove(&page)?;
         assert_eq!(part.pins, 0, "a receipt keeps the window part of {page:?}");
@@ -172,7 +174,7 @@ impl Windows {
     }
 
     /// # Panics
-    /// When something counted along the way is wrong. `cached` says whether a page is in the tree.
+    /// When a running count is wrong. `cached` says whether a page is in the tree.
     pub(super) fn audit(&self, cached: impl Fn(PageId) -> bool) {
         let count = |pinned: bool| {
             let parts = self.parts.values().filter(|part| (part.pins > 0) == pinned);
@@ -187,10 +189,10 @@ impl Windows {
 }
 
 impl RadixTree {
-    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there.
-    /// If less is to be computed then ([`WindowShape::reach`]), this locks all that is cached of them instead, to
-    /// recompute the window at its end ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet: the
-    /// window counts for no more than before until a request goes on there.
+    /// Locks the longest cached prefix of these tokens at whose end the window is cached, and that window. If less has
+    /// to be computed then ([`WindowShape::reach`]), it locks the whole cached prefix instead, to recompute the window
+    /// at its end ([`PrefixLock::from`]). Like [`hold`](Self::hold), it does not count as a use yet: the window becomes
+    /// useful only when a request continues there.
     pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;
@@ -208,8 +210,9 @@ impl RadixTree {
         lock
     }
 
-    /// Says that others are likely to go on from token page `at` of a locked prefix, or that a request does: its window
-    /// stays as long as pages that were used as recently. Parts of which that is never said go first of all.
+    /// Marks the window at token page `at` of a locked prefix as useful, because a request continues there or others
+    /// are likely to. It then stays as long as pages that were used as recently. Parts that are never marked are
+    /// evicted first.
     pub fn mark_window(&mut self, lock: &PrefixLock, at: usize, shape: WindowShape) {
         let mut path = Vec::new();
         self.pages(lock, &mut path);
@@ -217,9 +220,10 @@ impl RadixTree {
         path.get(seen).into_iter().flatten().for_each(|page| self.windows.mark(*page));
     }
 
-    /// Gives the tree the window parts of a locked prefix from token page `first` on: behind those that the receipt
-    /// keeps already, `own` in order. It takes what it has not, up to the end of the prefix, and the receipt keeps all of
-    /// them. Returns the pages of all that it keeps, then those that the tree had already, and those behind the prefix.
+    /// Gives the tree the window parts of a locked prefix from token page `first` on. `own` has the parts behind those
+    /// that the receipt keeps already, in order. The tree takes the parts that it lacks, up to the end of the prefix, and
+    /// the receipt keeps all of them. Returns the pages of all kept parts, parts that the tree had already, and parts
+    /// behind the prefix.
     pub fn keep_windows(
         &mut self,
         pool: &mut PagePool,
@@ -255,7 +259,7 @@ impl RadixTree {
         parts.flat_map(|part| part.pages.ids()).copied().collect()
     }
 
-    /// Lets the first `count` window parts go that a receipt keeps.
+    /// Lets go of the first `count` window parts that a receipt keeps.
     pub fn unlock_windows(&mut self, lock: &mut PrefixLock, count: usize) {
         if count > 0 {
             self.windows.unpin(lock.windows.drain(..count));
@@ -280,14 +284,15 @@ impl RadixTree {
         path
     }
 
-    /// The window part to give up first, if some must be.
+    /// The window part to evict first, if there is one.
     pub(super) fn first_window(&self) -> Option<PageId> {
         self.windows.first().map(|(_, _, page)| page)
     }
 
-    /// The window part to give up before a leaf, if any: one that is not useful, or was not used since the leaf's end
-    /// was. A leaf without a window at its end goes first: on a worker that computes it is of no use, and one that is
-    /// sent its windows keeps only those that a preempted request left to go on with.
+    /// The window part to evict before a leaf, if any: a part that is not useful, or that was given up before the
+    /// window part at the leaf's end. A leaf without a window part at its end goes before useful parts. A worker that
+    /// computes has no use for such a leaf. A worker that is sent its windows keeps only those with which preempted
+    /// requests are to continue.
     pub(super) fn window_to_evict(&self, leaf: Option<NodeIndex>) -> Option<PageId> {
         let (useful, stamp, page) = self.windows.first()?;
         let last = leaf.and_then(|leaf| self.nodes[leaf].full().pages.ids().last());
@@ -295,7 +300,8 @@ impl RadixTree {
         (!useful || used.is_none_or(|used| stamp < used)).then_some(page)
     }
 
-    /// How many pages from its end on a leaf loses for so many pages of the pool, at least one and at most all.
+    /// How many pages a leaf must lose from its end to free `missing` pages of the pool, window parts included: at
+    /// least one and at most all.
     pub(super) fn pages_to_cut(&self, leaf: NodeIndex, missing: usize) -> usize {
         let pages = self.nodes[leaf].full().pages.ids();
         let mut found = 0;
@@ -307,7 +313,7 @@ impl RadixTree {
         cut.count()
     }
 
-    /// Makes a page's window part a tombstone. That is no event: the page stays.
+    /// Evicts a page's window part and leaves a tombstone. There is no event, because the page stays.
     pub(super) fn evict_window(&mut self, page: PageId) -> EvictedWindow {
         self.windows.remove(page).unwrap_or_default()
     }
@@ -321,14 +327,14 @@ impl RadixTree {
     }
 }
 
-/// What became of the window parts that were offered.
+/// The result of offering window parts to the tree.
 #[derive(Debug)]
 #[must_use = "pages must go back"]
 pub struct KeptWindows {
     /// The pages of all parts that the receipt keeps now.
     pub pages: Vec<PageId>,
-    /// Those for which the tree had others already.
+    /// Pages of parts that the tree had already.
     pub duplicates: HeldPages,
-    /// Those behind the prefix.
+    /// Pages of parts behind the prefix.
     pub rest: HeldPages,
 }

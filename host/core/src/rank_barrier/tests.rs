@@ -11,14 +11,14 @@ fn opening(attempt: u32) -> RoomOpening {
     RoomOpening { room: ROOM, attempt, peer: PEER, session: 1, pages: Vec::new(), parts: 10 }
 }
 
-/// Between a prefill worker of so many ranks and ours, with a room open.
+/// A barrier with an open room, for a prefill worker of `sources` ranks and ours of `targets` ranks.
 fn open(heads: usize, sources: usize, targets: usize) -> RankBarrier {
     let mut barrier = RankBarrier::new(targets);
     barrier.open(&opening(1), head_lanes(heads, sources, targets));
     barrier
 }
 
-/// What the scheduler is told of a report.
+/// The event that the scheduler gets for a report.
 fn take(barrier: &mut RankBarrier, report: Report) -> Option<Event> {
     barrier.take(report).unwrap_or_else(|contradiction| Some(contradiction.event()))
 }
@@ -27,7 +27,7 @@ fn notice(sequence: u32) -> Notice {
     Notice { room: ROOM, attempt: 1, sequence, pages: 2, last: false }
 }
 
-/// A fragment of a part. Each lane's sum of a part is its own number.
+/// A fragment of a part. Each lane has its own sum for each part.
 fn landed((source, target): (usize, usize), sequence: u32, (fragment, fragments): (u32, u32)) -> Report {
     let notice = LaneNotice {
         notice: notice(sequence),
@@ -77,7 +77,7 @@ fn a_write_has_settled_when_it_has_on_every_rank_however_often_one_says_so() {
     assert!(barrier.writes.is_empty());
 }
 
-/// All fragments of some parts over all lanes, in an order of the seed's, some of them twice.
+/// All fragments of three parts over all lanes, in an order that follows from the seed, some of them twice.
 fn shuffled(lanes: &[HeadLane], seed: u64) -> Vec<Report> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut reports = Vec::new();
@@ -114,7 +114,7 @@ fn a_part_arrives_once_with_the_last_fragment_of_the_last_lane_in_any_order() {
                 assert_eq!(missing, None, "seed {seed}: part {} too early", notice.sequence);
             }
             assert_eq!(arrived.len(), 3, "seed {seed}");
-            // The sums of all three parts, each lane's once.
+            // The results must have the sums over all three parts, once for each lane.
             barrier.verify(ROOM);
             let mut found = None;
             for rank in (0..targets).rev() {

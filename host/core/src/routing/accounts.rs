@@ -1,7 +1,8 @@
 //! The pages in the workers' caches, as far as the router knows them, and the work of requests under way.
 //!
 //! One index holds the pages of all workers, prefill and decode alike, because the names of pages are the same on both.
-//! Two accounts hold the work, one for computing prompts and one for answers, because what a request costs differs.
+//! Two accounts hold the work, one for computing prompts and one for answers, because the cost of a request differs
+//! between both.
 
 use std::collections::VecDeque;
 use std::ops::Add;
@@ -17,8 +18,8 @@ use crate::scheduler::Role;
 
 /// After a request has ended, its pages count as on their way for this long: the worker's events need a moment.
 const SETTLE: Duration = Duration::from_secs(1);
-/// What each request that waits in a decode worker's queue counts for beside its place on the account: it waits because
-/// the worker has no pages for it, and so would the next.
+/// Tokens for which each request in a decode worker's queue counts, beside its work on the account. It waits because
+/// the worker has no pages for it, and the next request would wait, too.
 const QUEUED: f64 = 1024.0;
 
 /// The names of a prompt's whole pages on workers of one identity.
@@ -30,7 +31,7 @@ pub struct Chain {
     pub keys: Vec<BlockKey>,
 }
 
-/// Counters since start, and what is there now.
+/// Counters since start, and present sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounts {
     /// Different pages that some worker has.
@@ -45,12 +46,12 @@ pub struct CacheCounts {
     pub snapshots: u64,
 }
 
-/// A worker, as far as its place in the accounts goes.
+/// The facts about a worker that the accounts need.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// Its slot in the index.
     pub slot: WorkerSlot,
-    /// What it does.
+    /// The worker's role.
     pub role: Role,
     /// The identity of its cache, or `None` when it has none that can be followed.
     pub cache: Option<PageHash>,
@@ -71,7 +72,7 @@ pub struct Sight<'a> {
     chains: Vec<(&'a Chain, Vec<u32>)>,
 }
 
-/// See the module. `T` is a point in time of the router's clock.
+/// The index and the accounts of one router (see the module). `T` is a point in time of the router's clock.
 #[derive(Debug)]
 pub struct Accounts<T> {
     index: PrefixIndex,
@@ -98,19 +99,19 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Default for Accounts<T> {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
-    /// A place for a worker with so many pages.
+    /// Adds a worker with so many pages.
     pub fn add_worker(&mut self, pages: u32) -> WorkerSlot {
         self.index.add_worker(u64::from(pages))
     }
 
-    /// A worker is gone, and with it its pages and its work.
+    /// Removes a worker, with its pages and its work.
     pub fn remove_worker(&mut self, slot: WorkerSlot) {
         self.index.remove_worker(slot);
         self.prompts.remove_worker(slot);
         self.answers.remove_worker(slot);
     }
 
-    /// The event after which to follow a worker.
+    /// The number of the event after which the router must follow a worker.
     pub fn resume(&mut self, slot: WorkerSlot) -> u64 {
         self.index.resume(slot).unwrap_or(0)
     }
@@ -126,7 +127,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
         self.index.blocks(slot)
     }
 
-    /// What was counted, and what is known.
+    /// The counters and present sizes.
     #[must_use]
     pub fn counts(&self) -> CacheCounts {
         CacheCounts { pages: self.index.len(), sessions: self.sessions.len(), ..self.counts }
@@ -146,7 +147,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
         heard
     }
 
-    /// Takes in a part of all that a worker has.
+    /// Takes in a part of a worker's snapshot.
     pub fn hear_part(&mut self, slot: WorkerSlot, part: &SnapshotPart) -> Applied {
         let heard = self.index.take(slot, part);
         self.counts.snapshots += u64::from(heard == Applied::Yes && part.last);
@@ -161,7 +162,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
         Sight { tokens, chains }
     }
 
-    /// What a request would cost at a worker.
+    /// The cost of a request at a worker.
     #[must_use]
     pub fn cost(&self, place: &Place, sight: &Sight<'_>) -> Cost {
         let (prompt, held) = seen(place, sight);
@@ -184,18 +185,18 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
         u64::from(cost.blocks) * u64::from(place.page_tokens)
     }
 
-    /// The prompt was computed.
+    /// Takes note that a request's prompt was computed.
     pub fn computed(&mut self, room: Room) {
         self.prompts.done(room);
     }
 
-    /// The answer is complete.
+    /// Takes note that a request's answer is complete.
     pub fn answered(&mut self, room: Room) {
         self.prompts.done(room);
         self.answers.done(room);
     }
 
-    /// The request has left its workers, one way or the other.
+    /// Takes note that a request has left its workers, with or without success.
     pub fn ended(&mut self, room: Room, now: T) {
         self.answered(room);
         // Here too, because `look` is not called where routes are chosen without the caches.

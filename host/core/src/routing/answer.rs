@@ -1,19 +1,19 @@
-//! How far an answer has come, over all tries.
+//! The progress of an answer over all tries.
 //!
-//! A draw depends on the seed and on the token's place in the sequence. So a try whose prompt is the client's and the answer so
-//! far brings the tokens that the broken one would have brought.
+//! A draw depends on the seed and on the token's place in the sequence. So a try that begins with the client's prompt and the
+//! answer so far brings the same tokens that the broken try would have brought.
 
 use std::borrow::Borrow;
 
-/// The sequence that the next try begins with, and what the try under way has brought. `P` holds the tokens of a prompt, which
-/// others may share.
+/// The sequence that the next try begins with, and the tokens that the try under way has brought. `P` holds the tokens of a
+/// prompt, which others may share.
 #[derive(Clone, Debug)]
 pub struct Answer<P> {
-    /// The client's prompt, and after it what earlier tries brought of the answer.
+    /// The client's prompt, and after it the tokens of the answer that earlier tries brought.
     prompt: P,
     /// Tokens of the client's prompt.
     given: usize,
-    /// What the try under way has brought.
+    /// Tokens that the try under way has brought.
     tokens: Vec<u32>,
     /// Tokens that the answer may have in all, once a worker has been chosen for it.
     most: Option<u32>,
@@ -45,7 +45,7 @@ impl<P: Borrow<Vec<u32>>> Answer<P> {
         self.most.unwrap_or(0).saturating_sub(self.answered())
     }
 
-    /// Says how many tokens the answer may have. Once it has one, that is fixed.
+    /// Sets how many tokens the answer may have. After its first token the limit is fixed.
     pub fn limit(&mut self, most: u32) {
         if self.answered() == 0 {
             self.most = Some(most);
@@ -64,7 +64,7 @@ impl<P: Borrow<Vec<u32>>> Answer<P> {
         u32::try_from(self.prompt.borrow().len() - self.given + self.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// Notes one more token. False when there were enough.
+    /// Adds one more token. Returns false, and adds none, if the answer has enough.
     pub fn push(&mut self, token: u32) -> bool {
         let wanted = self.left() > 0;
         if wanted {
@@ -80,12 +80,12 @@ impl<P: Borrow<Vec<u32>>> Answer<P> {
         if answered { self.tokens.last().or(self.prompt.borrow().last()).copied() } else { None }
     }
 
-    /// Ends a try: what it brought is part of the next one's prompt. `own` gives the prompt to be changed.
+    /// Ends a try, and appends its tokens to the prompt of the next try. `own` makes the prompt writable.
     pub fn keep(&mut self, own: impl FnOnce(&mut P) -> &mut Vec<u32>) {
         own(&mut self.prompt).append(&mut self.tokens);
     }
 
-    /// Ends a try: what it brought is void.
+    /// Ends a try, and drops its tokens.
     pub fn forget(&mut self) {
         self.tokens.clear();
     }

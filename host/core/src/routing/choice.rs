@@ -1,32 +1,33 @@
-//! The rule over the costs of workers: the least, and equals in turn.
+//! The rule over the costs of workers: the least cost wins, and equals take turns.
 
 use super::Policy;
 use crate::ids::{Instance, Room};
 
-/// The place of a worker among those that fit a request. Fields are compared in this order, and the least is chosen.
+/// The key by which workers that fit a request are compared. Fields are compared in this order, and the least is
+/// chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Preference {
-    /// Workers that took part in a failed try of this request: only if there is no other.
+    /// Number of workers that took part in a failed try of this request. They are chosen only if there are no others.
     pub avoided: u32,
-    /// Requests on it, or by [`Policy::Prefix`] what it has to do, in tokens.
+    /// Requests on the worker, or by [`Policy::Prefix`] its cost in tokens.
     pub load: u64,
     /// When it was last chosen, so that equals take turns. By [`Policy::Random`] it is the worker's lot.
     pub turn: u64,
 }
 
 impl Preference {
-    /// That of two workers that are both needed.
+    /// The preference of a pair, of which both workers are needed.
     fn both(self, other: Preference) -> Preference {
         Preference {
             avoided: self.avoided + other.avoided,
             load: self.load.saturating_add(other.load),
-            // As if they were one: a sum would always come after a worker that serves alone.
+            // The later turn, as of one worker: with a sum, a pair would always come after a worker that serves alone.
             turn: self.turn.max(other.turn),
         }
     }
 }
 
-/// What a router knows of a worker's load without its cache.
+/// The load of a worker, as a router knows it without the worker's cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reported {
     /// Requests that it has, by its last heartbeat.
@@ -44,7 +45,7 @@ impl Policy {
     pub fn load(self, cost: Option<f64>, reported: &Reported) -> u64 {
         match (self, cost) {
             (_, Some(tokens)) => tokens as u64,
-            // The heartbeat is up to a second old. What this router has sent since is known at once.
+            // The heartbeat is up to a second old. The requests that this router has sent since are known at once.
             (Policy::LeastLoaded | Policy::Prefix, None) => reported.requests.max(reported.in_flight),
             (Policy::RoundRobin | Policy::Random, None) => 0,
         }
@@ -70,7 +71,7 @@ pub struct Choice<W> {
 }
 
 /// Chooses among pairs of prefill and decode workers, of which `may_pair` says whether they may work together, and aggregated
-/// workers. `None` without candidates. Full equals go to the one that is listed first.
+/// workers. `None` without candidates. Of full equals the first in the list is chosen.
 pub fn choose<W: Copy>(
     prefill: &[(Preference, W)],
     decode: &[(Preference, W)],
@@ -79,7 +80,7 @@ pub fn choose<W: Copy>(
 ) -> Option<Choice<W>> {
     let best = prefill.iter().min_by_key(|(preference, _)| *preference);
     let partner = |decode: W| {
-        // Nearly always the best of all fits.
+        // Nearly always the best of all prefill workers fits.
         best.filter(|(_, best)| may_pair(*best, decode)).or_else(|| {
             let fits = prefill.iter().filter(|(_, prefill)| may_pair(*prefill, decode));
             fits.min_by_key(|(preference, _)| *preference)
@@ -88,7 +89,8 @@ pub fn choose<W: Copy>(
     let pairs = decode.iter().filter_map(|(preference, decode)| {
         let (other, prefill) = partner(*decode)?;
         let choice = Choice { prefill: Some(*prefill), answers: *decode };
-        // Where a prefill worker's turn is the later one, decode workers still take theirs.
+        // The decode worker's own preference decides between equal pairs. So decode workers take turns even if the
+        // prefill worker's turn is later.
         Some((preference.both(*other), *preference, choice))
     });
     let pair = pairs.min_by_key(|(both, own, _)| (*both, *own)).map(|(both, _, choice)| (both, choice));

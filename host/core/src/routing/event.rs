@@ -1,15 +1,15 @@
-//! What a worker tells routers of its cache: change by change, or all of it in parts.
+//! The events by which routers follow a worker's cache: change by change, or a snapshot in parts.
 
 use super::key::BlockKey;
 
-/// What a worker says of its cache.
+/// A change of a worker's cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
     /// These blocks are in the cache now. Each follows the one before.
     Stored(Vec<BlockKey>),
-    /// These are no longer.
+    /// These blocks are no longer in the cache.
     Removed(Vec<BlockKey>),
-    /// Nothing is.
+    /// The cache is empty.
     Cleared,
 }
 
@@ -20,7 +20,7 @@ pub struct SnapshotPart {
     pub number: u64,
     /// Counts the parts from 0.
     pub part: u32,
-    /// Whether none follows.
+    /// Whether no part follows.
     pub last: bool,
     /// Names of pages.
     pub keys: Vec<BlockKey>,

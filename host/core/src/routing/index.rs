@@ -12,17 +12,18 @@ use holders::Holders;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerSlot(pub u16);
 
-/// What became of an event.
+/// The result of applying an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// It is in the index.
+    /// The event is in the index.
     Yes,
-    /// It was there already, so nothing changed.
+    /// The event was in the index already, so nothing changed.
     Repeat,
-    /// Something is missing before it: nothing changed. The worker is to be asked for what comes after
+    /// Events before it are missing, so nothing changed. The router must ask the worker for the events after
     /// [`PrefixIndex::resume`].
     Gap,
-    /// The worker claims more than its pool can hold. All of it was forgotten, because some of it must be wrong.
+    /// The worker claims more blocks than its pool can hold. All its blocks were forgotten, because some of them must
+    /// be wrong.
     TooMany,
     /// No worker is at this slot.
     Unknown,
@@ -31,9 +32,9 @@ pub enum Applied {
 /// How far a worker was followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// Up to here: the next event has this number.
+    /// Up to an event: the next event has this number.
     At { next: u64 },
-    /// A snapshot is on its way: which, and the part that comes next.
+    /// A snapshot is on its way: its number, and the part that comes next.
     Taking { number: u64, part: u32 },
 }
 
@@ -106,8 +107,8 @@ impl PrefixIndex {
         self.workers.get_mut(usize::from(slot.0))?.as_mut()
     }
 
-    /// The event after which a worker is to be followed from now on. 0 is the beginning of everything. A snapshot that
-    /// is not complete is forgotten. `None` when no worker is at the slot.
+    /// The number of the event after which the router must follow a worker. 0 means from the first event on. Forgets a
+    /// snapshot that is not complete. `None` when no worker is at the slot.
     pub fn resume(&mut self, slot: WorkerSlot) -> Option<u64> {
         match self.source(slot)?.standing {
             Standing::At { next } => Some(next - 1),
@@ -118,7 +119,7 @@ impl PrefixIndex {
         }
     }
 
-    /// As if the worker had just been added.
+    /// Forgets all that is known of a worker, as if it had just been added.
     pub fn forget(&mut self, slot: WorkerSlot) {
         self.clear(slot);
         if let Some(source) = self.source(slot) {
@@ -133,7 +134,7 @@ impl PrefixIndex {
             Standing::At { next } if number < next => return Applied::Repeat,
             Standing::At { next } if number > next => return Applied::Gap,
             Standing::At { .. } => source.standing = Standing::At { next: number.saturating_add(1) },
-            // It was said before the snapshot was, or will be said again after it.
+            // The event is contained in the snapshot, or the worker will send it again after the snapshot.
             Standing::Taking { .. } => return Applied::Repeat,
         }
         match event {
@@ -144,11 +145,12 @@ impl PrefixIndex {
         Applied::Yes
     }
 
-    /// Takes a part of a snapshot. The first part voids what was known of the worker. Events count again after the last part.
+    /// Takes a part of a snapshot. The first part replaces everything that was known of the worker. Events count again after
+    /// the last part.
     pub fn take(&mut self, slot: WorkerSlot, part: &SnapshotPart) -> Applied {
         let Some(source) = self.source(slot) else { return Applied::Unknown };
         match source.standing {
-            // More is known already.
+            // Later events are known already.
             Standing::At { next } if part.number < next => return Applied::Repeat,
             Standing::At { .. } if part.part > 0 => return Applied::Gap,
             Standing::Taking { number, part: next } if (part.number, part.part) < (number, next) => {

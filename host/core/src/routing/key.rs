@@ -32,9 +32,9 @@ impl BlockKey {
     }
 }
 
-/// Mixes keys, which are hashes already, under two numbers of this process's own. Workers choose the keys that they tell of,
-/// and could choose many that collide under a hash that they know. The mix is one multiplication, because routes are chosen
-/// under a lock. The standard library's hash takes three and a half times as long for a prompt (`benches/router_choice.rs`).
+/// Mixes keys, which are hashes already, with two random numbers of this process. Workers choose the keys that they report,
+/// and could choose many that collide under a known hash. The mix is one multiplication, because routes are chosen under a
+/// lock. The standard library's hash takes three and a half times as long for a prompt (`benches/router_choice.rs`).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyState {
     mask: u64,
@@ -71,7 +71,7 @@ impl Hasher for KeyHasher {
     }
     fn write_u64(&mut self, key: u64) {
         let product = u128::from(key ^ self.state.mask) * u128::from(self.state.factor);
-        // Both halves fit.
+        // Each half fits into 64 bits.
         self.hash = (product >> 64) as u64 ^ (product as u64);
     }
 }
@@ -89,7 +89,8 @@ mod tests {
 
     #[test]
     fn keys_that_agree_in_their_lowest_bits_are_spread_under_most_numbers() {
-        // One state in 25 spreads these keys over fewer than 1000 of 4096 places, the median over 3000: what holds is a mean.
+        // One state in 25 spreads these keys over fewer than 1000 of 4096 places, the median over 3000: so the test checks
+        // the mean.
         let mut number = 1_u64;
         let mut next = || {
             number = number.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -103,7 +104,7 @@ mod tests {
             places.len()
         });
         let mean = places.sum::<usize>() / 64;
-        // At random 2589 places are taken.
+        // Random keys would take 2589 places.
         assert!(mean > 2000, "{mean}");
     }
 

@@ -1,7 +1,7 @@
-//! What a worker keeps so that routers can follow its cache.
+//! The event log that a worker keeps so that routers can follow its cache.
 //!
-//! The log mirrors the cache (which page has which name), numbers what changes, and remembers the latest changes. A
-//! router that has followed up to some number gets what came after it. One that is further behind than the log
+//! The log mirrors the cache (which page has which name), numbers the changes, and remembers the latest ones. A router
+//! that has followed up to some number gets the changes after it. A router that is further behind than the log
 //! remembers gets the whole mirror instead. So the log never waits for a router, and its size has a bound.
 
 use std::collections::VecDeque;
@@ -24,15 +24,15 @@ pub struct EventLog {
     events: VecDeque<KvEvent>,
     /// Number of the oldest of them.
     first: u64,
-    /// What they weigh together, see [`weight`].
+    /// The sum of their weights, see [`weight`].
     weight: usize,
     limit: usize,
 }
 
-/// What comes after a number.
+/// The events after a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Replay {
-    /// These events, the first of which has the next number. None: nothing has happened since.
+    /// These events, the first of which has the next number. If there are none, nothing has happened since.
     Events(Vec<KvEvent>),
     /// The log does not remember them any more, or never knew that number: a snapshot is needed.
     Forgotten,
@@ -73,7 +73,8 @@ fn weight(event: &KvEvent) -> usize {
 }
 
 impl EventLog {
-    /// For a worker with so many pages. Changes of about `remembered` pages are kept for routers that missed them.
+    /// A log for a worker with so many pages. Changes of about `remembered` pages are kept for routers that missed
+    /// them.
     #[must_use]
     pub fn new(pages: u32, page_tokens: u32, remembered: usize) -> Self {
         Self {
@@ -145,7 +146,7 @@ impl EventLog {
         }
     }
 
-    /// What came after event `number`, at most about [`EVENT_KEYS`] keys of it and at least one event if there is any.
+    /// The events after event `number`: at most about [`EVENT_KEYS`] keys, and at least one event if there is any.
     #[must_use]
     pub fn after(&self, number: u64) -> Replay {
         if number > self.last() || number + 1 < self.first {

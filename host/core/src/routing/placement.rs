@@ -1,4 +1,4 @@
-//! Work given out, and what another request would cost where.
+//! The account of work given out, and the cost of another request at each worker.
 
 use std::collections::BTreeMap;
 
@@ -6,33 +6,33 @@ use super::index::{PrefixIndex, WorkerSlot};
 use super::key::{BlockKey, KeyMap};
 use crate::ids::Room;
 
-/// How the choice weighs its two sides, in tokens.
+/// The weights of missing tokens and of running requests in a choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
     /// Tokens of waiting work that one missing token counts for. At 1 the choice is the worker that is expected to be
     /// ready first. Above 1 the choice keeps prefixes together at the price of some waiting, because bringing a prefix
     /// to one more worker costs every later request.
     pub missing: f64,
-    /// What each request counts for while it is on the account.
+    /// Tokens for which each request counts while it is on the account.
     pub request: u64,
     /// Whether later requests wait for the missing tokens of earlier ones.
     pub in_turn: bool,
 }
 
 impl Weights {
-    /// For workers that compute prompts, one after the other. The weight of what is missing was measured by the replay
-    /// benchmark: from 1 to here reuse rises by 2 to 3 points and waiting by 1 to 2 %, beyond it is the other way round.
+    /// For workers that compute prompts, one after the other. The weight of missing tokens was measured by the replay
+    /// benchmark: from 1 to 4 reuse rises by 2 to 3 points and waiting by 1 to 2 %. Beyond 4 it is the other way round.
     pub const PROMPTS: Self = Self { missing: 4.0, request: 0, in_turn: true };
 
-    /// For workers that receive KV and generate, all requests together. What a request costs the others is a share of
-    /// every step for as long as it runs, about as much as receiving some hundred tokens. This number is not measured.
+    /// For workers that receive KV and generate, all requests together. A request costs the others a share of every
+    /// step for as long as it runs, about as much as receiving some hundred tokens. This number is not measured.
     pub const ANSWERS: Self = Self { missing: 1.0, request: 256, in_turn: false };
 }
 
 /// A prompt to be placed.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
-    /// The keys of its whole blocks, or none when it is not to be found cached.
+    /// The keys of its whole blocks, or none when the prompt must not be looked up in caches.
     pub blocks: &'a [BlockKey],
     /// Its tokens.
     pub tokens: u64,
@@ -40,7 +40,7 @@ pub struct Prompt<'a> {
     pub block_tokens: u64,
 }
 
-/// What a request would cost at one worker.
+/// The cost of a request at one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// In tokens. The least is the best.
@@ -51,7 +51,7 @@ pub struct Cost {
     pub missing: u64,
 }
 
-/// A request's place.
+/// The worker that was chosen for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// The worker.
@@ -63,13 +63,13 @@ pub struct Placed {
 #[derive(Debug)]
 struct Given {
     worker: WorkerSlot,
-    /// What it counts for.
+    /// Tokens for which the request counts.
     tokens: u64,
     /// Blocks that the worker will hold when it has come to the request.
     coming: Vec<BlockKey>,
 }
 
-/// The account of what each worker was given and has not ended.
+/// The account of the requests that each worker was given and that have not ended.
 #[derive(Debug)]
 pub struct Placement {
     weights: Weights,
@@ -83,27 +83,28 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Nothing given out.
+    /// An empty account.
     #[must_use]
     pub fn new(weights: Weights) -> Self {
         Self { weights, given: BTreeMap::new(), waiting: Vec::new(), coming: Vec::new(), typical: 0.0 }
     }
 
-    /// What a worker still has to do, in tokens.
+    /// The work that a worker still has to do, in tokens.
     #[must_use]
     pub fn waiting(&self, slot: WorkerSlot) -> u64 {
         self.waiting.get(usize::from(slot.0)).copied().unwrap_or(0)
     }
 
-    /// What a request counts for, as far as the latest tell: for work that others have given out.
+    /// Tokens for which a request counts, as a mean over the latest ones. Estimates requests that other routers have
+    /// given out.
     #[must_use]
     pub fn typical(&self) -> f64 {
         self.typical
     }
 
-    /// What a prompt of which the worker holds `held` blocks would cost there. `elsewhere` is work that it was given by
-    /// others, in tokens. `stays`: the request belongs to a session that this worker served last. Then what is missing
-    /// costs half, because later turns will find it here.
+    /// The cost of a prompt at a worker that holds `held` blocks of it. `elsewhere` is work that other routers gave the
+    /// worker, in tokens. `stays` says that the request belongs to a session that this worker served last. Missing
+    /// tokens then cost half, because later turns will find them here.
     #[must_use]
     pub fn cost(
         &self,
@@ -167,15 +168,15 @@ impl Placement {
         have + u32::try_from(more).unwrap_or(u32::MAX)
     }
 
-    /// The work is done. What it brought still counts as on its way, until [`end`](Self::end). Between the two the
-    /// worker's events arrive.
+    /// Takes the work of a request off the account. Its blocks still count as on their way until [`end`](Self::end),
+    /// because the worker's events arrive in between.
     pub fn done(&mut self, room: Room) {
         if let Some(given) = self.given.get_mut(&room) {
             self.waiting[usize::from(given.worker.0)] -= std::mem::take(&mut given.tokens);
         }
     }
 
-    /// The work is off the account. Harmless when repeated.
+    /// Takes a request off the account, with its blocks. Harmless when repeated.
     pub fn end(&mut self, room: Room) {
         self.done(room);
         let Some(given) = self.given.remove(&room) else { return };
@@ -190,7 +191,7 @@ impl Placement {
         }
     }
 
-    /// The worker is gone, and with it what it was given.
+    /// Removes a worker, with the requests that it was given.
     pub fn remove_worker(&mut self, slot: WorkerSlot) {
         self.given.retain(|_, given| given.worker != slot);
         if let Some(waiting) = self.waiting.get_mut(usize::from(slot.0)) {

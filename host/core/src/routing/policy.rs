@@ -1,17 +1,17 @@
-//! How a route is chosen among those that fit.
+//! How the router chooses among the workers that fit a request.
 
-/// See the module.
+/// The rule by which the router chooses among the workers that fit a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Compares what workers hold of the prompt with what they have to do. The same as [`Policy::LeastLoaded`] while no
-    /// worker's cache can be followed.
+    /// Weighs the tokens of the prompt that each worker holds against the work that it has to do. The same as
+    /// [`Policy::LeastLoaded`] while no worker's cache can be followed.
     #[default]
     Prefix,
     /// The workers with the fewest requests, in turn among equals.
     LeastLoaded,
     /// In turn.
     RoundRobin,
-    /// By lot.
+    /// At random.
     Random,
 }
 

@@ -11,11 +11,11 @@ const MOST: usize = 1 << 16;
 struct Served {
     prefill: Option<Instance>,
     decode: Instance,
-    /// When, counted in calls.
+    /// When the session was used last, counted in calls.
     used: u64,
 }
 
-/// Sessions by a hash of their name. Two of the same hash are merely kept together.
+/// Sessions by a hash of their name. Two sessions with the same hash count as one.
 #[derive(Debug, Default)]
 pub struct Sessions {
     served: HashMap<u64, Served>,
@@ -51,7 +51,7 @@ impl Sessions {
         self.served.len()
     }
 
-    /// Whether none is.
+    /// Whether no session is remembered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.served.is_empty()

@@ -8,18 +8,19 @@ use std::time::Duration;
 pub struct Retry {
     /// Most tries in a row that bring next to nothing.
     pub tries: u32,
-    /// As `tries`, when calls to workers that do not serve the request break meanwhile.
+    /// Like `tries`, for the case that calls to workers that do not serve the request break meanwhile.
     pub tries_amid_losses: u32,
     /// Most workers that one answer loses in all.
     pub losses: u32,
-    /// No try begins later than this after the request came, or after the failure of the try before, and no request waits longer for
-    /// a worker to appear.
+    /// No try begins later than this after the request came, or after the failure of the try before. No request waits longer than
+    /// this for a worker to appear.
     pub total: Duration,
     /// Longest time of a request, from its arrival to the end of its answer.
     pub longest: Duration,
     /// Wait before the second try. The wait doubles with each try.
     pub backoff: Duration,
-    /// An answer that breaks off goes on on another worker. If not, one that the client sees as it comes ends with an error.
+    /// Whether an answer that breaks off continues on another worker. If not, an answer that is streamed to the client ends
+    /// with an error.
     pub resume: bool,
 }
 
@@ -37,21 +38,21 @@ impl Default for Retry {
     }
 }
 
-/// A try that brought so many tokens has not failed for nothing: tries are counted anew after it.
+/// A failed try that brought so many tokens made progress: a new row of tries starts after it.
 const PROGRESS: usize = 32;
-/// Longest wait for a pair of workers that does not come together.
+/// Longest wait before the next try when a pair of workers did not come together.
 const LONGEST_APART: Duration = Duration::from_millis(500);
 
 /// The tries of one request. `T` is a point in time of the router's clock.
 #[derive(Debug)]
 pub struct Tries<T> {
-    /// Since the last one that made progress.
+    /// Tries since the last one that made progress.
     row: u32,
-    /// When the first of the row began, or the one before it failed with progress.
+    /// When the first try of the row began, or when the try before the row failed with progress.
     row_since: Option<T>,
-    /// Those that failed after their workers had begun, or may have, in all.
+    /// All tries that failed after their workers had begun, or may have begun.
     losses: u32,
-    /// Those whose workers did not come together, in all.
+    /// All tries whose workers did not come together.
     apart: u32,
     /// Since when no pair of workers has come together, and how often that was tried.
     apart_since: Option<(T, u32)>,
@@ -64,7 +65,7 @@ impl<T> Default for Tries<T> {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T>> Tries<T> {
-    /// Another one.
+    /// Begins another try.
     pub fn begin(&mut self, now: T) {
         self.row += 1;
         self.row_since.get_or_insert(now);
@@ -76,7 +77,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Tries<T> {
         self.row_since
     }
 
-    /// The workers of the last one serve it.
+    /// Takes note that the workers of the last try came together and serve it.
     pub fn came_together(&mut self) {
         self.apart_since = None;
     }
@@ -95,8 +96,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Tries<T> {
 
     /// The wait before the next try after one that failed with `brought` tokens, or `None` if that was the last.
     ///
-    /// A request may be what its workers break on, so a row of tries is short. When workers break that did not serve it
-    /// (`others_break`), the cause is another, and the row may be longer.
+    /// The request itself may cause its workers to break, so a row of tries is short. When workers break that did not
+    /// serve it (`others_break`), the cause is another one, and the row may be longer.
     pub fn after_loss(
         &mut self,
         retry: &Retry,
@@ -114,10 +115,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Tries<T> {
         (self.row < tries && self.losses < retry.losses && wait < retry.total).then_some(wait)
     }
 
-    /// As [`after_loss`](Self::after_loss), of a try whose workers did not come together.
+    /// Like [`after_loss`](Self::after_loss), for a try whose workers did not come together.
     ///
-    /// Such a try costs nothing, and is over in a millisecond. A router that was cut off counts a worker as live that has died
-    /// meanwhile, and hears of its successor a moment later: so these tries are bounded by time, not by their number.
+    /// Such a try costs nothing, and is over in a millisecond. A router that was cut off may count a dead worker as live, and
+    /// hear of its successor a moment later. So these tries are bounded by time, not by their number.
     pub fn after_apart(&mut self, retry: &Retry, now: T) -> Option<Duration> {
         self.apart += 1;
         self.row = self.row.saturating_sub(1);

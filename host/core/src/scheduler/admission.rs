@@ -1,4 +1,4 @@
-//! The way in.
+//! Admission: requests enter the queue, and get their pages.
 
 use super::job::Job;
 use super::peers::PeerState;
@@ -13,7 +13,7 @@ use crate::request::{Failure, FailureCode, Request};
 
 /// How often a request that lacks pages may be skipped for later ones.
 const MOST_SKIPS: u32 = 32;
-/// Requests that lack pages which one tick looks at: each costs a walk through the cache.
+/// Most requests that lack pages at which one tick looks: each costs a walk through the cache.
 const LACKING: usize = 64;
 
 impl Scheduler {
@@ -118,7 +118,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether the queue has a place. Where it is full, the last request of another client ends, if its turn is later.
+    /// Makes sure that the queue has a place. If it is full, the request that would be admitted last fails, if it would
+    /// be admitted later than this one.
     fn take_place(&mut self, now: Time, request: &Request, actions: &mut Vec<Action>) -> Result<(), Failure> {
         let most = self.config.max_queued;
         if self.queue.len() < most as usize {
@@ -131,13 +132,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Admits in order of [urgency](super::urgency) and of arrival, preempted requests first. A request whose other leg is not there yet is passed over,
-    /// and so is one that waits for the pages of another ([`sharing`](super::sharing)). One that lacks pages may be
-    /// skipped for later ones that fit, but only [`MOST_SKIPS`] times: then the queue waits behind it, so that it gets
-    /// the next pages that come free.
+    /// Admits in order of [urgency](super::urgency) and of arrival, preempted requests first. A request whose other leg is not
+    /// there yet is passed over, and so is a request that waits for the pages of another ([`sharing`](super::sharing)). A request
+    /// that lacks pages may be skipped for later ones that fit, but only [`MOST_SKIPS`] times: then the queue waits behind it, so
+    /// that it gets the next free pages.
     ///
-    /// A request fits when there are pages for what is known of it, and headroom for it and for all that run. The first
-    /// one needs no headroom: nothing runs that could take it.
+    /// A request fits when there are pages for its known tokens, and headroom for it and for all running requests. If
+    /// nothing runs, the first request needs no headroom.
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
         self.order_queue(now);
         let mut at = 0;
@@ -149,7 +150,7 @@ impl Scheduler {
         while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role {
-                // It goes straight into the steps.
+                // A preempted request goes straight into the steps.
                 _ if job.stage().is_preempted() => self.may_join(resumed),
                 Role::Aggregated => true,
                 Role::Prefill => job.outgoing.is_some(),
@@ -187,7 +188,7 @@ impl Scheduler {
                 }
                 continue;
             }
-            // What was cached of it may be in an offload tier by now.
+            // Cached pages of a preempted request may be in an offload tier by now.
             if self.fetch_preempted(now, room) {
                 self.cache.forgo(prefix);
                 continue;
@@ -209,7 +210,7 @@ impl Scheduler {
                 break;
             }
         }
-        // Once for all that were admitted.
+        // Makes room once for all admitted requests.
         self.cache.make_free(promised);
         let mut went_on = Vec::new();
         for (room, need, prefix) in admitted {
@@ -217,7 +218,7 @@ impl Scheduler {
             went_on.extend(prefix.as_ref().filter(|_| computes).map(|prefix| (room, prefix.page())));
             self.admit_one(now, room, need, prefix, actions);
         }
-        // Only now: until then each request found in host memory what was seen there above.
+        // Only now, because saves may evict pages from host memory that the requests above were to get from there.
         for (room, page) in went_on {
             if let Some(job) = self.jobs.get_mut(&room) {
                 let (tokens, kv) = job.holding();
@@ -250,7 +251,7 @@ impl Scheduler {
         let cached = admitted.from * page_tokens;
         let covered = admitted.covered();
         if resumes {
-            // What it was promised failed before it had anything, and this is what it has.
+            // This job resumes because its promised pages failed before it had any KV. Now it has `cached` tokens.
             if !job.was_preempted() {
                 job.has_cached(cached);
             }
@@ -272,7 +273,7 @@ impl Scheduler {
             _ => {
                 job.enter(Stage::Running(None));
                 self.running.push(room);
-                // What is cached can be on its way while the rest is computed.
+                // Cached pages can be sent while the rest is computed.
                 self.push_pages(room, actions);
             }
         }

@@ -13,7 +13,8 @@ use crate::request::{Failure, FailureCode, FinishReason, Usage};
 
 impl Scheduler {
     /// Builds the next batch if none is being computed: every sequence that decodes, then prompt chunks in order of
-    /// urgency and arrival while tokens are left. Requests give up their pages where the batch would lack some.
+    /// urgency and arrival while tokens are left. If pages are short, it drops drafts, frees spare pages, shortens
+    /// pieces, gives up saves, and at last preempts requests.
     pub(super) fn build_batch(&mut self, now: Time, actions: &mut Vec<Action>) {
         if self.computing {
             return;
@@ -26,7 +27,7 @@ impl Scheduler {
             if self.grow(&plan, give_up) {
                 break plan;
             }
-            // A guess costs no other request its pages.
+            // No request gives up pages for a draft.
             if !drafts.is_empty() {
                 drafts.clear();
                 continue;
@@ -43,7 +44,7 @@ impl Scheduler {
                 continue;
             }
             if !self.preempt_one() {
-                // Transfers under way, or pages in quarantine, have what is missing: both come to an end.
+                // Transfers under way or the quarantine have the missing pages. Both come to an end.
                 self.pace.interrupted();
                 return;
             }
@@ -79,8 +80,8 @@ impl Scheduler {
         actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
     }
 
-    /// The rooms that are computed next, each up to a position: of prompts at most so many tokens, and behind answers what is
-    /// drafted.
+    /// The rooms that are computed next, each with the position up to which it is computed: at most `most` tokens of prompts,
+    /// and answers with their drafts.
     fn plan_batch(&self, most: usize, drafts: &BTreeMap<Room, Vec<u32>>) -> Vec<(Room, usize)> {
         let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.uncomputed() == 1);
         let mut prompts: Vec<&Room> = self.running.iter().filter(|room| !decodes(room)).collect();
@@ -121,12 +122,12 @@ impl Scheduler {
         }
         let mut ends = self.batch_left(actions);
         for output in outputs {
-            // A room that ended while the batch ran is not among them any more.
+            // Rooms that ended while the batch ran are not in `ends` any more.
             if let Some(end) = ends.remove(&output.room) {
                 self.sequence_done(now, output, end, actions);
             }
         }
-        // An executor that answers fewer sequences than it was given is broken for those.
+        // An executor that leaves sequences unanswered has failed for them.
         for room in ends.into_keys() {
             let text = "the executor gave no answer for this sequence";
             self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
@@ -153,15 +154,15 @@ impl Scheduler {
         }
     }
 
-    /// The batch no longer touches any page. Returns its rooms that are still there, each with the position up to which
-    /// it was computed.
+    /// Ends the batch, which no longer touches any page. Returns its rooms that still exist, each with the position up
+    /// to which it was computed.
     fn batch_left(&mut self, actions: &mut Vec<Action>) -> BTreeMap<Room, usize> {
         assert!(self.computing, "a batch was answered that was not asked for");
         self.computing = false;
         let cleared = self.cache.batch_ended();
         self.finish_clearing(cleared, actions);
         let mut ends = BTreeMap::new();
-        // A request of the batch that is still there has not left the running ones.
+        // Requests of the batch that still exist are all in the list of running ones.
         for room in &self.running {
             let Some(job) = self.jobs.get_mut(room) else { continue };
             if let Some(end) = job.stage().in_batch() {
@@ -179,7 +180,7 @@ impl Scheduler {
         let (before, complete) = (job.kv.computed(), job.answer.complete);
         let drafted = end.saturating_sub(known);
         let drawn = &output.sampled[..job.taken(&output.sampled, drafted)];
-        // Behind drafted tokens that were not drawn nothing is right.
+        // KV behind the first drafted token that was not drawn is wrong.
         let mut end = end.min(known + drawn.len().saturating_sub(1));
         let late = self.config.may_draw_late() && output.undrawn == Some(Undrawn::Late);
         let nothing_yet = late && drawn.is_empty() && end == known;
@@ -189,7 +190,7 @@ impl Scheduler {
         }
         self.stats.late_draws += u64::from(late);
         job.kv.has_computed(end);
-        // First what is computed for the window alone, then what was computed before a preemption.
+        // The first positions were computed for the window alone, the next ones had been computed before a preemption.
         let known_from = before.max(end.min(job.kv.recompute().end));
         let recomputed = end.min(job.computed_before).saturating_sub(known_from);
         let new = end - known_from - recomputed;
@@ -206,7 +207,7 @@ impl Scheduler {
         }
         if drafted > 0 {
             let right = drawn.len().saturating_sub(1);
-            // What came too late to be drawn says nothing about the rest of the guess.
+            // A late draw says nothing about the rest of the guess.
             self.learn_draft(room, drafted, right, late);
             if let Some(job) = self.jobs.get_mut(&room) {
                 self.cache.trim(&mut job.kv, end.max(known));
@@ -231,7 +232,7 @@ impl Scheduler {
         self.push_pages(room, actions);
     }
 
-    /// Once for each request, before its first token.
+    /// Reports that a prompt's KV is complete: once for each request, before its first token.
     pub(super) fn prompt_ready(&mut self, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get(&room) else { return };
         let prompt = job.request.prompt.len();
@@ -274,8 +275,8 @@ impl Scheduler {
         }
     }
 
-    /// The answer has all that its client wants of it. Before its first token there is no such answer. The batch that computes
-    /// the next token of it is waited for: the token is dropped.
+    /// Ends an answer of which the client wants no more. Does nothing before the first token. If a batch computes the next
+    /// token, the request ends after that batch, and the token is dropped.
     pub(super) fn end_answer(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let sends = self.config.role.sends_kv();
         let begun = |job: &&mut Job| !sends && !job.answer.tokens.is_empty();

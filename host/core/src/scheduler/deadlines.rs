@@ -1,4 +1,4 @@
-//! When which job is to be looked at, so that a tick looks at no others.
+//! The times at which jobs must be looked at, so that a tick looks at no other jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ pub(super) struct Deadlines {
 }
 
 impl Deadlines {
-    /// Look at the job then, and not before.
+    /// Sets the time at which the job must be looked at. It replaces an earlier setting.
     pub(super) fn set(&mut self, room: Room, at: Time) {
         self.remove(room);
         self.by_time.insert((at, room));
@@ -25,7 +25,7 @@ impl Deadlines {
         }
     }
 
-    /// Takes out all whose time has come, earliest first.
+    /// Takes out all jobs whose time has come, earliest first.
     pub(super) fn due(&mut self, now: Time) -> Vec<Room> {
         let mut due = Vec::new();
         while let Some((at, room)) = self.by_time.first().copied().filter(|(at, _)| *at <= now) {

@@ -1,7 +1,8 @@
-//! Drafts in a worker's steps: which requests guess, how far, and what becomes of it.
+//! Drafts in a worker's steps: which requests guess, how far, and what they learn from the result.
 //!
-//! A step that computes no prompt has guesses behind the answers that it goes on with. Where prompts are computed the step is busy with them, and guesses would only make it longer. The pages for guesses
-//! come from what is free or cached: no request is preempted for them, and those that a step did not need are given back after it.
+//! A step that computes no prompt has guesses behind its answers. A step that computes prompts is busy with them, and guesses would
+//! only make it longer. Pages for guesses are free or cached ones: no request is preempted for them. Pages that a step did not need
+//! are given back after it.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +11,10 @@ use super::job::Job;
 use super::pace::Load;
 use crate::ids::Room;
 
-/// Tokens that are taken into the requests' indexes in one step at most, so that prompts that end at once delay no step.
+/// Most tokens that one step adds to the requests' indexes, so that prompts that end at the same time do not delay a
+/// step.
 const INDEXED_AT_ONCE: usize = 4096;
-/// Guesses of a step at most, unless one request may guess more. Each has a row of logits.
+/// Most guessed tokens of a step, unless one request alone may guess more. Each takes a row of logits.
 const MOST_IN_STEP: usize = 128;
 
 impl Scheduler {
@@ -20,7 +22,7 @@ impl Scheduler {
     pub(super) fn draft(&mut self) -> BTreeMap<Room, Vec<u32>> {
         let mut drafts = BTreeMap::new();
         let most = self.config.draft_tokens as usize;
-        // What a state has taken in cannot be taken out of it.
+        // A state cannot be cleared of a wrong guess that it has taken in.
         let keeps_state = self.config.window.is_some_and(|window| window.keeps_state());
         if most == 0 || keeps_state || self.config.role.sends_kv() {
             return drafts;
@@ -31,7 +33,7 @@ impl Scheduler {
             return drafts;
         }
         let load = Load { sequences: in_step.len(), tokens: 0, context: jobs().map(Job::known).sum() };
-        // At least one: what a token costs is learned from steps that have some.
+        // At least one, because the cost of a guessed token is learned from steps that have some.
         let room = self.pace.tokens_beside(&load).map_or(usize::MAX, |room| room.max(1));
         let mut left = room.min((self.config.chunk_tokens as usize / 8).min(MOST_IN_STEP).max(most));
         let mut unindexed = INDEXED_AT_ONCE;
@@ -58,7 +60,8 @@ impl Scheduler {
         drafts
     }
 
-    /// A step has verified a request's guess, or as much of it as was not too `late`.
+    /// Learns from the guess of a request that a step has verified. With `late` a draw came too late, so the rest of
+    /// the guess is not verified.
     pub(super) fn learn_draft(&mut self, room: Room, drafted: usize, right: usize, late: bool) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         if right > 0 || !late {

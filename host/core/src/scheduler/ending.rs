@@ -1,4 +1,4 @@
-//! The one way out, and when a request has to take it.
+//! The end of requests: the one function by which they leave, and the deadlines.
 
 use super::job::Job;
 use super::peers::PeerState;
@@ -9,15 +9,15 @@ use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
 use crate::request::{Failure, FailureCode};
 
-/// What an ended request leaves behind until nothing touches its pages.
+/// The things of an ended request that stay until nothing touches its pages.
 #[derive(Debug, Default)]
 pub(super) struct Leftovers {
     pub aux: Option<u32>,
     /// Whether our transfer threads were told of the room and have to forget it.
     pub opened: bool,
-    /// Where own writes go that have not settled, and over which connection.
+    /// Peer and session of own writes that have not settled.
     pub writes: Option<(Instance, u64)>,
-    /// Peer and message id of aborts to answer then, with their attempt.
+    /// Aborts to answer then: peer, message id and attempt.
     pub answer: Vec<(Instance, u64, u32)>,
 }
 
@@ -37,8 +37,9 @@ impl Scheduler {
             return whole.min(moved.after(self.config.transfer_patience));
         }
         let waits_for_leg = job.stage().is_queued()
-            // Decode asks when it has pages and a place among those that decode, which may take as long as a request may. Until
-            // then prefill's leg holds nothing here, and the router ends it when the other one is gone.
+            // Not for prefill legs. Decode asks for its pages when it has pages and a place in its steps, which may take as
+            // long as a request may. Until then a prefill leg holds nothing here, and the router ends it when the other leg is
+            // gone.
             && self.config.role.receives_kv()
             && !self.prefill_is_ready(job);
         match waits_for_leg {
@@ -72,7 +73,7 @@ impl Scheduler {
         for room in self.settling.due(now) {
             self.unsettled(now, room, actions);
         }
-        // From now on they are looked at like all others.
+        // From now on requests whose patience is over are looked at like all others.
         self.patience.due(now);
         self.expire_orphans(now, actions);
     }
@@ -108,7 +109,7 @@ impl Scheduler {
         }
     }
 
-    /// The one way out: frees what a job holds, or sets it aside for as long as something might touch it.
+    /// The one way out: frees everything that a job holds, or sets it aside for as long as something may touch it.
     ///
     /// Where the transfer backend does not prove that writes have settled, the peer of a transfer that ends early is fenced:
     /// until then everything that was sent counts as in flight.
@@ -138,7 +139,7 @@ impl Scheduler {
                 let writes = self.peers.may_write(incoming.peer, incoming.session);
                 (true, Some(incoming.peer).filter(|_| writes), true)
             }
-            // It is being closed, and its pages were asked back.
+            // The room is being closed already, and its pages are being reclaimed.
             Stage::Reclaiming(reclaiming) => (true, reclaiming.writer, reclaiming.receiver),
             _ => (false, unproven.map(|(peer, _)| peer), false),
         };
@@ -146,7 +147,7 @@ impl Scheduler {
         let verification = matches!(*job.stage(), Stage::Verifying(_));
         let touches = Touches { writer, batch, verification, receiver, tags, loads };
         let answer = match ending {
-            // They have all arrived.
+            // All writes have arrived.
             Ending::Complete => Vec::new(),
             Ending::Early(answer) => {
                 actions.extend(touches.tags.iter().map(|tag| Action::CancelWrite(*tag)));
@@ -172,8 +173,8 @@ impl Scheduler {
         }
     }
 
-    /// The peer, and over which connection, to which something was sent of a transfer that ends early and of which no answer of
-    /// the backend says that it does not land any more.
+    /// Peer and session of a transfer that ends early and whose writes may still land, because the backend does not prove that
+    /// they have settled. `None` for other transfers.
     fn unproven(&self, job: &Job, ending: &Ending) -> Option<(Instance, u64)> {
         let outgoing = job.outgoing.as_ref()?;
         let sent = matches!(ending, Ending::Early(_)) && outgoing.has_sent() && !self.config.settles;

@@ -14,16 +14,16 @@ use crate::radix::CacheEvent;
 use crate::request::{Failure, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
-/// Something that happened, of which the scheduler is told.
+/// An event for the scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The router sent a request.
     Submit(Request),
     /// The router no longer wants the answer.
     Cancel(Room),
-    /// The answer of a request is complete, although its last token does not say so.
+    /// The answer of a request is complete, although its last token is no stop token.
     EndAnswer(Room),
-    /// A peer said something.
+    /// A peer sent a message.
     Message {
         /// The peer.
         from: Instance,
@@ -54,8 +54,8 @@ pub enum Event {
     PeerLost {
         /// The peer.
         peer: Instance,
-        /// Which connection. News of an earlier one than that in use changes nothing: the one in use was begun when
-        /// the earlier one was fenced.
+        /// Which connection. An event about an earlier connection than the present one changes nothing: the present one
+        /// began when the earlier one was fenced.
         session: u64,
         /// Whether its late writes are proven to land nowhere.
         fenced: bool,
@@ -68,7 +68,7 @@ pub enum Event {
         session: u64,
     },
     /// The KV of layers `0..layers` is in the pool for all positions of the batch that is being computed, and is not
-    /// written again. The event may be left out or come late. It says nothing once the batch has ended.
+    /// written again. The event may be left out or come late. It has no effect once the batch has ended.
     LayersDone {
         /// [`Batch::id`].
         batch: u64,
@@ -88,18 +88,18 @@ pub enum Event {
     },
     /// A part of a room's pages is in our memory.
     Arrived(Notice),
-    /// What [`Action::Verify`] found.
+    /// The result of [`Action::Verify`].
     Verified {
         /// The room.
         room: Room,
-        /// The try within the room.
+        /// The attempt within the room.
         attempt: u32,
-        /// What lies in our memory.
+        /// The data found in our memory.
         found: Box<Found>,
     },
-    /// Something happened in the offload tiers.
+    /// An event from the offload tiers.
     Tier(TierEvent),
-    /// What [`Action::CloseRoom`] asked for: no thread of ours copies anything into the room's pages any more.
+    /// The answer to [`Action::CloseRoom`]: no thread of ours copies anything into the room's pages any more.
     RoomClosed {
         /// The room.
         room: Room,
@@ -131,7 +131,7 @@ pub enum Action {
         floor: u64,
     },
     /// Cut one connection to a peer off in both directions. Answer with [`Event::PeerLost`] (fenced) or
-    /// [`Event::FenceFailed`]. The fence is proven already when that connection is not the one in use any more.
+    /// [`Event::FenceFailed`]. If the connection is not in use any more, its fence is proven already.
     Fence {
         /// The peer.
         peer: Instance,
@@ -140,48 +140,48 @@ pub enum Action {
     },
     /// Write pages into a peer's memory, and answer with [`Event::Written`] once the write has settled.
     Write(PageWrite),
-    /// Ask that what has not started of a write never starts. The write still settles.
+    /// Do not start the pieces of a write that have not started. The write still settles.
     CancelWrite(Tag),
-    /// Parts of a room's pages are about to come in, by writes of the peer's or as copies of ours: said before the peer is
+    /// Expect parts of a room's pages, which the peer writes or our threads copy. This action comes before the peer is
     /// asked for them. Opening again with a later attempt replaces the earlier one, some of whose parts may not have
-    /// arrived: once this was taken, nothing of the earlier one is copied into pages.
+    /// arrived: from then on nothing of the earlier attempt is copied into pages.
     OpenRoom(RoomOpening),
-    /// Copy nothing more into an open room's pages. Answer with [`Event::RoomClosed`] when no copy is under way. What
-    /// the peer writes may still land.
+    /// Copy nothing more into an open room's pages. Answer with [`Event::RoomClosed`] when no copy is under way. Writes
+    /// of the peer may still land.
     CloseRoom {
         /// The room.
         room: Room,
     },
-    /// Nothing of an open room is in flight any more, and nothing will be unless it is opened again. Said once of each
-    /// open room, of a closed one after [`Event::RoomClosed`].
+    /// Nothing of an open room is in flight any more, and nothing will be unless it is opened again. Comes once for
+    /// each open room, and for a closed one after [`Event::RoomClosed`].
     ForgetRoom {
         /// The room.
         room: Room,
     },
-    /// A transfer away from here is given up, because nothing has happened to it for so long. For the operator: what follows
-    /// is said by other actions.
+    /// A transfer from this worker is given up, because it made no progress for so long. This only informs the operator:
+    /// other actions do what follows.
     Stalled {
         /// The room.
         room: Room,
-        /// Where the pages were to go.
+        /// The worker that the pages were for.
         peer: Instance,
-        /// Writes that have not settled, or 0 if all have and decode has not heard of one.
+        /// Writes that have not settled. 0 if all have settled and decode has not confirmed that everything arrived.
         writes: usize,
-        /// How long nothing has happened.
+        /// How long there was no progress.
         waited: Duration,
     },
     /// Read the aux row and digest the pages, and answer with [`Event::Verified`].
     Verify {
         /// The room.
         room: Room,
-        /// The try within the room.
+        /// The attempt within the room.
         attempt: u32,
         /// The pages that were written, in order.
         pages: Vec<PageId>,
         /// The room's aux row.
         aux_slot: u32,
     },
-    /// Something that the offload tiers are to do.
+    /// Work for the offload tiers.
     Tier(TierAction),
     /// Give the client a token.
     Emit {
@@ -196,7 +196,7 @@ pub enum Action {
         room: Room,
         /// Why it is complete.
         reason: FinishReason,
-        /// What it used.
+        /// The tokens and pages that the request used.
         usage: Usage,
     },
     /// The request ended without a complete answer.
@@ -206,7 +206,7 @@ pub enum Action {
         /// The failure.
         failure: Failure,
     },
-    /// For listeners: the contents of the radix cache changed so, in this order.
+    /// For listeners: changes of the radix cache's contents, in this order.
     Cache(Vec<CacheEvent>),
     /// For digests and events: a prompt's KV is complete in these pages.
     PromptReady {
@@ -225,25 +225,25 @@ pub enum Action {
     },
 }
 
-/// One part of a room on its way.
+/// The write of one part of a room.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PageWrite {
     /// Names the write until it has settled.
     pub tag: Tag,
-    /// Whose memory is written.
+    /// The worker whose memory is written.
     pub to: Instance,
-    /// The connection that the room belongs to. A write must not go out over a later one: its pages may be another
-    /// request's by then.
+    /// The connection that the room belongs to. The write must not use a later connection: its target pages may belong
+    /// to another request by then.
     pub session: u64,
-    /// Travels behind the data.
+    /// The notice that travels behind the data.
     pub notice: Notice,
     /// Our pages.
     pub source: Vec<PageId>,
     /// The peer's pages, pair by pair.
     pub target: Vec<PageId>,
-    /// Place of the first of them among the pages of the attempt.
+    /// Place of the first page among the pages of the attempt.
     pub first_page: u32,
-    /// Which of their layers.
+    /// The layers of these pages that are written.
     pub layers: Range<u32>,
     /// With the last part: the row, our slot for it and the peer's.
     pub aux: Option<(AuxRow, u32, u32)>,
@@ -254,7 +254,7 @@ pub struct PageWrite {
 pub struct RoomOpening {
     /// The room.
     pub room: Room,
-    /// The try within the room.
+    /// The attempt within the room.
     pub attempt: u32,
     /// The sender.
     pub peer: Instance,

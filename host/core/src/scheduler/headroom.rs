@@ -1,11 +1,11 @@
 //! How many pages a request may need soon, and finding pages for the next step.
 //!
-//! A request is admitted with pages for what is known of it: its prompt, and after a preemption its answer so far. The
-//! answer's pages come one by one as it grows. So that running requests seldom run into each other, admission leaves
-//! [`Config::reserved_decode_tokens`](super::Config::reserved_decode_tokens) of *headroom* for each of them, counted
-//! from where it is now and not beyond what it may generate. Where no request is [preempted](Scheduler::preempts), the
-//! headroom is for all that it may generate. Headroom is a promise of admission and no allocation: until it is used the
-//! pages are free, or hold cached prefixes.
+//! A request is admitted with pages for its known tokens: its prompt, and after a preemption its answer so far. The
+//! answer's pages come one by one as it grows. So that running requests seldom take pages from each other, admission
+//! leaves [`Config::reserved_decode_tokens`](super::Config::reserved_decode_tokens) of *headroom* for each of them,
+//! counted from its present length and not beyond the longest answer that it may generate. On workers where no request
+//! is [preempted](Scheduler::preempts), the headroom covers the longest answer. Headroom is a promise of admission and
+//! no allocation: until it is used the pages are free, or hold cached prefixes.
 
 use super::Scheduler;
 use super::job::Job;
@@ -26,7 +26,7 @@ impl Scheduler {
         request.prompt.len() + self.answer_tokens(request) - 1
     }
 
-    /// What a waiting job needs beside what is locked for it.
+    /// Pages that a waiting job needs beyond the locked ones.
     pub(super) fn need(&self, job: &Job, prefix: Option<&Prefix>) -> Need {
         self.cache.need(&job.tokens(), prefix, self.ahead(job))
     }
@@ -50,9 +50,9 @@ impl Scheduler {
         self.jobs.values().filter(|job| job.kv.is_admitted()).map(headroom).sum()
     }
 
-    /// Tokens of longer pieces in a step that also decodes, at most. These are what the target for the time between
-    /// tokens allows, but a page in any case, so that everything comes to an end. Without a target a worker that
-    /// otherwise only decodes takes small pieces of what it must recompute, so that running answers hardly notice.
+    /// Most tokens of prompts and recomputed pieces in a step that also decodes. The target for the time between tokens
+    /// limits them, but a page is always allowed, so that every prompt comes to an end. Without a target a decode
+    /// worker recomputes in small pieces, so that running answers are hardly delayed.
     pub(super) fn piece_beside(&self, load: &Load) -> usize {
         let page = self.config.page_tokens as usize;
         let chunk = self.config.chunk_tokens as usize;
@@ -60,8 +60,8 @@ impl Scheduler {
         self.pace.tokens_beside(load).unwrap_or(whole).clamp(page.min(chunk), chunk)
     }
 
-    /// Finds pages for a plan (each job with the position up to which it is to be computed). With `give_up` it takes
-    /// those of copies that have not begun, too, if need be. Returns `false` when there are too few.
+    /// Finds pages for a plan (each job with the position up to which it is to be computed). With `give_up` it also
+    /// takes pages from copies that have not begun, if necessary. Returns `false` when there are too few.
     pub(super) fn grow(&mut self, plan: &[(Room, usize)], give_up: bool) -> bool {
         let missing = |scheduler: &Self, room: &Room, end: usize| {
             let job = scheduler.jobs.get(room);

@@ -13,33 +13,34 @@ use crate::request::Request;
 pub(super) struct Job {
     pub request: Request,
     pub submitted: Time,
-    /// Its turn among the requests of all [clients](super::turns).
+    /// The job's turn among the requests of all [clients](super::turns).
     pub turn: u64,
-    /// Its place among all requests, in order of arrival.
+    /// The job's place among all requests, in order of arrival.
     pub place: u64,
-    /// Private: the rest of the scheduler can neither set it nor hold it to be changed, and moves it with [`Job::enter`] alone.
+    /// Private, so that other code can neither assign it nor borrow it mutably. It changes only through [`Job::enter`] and the
+    /// methods beside it.
     stage: CurrentStage,
-    /// What it holds of the cache.
+    /// The pages that the job holds.
     pub kv: Holding,
     pub aux: Option<u32>,
     pub answer: Answer,
-    /// Prefill: where the pages go, once decode has said so.
+    /// On prefill workers: the transfer to decode, once decode has asked for it.
     pub outgoing: Option<Outgoing>,
     pub origin: Origin,
     /// Positions that had KV before the job was preempted. They are computed for the second time.
     pub computed_before: usize,
-    /// Guesses at its next tokens.
+    /// Guesses the job's next tokens.
     pub drafter: Drafter,
 }
 
-/// What was drawn of an answer.
+/// The part of an answer that was drawn so far.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     /// Tokens drawn, a stop token included.
     pub tokens: Vec<u32>,
     /// The first token as it was drawn: for the aux row, or kept back while ready.
     pub first: Option<Sampled>,
-    /// Its client wants no more tokens.
+    /// Whether the client wants no more tokens.
     pub complete: bool,
     /// When the last token was drawn.
     pub last_drawn: Option<Time>,
@@ -50,9 +51,9 @@ pub(super) struct Answer {
 pub(super) struct Origin {
     /// Tokens whose KV was not computed for this request.
     pub cached: u32,
-    /// Tokens that were cached here when it was first admitted, in L1 or in the offload tiers.
+    /// Tokens that were cached here when the job was first admitted, in L1 or in the offload tiers.
     pub promised: u32,
-    /// Those of them that were in L1.
+    /// Promised tokens that were in L1.
     pub in_l1: u32,
     /// Pages that a transfer brought.
     pub transferred_pages: u32,
@@ -83,12 +84,12 @@ impl Job {
         }
     }
 
-    /// Where it is.
+    /// The job's stage.
     pub(super) fn stage(&self) -> &Stage {
         &self.stage
     }
 
-    /// Moves it on, see [`CurrentStage::enter`].
+    /// Moves the job to its next stage, see [`CurrentStage::enter`].
     pub(super) fn enter(&mut self, next: Stage) {
         self.stage.enter(next);
     }
@@ -118,19 +119,19 @@ impl Job {
         self.stage.reclaiming()
     }
 
-    /// The tokens whose KV it holds or wants.
+    /// The tokens whose KV the job holds or wants.
     pub(super) fn tokens(&self) -> Tokens<'_> {
         Tokens { request: &self.request, output: &self.answer.tokens, resumes: self.stage.is_preempted() }
     }
 
-    /// The same, beside what it holds.
+    /// The same tokens, and the pages that the job holds.
     pub(super) fn holding(&mut self) -> (Tokens<'_>, &mut Holding) {
         let resumes = self.stage.is_preempted();
         let tokens = Tokens { request: &self.request, output: &self.answer.tokens, resumes };
         (tokens, &mut self.kv)
     }
 
-    /// Whether it has continued, or is to, after a preemption.
+    /// Whether the job has continued, or is to continue, after a preemption.
     pub(super) fn was_preempted(&self) -> bool {
         self.computed_before > 0
     }
@@ -150,7 +151,8 @@ impl Job {
         !self.request.ignore_stop && self.request.stop_tokens.contains(&token)
     }
 
-    /// How many of the drawn tokens are of the answer, if so many were drafted: those up to the one that ends it.
+    /// How many of the drawn tokens belong to the answer, if `drafted` tokens were drafted: those up to the token that
+    /// ends it.
     pub(super) fn taken(&self, drawn: &[Sampled], drafted: usize) -> usize {
         let left = (self.request.max_new_tokens as usize).saturating_sub(self.answer.tokens.len());
         let most = if self.answer.complete { 1 } else { left.min(drafted + 1).max(1) };
@@ -158,7 +160,7 @@ impl Job {
         drawn.iter().position(|drawn| self.is_stop(drawn.token)).map_or(drawn.len(), |last| last + 1)
     }
 
-    /// Whether a batch or a transfer of ours may be reading its pages.
+    /// Whether a batch or a transfer of ours may be reading the job's pages.
     pub(super) fn is_read(&self) -> bool {
         self.stage.in_batch().is_some()
             || self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.tags.is_empty())
@@ -170,7 +172,7 @@ impl Job {
         (self.origin.cached, self.origin.promised, self.origin.in_l1) = (cached, cached, cached);
     }
 
-    /// So much of the prompt is cached or restored after all.
+    /// Corrects how much of the prompt is cached or restored.
     pub(super) fn has_cached(&mut self, tokens: usize) {
         self.origin.cached = u32::try_from(tokens).unwrap_or(u32::MAX);
         self.origin.promised = self.origin.cached;

@@ -1,15 +1,15 @@
-//! What requests leave in the cache, and where the KV of their prompts came from.
+//! Keeping pages of requests in the cache, and counting where the KV of their prompts came from.
 
 use super::{Flushed, Scheduler};
 use crate::ids::Room;
 
 impl Scheduler {
-    /// Gives the cache the whole pages of what a job has computed or received.
+    /// Gives the cache all full pages that a job has computed or received.
     pub(super) fn keep(&mut self, room: Room) {
         self.keep_as(room, false);
     }
 
-    /// The same for a job that a batch has computed on from a position.
+    /// The same for a job whose positions from `from` on a batch has computed.
     pub(super) fn keep_computed(&mut self, room: Room, from: usize) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let (may_be_read, prompt) = (job.outgoing.is_some(), job.request.prompt.len());
@@ -38,7 +38,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives back what jobs hold although they continue with the cache's pages. Returns `false` when that frees nothing.
+    /// Gives back the spare pages of jobs, which continue with the cache's pages. Returns `false` when that frees
+    /// nothing.
     pub(super) fn release_spares(&mut self) -> bool {
         let mut released = false;
         for job in self.jobs.values_mut().filter(|job| !job.is_read()) {
@@ -47,7 +48,7 @@ impl Scheduler {
         released
     }
 
-    /// A prompt is complete: counts where it came from.
+    /// Counts where the KV of a complete prompt came from.
     pub(super) fn count_origin(&mut self, room: Room) {
         let Some(job) = self.jobs.get(&room) else { return };
         let origin = job.origin;
@@ -66,9 +67,9 @@ impl Scheduler {
         }
     }
 
-    /// Empties the radix cache and what is in host memory. Storage keeps its pages. What requests use stays for them,
-    /// is found by no other request, and goes with the last of them. What they compute or receive from here on, behind
-    /// what they found before, enters no cache.
+    /// Empties the radix cache and host memory. Storage keeps its pages. Pages in use stay for their requests, are
+    /// found by no other request, and go with the last of these requests. Pages that these requests compute or receive
+    /// from now on, behind the ones that they found before, enter no cache.
     ///
     /// `None` when the worker keeps no cache.
     pub fn flush_cache(&mut self) -> Option<Flushed> {

@@ -1,11 +1,11 @@
 //! Keeping the time between two tokens under a target.
 //!
-//! How long a step takes is learned ([`step_model`]) from what lies between the ends of two of them: computing, and
-//! everything around it that decoding requests wait for. Two things follow from it: how many may decode at once, and
-//! how many tokens of longer pieces (prompts, recomputation) go into a step that also decodes.
+//! The time of a step is learned ([`step_model`]) from the time between the ends of two steps: computing, and
+//! everything around it that decoding requests wait for. Two limits follow from it: how many requests may decode at
+//! once, and how many tokens of longer pieces (prompts, recomputation) go into a step that also decodes.
 //!
-//! The target holds for the mean. A step longer than the target is followed by fewer admissions and never by leaving
-//! sequences out of steps: with `n` of them and a step of `a + b·n`, taking turns `m` at a time makes each wait
+//! The target holds for the mean. After a step that is longer than the target, fewer requests are admitted. No sequence
+//! is left out of steps for it: with `n` of them and a step of `a + b·n`, taking turns `m` at a time makes each wait
 //! `(a + b·m)·n/m`, which is longer for every `m < n`. For the same reason no request is preempted for the target's
 //! sake.
 //!
@@ -26,16 +26,16 @@ const MARGIN: f64 = 0.98;
 /// Steps before a target is said to be out of reach.
 const STEPS_TO_JUDGE: u64 = 32;
 
-/// What is known of the pace, for metrics.
+/// The state of the pace, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PaceStats {
     /// Requests that may decode at once, or 0 without a target.
     pub limit: u32,
     /// Whether not even one sequence at a time stays under the target.
     pub out_of_reach: bool,
-    /// What the last step was expected to take.
+    /// Expected time of the last step.
     pub predicted: Duration,
-    /// Expected time of any step.
+    /// Expected fixed time of every step.
     pub fixed: Duration,
     /// Expected time per sequence that decodes.
     pub sequence: Duration,
@@ -43,7 +43,8 @@ pub struct PaceStats {
     pub thousand_tokens: Duration,
     /// Expected time per 1000 positions of context, over all sequences.
     pub thousand_context: Duration,
-    /// Time from the end of a step, or its beginning if no request waited, to its end.
+    /// Times of steps. A time counts from the end of the step before, or from the step's own beginning if no request
+    /// waited.
     pub steps: Histogram,
 }
 
@@ -53,10 +54,10 @@ pub(super) struct Pace {
     /// Seconds.
     target: Option<f64>,
     model: StepModel,
-    /// By the model alone.
+    /// Requests that may decode at once, by the model alone.
     limit: usize,
     most: usize,
-    /// The step being computed, and since when a request waits for it.
+    /// Load of the step being computed, and since when a request waits for it.
     step: Option<(Time, Load)>,
     /// When the last step ended, if it left a request that decodes.
     waiting_since: Option<Time>,
@@ -85,8 +86,8 @@ impl Pace {
         self.target.is_some()
     }
 
-    /// Requests that may decode at once, if that is limited. At most a quarter more than was tried lately: a cost that
-    /// grows faster than the model knows shows before it hurts.
+    /// Requests that may decode at once, if that is limited. At most about a quarter more than in recent steps, so that
+    /// a cost that grows faster than the model knows shows early.
     pub(super) fn limit(&self) -> Option<usize> {
         self.target.map(|_| self.limit.min(self.model.largest_seen() * 5 / 4 + 1).min(self.most))
     }
@@ -99,19 +100,20 @@ impl Pace {
         Some(if token > 0.0 { (room / token) as usize } else { 0 })
     }
 
-    /// A step begins.
+    /// Takes note that a step begins.
     pub(super) fn begins(&mut self, now: Time, load: Load) {
         self.predicted = self.model.predict(&load);
         self.step = Some((self.waiting_since.take().unwrap_or(now), load));
     }
 
-    /// A step could not be computed, or nothing can be. What lies between is no step's time.
+    /// Takes note that a step could not be computed, or that nothing can be. The time until the next step is not
+    /// learned.
     pub(super) fn interrupted(&mut self) {
         self.step = None;
         self.waiting_since = None;
     }
 
-    /// A step has ended. `request_waits` says whether a request that decodes waits for the next one.
+    /// Learns from a step that has ended. `request_waits` says whether a request that decodes waits for the next one.
     pub(super) fn ended(&mut self, now: Time, request_waits: bool) {
         let Some((since, load)) = self.step.take() else { return };
         self.steps.add(now.since(since));
@@ -121,7 +123,8 @@ impl Pace {
         }
     }
 
-    /// Sets the limit for requests with so much context each, when so many tokens are to fit beside them.
+    /// Sets the limit, for requests with `context_each` positions each, so that `tokens` tokens of longer pieces fit
+    /// beside them.
     pub(super) fn adjust(&mut self, context_each: usize, tokens: usize) {
         let Some(target) = self.target else { return };
         if self.model.steps() == 0 {
@@ -130,7 +133,8 @@ impl Pace {
         let [fixed, sequence, token, context] = self.model.cost();
         let fixed = fixed + token * tokens as f64;
         let each = sequence + context * context_each as f64;
-        // Infinite when sequences cost nothing. Casts take that, and less than nothing, to the ends of the range.
+        // Infinite if sequences cost nothing, negative if the fixed time is over the target. The cast saturates in both
+        // cases.
         let within = |target: f64| ((target - fixed) / each) as usize;
         let (most, comfortable) = (within(target), within(MARGIN * target));
         if most < self.limit {

@@ -22,7 +22,7 @@ pub(super) enum PeerState {
     Connecting,
     /// Pages can be exchanged.
     Ready,
-    /// Gone, and nothing of it can land here any more.
+    /// Gone, and none of its writes can land here any more.
     Fenced,
     /// Gone, but its late writes might land.
     Unfenced,
@@ -35,7 +35,7 @@ struct Peer {
     floor: u64,
     /// The connection in use.
     session: u64,
-    /// When a write to it settled last, or was known to wait for others.
+    /// When a write to the peer settled last, or was last known to wait behind writes to others.
     moved: Time,
     /// When a message of the peer, or a part of its pages, came last.
     heard: Time,
@@ -128,7 +128,8 @@ impl Peers {
         (early.0 == session).then_some(early.1)
     }
 
-    /// Whether writes over this connection may still land here: an earlier one was fenced when the next began.
+    /// Whether writes over this connection may still land here. An earlier connection was fenced when the next one
+    /// began.
     pub(super) fn may_write(&self, peer: Instance, session: u64) -> bool {
         let gone = matches!(self.state(peer), None | Some(PeerState::Fenced));
         !gone && session == self.session(peer)
@@ -139,19 +140,19 @@ impl Peers {
         self.by_instance.get(&peer).map_or(0, |peer| peer.session)
     }
 
-    /// A write to a peer has settled, or waits behind others.
+    /// Takes note that a write to a peer has settled, or waits behind writes to others.
     pub(super) fn moved(&mut self, peer: Instance, now: Time) {
         if let Some(peer) = self.by_instance.get_mut(&peer) {
             peer.moved = now;
         }
     }
 
-    /// When a write to a peer settled last, or was known to wait for others.
+    /// When a write to a peer settled last, or was last known to wait behind writes to others.
     pub(super) fn last_moved(&self, peer: Instance) -> Time {
         self.by_instance.get(&peer).map_or_else(Time::default, |peer| peer.moved)
     }
 
-    /// A message of a peer came, or a part of its pages.
+    /// Takes note that a message of a peer came, or a part of its pages.
     pub(super) fn heard(&mut self, peer: Instance, now: Time) {
         if let Some(peer) = self.by_instance.get_mut(&peer) {
             peer.heard = now;
@@ -176,7 +177,7 @@ impl Peers {
         }
     }
 
-    /// Peers cut off without proof so far. Their rooms' pages stay in quarantine.
+    /// Number of peers that are cut off and whose fence is not proven yet. Their rooms' pages stay in quarantine.
     pub(super) fn unfenced(&self) -> usize {
         self.by_instance.values().filter(|peer| peer.state == PeerState::Unfenced).count()
     }
@@ -196,7 +197,7 @@ impl Peers {
     }
 }
 
-/// The reason for the clients of a peer that is gone.
+/// The failure message for clients when a peer is gone.
 fn gone(peer: Instance) -> String {
     format!("worker {peer} is gone")
 }
@@ -249,7 +250,7 @@ impl Scheduler {
         if session <= self.peers.session(peer) {
             return;
         }
-        // A second handshake is a new session: whatever the old one was about, the peer has forgotten.
+        // A second handshake is a new session: the peer has forgotten everything about the old one.
         if self.peers.state(peer) == Some(&PeerState::Ready) {
             self.lose(now, peer, &gone(peer), actions);
         }
@@ -296,7 +297,7 @@ impl Scheduler {
                 }
                 return;
             }
-            // Every rank of ours that the peer was connected to says so. One fence is enough.
+            // Each of our ranks that was connected to the peer reports its loss. One fence is enough.
             Some(PeerState::Unfenced | PeerState::Fenced) if !fenced => return,
             _ => {}
         }
@@ -308,13 +309,13 @@ impl Scheduler {
         self.writer_gone(peer, actions);
     }
 
-    /// Ends everything that depends on a peer, with the reason for their clients, and fences it.
+    /// Ends everything that depends on a peer, with `why` as the reason for clients, and fences it.
     pub(super) fn cut_off(&mut self, now: Time, peer: Instance, why: &str, actions: &mut Vec<Action>) {
         self.lose(now, peer, why, actions);
         self.fence(peer, actions);
     }
 
-    /// From here on the peer counts as a possible writer until its fence is proven.
+    /// Fences a peer. Until its fence is proven, the peer counts as a possible writer.
     fn fence(&mut self, peer: Instance, actions: &mut Vec<Action>) {
         self.peers.set(peer, PeerState::Unfenced);
         actions.push(Action::Fence { peer, session: self.peers.session(peer) });
@@ -325,15 +326,15 @@ impl Scheduler {
         self.outbox.forget_peer(peer);
         if let Some(known) = self.peers.by_instance.get_mut(&peer) {
             known.fence_again = None;
-            // Not ready: nothing is said to the peer about the rooms that end now.
+            // Not ready any more, so that the peer gets no messages about the rooms that end now.
             known.state = PeerState::Unfenced;
         }
         self.orphans.forget_peer(peer);
-        // What it alone has not sent can be computed.
+        // Requests that lack only a supplement from this peer can compute it.
         for room in self.rooms_with(peer, Stage::waits_for_supplement) {
             self.reclaim(now, room, actions);
         }
-        // What has arrived whole needs the peer no longer.
+        // Transfers that have arrived completely need the peer no longer.
         let waiting = |stage: &Stage| !matches!(stage, Stage::Verifying(_));
         for room in self.rooms_with(peer, waiting) {
             let failure = Failure::new(FailureCode::PeerLost, why);
@@ -352,7 +353,7 @@ impl Scheduler {
         }
     }
 
-    /// Rooms that depend on a peer and are in one of the stages asked for.
+    /// Rooms that depend on a peer and are in a wanted stage.
     fn rooms_with(&self, peer: Instance, wanted: impl Fn(&Stage) -> bool) -> Vec<Room> {
         let depends = |job: &super::job::Job| match job.stage() {
             Stage::Transfer(incoming) | Stage::Verifying(incoming) => incoming.peer == peer,

@@ -1,11 +1,11 @@
 //! Taking pages back from a running request, and continuing it later.
 //!
-//! When the next step's pages cannot be had, not even by eviction, one request after the other is preempted until they
-//! can. What it has computed enters the radix cache, so continuing costs only what was evicted meanwhile. Without a
-//! cache all of it is recomputed. What was evicted may be in the offload tiers. It is looked for there like a new
-//! request's prompt, when there are pages for the request again, for by then it is known what is gone. Storage is asked
-//! once, and waited for as long as for a new request, in the queue. What was found is copied into the request's pages
-//! before it runs, and what fails to come is computed.
+//! When the pages of the next step cannot be had, not even by eviction, one request after the other is preempted until
+//! they can. The computed pages of a preempted request enter the radix cache, so it recomputes only pages that were
+//! evicted meanwhile. Without a cache it recomputes all. Evicted pages may be in the offload tiers. The scheduler looks
+//! for them there, as for a new request's prompt, when there are pages for the request again, because only then it is
+//! known which pages are gone. Storage is asked once, and the request waits for it in the queue as long as a new
+//! request would. Found pages are copied into the request's pages before it runs. Pages that fail to come are computed.
 //!
 //! ```text
 //! Running ─(preempt)─► Preempted ─(pages)─► admitted ─► Running
@@ -14,7 +14,8 @@
 //!          and waits ──────┘   └─ answered, read, or late
 //! ```
 //!
-//! Its answer continues where it stopped: the tokens drawn are kept, and the next draw depends on seed and position alone.
+//! The answer of a preempted request continues where it stopped: drawn tokens are kept, and drawing has no other state
+//! ([`sampling`](crate::sampling)).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -24,32 +25,34 @@ use super::job::Job;
 use super::stage::{Stage, Waiting};
 use crate::ids::{Room, Time};
 
-/// Requests of a client, in doublings: clients with nearly as many are alike. Those of which the client is not known are alike.
+/// The number of a client's requests in doublings, so that clients with nearly as many requests count alike. Each request of an
+/// unknown client counts as its only one.
 fn doublings(clients: &BTreeMap<u64, usize>, client: u64) -> u32 {
     let requests = if client == 0 { 1 } else { clients.get(&client).copied().unwrap_or_default() };
     usize::BITS - requests.leading_zeros()
 }
 
 impl Scheduler {
-    /// Whether requests are preempted here. A decode worker gives no page to others that a transfer has brought, unless
-    /// the transfer backend proves that the transfer has settled. Where no request is preempted, admission leaves room
-    /// for whole answers.
+    /// Whether this worker preempts requests. A decode worker must not give transferred pages to other requests unless
+    /// the transfer backend proves that the transfer has settled. Without preemption, admission leaves room for whole
+    /// answers.
     pub(super) fn preempts(&self) -> bool {
         self.config.settles || !self.config.role.receives_kv()
     }
 
-    /// Preempts one request. Returns `false` when there is none but the last one that runs, without which nothing would be computed.
+    /// Preempts one request. Returns `false` when only the last running request is left, without which nothing would be computed.
     ///
-    /// Of those that are least urgent, and of these the ones whose client has most requests in the steps, in doublings, the one
-    /// with the shortest answer goes. So least of what its user waits for is delayed, and those that are nearly done end and free
-    /// their pages. A request that was preempted keeps its answer, so the same one is not chosen again and again while younger
-    /// ones of its client run. Among equals it is the one with the longest prompt, whose pages help most.
+    /// The least urgent requests go first, of these the requests whose client has most requests in the steps (in doublings), and
+    /// of these the request with the shortest answer. So the preemption delays a user who has read least, and requests that are
+    /// nearly done end and free their pages. A preempted request keeps its answer, so the same request is not chosen again and
+    /// again while younger ones of its client run. Among equals the request with the longest prompt goes, because its pages help
+    /// most.
     pub(super) fn preempt_one(&mut self) -> bool {
         if !self.preempts() {
             return false;
         }
         let running = if self.running.len() > 1 { &self.running[..] } else { &[] };
-        // Those that are ready have answered nothing yet.
+        // Ready requests have answered nothing yet.
         let rooms = running.iter().chain(&self.ready);
         let able = rooms.enumerate().filter(|(_, room)| self.may_be_preempted(**room));
         let clients = self.in_steps();
@@ -65,7 +68,7 @@ impl Scheduler {
         true
     }
 
-    /// How many requests of each client take part in batches, or may.
+    /// How many requests of each client take part in batches, or are ready to.
     fn in_steps(&self) -> BTreeMap<u64, usize> {
         let mut clients = BTreeMap::new();
         for job in self.running.iter().chain(&self.ready).filter_map(|room| self.jobs.get(room)) {
@@ -96,8 +99,8 @@ impl Scheduler {
         self.jobs.values().filter(loads).count()
     }
 
-    /// There are pages for a waiting request. If it was preempted, this asks the offload tiers for what it had, once.
-    /// Returns whether it asked. If so, what the request finds, and whether it waits, is to be seen anew.
+    /// Asks the offload tiers, once, for the earlier pages of a preempted request for which there are pages now.
+    /// Returns whether it asked. If so, the caller must look again at what the request finds, and whether it waits.
     pub(super) fn fetch_preempted(&mut self, now: Time, room: Room) -> bool {
         let Some(job) = self.jobs.get_mut(&room) else { return false };
         if !self.cache.has_tiers() || !job.stage().is_preempted() {
@@ -109,7 +112,8 @@ impl Scheduler {
         true
     }
 
-    /// Computes a request from what is cached on, whatever it has received. Nothing touches its pages.
+    /// Lets a request compute everything behind its cached prefix, and drops what it has received. Nothing may touch
+    /// its pages.
     pub(super) fn restart(&mut self, room: Room) {
         if let Some(job) = self.jobs.get_mut(&room) {
             job.kv.has_computed(0);
@@ -123,12 +127,12 @@ impl Scheduler {
         self.ready.retain(|other| *other != room);
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.enter(Stage::Preempted(waiting));
-        // Drawn again, when its last prompt token is recomputed.
+        // The first token is drawn again when the last prompt token is recomputed.
         job.answer.first = None;
         job.computed_before = job.computed_before.max(job.kv.computed());
         self.cache.give_back(&mut job.kv);
         self.aux_free.extend(job.aux.take());
-        // Before all that have not begun: its client is reading already.
+        // The request goes before all that have not begun, because its client is reading already.
         self.enqueue(room);
     }
 }

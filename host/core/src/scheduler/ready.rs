@@ -1,8 +1,8 @@
-//! From a verified transfer to the first token.
+//! Ready requests: from a verified transfer to the first token.
 //!
-//! Transfers run ahead of the steps: what has arrived waits here until it fits into a step, with its first token kept
-//! back, so that waiting counts before the answer and not within it. A step holds what the [pace](super::pace) allows
-//! under a target for the time between tokens, and without one what a batch holds.
+//! Transfers run ahead of the steps: a request whose KV has arrived waits here until it fits into a step. Its first
+//! token is kept back, so that it waits before its answer and not within it. With a target for the time between tokens,
+//! the [pace](super::pace) limits the requests in a step. Without one, the size of a batch does.
 
 use super::stage::Stage;
 use super::{Action, Role, Scheduler};
@@ -16,7 +16,7 @@ impl Scheduler {
         self.pace.limit().map_or(usize::MAX, |limit| limit + ahead(limit))
     }
 
-    /// Whether one more request may join those in the steps, besides so many that are about to.
+    /// Whether one more request may join those in the steps, besides `others` that are about to join.
     pub(super) fn may_join(&self, others: usize) -> bool {
         let batch = match self.config.role {
             Role::Decode => self.config.max_batch as usize,
@@ -26,8 +26,9 @@ impl Scheduler {
         self.running.len() + others < self.pace.limit().unwrap_or(batch)
     }
 
-    /// Activates requests that have arrived, the most urgent and of these the oldest first. They join when no step is being computed: their first token
-    /// is out when their first step begins. Returns whether one has ended with it.
+    /// Activates requests that have arrived, the most urgent and of these the oldest first. With a target they join only while no
+    /// step is being computed, so that their first token is out when their first step begins. Returns whether a request has ended
+    /// with its first token.
     pub(super) fn activate(&mut self, now: Time, actions: &mut Vec<Action>) -> bool {
         let before = self.jobs.len();
         while !(self.pace.is_set() && self.computing) && self.may_join(0) {

@@ -89,14 +89,14 @@ impl Scheduler {
         }
         let incoming = incoming.clone();
         let peer = incoming.peer;
-        // Nothing reads the pages any more. What ends the job from here on must not wait for a verification.
+        // Nothing reads the pages any more. If the job ends from here on, it must not wait for a verification.
         job.enter(Stage::Transfer(incoming.clone()));
         let prompt = job.request.prompt.len();
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let pages = count(incoming.len());
         let expected = Expected { room, attempt, prompt_tokens: count(prompt), pages };
         let verified = verify(expected, found);
-        // In a batch it would fail all others of it.
+        // A token outside the vocabulary would fail its whole batch.
         if let Ok(verified) = &verified
             && verified.first().token >= self.config.vocabulary
         {
@@ -145,8 +145,9 @@ impl Scheduler {
         }
     }
 
-    /// Prefill refused or gave up. Its pages are asked back like after any failure: only `Drained` proves that no
-    /// repeat of an earlier message makes it write after all. What has arrived whole needs it no longer.
+    /// Handles that prefill refused or gave up. Decode aborts the room, as after any failure: only `Drained` proves
+    /// that no repeat of an earlier message makes prefill write after all. Transfers that have arrived completely need
+    /// prefill no longer.
     pub(super) fn prefill_gave_up(
         &mut self,
         now: Time,
@@ -173,14 +174,14 @@ impl Scheduler {
         }
     }
 
-    /// None of our threads copies into the pages of a room that was given up.
+    /// Takes note that none of our threads copies into the pages of a closed room any more.
     pub(super) fn room_closed(&mut self, room: Room, actions: &mut Vec<Action>) {
         let cleared = self.cache.receiver_closed(room);
         self.finish_clearing(cleared, actions);
         self.reclaimed(room, |reclaiming| reclaiming.receiver = false, actions);
     }
 
-    /// Prefill has nothing of the room in flight any more.
+    /// Takes note that prefill has nothing of the room in flight any more.
     pub(super) fn drained(&mut self, from: Instance, room: Room, actions: &mut Vec<Action>) {
         let cleared = self.cache.writer_gone(from, Some(room));
         self.finish_clearing(cleared, actions);

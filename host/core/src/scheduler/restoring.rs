@@ -1,5 +1,5 @@
-//! Requests that get pages from the offload tiers: waiting for storage, having pages copied, and going on without what
-//! does not come.
+//! Requests that get pages from the offload tiers: waiting for storage, having pages copied, and continuing without
+//! pages that do not come.
 //!
 //! ```text
 //! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored, or,
@@ -16,13 +16,13 @@
 //!                           └──────────────────────────────► Reclaiming ─(no more writes)──┘
 //! ```
 //!
-//! On a decode worker a restore runs beside the transfer of what lies behind it. What was promised and cannot be
-//! restored is asked of prefill by another attempt: a [`Reserve`](crate::message::Reserve) that covers it. Prefill has
-//! computed or cached the whole prompt and keeps it until `Commit`, which decode says only when everything is there. As
-//! long as nothing has arrived, the new attempt takes the place of the first and asks for all. Otherwise it asks for
-//! the missing span alone, when the first is verified. A request is renegotiated once at most. When prefill has gone
-//! meanwhile, or goes while it sends the span, decode computes from the first missing page on. Before that, decode takes
-//! the pages of a span that was asked for back, like those of a request that has ended.
+//! On a decode worker a restore runs beside the transfer of the pages behind it. If promised pages cannot be restored,
+//! decode asks prefill for them by another attempt: a [`Reserve`](crate::message::Reserve) that covers them. Prefill has
+//! computed or cached the whole prompt and keeps it until `Commit`, which decode sends only when everything is there. If
+//! nothing has arrived yet, the new attempt replaces the first one and asks for all pages. Otherwise it asks for the
+//! missing span alone, after the first attempt is verified. A request is renegotiated once at most. If prefill is gone
+//! by then, or goes while it sends the span, decode computes from the first missing page on. Before that, decode takes
+//! back the pages of a span that it had asked for, like those of an ended request.
 
 use std::ops::Range;
 
@@ -37,7 +37,7 @@ use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
 
 impl Scheduler {
-    /// Asks the offload tiers for a waiting request: one that has come, or was preempted.
+    /// Asks the offload tiers for pages of a waiting request, which is new or was preempted.
     pub(super) fn fetch(&mut self, now: Time, room: Room) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let place = job.place;
@@ -51,22 +51,22 @@ impl Scheduler {
         self.after_tiers(now, actions);
     }
 
-    /// Until the next tick: what requests that come then would be computed after.
+    /// Tells the cost model, until the next tick, how many tokens of prompts are computed before those of new requests.
     pub(super) fn tell_backlog(&mut self) {
         let Self { cache, jobs, running, .. } = self;
         let left = |room| jobs.get(room).map_or(0, Job::uncomputed);
-        // One token is a step of an answer.
+        // A job with one token left is decoding.
         cache.set_backlog(|| running.iter().map(left).filter(|left| *left > 1).sum());
     }
 
-    /// Gives up what takes too long in the offload tiers.
+    /// Gives up work of the offload tiers that takes too long.
     pub(super) fn expire_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
         let expired = self.cache.expire_tiers(now);
         actions.extend(expired.into_iter().map(Action::Tier));
         self.after_tiers(now, actions);
     }
 
-    /// Begins what the offload tiers can take.
+    /// Begins as much waiting work as the offload tiers can take.
     pub(super) fn start_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
         let begun = self.cache.start_tiers(now);
         actions.extend(begun.into_iter().map(Action::Tier));
@@ -82,7 +82,7 @@ impl Scheduler {
         }
     }
 
-    /// A restore has ended, or what came beside it.
+    /// Moves a request on, after its restore or the transfer beside it has ended.
     pub(super) fn go_on(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let (stage, restore) = (job.stage().clone(), job.kv.restore().cloned());
@@ -115,7 +115,7 @@ impl Scheduler {
         }
     }
 
-    /// The first pages of a request that computes are there, and it computes the rest.
+    /// Lets a request whose first `pages` pages are there compute the rest.
     fn loaded(&mut self, room: Room, pages: usize, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let before = job.kv.computed();
@@ -139,7 +139,7 @@ impl Scheduler {
             && self.peers.session(incoming.peer) == incoming.session
     }
 
-    /// Asks prefill for pages that were promised and are not there.
+    /// Asks prefill for promised pages that could not be restored.
     fn renegotiate(
         &mut self,
         now: Time,
@@ -162,11 +162,11 @@ impl Scheduler {
             job.origin.cached = job.origin.cached.min(first);
         }
         self.outbox.forget_room(room);
-        // The window came with what is verified.
+        // A supplement brings no window: that came with the verified attempt.
         self.reserve(now, room, incoming.for_missing(now, pages, supplement), actions);
     }
 
-    /// Prefill will not send the last pages that are missing, or not all of them: takes them back, to compute them here.
+    /// Takes back the last missing pages, of which prefill will not send all, to compute them here.
     pub(super) fn reclaim(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let Stage::Transfer(incoming) = job.stage() else { return };
@@ -182,7 +182,8 @@ impl Scheduler {
         }
     }
 
-    /// One writer of the pages that a room takes back has ended.
+    /// Takes note that a writer of the pages that a room takes back has ended. After the last one, decode computes
+    /// them.
     pub(super) fn reclaimed(
         &mut self,
         room: Room,
@@ -199,7 +200,7 @@ impl Scheduler {
         }
     }
 
-    /// Decode computes what it lacks, because no other worker can.
+    /// Lets decode compute the pages that it lacks, because no other worker can send them.
     pub(super) fn compute_instead(&mut self, room: Room, pages: usize) {
         self.cache.count(|stats| stats.computed_instead += 1);
         if !self.cache.continues_anywhere() {
@@ -208,14 +209,14 @@ impl Scheduler {
         }
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let end = self.cache.continue_at(&mut job.kv, pages);
-        // Drawn again, when the prompt's last token is computed.
+        // The first token is drawn again when the prompt's last token is computed.
         job.answer.first = None;
         job.has_cached(end);
         job.enter(Stage::Running(None));
         self.running.push(room);
     }
 
-    /// Decode: everything is there, received or restored.
+    /// Makes a request of a decode worker ready: all its pages are received or restored.
     fn received(&mut self, now: Time, room: Room, incoming: &Incoming, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.enter(Stage::Ready);
@@ -228,7 +229,7 @@ impl Scheduler {
         }
     }
 
-    /// Decode needs nothing more of prefill, which may let go.
+    /// Tells prefill that decode needs nothing more, so that prefill may let go of its pages.
     pub(super) fn commit(&mut self, now: Time, room: Room, incoming: &Incoming, actions: &mut Vec<Action>) {
         let peer: Instance = incoming.peer;
         if self.peers.state(peer) == Some(&PeerState::Ready) {

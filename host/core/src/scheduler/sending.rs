@@ -1,4 +1,4 @@
-//! Prefill's side of a room: where decode wants its pages, sending them, letting go.
+//! Prefill's side of a room: taking decode's reserves, sending pages, letting go.
 
 use std::ops::Range;
 
@@ -15,21 +15,22 @@ use crate::request::{Failure, FailureCode, FinishReason};
 use crate::transfer::Tag;
 
 impl Job {
-    /// Pages that are whole once the first `computed` positions are, the prompt's last page included when it is all.
+    /// Pages that are complete once the first `computed` positions are. The prompt's last page counts once the whole
+    /// prompt is computed.
     fn whole_pages(&self, computed: usize, page_tokens: usize) -> usize {
         let prompt = self.request.prompt.len();
         if computed >= prompt { prompt.div_ceil(page_tokens) } else { computed / page_tokens }
     }
 
-    /// Pages that the batch being computed completes, if layers of them may be sent before it ends, and the number of layers that
-    /// were.
+    /// Pages that the batch being computed completes, and how many of their layers were sent, if layers may be sent before the
+    /// batch ends.
     fn completing(&self, page_tokens: usize) -> Option<(Range<usize>, u32)> {
         self.outgoing.as_ref()?.completing(self.whole_pages(self.stage().in_batch()?, page_tokens))
     }
 }
 
 impl Scheduler {
-    /// What a reserve for a job must fit.
+    /// What prefill expects of a reserve for a job.
     pub(super) fn wanted(&self, job: &Job) -> Wanted {
         let prompt = job.request.prompt.len();
         Wanted {
@@ -61,7 +62,7 @@ impl Scheduler {
         self.transfer_moved(now, room);
     }
 
-    /// Something happened to a transfer: from now on it is waited for anew, once there is nothing more to compute.
+    /// Takes note of progress in a transfer: the wait for it starts anew. Does nothing before the prompt is computed.
     pub(super) fn transfer_moved(&mut self, now: Time, room: Room) {
         let inflight = |job: &&mut Job| *job.stage() == Stage::Inflight;
         let Some(job) = self.jobs.get_mut(&room).filter(inflight) else { return };
@@ -73,15 +74,15 @@ impl Scheduler {
         }
     }
 
-    /// Since when nothing has happened to a job's transfer, once there is nothing more to compute.
+    /// When a job's transfer last made progress, once its prompt is computed.
     pub(super) fn transfer_since(&self, job: &Job) -> Option<Time> {
         let outgoing = job.outgoing.as_ref()?;
         let moved = outgoing.moved?;
-        // Writes to a peer that takes others are on their way.
+        // Writes count as under way while other writes to the same peer make progress.
         Some(if outgoing.tags.is_empty() { moved } else { moved.max(self.peers.last_moved(outgoing.peer)) })
     }
 
-    /// Where the oldest write goes that has not settled. Younger ones may wait behind it in the plugin.
+    /// The peer of the oldest write that has not settled. Younger ones may wait behind it in the plugin.
     fn oldest_write(&self) -> Option<Instance> {
         let own = self.jobs.values().filter_map(|job| job.outgoing.as_ref());
         let own = own.filter_map(|outgoing| Some((*outgoing.tags.first()?, outgoing.peer)));
@@ -90,13 +91,13 @@ impl Scheduler {
         own.chain(left).min().map(|(_, peer)| peer)
     }
 
-    /// Writes of a request that has ended do not settle, so that its pages stay set aside: they are cut off with their peer.
+    /// Handles writes of an ended request that do not settle, so that its pages stay in quarantine: cuts off their peer.
     pub(super) fn unsettled(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let writes = self.cache.unsettled(room);
         let Some((peer, session)) = self.leftovers.get(&room).and_then(|leftovers| leftovers.writes) else {
             return;
         };
-        // Nothing is to be cut off where the connection is not in use any more.
+        // There is nothing to cut off if the connection is not in use any more.
         if writes == 0 || !self.peers.is_current(peer, session) {
             return;
         }
@@ -112,7 +113,7 @@ impl Scheduler {
         self.peer_lost(now, (peer, session), false, actions);
     }
 
-    /// Nothing has happened to a transfer for too long. What a write that does not settle may still do is cut off with its peer.
+    /// Ends a transfer that made no progress for too long. If some of its writes have not settled, cuts off their peer.
     pub(super) fn transfer_stalled(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(outgoing) = self.jobs.get(&room).and_then(|job| job.outgoing.as_ref()) else { return };
         let (peer, session, writes) = (outgoing.peer, outgoing.session, outgoing.tags.len());
@@ -220,7 +221,8 @@ impl Scheduler {
         }
     }
 
-    /// Decode gives a room up: answered when nothing of it is in flight, and from then on nothing will be.
+    /// Ends a room that decode gives up. The answer comes when nothing of the room is in flight, and from then on
+    /// nothing will be.
     #[allow(clippy::too_many_arguments)] // one argument per field of the message
     pub(super) fn abort_asked(
         &mut self,
@@ -278,9 +280,10 @@ impl Scheduler {
         }
     }
 
-    /// After how many layers news of a batch is wanted, 0 for none: what the sequence with the smallest groups needs.
+    /// After how many layers the executor must report progress in a batch, as the sequence with the smallest groups
+    /// needs it. 0 for no reports.
     pub(super) fn finest_group(&self, sequences: &[Sequence]) -> u32 {
-        // Layers of the model are not those of a page where some slide.
+        // If some layers slide, a page does not hold all layers of the model.
         if !self.config.role.sends_kv() || self.config.window.is_some() {
             return 0;
         }
@@ -292,7 +295,7 @@ impl Scheduler {
         groups.min().unwrap_or(0)
     }
 
-    /// Sends the finished layers of pages that the batch completes. The last layers go when the batch is done.
+    /// Sends the finished layers of pages that the batch completes. The last layers are sent when the batch is done.
     pub(super) fn layers_done(&mut self, batch: u64, layers: u32, actions: &mut Vec<Action>) {
         let rule = self.config.layer_groups;
         if !self.config.role.sends_kv() || batch != self.last_batch || layers >= rule.layers() {
@@ -311,18 +314,18 @@ impl Scheduler {
         }
     }
 
-    /// Sends what is computed and not sent: whole pages while computing, and everything with the aux row at the end. Does nothing
-    /// for a request that is sent nowhere.
+    /// Sends computed pages that were not sent: full pages while the prompt is computed, and at its end everything that is left,
+    /// with the aux row. Does nothing for a request without a transfer.
     pub(super) fn push_pages(&mut self, room: Room, actions: &mut Vec<Action>) {
         let page_tokens = self.config.page_tokens as usize;
         let sent = self.jobs.get_mut(&room).filter(|job| job.outgoing.is_some());
         let Some(job) = sent else { return };
-        // A request that lacks a part of its window gives its pages up: nothing may be reading them.
+        // With sliding layers, a request whose restore fails gives its pages up, so no write may be reading them.
         if !self.cache.continues_anywhere() && matches!(*job.stage(), Stage::Loading(_)) {
             return;
         }
         let last = *job.stage() == Stage::Inflight;
-        // What is recomputed for the window alone is there already.
+        // The pages of the recompute range are there already.
         let whole = job.whole_pages(job.kv.computed().max(job.kv.recompute().end), page_tokens);
         let computing = job.stage().in_batch().is_some();
         let next = job.outgoing.as_mut().and_then(|outgoing| outgoing.next(room, whole, computing, last));

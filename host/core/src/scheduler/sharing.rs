@@ -1,11 +1,11 @@
-//! Prompts that begin alike and are under way at the same time: the later ones wait until the first one's pages are in
-//! the cache, and then need what is behind them only.
+//! Prompts with the same prefix that are under way at the same time: later ones wait until the first one's pages are in
+//! the cache, and then need only the pages behind those.
 //!
-//! A request that has been admitted and whose prompt is not complete *leads*. One in the queue that it would bring
-//! pages for *follows* it. Leaders wait for no follower, so there are no chains: each wait ends when its leader's
-//! prompt is complete or the leader ends, whichever way. For models with a window a wait ends when the leader has
-//! passed the page in question. A request that is free again may follow another, but none follows for longer than half of the
-//! bootstrap timeout, for its other leg waits too.
+//! A request that has been admitted and whose prompt is not complete *leads*. A queued request that it would bring pages for
+//! *follows* it. A leader follows no other request, so there are no chains: each wait ends when its leader's prompt is
+//! complete or the leader ends for any reason. For models with a window a wait ends when the leader has passed the wanted
+//! page. A request whose wait has ended may follow another leader. No request follows for longer than half of the bootstrap
+//! timeout, because its other leg waits too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,18 +17,18 @@ use crate::cache::Prefix;
 use crate::ids::{Room, Time};
 use crate::request::Request;
 
-/// A leader must bring one in so many of the pages that a follower lacks. Waiting for less would trade the time of a
-/// whole prompt for little: all chats of a server begin with the same few words.
+/// A leader must bring at least one in so many of the pages that a follower lacks. Waiting for fewer would cost the
+/// time of a whole prompt and save little: all chats of a server begin with the same few words.
 const BRINGS_ONE_IN: usize = 4;
-/// Of a leader's pages so many are found by any, and behind them one in [`SPARSE`]: enough for a follower that lacks
-/// that many, and a prompt of a million tokens does not hold up the scheduler.
+/// So many of a leader's first pages can be found one by one, and behind them one in [`SPARSE`]. That is enough for a
+/// follower that lacks so many pages, and a prompt of a million tokens does not hold up the scheduler.
 const DENSE: usize = 512;
 /// See [`DENSE`].
 const SPARSE: usize = 16;
-/// Leaders compared at most for one follower.
+/// Most leaders that are compared for one page of a follower.
 const COMPARED: usize = 4;
 
-/// Which pages' tokens the leaders will bring.
+/// The pages that the leaders will bring, by their tokens.
 #[derive(Debug)]
 pub(super) struct Leaders {
     seed: u64,
@@ -49,7 +49,7 @@ impl Leaders {
         hasher.finish()
     }
 
-    /// The room brings all whole pages of its prompt behind the first `cached`.
+    /// Adds a leader, which brings all full pages of its prompt behind the first `cached`.
     fn add(&mut self, room: Room, prompt: &[u32], cached: usize, page_tokens: usize) {
         self.remove(room);
         let pages = prompt.chunks_exact(page_tokens).enumerate().skip(cached);
@@ -59,14 +59,14 @@ impl Leaders {
         self.hashes.insert(room, hashes);
     }
 
-    /// The room brings nothing any more, or all of it is there.
+    /// Removes a leader that brings no pages any more, or whose pages are all there.
     pub(super) fn remove(&mut self, room: Room) {
         for hash in self.hashes.remove(&room).unwrap_or_default() {
             self.pages.remove(&(hash, room));
         }
     }
 
-    /// What they bring enters no cache.
+    /// Removes all leaders, because the pages that they bring enter no cache.
     pub(super) fn clear(&mut self) {
         self.pages.clear();
         self.hashes.clear();
@@ -76,7 +76,7 @@ impl Leaders {
         self.hashes.contains_key(&room)
     }
 
-    /// Some of those that seem to bring a page.
+    /// Some of the leaders that seem to bring a page, by its hash.
     fn bringing(&self, place: usize, tokens: &[u32]) -> impl Iterator<Item = Room> {
         let hash = self.hash(place, tokens);
         self.pages.range((hash, Room(0))..=(hash, Room(u64::MAX))).map(|(_, room)| *room).take(COMPARED)
@@ -88,7 +88,7 @@ impl Leaders {
     }
 }
 
-/// Whether one request's pages are of use for another: equal tokens in the same namespace, and behind the same prefill
+/// Whether the leader's pages are of use for the follower: equal tokens in the same namespace, and the same prefill
 /// worker, which computes one after the other anyway.
 fn brings(leader: &Request, follower: &Request, head: &[u32]) -> bool {
     leader.prompt.starts_with(head)
@@ -97,7 +97,8 @@ fn brings(leader: &Request, follower: &Request, head: &[u32]) -> bool {
 }
 
 impl Scheduler {
-    /// Whether the leader that a request follows is still to bring what it waits for. Says so without a look at the prompt.
+    /// Whether the leader that a request follows has yet to bring the page that the request waits for. Does not look at the
+    /// prompt.
     pub(super) fn follows(&self, now: Time, job: &Job) -> bool {
         now < self.follows_until(job)
             && job.stage().waiting().and_then(|waiting| waiting.follows).is_some_and(|follows| {
@@ -105,8 +106,8 @@ impl Scheduler {
             })
     }
 
-    /// Whether a page of a leader's prompt is still ahead of it. One whose model has a window gives pages to the cache piece by
-    /// piece, and the window behind a page may be gone again before the prompt is complete.
+    /// Whether a leader has yet to bring a page of its prompt. With a window a leader gives pages to the cache piece by piece,
+    /// and the window at the end of a page may be gone again before the prompt is complete.
     fn is_ahead(&self, leader: Room, page: usize) -> bool {
         let end = (page + 1) * self.config.page_tokens as usize;
         !self.cache.keeps_piecewise()
@@ -118,7 +119,7 @@ impl Scheduler {
         job.submitted.after(self.config.bootstrap_timeout / 2)
     }
 
-    /// Whether a request of which so much is cached is to wait for another. Takes note of which.
+    /// Whether a request with this cached prefix must wait for another request. If so, takes note of the leader.
     pub(super) fn follow(&mut self, now: Time, room: Room, prefix: &Prefix) -> bool {
         let Some(job) = self.jobs.get(&room).filter(|job| job.stage().is_queued()) else { return false };
         let leader = if now < self.follows_until(job) { self.leader_of(job, prefix) } else { None };
@@ -135,7 +136,7 @@ impl Scheduler {
         leader.is_some()
     }
 
-    /// The leader to wait for, and until it has brought which page.
+    /// The leader to wait for, and the page that it must have brought when the wait ends.
     fn leader_of(&self, job: &Job, prefix: &Prefix) -> Option<(Room, usize)> {
         let request = &job.request;
         let page = self.config.page_tokens as usize;
@@ -146,14 +147,14 @@ impl Scheduler {
         let sparse = last.and_then(|last| {
             Some(last.next_multiple_of(SPARSE)).filter(|place| *place > last && *place < whole)
         });
-        // A leader that computes the window at the end of what is cached brings the last page of it, too.
+        // A leader that computes the window at the end of the cached prefix brings the last page of that prefix, too.
         let window = (prefix.complete() < cached).then(|| cached - 1);
-        // Where a leader has passed the first of these, it may still bring a window at the end.
+        // A leader that has passed the first of these pages may still bring a window at the end.
         let end = last.filter(|_| self.cache.keeps_piecewise()).map(|_| whole - 1);
         [last, sparse, window, end].into_iter().flatten().find_map(|last| {
             let head = &request.prompt[..(last + 1) * page];
             let mut leaders = self.leaders.bringing(last, &head[last * page..]);
-            // A request waits for none whose turn is later.
+            // A request waits for no leader that is less urgent.
             let brings =
                 |leader: &Job| leader.urgency() <= job.urgency() && brings(&leader.request, request, head);
             let leader =
@@ -162,7 +163,7 @@ impl Scheduler {
         })
     }
 
-    /// A request is admitted: from now on others may follow it.
+    /// Makes an admitted request a leader: from now on others may follow it.
     pub(super) fn lead(&mut self, room: Room, prefix: Option<&Prefix>) {
         self.patience.remove(room);
         let (Some(job), Some(prefix)) = (self.jobs.get(&room), prefix) else { return };
@@ -175,7 +176,7 @@ impl Scheduler {
             self.stats.shared_transfers += 1;
             self.stats.shared_pages += (prefix.complete() - follows.cached) as u64;
         }
-        // With a window that it recomputes it brings the last page before.
+        // A leader that recomputes the window at the end of its cached prefix brings the last page of that prefix, too.
         let cached = prefix.cached();
         let known = if prefix.complete() < cached { cached - 1 } else { cached };
         self.leaders.add(room, &job.request.prompt, known, self.config.page_tokens as usize);

@@ -8,7 +8,7 @@ use std::ops::{Deref, Range};
 use crate::hand_over::{Incoming, Reclaiming};
 use crate::ids::Room;
 
-/// Where a job is, with what matters there alone.
+/// The stage of a job, with the data that matters only there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Waits for pages, an aux row, and (prefill, decode) for the other leg.
@@ -17,47 +17,46 @@ pub(super) enum Stage {
     Transfer(Incoming),
     /// Decode: everything arrived, and digests are being computed.
     Verifying(Incoming),
-    /// Decode: what was sent is verified, and the request waits for what it restores itself.
+    /// Decode: the sent pages are verified, and the request waits for pages that it restores itself.
     Restoring(Incoming),
-    /// Decode: prefill will not send the last pages that are missing, which are computed here as soon as no peer can
-    /// write them.
+    /// Decode: prefill will not send the last missing pages. They are computed here as soon as no peer can write them.
     Reclaiming(Reclaiming),
     /// Decode: verified, and waits until the pace activates it.
     Ready,
-    /// These pages are being copied from host memory: of the prompt, on workers that compute it, or of what a preempted request
-    /// had.
+    /// These pages are being copied from host memory: pages of the prompt on workers that compute it, or earlier pages of a
+    /// preempted request.
     Loading(Range<usize>),
-    /// Takes part in batches: the position up to which the batch being computed computes it, if that batch has it.
+    /// Takes part in batches. If the batch being computed has the job: the position up to which it computes the job.
     Running(Option<usize>),
-    /// Gave its pages up for others and waits for pages. What is gone of its KV is recomputed.
+    /// Has given up its pages for others and waits for pages. Lost KV is recomputed.
     Preempted(Waiting),
     /// Prefill: computed. Its pages are on their way, or wait for decode's commit.
     Inflight,
 }
 
-/// What matters of a job in the queue.
+/// The data of a job in the queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waiting {
     /// Later requests that were admitted while this one lacked pages.
     pub skipped: u32,
-    /// Which request it waits for, or has waited for.
+    /// The request that the job waits for, or has waited for.
     pub follows: Option<Follows>,
-    /// Whether the offload tiers were asked for it.
+    /// Whether the offload tiers were asked for the job's pages.
     pub fetched: bool,
 }
 
-/// The request that one in the queue waits for, see [`sharing`](super::sharing).
+/// The request that a queued request waits for, see [`sharing`](super::sharing).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Follows {
     pub leader: Room,
-    /// The page that the leader is to bring.
+    /// The page that the leader must bring.
     pub page: usize,
-    /// Pages of which nothing was to be computed when it first followed a leader.
+    /// Pages of which nothing had to be computed when the request first followed a leader.
     pub cached: usize,
 }
 
 impl Waiting {
-    /// Of a request whose pages the offload tiers were asked for.
+    /// The data of a request whose pages the offload tiers were asked for.
     pub(super) fn fetched() -> Self {
         Self { fetched: true, ..Self::default() }
     }
@@ -80,18 +79,18 @@ enum Name {
 
 use Name as N;
 
-/// Which stages may follow each.
+/// The stages that may follow each stage.
 const FOLLOWS: [(Name, &[Name]); 10] = [
     // Its pages are there, or come from host memory, or (decode) from prefill.
     (N::Queued, &[N::Running, N::Loading, N::Transfer]),
-    // Copied. Of a model with a window not all of it may have been, and pages for more are then needed.
+    // The copies have ended. If some failed, a request with a window starts again, and waits for pages.
     (N::Loading, &[N::Running, N::Preempted]),
-    // Decode asks again, checks what came, or stops waiting for prefill. What was verified passes through here: nothing reads
-    // its pages any more.
+    // Decode asks again, checks the arrived pages, or stops waiting for prefill. A verified transfer passes through here,
+    // because nothing reads its pages any more.
     (N::Transfer, &[N::Transfer, N::Verifying, N::Restoring, N::Reclaiming, N::Running, N::Preempted]),
     (N::Verifying, &[N::Transfer]),
-    // A restore failed: prefill sends what is missing, or it is computed here. A model with a window computes it behind
-    // the last whole window, and needs pages for that.
+    // If a restore failed, prefill sends the missing pages, or they are computed here. A model with a window computes
+    // them behind the last whole window, and needs pages for that.
     (N::Restoring, &[N::Transfer, N::Ready, N::Running, N::Preempted]),
     (N::Reclaiming, &[N::Running, N::Preempted]),
     (N::Ready, &[N::Running, N::Preempted]),
@@ -121,12 +120,12 @@ impl Stage {
         }
     }
 
-    /// Whether it has not begun.
+    /// Whether the job has not begun.
     pub(super) fn is_queued(&self) -> bool {
         matches!(self, Stage::Queued(_))
     }
 
-    /// Whether it waits to continue.
+    /// Whether the job waits to continue.
     pub(super) fn is_preempted(&self) -> bool {
         matches!(self, Stage::Preempted(_))
     }
@@ -135,7 +134,7 @@ impl Stage {
         matches!(self, Stage::Running(_))
     }
 
-    /// What matters of it in the queue, while it is there.
+    /// The job's data in the queue, while it is there.
     pub(super) fn waiting(&self) -> Option<&Waiting> {
         match self {
             Stage::Queued(waiting) | Stage::Preempted(waiting) => Some(waiting),
@@ -143,7 +142,7 @@ impl Stage {
         }
     }
 
-    /// The position up to which the batch being computed computes it.
+    /// The position up to which the batch being computed computes the job, if it is in that batch.
     pub(super) fn in_batch(&self) -> Option<usize> {
         match self {
             Stage::Running(in_batch) => *in_batch,
@@ -151,14 +150,14 @@ impl Stage {
         }
     }
 
-    /// Whether a span of pages is under way that is all that decode lacks, and that it could compute.
+    /// Whether decode lacks only a span of pages that is under way, and that it could also compute.
     pub(super) fn waits_for_supplement(&self) -> bool {
         matches!(self, Stage::Transfer(incoming) if incoming.supplement)
     }
 }
 
 /// A job's stage, which only the job itself holds. It is read as a [`Stage`] and changes through [`enter`](Self::enter)
-/// alone. The other functions change what belongs to a stage.
+/// alone. The other functions change the data of a stage.
 #[derive(Debug)]
 pub(super) struct CurrentStage(Stage);
 
@@ -167,19 +166,19 @@ impl CurrentStage {
         Self(Stage::Queued(Waiting::fetched()))
     }
 
-    /// Moves the job on.
+    /// Moves the job to the next stage.
     ///
     /// # Panics
-    /// If that stage does not follow. In releases too, as with a page that is not where its owner says: which pages may be
-    /// written, read and given to others follows from the stage, so a worker that goes on could answer from the KV of another
-    /// request. Its process ends instead, the supervisor starts another, and routers retry what they may. The table has ten
-    /// rows and is read once for each step of a request.
+    /// If `next` may not follow the present stage. This is checked in releases too, like the state of a page: the stage
+    /// decides which pages may be written, read and given to others, so a worker that goes on could answer from the KV of
+    /// another request. Instead its process ends, the supervisor starts another, and routers retry as far as they may. The
+    /// table has ten rows and is read once for each move of a request.
     pub(super) fn enter(&mut self, next: Stage) {
         assert!(follows(self.0.name(), next.name()), "{:?} does not follow {:?}", next, self.0);
         self.0 = next;
     }
 
-    /// What matters of it in the queue, while it is there.
+    /// The job's data in the queue, while it is there.
     pub(super) fn waiting_mut(&mut self) -> Option<&mut Waiting> {
         match &mut self.0 {
             Stage::Queued(waiting) | Stage::Preempted(waiting) => Some(waiting),
@@ -187,14 +186,14 @@ impl CurrentStage {
         }
     }
 
-    /// A batch begins that computes it up to a position, or has ended.
+    /// Takes note that a batch begins that computes the job up to a position, or that the batch has ended (`None`).
     pub(super) fn set_in_batch(&mut self, until: Option<usize>) {
         if let Stage::Running(in_batch) = &mut self.0 {
             *in_batch = until;
         }
     }
 
-    /// Decode: the transfer that it waits for, while it does.
+    /// Decode: the transfer that the job waits for, while it does.
     pub(super) fn transfer(&mut self) -> Option<&mut Incoming> {
         match &mut self.0 {
             Stage::Transfer(incoming) => Some(incoming),
@@ -210,7 +209,7 @@ impl CurrentStage {
         }
     }
 
-    /// Decode: what else may still write its last pages, while it takes them back.
+    /// Decode: the writers of the job's last pages, while it takes these pages back.
     pub(super) fn reclaiming(&mut self) -> Option<&mut Reclaiming> {
         match &mut self.0 {
             Stage::Reclaiming(reclaiming) => Some(reclaiming),
@@ -251,9 +250,9 @@ mod tests {
         let table: BTreeSet<(String, String)> = FOLLOWS
             .iter()
             .flat_map(|(from, next)| next.iter().map(move |to| (format!("{from:?}"), format!("{to:?}"))))
-            // Every arrow out of Verifying but one is drawn from there.
+            // The drawing shows arrows out of Verifying where the table has them out of Transfer (see `drawn`).
             .collect();
-        // Both ways into Verifying and back are drawn. So is the table's own arrow from Transfer to itself.
+        // The drawing also has the arrow from Verifying to Transfer, and the one from Transfer to itself.
         assert_eq!(table, drawn());
     }
 

@@ -1,8 +1,8 @@
-//! Turns of clients, so that a client with many requests keeps no client with few waiting.
+//! Turns of clients, so that a client with many requests does not keep clients with few requests waiting.
 //!
-//! This is self-clocked fair queueing (Golestani, "A self-clocked fair queueing scheme for broadband applications", 1994), where all
-//! requests count as equally large. A request gets its turn when it comes: the number after that of its client's last request here,
-//! and a larger one than that which is being served. Smaller numbers go first, among equals the earlier request.
+//! This is self-clocked fair queueing (Golestani, "A self-clocked fair queueing scheme for broadband applications", 1994), where
+//! all requests count as equally large. A request gets its turn when it comes: one more than the turn of its client's last request
+//! here, or than the turn being served, whichever is larger. Smaller numbers go first, among equals the earlier request.
 //!
 //! ```text
 //! A sends six requests, and the first two are computed; then B and C send one, and A another
@@ -13,16 +13,16 @@
 //! C               c
 //! ```
 //!
-//! So a request waits for about one request of each other client, however long requests take. No request waits for ever: those that
-//! come later have larger numbers as soon as others are served.
+//! So a request waits for about one request of each other client, however long requests take. No request waits for ever, because
+//! later requests get larger numbers as soon as others are served.
 //!
-//! What waits for something else than its turn (less urgent requests, those that another worker is not ready for) must not gather
-//! turns meanwhile. So the turns of waiting requests are renewed where they have passed: the first of a client is as early as that
-//! which is being served, and its others follow one by one.
+//! Requests that wait for something other than their turn (less urgent requests, requests that another worker is not ready for)
+//! must not save up turns meanwhile. So turns of waiting requests are renewed once they have passed: a client's first request gets
+//! the turn being served, and its others follow one by one.
 
 use std::collections::BTreeMap;
 
-/// A client, and whether its requests are set back by their own priorities: a batch of a client does not delay what it asks for beside.
+/// A client, and whether its requests have a priority above 0 (less urgent): such requests do not delay the client's other ones.
 pub(super) type Flow = (u64, bool);
 
 /// The turns of all requests that a worker has.
@@ -30,7 +30,7 @@ pub(super) type Flow = (u64, bool);
 pub(super) struct Turns {
     /// The largest turn of a request that was computed.
     served: u64,
-    /// The last turn of each client that has requests here, and how many these are.
+    /// The last turn of each client that has requests here, and the number of these requests.
     flows: BTreeMap<Flow, (u64, usize)>,
     /// Requests of which the client is not known.
     unknown: usize,
@@ -39,14 +39,14 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// The turn that a request would get. One that is resumed has waited before: its client reads already, so it goes on in the
+    /// The turn that a request would get. A resumed request has waited before, and its client reads already, so it gets the
     /// present turn.
     pub fn next(&self, client: u64, priority: i32, resumed: bool) -> u64 {
         let last = self.flows.get(&(client, priority > 0)).map_or(0, |(last, _)| *last);
         if resumed { self.served } else { self.served.max(last) + 1 }
     }
 
-    /// A request comes, and gets its [turn](Self::next).
+    /// Takes in a request, and returns its [turn](Self::next).
     pub fn enter(&mut self, client: u64, priority: i32, resumed: bool) -> u64 {
         self.prioritized += usize::from(priority != 0);
         let turn = self.next(client, priority, resumed);
@@ -65,8 +65,8 @@ impl Turns {
         turn < self.served
     }
 
-    /// The new turn of a waiting request that was not resumed. `last` has those of each client's earlier requests. Call it for all
-    /// of them, in the order of their turns.
+    /// The new turn of a waiting request that was not resumed. `last` has the turns of each client's earlier requests. Call this
+    /// for all such requests, in the order of their turns.
     pub fn renew(&mut self, last: &mut BTreeMap<Flow, u64>, client: u64, priority: i32, turn: u64) -> u64 {
         let turn = turn.max(self.served);
         if client == 0 {
@@ -81,12 +81,12 @@ impl Turns {
         turn
     }
 
-    /// A request of this turn is computed.
+    /// Takes note that a request of this turn is computed.
     pub fn serve(&mut self, turn: u64) {
         self.served = self.served.max(turn);
     }
 
-    /// A request has ended.
+    /// Takes note that a request has ended.
     pub fn leave(&mut self, client: u64, priority: i32) {
         self.prioritized -= usize::from(priority != 0);
         if client == 0 {
@@ -112,7 +112,7 @@ impl Turns {
         self.flows.len() + usize::from(self.unknown > 0) > 1
     }
 
-    /// All requests.
+    /// Number of all requests.
     pub fn requests(&self) -> usize {
         self.unknown + self.flows.values().map(|(_, requests)| requests).sum::<usize>()
     }

@@ -1,12 +1,12 @@
-//! Which of several requests goes first.
+//! Urgency: which of several requests goes first.
 //!
 //! Smaller numbers of [`Request::priority`](crate::request::Request::priority) go first, as in vLLM: in the queue, among prompts
 //! that are computed, and among those that have arrived on a decode worker. When pages run out, the running request with the
 //! largest number is preempted. Among requests with the same number clients take [turns](super::turns). Requests of one client go
 //! in order of arrival.
 //!
-//! A waiting request becomes more urgent by one for each [`AGEING`] that it waits, up to the most urgent one that waits. There it
-//! takes its turn among these, so none waits for ever.
+//! A waiting request becomes more urgent by one for each [`AGEING`] that it waits, up to the priority of the most urgent waiting
+//! request. There it takes its turn, so no request waits for ever.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,26 +19,26 @@ use crate::ids::{Room, Time};
 pub(super) const AGEING: Duration = Duration::from_secs(5);
 
 impl Job {
-    /// Its place in a queue without priorities: preempted ones first, then by turns.
+    /// The job's place in a queue without priorities: preempted jobs first, then by turns.
     fn place_in_queue(&self) -> (bool, u64, u64) {
         (!self.stage().is_preempted(), self.turn, self.place)
     }
 
-    /// Its priority in the queue: one less for each [`AGEING`] that it waits, and no less than the most urgent one's.
+    /// The job's priority in the queue: one less for each [`AGEING`] that it waits, but not below the most urgent one.
     fn aged(&self, now: Time, most_urgent: i32) -> i64 {
         let aged = now.since(self.submitted).as_nanos() / AGEING.as_nanos();
         let aged = i64::try_from(aged).unwrap_or(i64::MAX);
         i64::from(self.request.priority).saturating_sub(aged).max(i64::from(most_urgent))
     }
 
-    /// Its place among requests that are past the queue.
+    /// The job's place among requests that are past the queue.
     pub(super) fn urgency(&self) -> (i32, u64, u64) {
         (self.request.priority, self.turn, self.place)
     }
 }
 
 impl Scheduler {
-    /// Whether arrival here is not all that orders requests.
+    /// Whether priorities or turns of several clients order requests, and not arrival alone.
     pub(super) fn has_urgencies(&self) -> bool {
         self.turns.has_priorities() || self.turns.are_several()
     }
@@ -46,7 +46,7 @@ impl Scheduler {
     /// Puts a request into the queue.
     pub(super) fn enqueue(&mut self, room: Room) {
         if self.by_priority {
-            // Its order follows when it is looked at.
+            // `order_queue` sorts the queue before it is used.
             self.queue.push_back(room);
             return;
         }
@@ -55,8 +55,8 @@ impl Scheduler {
         self.queue.insert(at, room);
     }
 
-    /// Brings the queue into the order in which its requests are admitted: by urgency, and within it preempted ones first, then by
-    /// turns.
+    /// Brings the queue into the order in which its requests are admitted: by urgency, among equals preempted requests first, then
+    /// by turns.
     pub(super) fn order_queue(&mut self, now: Time) {
         let has_priorities = self.turns.has_priorities();
         let mut waiting = self
@@ -82,7 +82,7 @@ impl Scheduler {
         let mut waiting: Vec<(u64, u64, Room)> = Vec::with_capacity(self.queue.len());
         for room in &self.queue {
             let job = &self.jobs[room];
-            // One that is resumed keeps its turn: it was late before.
+            // A resumed request keeps its turn, because it has waited before.
             if !job.stage().is_preempted() && job.request.answered == 0 {
                 waiting.push((job.turn, job.place, *room));
             }
@@ -101,7 +101,8 @@ impl Scheduler {
         self.queue.iter().map(|room| self.jobs[room].request.priority).min().unwrap_or(0)
     }
 
-    /// The request that would be admitted last, of those that have not begun, if that is later than a new one of this turn.
+    /// The request that would be admitted last, of those that have not begun, if it would be admitted later than a new
+    /// request of this priority and turn.
     pub(super) fn last_after(&self, now: Time, priority: i32, turn: u64) -> Option<Room> {
         let most_urgent = self.most_urgent_priority().min(priority);
         let waiting = self.queue.iter().map(|room| (room, &self.jobs[room]));
@@ -112,7 +113,7 @@ impl Scheduler {
         Some(*room)
     }
 
-    /// The place of the most urgent one among rooms, the first of equals.
+    /// The place of the most urgent request in a list of rooms, the first of equals.
     pub(super) fn most_urgent<'a>(&self, rooms: impl Iterator<Item = &'a Room>) -> Option<usize> {
         let urgencies = rooms.map(|room| self.jobs.get(room).map(Job::urgency));
         urgencies.enumerate().min_by_key(|(_, urgency)| *urgency).map(|(at, _)| at)

@@ -14,18 +14,19 @@ pub const KIND_ANSWER: u8 = 4;
 pub struct Ask {
     /// The piece.
     pub key: Key,
-    /// How often it was asked for before. Answers repeat it, so that the time to them can be told.
+    /// How often the piece was asked for before. Answers repeat this number, so that the sender can measure how long
+    /// they took.
     pub repeat: u8,
-    /// What it carries.
+    /// The contents of the piece.
     pub span: Span,
 }
 
-/// What the ring answers to an [`Ask`].
+/// The ring's answer to an [`Ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The piece.
     pub key: Key,
-    /// The ask's.
+    /// The `repeat` of the ask.
     pub repeat: u8,
     /// The answer.
     pub verdict: Verdict,
@@ -34,18 +35,18 @@ pub struct Answer {
 /// The verdict of an [`Answer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Write it here, once.
+    /// Write the piece here, once.
     Grant {
         /// Bytes from the start of the target's staging region.
         offset: u64,
-        /// Goes into the notice behind the data.
+        /// Number of the grant, for the notice behind the data.
         generation: u32,
     },
-    /// There is no gap for it yet. A grant follows by itself. Ask again now and then, in case the grant is lost.
+    /// There is no gap for the piece yet. A grant follows by itself. Ask again now and then, in case the grant is lost.
     Wait,
-    /// It is here already, or its attempt was replaced by another: it need not be sent.
+    /// The piece is here already, or its attempt was replaced by another: it need not be sent.
     Done,
-    /// There will be no slot for it.
+    /// There will be no slot for the piece.
     Refused(Refusal),
 }
 
@@ -103,9 +104,9 @@ impl Bytes {
     }
 }
 
-/// Where the verdict of an answer stands.
+/// Offset of an answer's verdict.
 const VERDICT_AT: usize = 18;
-/// Where the count of repeats stands.
+/// Offset of the count of repeats.
 const REPEAT_AT: usize = 41;
 
 impl Message {

@@ -1,9 +1,10 @@
-//! A target rank's staging memory: which peer may write which bytes of it, and what is to be copied into pages.
+//! A target rank's staging memory: which peer may write which bytes of it, and which pieces are to be copied into
+//! pages.
 //!
-//! **Shares.** A room may hold as many bytes as are left. So one alone gets half of the ring, and one that has stopped
-//! leaves half of what it found. All rooms of one peer together may hold twice as many as are left. A room that holds
-//! nothing needs no share of its own, only its peer's, and then of four times what is left. A peer that holds nothing
-//! needs only a gap. Rooms take turns.
+//! **Shares.** A room may hold as many bytes as are left. So a single room gets half of the ring, and a room that has
+//! stopped leaves half of the bytes that it found. All rooms of one peer together may hold twice as many bytes as are
+//! left. For a room that holds nothing, only the limit of its peer counts, which is then four times the bytes that are
+//! left. A peer that holds nothing needs only a gap. Rooms take turns.
 
 mod granting;
 mod room;
@@ -17,7 +18,7 @@ use super::{Key, PeerRank, Span};
 use crate::ids::{Instance, PageId, Room};
 use room::{Held, OpenRoom, PieceKey, Slot, State};
 
-/// What the pieces of a rank are made of.
+/// The measures of a rank's pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Layers of the model.
@@ -31,9 +32,9 @@ pub struct Geometry {
 pub struct Opening {
     /// The room.
     pub room: Room,
-    /// The try. A later one of the same room replaces it.
+    /// The attempt. A later one of the same room replaces it.
     pub attempt: u32,
-    /// Whose ranks may ask.
+    /// The worker whose ranks may ask.
     pub peer: Instance,
     /// The room's pages, in the order of the prompt.
     pub pages: Vec<PageId>,
@@ -41,10 +42,10 @@ pub struct Opening {
     pub lanes: Vec<(u8, Range<u16>)>,
 }
 
-/// What a ring wants done. It copies only when asked for work ([`Ring::next_scatter`]).
+/// An action of a ring, for its caller. Copies are not actions: the caller asks for them ([`Ring::next_scatter`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// An answer is to be sent.
+    /// Send an answer.
     Say {
         /// The receiver.
         to: PeerRank,
@@ -55,7 +56,7 @@ pub enum Action {
     Closed(Room),
 }
 
-/// A piece that lies in a slot and belongs into pages.
+/// A piece in a slot, to be copied into pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scatter<N> {
     /// Names it in [`Ring::scattered`].
@@ -66,20 +67,20 @@ pub struct Scatter<N> {
     pub from: PeerRank,
     /// Bytes from the start of the staging region.
     pub offset: u64,
-    /// What it carries.
+    /// The contents of the piece.
     pub span: Span,
     /// The pages of the span.
     pub pages: Vec<PageId>,
-    /// What came with [`Ring::arrived`].
+    /// The notice that came with [`Ring::arrived`].
     pub notice: N,
 }
 
-/// What became of a notice behind the data of a piece.
+/// The result of a notice behind the data of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// It will be scattered.
+    /// The piece will be scattered.
     Taken,
-    /// It was taken before.
+    /// The piece was taken before.
     Repeated,
     /// No such slot was granted, or its room is closed.
     Unknown,
@@ -102,7 +103,7 @@ pub struct RingStats {
 
 /// The staging memory of a receiving rank, and the rooms that share it. See the module.
 ///
-/// `N` is what the caller wants back with a piece: its notice.
+/// `N` is the type of a piece's notice, which the caller gets back with the piece.
 #[derive(Debug)]
 pub struct Ring<N> {
     geometry: Geometry,
@@ -110,7 +111,7 @@ pub struct Ring<N> {
     rooms: BTreeMap<Room, OpenRoom>,
     /// Bytes of slots by peer.
     peers: BTreeMap<Instance, u64>,
-    /// Rooms with waiting pieces, whose turn it is first.
+    /// Rooms with waiting pieces, the next in turn first.
     turns: VecDeque<Room>,
     arrived: VecDeque<(Room, PieceKey, N)>,
     scattering: BTreeMap<u32, (Room, PieceKey)>,
@@ -140,8 +141,9 @@ impl<N> Ring<N> {
         }
     }
 
-    /// From now on pieces of this room are taken. A repeat changes nothing. A later attempt voids what came before it:
-    /// a sender that waits for an answer within an earlier one is told that it is over, for the next begins only then.
+    /// Opens a room, so that its pieces are taken. A repeat changes nothing. A later attempt replaces the earlier one.
+    /// A sender that waits for an answer within the earlier attempt gets `Done`, because its next attempt begins only
+    /// when the earlier one has ended.
     pub fn open(&mut self, opening: Opening, actions: &mut Vec<Action>) {
         let room = opening.room;
         match self.rooms.get_mut(&room) {
@@ -161,14 +163,14 @@ impl<N> Ring<N> {
                     Action::Say { to, answer }
                 }));
                 self.drop_work(room);
-                // A window may have been kept free for it.
+                // If a window was kept free for this room, other pieces can use it now.
                 self.serve(actions);
             }
             Some(_) => {}
         }
     }
 
-    /// Ends a room: nothing more is granted, and nothing copied beyond what is being copied now. Answered by
+    /// Ends a room: nothing more is granted, and only pieces that are being copied now are copied. Answered by
     /// [`Action::Closed`], also for an unknown room.
     pub fn close(&mut self, room: Room, actions: &mut Vec<Action>) {
         let Some(open) = self.rooms.get_mut(&room) else {
@@ -182,12 +184,12 @@ impl<N> Ring<N> {
         if !copying {
             actions.push(Action::Closed(room));
         }
-        // A window may have been kept free for it.
+        // If a window was kept free for this room, other pieces can use it now.
         self.serve(actions);
     }
 
-    /// Nothing of the room is in flight any more: its slots are free, and so is one being copied when that has ended. A
-    /// room that was not closed is.
+    /// Forgets a room of which nothing is in flight any more: frees its slots, and slots that are being copied when the
+    /// copies have ended. Closes the room if it was open.
     pub fn forget(&mut self, room: Room, actions: &mut Vec<Action>) {
         let Some(open) = self.rooms.get_mut(&room) else { return };
         open.closed = true;
@@ -208,7 +210,7 @@ impl<N> Ring<N> {
         }
     }
 
-    /// The notice behind the data of a piece is here.
+    /// Takes the notice behind the data of a piece.
     pub fn arrived(&mut self, from: PeerRank, key: Key, generation: u32, notice: N) -> Arrival {
         let Some(open) = self.rooms.get_mut(&key.room) else { return Arrival::Unknown };
         if open.closed || open.opening.peer != from.peer || open.opening.attempt != key.attempt {
@@ -233,7 +235,7 @@ impl<N> Ring<N> {
     /// The next piece to copy into its pages. Several may be copied at once.
     pub fn next_scatter(&mut self) -> Option<Scatter<N>> {
         let (room, key, notice) = self.arrived.pop_front()?;
-        // Arrived pieces leave the queue before their room does.
+        // Pieces leave this queue before their room is removed.
         let open = self.rooms.get_mut(&room)?;
         let piece = open.pieces.get_mut(&key)?;
         let State::Arrived(slot) = piece.state else { return None };
@@ -246,8 +248,8 @@ impl<N> Ring<N> {
         Some(Scatter { id: slot.generation, room, from, offset: slot.offset, span, pages, notice })
     }
 
-    /// A piece is in its pages (or they are of no use any more): its slot is free. False when its room was closed or
-    /// asked for again meanwhile: the piece is not to be reported.
+    /// Frees the slot of a piece that is in its pages (or whose pages are of no use any more). Returns false if its
+    /// room was closed or asked for again meanwhile: the caller must not report the piece then.
     pub fn scattered(&mut self, id: u32, actions: &mut Vec<Action>) -> bool {
         let Some((room, key)) = self.scattering.remove(&id) else { return false };
         let Some(open) = self.rooms.get_mut(&room) else { return false };
@@ -275,7 +277,7 @@ impl<N> Ring<N> {
         wanted
     }
 
-    /// Takes a room out of everything that is to be done.
+    /// Drops all work that waits for a room.
     fn drop_work(&mut self, room: Room) {
         self.arrived.retain(|(of, _, _)| *of != room);
         self.turns.retain(|of| *of != room);
@@ -300,7 +302,7 @@ impl<N> Ring<N> {
         self.rooms.len()
     }
 
-    /// Whether something waits to be copied.
+    /// Whether a piece waits to be copied.
     #[must_use]
     pub fn has_work(&self) -> bool {
         !self.arrived.is_empty()

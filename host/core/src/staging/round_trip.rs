@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Before anything was measured.
+/// Wait for an answer before anything was measured.
 const FIRST: Duration = Duration::from_millis(20);
 /// Shortest wait: a busy machine answers late without having lost anything.
 const SHORTEST: Duration = Duration::from_millis(10);

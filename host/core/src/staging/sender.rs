@@ -1,4 +1,4 @@
-//! A source rank's staging memory: what is asked for, gathered and written when.
+//! A source rank's staging memory: when which pieces are asked for, gathered and written.
 //!
 //! Each target rank is asked for few pieces ahead ([`asking`]). Granted pieces are gathered in the order of their
 //! grants, as far as own slots go. A target whose wire is slow holds at most twice as many bytes as are left to others.
@@ -21,12 +21,12 @@ use asking::Asking;
 pub use lane::{Fault, Lane, LaneError, Target};
 use lane::{State, Work};
 
-/// Targets whose round trips are remembered while nothing goes there.
+/// Most targets whose round trips are remembered while nothing is sent to them.
 const IDLE_TARGETS: usize = 256;
 
 type PieceOf = (u64, u16);
 
-/// What a sending rank stages. See the module.
+/// The staging of a sending rank. See the module.
 #[derive(Debug)]
 pub struct Sender {
     slots: Slots,
@@ -42,7 +42,7 @@ pub struct Sender {
     last_id: u64,
     /// Own slots given out so far.
     gathers: u64,
-    /// The piece for which there was first no gap, and `gathers` then.
+    /// The first piece for which there was no gap, and the value of `gathers` then.
     denied: Option<(PieceOf, u64)>,
     claimed: bool,
     stats: SenderStats,
@@ -102,7 +102,7 @@ impl Sender {
         Ok(())
     }
 
-    /// A ring has answered.
+    /// Takes the answer of a ring.
     pub fn heard(&mut self, now: Time, from: PeerRank, answer: &Answer, actions: &mut Vec<Action>) {
         let Key { room, attempt, sequence, piece } = answer.key;
         let Some(id) = self.by_key.get(&(room, attempt, sequence, from)).copied() else { return };
@@ -110,7 +110,7 @@ impl Sender {
         let (target, target_bytes) = (work.lane.target, work.lane.target_bytes);
         let state = work.state(piece);
         if let State::Asked { at, due, repeat, wait, answered } = state {
-            // After a first answer, a grant comes when there is a slot.
+            // Only the first answer counts as a round trip: after it, a grant comes when there is a slot.
             if repeat == answer.repeat
                 && !answered
                 && let Some(asking) = self.targets.get_mut(&target)
@@ -140,15 +140,15 @@ impl Sender {
                 self.finish(id, actions);
             }
             (State::Asked { .. }, Verdict::Refused(refusal)) => {
-                // Its deadline is gone already, and failing the lane finds it without one.
+                // The piece's deadline was removed above, so `fail` finds none.
                 self.fail(now, id, Fault::Refused(refusal), actions);
             }
-            // Answers to repeats, late ones.
+            // Late answers, and answers to repeats.
             _ => {}
         }
     }
 
-    /// A write has ended, and nothing of it is in flight any more.
+    /// Takes note that a write has ended: nothing of it is in flight any more.
     pub fn settled(&mut self, now: Time, write: u64, error: Option<String>, actions: &mut Vec<Action>) {
         let Some((id, piece)) = self.in_hand.remove(&write) else { return };
         let Some(work) = self.lanes.get(&id) else { return };
@@ -167,12 +167,12 @@ impl Sender {
         }
     }
 
-    /// Stops a part. What is in flight of it is waited for.
+    /// Stops a part. It ends when nothing of it is in flight any more.
     pub fn cancel(&mut self, now: Time, tag: Tag, actions: &mut Vec<Action>) {
         self.fail_all(now, Fault::Cancelled, |lane| lane.tag == tag, actions);
     }
 
-    /// A connection is gone. Its writes settle by themselves.
+    /// Fails all lanes of a connection that is gone. Its writes settle by themselves.
     pub fn peer_lost(&mut self, now: Time, peer: Instance, session: u64, actions: &mut Vec<Action>) {
         let lost = |target: &Target| target.peer == peer && target.session == session;
         self.fail_all(now, Fault::PeerLost, |lane| lost(&lane.target), actions);
@@ -193,7 +193,7 @@ impl Sender {
         }
     }
 
-    /// Repeats what was not answered.
+    /// Repeats asks that were not answered.
     pub fn tick(&mut self, now: Time, actions: &mut Vec<Action>) {
         while let Some((at, (id, piece))) = self.due.first().copied().filter(|(at, _)| *at <= now) {
             self.due.remove(&(at, (id, piece)));
@@ -242,7 +242,7 @@ impl Sender {
         }
     }
 
-    /// A piece is over and its own slot free.
+    /// Ends a piece, and frees its own slot.
     fn over(&mut self, id: u64, piece: u16, slot: u64) {
         let Some(work) = self.lanes.get_mut(&id) else { return };
         let size = Slots::size_of(u64::from(work.span(piece).map_or(0, |span| span.bytes)));
@@ -253,7 +253,7 @@ impl Sender {
         }
     }
 
-    /// Drops everything of a lane that no thread or backend has.
+    /// Fails a lane: drops all its pieces that no thread or backend has.
     fn fail(&mut self, now: Time, id: u64, fault: Fault, actions: &mut Vec<Action>) {
         let Some(work) = self.lanes.get_mut(&id) else { return };
         if work.fault.is_none() {

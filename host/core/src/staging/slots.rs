@@ -1,4 +1,4 @@
-//! Pieces of one staging region, handed out and taken back in any order.
+//! Slots of one staging region, handed out and taken back in any order.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,13 +11,13 @@ const ALIGNMENT: u64 = 64;
 #[derive(Debug)]
 pub(super) struct Slots {
     capacity: u64,
-    /// Gaps by offset, none beside another.
+    /// Lengths of gaps by offset. No two gaps touch each other.
     free: BTreeMap<u64, u64>,
     /// Lengths of slots by offset, and when they were taken.
     taken: BTreeMap<u64, (u64, u64)>,
     used: u64,
     handed_out: u64,
-    /// Kept free for a piece that needs a large gap.
+    /// A window that is kept free for a piece that needs a large gap.
     claim: Option<Range<u64>>,
 }
 
@@ -45,7 +45,7 @@ impl Slots {
         length.max(1).next_multiple_of(ALIGNMENT)
     }
 
-    /// A slot outside of what is claimed, or `None` when no gap is large enough.
+    /// A slot outside of the claimed window, or `None` when no gap is large enough.
     pub(super) fn take(&mut self, length: u64) -> Option<u64> {
         let length = Self::size_of(length);
         let claim = self.claim.clone().unwrap_or(0..0);
@@ -62,7 +62,7 @@ impl Slots {
         Some(at)
     }
 
-    /// Keeps a window free from now on: of all windows of this length the one whose oldest slot is the youngest, since
+    /// Keeps a window free from now on: of all windows of this length the one whose oldest slot is youngest, because
     /// slots of a sender that has stopped are old.
     pub(super) fn claim(&mut self, length: u64) {
         let length = Self::size_of(length);
@@ -98,7 +98,7 @@ impl Slots {
     /// Takes a slot back.
     ///
     /// # Panics
-    /// When there is none at this offset: the caller gave back what was not its own.
+    /// When no slot begins at this offset: the caller gave back a slot that was not its own.
     pub(super) fn give_back(&mut self, offset: u64) {
         let taken = self.taken.remove(&offset);
         assert!(taken.is_some(), "no slot begins at {offset}");

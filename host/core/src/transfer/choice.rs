@@ -15,8 +15,9 @@ use super::copy::PlanSize;
 /// ones, pieces of 4 KiB 40 %.
 pub const KNEE: usize = 16 << 10;
 
-/// Fewest pieces that are gathered. A staged piece costs a question and an answer, two times two threads woken. That is
-/// about as long as a network adapter takes for some tens of small writes (1.4 us each, see LMCache issue 4161).
+/// Fewest pieces that are gathered. A staged piece costs a question and an answer, each of which wakes two threads.
+/// That is about as long as a network adapter takes for some tens of small writes (1.4 us each, see LMCache issue
+/// 4161).
 pub const LEAST_PIECES: usize = 32;
 
 /// When the operator wants staging.
@@ -56,9 +57,9 @@ impl FromStr for StagingMode {
 /// When staging pays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagingPolicy {
-    /// What the operator wants.
+    /// The operator's choice.
     pub mode: StagingMode,
-    /// Bytes of a piece, on average, from which on pieces are written directly.
+    /// Mean bytes of a piece from which on pieces are written directly.
     pub knee: usize,
     /// Fewest pieces that are gathered.
     pub least_pieces: usize,
@@ -81,8 +82,8 @@ pub enum Path {
 
 /// How a copy of this size should travel.
 ///
-/// Pages that are whole and contiguous on both sides go directly unless everything is to be staged: they are as large
-/// as the operator made them.
+/// Pages that are whole and contiguous on both sides go directly unless everything is to be staged, because the
+/// operator chose their size.
 #[must_use]
 pub fn choose(size: &PlanSize, policy: &StagingPolicy) -> Path {
     let staged = match policy.mode {

@@ -25,9 +25,8 @@ pub struct Dimension {
     pub target: usize,
 }
 
-/// What is copied for each pair of pages: for each index `[i, j, k]` within the extents of `dims`, `run` bytes from
-/// `source + page[0] * source_page + i * dims[0].source + j * dims[1].source + k * dims[2].source`, and likewise to the
-/// target.
+/// The copy for each pair of pages: for each index `[i, j, k]` within the extents of `dims`, `run` bytes from `source +
+/// page[0] * source_page + i * dims[0].source + j * dims[1].source + k * dims[2].source`, and likewise to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageBlock {
     /// Bytes that are contiguous on both sides.
@@ -40,8 +39,8 @@ pub struct PageBlock {
     pub source_page: usize,
     /// Bytes from one page to the next where it is written.
     pub target_page: usize,
-    /// What lies around a run within a page, in the source's memory order, outermost first. The outer ones have extent
-    /// 1 where fewer are needed.
+    /// The dimensions around a run within a page, in the source's memory order, outermost first. If fewer are needed,
+    /// the outer ones have extent 1.
     pub dims: [Dimension; 3],
 }
 
@@ -60,14 +59,14 @@ pub struct PlanSize {
     pub pieces: usize,
     /// Bytes of all pieces.
     pub bytes: usize,
-    /// A page is contiguous on both sides, and is copied whole: no buffer in between could make that any better.
+    /// Whether pages are contiguous on both sides and copied whole, so that a buffer in between gains nothing.
     pub whole_pages: bool,
 }
 
 impl PagesCopy {
-    /// `sides` holds K and V of a page, as far as there is any of them.
+    /// `sides` holds the blocks of K and V of a page, if there is anything to copy.
     pub(super) fn new(mut pages: Vec<[u32; 2]>, sides: Vec<PageBlock>, whole_page: usize) -> Self {
-        // Neighbours become one piece in whatever order they are named.
+        // Sorted, so that neighbouring pages become one piece in whatever order the lists name them.
         pages.sort_unstable();
         let blocks = blocks(sides);
         let whole_pages = matches!(blocks[..], [block] if block.run == whole_page);
@@ -80,14 +79,14 @@ impl PagesCopy {
         &self.pages
     }
 
-    /// What is copied of each page: one block where K and V follow each other on both sides, one for each where they do
-    /// not, and none where there is nothing to copy.
+    /// The blocks that are copied of each page: one if K and V follow each other on both sides, one for each if they do
+    /// not, and none if there is nothing to copy.
     #[must_use]
     pub fn blocks(&self) -> &[PageBlock] {
         &self.blocks
     }
 
-    /// Counts without expanding.
+    /// Counts pieces and bytes without expanding the copy.
     #[must_use]
     pub fn size(&self) -> PlanSize {
         let mut size = PlanSize { whole_pages: self.whole_pages, ..PlanSize::default() };
@@ -101,7 +100,8 @@ impl PagesCopy {
         size
     }
 
-    /// The fewest pieces: what is contiguous on both sides is one, over neighbouring pages too, up to [`LONGEST_PIECE`].
+    /// The fewest pieces: bytes that are contiguous on both sides are one piece, over neighbouring pages too, up to
+    /// [`LONGEST_PIECE`].
     #[must_use]
     pub fn pieces(&self) -> Vec<Piece> {
         let mut pieces = Vec::with_capacity(self.size().pieces);
@@ -120,7 +120,7 @@ impl PagesCopy {
         });
     }
 
-    /// Calls `take` with the first pair of each run of neighbouring pages and what is copied of the run.
+    /// Calls `take` with the first pair of each run of neighbouring pages and the nests to copy for that run.
     fn each_run(&self, mut take: impl FnMut([u32; 2], &[Nest])) {
         let follows = |a: &[u32; 2], b: &[u32; 2]| {
             a[0].checked_add(1) == Some(b[0]) && a[1].checked_add(1) == Some(b[1])
@@ -169,7 +169,7 @@ impl Nest {
         }
     }
 
-    /// Takes into the run what follows it on both sides, and orders the rest by the source's memory.
+    /// Extends the run by all dimensions that follow it on both sides, and orders the others by the source's memory.
     fn fold(mut self) -> Self {
         self.dims.retain(|dimension| dimension.extent > 1);
         self.dims.sort_by_key(|dimension| std::cmp::Reverse(dimension.source));
@@ -180,7 +180,7 @@ impl Nest {
         self
     }
 
-    /// Both as one, where `next` follows this run by run.
+    /// Both nests as one, if each run of `next` follows the same run of this nest.
     fn joined(&self, next: &Self) -> Option<Self> {
         let follows = next.source == self.source + self.run && next.target == self.target + self.run;
         (follows && self.page == next.page && self.dims == next.dims)

@@ -5,18 +5,19 @@ use std::ops::Range;
 use super::lane::KvSlice;
 use crate::layout::KvShape;
 
-/// How the pages of one part are cut for one lane. They are cut by pages, by layers where one page is too much for a piece, and
-/// by heads where one layer of a page is too much. Both sides that know the part, the lane and the size of a piece cut alike.
+/// How the pages of one part are cut for one lane. They are cut by pages, by layers if one page is too much for a piece, and by
+/// heads if one layer of a page is too much. The cut follows from the part, the lane and the size of a piece alone, so both
+/// sides can make the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     pages: usize,
     layers: Range<usize>,
     heads: Range<usize>,
-    /// Of a piece at most: pages, layers, heads.
+    /// Most pages, layers and heads of a piece.
     step: [usize; 3],
 }
 
-/// What one piece of a staged lane holds, as a dense buffer ([`KvSlice::dense`]).
+/// The contents of one piece of a staged lane, as a dense buffer ([`KvSlice::dense`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagedPiece {
     /// The pages, by their place in the part's list.
@@ -50,20 +51,20 @@ impl Cut {
         Some(Self { pages, layers, heads, step: step.map(|extent| extent.max(1)) })
     }
 
-    /// How many pieces there are along pages, layers and heads.
+    /// Numbers of pieces along pages, layers and heads.
     fn counts(&self) -> [usize; 3] {
         let [pages, layers, heads] = self.step;
         [self.pages.div_ceil(pages), self.layers.len().div_ceil(layers), self.heads.len().div_ceil(heads)]
     }
 
-    /// How many pieces there are, or none where there is nothing to send.
+    /// Number of pieces, or 0 if there is nothing to send.
     #[must_use]
     pub fn pieces(&self) -> usize {
         self.counts().iter().product()
     }
 
-    /// The piece of this number, counted from 0: in the order of the pages, of a page in that of the layers, then the heads.
-    /// `None` when there is no such piece.
+    /// The piece of this number, counted from 0: in the order of pages, then layers, then heads. `None` when there is no
+    /// such piece.
     #[must_use]
     pub fn piece(&self, number: usize) -> Option<StagedPiece> {
         let [_, layers, heads] = self.counts();
@@ -81,13 +82,13 @@ fn nth(whole: &Range<usize>, step: usize, number: usize) -> Range<usize> {
 }
 
 impl StagedPiece {
-    /// Its bytes, of pages like those of `shape`.
+    /// Bytes of the piece, for pages like those of `shape`.
     #[must_use]
     pub fn bytes(&self, shape: &KvShape) -> usize {
         self.pages.len() * self.layers.len() * self.heads.len() * shape.block_bytes()
     }
 
-    /// The buffer that holds it: page `i` of it is the piece's `i`th.
+    /// The buffer that holds the piece: page `i` of the buffer is the piece's `i`th page.
     #[must_use]
     pub fn slice(&self, shape: KvShape) -> KvSlice {
         KvSlice::dense(shape, self.pages.len(), self.heads.clone(), self.layers.clone())

@@ -6,7 +6,7 @@ use super::copy::{Dimension, PageBlock, PagesCopy, Piece, blocks};
 use crate::ids::PageId;
 use crate::layout::{KvLayout, KvOrder, KvShape, Strides};
 
-/// What one pool, or one staging buffer, holds of the cache: its heads and layers are a range of the model's.
+/// The part of the cache that one pool, or one staging buffer, holds: a range of the model's heads and of its layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvSlice {
     /// Where its elements lie.
@@ -52,9 +52,9 @@ impl KvSlice {
 /// Heads that go from one slice into another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// Where they are read.
+    /// The slice from which the heads are read.
     pub source: KvSlice,
-    /// Where they are written.
+    /// The slice into which the heads are written.
     pub target: KvSlice,
     /// The heads, counted over the whole model. Both slices hold them.
     pub heads: Range<usize>,
@@ -63,7 +63,7 @@ pub struct Lane {
 /// Why two pools cannot exchange pages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The pools differ in what a head of a page is made of.
+    /// A head of a page has another shape or type in each pool.
     #[error(
         "pages of {source_shape} do not fit pages of {target_shape}: start both workers with the same model and page size"
     )]
@@ -149,12 +149,12 @@ pub fn copy_lane(
         }
     }
     let pages = source_pages.iter().zip(target_pages).map(|(source, target)| [source.0, target.0]).collect();
-    // Only the whole of both sides' pages is as long as the longer of them.
+    // A run is as long as the longer page only if it is the whole page on both sides.
     let page = [&lane.source, &lane.target].map(|slice| slice.layout.shape.page_bytes());
     Ok(PagesCopy::new(pages, lane.sides(layers), page[0].max(page[1])))
 }
 
-/// As [`copy_lane`], written out as pieces.
+/// Like [`copy_lane`], expanded to pieces.
 ///
 /// # Errors
 /// As [`copy_lane`].
@@ -180,7 +180,7 @@ pub fn piece_bytes(layout: &KvLayout, layers: usize) -> usize {
 }
 
 impl Lane {
-    /// What is copied of the K rows and the V rows of each page, where there is anything to copy.
+    /// The blocks for the K rows and the V rows of each page, if there is anything to copy.
     fn sides(&self, layers: Range<usize>) -> Vec<PageBlock> {
         let of = |extent, source, target| Dimension { extent, source, target };
         let start = |slice: &KvSlice, side: &Strides| {
@@ -189,7 +189,7 @@ impl Lane {
                 + (layers.start - slice.first_layer) * side.layer
         };
         let page = |slice: &KvSlice, side: &Strides| match slice.layout.shape.pages {
-            // It has no next page. K and V that differ only in where that would be can be one block.
+            // A single page has no next page. With a stride of 0, K and V with different page strides can be one block.
             1 => 0,
             _ => side.page,
         };

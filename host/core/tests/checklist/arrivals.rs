@@ -1,4 +1,4 @@
-//! What decode accepts of what arrives.
+//! Which arrivals a decode worker accepts.
 
 use host_core::aux_row::AuxRow;
 use host_core::integrity::{Found, LaneSum};
@@ -31,7 +31,7 @@ fn parts_may_come_in_any_order_and_again_and_count_once() {
     leg.event(notice(1, 1, 1, false));
     leg.verified(1, true);
     assert_eq!(leg.finished, [Room(1)]);
-    // Late news of a room that is gone.
+    // A late notice of a room that is gone.
     leg.event(notice(1, 1, 2, true));
     leg.at_rest();
 }

@@ -17,7 +17,7 @@ fn pages_that_a_request_is_about_to_lock_are_not_counted_as_free_for_it() {
     leg.deliver(0);
     leg.submit(1, &tokens(100..108), 2);
     assert_eq!((leg.stats().pool.free, leg.stats().pool.cached), (2, 4));
-    // It needs three beside the four it finds, and two are free.
+    // The third request needs three pages beside the four cached ones, and two are free.
     leg.submit(2, &tokens(0..28), 1);
     assert!(!leg.reserves.contains_key(&Room(2)));
     assert_eq!(leg.stats().pool.cached, 4, "nothing was evicted for what cannot be");
@@ -39,7 +39,7 @@ fn one_eviction_serves_all_admissions_of_a_tick_and_takes_no_more_than_is_missin
     assert_eq!(leg.stats().evicted_pages, 3);
     leg.deliver(1);
     leg.deliver(2);
-    // What is left of the first prompt is its beginning.
+    // The beginning of the first prompt is still cached.
     leg.submit(3, &tokens(0..20), 1);
     assert_eq!(leg.reserves[&Room(3)].1.decode_prefix_len, 20);
     leg.deliver(3);
@@ -94,7 +94,7 @@ fn a_first_token_is_kept_until_the_second_can_be_computed() {
 fn a_target_between_tokens_leaves_a_prefill_worker_alone() {
     let target_itl = Some(std::time::Duration::from_nanos(1));
     let mut leg = Leg::with(Config { target_itl, chunk_tokens: 1000, ..config(Role::Prefill, 64) });
-    // Two steps to learn from, each with a moment in it.
+    // Two steps for the cost model to learn from, each 5 ms long.
     for room in 1..=2 {
         let prompt = tokens(room as u32 * 100..room as u32 * 100 + 8);
         leg.submit(room, &prompt, 1);
@@ -108,7 +108,7 @@ fn a_target_between_tokens_leaves_a_prefill_worker_alone() {
         leg.submit(*room, prompt, 1);
         leg.reserve(*room, prompt, 0);
     }
-    // The first has a step of its own, since it was alone. The others share the next.
+    // The first prompt was alone, so it has a step of its own. The others share the next step.
     leg.compute();
     assert_eq!(leg.batch.as_ref().map_or(0, |batch| batch.sequences.len()), 7);
 }

@@ -12,12 +12,12 @@ fn one_that_ends_the_answer_leaves_its_pages_to_a_request_that_waits() {
     for (room, length, count) in [(1, 8, 2), (2, 8, 1), (3, 24, 1)] {
         leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + length), count);
     }
-    // The second has its first token when the first one has ended, and the third needs all pages.
+    // The second request gets its first token once the first one has ended. The third one needs all pages.
     leg.deliver(1);
     leg.deliver(2);
     leg.compute();
     assert_eq!(leg.finished, [Room(1), Room(2)]);
-    // Nothing else happens that would let the worker look again.
+    // No further event follows that would make the worker admit requests again.
     assert!(leg.reserves.contains_key(&Room(3)), "it waits for nothing");
 }
 

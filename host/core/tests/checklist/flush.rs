@@ -28,7 +28,7 @@ fn pages_in_use_stay_for_their_requests_are_found_by_no_other_and_go_with_the_la
     let prompt = tokens(0..16);
     leg.submit(1, &prompt, 1);
     leg.deliver(1);
-    // Two requests hold the same four pages. One of them adds two of its own.
+    // Two requests hold the same four pages. One of the two adds two pages of its own.
     leg.submit(2, &prompt, 8);
     leg.deliver(2);
     leg.submit(3, &[prompt.clone(), tokens(100..108)].concat(), 1);
@@ -38,7 +38,7 @@ fn pages_in_use_stay_for_their_requests_are_found_by_no_other_and_go_with_the_la
     // A new request with the same prompt is sent all of it.
     leg.submit(4, &prompt, 1);
     assert_eq!(leg.reserves[&Room(4)].1.decode_prefix_len, 0);
-    // What arrives for a request from before enters no tree.
+    // Pages that arrive for a request from before the flush enter no tree.
     leg.deliver(3);
     assert_eq!(leg.finished, [Room(1), Room(3)]);
     assert_eq!(leg.stats().pool.cached, 4);
@@ -65,7 +65,7 @@ fn a_flush_frees_requests_that_wait_for_pages_that_will_not_be_kept() {
     assert_eq!(leg.reserves.len(), 1);
     leg.scheduler.flush_cache();
     leg.wait(std::time::Duration::ZERO);
-    // The first of them leads now: what it brings is kept.
+    // The first of the waiting requests leads now: its pages will be kept.
     assert_eq!(leg.reserves.keys().map(|room| room.0).collect::<Vec<_>>(), [0, 1]);
     leg.deliver(0);
     leg.deliver(1);

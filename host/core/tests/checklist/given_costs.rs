@@ -1,4 +1,5 @@
-//! A cost model that is given: what measured time decides otherwise follows from it, whatever anything took.
+//! A configured cost model: decisions that otherwise follow from measured times follow from the given costs, however long
+//! anything takes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,7 +24,7 @@ fn reads(leg: &Leg) -> usize {
     leg.pending(|action| matches!(action, TierAction::Read { .. }))
 }
 
-/// Lets everything end, and forgets it but for storage.
+/// Lets all work end, and empties all caches but storage.
 fn end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.serve(stored);
     leg.compute_all();
@@ -41,12 +42,13 @@ fn what_was_measured_changes_no_decision_to_restore_instead_of_computing() {
             leg.submit(room, &tokens(0..40), 1);
             leg.answer_query(|name| stored.contains(name));
             assert_eq!(reads(&leg) > 0, restores && room > 0, "{compute_token:?}, request {room}");
-            // Reads take a minute where they are right by the model, computing does where it is.
+            // Times are the opposite of what the cost model predicts: a minute for reads where it prefers reads, a minute
+            // for computing where it prefers computing.
             leg.wait(if restores { 60_000 * MS } else { MS });
             leg.serve(&mut stored);
             leg.wait(if restores { MS } else { 60_000 * MS });
             end(&mut leg, &mut stored);
-            // A trial would be due.
+            // A trial would be due now if measured times decided.
             leg.wait(61_000 * MS);
         }
         leg.serve(&mut stored);
@@ -83,7 +85,7 @@ fn what_was_measured_changes_no_decision_to_copy_from_host_memory() {
         let given = CostModel { compute_token: 10 * MS, send_page: MS, copy_page, read: MS, read_page: MS };
         let offload = HierarchyConfig { costs: Some(given), ..hierarchy(64, 0) };
         let mut leg = Leg::with(with_offload(Role::Aggregated, 12, offload));
-        // Each of the two drives the other out of the pool.
+        // The two prompts evict each other from the pool.
         for room in 0..20 {
             let first = room as u32 % 2 * 100;
             leg.submit(room, &tokens(first..first + 40), 1);
@@ -113,7 +115,7 @@ fn a_tier_is_too_slow_after_four_times_its_given_cost_and_then_rests() {
     let (tag, pages) = leg.take_read();
     assert_eq!(pages.len(), 9);
     let cancels = |leg: &Leg| leg.pending(|action| matches!(action, TierAction::Cancel { .. }));
-    // 100 ms, and one for each page, four times, and 50 ms.
+    // Four times the given cost (100 ms and 1 ms for each of 9 pages), and 50 ms.
     leg.wait(485 * MS);
     assert_eq!(cancels(&leg), 0);
     leg.wait(2 * MS);

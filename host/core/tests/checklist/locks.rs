@@ -1,4 +1,4 @@
-//! Every request gives back what it locked and what it held, whatever it found cached and however it ends.
+//! Every request gives back its locks and its pages, whatever it found cached and however it ends.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use host_sim::{Leg, PAGE, PEER};
 
 use super::leg::{config, tokens};
 
-/// What is cached of a request's 16 tokens.
+/// Tokens of a request's 16 that are cached, with a name for the case.
 const HITS: [(&str, u32); 3] = [("no hit", 0), ("partial hit", 8), ("full hit", 16)];
 
-/// A decode worker on which request 1, with a prompt of 16 tokens, finds so many of them cached, and was told to prefill.
+/// A decode worker that finds `hit` tokens of request 1's prompt of 16 cached, and has sent its reserve to prefill.
 fn reserved(hit: u32, config: Config) -> Leg {
     let mut leg = Leg::with(config);
     if hit > 0 {
@@ -25,7 +25,7 @@ fn reserved(hit: u32, config: Config) -> Leg {
     leg
 }
 
-/// Runs one end of the request with every hit. What was cached before must be cached still, without a lock.
+/// Runs one end of the request with every hit. Pages that were cached before must still be cached, without a lock.
 fn with_every_hit(case: &str, end: impl Fn(&mut Leg)) {
     for (name, hit) in HITS {
         println!("{case}, {name}");
@@ -83,10 +83,10 @@ fn pages_that_prefill_may_still_write_stay_until_it_says_drained_and_no_time_fre
         let held = leg.stats().pool.held;
         leg.answer_messages();
         leg.event(Event::Cancel(Room(1)));
-        // Longer than any timeout, as long as prefill answers whatever else it is told.
+        // Longer than any timeout: prefill keeps answering, but with other messages.
         for _ in 0..300 {
             leg.wait(Duration::from_secs(4));
-            // An answer to nothing that is asked any more.
+            // An answer to a question that decode does not ask any more.
             leg.message(99, 0, Body::Committed);
             assert_eq!(leg.stats().pool.quarantined, held);
         }
@@ -97,7 +97,7 @@ fn pages_that_prefill_may_still_write_stay_until_it_says_drained_and_no_time_fre
 #[test]
 fn a_request_cancelled_in_the_queue_has_locked_nothing() {
     with_every_hit("cancelled in the queue", |leg| {
-        // It finds too little free.
+        // Too few pages are free for this request.
         leg.submit(2, &[tokens(0..16), tokens(500..740)].concat(), 1);
         assert_eq!(leg.stats().queued, 1);
         leg.event(Event::Cancel(Room(2)));
@@ -196,7 +196,7 @@ fn a_request_that_does_not_fit_gives_its_lock_back_each_time() {
     leg.submit(0, &tokens(0..8), 1);
     leg.deliver(0);
     leg.submit(1, &tokens(100..114), 1);
-    // Two pages of four are cached, and what is missing is not to be had.
+    // Two of its four pages are cached, and the missing two are not free.
     leg.submit(2, &[tokens(0..8), tokens(200..208)].concat(), 1);
     for _ in 0..5 {
         leg.wait(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! What a scheduler with a radix cache must keep to, one leg at a time, event by event.
+//! Rules for a scheduler with a radix cache, tested one leg at a time, event by event.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 

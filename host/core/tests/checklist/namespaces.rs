@@ -1,4 +1,4 @@
-//! Which requests share pages with which.
+//! Which requests share pages with each other.
 
 use host_core::message::{Body, Reserve};
 use host_core::radix::NamespaceKey;
@@ -62,7 +62,7 @@ fn a_client_that_invents_salts_shuts_no_other_out() {
     let mut leg = Leg::with(config(Role::Aggregated, 4));
     for room in 0..1000 {
         let salt = format!("invented {room}");
-        // Every other one leaves no page at all.
+        // Every second request has too few tokens to leave a page.
         let length = if room % 2 == 0 { 9 } else { 3 };
         ask(&mut leg, room, &tokens(0..length), |request| request.namespace = salted(&salt));
     }

@@ -1,4 +1,4 @@
-//! Pages from offload tiers, on workers that compute: what is queried, waited for, read, copied and given up.
+//! Pages from offload tiers on workers that compute: queries, waiting, reads, copies and giving up.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn is_read(action: &TierAction) -> bool {
     matches!(action, TierAction::Read { .. })
 }
 
-/// An aggregated worker that has answered a prompt of 40 tokens, and forgotten it but for storage.
+/// An aggregated worker that has answered a prompt of 40 tokens and emptied all caches but storage.
 fn forgotten(offload: HierarchyConfig) -> (Leg, BTreeSet<host_core::radix::PageHash>) {
     let mut leg = Leg::with(with_offload(Role::Aggregated, 64, offload));
     let mut stored = BTreeSet::new();
@@ -61,7 +61,7 @@ fn pages_that_were_named_before_are_not_named_again_and_the_others_are() {
         let mut request = leg.request(1, &prompt, 1);
         request.name(&host_core::radix::PageHash([0; 32]), PAGE as u32);
         assert_eq!(request.names, names(&prompt));
-        // What others would never call it.
+        // A name that no other worker would give this page.
         let first = request.names[0].window_part(7);
         request.names.truncate(1);
         request.names[0] = first;
@@ -123,7 +123,8 @@ fn what_a_request_finds_in_host_memory_stays_while_storage_is_asked_for_the_rest
         leg.serve(&mut stored);
     }
     assert_eq!(leg.stats().hierarchy.host.ready, 24, "host memory is full");
-    // Of the first only the end is not in host memory, where it was used longest ago. The other needs nine slots.
+    // Only the last two pages of the first prompt are missing in host memory, and its other pages there are the least
+    // recently used. The other prompt needs nine slots.
     let (first, other) = (tokens(0..41), tokens(900..937));
     stored.extend([names(&first), names(&other)].concat());
     leg.events([leg.request(5, &other, 1), leg.request(9, &first, 1)].map(Event::Submit));
@@ -182,7 +183,7 @@ fn requests_wait_for_reads_as_long_as_the_policy_says() {
         assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, 0, "{prefetch:?}");
         leg.compute_all();
         leg.serve(&mut stored);
-        // A tier that let a deadline pass rests, and what is to be written waits.
+        // A tier that missed a deadline rests, and the pages to be written wait.
         leg.wait(Duration::from_secs(61));
         leg.serve(&mut stored);
         leg.offload_at_rest();
@@ -235,7 +236,7 @@ fn a_read_that_hangs_is_cancelled_and_its_slots_are_set_aside_until_it_ends() {
     assert_eq!(leg.stats().hierarchy.host.abandoned, 9, "time alone frees nothing");
     leg.wait(Duration::from_secs(3600));
     assert_eq!(leg.stats().hierarchy.host.abandoned, 9);
-    // It ends, and says that all is well. No request waits for it any more.
+    // The read ends at last, and succeeds. No request waits for it any more.
     leg.all_end(tag, pages.len(), PageEnd::Done);
     leg.serve(&mut stored);
     leg.offload_at_rest();

@@ -1,4 +1,4 @@
-//! Pages from offload tiers on decode workers: what is promised, and what happens when it does not come.
+//! Pages from offload tiers on decode workers: what decode promises, and what happens when a promised page does not come.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use host_sim::{Leg, PAGE, PEER, names};
 use super::leg::{config, tokens};
 use super::storage::{hierarchy, with_offload};
 
-/// A decode worker whose storage has 8 of the 11 pages of a prompt, 2 of which it holds itself, and which was just told
-/// so. It has asked prefill for the rest, and storage for 6 pages. Returns the read. A transfer takes so long that
-/// anything else is faster.
+/// A decode worker with a prompt of 11 pages. It holds 2 of them itself, and storage has just said that it has 8 (these 2
+/// included). The worker has asked prefill for the rest, and storage for 6 pages. Returns the read. A transfer takes so
+/// long that anything else is faster.
 fn promised(offload: HierarchyConfig) -> (Leg, TierTag) {
     promised_after(offload, Duration::from_secs(10))
 }
 
-/// The same after a transfer of two pages that took so long.
+/// Like [`promised`], after a transfer of two pages that took `transfer`.
 fn promised_after(offload: HierarchyConfig, transfer: Duration) -> (Leg, TierTag) {
     let mut leg = Leg::with(with_offload(Role::Decode, 64, offload));
     leg.submit(0, &tokens(0..8), 1);
@@ -50,7 +50,7 @@ fn finish(mut leg: Leg) {
     assert!(leg.finished.contains(&Room(1)), "{:?}", leg.failed);
     leg.answer_messages();
     leg.serve(&mut BTreeSet::new());
-    // A tier that let a deadline pass rests, and what is to be written waits.
+    // A tier that missed a deadline rests, and the pages to be written wait.
     leg.wait(Duration::from_secs(61));
     leg.serve(&mut BTreeSet::new());
     leg.offload_at_rest();
@@ -117,7 +117,7 @@ fn what_has_arrived_in_part_is_not_asked_for_again() {
 fn when_the_rest_is_there_only_the_missing_span_is_asked_for() {
     let (mut leg, read) = promised(hierarchy(32, 1));
     leg.deliver(1);
-    // In the middle: what lies around it is used.
+    // One page in the middle fails: the pages around it are used.
     let ends = (0..6).map(|place| (place, if place == 3 { PageEnd::Failed } else { PageEnd::Done }));
     let mut ends: Vec<(u32, PageEnd)> = ends.collect();
     ends.reverse();
@@ -128,7 +128,7 @@ fn when_the_rest_is_there_only_the_missing_span_is_asked_for() {
     assert_eq!(attempt, 2);
     assert_eq!((reserve.decode_prefix_len as usize, reserve.pages.len()), (5 * PAGE, 1));
     assert_eq!(commits(&leg), 0);
-    // It arrives damaged, and is asked for again. That is no renegotiation.
+    // The page arrives damaged and is asked for again. That does not count as a renegotiation.
     leg.arrive(1);
     leg.verified(1, false);
     assert_eq!(leg.reserves[&Room(1)].0, 3);
@@ -160,7 +160,7 @@ fn a_restore_that_takes_too_long_is_renegotiated() {
 fn a_restore_is_waited_for_as_long_as_being_sent_takes() {
     let (mut leg, read) = promised_after(hierarchy(32, 1), Duration::from_millis(10));
     leg.deliver(1);
-    // Nine pages of 5 ms each lie behind what it holds itself.
+    // Nine pages of 5 ms each lie behind the two that decode holds.
     leg.wait(Duration::from_millis(44));
     assert_eq!(leg.reserves[&Room(1)].0, 1);
     leg.wait(Duration::from_millis(2));
@@ -186,7 +186,7 @@ fn when_prefill_has_gone_decode_computes_what_is_missing() {
     finish(leg);
 }
 
-/// A decode worker that has asked for a span of 6 pages which storage did not bring. Everything else is there.
+/// A decode worker that has asked prefill for a span of 6 pages that storage did not have. All other pages are there.
 fn supplemented() -> Leg {
     let (mut leg, read) = promised(hierarchy(32, 1));
     leg.deliver(1);
@@ -196,7 +196,7 @@ fn supplemented() -> Leg {
     leg
 }
 
-/// It computes the span, and all behind it.
+/// Checks that decode computes the span and everything behind it.
 fn computes_instead(leg: Leg) {
     assert!(leg.failed.is_empty(), "{:?}", leg.failed);
     assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start as usize, 2 * PAGE);
@@ -212,7 +212,7 @@ fn when_prefill_goes_while_it_sends_a_missing_span_decode_computes_it_once_nothi
     assert!(leg.batch.is_none(), "our own threads may still copy what arrived");
     leg.close_rooms();
     computes_instead(leg);
-    // A fence that takes its time, and a late notice.
+    // A fence that is proven late, and a notice after the loss.
     let mut leg = supplemented();
     leg.event(lost(false));
     leg.arrive(1);
@@ -220,7 +220,7 @@ fn when_prefill_goes_while_it_sends_a_missing_span_decode_computes_it_once_nothi
     assert!(leg.batch.is_none() && leg.verifying.is_empty(), "late writes may still land");
     leg.event(lost(true));
     computes_instead(leg);
-    // A new instance of it is a fence too.
+    // A new instance of prefill is a fence too.
     let mut leg = supplemented();
     leg.close_rooms();
     leg.event(Event::PeerReady { peer: PEER, floor: 0, session: 2 });
@@ -281,7 +281,7 @@ fn a_prefill_leg_that_has_ended_is_asked_for_nothing_more() {
         assert_eq!(leg.reserves[&Room(1)].0, 1);
         computes_instead(leg);
     }
-    // What it sent damaged cannot be had again.
+    // Pages that arrived damaged cannot be sent again by a leg that has ended.
     let (mut leg, read) = promised(hierarchy(32, 1));
     leg.arrive(1);
     leg.message(1, 1, gave_up());
@@ -388,7 +388,7 @@ fn prefill_sends_a_missing_span_alone() {
     leg.settle();
     leg.message(1, 2, Body::Commit);
     leg.at_rest();
-    // Never more than there is, and never instead of the whole at the first time.
+    // Refused: more pages than the prompt has, and a span in the first attempt.
     for (room, attempt, pages) in [(2, 2, 9), (3, 1, 5)] {
         leg.submit(room, &prompt, 1);
         reserve = leg.span(&prompt, 12, pages);

@@ -1,4 +1,4 @@
-//! How long a request waits for storage: as long as doing without would take.
+//! How long a request waits for storage: as long as computing or being sent the pages would take.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use super::storage::{hierarchy, tier, with_offload};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// An aggregated worker that computed a prompt of 40 tokens, 8 in each of these times, and forgot it but for storage.
-/// Nine of its pages can be had from there.
+/// An aggregated worker that computed a prompt of 40 tokens, 8 in each `step`, and emptied all caches but storage. Nine of
+/// its pages can be restored from there.
 fn forgotten(offload: HierarchyConfig, step: Duration) -> (Leg, BTreeSet<PageHash>) {
     let mut leg = Leg::with(with_offload(Role::Aggregated, 64, offload));
     let mut stored = BTreeSet::new();
@@ -29,7 +29,7 @@ fn forgotten(offload: HierarchyConfig, step: Duration) -> (Leg, BTreeSet<PageHas
     (leg, stored)
 }
 
-/// Lets everything end, and forgets it but for storage.
+/// Lets all work end, and empties all caches but storage.
 fn end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.serve(stored);
     leg.compute_all();
@@ -74,7 +74,7 @@ fn asking_is_part_of_the_wait() {
     assert!(leg.batch.is_some(), "37 ms after it came");
     leg.all_end(tag, pages.len(), PageEnd::Done);
     end(&mut leg, &mut stored);
-    // A tier that says nothing at all.
+    // A tier that does not answer at all.
     leg.submit(2, &tokens(0..40), 1);
     leg.wait(37 * MS);
     assert!(leg.batch.is_some(), "it goes on without");

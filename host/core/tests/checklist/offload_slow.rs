@@ -1,4 +1,4 @@
-//! Storage that was slow or silent once: for how long that is held against it.
+//! Storage that was once slow or silent: how long the scheduler avoids it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,14 +16,14 @@ fn queries(leg: &Leg) -> usize {
     leg.pending(|action| matches!(action, TierAction::Query { .. }))
 }
 
-/// The only query there is, without an answer.
+/// Takes the only pending query, without answering it.
 fn take_query(leg: &mut Leg) -> (TierTag, Vec<PageHash>) {
     let at = leg.tier_actions.iter().position(|action| matches!(action, TierAction::Query { .. })).unwrap();
     let TierAction::Query { tag, names, .. } = leg.tier_actions.remove(at) else { unreachable!() };
     (tag, names)
 }
 
-/// A worker that has answered a prompt of 40 tokens, which took 10 s, and forgotten it but for storage.
+/// A worker that answered a prompt of 40 tokens in 10 s and emptied all caches but storage.
 fn forgotten(offload: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
     let mut leg = Leg::with(with_offload(Role::Aggregated, 64, offload));
     let mut stored = BTreeSet::new();
@@ -34,7 +34,7 @@ fn forgotten(offload: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
     (leg, stored)
 }
 
-/// Lets everything end, and forgets it but for storage.
+/// Lets all work end, and empties all caches but storage.
 fn end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.serve(stored);
     leg.compute_all();
@@ -42,7 +42,7 @@ fn end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.scheduler.flush_cache();
 }
 
-/// Whether a request that storage has everything for reads it. A read ends after so many seconds, computing after 10.
+/// Whether a request whose pages are all in storage reads them. A read ends after `seconds`, computing after 10 s.
 fn reads(leg: &mut Leg, stored: &mut BTreeSet<PageHash>, room: u64, seconds: u64) -> bool {
     leg.submit(room, &tokens(0..40), 1);
     leg.answer_query(|_| true);
@@ -59,7 +59,7 @@ fn reads(leg: &mut Leg, stored: &mut BTreeSet<PageHash>, room: u64, seconds: u64
 #[test]
 fn what_is_slow_is_left_alone_after_a_while_and_tried_again_until_it_is_quick() {
     let (mut leg, mut stored) = forgotten(hierarchy(32, 1));
-    // One slow moment is not held against it.
+    // One slow read does not make the scheduler avoid the tier.
     assert!(reads(&mut leg, &mut stored, 1, 400));
     leg.wait(Duration::from_secs(61));
     let slow = (2..200).find(|room| {
@@ -69,7 +69,7 @@ fn what_is_slow_is_left_alone_after_a_while_and_tried_again_until_it_is_quick() 
     });
     let first = slow.expect("many are");
     assert!(first > 5, "request {first} did without");
-    // It was left alone the last time. A trial is due every 30 s, and one that succeeds makes the next due.
+    // The last request did not read. A trial is due every 30 s, and a trial that succeeds makes the next one due.
     leg.wait(Duration::from_secs(61));
     assert!(reads(&mut leg, &mut stored, 1000, 15), "a trial");
     assert!(!reads(&mut leg, &mut stored, 1001, 0), "the next one is not due");
@@ -83,7 +83,7 @@ fn is_read(action: &TierAction) -> bool {
     matches!(action, TierAction::Read { .. })
 }
 
-/// Lets a prefill worker's request end.
+/// Completes the request of a prefill worker.
 fn commit(leg: &mut Leg, stored: &mut BTreeSet<PageHash>, room: u64) {
     leg.serve(stored);
     leg.compute_all();
@@ -92,8 +92,8 @@ fn commit(leg: &mut Leg, stored: &mut BTreeSet<PageHash>, room: u64) {
     end(leg, stored);
 }
 
-/// A prefill worker that takes 250 ms for a token and 15 s for a read, and has just left alone what storage has of a prompt
-/// of 40 tokens. It would try again in 30 s.
+/// A prefill worker that takes 250 ms for a token and 15 s for a read, and has just decided not to read a prompt of 40
+/// tokens from storage. Its next trial is due in 30 s.
 fn slow() -> (Leg, BTreeSet<PageHash>) {
     let mut leg = Leg::with(with_offload(Role::Prefill, 64, hierarchy(32, 1)));
     let mut stored = BTreeSet::new();
@@ -117,10 +117,10 @@ fn slow() -> (Leg, BTreeSet<PageHash>) {
 
 #[test]
 fn what_is_slower_than_computing_is_read_while_others_are_computed() {
-    // The order of rooms says nothing of which request came first.
+    // The order of room numbers is not the order in which requests arrived.
     for rooms in [[1001, 1002], [1002, 1001]] {
         let (mut leg, mut stored) = slow();
-        // Computing it takes 10 s, and it begins 10 s later, whatever it gets.
+        // Computing the first prompt takes 10 s, and the second request starts 10 s later in any case.
         let prompts = [tokens(500..540), tokens(0..40)];
         let requests = [0, 1].map(|which| leg.request(rooms[which], &prompts[which], 1));
         leg.events(requests.map(Event::Submit));

@@ -1,4 +1,4 @@
-//! When pages are saved to offload tiers, and what that costs requests in the pool.
+//! When pages are saved to offload tiers, and how that affects requests in the pool.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn write_through_takes_what_enters_the_cache_and_takes_it_once() {
     assert_eq!(leg.pending(|action| matches!(action, TierAction::Write { .. })), 2, "both tiers");
     leg.serve(&mut stored);
     assert_eq!(stored, names(&tokens(0..16)).into_iter().collect());
-    // Four more, and nothing of the first four.
+    // The four new pages are saved, and none of the first four again.
     leg.submit(1, &tokens(0..32), 1);
     leg.serve(&mut stored);
     leg.compute_all();
@@ -133,7 +133,7 @@ fn a_step_that_lacks_pages_gives_up_copies_that_have_not_begun_and_keep_pages_al
     let config = with_offload(Role::Aggregated, 12, offload);
     let mut leg = Leg::with(Config { chunk_tokens: 1_000, ..config });
     let prompt = |room: u64| tokens(room as u32 * 100..room as u32 * 100 + 8);
-    // The first one's copy takes for ever, and the second one's waits for it: four pages that no request can take.
+    // The first request's copy never ends, and the second one's waits for it: four pages that no request can take.
     for room in 0..2 {
         leg.submit(room, &prompt(room), 1);
         leg.compute();
@@ -141,7 +141,7 @@ fn a_step_that_lacks_pages_gives_up_copies_that_have_not_begun_and_keep_pages_al
     assert_eq!((leg.finished.len(), leg.stats().locked_pages, leg.tier_actions.len()), (2, 4, 1));
     let requests = [2, 3].map(|room| leg.request(room, &prompt(room), 11));
     leg.events(requests.map(Event::Submit));
-    // Four pages each, and then a fifth.
+    // Each request grows to four pages, and then needs a fifth.
     for _ in 0..9 {
         leg.compute();
     }
@@ -150,7 +150,7 @@ fn a_step_that_lacks_pages_gives_up_copies_that_have_not_begun_and_keep_pages_al
     assert_eq!((stats.retractions, stats.hierarchy.dropped, stats.evicted_pages), (0, 2, 2));
     leg.compute_all();
     leg.serve(&mut BTreeSet::new());
-    // Prompt and answer of those that ran, and the prompt whose copy had begun.
+    // Prompts and answers of the two requests that ran, and the prompt whose copy had begun.
     assert_eq!((leg.stats().hierarchy.saved, leg.finished.len()), (2 + 4 + 4, 4));
     leg.offload_at_rest();
 }
@@ -173,7 +173,7 @@ fn write_back_takes_what_is_about_to_go_and_evicts_ahead_of_need() {
     let stats = leg.stats();
     assert_eq!((stats.pool.free, stats.hierarchy.saved, stats.hierarchy.dropped), (4, 2, 0));
     leg.offload_at_rest();
-    // Of the oldest prompt, from its end: its first half is still in the pool.
+    // The end of the oldest prompt was saved: its first half is still in the pool.
     leg.submit(4, &tokens(0..17), 1);
     assert_eq!(leg.take_copy(Direction::Load).1.len(), 2);
 }
@@ -197,7 +197,7 @@ fn a_step_that_needs_pages_now_waits_for_no_copy() {
 
 #[test]
 fn a_tier_that_takes_nothing_keeps_a_share_of_host_memory_and_no_more() {
-    // By the queue's limit, and by half of all slots.
+    // Limited by the queue, or by half of all slots.
     for (queued_writes, most) in [(6, 6), (1000, 8)] {
         let limits = HierarchyConfig { write_bytes: 3_000, batch_pages: 2, ..hierarchy(16, 1) };
         takes_nothing(HierarchyConfig { queued_writes, ..limits }, most);
@@ -237,7 +237,7 @@ fn a_flush_forgets_host_memory_and_nothing_of_storage() {
     leg.submit(0, &tokens(0..16), 1);
     leg.serve(&mut stored);
     leg.compute_all();
-    // While it is being copied: the copy ends, and leaves nothing.
+    // A flush during the copy: the copy ends, and its pages are not kept.
     let (tag, _) = leg.take_copy(Direction::Save);
     leg.scheduler.flush_cache();
     leg.all_end(tag, 4, PageEnd::Done);

@@ -1,4 +1,4 @@
-//! What decode says it holds, it holds.
+//! Decode holds every page that it promises to hold.
 
 use host_core::message::{Body, Reserve};
 use host_core::radix::NamespaceKey;
@@ -17,7 +17,8 @@ fn a_promise_is_whole_pages_and_never_more_than_the_prompt() {
         leg.submit(u64::from(length), &prompt, 1);
         let reserve = &leg.reserves[&Room(u64::from(length))].1;
         let promised = reserve.decode_prefix_len as usize;
-        // 28 of the first request's 30 tokens fill pages, and what longer prompts add is there for those after them.
+        // Pages of the first request hold 28 of its 30 tokens. Longer prompts leave further pages for the prompts after
+        // them.
         let known = if length <= 32 { 28 } else { (length as usize - 1) / PAGE * PAGE };
         assert_eq!(promised, (length as usize / PAGE * PAGE).min(known), "prompt of {length}");
         assert_eq!(reserve.pages.len(), prompt.len().div_ceil(PAGE) - promised / PAGE);
@@ -34,7 +35,7 @@ fn promised_pages_stay_when_everything_else_is_evicted() {
     leg.submit(1, &tokens(0..12), 2);
     let promised = leg.reserves[&Room(1)].1.decode_prefix_len;
     assert_eq!(promised, 8);
-    // Other requests fill all that is left, again and again.
+    // Other requests fill the rest of the pool, again and again.
     for room in 10..20 {
         leg.submit(room, &tokens(room as u32 * 20..room as u32 * 20 + 24), 1);
         leg.deliver(room);
@@ -86,7 +87,7 @@ fn prefill_refuses_promises_that_cannot_be() {
 
 #[test]
 fn what_arrives_twice_is_kept_once_and_both_requests_go_on() {
-    // They do not follow each other any more: the first one is too slow.
+    // The second request does not follow the first any more, because the first is too slow.
     let mut leg = Leg::with(config(Role::Decode, 64));
     let prompt = tokens(0..18);
     leg.submit(1, &prompt, 3);
@@ -97,7 +98,7 @@ fn what_arrives_twice_is_kept_once_and_both_requests_go_on() {
     leg.deliver(2);
     leg.deliver(1);
     assert_eq!(leg.stats().pool.cached, 4);
-    // Both compute with the tree's pages, and with a page of their own behind them.
+    // Both requests compute with the tree's pages, and each with a page of its own behind them.
     leg.compute();
     let tables: Vec<_> =
         leg.batch.as_ref().unwrap().sequences.iter().map(|sequence| &sequence.pages).collect();

@@ -1,4 +1,5 @@
-//! Preempted requests restore what was saved to offload tiers meanwhile, like new ones, and never fail for it.
+//! Preempted requests restore pages that were saved to offload tiers meanwhile, as new requests do. A failed restore never
+//! fails the request.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::storage::{hierarchy, with_offload};
 
 const PROMPT: usize = 16;
 const ANSWER: u32 = 24;
-/// Both have room for their prompts, and one of them for its answer.
+/// Pages of the pool: enough for both prompts, and for one of the two answers.
 const PAGES: u32 = 12;
 
 pub fn is_query(action: &TierAction) -> bool {
@@ -24,7 +25,7 @@ pub fn is_load(action: &TierAction) -> bool {
     matches!(action, TierAction::Copy { direction: Direction::Load, .. })
 }
 
-/// Two requests that do not fit beside each other have begun. Every tier action is done at once.
+/// Starts two requests that do not fit beside each other. Every tier action is done at once.
 pub fn two(config: Config) -> (Leg, BTreeSet<PageHash>) {
     let decodes = config.role == Role::Decode;
     let mut leg = Leg::with(config);
@@ -43,13 +44,13 @@ pub fn two(config: Config) -> (Leg, BTreeSet<PageHash>) {
     (leg, stored)
 }
 
-/// Computes a step, which takes so long that anything else is faster.
+/// Computes a step that takes so long that anything else is faster.
 pub fn step(leg: &mut Leg) {
     leg.now = leg.now.after(Duration::from_secs(1));
     assert!(leg.compute(), "nothing is computed: {:?}", leg.stats());
 }
 
-/// Computes until the second request has given its pages up.
+/// Computes until the second request has been preempted.
 pub fn until_preemption(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     while leg.stats().retractions == 0 {
         step(leg);
@@ -72,13 +73,13 @@ pub fn to_the_end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.offload_at_rest();
 }
 
-/// A worker whose second request was preempted, and then could be admitted again with nothing in the pool or in host
-/// memory of what it had. No tier action was done since.
+/// A worker whose second request was preempted and can be admitted again, with nothing of its pages in the pool or in host
+/// memory. The tier actions since then are pending.
 fn only_stored(offload: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
     only_stored_of(with_offload(Role::Aggregated, PAGES, offload))
 }
 
-/// The same for a worker of another kind.
+/// Like [`only_stored`], for a worker of another configuration.
 pub fn only_stored_of(config: Config) -> (Leg, BTreeSet<PageHash>) {
     let (mut leg, mut stored) = two(config);
     until_preemption(&mut leg, &mut stored);
@@ -146,7 +147,7 @@ fn what_is_in_storage_alone_is_asked_for_when_there_are_pages_for_it() {
 
 #[test]
 fn what_fails_to_come_back_is_computed_again() {
-    // All or the second page, when it is read or when it is copied.
+    // All pages fail or the second one, when they are read or when they are copied.
     for (read, all) in [(true, true), (true, false), (false, true), (false, false)] {
         let (mut leg, mut stored) = only_stored(hierarchy(32, 1));
         leg.answer_query(|name| stored.contains(name));
@@ -176,7 +177,7 @@ fn a_preempted_request_waits_for_storage_no_longer_than_a_new_one() {
             leg.answer_query(|name| stored.contains(name));
         }
         assert!(leg.batch.is_none());
-        // Of what hangs nothing is answered.
+        // The tier actions that hang get no answer.
         let hanging = std::mem::take(&mut leg.tier_actions);
         leg.wait(Duration::from_secs(40));
         assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, 0, "it computes");

@@ -1,4 +1,4 @@
-//! Pages into which decode's own threads may copy what arrived.
+//! Pages into which decode's own threads may copy arrived data.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Prompts that begin alike and are under way at once.
+//! Prompts that begin alike and are in progress at the same time.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use host_sim::{Leg, PAGE, PEER};
 
 use super::leg::{config, tokens};
 
-/// A decode worker with this many requests for one prompt, the first of which is being sent.
+/// A decode worker with this many requests for one prompt, of which only the first is being transferred.
 fn waiting(requests: u64, prompt: &[u32]) -> Leg {
     let mut leg = Leg::with(config(Role::Decode, 512));
     for room in 0..requests {
@@ -35,7 +35,7 @@ fn finish(leg: &mut Leg, rooms: impl IntoIterator<Item = u64>) {
 
 #[test]
 fn of_thirty_two_identical_prompts_each_page_moves_once() {
-    // Whole pages, and with a partial one behind, of which each request needs its own.
+    // Prompts of whole pages, and prompts with a partial page at the end, of which each request needs its own copy.
     for (length, partial) in [(16, 0), (18, 1)] {
         let mut leg = waiting(32, &tokens(0..length));
         leg.deliver(0);
@@ -66,7 +66,7 @@ fn a_prompt_that_begins_alike_waits_and_is_sent_the_rest() {
 fn no_request_waits_for_a_small_part_of_what_it_lacks() {
     let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..32), 1);
-    // One page of 8 in common, and two of them.
+    // One page of 8 in common, and then two.
     leg.submit(2, &[tokens(0..4), tokens(500..528)].concat(), 1);
     assert_eq!(requested(&leg), (8 + 8, 2));
     leg.submit(3, &[tokens(0..8), tokens(600..624)].concat(), 1);
@@ -90,11 +90,11 @@ fn pages_far_into_a_long_prompt_are_found_too() {
     let mut leg = Leg::with(config(Role::Decode, 8000));
     let prompt: Vec<u32> = (0..700 * PAGE as u32).map(|token| token * 7 % 997).collect();
     leg.submit(1, &prompt, 1);
-    // 660 pages in common of 2560: a quarter ends at page 639, which is not among those found one by one.
+    // 660 of 2560 pages in common. A quarter ends at page 639, which lies behind the pages that are indexed one by one.
     let other: Vec<u32> = (0..1900 * PAGE as u32).map(|token| token % 991).collect();
     leg.submit(2, &[&prompt[..660 * PAGE], &other].concat(), 1);
     assert_eq!(leg.reserves.len(), 1);
-    // Two pages fewer are less than a quarter.
+    // With 638 pages in common, the share is less than a quarter.
     let mut leg = Leg::with(config(Role::Decode, 8000));
     leg.submit(1, &prompt, 1);
     leg.submit(2, &[&prompt[..638 * PAGE], &other[..], &other[..22 * PAGE]].concat(), 1);
@@ -115,14 +115,14 @@ fn a_request_that_cannot_use_the_pages_does_not_wait_for_them() {
     uncached.no_cache = true;
     leg.send(uncached);
     assert_eq!(requested(&leg), (12, 3));
-    // Another prefill worker could begin at once.
+    // A request with another prefill worker could begin at once.
     let elsewhere = Instance(PEER.0 + 1);
     leg.event(Event::PeerReady { peer: elsewhere, floor: 0, session: 2 });
     let mut far = leg.request(4, &prompt, 1);
     far.prefill = Some(PeerRef { instance: elsewhere, address: String::new() });
     leg.send(far);
     assert_eq!(requested(&leg), (16, 4));
-    // No request waits for one that leaves nothing.
+    // No request waits for a request that leaves no pages in the cache.
     let mut leg = Leg::with(config(Role::Decode, 64));
     let mut uncached = leg.request(1, &prompt, 1);
     uncached.no_cache = true;
@@ -136,7 +136,7 @@ fn a_request_that_cannot_use_the_pages_does_not_wait_for_them() {
 fn a_leader_that_is_cancelled_frees_its_followers_at_once() {
     let mut leg = waiting(4, &tokens(0..16));
     leg.event(Event::Cancel(Room(0)));
-    // One of them leads from now on, the others follow it.
+    // One of the followers leads from now on, and the others follow it.
     assert_eq!(leg.reserves.keys().map(|room| room.0).collect::<Vec<_>>(), [0, 1]);
     leg.drained(0);
     leg.deliver(1);
@@ -172,7 +172,7 @@ fn a_damaged_transfer_is_repeated_for_all_that_wait() {
     assert_eq!((leg.reserves.len(), leg.reserves[&Room(0)].0), (1, 2), "no other request begins");
     leg.deliver(0);
     assert_eq!(requested(&leg), (4, 3));
-    // A leader that is damaged for good frees them.
+    // A leader whose pages are damaged in every attempt frees its followers.
     let mut leg = waiting(2, &tokens(0..16));
     for _ in 0..2 {
         leg.arrive(0);
@@ -279,7 +279,7 @@ fn pages_that_came_twice_are_free_at_once_so_that_the_answer_can_grow_into_them(
     leg.submit(1, &prompt, 1);
     leg.submit(2, &prompt, 20);
     leg.answer_messages();
-    // Long enough for the second to follow no other any more.
+    // Long enough for the second request not to follow any other.
     leg.wait(Duration::from_secs(6));
     assert_eq!(leg.reserves[&Room(2)].1.decode_prefix_len, 0, "both are under way");
     leg.deliver(1);

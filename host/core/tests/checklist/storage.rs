@@ -12,7 +12,7 @@ pub fn tier() -> TierConfig {
     TierConfig { writes: true, latency: Duration::from_millis(1), bytes_per_second: 1e6 }
 }
 
-/// So many slots of 1000 bytes, and these tiers.
+/// Host memory of so many slots of 1000 bytes, and so many tiers.
 pub fn hierarchy(slots: u32, tiers: usize) -> HierarchyConfig {
     HierarchyConfig::new(slots, 1_000, vec![tier(); tiers])
 }

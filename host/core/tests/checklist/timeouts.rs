@@ -1,4 +1,4 @@
-//! Which requests wait for how long, and what they leave behind.
+//! How long each request waits, and what it leaves behind.
 
 use std::time::Duration;
 
@@ -148,7 +148,7 @@ fn a_write_waits_as_long_as_others_to_its_peer_end() {
     let second: Vec<_> = leg.writes[first.len()..].iter().map(|write| write.tag).collect();
     assert!(!second.is_empty());
     leg.wait(patience - MILLI);
-    // The plugin ends what came first, and the second is on its way.
+    // The plugin ends the first request's writes while the second one's are on their way.
     for tag in first {
         leg.event(Event::Written { tag, error: None });
     }
@@ -215,7 +215,7 @@ fn a_peer_that_answers_is_waited_for() {
 
 #[test]
 fn a_peer_that_says_nothing_at_all_about_an_abort_is_cut_off_and_its_pages_are_free() {
-    // Its end of the connection is gone, which only it has seen: it ignores what is said over this one.
+    // The peer's end of the connection is gone, and only the peer has seen it: it ignores every message on this connection.
     let config = config(Role::Decode, 64);
     let patience = config.transfer_patience + config.peer_patience;
     let mut leg = Leg::with(config);

@@ -1,4 +1,4 @@
-//! Models of which some layers see the newest tokens only: what a request has of its window, and when.
+//! Models with sliding layers: which pages of its window a request has, and when.
 
 use host_core::message::{Body, Reserve};
 use host_core::pool::PoolLimits;
@@ -8,9 +8,9 @@ use host_sim::{Leg, PAGE};
 
 use super::leg::{config, tokens};
 
-/// Two pages of tokens, in two pages of the pool each. Nothing is recomputed.
+/// A window of two token pages, each of which takes two pages of the pool. No window is recomputed.
 const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
-/// Pages of the pool that the window takes at most while token by token is computed.
+/// The most pages of the pool that the window takes while a request computes one token a step.
 const STEADY: usize = 6;
 
 fn sliding(role: Role, pages: u32) -> Config {
@@ -54,7 +54,7 @@ fn decode_asks_for_the_window_at_the_prompts_end_only_and_keeps_a_window_while_i
 
 #[test]
 fn a_prompt_much_longer_than_what_is_there_for_windows_is_computed_and_its_window_sent_once() {
-    // 25 pages of tokens: with a window part for each they were 75 pages.
+    // The prompt has 25 token pages. With window parts for each of them it would take 75 pages.
     let mut leg = Leg::with(Config { radix_cache: None, ..sliding(Role::Prefill, 36) });
     let prompt = tokens(0..100);
     leg.submit(1, &prompt, 1);
@@ -102,7 +102,7 @@ fn a_window_arrives_again_where_it_was_damaged() {
     let write = &leg.writes[0];
     assert_eq!((write.target.len(), write.notice.pages, write.notice.last), (5, 5, true));
     leg.settle();
-    // A span of which decode has the window already.
+    // A span for which decode has the window already.
     leg.message(1, 3, Body::Reserve(leg.span(&tokens(0..40), 8, 2)));
     let write = &leg.writes[0];
     assert_eq!((write.target.len(), write.notice.pages, write.notice.last), (2, 2, true));
@@ -148,7 +148,7 @@ fn the_window_of_a_room_that_was_given_up_is_not_used_before_prefill_is_done_wit
 
 #[test]
 fn pieces_get_shorter_where_pages_for_the_window_are_short() {
-    // 10 pages of tokens and the 6 of a window, token by token.
+    // The pool has 16 pages: 10 token pages and the 6 pages that a window takes token by token.
     let mut leg = Leg::with(Config { radix_cache: None, ..sliding(Role::Aggregated, 16) });
     leg.submit(1, &tokens(0..38), 2);
     let mut longest = 0;
@@ -166,7 +166,7 @@ fn pieces_get_shorter_where_pages_for_the_window_are_short() {
 
 #[test]
 fn long_prompts_are_computed_side_by_side_where_the_windows_of_short_pieces_fit() {
-    // Each has 20 pages of tokens. A piece of 64 tokens keeps 38 pages of window parts at most, one of a page 8.
+    // Each prompt has 20 token pages. Window parts take at most 38 pages for a piece of 64 tokens, and 8 for a piece of one page.
     let mut leg = Leg::with(Config { radix_cache: None, chunk_tokens: 64, ..sliding(Role::Aggregated, 84) });
     leg.submit(1, &tokens(0..80), 2);
     assert_eq!(leg.stats().pool.held, 20 + 32, "64 tokens are computed");
@@ -197,7 +197,7 @@ fn what_is_computed_goes_on_where_a_whole_window_is_cached_and_nowhere_else() {
     );
     assert_eq!(started(&mut leg, 5, &[&tokens(0..60)[..], &[7]].concat()), 60);
     leg.at_rest();
-    // What was left along the way is given up before anything else.
+    // Window parts along a prompt are evicted before anything else.
     let mut leg = Leg::with(sliding(Role::Aggregated, 40));
     assert_eq!(started(&mut leg, 1, &tokens(0..48)), 0);
     leg.submit(9, &tokens(900..964), 1);
@@ -225,7 +225,7 @@ fn unused_window_parts_go_before_pages_that_were_used() {
     leg.compute_all();
     let before = leg.stats().pool.cached;
     assert!(before > 10 + 4, "the prompt, its last window, and what else was there at its end: {before}");
-    // It goes on from there, so that what lies before the window it saw is of no use any more.
+    // The next request continues from the prompt's end, so window parts before the window there are of no use any more.
     leg.submit(2, &tokens(0..80), 1);
     assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, 40);
     leg.compute_all();
@@ -240,7 +240,7 @@ fn unused_window_parts_go_before_pages_that_were_used() {
 
 #[test]
 fn a_request_that_loses_its_pages_gives_its_window_up_and_goes_on_where_one_is_cached() {
-    // Two answers of 12 pages and a window each, in room for one and a half, and a prompt that is cached.
+    // Two answers of 12 pages and a window each, in a pool for one and a half of them, and a prompt that is cached.
     let mut leg = Leg::with(sliding(Role::Decode, 32));
     leg.submit(3, &tokens(500..540), 1);
     leg.deliver(3);

@@ -1,4 +1,4 @@
-//! What is kept of windows, and of what is to be copied, when pages are short.
+//! Which window parts, and which pages waiting to be copied, are kept when pages are short.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use host_sim::Leg;
 use super::leg::{config, tokens};
 use super::storage::{hierarchy, with_offload};
 
-/// Two pages of tokens, in two pages of the pool each.
+/// A window of two token pages, each of which takes two pages of the pool.
 const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
 
 fn sliding(config: Config) -> Config {
@@ -21,7 +21,7 @@ fn sliding(config: Config) -> Config {
 
 #[test]
 fn a_request_that_loses_its_pages_as_soon_as_they_came_goes_on_behind_those_that_it_had() {
-    // 43 tokens: its first step sees pages 9 and 10, and the last whole page ends where 8 and 9 are seen.
+    // 43 tokens: the first step after them sees pages 9 and 10. At the end of the last whole page, pages 8 and 9 are seen.
     let prompt = tokens(0..43);
     let mut leg = Leg::with(sliding(config(Role::Decode, 27)));
     leg.submit(1, &tokens(100..108), 12);
@@ -29,7 +29,7 @@ fn a_request_that_loses_its_pages_as_soon_as_they_came_goes_on_behind_those_that
     leg.submit(2, &prompt, 3);
     let reserve = leg.reserves[&Room(2)].1.clone();
     assert_eq!((reserve.pages.len(), reserve.window.len()), (11, 6));
-    // The first one answers until it lacks pages, and no other request has any to give up.
+    // The first request answers until it lacks pages, and no other request has pages to give up.
     leg.compute_all();
     assert_eq!((leg.stats().retractions, leg.finished.len()), (0, 0));
     leg.deliver(2);
@@ -77,7 +77,7 @@ fn prefill_sends_as_much_of_the_window_as_decode_asks_for() {
             last = Some(batch);
             leg.compute();
         }
-        // The parts that the last piece had, of the last token pages.
+        // The last piece's window parts of the last token pages.
         let parts = last.unwrap().sequences[0].window.pages.clone();
         let write = leg.writes.last().unwrap();
         assert!(write.notice.last && write.target.ends_with(&window), "{write:?}");
@@ -96,14 +96,14 @@ fn copies_are_not_given_up_where_a_shorter_piece_does() {
     let uncached = |leg: &mut Leg, room, prompt: &[u32], count| {
         leg.send(Request { no_cache: true, ..leg.request(room, prompt, count) });
     };
-    // As above, but without the cache: a request that loses its pages computes all of its prompt.
+    // As in the first test, but without the cache: a preempted request computes all of its prompt again.
     uncached(&mut leg, 1, &tokens(100..108), 12);
     leg.deliver(1);
     uncached(&mut leg, 2, &tokens(300..379), 2);
     leg.compute_all();
     leg.deliver(2);
     assert_eq!((leg.stats().retractions, leg.stats().hierarchy.dropped), (1, 0));
-    // Two prompts are to be copied, one after the other, and the first copy takes for ever.
+    // Two prompts are to be copied, one after the other, and the first copy never ends.
     for room in 5..7 {
         leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + 8), 1);
         leg.deliver(room);
@@ -115,7 +115,7 @@ fn copies_are_not_given_up_where_a_shorter_piece_does() {
         longest = again.map(|sequence| sequence.tokens.len()).chain([longest]).max().unwrap();
         leg.compute();
     }
-    // Of 34 pages 20 are its own and 4 are to be copied. A piece of 64 tokens takes 32 for its window, one of 16 takes 8.
+    // Of 34 pages, the request has 20 and 4 are to be copied. The window takes 32 pages for a piece of 64 tokens, 8 for one of 16.
     assert_eq!((longest, leg.stats().hierarchy.dropped), (16, 0));
     assert_eq!(leg.finished.len(), 4);
     leg.serve(&mut BTreeSet::new());

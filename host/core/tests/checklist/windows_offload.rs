@@ -1,4 +1,4 @@
-//! Windows in offload tiers: where a worker that computes goes on with what it restores.
+//! Windows in offload tiers: the position from which a worker computes after a restore.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use host_sim::{Leg, names};
 use super::leg::tokens;
 use super::storage::{hierarchy, with_offload};
 
-/// Two pages of tokens, in two pages of the pool each. None is computed again.
+/// A window of two token pages, each of which takes two pages of the pool. No window is computed again.
 pub const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
 
 pub fn sliding(role: Role, pages: u32, offload: HierarchyConfig) -> Config {
@@ -44,7 +44,7 @@ pub fn compute(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     }
 }
 
-/// An aggregated worker that has answered these prompts, each with a token, and forgotten them but for storage.
+/// An aggregated worker that has answered these prompts with one token each, and has emptied all caches but storage.
 pub fn forgotten(offload: HierarchyConfig, prompts: &[&[u32]]) -> (Leg, BTreeSet<PageHash>) {
     let mut leg = Leg::with(sliding(Role::Aggregated, 120, offload));
     let mut stored = BTreeSet::new();
@@ -57,7 +57,7 @@ pub fn forgotten(offload: HierarchyConfig, prompts: &[&[u32]]) -> (Leg, BTreeSet
     (leg, stored)
 }
 
-/// Where a request begins to be computed, which then ends.
+/// The position from which a request is computed. Runs the request to its end.
 pub fn start(leg: &mut Leg, stored: &mut BTreeSet<PageHash>, room: u64, prompt: &[u32]) -> u32 {
     leg.submit(room, prompt, 1);
     leg.serve(stored);
@@ -86,7 +86,7 @@ fn what_is_asked_again_goes_on_behind_the_window_that_storage_has() {
     compute(&mut leg, &mut stored);
     let stats = leg.stats().hierarchy;
     assert_eq!((stats.loaded, stats.promised_storage, stats.promised_windows), (13, 13, 4));
-    // The next turn, and one that parts from it where no window was saved.
+    // The next turn, and a prompt that diverges from it where no window was saved.
     leg.scheduler.flush_cache().unwrap();
     assert_eq!(start(&mut leg, &mut stored, 2, &tokens(0..60)), 40);
     leg.scheduler.flush_cache().unwrap();
@@ -211,7 +211,7 @@ fn a_prefill_worker_that_lacks_a_part_sends_nothing_before_it_computes_again() {
     let prompt = tokens(0..40);
     let mut leg = Leg::with(sliding(Role::Prefill, 120, hierarchy(64, 1)));
     let mut stored = all(&prompt, 7..10);
-    // The pool has half of it.
+    // The pool has half of the prompt.
     leg.submit(0, &prompt[..20], 1);
     leg.reserve(0, &prompt[..20], 0);
     compute(&mut leg, &mut stored);
@@ -258,7 +258,7 @@ fn prefill_sends_what_it_restored_and_the_window_with_it() {
 
 #[test]
 fn the_first_part_of_a_window_comes_from_the_pool_and_the_rest_from_offload_tiers() {
-    // What prefill computed, and what decode's answer of two tokens made of it.
+    // The prompt that prefill computed, and the prompt of the next turn, whose page 10 decode has saved with its window parts.
     let (prompt, next) = (tokens(0..40), tokens(0..48));
     let mut leg = Leg::with(sliding(Role::Aggregated, 120, hierarchy(64, 1)));
     let mut stored = BTreeSet::new();
@@ -310,7 +310,7 @@ fn cancelling_at_any_moment_gives_windows_back() {
             under_way = Some(leg.take_copy(Direction::Load)).map(|(tag, pages)| (tag, pages.len()));
         }
         leg.event(Event::Cancel(Room(1)));
-        // A tenth page for the last tokens does not matter here but counts with the others.
+        // The tenth page, for the last tokens, is not restored, but is quarantined with the others.
         assert_eq!(leg.stats().pool.quarantined, if stop >= 2 { 10 + 4 } else { 0 });
         if let Some((tag, pages)) = under_way {
             leg.all_end(tag, pages, PageEnd::Done);
@@ -346,7 +346,7 @@ fn flushing_while_windows_are_read_lets_them_be_computed() {
 
 #[test]
 fn pages_that_are_restored_without_a_window_have_it_computed_again() {
-    // Each of two layers sees seven tokens back: computing begins so much before the window that is wanted.
+    // Each of the two layers looks seven tokens back, so computing begins seven tokens before the window that is needed.
     let shape = WindowShape { layers: 2, ..WINDOW };
     let prompt = tokens(0..80);
     for failed in [None, Some(3)] {

@@ -1,4 +1,4 @@
-//! A prefix of which the pages are cached and the window is not: the window is computed again from the pages.
+//! Prefixes whose pages are cached and whose window is not: the window is computed again from the pages.
 
 use host_core::message::Body;
 use host_core::pool::PoolLimits;
@@ -8,23 +8,23 @@ use host_sim::{Leg, PAGE};
 
 use super::leg::{config, tokens};
 
-/// Three layers see two pages of tokens, a page of the pool for each token page: 5 + 2 x 7 tokens and the rest of a page are
-/// computed for a window that is gone.
+/// Three layers see two token pages, each of which takes one page of the pool. For a window that is gone, 8 + 2 x 7 tokens and the
+/// rest of a page are computed again.
 const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 1, layers: 3 };
 
 fn sliding(role: Role, pages: u32) -> Config {
     Config { window: Some(WINDOW), max_tokens: 400, reserved_decode_tokens: 1, ..config(role, pages) }
 }
 
-/// What the first sequence of a batch computes: its first position, the one behind its last, and those that are computed for
-/// their window alone.
+/// What the first sequence of a batch computes: its first position, the position behind its last, and the positions that are
+/// computed for their window alone.
 fn computes(batch: &Batch) -> (usize, usize, std::ops::Range<u32>) {
     let sequence = &batch.sequences[0];
     (sequence.start as usize, sequence.end(), sequence.recompute.clone())
 }
 
-/// A worker that had a prompt of 80 tokens, of which the window at token 40 is gone: parts are the first to be given up for
-/// another prompt. That one's are the next, so that those of a third stay.
+/// A worker that served a prompt of 80 tokens and has lost its window at token 40, because window parts are evicted first for
+/// another prompt. The other prompt's parts are evicted next, so that the parts of a third prompt stay.
 fn without_window(config: Config) -> Leg {
     let mut leg = Leg::with(config);
     complete(&mut leg, 1, &tokens(0..80));
@@ -33,7 +33,7 @@ fn without_window(config: Config) -> Leg {
     leg
 }
 
-/// Serves a request, on a prefill worker as if decode had nothing of it.
+/// Serves a request. On a prefill worker, decode asks for all pages.
 fn complete(leg: &mut Leg, room: u64, prompt: &[u32]) {
     leg.submit(room, prompt, 1);
     if leg.batch.is_none() {
@@ -46,7 +46,7 @@ fn complete(leg: &mut Leg, room: u64, prompt: &[u32]) {
     }
 }
 
-/// The first 40 tokens of the long prompt, and others.
+/// The first 40 tokens of the long prompt, and 20 others.
 fn forked() -> Vec<u32> {
     [&tokens(0..40)[..], &tokens(700..720)].concat()
 }
@@ -81,7 +81,7 @@ fn a_window_that_is_gone_is_computed_again_and_nothing_else_of_the_prefix() {
     assert_eq!(stats.cached_tokens - before.cached_tokens, 16, "what was not computed at all");
     assert_eq!(leg.finished.last(), Some(&Room(3)));
     leg.at_rest();
-    // The window is there again, for requests that go on from the same place. What led to it is not.
+    // The window is cached again, for requests that continue from the same place. The window parts before it are not.
     leg.submit(4, &[&tokens(0..40)[..], &tokens(800..804)].concat(), 1);
     assert_eq!(computes(leg.batch.as_ref().unwrap()).0, 40);
     leg.compute_all();
@@ -101,7 +101,7 @@ fn a_window_further_back_is_gone_on_from_where_that_is_less_to_compute() {
         [(12, (16, 16..40)), (16, (16, 0..0)), (24, (24, 0..0)), (40, (40, 0..0))]
     {
         let mut leg = without_window(sliding(Role::Aggregated, 83));
-        // Leaves a window where others go on.
+        // Leaves a window from which other requests continue.
         leg.submit(3, &[&tokens(0..deepest)[..], &[999]].concat(), 1);
         leg.compute_all();
         leg.submit(4, &forked(), 1);
@@ -155,7 +155,7 @@ fn a_prompt_alike_waits_for_the_window_that_is_being_computed() {
     let mut leg = without_window(sliding(Role::Aggregated, 83));
     leg.submit(3, &forked(), 1);
     leg.submit(4, &forked(), 1);
-    // Its pages are all there, but for the window.
+    // All pages of this prompt are cached, but not its window.
     leg.submit(5, &[&tokens(0..40)[..], &[777]].concat(), 1);
     assert_eq!(leg.batch.as_ref().unwrap().sequences.len(), 1);
     leg.compute_all();
@@ -193,7 +193,7 @@ fn no_request_waits_for_a_prompt_that_has_passed_the_place_where_they_part() {
         assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, 160);
         leg.submit(2, &forked(), 1);
         assert_eq!((leg.stats().queued, leg.stats().active), (0, 2), "{layers} layers");
-        // One that has the same prompt still gets the window at its end.
+        // A request with the same prompt still gets the window at the prompt's end.
         leg.submit(3, &tokens(0..800), 1);
         assert_eq!((leg.stats().queued, leg.stats().active), (1, 2), "{layers} layers");
         leg.compute_all();
@@ -235,14 +235,14 @@ fn a_window_is_computed_in_pieces_where_pages_for_it_are_short() {
         pieces.push((start, end, again.len()));
         leg.compute();
     }
-    // Where it begins there are six pages, later less than those of the window.
+    // Every piece is so short that its window parts fit in the six pages that windows may have.
     assert_eq!(pieces, [(16, 32, 24), (32, 48, 24), (48, 60, 0)]);
     leg.at_rest();
 }
 
 #[test]
 fn a_request_that_lost_its_pages_goes_on_behind_them_without_its_window() {
-    // Two long answers in room for one and a half: window parts are the first to go.
+    // Three answers of 12 pages each in a pool of 26 pages: window parts are evicted first.
     let mut leg = Leg::with(Config {
         window: Some(WindowShape { tokens: 4, parts: 1, layers: 2 }),
         ..sliding(Role::Decode, 26)

@@ -1,4 +1,4 @@
-//! Preempted requests of models with a window restore what was saved to offload tiers, windows included.
+//! Preempted requests of models with a window restore their pages and window parts from offload tiers.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::resuming::{is_load, is_query, only_stored_of, step, to_the_end, two, 
 use super::storage::hierarchy;
 use super::windows_offload::{parts, sliding};
 
-/// Both have room for their prompts with their windows, and one of them for its answer.
+/// Pages of the pool: enough for both prompts with their windows, and for one of the two answers.
 const PAGES: u32 = 24;
 const ROLES: [Role; 2] = [Role::Aggregated, Role::Decode];
 
@@ -78,7 +78,7 @@ fn storage_is_asked_for_the_window_and_waited_for_while_it_is_read() {
 
 #[test]
 fn a_prompt_that_is_computed_in_part_goes_on_behind_the_window_that_it_had() {
-    // One that decodes takes the pages of one whose prompt is under way.
+    // A request that decodes takes the pages of a request whose prompt is still being computed.
     let mut leg = Leg::with(sliding(Role::Aggregated, 39, hierarchy(64, 1)));
     let mut stored = BTreeSet::new();
     leg.submit(0, &tokens(0..16), 40);
@@ -119,7 +119,7 @@ fn a_window_that_fails_to_come_back_is_computed_again_and_not_asked_for_twice() 
         for read in [true, false] {
             let (mut leg, mut stored) = only_stored_of(sliding(role, PAGES, hierarchy(64, 1)));
             leg.answer_query(|name| stored.contains(name));
-            // The last piece is a window part.
+            // The last page of each batch is a window part.
             let fail_last = |leg: &mut Leg, tag, pages: usize, fails: bool| {
                 let end = |page: usize| match fails && page + 1 == pages {
                     true => PageEnd::Failed,
@@ -135,7 +135,7 @@ fn a_window_that_fails_to_come_back_is_computed_again_and_not_asked_for_twice() 
                 fail_last(&mut leg, tag, pages.len(), !read);
             }
             assert_eq!(leg.pending(is_query), 0, "{role:?}");
-            // Whatever it reads instead.
+            // Serves the tier actions that the worker starts instead.
             leg.serve(&mut stored);
             assert!(leg.batch.is_some(), "{role:?}, {read}: it computes");
             to_the_end(&mut leg, &mut stored);

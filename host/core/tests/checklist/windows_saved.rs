@@ -1,4 +1,4 @@
-//! Window parts that are saved to offload tiers: those of windows at which later requests will go on.
+//! Which window parts are saved to offload tiers: those of windows from which later requests will continue.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ fn decode_leaves_the_window_at_the_end_of_its_answer() {
         leg.answer_messages();
         if write == WritePolicy::WriteBack {
             assert!(stored.is_empty());
-            // The pages go to others, one after the other.
+            // Other requests take the pages, one after the other.
             for room in 1..4 {
                 leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + 60), 1);
                 leg.serve(&mut stored);

@@ -1,4 +1,4 @@
-//! Two workers' pools, byte by byte, and what should be in them.
+//! The pools of two workers, byte by byte, and their expected contents.
 
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl Case {
     }
 }
 
-/// Pages with neighbours and gaps among them, the first not page 0, and the size of a pool in which the last is free.
+/// Page numbers with neighbours and gaps, the first above 0, and the size of a pool whose last page is free.
 fn pages(gaps: &[u32]) -> (Vec<PageId>, usize) {
     let numbers: Vec<u32> =
         gaps.iter().scan(0, |last, gap| Some(std::mem::replace(last, *last + gap) + gap)).collect();
@@ -58,7 +58,7 @@ pub fn case() -> impl Strategy<Value = Case> {
     let ranks = (1..=12_usize, 1..=8_usize, 1..=8_usize);
     let orders = (select(&KvOrder::ALL), select(&KvOrder::ALL));
     let sizes = (1..=3_usize, 1..=3_usize, 1..=3_usize, 0..=3_usize, any::<bool>());
-    // How the target pages are paired with the source pages (as they are, or in any order), and a prefix that is there.
+    // How target pages are paired with source pages (as they are, or in any order), and the length of a prefix that is there.
     let lists = (0..7_usize).prop_flat_map(move |count| (vec(gap(), count), vec(gap(), count)));
     let pairing = (any::<bool>(), any::<u64>(), 0..4_usize);
     (ranks, orders, sizes, lists, pairing, any::<[u8; 3]>()).prop_map(
@@ -140,7 +140,7 @@ fn at(share: &KvSlice, page: PageId, (head, layer, kv, token): (usize, usize, us
     start..start + share.layout.shape.row_bytes(kv)
 }
 
-/// The same on every rank that holds the head.
+/// The byte at a place of a source pool, the same on every rank that holds the head.
 fn value(page: PageId, row: (usize, usize, usize, usize), byte: usize) -> u8 {
     let (head, layer, kv, token) = row;
     let number = [page.0 as usize, head, layer, kv, token, byte].iter().fold(0_u64, |sum, part| {
@@ -190,7 +190,7 @@ impl<'a> World<'a> {
         copy(&self.sources[lane.source].bytes, &mut self.targets[lane.target], pieces);
     }
 
-    /// Copies as a machine without lists of pieces does.
+    /// Copies by blocks with strides, as a machine does that has no lists of pieces.
     pub fn write_blocks(&mut self, lane: &HeadLane, copy_of: &PagesCopy) {
         let mut pieces = Vec::new();
         for block in copy_of.blocks() {
@@ -252,7 +252,7 @@ fn copy(source: &[u8], target: &mut Pool, pieces: &[Piece]) {
     }
 }
 
-/// Contiguous stretches of a lane: its rows, where each that follows another on both sides is counted with it.
+/// The number of contiguous stretches of a lane. Rows that follow each other on both sides count as one stretch.
 pub fn fewest(lane: &Lane, case: &Case) -> usize {
     let mut stretches: Vec<Piece> = Vec::new();
     for (from, to) in case.source_pages.iter().zip(&case.target_pages) {

@@ -8,7 +8,7 @@ use host_core::{Role, Time};
 
 use world::{Pace, Step, config};
 
-/// 4 ms and half a millisecond per sequence.
+/// 4 ms, half a millisecond per sequence of one token, and 20 µs per token of the others.
 fn plain(step: Step) -> f64 {
     4e-3 + 5e-4 * step.sequences + 2e-5 * step.tokens
 }
@@ -52,7 +52,7 @@ fn it_begins_with_few_and_never_hurts_while_learning() {
 
 #[test]
 fn a_cost_that_is_no_straight_line_is_felt_out() {
-    // So cheap at first that any number seems to fit. Each sequence beyond 64 costs ten times as much.
+    // Sequences are so cheap at first that any number seems to fit. Each sequence beyond 64 costs ten times as much.
     let cost = |step: Step| 1e-4 + 1e-4 * step.sequences + 9e-4 * (step.sequences - 64.0).max(0.0);
     let mut world = Pace::noisy(config(Role::Decode, Some(20)), 0.2, cost);
     world.run(60.0, 250);
@@ -72,7 +72,7 @@ fn a_cost_that_changes_is_followed_in_both_directions() {
     let mut world = Pace::noisy(config(Role::Decode, Some(20)), 0.2, cost);
     world.run(90.0, 200);
     between("before", world.itl(5.0, 30.0), 18.0, 20.2);
-    // Those that run when it becomes slow are not sent away: it takes an answer's length.
+    // Requests that run when steps become slow are not preempted, so adapting takes as long as an answer.
     between("slow", world.itl(34.0, 60.0), 17.0, 20.4);
     between("sequences while slow", world.sequences(34.0, 60.0), 9.0, 12.5);
     between("after", world.itl(64.0, 90.0), 18.0, 20.2);

@@ -1,4 +1,4 @@
-//! One worker that answers, its clients, and a prefill worker that costs nothing.
+//! One worker that answers, its clients, and a prefill worker whose work takes no time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use host_sim::{Ask, Clients, Faults, Kv, OpenRequest, Random, Work, World};
 
 const TRANSFER: Duration = Duration::from_millis(30);
 
-/// What a step is made of, and when it begins.
+/// The contents of a step, and the time at which it begins.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     pub at: f64,
@@ -54,14 +54,14 @@ pub fn config(role: Role, target_ms: Option<u64>) -> Config {
     }
 }
 
-/// As many clients as are always waiting for an answer, and what they saw.
+/// A number of clients that are always waiting for an answer, and what they measured.
 #[derive(Default)]
 pub struct Callers {
     answers: usize,
     prefill: Option<usize>,
     pub prompt: usize,
     answer: u32,
-    /// They leave at their next token, and ask no more.
+    /// Whether clients leave at their next token and ask no more.
     pub leave: bool,
     waiting: usize,
     last: BTreeMap<Room, Time>,
@@ -77,7 +77,7 @@ pub struct Callers {
 impl Callers {
     fn ask(&mut self, random: &mut Random) -> Ask {
         self.waiting += 1;
-        // Not all of one length, so that they do not begin and end together.
+        // Answers differ in length, so that they do not begin and end together.
         let answer = self.answer / 2 + (random.unit() * f64::from(self.answer)) as u32;
         Ask {
             request: host_sim::request(0, &vec![1; self.prompt], answer),
@@ -123,7 +123,7 @@ impl Pace {
         Self::noisy(config, 0.0, cost)
     }
 
-    /// Steps take up to so much more or less, relatively.
+    /// A world whose steps take up to the fraction `noise` more or less.
     pub fn noisy(config: Config, noise: f64, cost: impl Fn(Step) -> f64 + 'static) -> Self {
         let answers = usize::from(config.role == Role::Decode);
         let times = move |now: Time, work: Work<'_>, random: &mut Random| match work {
@@ -151,7 +151,7 @@ impl Pace {
         Self { world }
     }
 
-    /// Runs until this many seconds with so many clients. Each asks again when it was answered.
+    /// Runs until this many seconds with so many clients. A client asks again as soon as it has its answer.
     pub fn run(&mut self, until: f64, clients: usize) {
         while self.world.clients.waiting < clients {
             let ask = self.world.clients.ask(&mut self.world.random);

@@ -1,4 +1,4 @@
-//! Pages are kept for requests that begin alike.
+//! Workers that keep pages for requests with equal beginnings.
 
 use super::scene::Scene;
 use super::{SEEDS, run};

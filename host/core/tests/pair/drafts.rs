@@ -1,4 +1,4 @@
-//! Workers guess at what follows.
+//! Workers that draft tokens.
 
 use super::offload::with_offload;
 use super::scene::Scene;

@@ -1,4 +1,4 @@
-//! Workers do not know in time what may follow.
+//! Workers that do not know in time which tokens may follow.
 
 use super::scene::Scene;
 use super::{SEEDS, run, run_aggregated};

@@ -1,4 +1,4 @@
-//! Layers of a chunk travel while later ones are computed.
+//! Prefill sends the layers of a chunk while later layers are computed.
 
 use super::scene::Scene;
 use super::{SEEDS, run};

@@ -5,7 +5,7 @@ use host_core::hierarchy::{PrefetchPolicy, WritePolicy};
 use super::scene::Scene;
 use super::{SEEDS, run, run_aggregated};
 
-/// What all runs with offload tiers have in common.
+/// The scene that all runs with offload tiers start from.
 pub fn with_offload() -> Scene {
     Scene { cache: true, talk: true, offload: true, ..Scene::default() }
 }
@@ -71,6 +71,6 @@ fn restores_survive_aborts_loss_flips_deaths_and_disconnects() {
         );
         resumed += total.restored_offload_tokens;
     }
-    // What is written after two uses is seldom written by the time that a request loses its pages.
+    // Pages that are written after two uses are seldom written before the request is preempted.
     assert!(resumed > 0, "no preempted request found anything in offload tiers");
 }

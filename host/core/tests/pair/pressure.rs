@@ -1,4 +1,4 @@
-//! Pages run short, and requests lose theirs.
+//! Pages run short, and requests are preempted.
 
 use super::scene::Scene;
 use super::{SEEDS, run, run_aggregated};

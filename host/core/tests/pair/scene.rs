@@ -1,4 +1,4 @@
-//! What the workers of these tests are like, and what goes wrong around them.
+//! The workers of these tests, and the faults around them.
 
 use std::time::Duration;
 
@@ -31,40 +31,40 @@ pub struct Scene {
     pub flush: f64,
     pub tier: f64,
     pub copy: f64,
-    /// Draws that are put off.
+    /// Per draw: the tokens that may follow are not known in time.
     pub late_draw: f64,
-    /// Clients that leave, at any time.
+    /// Per request: its client leaves, at any time.
     pub abort: f64,
-    /// Prefill sends pages in groups of layers.
+    /// Whether prefill sends pages in groups of layers.
     pub layers: bool,
-    /// Answers are long, and little is kept ready for them, so that requests lose their pages again.
+    /// Whether answers are long and few pages are reserved for them, so that requests are preempted.
     pub pressure: bool,
-    /// A target for the time between tokens lets few decode at once.
+    /// Whether a target for the time between tokens lets few requests decode at once.
     pub paced: bool,
-    /// Both workers keep their pages for requests that begin alike.
+    /// Whether both workers keep their pages for requests that begin alike.
     pub cache: bool,
-    /// Clients that are answered say something more, two times in three.
+    /// Whether a client continues the conversation after an answer, two times in three.
     pub talk: bool,
-    /// The transfer backend does not prove that writes have settled.
+    /// Whether the transfer backend does not prove that writes have settled.
     pub unproven: bool,
-    /// Both workers have offload tiers.
+    /// Whether both workers have offload tiers.
     pub offload: bool,
-    /// When pages go there.
+    /// When pages are written to offload tiers.
     pub write: WritePolicy,
-    /// How long requests wait for them.
+    /// How long requests wait for pages from storage.
     pub prefetch: PrefetchPolicy,
-    /// Half of the requests have the same prompt.
+    /// Whether half of the requests have the same prompt.
     pub alike: bool,
-    /// Some layers of the model see the newest tokens only.
+    /// Whether some layers of the model see the newest tokens only.
     pub window: bool,
-    /// Many requests go on from somewhere in one of two prompts, and few layers see little.
+    /// Whether many requests continue from some position in one of two prompts, and few layers have short windows.
     pub forks: bool,
-    /// Workers guess at what follows. There are two tokens only, so some guesses are right.
+    /// Whether workers draft tokens. The vocabulary then has two tokens, so that some drafts are right.
     pub drafts: bool,
 }
 
 impl Scene {
-    /// What can go wrong between two workers and their clients, all of it, and each often enough to meet the others.
+    /// Every fault between two workers and their clients, each often enough to occur together with the others.
     pub fn of_every_kind() -> Self {
         Self {
             loss: 0.2,
@@ -77,7 +77,7 @@ impl Scene {
         }
     }
 
-    /// Its mishaps. Half of all writes are staged, half are read early, and a fifth of the news of layers is lost.
+    /// The scene's faults. Half of all writes are staged, half are read early, and a fifth of the news of layers is lost.
     pub fn faults(self) -> Faults {
         let Self { loss, repeat, flip, death, disconnect, executor, flush, tier, copy, late_draw, .. } = self;
         let decode_death = 0.0;
@@ -101,8 +101,8 @@ impl Scene {
         }
     }
 
-    /// The model's KV, with windows shorter than a page, of some pages, and longer than most prompts. Where many
-    /// requests fork, windows are of a page or two in as few layers.
+    /// The model's KV. Windows are shorter than a page, some pages long, or longer than most prompts. Where many requests fork, one
+    /// to three layers have windows of one to about two pages.
     pub fn kv(self, seed: u64) -> Kv {
         let some = || {
             let windows = [1, 2, 4, 5, 9, 12, 30];
@@ -151,7 +151,7 @@ impl Scene {
             peer_patience: Duration::from_secs(20),
             ..host_sim::config(role, pages)
         };
-        // Half of the workers with windows divide their pages: the longest request just fits, and few at once.
+        // Half of the workers with windows divide their pool: the longest request fits exactly, and few requests at once.
         let limits = match kv.window().filter(|_| pages.is_multiple_of(2)) {
             Some(shape) => {
                 let window = shape.parts * (shape.most_kept(1, PAGE_TOKENS) as u32 + 1);
@@ -162,8 +162,8 @@ impl Scene {
         (config, limits)
     }
 
-    /// Host memory of fewer or more pages than the pool has, and two tiers with room for so little at once that everything
-    /// has to wait for its turn.
+    /// Host memory that is smaller or larger than the pool, and two tiers that take so few bytes at once that every batch has to
+    /// wait for its turn.
     fn tiers(self, pages: u32) -> HierarchyConfig {
         let tier = |writes| TierConfig { writes, latency: Duration::from_millis(2), bytes_per_second: 1e6 };
         let tiers = vec![tier(true), tier(pages.is_multiple_of(2))];

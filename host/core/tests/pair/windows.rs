@@ -1,4 +1,4 @@
-//! Some layers see the newest tokens only.
+//! Models with sliding layers.
 
 use host_core::hierarchy::WritePolicy;
 use host_sim::Outcome;

@@ -15,7 +15,7 @@ fn an_aggregated_worker_goes_on_behind_windows_that_it_restores() {
     for write in [WritePolicy::WriteThrough, WritePolicy::WriteThroughSelective, WritePolicy::WriteBack] {
         let total = run_aggregated("windows in offload tiers", Scene { flush: 0.01, write, ..sliding() });
         assert_eq!((total.failed, total.restores_failed), (0, 0));
-        // What is written after two uses is seldom there in time: for 275 requests of 4000 worlds.
+        // Pages that are written after two uses are seldom stored in time: for 275 requests in 4000 worlds.
         let few = write == WritePolicy::WriteThroughSelective;
         assert!(total.promised_windows > if few { SEEDS / 40 } else { SEEDS / 2 }, "{write:?}");
         assert!(total.promised_storage > 0 && total.written > 0 && total.evicted_pages > 0);

@@ -9,7 +9,7 @@ use host_sim::{Ask, Clients, Erratic, OpenRequest, Random, World};
 
 use super::scene::Scene;
 
-/// Clients of one worker that answers, and of one that computes prompts, unless the first does.
+/// Clients of one worker that answers and of a prefill worker, unless the first worker computes prompts itself.
 pub struct Talkers {
     scene: Scene,
     answers: usize,
@@ -62,7 +62,7 @@ fn begin(world: &mut World<Talkers>) {
 }
 
 impl Talkers {
-    /// A request of its own.
+    /// A request that continues no conversation.
     fn begins(&self, random: &mut Random, at_ms: u64) -> Ask {
         let (length, longest) = if self.scene.pressure { (20, 44) } else { (40, 12) };
         let length = 1 + random.place(length);
@@ -74,10 +74,10 @@ impl Talkers {
         self.asks(random, at_ms, Request { namespace, ..host_sim::request(0, &prompt, count) })
     }
 
-    /// A request that reaches both workers at some time, and is perhaps given up later.
+    /// A request that reaches both workers at random times, and that its client may cancel later.
     fn asks(&self, random: &mut Random, at_ms: u64, request: Request) -> Ask {
         let later = |random: &mut Random, most| Duration::from_millis(at_ms + random.below(most));
-        // Of a few clients, and one that is not known.
+        // A few clients, and 0 for an unknown one.
         let client = request.prompt.len() as u64 % 4;
         let request = Request { ignore_stop: false, no_cache: random.chance(0.1), client, ..request };
         Ask {
@@ -88,7 +88,7 @@ impl Talkers {
         }
     }
 
-    /// Half of the prompts begin like one of three others.
+    /// A random prompt. Half of the prompts begin like one of three base prompts. With `forks`, all begin like one of two.
     fn prompt(&self, random: &mut Random, length: usize) -> Vec<u32> {
         if self.scene.alike && random.chance(0.5) {
             return (0..23).map(|token| token % self.scene.vocabulary()).collect();
@@ -106,7 +106,7 @@ impl Talkers {
 }
 
 impl Clients for Talkers {
-    /// The client has its answer and says something more, as long as there is room for it.
+    /// Sends the next turn of a conversation, unless the conversation has become too long.
     fn ended(&mut self, _now: Time, open: &OpenRequest, complete: bool, random: &mut Random) -> Vec<Ask> {
         let mut conversation = [&open.request.prompt[..], &open.tokens].concat();
         let said = random.place(7);
@@ -120,7 +120,7 @@ impl Clients for Talkers {
         vec![self.asks(random, at, request)]
     }
 
-    /// Some come when a new worker is there.
+    /// Sends new requests once a dead worker has been replaced.
     fn died(&mut self, _now: Time, _place: usize, random: &mut Random) -> Vec<Ask> {
         let ask = |_| {
             let at = 200 + random.below(1_000);

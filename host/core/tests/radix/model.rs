@@ -1,11 +1,11 @@
-//! The slow tree: a map from every cached prefix to its page. Nothing in it is a range, a link or a running count.
+//! A naive model of the radix tree: a map from every cached prefix to its page, without ranges, links or running counts.
 
 use std::collections::BTreeMap;
 
 use host_core::ids::PageId;
 use host_core::radix::Policy;
 
-/// Tokens in a page. Small, with few different tokens, so that everything shares prefixes with everything.
+/// Tokens in a page. Pages are small and the vocabulary too, so that most prompts share prefixes.
 pub const PAGE: usize = 2;
 
 /// The namespace, then whole pages of tokens.
@@ -17,11 +17,11 @@ pub struct Page {
     pub locks: u32,
     pub hits: u32,
     pub priority: i32,
-    /// The step in which its last lock went.
+    /// The step in which the page's last lock was released.
     pub released: u64,
 }
 
-/// A lock: the prefix, and how many pages that is.
+/// A lock on all pages of a prefix.
 #[derive(Clone, Debug)]
 pub struct Lock {
     pub prefix: Prefix,
@@ -100,7 +100,7 @@ impl Model {
         (duplicates, longer)
     }
 
-    /// Takes away what is not locked of a prefix. Returns its pages.
+    /// Removes the pages of a prefix that are not locked, and returns them.
     pub fn forget(&mut self, prefix: &[u32]) -> Vec<PageId> {
         let unlocked: Vec<Prefix> =
             prefixes(prefix).filter(|part| self.pages[*part].locks == 0).map(<[u32]>::to_vec).collect();
@@ -111,7 +111,7 @@ impl Model {
         self.pages.values().filter(|page| page.locks > 0).count()
     }
 
-    /// The page to evict next: of those without a lock and without a page behind them, the first of its class.
+    /// The page to evict next: the first of its class among pages without a lock and without a page behind them.
     pub fn victim(&self) -> Option<Prefix> {
         let leaf = |prefix: &Prefix| {
             let longer = self.pages.range(prefix.clone()..).nth(1);

@@ -1,4 +1,4 @@
-//! The slow tree with windows: beside every cached prefix its window part, or nothing.
+//! The naive model of the radix tree with windows: every cached prefix has a window part, or none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,11 +12,11 @@ pub struct Part {
     pub pages: Vec<PageId>,
     pub pins: u32,
     pub useful: bool,
-    /// The step in which its last receipt went.
+    /// The step in which the part's last receipt was released.
     released: u64,
 }
 
-/// A receipt: the prefix, and whose parts it keeps, in order.
+/// A receipt: the locked prefix, and the prefixes whose window parts it keeps, in order.
 #[derive(Clone, Debug)]
 pub struct Receipt {
     pub lock: Lock,
@@ -36,7 +36,7 @@ impl Sliding {
         Self { full: Model::new(policy), parts: BTreeMap::new(), window }
     }
 
-    /// The pages of a prefix that the token behind so many of them sees, token by token.
+    /// The pages of a prefix that the token behind its first `end` pages sees, found token by token.
     fn seen<'a>(&self, whole: &'a [u32], end: usize) -> Vec<&'a [u32]> {
         let position = end * PAGE;
         let sees = |token: usize| token < position && token + self.window > position;
@@ -44,7 +44,7 @@ impl Sliding {
         prefixes(whole).enumerate().filter(page).map(|(_, prefix)| prefix).collect()
     }
 
-    /// Where a worker that computes can go on: pages, and the parts that it needs there.
+    /// Where a worker that computes can continue: the prefix, and the window parts that it needs there.
     pub fn matched(&self, whole: &[u32]) -> (Prefix, Vec<Prefix>) {
         let matched = self.full.matched(whole);
         let ends = (0..=(matched.len() - 1) / PAGE).rev();
@@ -54,7 +54,7 @@ impl Sliding {
         (matched[..1 + end * PAGE].to_vec(), seen.into_iter().map(<[u32]>::to_vec).collect())
     }
 
-    /// Without a use: of a prefix with its window, or of all that is cached.
+    /// Takes a receipt without counting a use: for the longest prefix with a whole window, or for all cached pages.
     pub fn hold(&mut self, whole: &[u32], with_window: bool) -> Receipt {
         let (prefix, windows) = match with_window {
             true => self.matched(whole),
@@ -66,7 +66,7 @@ impl Sliding {
         Receipt { lock: self.full.lock(&prefix, false), windows }
     }
 
-    /// A request goes on there.
+    /// Counts a use: a request continues at the receipt's end.
     pub fn count_use(&mut self, receipt: &Receipt) {
         for prefix in prefixes(&receipt.lock.prefix) {
             self.full.pages.get_mut(prefix).unwrap().hits += 1;
@@ -84,7 +84,8 @@ impl Sliding {
         }
     }
 
-    /// `own` are the parts behind those of the receipt, of pages from `first` on. Returns those that were there already.
+    /// Adds the parts `own` behind the receipt's parts, which begin at page `first`. Returns the pages of parts that were there
+    /// already.
     pub fn keep(&mut self, receipt: &mut Receipt, first: usize, own: &[Vec<PageId>]) -> Vec<PageId> {
         let mut duplicates = Vec::new();
         let kept = first + receipt.windows.len();
@@ -104,7 +105,7 @@ impl Sliding {
         duplicates
     }
 
-    /// The first parts of a receipt may go.
+    /// Releases the first `count` parts of a receipt.
     pub fn let_go(&mut self, receipt: &mut Receipt, count: usize) {
         for page in receipt.windows.drain(..count) {
             let part = self.parts.get_mut(&page).unwrap();
@@ -121,7 +122,7 @@ impl Sliding {
         self.full.unlock(&receipt.lock);
     }
 
-    /// Takes away what is not locked of a prefix. Returns its pages.
+    /// Removes the pages of a prefix that are not locked, and the window parts without a page. Returns all of them.
     pub fn forget(&mut self, prefix: &[u32]) -> Vec<PageId> {
         let mut gone = self.full.forget(prefix);
         gone.extend(self.parts_without_a_page());
@@ -133,7 +134,7 @@ impl Sliding {
         lost.flat_map(|(_, part)| part.pages).collect()
     }
 
-    /// The part that goes first of those that no receipt keeps.
+    /// The part to evict first among the parts that no receipt keeps.
     fn first_part(&self) -> Option<Prefix> {
         let free = self.parts.iter().filter(|(_, part)| part.pins == 0);
         let order =
@@ -141,8 +142,8 @@ impl Sliding {
         free.min_by_key(order).map(|(prefix, _)| prefix.clone())
     }
 
-    /// What goes for one page that is needed: a part that is of no use or was not used since the part of the page that
-    /// would go was, else that page and its part.
+    /// Evicts for one page that is needed. A part is evicted if it is not useful, or was released before the part of the page that
+    /// would be evicted. Otherwise that page is evicted with its part.
     pub fn evict_one(&mut self) -> Vec<PageId> {
         let leaf = self.full.victim();
         let part = self.first_part().filter(|prefix| {
@@ -178,7 +179,7 @@ impl Sliding {
         evicted
     }
 
-    /// Does what the tree did for many pages at once, if it may be done.
+    /// Repeats an eviction of many pages by the tree, and checks that it was allowed.
     pub fn follow(&mut self, evicted: &[PageId]) {
         let evicted: BTreeSet<PageId> = evicted.iter().copied().collect();
         let before = evicted.len();

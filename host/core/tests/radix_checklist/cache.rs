@@ -53,7 +53,7 @@ impl Cache {
         inserted
     }
 
-    /// Computes what is not cached and inserts it. The lock stays.
+    /// Inserts the pages of `tokens` that are not cached yet. The lock stays.
     pub fn fill(&mut self, tokens: &[u32]) -> PrefixLock {
         let lock = self.lock(tokens);
         let owned = self.pool.allocate(tokens.len() / PAGE - lock.pages()).unwrap();
@@ -97,7 +97,7 @@ impl Cache {
         assert_eq!(free + held + quarantined + self.tree.evictable() + locked, self.pool.total());
     }
 
-    /// After drain nothing is protected, and everything can be had back.
+    /// Checks that nothing is locked and that every page can be evicted.
     pub fn drained(mut self) {
         assert_eq!((self.tree.counts().locked, self.tree.counts().locks), (0, 0));
         self.evict(usize::MAX);

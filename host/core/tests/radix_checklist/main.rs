@@ -1,5 +1,5 @@
-//! What a cache of this kind must not get wrong, one test per sentence. Several stand for faults that other trees had,
-//! and the sentence says which.
+//! Faults that a radix cache must not have, one test each. Several of them occurred in other projects' trees: the comment on the
+//! test says where.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
 
@@ -186,7 +186,7 @@ fn a_lock_keeps_the_node_that_it_names_and_not_only_what_is_above() {
     cache.drained();
 }
 
-/// bytedance/sglang #508: a match inside a node locked all of it, and unlocking missed what a later split made.
+/// bytedance/sglang #508: a match inside a node locked all of it, and unlocking missed the nodes that a later split made.
 #[test]
 fn a_match_inside_a_node_locks_its_prefix_only_and_unlocks_all_of_it() {
     let mut cache = Cache::new(8);
@@ -281,11 +281,11 @@ fn namespaces_share_nothing_and_their_number_is_limited() {
     cache.namespace = other;
     cache.remember(&tokens(0..8));
     let third = cache.tree.namespace(&key("third")).unwrap();
-    // A receipt keeps it although it holds no page.
+    // A receipt keeps the third namespace, although the namespace holds no page.
     let lock = cache.tree.lock(third, &tokens(0..8));
     assert_eq!(cache.tree.namespace(&key("fourth")), None, "all three are in use");
     cache.tree.unlock(lock);
-    // Now it is idle, so a fourth takes its place, and what is still given to it is not kept.
+    // The third namespace is idle now, so a fourth one replaces it. Pages that are still inserted into the third are not kept.
     assert!(cache.tree.namespace(&key("fourth")).is_some());
     let stale = cache.tree.lock(third, &tokens(0..8));
     let owned = cache.pool.allocate(2).unwrap();
@@ -318,7 +318,7 @@ fn the_hash_chain_is_the_documented_one_and_names_the_whole_prefix() {
         assert_eq!(cache.tree.page_hashes(&lock, known), &names[known..]);
     }
     cache.tree.unlock(lock);
-    // What is inserted behind, in the place of what was evicted, and behind a split gets its own names.
+    // Pages that are inserted at the end, in place of evicted pages, and behind a split get their own names.
     assert_eq!(cache.evict(1), 1);
     for other in [[70, 71, 72, 73], [80, 81, 82, 83]] {
         let lock = cache.fill(&[&tokens(0..8)[..], &other].concat());
@@ -326,7 +326,7 @@ fn the_hash_chain_is_the_documented_one_and_names_the_whole_prefix() {
         cache.tree.unlock(lock);
         assert_eq!(cache.evict(1), 1);
     }
-    // Everything anew: no node inherits the name of the one whose place it takes.
+    // From an empty tree: no node inherits the name of the node that it replaces.
     cache.evict(usize::MAX);
     let short = cache.fill(&tokens(20..28));
     let lock = cache.fill(&tokens(20..32));

@@ -18,7 +18,7 @@ fn a_new_life_of_either_side_takes_nothing_from_the_old_one() {
     let said = done(actions);
     assert_eq!((said.cancelled, said.ended.len()), (vec![written.id], 0), "the write has not settled");
     assert_eq!(settle(&mut sender, written.id).ended, [(Tag(1), target(0), Some(Fault::PeerLost))]);
-    // The next connection under the same name: answers of the last mean nothing, its own count.
+    // The next connection to the same peer: answers of the previous connection are ignored, and its own answers count.
     let next = Target { session: 2, ..target(0) };
     add(&mut sender, lane(2, 2, 0, next, 1));
     grant(&mut sender, 0, key(1, 0, 1), 0);
@@ -28,7 +28,7 @@ fn a_new_life_of_either_side_takes_nothing_from_the_old_one() {
     assert!(actions.is_empty(), "late news of the old one");
     grant(&mut sender, 0, key(2, 0, 0), 0);
     assert_eq!(gather(&mut sender).unwrap().1.target, next);
-    // The ring of a worker's next instance knows no question and no notice of the last.
+    // The ring of a worker's next instance knows no ask and no notice of the previous instance.
     let mut ring = ring(&[]);
     assert_eq!(verdict(&mut ring, key(1, 0, 0), span(0..16)), Verdict::Refused(Refusal::Gone));
     assert_eq!(ring.arrived(source(0), key(1, 0, 0), 1, key(1, 0, 0)), Arrival::Unknown);
@@ -45,7 +45,7 @@ fn a_room_is_closed_only_when_its_last_copy_has_ended() {
     assert_eq!(actions, [], "still copying");
     assert!(!ring.scattered(scatter.id, &mut actions), "the piece is not reported");
     assert_eq!(actions, [RingAction::Closed(Room(1))]);
-    // Unknown rooms are closed.
+    // Rooms that the ring does not know count as closed.
     let mut actions = Vec::new();
     ring.close(Room(5), &mut actions);
     assert_eq!(actions, [RingAction::Closed(Room(5))]);
@@ -56,7 +56,7 @@ fn a_part_that_is_asked_for_again_while_it_is_sent_ends_well() {
     let mut ring = ring(&[(1, 100)]);
     let mut sender = Sender::new(BYTES);
     let asks = add(&mut sender, lane(1, 1, 0, target(0), 2)).asks;
-    // Decode gives the attempt up before its questions come, and before prefill hears of the next.
+    // Decode gives the attempt up before its asks arrive, and before prefill hears of the next attempt.
     ring.open(opening(1, 2, 100), &mut Vec::new());
     let mut ended = Vec::new();
     for (_, ask) in asks {
@@ -92,7 +92,7 @@ fn a_sender_that_waits_for_a_slot_in_an_attempt_is_told_at_once_when_the_next_be
     assert_eq!(said.iter().map(|(to, answer)| (*to, answer.key)).collect::<Vec<_>>(), {
         waiting.iter().map(|key| (source(0), *key)).collect::<Vec<_>>()
     });
-    // Prefill begins the next attempt when the part has ended, and that it does now.
+    // Prefill begins the next attempt when the part has ended. These answers end it.
     let ended = said.iter().flat_map(|(_, answer)| hear(&mut sender, 0, answer.key, answer.verdict).ended);
     assert_eq!(ended.collect::<Vec<_>>(), [(Tag(1), target(0), None)]);
     assert!(sender.idle());
@@ -116,7 +116,7 @@ fn nothing_to_send_is_sent_at_once_and_what_cannot_be_staged_is_said() {
     let repeated = sender.add(at(0), lane(2, 1, 0, target(0), 1), &mut actions);
     assert_eq!(repeated, Err(LaneError::Repeated(0, Room(1))));
     assert!(actions.is_empty());
-    // A slot that the target does not have.
+    // A slot that ends behind the target's memory.
     let said = grant(&mut sender, 0, key(1, 0, 0), BYTES - 511);
     assert_eq!(said.ended, [(Tag(1), target(0), Some(Fault::Outside))]);
     assert!(sender.idle());
@@ -131,7 +131,7 @@ fn a_room_with_a_long_prompt_leaves_credits_and_turns_to_the_next() {
         let most = 64usize.saturating_sub(4 * (room as usize - 1)).min(4);
         assert_eq!(asks.len(), most, "room {room}");
     }
-    // The first to have credits back shares them with those that have none.
+    // The first room that gets credits back shares them with rooms that have none.
     (0..4).for_each(|piece| drop(grant(&mut sender, 0, key(1, 0, piece), u64::from(piece) * 512)));
     let mut rooms = Vec::new();
     for _ in 0..4 {
@@ -186,7 +186,7 @@ fn a_grant_that_waited_for_a_slot_says_nothing_of_the_round_trip() {
         let answer = Answer { key: key(1, 0, 0), repeat: 0, verdict };
         sender.heard(at(time), from, &answer, &mut actions);
     }
-    // Asked for when the first is gathered, and due again after the shortest time there is.
+    // The fifth piece is asked for when the first one is gathered, and its ask is repeated after the shortest wait.
     sender.next_gather(at(19), &mut actions).unwrap();
     let mut repeats = 0;
     for time in 19..30 {

@@ -1,4 +1,4 @@
-//! One sender, one ring, and few words to talk to them.
+//! One sender, one ring, and short helpers to drive them.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ pub fn said(actions: Vec<RingAction>) -> Vec<(PeerRank, Answer)> {
     actions.into_iter().filter_map(say).collect()
 }
 
-/// The only answer, to a question of rank 0.
+/// Asks as rank 0, and returns the verdict of the only answer.
 pub fn verdict(ring: &mut Ring<Key>, key: Key, span: Span) -> Verdict {
     let answers = ask(ring, source(0), key, span);
     assert_eq!(answers.len(), 1);

@@ -1,5 +1,5 @@
-//! How staged transfers have gone wrong elsewhere, one by one: that it cannot happen here, or why there is nothing to
-//! happen.
+//! Hazards of staged transfers in other systems, one by one. Each test shows that the hazard cannot occur here, or why it does not
+//! exist.
 
 use host_core::staging::message::{Answer, Refusal, Verdict};
 use host_core::staging::{
@@ -16,7 +16,7 @@ fn h1_a_target_that_is_not_ready_causes_no_second_write_to_the_others() {
     let mut sender = Sender::new(BYTES);
     add(&mut sender, lane(1, 1, 0, target(0), 1));
     add(&mut sender, lane(1, 1, 0, target(1), 1));
-    // Rank 1 has no room. Rank 0's piece is written, once, however often its grant comes and time passes.
+    // Rank 1 has no free slot. Rank 0's piece is written once, however often its grant arrives and however much time passes.
     hear(&mut sender, 1, key(1, 0, 0), Verdict::Wait);
     grant(&mut sender, 0, key(1, 0, 0), 64);
     let (_, written) = gather(&mut sender).unwrap();
@@ -66,7 +66,7 @@ fn h3_a_lost_question_or_answer_costs_a_repeat_and_no_more() {
         let (_, again) = done(actions).asks[0].clone();
         let mut actions = Vec::new();
         ring.asked(source(0), &again, &mut actions);
-        // Each time the same slot.
+        // Each answer has the same slot.
         let said = said(actions)[0].1;
         assert!(answer.is_none_or(|earlier| earlier == said.verdict));
         answer = Some(said.verdict);
@@ -87,7 +87,7 @@ fn h4_a_question_that_comes_after_its_piece_pins_no_slot() {
     deliver(&mut ring, key(1, 0, 0), generation);
     assert_eq!(verdict(&mut ring, key(1, 0, 0), span(0..16)), Verdict::Done);
     assert_eq!(ring.stats().bytes_in_use, 0);
-    // A sender that asks for it gets on.
+    // A sender that asks for a piece that has arrived continues.
     let mut sender = Sender::new(BYTES);
     add(&mut sender, lane(1, 1, 0, target(0), 1));
     let said = hear(&mut sender, 0, key(1, 0, 0), Verdict::Done);
@@ -119,7 +119,7 @@ fn h5_numbers_out_of_bounds_are_refused_and_cost_no_memory() {
     let stranger = PeerRank { peer: Instance(8), rank: 0 };
     assert_eq!(ask(&mut ring, stranger, key(1, 0, 0), span(0..1))[0].1.verdict, gone, "another peer's room");
     assert_eq!((ring.slots().count(), ring.stats().waiting), (0, 0));
-    // A peer that invents parts and pieces gets as many as the room has bytes.
+    // A peer that invents parts and pieces gets no more of them than the room has bytes.
     let mut taken = 0;
     for sequence in 0..1000 {
         taken += u32::from(
@@ -127,13 +127,13 @@ fn h5_numbers_out_of_bounds_are_refused_and_cost_no_memory() {
         );
     }
     assert_eq!(taken, 100);
-    // A piece that changes is none.
+    // A piece whose span changes is malformed.
     assert_eq!(verdict(&mut ring, key(1, 0, 0), span(1..2)), malformed);
 }
 
 #[test]
 fn h6_peers_that_are_gone_leave_no_trace_and_are_told_nothing() {
-    // Peers do not subscribe: a ring answers those that ask. So nothing is left when rooms are forgotten.
+    // Peers do not subscribe: a ring only answers asks. So nothing is left when rooms are forgotten.
     let mut ring = ring(&[]);
     for room in 0..1000 {
         ring.open(opening(room, 1, 100), &mut Vec::new());
@@ -144,7 +144,7 @@ fn h6_peers_that_are_gone_leave_no_trace_and_are_told_nothing() {
         assert_eq!(said(actions), []);
     }
     assert_eq!((ring.rooms(), ring.slots().count(), ring.stats().waiting), (0, 0, 0));
-    // The same on the other side.
+    // The same for the sender.
     let mut sender = Sender::new(BYTES);
     for peer in 0..1000 {
         let to = Target { peer: Instance(peer), ..target(0) };
@@ -159,7 +159,7 @@ fn h6_peers_that_are_gone_leave_no_trace_and_are_told_nothing() {
 #[test]
 fn h7_rooms_that_stand_still_leave_slots_for_others() {
     let mut ring = ring(&[(1, 1000), (2, 1000), (3, 1000), (4, 1000)]);
-    // Three rooms take what they can get and write nothing.
+    // Three rooms take all slots that they can get, and write nothing.
     for room in 1..4 {
         (0..64).for_each(|piece| drop(ask(&mut ring, source(0), key(room, 0, piece), span(0..8))));
     }
@@ -169,11 +169,11 @@ fn h7_rooms_that_stand_still_leave_slots_for_others() {
         let (_, generation) = granted(verdict(&mut ring, key(4, 0, piece), span(0..8)));
         assert_eq!(deliver(&mut ring, key(4, 0, piece), generation), [], "the others have their shares");
     }
-    // And no slots are gone: what the slow ones hold is still theirs.
+    // No slot was taken away: the slow rooms still hold theirs.
     assert_eq!(ring.stats().bytes_in_use, held);
 }
 
-/// Rooms 1 to 8, of a peer each, ask for more small pieces than there is memory for. Returns the slots they have.
+/// Lets rooms 1 to 8, each of its own peer, ask for more small pieces than there is memory for. Returns the slots they got.
 fn crowded(ring: &mut Ring<Key>) -> Vec<(PeerRank, Key, u32)> {
     let mut live = Vec::new();
     for room in 1..9 {
@@ -200,7 +200,7 @@ fn grants(answers: Vec<(PeerRank, Answer)>) -> impl Iterator<Item = (PeerRank, K
     })
 }
 
-/// Small pieces come and go, at random places. Returns how many until room 9 has a slot.
+/// Replaces small pieces at random places. Returns how many were replaced until room 9 got a slot.
 fn turn_over(seed: u64, ring: &mut Ring<Key>, live: &mut Vec<(PeerRank, Key, u32)>) -> u32 {
     let mut random = Random::new(seed);
     for turn in 0..1000 {
@@ -224,7 +224,7 @@ fn h7_a_large_piece_is_not_starved_by_small_ones() {
     for seed in 0..50 {
         let mut ring = ring(&[]);
         let mut live = crowded(&mut ring);
-        // Some stand still.
+        // Some of the slots are never written.
         live.drain(..8);
         ring.open(Opening { peer: Instance(9), ..opening(9, 1, 1000) }, &mut Vec::new());
         let from = PeerRank { peer: Instance(9), rank: 0 };
@@ -253,7 +253,7 @@ fn h7_memory_that_is_kept_free_for_a_room_is_free_to_all_again_when_the_room_end
         ring.scattered(scatter.id, &mut actions);
         live.extend(grants(said(actions)));
     }
-    // A window is being kept free for room 10. It gives up, and room 9 is next to get one.
+    // A range of memory is kept free for room 10. Room 10 gives up, and room 9 is next to get a slot.
     let mut actions = Vec::new();
     ring.close(Room(10), &mut actions);
     live.extend(grants(said(actions)));
@@ -270,7 +270,7 @@ fn h8_slots_of_a_closed_room_are_not_given_away_until_it_is_forgotten() {
     ring.close(Room(1), &mut actions);
     assert_eq!(actions, [RingAction::Closed(Room(1))]);
     assert!(ring.next_scatter().is_none(), "its pages may be another request's soon");
-    // A late write lands in a slot that is still its own, and its notice means nothing.
+    // A late write lands in a slot that still belongs to its room, and its notice is ignored.
     for piece in 0..64 {
         for (_, answer) in ask(&mut ring, source(0), key(2, 0, piece), span(0..8)) {
             if let Verdict::Grant { offset, .. } = answer.verdict {
@@ -291,7 +291,7 @@ fn h8_slots_of_a_closed_room_are_not_given_away_until_it_is_forgotten() {
     granted(verdict(&mut other, key(1, 0, 0), span(0..16)));
     other.forget(Room(1), &mut Vec::new());
     assert_eq!((other.rooms(), other.stats().bytes_in_use), (0, 0));
-    // A notice that was granted another slot than the one that is there now means nothing either.
+    // A notice that names another generation of the slot is ignored too.
     let again = granted(verdict(&mut ring, key(2, 0, 0), span(0..8)));
     assert_eq!(ring.arrived(source(0), key(2, 0, 0), again.1 + 1, key(2, 0, 0)), Arrival::Unknown);
 }
@@ -339,7 +339,7 @@ fn h9_waiting_for_a_slot_takes_no_turns_and_keeps_no_order() {
         assert!(actions.is_empty());
     }
     assert!(said <= 4 * 16, "{said} messages in ten seconds until {time:?}");
-    // What was granted last may go first.
+    // The piece that was granted last may be gathered first.
     grant(&mut sender, 0, key(1, 0, 3), 0);
     assert_eq!(gather(&mut sender).unwrap().1.key.piece, 3);
 }
@@ -356,7 +356,7 @@ fn h10_the_next_piece_is_gathered_while_the_last_is_on_the_wire() {
     let mut offsets: Vec<u64> = written.iter().map(|written| written.source_offset).collect();
     offsets.dedup();
     assert_eq!(offsets.len(), 4, "each has memory of its own");
-    // Gathering gave the credits back: the next were asked for before anything settled.
+    // Gathering gave the credits back, so the next pieces were asked for before any write settled.
     assert_eq!(sender.credits(), 4);
 }
 

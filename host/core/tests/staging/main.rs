@@ -1,6 +1,6 @@
-//! Staged transfers between many workers whose messages get lost, repeated and reordered, whose writes land late, and that die.
+//! Staged transfers between many workers. Messages get lost, repeated and reordered, writes land late, and workers die.
 //!
-//! Beside them, each way in which such a protocol has gone wrong elsewhere.
+//! A second set of tests covers each known hazard of such protocols in other systems.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
@@ -15,7 +15,7 @@ fn run(seed: u64, faults: Faults) -> Outcome {
     World::new(seed, faults).run()
 }
 
-/// Seeds for each kind of trouble. `HOST_STAGING_SEEDS` sets more.
+/// Seeds for each kind of fault. `HOST_STAGING_SEEDS` sets another number.
 fn seeds() -> u64 {
     std::env::var("HOST_STAGING_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(400)
 }

@@ -1,6 +1,6 @@
 //! Prefill and decode workers of several ranks around real senders and rings, under a virtual clock and one seed.
 //!
-//! A block (one head of one layer of one page) is eight bytes that say which. Rooms go through what schedulers do with them. A
+//! A block (one head of one layer of one page) is eight bytes that identify it. Rooms go through the steps of real schedulers. A
 //! room is opened, sent in parts, verified and committed, or it is aborted, drained and forgotten, or a fence cuts it off.
 
 mod deaths;
@@ -25,7 +25,7 @@ use workers::{DecodeWorker, PrefillWorker};
 pub const BLOCK: u32 = 8;
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// What goes wrong, and how often.
+/// Faults, and how often they occur.
 #[derive(Clone, Copy, Default)]
 pub struct Faults {
     /// Asks and answers that get lost.
@@ -36,7 +36,7 @@ pub struct Faults {
     pub slow: f64,
     /// Rooms that either side gives up, at any time.
     pub aborts: f64,
-    /// Attempts that decode asks for again.
+    /// Attempts that arrive damaged, so that decode asks for the next.
     pub damage: f64,
     /// Workers that die.
     pub deaths: u64,
@@ -267,8 +267,7 @@ impl World {
     }
 }
 
-/// Cuts what a lane has of some pages and layers into pieces of at most `limit` bytes: by pages, then by layers, then by
-/// heads.
+/// Cuts a lane's bytes of some pages and layers into pieces of at most `limit` bytes: by pages, then by layers, then by heads.
 pub fn cut(pages: Range<u32>, layers: Range<u16>, heads: Range<u16>, limit: u64) -> Vec<Span> {
     let blocks = (limit / u64::from(BLOCK)).max(1) as u32;
     let (per_layer, layer_count) = (u32::from(heads.end - heads.start), u32::from(layers.end - layers.start));

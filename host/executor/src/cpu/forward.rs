@@ -11,13 +11,13 @@ use crate::model::{Angles, ModelConfig, Rotation, Shards};
 use crate::window::{self, LayerPages, LayerPlace};
 use crate::{ExecutorError, KvMemory, LayersDone};
 
-/// One rank's part of a model, which can be computed.
+/// One rank's part of a model, ready to compute batches.
 pub(super) struct Model {
     pub config: ModelConfig,
     pub shards: Shards,
     pub weights: PackedWeights,
     pub rotation: Rotation,
-    /// What the window parts of token pages take, if some layers slide.
+    /// The shape of the window parts of token pages, if some layers slide.
     pub window: Option<WindowShape>,
     /// Where each layer's KV lies.
     pub places: Vec<LayerPlace>,
@@ -46,7 +46,7 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Room for this rank's columns.
+    /// Makes room for this rank's columns and returns it.
     fn mine(&mut self, rows: usize, columns: usize) -> &mut [f32] {
         self.mine.resize(rows * columns, 0.0);
         &mut self.mine
@@ -63,8 +63,8 @@ pub(super) enum Wanted {
 }
 
 impl Model {
-    /// Computes a batch together with the other ranks. The logits of the wanted rows, in order, lie in what rank 0 gets
-    /// back. The others get nothing.
+    /// Computes a batch together with the other ranks. Rank 0 gets the logits of the wanted rows, in order. The other ranks get
+    /// nothing.
     pub fn forward<'a>(
         &self,
         turn: &mut Turn<'_>,
@@ -129,7 +129,7 @@ impl Model {
         self.output(turn, sequences, wanted, a)
     }
 
-    /// Adds what attention or MLP gave to the residual stream, normed where the model does that.
+    /// Adds the output of attention or MLP to the residual stream. The output is normed first if the model has such norms.
     fn add(&self, norm: Option<&[f32]>, a: &mut Activations) {
         let added = match norm {
             Some(weight) => {
@@ -156,7 +156,7 @@ impl Model {
         self.shards.attended[self.shards.rank].len() + 2 * self.shards.kv_heads.len() * self.config.head_dim
     }
 
-    /// The tokens' rows of the embedding: each from the rank that holds it.
+    /// Looks up the tokens' rows of the embedding, each from the rank that holds it.
     fn embed(
         &self,
         turn: &mut Turn<'_>,
@@ -184,7 +184,7 @@ impl Model {
         })
     }
 
-    /// Queries, keys and values of a layer. The latter two go to the pool.
+    /// Computes queries, keys and values of a layer. Keys and values go to the pool.
     fn keys_and_values(
         &self,
         kv: &mut KvMemory,
@@ -208,9 +208,9 @@ impl Model {
             let (cosines, sines) = a.angles.of(self.places[index]);
             self.math.rotate_heads(&mut a.query_key_value, heads, norm, cosines, sines);
         }
-        // All new K and V go to the pool, in its type, before anything is read from it: a position attends to its own
-        // chunk exactly as it will to one that came from elsewhere. What the pool holds of a position that is computed
-        // again is what it attends to, whatever was made of it now.
+        // All new K and V go to the pool, in its type, before attention reads from it. So a position attends to its own chunk
+        // exactly as to a chunk that came from elsewhere. If a layer does not write a position that is computed again,
+        // attention uses the K and V that the pool has, not the new ones.
         let places =
             sequences.iter().flat_map(|s| (s.start as usize..s.end()).map(move |position| (s, position)));
         for (row, (sequence, position)) in a.query_key_value.chunks_exact(width).zip(places) {
@@ -224,7 +224,7 @@ impl Model {
         }
     }
 
-    /// Attention of this rank's query heads.
+    /// Computes the attention of this rank's query heads.
     fn attention(
         &self,
         kv: &KvMemory,
@@ -266,7 +266,7 @@ impl Model {
         self.math.attention(shape, &a.query_key_value, &parts, a.attended.mine(rows, queries));
     }
 
-    /// Final norm and logits of the wanted rows, which rank 0 gets.
+    /// Computes the final norm and the logits of the wanted rows. Rank 0 gets the logits.
     fn output(
         &self,
         turn: &mut Turn<'_>,
@@ -295,7 +295,7 @@ impl Model {
         turn.gather_columns_on_rank_0(&mut a.logits.mine, vocabulary, &mut a.logits.whole)
     }
 
-    /// Refuses what cannot be computed, before anything is written.
+    /// Refuses a batch that cannot be computed, before anything is written.
     fn check(&self, kv: &KvMemory, batch: &Batch) -> Result<(), ExecutorError> {
         kv.expect_host()?;
         let config = &self.config;

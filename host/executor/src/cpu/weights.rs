@@ -12,7 +12,7 @@ pub(super) type PackedLayer = Layer<Panels, Vec<f32>>;
 /// Packs matrices in panels.
 pub(super) struct Packed<'a> {
     pub math: &'a Math,
-    /// Widen bf16 to f32 in memory.
+    /// Whether bf16 is widened to f32 in memory.
     pub widen: bool,
 }
 

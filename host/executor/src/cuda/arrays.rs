@@ -9,7 +9,7 @@ use host_kernels::cuda::{Array, CudaError, CudaStream, Device, Pinned};
 use crate::model::{Angles, Rotation};
 use crate::window::LayerPlace;
 
-/// Memory for batches, kept between them. As large as the largest batch so far.
+/// Memory for batches, kept between batches. It is as large as the largest batch so far.
 pub(super) struct BatchMemory {
     words: Vec<u32>,
     pinned: Pinned<u32>,
@@ -17,13 +17,13 @@ pub(super) struct BatchMemory {
     angles: Angles,
 }
 
-/// What kernels are told of a batch.
+/// The arrays that describe a batch to kernels.
 pub(super) struct BatchArrays {
-    /// Where all of them lie one behind the other, in the host's memory.
+    /// All arrays one behind the other, in the host's memory.
     pub source: Array<u32>,
-    /// The same on the device.
+    /// All arrays one behind the other, on the device.
     pub all: Array<u32>,
-    /// How many words they are, a multiple of 4.
+    /// Words of all arrays together, a multiple of 4.
     pub words: usize,
     pub rows: Rows,
     /// Cosines and sines of each row's position, `[row][pair of dimensions]`.
@@ -31,7 +31,7 @@ pub(super) struct BatchArrays {
     pub sines: Array<f32>,
     /// The rows whose logits are wanted.
     pub wanted: Array<u32>,
-    /// How many they are.
+    /// Number of the wanted rows.
     pub outputs: usize,
 }
 
@@ -46,8 +46,8 @@ impl BatchMemory {
         })
     }
 
-    /// Lays a batch out for the device: the rows of the sequences in this order, which names each once. Of each sequence the last
-    /// `wanted` rows' logits are wanted, in the order of the batch. The arrays are to be filled by a copy from
+    /// Lays a batch out for the device: the rows of the sequences in the order `order`, which names each sequence once. The logits
+    /// of the last `wanted` rows of each sequence are wanted, in the order of the batch. The caller fills the arrays by a copy from
     /// [`BatchArrays::source`] to [`BatchArrays::all`].
     pub fn lay_out(
         &mut self,
@@ -80,14 +80,14 @@ impl BatchMemory {
             .add(sequences.iter().zip(&ends).flat_map(|(sequence, end)| end - wanted(sequence) as u32..*end));
         let cosines = packed.add(cosines.iter().map(|cosine| cosine.to_bits()));
         let sines = packed.add(sines.iter().map(|sine| sine.to_bits()));
-        // Last, so that where the others lie depends on their numbers alone.
+        // The pages come last, so that the places of the other arrays depend on the numbers of rows and wanted rows alone.
         let pages = packed.add(placed().flat_map(|s| s.pages.iter().map(|page| page.0)));
         let length = self.words.len().next_multiple_of(4);
-        // A batch before this one that failed may be under way still.
+        // An earlier batch that failed may still be under way.
         self.memory.device().wait(stream)?;
         self.pinned.reserve(length)?;
         self.memory.reserve(length)?;
-        // SAFETY: the stream was waited for, and nothing else reads it.
+        // SAFETY: the stream was waited for, and nothing else reads the memory.
         let words = unsafe { self.pinned.elements_mut() };
         words[..self.words.len()].copy_from_slice(&self.words);
         let part = |range: std::ops::Range<usize>| self.memory.part(range.start, range.len());
@@ -111,13 +111,13 @@ impl BatchMemory {
     }
 }
 
-/// Arrays one behind the other.
+/// The words of several arrays, one array behind the other.
 struct Packed<'a> {
     words: &'a mut Vec<u32>,
 }
 
 impl Packed<'_> {
-    /// Puts an array behind those before it, at a multiple of 16 bytes. Says where it lies.
+    /// Appends an array, at a multiple of 16 bytes. Returns its place.
     fn add(&mut self, values: impl Iterator<Item = u32>) -> std::ops::Range<usize> {
         self.words.resize(self.words.len().next_multiple_of(4), 0);
         let start = self.words.len();

@@ -18,7 +18,7 @@ use crate::{ExecutorError, KvMemory};
 
 type Vector = Array<f32>;
 
-/// A rank's part of a model, which can be computed.
+/// A rank's part of a model, ready to compute batches.
 pub(super) struct ExactModel {
     config: ModelConfig,
     shards: Shards,
@@ -30,7 +30,7 @@ pub(super) struct ExactModel {
     logits: Vec<f32>,
 }
 
-/// Activations on the device, kept between batches. As large as the largest batch so far.
+/// Activations on the device, kept between batches. They are as large as the largest batch so far.
 struct Activations {
     residual: Vector,
     normed: Vector,
@@ -46,7 +46,7 @@ struct Activations {
 struct Gathered {
     mine: Vector,
     whole: Vector,
-    /// Both on the host, where ranks exchange them.
+    /// Copies of `mine` and `whole` on the host, where ranks exchange them.
     own: Vec<f32>,
     all: Vec<f32>,
 }
@@ -57,7 +57,7 @@ impl Gathered {
         Ok(Self { mine: array()?, whole: array()?, own: Vec::new(), all: Vec::new() })
     }
 
-    /// Room for this rank's columns.
+    /// Makes room for this rank's columns and returns it.
     fn mine(&mut self, rows: usize, columns: usize) -> Result<&mut Vector, CudaError> {
         self.mine.reserve(rows * columns)?;
         Ok(&mut self.mine)
@@ -145,8 +145,8 @@ impl ExactModel {
         })
     }
 
-    /// Computes a batch together with the other ranks. The logits of each sequence's last `wanted` rows, in order, lie in what rank
-    /// 0 gets back. The others get nothing.
+    /// Computes a batch together with the other ranks. Rank 0 gets the logits of each sequence's last `wanted` rows, in order. The
+    /// other ranks get nothing.
     pub fn forward(
         &mut self,
         turn: &mut Turn<'_>,
@@ -154,8 +154,8 @@ impl ExactModel {
         batch: &Batch,
         wanted: impl Fn(&Sequence) -> usize,
     ) -> Result<&[f32], ExecutorError> {
-        // Also where nothing came back that would have been waited for, and for what was launched before an error or a panic: from then
-        // on other streams use the pool.
+        // Other streams use the pool after this call, so it always waits for its stream. That includes batches that read no logits,
+        // and launches before an error or a panic.
         let end = WaitsFor::new(self.activations.residual.device(), self.math.stream());
         let computed = self.compute(turn, kv, batch, wanted);
         end.wait()?;
@@ -163,7 +163,7 @@ impl ExactModel {
         Ok(if turn.rank() == 0 { &self.logits } else { &[] })
     }
 
-    /// The same without waiting for the end.
+    /// As [`forward`](Self::forward), without waiting for the end.
     fn compute(
         &mut self,
         turn: &mut Turn<'_>,
@@ -184,7 +184,7 @@ impl ExactModel {
         self.output(turn, &arrays)
     }
 
-    /// The tokens' rows of the embedding: each from the rank that holds it.
+    /// Looks up the tokens' rows of the embedding, each from the rank that holds it.
     fn embed(
         &mut self,
         turn: &mut Turn<'_>,
@@ -215,7 +215,7 @@ impl ExactModel {
         Ok(a.residual.upload(stream, all)?)
     }
 
-    /// A layer's attention, added to the residual stream.
+    /// Computes a layer's attention, and adds it to the residual stream.
     fn attention(
         &mut self,
         turn: &mut Turn<'_>,
@@ -259,7 +259,7 @@ impl ExactModel {
         Ok(math.add(&mut a.residual, added, rows * config.hidden)?)
     }
 
-    /// A layer's MLP, added to the residual stream.
+    /// Computes a layer's MLP, and adds it to the residual stream.
     fn mlp(&mut self, turn: &mut Turn<'_>, rows: usize, index: usize) -> Result<(), ExecutorError> {
         let Self { config, shards, math, .. } = self;
         let layer = &self.weights.layers[index];
@@ -275,7 +275,7 @@ impl ExactModel {
         Ok(math.add(&mut a.residual, added, rows * config.hidden)?)
     }
 
-    /// Final norm and logits of the wanted rows, which rank 0 gets.
+    /// Computes the final norm and the logits of the wanted rows. Rank 0 gets the logits.
     fn output(&mut self, turn: &mut Turn<'_>, arrays: &BatchArrays) -> Result<(), ExecutorError> {
         let Self { config, shards, math, .. } = self;
         let (hidden, rows) = (config.hidden, arrays.outputs);
@@ -291,7 +291,7 @@ impl ExactModel {
         self.logits.resize(rows * vocabulary, 0.0);
         logits.download(math.stream(), &mut self.logits)?;
         turn.gather_columns_on_rank_0(&mut self.logits, &shards.vocabulary, &mut a.logits.all)?;
-        // A group of one swaps them.
+        // The gathered logits are in `all`.
         std::mem::swap(&mut self.logits, &mut a.logits.all);
         Ok(())
     }

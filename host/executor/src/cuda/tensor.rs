@@ -1,6 +1,7 @@
 //! A model on tensor cores: weights and activations in bf16, sums in f32.
 //!
-//! A decode step is the same launches for every batch of as many rows, so they are captured in a graph once and launched as one.
+//! A decode step has the same launches for every batch with the same number of rows, so they are captured in a graph once and
+//! launched together.
 
 mod graphs;
 
@@ -25,20 +26,20 @@ use crate::{ExecutorError, KvMemory, LayersDone};
 
 type Vector = Array<f32>;
 
-/// Rows up to which a batch of single tokens goes through a graph.
+/// Most rows of a batch of single tokens that is launched as a graph.
 const GRAPH_ROWS: usize = 256;
-/// Positions by which the most that rows of a graph see grows.
+/// The limit on the positions that rows of a graph see is a multiple of this number.
 const GRAPH_POSITIONS: usize = 4 * CHUNK;
 
-/// A matrix as it is used.
+/// A matrix on the device, in the forms in which it is used.
 pub(super) struct Placed {
-    /// Row by row, where rows are looked up.
+    /// Row by row, if rows are looked up.
     rows: Option<Array<u16>>,
-    /// For products.
+    /// Packed for products.
     packed: Option<TensorMatrix>,
 }
 
-/// A model, which can be computed.
+/// A model, ready to compute batches.
 pub(super) struct TensorModel {
     config: ModelConfig,
     shards: Shards,
@@ -57,7 +58,7 @@ struct Kernels {
     attention: TensorAttention,
 }
 
-/// Activations on the device, kept between batches. As large as the largest batch so far.
+/// Activations on the device, kept between batches. They are as large as the largest batch so far.
 struct Activations {
     residual: Vector,
     normed: Array<u16>,
@@ -66,28 +67,28 @@ struct Activations {
     attended: Array<u16>,
     gated: Array<u16>,
     logits: Vector,
-    /// What comes back of them.
+    /// The logits that are copied to the host.
     read_logits: Pinned<f32>,
-    /// The likeliest of parts of the vocabulary.
+    /// The likeliest tokens of parts of the vocabulary.
     parts: Array<u64>,
     likeliest: Pinned<u32>,
     tiles: Array<Run>,
     partials: Partials,
-    /// What `partials` has room for.
+    /// The chunks that `partials` has room for.
     partial_chunks: usize,
 }
 
-/// What attention does with a batch.
+/// How attention divides a batch.
 struct Plan {
-    /// Rows that are the only one of their sequence: the first ones of the batch.
+    /// Rows that are the only row of their sequence. They come first in the batch.
     single: usize,
-    /// The most positions that one of them sees, or more.
+    /// An upper limit on the positions that one of these rows sees.
     positions: usize,
     /// Tiles of the other rows.
     tiles: usize,
 }
 
-/// What a batch came to.
+/// The result of a batch.
 pub(super) enum Found<'a> {
     /// The likeliest token of each wanted row.
     Likeliest(&'a [u32]),
@@ -95,7 +96,7 @@ pub(super) enum Found<'a> {
     Logits(&'a [f32]),
 }
 
-/// Whether a model's sizes are those of the kernels.
+/// Whether the kernels support a model's sizes.
 pub(super) fn fits(config: &ModelConfig) -> bool {
     let width = (config.heads + 2 * config.kv_heads) * config.head_dim;
     [64, 128].contains(&config.head_dim)
@@ -108,7 +109,7 @@ pub(super) fn fits(config: &ModelConfig) -> bool {
         && config.hidden <= 16384
 }
 
-/// Brings weights to the device in bf16, packed for the products.
+/// Copies weights to the device in bf16, packed for the products.
 struct Packing<'a> {
     device: &'a Arc<Device>,
     kernels: &'a Kernels,
@@ -134,7 +135,7 @@ impl WeightMemory for Packing<'_> {
             Usage::Gates => Some(pack(true)?),
         };
         let looked_up = matches!(source.usage, Usage::Lookup | Usage::Both);
-        // The rows may be given back now.
+        // After the packing, the rows may be freed.
         self.device.wait(stream)?;
         Ok(Placed { rows: looked_up.then_some(rows), packed })
     }
@@ -146,7 +147,7 @@ impl WeightMemory for Packing<'_> {
     }
 }
 
-/// Elements as bf16, rounded where they are not.
+/// Elements as bf16. Elements of other types are rounded.
 fn narrow(stored: &[u8], element: Element) -> Vec<u16> {
     if element == Element::Bf16 {
         return stored.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
@@ -191,8 +192,8 @@ impl TensorModel {
         })
     }
 
-    /// Computes a batch. Of each sequence the last `wanted` rows are wanted: their logits, or with `likeliest` their likeliest token.
-    /// Tells of layers as the batch asks for it, but for one that is a recorded step: these have few rows.
+    /// Computes a batch. Returns the logits of each sequence's last `wanted` rows, or with `likeliest` their likeliest tokens.
+    /// Reports layers as the batch asks for it. A recorded step reports no layers, because it has few rows.
     pub fn forward(
         &mut self,
         kv: &mut KvMemory,
@@ -201,12 +202,12 @@ impl TensorModel {
         likeliest: bool,
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Found<'_>, ExecutorError> {
-        // Also for what was launched before an error or a panic: from then on other streams use the pool.
+        // Other streams use the pool after this call, so it also waits for launches before an error or a panic.
         let end = WaitsFor::new(self.activations.residual.device(), &self.kernels.stream);
         let computed = self.compute(kv, batch, wanted, likeliest, layers_done);
         end.wait()?;
         let (a, rows) = (&self.activations, computed?);
-        // SAFETY: the stream was waited for, and nothing else writes what came back.
+        // SAFETY: the stream was waited for, and nothing else writes the results.
         Ok(unsafe {
             match likeliest {
                 true => Found::Likeliest(&a.likeliest.elements()[..rows]),
@@ -215,7 +216,7 @@ impl TensorModel {
         })
     }
 
-    /// The same without waiting for the end. Says how many rows' logits come back.
+    /// As [`forward`](Self::forward), without waiting for the end. Returns the number of wanted rows.
     fn compute(
         &mut self,
         kv: &KvMemory,
@@ -226,7 +227,7 @@ impl TensorModel {
     ) -> Result<usize, ExecutorError> {
         let pool = checked_pool(&self.config, &self.shards, kv, batch)?;
         let sequences = &batch.sequences;
-        // Those with one row first: their attention is that of decode.
+        // Sequences with one row come first: they use the attention of decode.
         let mut order: Vec<usize> = (0..sequences.len()).collect();
         order.sort_by_key(|index| sequences[*index].tokens.len() > 1);
         let arrays = self.batch.lay_out(&self.kernels.stream, sequences, &order, &self.rotation, wanted)?;
@@ -254,7 +255,7 @@ impl TensorModel {
                 Ok(())
             })?;
         } else {
-            // All is launched long before the first of it is done.
+            // All launches are enqueued here, long before the device has done the first of them.
             for (layers, mark) in step.launch(pool, &layout, likeliest, batch.layer_group as usize)? {
                 mark.wait()?;
                 layers_done(layers);
@@ -263,7 +264,7 @@ impl TensorModel {
         Ok(arrays.outputs)
     }
 
-    /// What attention does with these sequences in this order, with its tiles on the device.
+    /// Plans the attention of these sequences in this order, and copies its tiles to the device.
     fn plan(&mut self, sequences: &[Sequence], order: &[usize]) -> Result<Plan, ExecutorError> {
         let attention = attention(&self.config);
         let placed = || order.iter().map(|index| &sequences[*index]);
@@ -318,7 +319,7 @@ impl Activations {
         })
     }
 
-    /// Where everything lies that launches name, behind these addresses.
+    /// The addresses of all arrays that launches name, with `others` in front.
     fn addresses(&self, others: [u64; 3]) -> Vec<u64> {
         let floats = [&self.residual, &self.query_key_value, &self.logits].map(Array::address);
         let halves = [&self.normed, &self.queries, &self.attended, &self.gated].map(Array::address);
@@ -331,7 +332,7 @@ impl Activations {
         others.into_iter().chain(floats).chain(halves).chain(rest).collect()
     }
 
-    /// Room for a batch.
+    /// Makes room for a batch.
     fn reserve(
         &mut self,
         config: &ModelConfig,
@@ -376,8 +377,8 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Enqueues everything from the embedding to logits or likeliest tokens. Gives a mark behind every group of so many layers, with
-    /// the layers up to there, or none where the group is 0.
+    /// Enqueues everything from the embedding to logits or likeliest tokens. Returns a mark behind every `group` layers, with the
+    /// number of layers up to there. There is no mark behind the last layer, and none if `group` is 0.
     fn launch(
         &mut self,
         pool: u64,
@@ -387,7 +388,7 @@ impl Step<'_> {
     ) -> Result<Vec<(usize, Mark)>, ExecutorError> {
         let Self { config, kernels, weights, arrays, .. } = *self;
         debug_assert_eq!(self.shards.vocabulary.len(), 1, "one rank has the whole model");
-        // What is reserved, so that the launch is the same for batches of other lengths.
+        // The length is rounded up, so that the launch is the same for batches of other lengths.
         let words = arrays.words.next_power_of_two().min(arrays.all.len()).min(arrays.source.len());
         let target = &mut arrays.all.part(0, arrays.all.len());
         kernels.rows.copy_words(&kernels.stream, &arrays.source, target, words)?;
@@ -412,7 +413,7 @@ impl Step<'_> {
         Ok(marks)
     }
 
-    /// A layer's attention, added to the residual stream.
+    /// Computes a layer's attention, and adds it to the residual stream.
     fn attention(&mut self, layer: &Layer<Placed, Vector>, view: &KvView) -> Result<(), ExecutorError> {
         let Self { config, kernels, arrays, plan, .. } = *self;
         let Kernels { stream, linear, rows: kernels, attention: attends } = kernels;
@@ -472,7 +473,7 @@ impl Step<'_> {
         Ok(linear.run(stream, &a.attended, rows, layer.attention_output.packed()?, sum, hidden)?)
     }
 
-    /// A layer's MLP, added to the residual stream.
+    /// Computes a layer's MLP, and adds it to the residual stream.
     fn mlp(&mut self, layer: &Layer<Placed, Vector>) -> Result<(), ExecutorError> {
         let Self { config, kernels, arrays, .. } = *self;
         let Kernels { stream, linear, rows: kernels, .. } = kernels;
@@ -485,7 +486,7 @@ impl Step<'_> {
         Ok(linear.run(stream, &a.gated, rows, layer.down.packed()?, sum, hidden)?)
     }
 
-    /// Final norm and logits of the wanted rows, and with `likeliest` their likeliest tokens.
+    /// Computes the final norm and the logits of the wanted rows, and with `likeliest` their likeliest tokens.
     fn output(&mut self, likeliest: bool) -> Result<(), ExecutorError> {
         let Self { config, kernels, weights, arrays, .. } = *self;
         let Kernels { stream, linear, rows: kernels, .. } = kernels;

@@ -1,4 +1,4 @@
-//! Digests of pages in a GPU's memory, computed there.
+//! Digests of pages in a GPU's memory, computed on the GPU.
 
 use std::ops::Range;
 

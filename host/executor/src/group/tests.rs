@@ -97,8 +97,8 @@ fn a_rank_that_left_for_good_breaks_all_that_follows() {
     assert_eq!(stays.turn().err(), Some(Broken { rank: 1 }));
 }
 
-/// What all ranks know of a turn beforehand: its calls, and which rank gives up before which of them, by a panic or an
-/// error.
+/// The plan of a turn, which all ranks know beforehand: its calls, and which rank gives up before which call, by a panic or
+/// an error.
 struct Script {
     calls: u64,
     fails: Option<(usize, u64, bool)>,
@@ -120,7 +120,7 @@ fn play(seat: &mut Seat, script: &Script, seed: u64, delay: &mut Rng) -> Result<
     for call in 0..=script.calls {
         if script.fails.is_some_and(|(failing, when, _)| (failing, when) == (rank, call)) {
             if script.fails.is_some_and(|(_, _, panics)| panics) {
-                // A panic, but for the message on the terminal.
+                // This panics without the message on the terminal.
                 std::panic::resume_unwind(Box::new("as the script says"));
             }
             return Err(Broken { rank });
@@ -166,7 +166,7 @@ fn the_others_go_on_whichever_rank_fails_at_whichever_call() {
                     (Some((failing, _, false)), Ok(Err(Broken { rank: by }))) if failing == rank => {
                         by == rank
                     }
-                    // A rank that fails behind the last call leaves the others nothing to notice.
+                    // If a rank fails behind the last call, the other ranks do not notice.
                     (Some((failing, when, _)), Ok(Ok(()))) => failing != rank && when == script.calls,
                     (Some((failing, _, _)), Ok(Err(Broken { rank: by }))) => failing != rank && by == failing,
                     _ => false,

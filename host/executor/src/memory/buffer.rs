@@ -1,4 +1,4 @@
-//! Host memory on the other side of a copy of pages.
+//! Host memory that pages of a pool are copied to and from.
 
 use std::ops::{Deref, Range};
 use std::os::fd::BorrowedFd;
@@ -12,9 +12,9 @@ use super::{KvMemory, MemoryError};
 
 /// Host memory that pages of a pool are copied to and from.
 ///
-/// For a pool in a GPU's memory it is pinned once, when it is made, and the GPU reads and writes it in place.
+/// For a pool in a GPU's memory the buffer is pinned once, when it is made. The GPU reads and writes it in place.
 pub struct PageBuffer {
-    /// Before the memory, so that the driver lets go of it first.
+    /// Declared before the memory, so that it is dropped first.
     registered: Option<Registered>,
     memory: Kind,
 }
@@ -28,12 +28,12 @@ impl PageBuffer {
     /// Memory of this process alone, for copies of this pool's pages.
     ///
     /// # Errors
-    /// When the system has none to give, or a device's driver does not pin it.
+    /// When the system has no memory left, or a device's driver does not pin it.
     pub fn private(pool: &KvMemory, bytes: usize) -> Result<Self, MemoryError> {
         Self::registered(Kind::Private(Mapping::private(bytes)?), pool.device().map(|memory| memory.device()))
     }
 
-    /// Memory that has a file behind it, so that other processes can be given it.
+    /// Memory with a file behind it, so that it can be shared with other processes.
     ///
     /// # Errors
     /// As [`private`](Self::private).
@@ -59,7 +59,7 @@ impl PageBuffer {
         }
     }
 
-    /// A part of it as the CPU sees it.
+    /// A part of the buffer, with its address for the CPU.
     pub(super) fn host_part(&self, part: &Range<usize>) -> Option<Memory> {
         let length = self.inside(part)?;
         // SAFETY: the part begins inside the mapping, as was just checked.
@@ -67,7 +67,7 @@ impl PageBuffer {
         Some(Memory::new(base.as_ptr(), length))
     }
 
-    /// A part of it as the device sees it that it is registered with.
+    /// A part of the buffer, with its address on the device that it is registered with.
     pub(super) fn device_part(&self, part: &Range<usize>) -> Option<Memory> {
         let length = self.inside(part)?;
         self.registered.as_ref()?.memory().part(part.start, length)

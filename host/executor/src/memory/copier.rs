@@ -9,7 +9,7 @@ use host_kernels::cuda::CudaCopier;
 
 use super::{KvMemory, MemoryError, PageBuffer, Pool};
 
-/// Why pages were not copied. Nothing was, but for an error of a device's driver.
+/// Why pages were not copied. Nothing was copied, except perhaps after an error of a device's driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageCopyError {
     /// The part lies outside of the buffer.
@@ -23,7 +23,7 @@ pub enum PageCopyError {
     Copy(#[from] CopyError),
 }
 
-/// Copies pages between one pool and host memory. Each thread that copies has one of its own.
+/// Copies pages between one pool and host memory. Each thread that copies has a copier of its own.
 pub struct PageCopier {
     pool: Pool,
     engine: Engine,
@@ -36,7 +36,7 @@ enum Engine {
     Device(CudaCopier),
 }
 
-/// Which side the pool is on.
+/// The direction of a copy.
 #[derive(Clone, Copy)]
 enum Way {
     ToBuffer,
@@ -44,7 +44,7 @@ enum Way {
 }
 
 impl KvMemory {
-    /// What copies this pool's pages: `cpu`, or the device that the pool lies on.
+    /// A copier for this pool's pages. It copies with `cpu`, or on the device that the pool lies on.
     ///
     /// # Errors
     /// When a device's driver refuses.
@@ -58,15 +58,15 @@ impl KvMemory {
 }
 
 impl PageCopier {
-    /// Copies pages of the pool to a part of a buffer, and returns when they are there. The copy's offsets count from the start of
-    /// the pool and of the part.
+    /// Copies pages of the pool to a part of a buffer, and returns when the copy is done. The copy's offsets count from the start
+    /// of the pool and of the part.
     ///
     /// # Errors
     /// When anything lies outside of its memory, or a device's driver fails.
     ///
     /// # Safety
-    /// Until it returns, nothing writes what is read, and nothing else touches what is written. In a worker that is the page
-    /// accounting's to see to, as for [`KvMemory::share`].
+    /// Until it returns, nothing writes the bytes that are read, and nothing else touches the bytes that are written. In a worker
+    /// the page accounting ensures this, as for [`KvMemory::share`].
     pub unsafe fn copy_out(
         &self,
         copy: &PagesCopy,
@@ -77,7 +77,7 @@ impl PageCopier {
         unsafe { self.copy(copy, buffer, &part, Way::ToBuffer) }
     }
 
-    /// Copies pages from a part of a buffer to the pool, and returns when they are there.
+    /// Copies pages from a part of a buffer to the pool, and returns when the copy is done.
     ///
     /// # Errors
     /// As [`copy_out`](Self::copy_out).
@@ -130,7 +130,7 @@ unsafe fn run_and_wait(
 ) -> Result<(), PageCopyError> {
     // SAFETY: as the caller promises.
     let ran = unsafe { run(copier, copy, pool, buffer, way) };
-    // Also for what was launched before an error.
+    // This also waits for launches before an error.
     copier.wait()?;
     ran
 }

@@ -18,7 +18,7 @@ pub fn bytes_of_device(device: usize) -> Result<u64, CudaError> {
     total_memory(device).map(|bytes| bytes as u64)
 }
 
-/// A pool in a GPU's memory, and what reads and writes its pages.
+/// A pool in a GPU's memory, and the kernels that copy and digest its pages.
 pub(crate) struct DevicePool {
     memory: Array<u8>,
     kernels: Arc<CudaKernels>,
@@ -51,7 +51,7 @@ impl DevicePool {
         Memory::device(self.memory.address(), self.memory.len())
     }
 
-    /// What copies its pages in a stream of its own.
+    /// A copier for the pool's pages, with a stream of its own.
     pub(super) fn copier(&self) -> Result<CudaCopier, CudaError> {
         Ok(self.kernels.on(self.memory.device().stream()?))
     }
@@ -61,7 +61,7 @@ impl DevicePool {
         self.memory.address()
     }
 
-    /// Digests of parts of pages, which nothing writes meanwhile. One caller at a time.
+    /// Digests of parts of pages. Nothing may write these pages meanwhile. Callers are served one at a time.
     ///
     /// # Errors
     /// When the device fails.

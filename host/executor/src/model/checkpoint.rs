@@ -1,4 +1,4 @@
-//! The weights of a model, wherever they lie: a tensor is asked for by the name that it has in Hugging Face's files.
+//! The weights of a model, in either format. Callers name a tensor as Hugging Face's files do.
 
 mod gguf;
 mod safetensors;
@@ -46,7 +46,7 @@ impl Tensor<'_> {
         }
     }
 
-    /// The type that it is read as: as it is stored, or f32 where that is a quantized type.
+    /// The type that it is read as: the stored type, or f32 if the stored type is quantized.
     pub fn element(&self) -> Element {
         match &self.0 {
             Rows::Safetensors(rows) => rows.element,
@@ -62,7 +62,7 @@ impl Tensor<'_> {
         }
     }
 
-    /// Reads rows from `first` on until `bytes` is full of them as `element`: their own, or f32.
+    /// Fills `bytes` with rows from `first` on, as `element`: the tensor's own type, or f32.
     pub fn read_rows(&self, first: usize, element: Element, bytes: &mut [u8]) -> Result<(), LoadError> {
         let own = self.element();
         if element == own {

@@ -1,4 +1,4 @@
-//! What config.json, or the metadata of a GGUF file, says about a model.
+//! The configuration of a model, from config.json or from the metadata of a GGUF file.
 
 mod gemma3;
 mod gguf;
@@ -20,9 +20,9 @@ const GEMMA3: &str = "Gemma3ForCausalLM";
 /// Most bytes of a configuration file.
 const MAX_CONFIG: u64 = 1 << 20;
 
-/// What the dimension of a head must be a multiple of.
+/// The dimension of a head must be a multiple of this.
 const HEAD_DIM_UNIT: usize = 16;
-/// What the width of the residual stream must be a multiple of.
+/// The width of the residual stream must be a multiple of this.
 const HIDDEN_UNIT: usize = 8;
 
 /// Largest sizes that are accepted.
@@ -49,24 +49,24 @@ pub(crate) struct ModelConfig {
     pub vocabulary: usize,
     pub max_positions: usize,
     pub norm_epsilon: f32,
-    /// Of the layers that see all positions.
+    /// Frequencies of the layers that see all positions.
     pub rope: Rope,
-    /// What the frequencies of those layers are divided by besides, one per pair of a head's dimensions.
+    /// Further divisors of these frequencies, one per pair of a head's dimensions.
     pub rope_divisors: Option<Vec<f32>>,
     /// The layers that see the newest positions only, if there are any.
     pub sliding: Option<SlidingLayers>,
-    /// What attention scores are multiplied by.
+    /// The factor by which attention scores are multiplied.
     pub score_scale: f32,
-    /// What rows of the embedding are multiplied by.
+    /// The factor by which rows of the embedding are multiplied.
     pub embedding_scale: Option<f32>,
     pub gate: Gate,
-    /// The output matrix is the embedding.
+    /// Whether the output matrix is the embedding.
     pub tied: bool,
-    /// Queries and keys are normed per head.
+    /// Whether queries and keys are normed per head.
     pub head_norms: bool,
-    /// Weights of norms are stored less 1.
+    /// Whether weights of norms are stored minus 1.
     pub norms_from_one: bool,
-    /// What attention and MLP give is normed before it is added.
+    /// Whether the outputs of attention and MLP are normed before they are added.
     pub output_norms: bool,
     pub kv_dtype: Dtype,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Rope {
 pub(crate) struct SlidingLayers {
     /// Positions that they see, the newest included.
     pub window: usize,
-    /// For each layer of the model, whether it is one of them. One at least is not.
+    /// For each layer of the model, whether it slides. At least one layer does not.
     pub slides: Vec<bool>,
     pub rope: Rope,
 }
@@ -96,7 +96,7 @@ impl ModelConfig {
     }
 }
 
-/// config.json as bytes, and what it says.
+/// Reads config.json. Returns its bytes and the configuration.
 pub(crate) fn read(directory: &Path) -> Result<(Vec<u8>, ModelConfig), LoadError> {
     let file = directory.join("config.json");
     let read = |source| LoadError::Read { file: file.clone(), source };
@@ -110,7 +110,7 @@ pub(crate) fn read(directory: &Path) -> Result<(Vec<u8>, ModelConfig), LoadError
     Ok((bytes, config))
 }
 
-/// What a configuration says.
+/// Parses the bytes of a config.json.
 pub(crate) fn parse(file: PathBuf, bytes: &[u8]) -> Result<ModelConfig, LoadError> {
     let value: Value = serde_json::from_slice(bytes)
         .map_err(|error| LoadError::Parse { file: file.clone(), reason: error.to_string() })?;

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The system would not give us a file.
+    /// The system could not read a file.
     #[error("cannot read {file}: {source}")]
     Read {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Neither a model directory nor a GGUF file.
@@ -19,7 +19,7 @@ pub enum LoadError {
         "no model at {path}: {found}; give a Hugging Face directory (config.json, safetensors, tokenizer.json) or a .gguf file"
     )]
     NoModel {
-        /// Where a model should be.
+        /// The path where a model should be.
         path: PathBuf,
         /// What is there.
         found: String,
@@ -32,7 +32,7 @@ pub enum LoadError {
         /// What is wrong with it.
         source: host_gguf::Error,
     },
-    /// A tensor that would have a part in the computation, if the executor knew which.
+    /// A tensor that would change the computation, in a way that the executor does not know.
     #[error(
         "{file}: tensor {tensor} is none that the cpu executor knows of {architecture} models, and leaving it out would change \
          the model"
@@ -53,7 +53,7 @@ pub enum LoadError {
         /// The model directory.
         directory: PathBuf,
     },
-    /// Not JSON, or not the JSON it should be.
+    /// A file that is not JSON, or JSON without the expected content.
     #[error("cannot parse {file}: {reason}")]
     Parse {
         /// The file.
@@ -128,7 +128,7 @@ pub enum LoadError {
         file: PathBuf,
         /// Bytes that the header describes.
         expected: u64,
-        /// Bytes that there are.
+        /// Bytes of the file.
         found: u64,
     },
     /// More ranks than can share the model.
@@ -146,28 +146,28 @@ pub enum LoadError {
     /// The math threads could not be started.
     #[error("cannot start {threads} math threads: {source}")]
     Threads {
-        /// How many were asked for.
+        /// The requested number of threads.
         threads: usize,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A model that is computed on the CPU alone.
+    /// A model that only the CPU executor computes.
     #[error("{model} has {feature}, which the cuda executor does not compute: use --executor cpu")]
     NotOnGpu {
         /// The model.
         model: PathBuf,
-        /// What it has.
+        /// The feature that the cuda executor does not compute.
         feature: &'static str,
     },
-    /// Tensor cores were asked for, and the model cannot be computed on them.
+    /// Tensor cores were requested, but the model cannot be computed on them.
     #[error("{model} cannot be computed on tensor cores: there is {reason}; use --cuda-math exact")]
     NoTensorMath {
         /// The model.
         model: PathBuf,
-        /// What is in the way.
+        /// The property of the model or the device that prevents it.
         reason: &'static str,
     },
-    /// The device, its driver or its compiler.
+    /// An error of the device, its driver or its compiler.
     #[error(transparent)]
     Device(#[from] host_kernels::cuda::CudaError),
 }

@@ -1,4 +1,4 @@
-//! In which of two forms a model lies there.
+//! Finds out in which of two forms a model lies on disk.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -11,7 +11,7 @@ use super::error::LoadError;
 /// Most GGUF files that a message names.
 const NAMED: usize = 3;
 
-/// What a model's path leads to.
+/// The form of the model at a path.
 pub(crate) enum Form {
     /// A Hugging Face directory.
     Directory,
@@ -37,7 +37,7 @@ impl Form {
                 _ => Ok(Self::Directory),
             };
         }
-        // Opening a pipe would wait for its other end.
+        // Opening a pipe would wait for a process at its other end.
         if !metadata.is_file() {
             return Err(no_model("neither a file nor a directory".to_owned()));
         }
@@ -49,7 +49,7 @@ impl Form {
     }
 }
 
-/// The GGUF files of a directory, as a message names them, if there are any.
+/// The names of a directory's GGUF files in a form for messages, if there are any.
 fn gguf_files(directory: &Path) -> Option<String> {
     let names = fs::read_dir(directory).ok()?.filter_map(Result::ok).map(|entry| entry.file_name());
     let mut names: Vec<_> =

@@ -1,6 +1,6 @@
-//! Entrances for fuzzing: readers of model files, as functions of bytes.
+//! Entry points for fuzzing: readers of model files, as functions of bytes.
 //!
-//! Each answers whether the bytes were accepted, and none may panic, whatever they are.
+//! Each function returns whether the bytes were accepted. No bytes may make it panic.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Which model this is: a digest of all of it.
+//! The identity of a model: a digest of all its content.
 
 mod content;
 mod known;
@@ -22,8 +22,8 @@ pub(crate) fn of_directory(config: &[u8], weights: &Safetensors) -> Result<Strin
     Ok(digest.hex())
 }
 
-/// The same over a GGUF file: the text `gguf` and the digest of its content. Its name is not part of it, since it is one
-/// file that carries its own configuration.
+/// Hex SHA-256 over a GGUF file: the text `gguf` and the digest of its content, each preceded by its length. The file's name is
+/// not part of it, because one file carries the weights and the configuration.
 pub(crate) fn of_gguf(weights: &GgufWeights) -> Result<String, LoadError> {
     let mut digest = PartDigest::default();
     digest.part(b"gguf");

@@ -21,12 +21,12 @@ pub(crate) struct Angles {
     known_sliding: Known,
 }
 
-/// Positions whose angles are computed together, the first time that one of them is asked for.
+/// Positions whose angles are computed together, when one of them is needed for the first time.
 const BLOCK: usize = 64;
-/// Positions from which on angles are computed each time: 64 MiB of them are kept at most, for heads of 128.
+/// From this position on, angles are not kept but computed each time. So at most 64 MiB are kept, for heads of 128.
 const MOST_KNOWN: usize = 1 << 17;
 
-/// Angles of positions that were asked for before: computing one takes as long as copying a hundred.
+/// Angles of positions that were needed before. Computing the angles of one position takes as long as copying those of a hundred.
 #[derive(Default)]
 struct Known {
     /// `[block][position][cosines, sines]`.
@@ -76,7 +76,7 @@ impl Rotation {
         }
     }
 
-    /// The angles of rows at these positions.
+    /// Fills `angles` for rows at these positions.
     pub fn angles(&self, positions: impl Iterator<Item = usize> + Clone, rows: usize, angles: &mut Angles) {
         let Angles { full, sliding, known_full, known_sliding } = angles;
         let kinds = [(Some(&self.full), full, known_full), (self.sliding.as_ref(), sliding, known_sliding)];

@@ -1,8 +1,8 @@
-//! Which part of a model each tensor-parallel rank computes.
+//! The part of a model that each tensor-parallel rank computes.
 //!
-//! Every matrix is cut between its output rows, so that each output element is computed by one rank, from all inputs and in the
-//! order that it always has. So results do not depend on the number of ranks. Query heads follow their KV head. Ranks that hold
-//! the same KV head share out its query heads.
+//! Every matrix is cut between its output rows. So one rank computes each output element, from all inputs, in an order that is the
+//! same for any number of ranks, and results do not depend on that number. Query heads follow their KV head. Ranks that hold the
+//! same KV head divide its query heads among them.
 
 use std::ops::Range;
 
@@ -10,15 +10,15 @@ use host_core::heads::{holders, rank_heads};
 
 use super::config::ModelConfig;
 
-/// Rows that a product takes together. Parts of the larger matrices end between such groups.
+/// Rows that a product takes together. Parts of the larger matrices end at a multiple of this.
 const PANEL: usize = 16;
 
 /// The parts of all ranks, in order of the ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Shards {
-    /// The rank that asks.
+    /// The rank that these shards are for.
     pub rank: usize,
-    /// KV heads that it holds.
+    /// KV heads that this rank holds.
     pub kv_heads: Range<usize>,
     /// Columns of the attention's result: the query heads, times the elements of a head.
     pub attended: Vec<Range<usize>>,
@@ -31,7 +31,7 @@ pub(crate) struct Shards {
 }
 
 impl Shards {
-    /// The shards of a model for `rank` of `ranks`, of which there are no more than query heads.
+    /// The shards of a model for `rank` of `ranks`. There are no more ranks than query heads.
     pub fn new(config: &ModelConfig, ranks: usize, rank: usize) -> Self {
         let queries = |rank| {
             let heads = query_heads(config.heads, config.kv_heads, ranks, rank);
@@ -66,7 +66,7 @@ fn query_heads(heads: usize, kv_heads: usize, ranks: usize, rank: usize) -> Rang
     first + place * group / sharers.len()..first + (place + 1) * group / sharers.len()
 }
 
-/// One of `ranks` parts of `0..total`, as even as can be in whole panels.
+/// One of `ranks` parts of `0..total`, as even as whole panels allow.
 fn part(total: usize, ranks: usize, rank: usize) -> Range<usize> {
     let unit = if total >= ranks * PANEL { PANEL } else { 1 };
     let cut = |rank: usize| (total.div_ceil(unit) * rank / ranks * unit).min(total);

@@ -1,4 +1,4 @@
-//! A rank's part of a model's weights, in whatever memory its executor computes from.
+//! A rank's part of a model's weights, in the memory that its executor computes from.
 
 use std::ops::Range;
 
@@ -9,21 +9,21 @@ use super::config::ModelConfig;
 use super::error::LoadError;
 use super::shard::Shards;
 
-/// Where weights go.
+/// The memory that weights are loaded into.
 pub(crate) trait WeightMemory {
-    /// A matrix there.
+    /// A matrix in this memory.
     type Matrix;
-    /// A vector there.
+    /// A vector in this memory.
     type Vector;
 
-    /// Takes a matrix.
+    /// Loads a matrix.
     fn matrix(&self, source: &MatrixSource<'_>) -> Result<Self::Matrix, LoadError>;
 
-    /// Takes a vector.
+    /// Loads a vector.
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector, LoadError>;
 }
 
-/// What a matrix is for.
+/// The use of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Usage {
     /// Its rows are looked up.
@@ -32,7 +32,7 @@ pub(crate) enum Usage {
     Both,
     /// It is multiplied with.
     Product,
-    /// It is multiplied with. The upper half of its rows are gates, and the lower half what these let through.
+    /// It is multiplied with. The upper half of its rows are gates, and the lower half are the ups that the gates scale.
     Gates,
 }
 
@@ -42,9 +42,9 @@ pub(crate) struct MatrixSource<'a> {
     pub outputs: usize,
     /// Columns.
     pub inputs: usize,
-    /// How its elements are read: as they are stored, or as f32 where the tensors differ.
+    /// How its elements are read: as they are stored, or as f32 if its tensors have different types.
     pub element: Element,
-    /// What it is for.
+    /// The use of the matrix.
     pub usage: Usage,
     name: String,
     placed: Vec<(usize, Range<usize>, Tensor<'a>)>,
@@ -93,13 +93,13 @@ pub(crate) struct Layer<Matrix, Vector> {
     pub query_norm: Option<Vector>,
     pub key_norm: Option<Vector>,
     pub attention_output: Matrix,
-    /// Of what attention gives, before it is added.
+    /// The norm of attention's output, before it is added.
     pub attended_norm: Option<Vector>,
     pub mlp_norm: Vector,
     /// Gates, then ups.
     pub gate_up: Matrix,
     pub down: Matrix,
-    /// Of what the MLP gives, before it is added.
+    /// The norm of the MLP's output, before it is added.
     pub down_norm: Option<Vector>,
 }
 
@@ -153,7 +153,7 @@ impl<M: WeightMemory> Loader<'_, M> {
             false => Ok(None),
         };
         let norm = |tensor: &str| self.norm(&name(tensor), config.hidden, config);
-        // The same name, and two meanings: models with norms after attention and MLP have it for the former.
+        // `post_attention_layernorm` has two meanings. In models with norms after attention and MLP it is the norm after attention.
         let (attended_norm, mlp_norm, down_norm) = match config.output_norms {
             true => (
                 Some("post_attention_layernorm"),
@@ -206,7 +206,7 @@ impl<M: WeightMemory> Loader<'_, M> {
         self.memory.vector(weight)
     }
 
-    /// Rows of matrices of `inputs` columns, below one another.
+    /// Loads rows of matrices of `inputs` columns, one matrix below the other.
     fn matrix(&self, parts: &[Rows<'_>], inputs: usize, usage: Usage) -> Result<M::Matrix, LoadError> {
         let mut placed = Vec::with_capacity(parts.len());
         let mut outputs = 0;
@@ -214,7 +214,7 @@ impl<M: WeightMemory> Loader<'_, M> {
             placed.push((outputs, wanted.clone(), self.checkpoint.tensor(name, &[*rows, inputs])?));
             outputs += wanted.len();
         }
-        // Of several types, all are widened to the one that holds them all.
+        // If the tensors have different types, all are widened to f32, which holds them all.
         let own = placed[0].2.element();
         let same = placed.iter().all(|(_, _, tensor)| tensor.element() == own);
         let element = if same { own } else { Element::F32 };

@@ -1,9 +1,10 @@
-//! What happens to logits before a token is drawn from them.
+//! Applies a request's settings to logits before a token is drawn from them.
 //!
 //! The order and the formulas are those of vLLM (`vllm/v1/sample/sampler.py` and `vllm/model_executor/layers/utils.py`): allowed
-//! tokens, bad words, `min_tokens`, bias, and then the penalties of repetition, frequency and presence. A bias therefore decides
-//! by which rule a repeated token is penalised. A mask of a grammar comes before all of it, and before log probabilities are taken.
-//! Settings that leave no token of those that a grammar allows do not hold for this draw: the answer keeps to its grammar.
+//! tokens, bad words, `min_tokens`, bias, and then the penalties of repetition, frequency and presence. So a bias can change the
+//! sign of a logit, and with it the rule by which a repeated token is penalised. A grammar's mask is applied before all of these,
+//! and before log probabilities are taken. If allowed tokens, bad words and `min_tokens` leave none of the tokens that a grammar
+//! allows, they are ignored for this draw: the grammar has precedence.
 //!
 //! | Setting | What becomes of a logit x |
 //! | --- | --- |
@@ -64,7 +65,7 @@ fn allow(logits: &mut [f32], tokens: &[u32]) {
     kept.into_iter().for_each(|(token, logit)| logits[token] = logit);
 }
 
-/// The time grows with the tokens so far: nothing is kept from one draw to the next.
+/// Applies the penalties. The time grows with the tokens so far, because nothing is kept from one draw to the next.
 fn penalize(logits: &mut [f32], shaping: &Shaping, draw: &Draw) {
     let Shaping { presence_penalty, frequency_penalty, repetition_penalty, .. } = *shaping;
     if presence_penalty == 0.0 && frequency_penalty == 0.0 && !shaping.reads_prompt() {
@@ -186,7 +187,7 @@ mod tests {
     #[test]
     fn settings_that_leave_no_token_of_a_grammar_do_not_hold() {
         let none = Shaping::default;
-        // The grammar has come to its end.
+        // The grammar allows only the end of the answer.
         let row = [NONE, NONE, 4.0, NONE];
         for shaping in [
             Shaping { min_tokens: 9, end_tokens: vec![2], ..none() },

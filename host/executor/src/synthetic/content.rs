@@ -1,4 +1,4 @@
-//! What the synthetic executor writes for each position, and what it makes of what it reads.
+//! The KV that the synthetic executor writes for each position, and the digests of the KV that it reads.
 
 mod state;
 
@@ -12,12 +12,12 @@ use crate::digest::{self, Place};
 use crate::window::{LayerPages, LayerPlace};
 use crate::{ExecutorError, KvMemory, ModelShape, window};
 
-/// The layers of the model that is pretended, those that see all positions first.
+/// The layers of the pretended model. The layers that see all positions come first.
 #[derive(Debug)]
 pub(super) struct Content {
     places: Vec<LayerPlace>,
     window: Option<WindowShape>,
-    /// The layers that do not see all positions keep a state.
+    /// Whether the layers that do not see all positions keep a state.
     keeps_state: bool,
 }
 
@@ -34,7 +34,7 @@ impl Content {
             .map_err(|why| ExecutorError::Failed(format!("room {}: {why}", sequence.room)))
     }
 
-    /// What each new position's KV is derived from: the tokens up to it.
+    /// A hash of the tokens up to each new position, from which the position's KV is derived.
     pub fn prefixes(&self, kv: &KvMemory, sequence: &Sequence) -> Vec<u64> {
         let (page_tokens, start) = (kv.layout().shape.page_tokens, sequence.start as usize);
         let mut prefix = start.checked_sub(1).map_or(0, |last| {
@@ -69,7 +69,7 @@ impl Content {
                     let value = seed.wrapping_mul(2 * word as u64 + 1).rotate_left(word as u32 % 61);
                     bytes.copy_from_slice(&value.to_le_bytes());
                 }
-                // In every head, so that any rank can go on from the KV that it holds.
+                // The prefix is in every head, so that any rank can go on from the KV that it holds.
                 if (layer, side) == (0, 0) {
                     row[..8].copy_from_slice(&prefix.to_le_bytes());
                 }
@@ -77,11 +77,11 @@ impl Content {
         }
     }
 
-    /// Adds the digest of what a sequence's pages hold in one layer, per head: of the positions that the one before `end` sees.
+    /// Adds the digest of a sequence's KV in one layer, per head. It covers the positions that the position before `end` sees.
     pub fn read(&self, kv: &KvMemory, sequence: &Sequence, end: usize, layer: usize, digests: &mut [u64]) {
         let page_tokens = kv.layout().shape.page_tokens;
         let pages = self.pages(sequence, layer);
-        // A state fills its page, whatever the position behind which it is.
+        // A state fills its whole page, for any position behind which it is.
         let seen = match (self.has_state(layer), end.saturating_sub(1) / page_tokens) {
             (true, last) => last * page_tokens..(last + 1) * page_tokens,
             (false, _) => self.seen(sequence, end, layer),
@@ -101,7 +101,7 @@ impl Content {
         self.keeps_state && matches!(self.places[layer], LayerPlace::Sliding { .. })
     }
 
-    /// The positions that the one before `end` sees in a layer.
+    /// The positions that the position before `end` sees in a layer.
     fn seen(&self, sequence: &Sequence, end: usize, layer: usize) -> Range<usize> {
         let window = match (self.places[layer], self.window) {
             (LayerPlace::Sliding { .. }, Some(window)) => window.tokens as usize,

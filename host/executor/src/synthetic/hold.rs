@@ -1,4 +1,4 @@
-//! Prompts that stand still for as long as a file is there.
+//! Holds prompts as long as a file exists.
 
 use std::path::PathBuf;
 use std::thread::sleep;
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use host_core::Batch;
 
-/// Between two looks at the file.
+/// Time between two checks of the file.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Keeps prompts from being computed further than a position, until a file is gone.
+/// Keeps prompts from being computed further than a position, as long as a file exists.
 ///
-/// So an operator or a test can act while a request is certainly under way, however long that takes.
+/// So an operator or a test can act while a request is certainly under way, for as long as it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// Prompts are held while this file is there.
+    /// Prompts are held while this file exists.
     pub file: PathBuf,
     /// Position of the first prompt token that is held.
     pub from: u32,

@@ -1,4 +1,4 @@
-//! Tokens that are verified together are those that are drawn one by one, to the last bit, whatever was guessed.
+//! Tokens that are verified together equal those that are drawn one by one, to the last bit, for any drafted tokens.
 
 use super::world::{Computes, GREEDY, Kind, Table, World};
 use host_core::{Draw, Sampled, Sampling, Sequence, Shaping};
@@ -32,7 +32,7 @@ fn settings() -> Vec<Sampling> {
     vec![GREEDY, hot.clone(), Sampling { shaping: shaping.clone(), ..GREEDY }, Sampling { shaping, ..hot }]
 }
 
-/// What a sequence draws behind the first `done` tokens of the answer, with a draft.
+/// The tokens that a sequence draws behind `known`, with a draft.
 fn draws<E: Computes>(
     world: &mut World<E>,
     table: &mut Table,
@@ -62,7 +62,7 @@ fn one_by_one<E: Computes>(world: &mut World<E>, sampling: &Sampling) -> Vec<Sam
     (0..ANSWER).flat_map(step).collect()
 }
 
-/// The same answer with guesses of up to 6 tokens, of which so many are right as it happens.
+/// Checks that drafts of up to 6 tokens, of which a random number is right, give the same answer.
 fn guessing<E: Computes>(world: &mut World<E>, sampling: &Sampling, answer: &[Sampled], seed: u64) {
     let (mut known, mut table) = (prompt(), Table::default());
     let mut random = fastrand::Rng::with_seed(seed);

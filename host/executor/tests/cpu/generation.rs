@@ -1,4 +1,4 @@
-//! The executor as the scheduler uses it: batches in, tokens out.
+//! Uses the executor as the scheduler does: batches in, tokens out.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ fn load(write: Write, seed: u64) -> (CpuExecutor, KvMemory) {
 
 fn sequence(tokens: Vec<u32>, start: u32, sample: Option<Draw>) -> Sequence {
     let pages = (0..40).map(PageId).collect();
-    // Of a model with sliding layers the first ten pages are the full part, and the others the window's, three per page.
+    // For a model with sliding layers, the first ten pages are the full part, and the others are the window's, three per page.
     let window = WindowPages { first: 0, pages: (10..40).map(PageId).collect() };
     Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, drafted: 0, sample }
 }
@@ -61,10 +61,10 @@ fn generate(
     tokens.split_off(prompt.len())
 }
 
-/// Of the fixture: tests that compare answers of the made-up models see a wrong token only where tokens differ.
+/// Checks the fixture: tests that compare answers of the made-up models can see a wrong token only if the tokens vary.
 #[test]
 fn greedy_text_of_the_made_up_model_is_varied_and_does_not_end_early() {
-    // Gemma-3's output matrix is its embedding: what came last comes again more often.
+    // Gemma-3's output matrix is its embedding, so the last token comes again more often.
     let kinds: [(Write, usize, std::ops::Range<u64>); 2] = [(tiny_qwen3, 60, 0..8), (tiny_gemma3, 40, 8..16)];
     let models =
         kinds.into_iter().flat_map(|(write, least, seeds)| seeds.map(move |seed| (write, least, seed)));

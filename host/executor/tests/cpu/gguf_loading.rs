@@ -1,5 +1,4 @@
-//! A GGUF file that is wrong, or that holds more than the executor computes, is refused by the name of what stands in the
-//! way.
+//! A GGUF file that is wrong, or that holds more than the executor computes, is refused with an error that names the cause.
 
 use std::path::Path;
 
@@ -21,7 +20,7 @@ fn error(path: &Path) -> String {
     CpuExecutor::load(path, options).err().unwrap().to_string()
 }
 
-/// Each change to the model's file is refused with these words.
+/// Checks that each change to the model's file is refused with its words.
 fn refused(model: &TinyModel, cases: &[(Change, &str)]) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.gguf");
@@ -318,7 +317,7 @@ fn absent_keys_mean_what_they_mean_in_llama_cpp() {
         file.remove("gemma3.attention.sliding_window");
     });
     assert_eq!((full.sliding, full.kv_dtype, full.max_positions), (None, Dtype::F32, 4096));
-    // All but every sixth of seven layers.
+    // Of seven layers, all slide except every sixth.
     let usual = shape(&gemma3, |file| {
         file.remove("gemma3.attention.sliding_window_pattern");
     });

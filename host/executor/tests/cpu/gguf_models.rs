@@ -13,7 +13,7 @@ use host_tests::gguf::GgufFile;
 use host_tests::model::{Family, Stored, TinyModel};
 
 const PAGES: usize = 24;
-/// Of these, pages of layers that see everything. The others are for the windows of layers that slide.
+/// Pages, of all [`PAGES`], for layers that see everything. The others are for the windows of layers that slide.
 const FULL: u32 = 6;
 
 /// Bits of everything that a model computed.
@@ -30,7 +30,7 @@ fn load(model: &Path) -> CpuExecutor {
     executor
 }
 
-/// A prompt of 60 tokens, then one more that samples, over KV of this type.
+/// Computes a prompt of 60 tokens, then one more that samples, over KV of this type.
 fn compute(model: &Path, dtype: Dtype) -> Computed {
     let mut executor = load(model);
     let shape = executor.shape().clone();
@@ -123,7 +123,7 @@ fn logits_and_kv_are_those_of_the_safetensors_model() {
     }
 }
 
-/// Random blocks of a type, with scales from 2^-10 to 2^-8 where its blocks have theirs.
+/// Random blocks of a type, with scales from 2^-10 to 2^-8 in the places where the type has its scales.
 fn random_blocks(kind: Kind, blocks: usize, random: &mut Rng) -> Vec<u8> {
     let scales: &[usize] = match kind {
         Kind::Q8_0 | Kind::Q4_0 | Kind::Q5_0 => &[0],
@@ -143,14 +143,14 @@ fn random_blocks(kind: Kind, blocks: usize, random: &mut Rng) -> Vec<u8> {
     data
 }
 
-/// Every kind in turn, so that fused matrices mix them: quantized ones, and those stored element by element.
+/// A file whose matrices have all kinds in turn, so that fused matrices mix quantized kinds and kinds stored element by element.
 fn mixed(model: &TinyModel) -> GgufFile {
     let mut file = model.gguf();
     let kinds = [3, 4, 5, 6, 7, 8, 9, 10].map(|index| Kind::ALL[index]);
     let (mut turn, mut random) = (0, Rng::with_seed(7));
     for tensor in file.tensors.iter_mut().filter(|tensor| tensor.dimensions.len() == 2) {
         turn += 1;
-        // Two of ten stay as they are or become half as long.
+        // Of ten tensors, one stays as it is, one becomes bf16, and eight become quantized.
         match turn % 10 {
             0 => {}
             1 => {

@@ -40,7 +40,7 @@ fn prompt(seed: u32, length: usize) -> Vec<u32> {
         .collect()
 }
 
-/// A sequence on its way through an executor: what it has so far.
+/// A sequence on its way through an executor, with its results so far.
 struct Run {
     tokens: Vec<u32>,
     pages: Vec<PageId>,
@@ -49,7 +49,7 @@ struct Run {
 }
 
 impl Run {
-    /// `pages` are page ids, as many as needed.
+    /// `pages` yields page ids, of which as many as needed are taken.
     fn new(tokens: Vec<u32>, pages: impl Iterator<Item = u32>, page_tokens: usize) -> Self {
         let pages = pages.take(tokens.len().div_ceil(page_tokens)).map(PageId).collect();
         Self { tokens, pages, done: 0, logits: Vec::new() }
@@ -75,7 +75,7 @@ impl Run {
         }
     }
 
-    /// The bytes of all K and V rows, in one order whatever the layout.
+    /// The bytes of all K and V rows, in an order that does not depend on the layout.
     fn kv(&self, kv: &KvMemory) -> Vec<u8> {
         let shape = kv.layout().shape;
         let mut bytes = Vec::new();
@@ -92,7 +92,7 @@ impl Run {
     }
 }
 
-/// Computes all runs to their end, in batches of one chunk of each. Chunk sizes go round.
+/// Computes all runs to their end, in batches with one chunk of each. The chunk sizes are used in turn, again and again.
 fn compute(executor: &mut CpuExecutor, kv: &mut KvMemory, runs: &mut [Run], chunks: &[usize]) {
     let mut id = 0;
     loop {
@@ -152,7 +152,7 @@ fn strangers_in_the_batch_leave_no_trace() {
         let expected: Vec<_> =
             (0..8).map(|i| reference(&directory, dtype, &prompt(i as u32, lengths[i]))).collect();
         for threads in [1, 4] {
-            // Sequences of other lengths end at other times, so that prefills and decode steps meet in all mixtures.
+            // Sequences of different lengths end at different times, so that prefills and decode steps meet in all mixtures.
             for chunks in [&[1][..], &[16, 1, 1], &[50], &[7]] {
                 let mut kv = plain(dtype);
                 let mut runs: Vec<Run> = (0..8)

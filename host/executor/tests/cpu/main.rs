@@ -1,4 +1,5 @@
-//! The CPU executor, by what it promises: the same bits however a batch is cut, spread over threads and ranks, or read from a file.
+//! Tests the promise of the CPU executor: the same bits for all ways to cut batches, for any threads and ranks, and for both file
+//! formats.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 

@@ -45,7 +45,7 @@ fn worker<E: Executor>(ranks: usize, order: KvOrder, dtype: Dtype, load: impl Fn
     seats(ranks).into_iter().enumerate().map(rank).collect()
 }
 
-/// The same on every rank, at once.
+/// Runs `work` on all ranks at the same time.
 fn on_all<E: Executor, R: Send>(
     worker: &mut [Rank<E>],
     work: impl Fn(usize, &mut Rank<E>) -> R + Sync,
@@ -62,7 +62,7 @@ fn prompt(sequence: u32, length: u32) -> Vec<u32> {
     (0..length).map(|i| (i + sequence * 1000).wrapping_mul(2_654_435_761) >> 8).map(|t| t % 500).collect()
 }
 
-/// Batches that compute three sequences in chunks of these sizes and then eight tokens of each that are given.
+/// Batches that compute three sequences in chunks of these sizes, and then eight given tokens of each one by one.
 fn batches(chunks: &[usize]) -> Vec<Batch> {
     let sequences: Vec<Vec<u32>> =
         [(1, 61), (2, 7), (3, 30)].map(|(seed, length)| prompt(seed, length)).into();
@@ -72,7 +72,7 @@ fn batches(chunks: &[usize]) -> Vec<Batch> {
         let chunk = chunks[batches.len() % chunks.len()];
         let mut batch = Batch { id: batches.len() as u64, sequences: Vec::new(), layer_group: 0 };
         for (index, (tokens, done)) in sequences.iter().zip(&mut done).enumerate() {
-            // The last eight one by one, as in decoding.
+            // The last eight tokens one by one, as in decode.
             let prefill = tokens.len().saturating_sub(8).max(1);
             let end = if *done < prefill { prefill.min(*done + chunk) } else { tokens.len().min(*done + 1) };
             if *done < end {
@@ -115,7 +115,7 @@ fn kv_digest<E: Executor>(worker: &[Rank<E>]) -> u64 {
     }))
 }
 
-/// Bits of all logits, and what the pools hold at the end.
+/// Bits of all logits, and the digest of the pools at the end.
 fn logits(worker: &mut [Rank<CpuExecutor>], chunks: &[usize]) -> (Vec<u32>, u64) {
     let batches = batches(chunks);
     let found = on_all(worker, |_rank, part| {
@@ -196,7 +196,7 @@ fn each_rank_holds_its_part_of_the_weights_and_the_parts_are_the_whole() {
         let parts: Vec<usize> =
             seats(ranks).into_iter().map(|seat| load(directory.path(), 1, seat).weight_bytes()).collect();
         let total: usize = parts.iter().sum();
-        // Panels at the ends of parts, and the K and V projections of heads that two ranks hold.
+        // The sum is larger because of panels at the ends of parts, and the K and V projections of heads that two ranks hold.
         assert!((whole..whole + whole / 8).contains(&total), "{parts:?} of {whole}");
         assert!(parts.iter().all(|part| *part < whole / ranks * 5 / 4), "{parts:?} of {whole}");
     }
@@ -211,7 +211,7 @@ fn more_ranks_than_query_heads_are_refused() {
     assert!(error.to_string().contains("has 4 query heads, which 5 ranks cannot share"), "{error}");
 }
 
-/// What the synthetic executor draws in all batches, from rank 0. The others draw nothing.
+/// The outputs of the synthetic executor in all batches, from rank 0, and the digest of the pools. Other ranks draw nothing.
 fn tokens(worker: &mut [Rank<Synthetic>], chunks: &[usize]) -> (Vec<SequenceOutput>, u64) {
     let batches = batches(chunks);
     let found = on_all(worker, |rank, part| {

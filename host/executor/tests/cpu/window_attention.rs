@@ -1,4 +1,5 @@
-//! Models with sliding layers: answers depend on the sequence alone, on the window's bytes, and on nothing outside it.
+//! Models with sliding layers: answers depend on the sequence alone. They depend on the bytes in the window, and on none outside
+//! it.
 
 use std::path::Path;
 
@@ -13,7 +14,7 @@ use host_executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use host_tests::model::{TinyModel, tiny_gemma3};
 
 const WINDOW: usize = 20;
-/// Shorter than the window, equal, one more, and 60 windows.
+/// Lengths of prompts: shorter than the window, equal, one more, and 60 windows.
 const LENGTHS: [usize; 4] = [WINDOW - 3, WINDOW, WINDOW + 1, 60 * WINDOW];
 /// Tokens after the prompt, one by one.
 const STEPS: usize = 30;
@@ -36,13 +37,13 @@ fn synthetic(seat: Seat) -> Synthetic {
     Synthetic::for_rank(shape, Cost::default(), seat).unwrap()
 }
 
-/// Pages for a prompt computed in such chunks: no more window than the chunk needs, however long the prompt is.
+/// Pages for a prompt that is computed in chunks of this size. The window needs no more pages for a longer prompt.
 fn enough<E: Computes>(world: &World<E>, length: usize, chunk: usize, page_tokens: usize) -> usize {
     let live = world.most_live(page_tokens) + chunk.min(length).div_ceil(page_tokens) + 1;
     length.div_ceil(page_tokens) + world.window.parts as usize * live
 }
 
-/// All logits of a prompt and of what follows, with the whole prompt in one chunk, against every other way.
+/// Compares all logits of a prompt and of the tokens behind it, with the whole prompt in one chunk, with every other way.
 #[test]
 fn a_gemma3s_logits_are_the_same_bits_for_all_chunks_pages_layouts_threads_and_ranks() {
     let directory = tempfile::tempdir().unwrap();
@@ -76,7 +77,7 @@ fn a_gemma3s_logits_are_the_same_bits_for_all_chunks_pages_layouts_threads_and_r
 
 #[test]
 fn synthetic_answers_are_the_same_for_all_chunks_pages_layouts_and_ranks() {
-    // Its answers depend on the page size, as digests of pages do.
+    // The answers of the synthetic executor depend on the page size, as digests of pages do.
     let page_tokens = Kind::PLAIN.page_tokens;
     for length in LENGTHS {
         let tokens = tokens(length as u32, length + STEPS);
@@ -102,7 +103,7 @@ fn synthetic_answers_are_the_same_for_all_chunks_pages_layouts_and_ranks() {
     }
 }
 
-/// Decoding goes on from the full part and the tail of the window, on other pages and other ranks.
+/// Checks that decode goes on from the full part and the tail of the window, on other pages and other ranks.
 fn goes_on_from_the_tail<E: Computes>(load: impl Fn(Seat) -> E + Copy) {
     for length in LENGTHS {
         let tokens = tokens(length as u32, length + STEPS);
@@ -134,7 +135,7 @@ fn a_prompt_whose_window_tail_arrived_is_as_good_as_computed() {
     goes_on_from_the_tail(synthetic);
 }
 
-/// Pages of a window's parts, computed in two ways on pages that held different things before.
+/// Compares pages of a window's parts that were computed in two ways, on pages that had different content before.
 fn parts_depend_on_the_tokens_alone<E: Computes>(load: impl Fn(Seat) -> E + Copy) {
     let tokens = tokens(5, 60);
     let made = |ranks: usize, before: u8, chunks: &[usize]| {
@@ -164,8 +165,8 @@ fn what_goes_by_a_pages_name_is_the_same_whatever_the_page_held_before() {
     parts_depend_on_the_tokens_alone(synthetic);
 }
 
-/// The next answer, with each position of each window page changed in turn: another one where a sliding layer sees the
-/// position, the same where it does not.
+/// Changes each position of each window page in turn, and checks the next answer: it differs if a sliding layer sees the
+/// position, and is the same otherwise.
 fn sees_its_window<E: Computes>(load: impl Fn(Seat) -> E, change: impl Fn(&mut [u8]) + Copy) {
     const PAGE: usize = 8;
     for length in [WINDOW - 3, WINDOW, WINDOW + 1, 3 * WINDOW + 5] {

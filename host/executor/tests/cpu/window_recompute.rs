@@ -1,5 +1,5 @@
-//! A window that is computed again from the full part of a prefix: the same bits as if it had never been gone, in everything
-//! that is kept, and not one byte of the full part is written.
+//! A window that is computed again from the full part of a prefix has the same bits as the first time, in all parts that are kept.
+//! No byte of the full part is written.
 
 use super::world::{Computes, Kind, Table, World};
 use host_core::Dtype;
@@ -12,9 +12,9 @@ use host_tests::model::TinyModel;
 
 const WINDOW: usize = 20;
 const PAGE: usize = 8;
-/// Whole pages of a prefix: in reach of its beginning, just not, and far behind.
+/// Prefixes of whole pages: their window reaches the beginning of the sequence, just does not, or is far behind.
 const PREFIXES: [usize; 3] = [88, 112, 400];
-/// Tokens behind the prefix: of the prompt, and one by one.
+/// Tokens of the prompt behind the prefix. After them come [`STEPS`] tokens one by one.
 const MORE: usize = 37;
 const STEPS: usize = 12;
 
@@ -22,12 +22,12 @@ fn tokens(length: usize) -> Vec<u32> {
     (0..length as u32).map(|i| (i + 70_000).wrapping_mul(2_654_435_761) >> 8).map(|t| t % 500).collect()
 }
 
-/// What a worker makes of a prefix and what follows.
+/// The correct results of a worker for a prefix and the tokens behind it.
 struct Right<E> {
     world: World<E>,
-    /// At the end of the prefix.
+    /// The pages at the end of the prefix.
     prefix: Table,
-    /// At the end of everything.
+    /// The pages at the end of everything.
     end: Table,
     answers: Vec<u32>,
 }
@@ -46,8 +46,8 @@ fn right<E: Computes>(kind: Kind, load: impl Fn(Seat) -> E, prefix: usize) -> Ri
     Right { world, prefix: at_prefix, end: table, answers }
 }
 
-/// How many of the pages and parts that are kept differ from the right ones, and whether the answers are right, when the
-/// window at the prefix is computed again from a token page on.
+/// Computes the window at the prefix again, from a token page on. Returns how many of the kept pages and parts differ from the
+/// right ones, and whether the answers are right.
 fn recomputed<E: Computes>(
     right: &Right<E>,
     kind: Kind,
@@ -65,7 +65,7 @@ fn recomputed<E: Computes>(
     let parts = world.window.parts as usize;
     let window = |table: &Table, at: usize, part| table.window.page(at, part, parts).unwrap();
     let pages = table.pages.iter().copied().zip(right.end.pages.iter().copied());
-    // Of the window all from the first page on that is kept.
+    // The window's parts from the first kept page on.
     let kept = world.window.first_live(prefix, PAGE).max(start)..table.pages.len();
     let windows = kept.flat_map(|at| (0..parts).map(move |part| (at, part)));
     let windows = windows.map(|(at, part)| (window(&table, at, part), window(&right.end, at, part)));
@@ -121,7 +121,7 @@ fn a_synthetic_window_that_is_computed_again_is_what_it_was() {
     is_exact(synthetic, Dtype::F32);
 }
 
-/// The test above can fail: the tiny model shows what is seen of a position that is not there.
+/// Shows that the test above can fail: in the tiny model, results differ if a position that is seen is missing.
 #[test]
 fn a_gemma3s_window_that_is_computed_again_from_too_late_on_differs() {
     let directory = tempfile::tempdir().unwrap();

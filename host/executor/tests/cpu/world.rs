@@ -1,4 +1,4 @@
-//! A worker's ranks with pools in which every byte is NaN until it is written, and again as soon as it is given up.
+//! A worker's ranks with pools in which every byte is NaN until it is written, and again as soon as its page is given up.
 
 use std::ops::Range;
 use std::thread;
@@ -14,7 +14,7 @@ use host_executor::{Executor, KvMemory};
 
 pub const GREEDY: Sampling = Sampling::GREEDY;
 
-/// What an executor makes of a batch, as numbers.
+/// An executor whose results can be compared as numbers.
 pub trait Computes: Executor {
     fn compute(&mut self, kv: &mut KvMemory, batch: &Batch) -> Vec<u32>;
 }
@@ -34,7 +34,7 @@ impl Computes for Synthetic {
     }
 }
 
-/// How a worker is made.
+/// The settings of a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub ranks: usize,
@@ -65,7 +65,7 @@ pub struct World<E> {
     kind: Kind,
     free: Vec<PageId>,
     random: fastrand::Rng,
-    /// Whether window parts stay that no later token sees.
+    /// Whether window parts are kept when no later token sees them.
     keeps: bool,
 }
 
@@ -144,7 +144,7 @@ impl<E: Computes> World<E> {
         }
     }
 
-    /// From now on no window part is given up.
+    /// Keeps all window parts from now on.
     pub fn keep_all(&mut self) {
         self.keeps = true;
     }
@@ -187,20 +187,20 @@ impl<E: Computes> World<E> {
         }
     }
 
-    /// What rank 0 makes of a batch.
+    /// The results of rank 0 for a batch.
     pub fn compute(&mut self, sequences: Vec<Sequence>) -> Vec<u32> {
         let batch = Batch { id: 1, sequences, layer_group: 0 };
         self.on_rank_0(|executor, kv| executor.compute(kv, &batch))
     }
 
-    /// What a sequence draws, alone in a batch.
+    /// The tokens that a sequence draws, alone in a batch.
     pub fn draw(&mut self, sequence: Sequence) -> Vec<Sampled> {
         let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
         let outputs = self.on_rank_0(|executor, kv| executor.forward(kv, &batch).unwrap());
         outputs.into_iter().flat_map(|output| output.sampled).collect()
     }
 
-    /// What rank 0 answers when all ranks do the same.
+    /// Runs `work` on all ranks, and returns the answer of rank 0.
     fn on_rank_0<T: Send>(&mut self, work: impl Fn(&mut E, &mut KvMemory) -> Vec<T> + Sync) -> Vec<T> {
         thread::scope(|scope| {
             let work = &work;
@@ -212,7 +212,7 @@ impl<E: Computes> World<E> {
         })
     }
 
-    /// What comes of computing the rest of `tokens` in chunks, whose sizes go round.
+    /// Computes the rest of `tokens` in chunks and returns the results. The chunk sizes are used in turn, again and again.
     pub fn run(&mut self, table: &mut Table, tokens: &[u32], chunks: &[usize]) -> Vec<u32> {
         let mut answers = Vec::new();
         for chunk in chunks.iter().cycle() {
@@ -229,14 +229,14 @@ impl<E: Computes> World<E> {
         answers
     }
 
-    /// The refusal of a batch by a worker of one rank.
+    /// The error with which a worker of one rank refuses a batch.
     pub fn refusal(&mut self, sequence: Sequence) -> String {
         let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
         let Rank { executor, kv } = &mut self.ranks[0];
         executor.forward(kv, &batch).unwrap_err().to_string()
     }
 
-    /// Takes a prompt over that another worker has computed: its full part, and of its window what the next position sees.
+    /// Takes over a prompt that another worker has computed: its full part, and the part of its window that the next position sees.
     pub fn arrive(&mut self, other: &Self, computed: &Table) -> Table {
         let mut table = Table { done: computed.done, ..Table::default() };
         self.turn(&mut table, computed.done, computed.done);
@@ -250,7 +250,7 @@ impl<E: Computes> World<E> {
         table
     }
 
-    /// Takes over no more than the full part, to compute its last window again from position `start` on.
+    /// Takes over only the full part, to compute its last window again from position `start` on.
     pub fn arrive_without_window(&mut self, other: &Self, computed: &Table, start: usize) -> Table {
         let end = computed.done;
         let window = WindowPages { first: (start / self.kind.page_tokens) as u32, pages: Vec::new() };
@@ -264,7 +264,7 @@ impl<E: Computes> World<E> {
         table
     }
 
-    /// Whether a page holds the same bytes as one of another worker.
+    /// Whether a page holds the same bytes as a page of another worker.
     pub fn same(&self, page: PageId, other: &Self, others: PageId) -> bool {
         let shape = self.ranks[0].kv.layout().shape;
         let rows = |world: &Self, page| {
@@ -299,7 +299,7 @@ impl<E: Computes> World<E> {
         }
     }
 
-    /// Most token pages that one position sees: of its own page it may be the first.
+    /// Most token pages that one position sees. It sees the most if it is the first of its own page.
     pub fn most_live(&self, page_tokens: usize) -> usize {
         (self.window.tokens as usize - 1).div_ceil(page_tokens) + 1
     }

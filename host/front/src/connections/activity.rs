@@ -1,12 +1,12 @@
-//! Whether a connection is used, or its client keeps it for nothing, and the same of each of its streams.
+//! Tells whether a connection, or one of its streams, is used or idle.
 //!
-//! A connection is *quiet* while no request on it waits for this server and its client takes nothing of the answers: it has asked
-//! for nothing, or it does not read. HTTP/2 lets a client do that for ever with an open connection, so the frames that keep
-//! a connection alive do not count.
+//! A connection is *quiet* while no request on it waits for this server and its client takes nothing of the answers: the client
+//! has sent no request, or does not read. In HTTP/2 a client can keep such a connection open for ever, so the frames that keep a
+//! connection alive do not count.
 //!
-//! An HTTP/2 connection has many streams, and one that is read, or waits, says nothing of the others. So each has a deadline of
-//! its own: one that is quiet for too long is reset, and what it holds is free. HTTP/1 has one answer at a time, whose deadline
-//! is the connection's.
+//! An HTTP/2 connection has many streams. One stream that is read, or waits, says nothing about the others, so each has a
+//! deadline of its own: a stream that is quiet for too long is reset, and its resources are freed. HTTP/1 has one answer at a
+//! time, whose deadline is that of the connection.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use hyper::body::{Frame, SizeHint};
 use hyper::rt::Executor;
 use parking_lot::Mutex;
 
-/// Answers are handed to HTTP in pieces of this size, so that a client that reads a long one is seen to read.
+/// Size of the pieces in which answers are handed to HTTP. Small pieces show that a client reads a long answer.
 const PIECE: usize = 16 << 10;
 
 tokio::task_local! {
-    /// The stream of the task.
+    /// The activity of the stream that the current task serves.
     static STREAM: Arc<Activity>;
 }
 
-/// What happens on one connection, or on one stream of it.
+/// The activity of one connection, or of one stream of it.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
-    /// Of a stream: what happens on it happens there, too.
+    /// For a stream, its connection: what happens on the stream is also noted there.
     connection: Option<Arc<Activity>>,
 }
 
@@ -39,16 +39,16 @@ pub(super) struct Activity {
 struct State {
     /// Requests that wait for this server.
     waiting: usize,
-    /// Pieces of answers that HTTP has and has not sent.
+    /// Pieces of answers that HTTP has taken and not yet sent.
     unsent: usize,
-    /// Is woken when there are none.
+    /// Is woken when no piece is unsent.
     sent: Option<Waker>,
-    /// When something was asked, answered, taken or sent.
+    /// Time of the last event: a request, an answer, or a piece that was taken or sent.
     last: Instant,
 }
 
 impl Activity {
-    /// Of a connection that was accepted now.
+    /// The activity of a connection that was accepted now.
     pub(super) fn new() -> Arc<Self> {
         Self::of(None)
     }
@@ -58,18 +58,18 @@ impl Activity {
         Arc::new(Self { state: Mutex::new(state), connection })
     }
 
-    /// Of the stream that the current task serves, or of the connection where that has none.
+    /// The activity of the stream that the current task serves, or of the connection where the task serves no stream (HTTP/1).
     pub(super) fn current(connection: &Arc<Self>) -> Arc<Self> {
         STREAM.try_with(Arc::clone).unwrap_or_else(|_http1| Arc::clone(connection))
     }
 
-    /// How long it has been quiet, which is zero while a request waits for this server.
+    /// How long the connection or stream has been quiet: zero while a request waits for this server.
     pub(super) fn quiet(&self) -> Duration {
         let state = self.state.lock();
         if state.waiting > 0 { Duration::ZERO } else { clock::now() - state.last }
     }
 
-    /// Resolves when it has been quiet for so long.
+    /// Resolves when the connection or stream has been quiet for this long.
     pub(super) async fn is_quiet_for(&self, long: Duration) {
         loop {
             let left = long.saturating_sub(self.quiet());
@@ -80,7 +80,7 @@ impl Activity {
         }
     }
 
-    /// A request begins to wait for this server.
+    /// Counts a request that begins to wait for this server, until the result is dropped.
     pub(super) fn waits(self: &Arc<Self>) -> Waits {
         self.note(&|state| state.waiting += 1);
         Waits(Arc::clone(self))
@@ -122,8 +122,8 @@ impl Drop for Waits {
     }
 }
 
-/// Runs the streams of an HTTP/2 connection, each in a task of its own, and ends those that are quiet for too long: dropping one
-/// resets it, and what waits to be sent on it is dropped.
+/// Runs the streams of an HTTP/2 connection, each in a task of its own, and drops those that are quiet for too long. Dropping a
+/// stream resets it and discards its unsent data.
 #[derive(Clone, Debug)]
 pub(super) struct Streams {
     connection: Arc<Activity>,
@@ -150,7 +150,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     }
 }
 
-/// A piece of an answer that HTTP has, until it is sent or given up.
+/// A piece of an answer that HTTP has taken. It is dropped when it was sent or discarded.
 struct Piece {
     bytes: Bytes,
     activity: Arc<Activity>,
@@ -175,9 +175,9 @@ impl Drop for Piece {
     }
 }
 
-/// The body of an answer, as its connection takes it. HTTP asks for the next piece when it has room for one: a request whose next
-/// piece was asked for and is not there waits for this server. The body ends when all of it is sent, so that a client that leaves
-/// the last piece unread has a stream that is quiet.
+/// The body of an answer, as its connection takes it. HTTP asks for the next piece when it has room for one. If that piece is not
+/// there yet, the request waits for this server. The body ends only when all of it is sent, so that the stream of a client that
+/// leaves the last piece unread is quiet.
 pub(super) struct Watched {
     body: Body,
     rest: Bytes,

@@ -1,4 +1,5 @@
-//! The beginning of a connection: TLS where the listener has a certificate, and a sentence for clients that speak none.
+//! The beginning of a connection: the TLS handshake where the listener has a certificate, and an error in plain text for clients
+//! that do not speak TLS.
 
 use std::io;
 use std::time::Duration;
@@ -13,19 +14,19 @@ use super::stopped;
 
 /// Longest time that a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// The same once the server ends.
+/// Longest time for a handshake to finish after the server begins to end.
 const HANDSHAKE_AT_END: Duration = Duration::from_secs(1);
 /// The first byte of a TLS connection: the type of a handshake's record.
 const RECORD: u8 = 0x16;
-/// Longest wait for a client to take the sentence.
+/// Longest time to send the plain-text error.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Most bytes of a request that are read so that its client gets the sentence, and not a reset.
+/// Most bytes of a request that are read after the plain-text error, so that the client gets the error and not a reset.
 const UNREAD: u64 = 64 << 10;
 
-/// Shakes hands, within [`HANDSHAKE`] and the time for a `head`.
+/// Makes the TLS handshake, within the shorter of [`HANDSHAKE`] and `head`.
 ///
 /// # Errors
-/// When the client does not, or speaks something else.
+/// When the client does not shake hands in time, or does not speak TLS, or the server ends.
 pub(super) async fn shake_hands(
     tls: &ApiTls,
     connection: TcpStream,
@@ -58,7 +59,7 @@ pub(super) async fn shake_hands(
     }
 }
 
-/// Answers a request in plain text that this is no place for one, as other servers do.
+/// Answers a plain-text request with an error that says that this port speaks TLS, as other servers do.
 async fn say_https(mut connection: TcpStream) -> io::Result<()> {
     let body = r#"{"error":{"message":"this port speaks TLS: use https://","type":"invalid_request_error","param":null,"code":null}}"#;
     let length = body.len();

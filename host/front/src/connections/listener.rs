@@ -1,4 +1,4 @@
-//! Where HTTP connections come from.
+//! The sockets on which HTTP connections arrive.
 
 use std::fmt;
 use std::io;
@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use host_wire::endpoint::{ApiTls, check_user};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-/// A socket that clients connect to, and what they speak there.
+/// A socket that clients connect to, with TLS or without.
 #[derive(Debug)]
 pub struct HttpListener {
     socket: Socket,
@@ -42,7 +42,7 @@ impl From<UnixListener> for HttpListener {
 }
 
 impl HttpListener {
-    /// With TLS, if there is a certificate to show. A Unix socket has none.
+    /// Adds TLS, if there is a certificate. On a Unix socket, the certificate is ignored.
     #[must_use]
     pub fn with_tls(self, tls: Option<ApiTls>) -> Self {
         let tls = tls.filter(|_tls| matches!(self.socket, Socket::Tcp(_)));
@@ -60,7 +60,7 @@ impl HttpListener {
         }
     }
 
-    /// The next client and its address, which is this machine's for a Unix socket.
+    /// Accepts the next client. The address of a client of a Unix socket is this machine's.
     pub(super) async fn accept(&self) -> io::Result<(Caller, IpAddr)> {
         match &self.socket {
             Socket::Tcp(socket) => {
@@ -76,7 +76,7 @@ impl HttpListener {
 }
 
 impl Caller {
-    /// A process at a Unix socket belongs to this user, or to root.
+    /// Checks that a process at a Unix socket belongs to this user, or to root.
     pub(super) fn check(&self) -> io::Result<()> {
         match self {
             Caller::Tcp(_) => Ok(()),
@@ -85,7 +85,7 @@ impl Caller {
     }
 }
 
-/// As a program that starts it says where it is.
+/// The address in the form that a starting program prints.
 impl fmt::Display for HttpListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls.is_some() { "https" } else { "http" };

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::*;
 
-/// Longer than any machine takes for a test: it passes on tokio's clock.
+/// Longer than a test takes on any machine. Tests let it pass on tokio's clock.
 const HEAD: Duration = Duration::from_secs(300);
 const ASK: &[u8] = b"GET /now HTTP/1.1\r\nhost: x\r\n\r\n";
 
@@ -33,7 +33,7 @@ fn now() -> axum::Router {
     axum::Router::new().route("/now", get(|| async { "answered" }))
 }
 
-/// Everything until the server closes.
+/// Everything that arrives until the server closes.
 async fn rest(connection: &mut TcpStream) -> String {
     let mut all = Vec::new();
     let mut piece = [0; 1024];
@@ -45,7 +45,8 @@ async fn rest(connection: &mut TcpStream) -> String {
     String::from_utf8(all).unwrap()
 }
 
-/// Waits while the time for a head passes again and again: the server may see a connection late. `between` is awaited after each.
+/// Awaits something while the time for a head passes again and again, because the server may see a connection late. Awaits
+/// `between` after each passing.
 async fn in_time<T>(awaited: impl Future<Output = T>, mut between: impl AsyncFnMut()) -> Option<T> {
     let mut awaited = std::pin::pin!(awaited);
     for _ in 0..2000 {
@@ -53,7 +54,7 @@ async fn in_time<T>(awaited: impl Future<Output = T>, mut between: impl AsyncFnM
         tokio::time::advance(HEAD).await;
         tokio::time::resume();
         between().await;
-        // Not at once again: the clock of the runtime counts a few years at most.
+        // Waits in real time before the next advance, because the clock of the runtime counts a few years at most.
         if let Ok(come) = tokio::time::timeout(Duration::from_millis(5), &mut awaited).await {
             return Some(come);
         }
@@ -61,7 +62,7 @@ async fn in_time<T>(awaited: impl Future<Output = T>, mut between: impl AsyncFnM
     None
 }
 
-/// Everything until the server closes.
+/// Everything that arrives until the server closes, while the time for a head passes.
 async fn rest_in_time(connection: &mut TcpStream) -> String {
     in_time(rest(connection), async || {}).await.expect("the server closes it")
 }
@@ -76,7 +77,8 @@ async fn until_it_says(connection: &mut TcpStream, text: &str) {
 #[tokio::test]
 async fn a_connection_without_a_whole_head_is_closed() {
     let (address, _stop) = listening(now(), limits(8)).await;
-    // Silent, the beginning of HTTP/1, all that it takes to know that it is HTTP/1, and the beginning of HTTP/2.
+    // Heads that are not complete: nothing, the beginning of HTTP/1, enough to know that it is HTTP/1, and the beginning of
+    // HTTP/2.
     let mut connections = Vec::new();
     for said in ["", "P", "GET /now HTTP/1.1\r\nhost: x\r\n", "PRI * HTTP/2.0\r\n"] {
         let mut connection = TcpStream::connect(address).await.unwrap();
@@ -115,7 +117,7 @@ async fn an_answer_under_way_may_last_longer_than_the_wait_for_a_head() {
     connection.write_all(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     tokens.send("first".into()).await.unwrap();
     until_it_says(&mut connection, "first").await;
-    // One that came later is given up: the wait for a head is over.
+    // A later connection that sends nothing is closed: so the time for a head has passed.
     let mut silent = TcpStream::connect(address).await.unwrap();
     assert_eq!(rest_in_time(&mut silent).await, "");
     tokens.send("second".into()).await.unwrap();
@@ -125,7 +127,7 @@ async fn an_answer_under_way_may_last_longer_than_the_wait_for_a_head() {
     assert!(rest.ends_with("0\r\n\r\n"), "{rest:?}");
 }
 
-/// Log lines, as they come.
+/// Log lines, in the order in which they were written.
 #[derive(Clone)]
 struct Lines(mpsc::UnboundedSender<String>);
 
@@ -166,7 +168,7 @@ async fn connections_over_the_limit_wait_and_a_line_says_so() {
     }
     let said = lines.recv().await.unwrap();
     assert!(said.contains("WARN") && said.contains("ulimit -n") && said.contains("most=1"), "{said}");
-    // One after the other: the next is accepted when the one before was answered and closed.
+    // The server serves one after the other: it accepts the next when the one before was answered and closed.
     for (index, client) in clients.iter_mut().enumerate() {
         release.notify_one();
         assert!(rest(client).await.ends_with("answered"));
@@ -221,7 +223,7 @@ fn a_warning_comes_once_in_a_while() {
     assert!(!seldom.is_due(now + WARN_EVERY));
 }
 
-/// An HTTP/2 connection, and whether it has ended.
+/// An HTTP/2 connection, and a task that ends when it has ended.
 async fn http2(
     address: std::net::SocketAddr,
     window: u32,
@@ -241,10 +243,11 @@ async fn ends_in_time(ended: &mut tokio::task::JoinHandle<()>) -> bool {
     in_time(ended, async || {}).await.is_some()
 }
 
-/// Comes back when the server has heard all that this connection has said, its answers to the server's own pings included. Time that
-/// jumps leaves a client no other way to answer those soon enough.
+/// Returns when the server has read all that this connection has sent, its answers to the server's own pings included. Because
+/// the tests let time jump, a client can answer those pings soon enough only in this way.
 async fn is_heard(pings: &mut h2::PingPong) {
-    // Behind the first the client has the server's ping, before the second the server has its answer, by the third it knows.
+    // Behind its first ping the client gets the server's ping. Before the second, the server gets its answer. By the third, the
+    // server has read it.
     for _ in 0..3 {
         pings.ping(h2::Ping::opaque()).await.expect("the connection that waits is kept");
     }
@@ -279,19 +282,19 @@ async fn a_connection_whose_client_reads_nothing_is_closed_and_one_that_waits_is
     };
     let routes = now().route("/waits", get(waits)).route("/large", get(|| async { vec![b'x'; 10 << 20] }));
     let (address, _stop) = listening(routes, limits(8)).await;
-    // Its answer waits for this server.
+    // The answer of this stream waits for this server.
     let (mut waiting, mut driver) =
         h2::client::handshake(TcpStream::connect(address).await.unwrap()).await.unwrap();
     let mut pings = driver.ping_pong().unwrap();
     let mut waiting_ended = tokio::spawn(async move { drop(driver.await) });
     let request = axum::http::Request::get("http://x/waits").body(()).unwrap();
     let mut answer = waiting.send_request(request, true).unwrap().0.await.unwrap().into_body();
-    // It allows nothing to be sent, although its answer is there.
+    // This client's window is 0: nothing may be sent to it, although its answer is there.
     let (mut unread, mut unread_ended) = http2(address, 0).await;
     let _unread_answer = ask(&mut unread, "/large").await;
     let ended = in_time(&mut unread_ended, async || is_heard(&mut pings).await).await;
     assert!(ended.is_some(), "HTTP/2");
-    // The same with HTTP/1: more than all buffers on the way hold.
+    // The same with HTTP/1. The answer is larger than all buffers on the way.
     let mut connection = TcpStream::connect(address).await.unwrap();
     connection.write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     until_it_says(&mut connection, "xx").await;
@@ -328,7 +331,7 @@ async fn a_client_beyond_its_share_of_connections_is_closed_and_another_is_serve
     until_it_says(&mut other, "answered").await;
 }
 
-/// An answer of so many bytes, and what tells whether it is in memory.
+/// An answer of this many bytes, and a weak reference that tells whether it is still in memory.
 fn kept(bytes: usize) -> (Bytes, std::sync::Weak<()>) {
     struct Kept(Vec<u8>, #[expect(dead_code, reason = "its drop is what is looked at")] Arc<()>);
     impl AsRef<[u8]> for Kept {
@@ -341,7 +344,7 @@ fn kept(bytes: usize) -> (Bytes, std::sync::Weak<()>) {
     (Bytes::from_owner(Kept(vec![b'x'; bytes], is_kept)), kept)
 }
 
-/// Of each the client takes a part, or nothing: none of the answer, some of it, and all but the last piece.
+/// Of each answer the client takes nothing, a part, or all but the last piece.
 #[tokio::test]
 async fn streams_that_are_not_read_end_alone_and_another_of_their_connection_goes_on() {
     const SIZES: [usize; 4] = [100, 16 << 10, 17 << 10, 10 << 20];
@@ -366,7 +369,7 @@ async fn streams_that_are_not_read_end_alone_and_another_of_their_connection_goe
         }
         let (address, _stop) = listening(routes, limits(8)).await;
         let mut builder = h2::client::Builder::new();
-        // The connection has room for what all its streams may have.
+        // The window of the connection has room for all of its streams.
         builder.initial_window_size(window).initial_connection_window_size(1 << 20);
         let connection = TcpStream::connect(address).await.unwrap();
         let (mut requests, mut driver) = builder.handshake::<_, Bytes>(connection).await.unwrap();
@@ -393,7 +396,7 @@ async fn streams_that_are_not_read_end_alone_and_another_of_their_connection_goe
             while let Some(data) = body.data().await {
                 match data {
                     Ok(data) => read += data.len(),
-                    // Of a connection that ended it comes again and again.
+                    // After the end of a connection this error comes again and again.
                     Err(error) => {
                         end = Some(error);
                         break;

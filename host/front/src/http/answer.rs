@@ -1,4 +1,4 @@
-//! From tokens to what a client reads: text, stop strings, log probabilities, usage, and the figures for metrics.
+//! Turns tokens into what a client reads: text, stop strings, log probabilities, usage, and the figures for metrics.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ pub(super) struct Shown {
     pub token: Token,
     /// Where its text begins in the answer's text, in characters.
     pub offset: usize,
-    /// The same in bytes.
+    /// Where its text begins in bytes.
     begins: usize,
 }
 
 /// What one step of a generation adds to the answer.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Piece {
-    /// Text that will not be taken back.
+    /// Text that is final.
     pub text: String,
     /// Tokens whose text has begun to show, when log probabilities were requested.
     pub shown: Vec<Shown>,
@@ -66,7 +66,7 @@ impl Piece {
     }
 }
 
-/// Pieces as one.
+/// Joins pieces into one.
 pub(super) fn joined(pieces: &[Piece]) -> Piece {
     let mut all = Piece::default();
     for piece in pieces {
@@ -84,13 +84,13 @@ pub(super) struct End {
     pub reason: &'static str,
     /// The stop string or the token that ended it.
     pub matched: Option<Matched>,
-    /// That token is one of the request's, and not one of the model's.
+    /// Whether that token is a stop token of the request, and not an end token of the model.
     pub is_own_stop: bool,
     /// The sum of the log probabilities of its tokens, if they were requested.
     pub logprobs: f64,
     pub prompt_tokens: u32,
     pub output_tokens: u32,
-    /// What the decode worker reported. When a stop string ended the answer here, what the worker had reported by then.
+    /// The decode worker's report. If a stop string ended the answer here, the part that the worker had reported by then.
     pub finished: Option<Finished>,
     pub served_by: Option<ServedBy>,
     pub first_token: Duration,
@@ -116,7 +116,7 @@ pub(super) fn stop_reason(end: &End) -> Option<serde_json::Value> {
 #[derive(Debug)]
 pub(super) enum Next {
     Piece(Piece),
-    /// Everything so far is void, and the answer begins again.
+    /// All pieces so far are void, and the answer begins again.
     Restarted,
     End(Box<End>),
 }
@@ -128,7 +128,7 @@ pub(super) struct Answer {
     metrics: Arc<Metrics>,
     tokenizer: Arc<dyn Tokenizer>,
     ask: Ask,
-    /// Becomes true when the pages of the prompt are there: answers to the same prompt wait for it.
+    /// Becomes true when the prompt's pages are cached. Other answers to the same prompt wait for it.
     leads: watch::Sender<bool>,
     follows: Option<watch::Receiver<bool>>,
     text: Box<dyn TextStream>,
@@ -189,12 +189,12 @@ impl Answer {
         }
     }
 
-    /// Begins when the pages of another answer's prompt, which is the same, are there.
+    /// Makes this answer begin only when the pages of `leader`'s prompt are cached. Both have the same prompt.
     pub fn after(self, leader: &Answer) -> Self {
         Self { follows: Some(leader.leads.subscribe()), ..self }
     }
 
-    /// Returns when workers were chosen and called. One that follows another is not waited for.
+    /// Returns when workers were chosen and called. Returns at once for an answer that follows another.
     pub async fn admitted(&mut self) -> Result<(), Failure> {
         if self.follows.is_some() {
             return Ok(());
@@ -212,7 +212,7 @@ impl Answer {
 
     async fn next_event(&mut self) -> Result<Event, Failure> {
         if let Some(mut leader) = self.follows.take() {
-            // One that has failed, or has ended, is waited for no more.
+            // An error means that the leader has ended or failed: then this answer begins, too.
             drop(leader.wait_for(|began| *began).await);
         }
         match &mut self.generation {
@@ -221,7 +221,7 @@ impl Answer {
         }
     }
 
-    /// The next piece, or the end. Not to be called after the end or an error.
+    /// Returns the next piece, or the end. Must not be called after the end or an error.
     pub async fn next(&mut self) -> Result<Next, Failure> {
         if let Some(end) = self.end.take() {
             return Ok(Next::End(Box::new(end)));
@@ -251,7 +251,7 @@ impl Answer {
                 text.push_str(&self.stops.finish());
                 let by_length = finished.reason == "length" && !self.stops.stopped();
                 if self.began.is_none() {
-                    // A worker that did not report it before.
+                    // For a worker that did not report it before.
                     self.began(Began {
                         transferred_bytes: finished.transferred_bytes,
                         transfer_plugin: finished.transfer_plugin.clone(),
@@ -267,7 +267,8 @@ impl Answer {
         }
     }
 
-    /// Counted now, not at the end: an answer that is cancelled or ends in a stop string had its KV moved, too.
+    /// Notes that the prompt's KV is there. Counts its figures now and not at the end: the KV of an answer that is cancelled or
+    /// ends at a stop string was moved, too.
     fn began(&mut self, began: Began) {
         self.metrics.cached_tokens.inc_by(u64::from(began.cached_tokens));
         self.metrics.transferred_bytes.inc_by(began.transferred_bytes);
@@ -286,12 +287,12 @@ impl Answer {
         }
         self.last = now;
         self.output_tokens += 1;
-        // Now, not at the end: an answer that is cancelled or begins again was work too.
+        // Counted now and not at the end: an answer that is cancelled or begins again was work, too.
         self.metrics.output_tokens.inc();
         let id = token.token;
         self.logprobs += f64::from(token.logprob.unwrap_or(0.0));
         if self.ask.ends_at(id) {
-            // The worker's end follows. An end token is no part of the text.
+            // The worker ends the answer after this token. An end token is no part of the text.
             self.ended_by = Some(id);
             if self.ask.shows_stop && self.ask.stop_tokens.contains(&id) {
                 let new = self.text.push(id);
@@ -309,7 +310,7 @@ impl Answer {
         self.characters += new.chars().count();
         let text = self.stops.push(&new);
         if self.stops.stopped() {
-            // The worker's own end will not be heard.
+            // The worker's own end will not arrive, because the request is cancelled here.
             let finished = self.began.clone().map(|began| Finished {
                 reason: "stop".to_owned(),
                 prompt_tokens: self.prompt_tokens,
@@ -327,7 +328,7 @@ impl Answer {
         self.piece(text, vec![id], false)
     }
 
-    /// `last`: nothing is held back any more.
+    /// Makes a piece of this text and these tokens. `last`: nothing is held back any more.
     fn piece(&mut self, text: String, tokens: Vec<u32>, last: bool) -> Piece {
         self.shown += text.len();
         let all = last && !self.stops.stopped();
@@ -358,7 +359,7 @@ impl Answer {
 }
 
 impl End {
-    /// Where those tokens were, as SGLang tells it: on the worker, or in its offload tiers.
+    /// Where the cached tokens were, in SGLang's form: on the worker (`device`), or in its offload tiers (`host`).
     pub fn cache_details(&self) -> serde_json::Value {
         let offload = self.finished.as_ref().map_or(0, |finished| finished.offload_tokens);
         let device = self.cached_tokens().saturating_sub(offload);

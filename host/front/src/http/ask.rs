@@ -18,11 +18,11 @@ use super::{App, sampling};
 use crate::router::{Deadline, Job};
 use crate::text::Specials;
 
-/// Everything but the prompt.
+/// All fields of a request except its prompt.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub max_new_tokens: Option<u32>,
-    /// The name of its field in this endpoint, or in this request.
+    /// The name that this endpoint or this request uses for `max_new_tokens`.
     pub answer_field: &'static str,
     pub default_max_tokens: u32,
     pub sampling: Sampling,
@@ -32,33 +32,33 @@ pub(super) struct Ask {
     pub stop: Vec<String>,
     /// The model's end tokens, unless they are ignored.
     pub end_tokens: Vec<u32>,
-    /// The request's own.
+    /// The stop tokens of the request itself.
     pub stop_tokens: Vec<u32>,
-    /// What ended the answer is part of its text.
+    /// Whether the stop string or stop token that ended the answer is part of its text.
     pub shows_stop: bool,
     pub specials: Specials,
-    /// Answers, and the candidates that they are chosen from.
+    /// The number of answers, and the number of candidates from which they are chosen.
     pub n: u32,
     pub best_of: u32,
     pub stream: bool,
     pub include_usage: bool,
-    /// Every event has the usage so far.
+    /// Whether every event has the usage so far.
     pub usage_in_all: bool,
-    /// Where cached tokens were is told.
+    /// Whether the answer tells where cached tokens were.
     pub cache_details: bool,
     pub namespace: NamespaceKey,
     pub no_cache: bool,
     /// A hash of the session's name, see [`session`].
     pub session: Option<u64>,
-    /// Smaller numbers go first. Absent: the key's, or 0.
+    /// Requests with smaller numbers go first. If absent, the priority of the key, or 0.
     pub priority: Option<i32>,
-    /// What the client gives it, from its arrival to the end of its answer.
+    /// The client's time limit, from the arrival of the request to the end of its answer.
     pub timeout: Option<Duration>,
 }
 
 /// Most answers to one request.
 pub(super) const MOST_ANSWERS: usize = 128;
-/// Fields of what this server does not have, which may ask for nothing.
+/// Fields of features that this server does not have. They are accepted only with values that ask for nothing.
 pub(super) const ABSENT: [&str; 12] = [
     "tools",
     "functions",
@@ -75,10 +75,10 @@ pub(super) const ABSENT: [&str; 12] = [
 ];
 
 pub(super) const MAX_SESSION: usize = 256;
-/// The usual one, and Dynamo's.
+/// The usual header, and Dynamo's.
 const SESSION_HEADERS: [&str; 2] = ["x-session-id", "x-dynamo-session-id"];
 const TIMEOUT_HEADER: &str = "x-request-timeout";
-/// Longest time that a client may name: a day. `--request-timeout` ends requests before.
+/// Longest time limit that a client may give: a day. `--request-timeout` may end the request earlier.
 pub(super) const MOST_SECONDS: f64 = 86_400.0;
 pub(super) const MAX_STOPS: usize = 16;
 pub(super) const MAX_STOP_BYTES: usize = 1024;
@@ -128,13 +128,13 @@ impl Ask {
         Ok(ask)
     }
 
-    /// The answer follows a grammar. These have to compile.
+    /// Makes the answer follow a grammar. `named`: grammars that have to compile first.
     pub fn follow(&mut self, grammar: Source, named: impl IntoIterator<Item = Named>) {
         self.grammar = Some(grammar);
         Arc::make_mut(&mut self.named).extend(named);
     }
 
-    /// Is served as another one: with its caches, its session, its priority and its timeout.
+    /// Takes the caching, the session, the priority and the timeout of another request.
     pub fn serve_as(&mut self, other: &Self) {
         let Self { namespace, no_cache, cache_details, session, priority, timeout, .. } = other;
         self.namespace.clone_from(namespace);
@@ -142,7 +142,7 @@ impl Ask {
         (self.priority, self.timeout) = (*priority, *timeout);
     }
 
-    /// Takes `best_of`, the candidates of which the likeliest answers are returned.
+    /// Takes `best_of`: the number of candidates, of which the likeliest are returned.
     pub fn take_best_of(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         let most = i64::try_from(MOST_ANSWERS).unwrap_or(i64::MAX);
         let Some(best_of) = fields.integer("best_of", 1..=most)? else { return Ok(()) };
@@ -159,7 +159,7 @@ impl Ask {
         Ok(())
     }
 
-    /// Says how many tokens the answer may have.
+    /// Sets how many tokens the answer may have.
     pub fn limit(&mut self, max_new_tokens: Option<u32>) -> Result<(), ApiError> {
         self.max_new_tokens = max_new_tokens;
         let least = self.sampling.min_tokens;
@@ -196,12 +196,12 @@ impl Ask {
         self.best_of as usize
     }
 
-    /// What is asked of one of the candidates: the seed is the request's, and one more for each.
+    /// The fields of one candidate. Its seed is the request's seed plus its number.
     pub fn candidate(&self, number: usize) -> Self {
         let mut ask = self.clone();
         ask.sampling.seed = ask.sampling.seed.wrapping_add(number as u64);
         if self.best_of > self.n {
-            // They are compared by it.
+            // Candidates are compared by their log probabilities.
             ask.sampling.logprobs.get_or_insert(0);
         }
         ask
@@ -218,7 +218,7 @@ impl Ask {
         self.priority = priority.and_then(|priority| i32::try_from(priority).ok());
         self.timeout = fields.number("timeout", 0.0, MOST_SECONDS, false)?.map(Duration::from_secs_f64);
         let session = fields.short_string("session_id", MAX_SESSION)?;
-        // OpenAI's name for requests that begin alike. It is no session, but it has the same effect.
+        // OpenAI's key for requests whose prompts begin alike. It is not a session, but it has the same effect.
         let prompt_cache_key = fields.take("prompt_cache_key");
         self.session = session_hash(&session).or_else(|| session_hash(prompt_cache_key.as_ref()?.as_str()?));
         Ok(())
@@ -240,7 +240,7 @@ impl Ask {
                 let mut options = Fields::within("stream_options.", options);
                 self.include_usage = options.boolean("include_usage")?.unwrap_or(false);
                 self.usage_in_all = options.boolean("continuous_usage_stats")?.unwrap_or(false);
-                // Events are not padded.
+                // The field is checked only: this server never pads events.
                 options.boolean("include_obfuscation")?;
                 options.refuse_rest(|_| None)?;
             }
@@ -249,9 +249,9 @@ impl Ask {
         Ok(())
     }
 
-    /// Refuses what OpenAI's endpoints have and this server has not, where a value would change the answer.
+    /// Refuses fields of OpenAI's endpoints that this server does not have, where their values would change the answer.
     pub fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-        // Tools that may not be called change nothing.
+        // Tools that may not be called do not change the answer.
         let choice = fields.take("tool_choice");
         match choice.as_ref().and_then(Value::as_str) {
             Some("none") => drop(fields.take("tools")),
@@ -266,7 +266,7 @@ impl Ask {
         for name in ABSENT {
             fields.refuse_unless(name, empty)?;
         }
-        // Here 0 asks for something.
+        // For this field, 0 is not the same as absent.
         fields.refuse_unless("prompt_logprobs", |value| value == &Value::Bool(false))?;
         for name in ["spaces_between_special_tokens", "detokenize"] {
             fields.refuse_unless(name, |value| value == &Value::Bool(true))?;
@@ -276,7 +276,7 @@ impl Ask {
         })
     }
 
-    /// The request in tokens, which came at this time.
+    /// The request in tokens, as the router takes it. `arrived`: when the request arrived.
     pub fn job(&self, request_id: String, prompt: Arc<Vec<u32>>, arrived: Instant) -> Job {
         let ends = [&self.end_tokens[..], &self.stop_tokens].concat();
         Job {
@@ -299,18 +299,18 @@ impl Ask {
     }
 }
 
-/// Names the session for the router, if there is a name.
+/// A hash of the session's name for the router, or none if the name is empty or too long.
 pub(super) fn session_hash(name: &str) -> Option<u64> {
     static KEYS: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);
     (!name.is_empty() && name.len() <= MAX_SESSION).then(|| KEYS.hash_one(name))
 }
 
-/// The session that headers name.
+/// The session that the request's headers name.
 pub(super) fn session(headers: &HeaderMap) -> Option<u64> {
     SESSION_HEADERS.iter().find_map(|name| session_hash(headers.get(*name)?.to_str().ok()?))
 }
 
-/// The time that a header gives the request.
+/// The time limit that the request's header sets.
 pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
     let Some(given) = headers.get(TIMEOUT_HEADER) else { return Ok(None) };
     let seconds = given.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
@@ -344,7 +344,7 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         .collect()
 }
 
-/// Checks that the request means this server's model, as one that names no model does.
+/// Checks that the request names this server's model, or no model.
 pub(super) fn check_model(app: &App, fields: &mut Fields) -> Result<(), ApiError> {
     match fields.string("model")? {
         Some(model) if model != app.model => Err(ApiError::unknown_model(&model, &app.model)),
@@ -352,7 +352,7 @@ pub(super) fn check_model(app: &App, fields: &mut Fields) -> Result<(), ApiError
     }
 }
 
-/// At least one token.
+/// Checks that a prompt has at least one token.
 pub(super) fn not_empty(name: &str, prompt: Vec<u32>) -> Result<Vec<u32>, ApiError> {
     if prompt.is_empty() {
         return Err(ApiError::field(name, format!("{name} is empty: it must have at least one token")));

@@ -55,7 +55,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
         }
     };
     let conversation = Conversation::take(&mut fields)?;
-    // The template writes the special tokens.
+    // The template adds the special tokens, so the request may not ask for more.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
     fields.refuse_rest(|_| None)?;
     let turn = Turn::new(app, conversation, tools.as_ref(), &mut ask)?;
@@ -69,7 +69,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
         usage_in_all: ask.usage_in_all,
         cache_details: ask.cache_details,
         thinks: app.text.dialect.thinks,
-        // A call of a named tool ends as text does, with OpenAI too.
+        // With OpenAI, too, an answer that calls a named tool ends with the reason of a text answer.
         named: tools.is_some_and(|tools| matches!(tools.choice, Choice::Named(_))),
         answers: (0..ask.n).map(|_| answer()).collect(),
         waiting: 0,
@@ -96,7 +96,7 @@ struct Chat {
 
 /// One of the answers to a request.
 struct Answer {
-    /// The event with the role was sent.
+    /// Whether the event with the role was sent.
     begun: bool,
     spoken: Spoken,
     /// Tokens whose log probabilities wait for an event.

@@ -70,7 +70,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion
 
 /// One prompt.
 struct Prompt {
-    /// As it was given, if it was given as text.
+    /// The prompt as the request gave it, if it is a text.
     given: Option<String>,
     /// At least one.
     tokens: Vec<u32>,
@@ -97,7 +97,7 @@ fn texts(app: &App, prompts: &mut [Prompt], ask: &Ask) -> Result<Vec<String>, Ap
     prompts.iter_mut().map(&mut text).collect()
 }
 
-/// A string, a list of token ids, or a list of either.
+/// Reads the prompts: a string, a list of token ids, or a list of either.
 fn read_prompts(app: &App, given: Option<Value>) -> Result<Vec<Prompt>, ApiError> {
     match given {
         None => Err(ApiError::field("prompt", "prompt is missing")),
@@ -139,9 +139,9 @@ struct Completion {
     cache_details: bool,
     /// Answers to each prompt.
     n: usize,
-    /// What each prompt's answers begin with.
+    /// The text with which the answers to each prompt begin.
     echoes: Vec<String>,
-    /// Of each answer, whether it has begun.
+    /// For each answer, whether it has begun.
     begun: Vec<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! A conversation on its way into the prompt, and how the answer to it is read.
+//! Turns a conversation into a prompt, and reads the answer to it.
 
 use std::sync::Arc;
 
@@ -15,30 +15,30 @@ use crate::text::CallFormat;
 use crate::text::calls::Function;
 use crate::text::reasoning::{Thoughts, closes_thoughts, opens_thoughts};
 
-/// What a chat template is given.
+/// The input of a chat template.
 pub(super) struct Conversation {
-    /// The field that it came in.
+    /// The name of the field that has the conversation.
     pub field: &'static str,
     /// A list of objects with `role` and `content`.
     pub messages: Value,
-    /// There are calls of tools among them, or what tools gave.
+    /// Whether there are tool calls or tool results among the messages.
     pub has_calls: bool,
-    /// What the request adds to what the template sees.
+    /// Variables that the request adds to the template's input.
     pub extra: Map<String, Value>,
 }
 
-/// A conversation as the model is given it, and how its answer is read.
+/// A conversation as the model gets it, and how its answer is read.
 pub(super) struct Turn {
     pub prompt: Vec<u32>,
     thoughts: Option<Thoughts>,
-    /// How calls are written, and the tools.
+    /// The format of the calls, and the tools.
     calls: Option<(CallFormat, Arc<[Function]>)>,
-    /// Most calls that are passed on.
+    /// Most calls that are passed on to the client.
     most_calls: usize,
 }
 
 impl Conversation {
-    /// Takes what chats call it.
+    /// Takes the conversation from the fields of a chat request.
     ///
     /// # Errors
     /// When a field is wrong.
@@ -52,7 +52,7 @@ impl Conversation {
         Ok(Self { field: "messages", messages, has_calls, extra })
     }
 
-    /// Its tokens. `special`: with those that a plain prompt is given, too.
+    /// The tokens of the conversation. `special`: with the special tokens that a plain prompt also gets.
     ///
     /// # Errors
     /// When the model has no template, or its template refuses the messages.
@@ -60,7 +60,7 @@ impl Conversation {
         not_empty(self.field, prompt::encode(app, &self.rendered(app)?, special)?)
     }
 
-    /// What the template makes of it.
+    /// The text that the template makes of the conversation.
     fn rendered(&mut self, app: &App) -> Result<String, ApiError> {
         let Some(template) = &app.text.template else {
             let add = match app.about.model_path {
@@ -78,7 +78,8 @@ impl Conversation {
             return Err(ApiError::field(self.field, message));
         }
         if !template.knows("developer") {
-            // OpenAI's newer name of the same role. A template that does not know it would leave the message out.
+            // `developer` is OpenAI's newer name of the role `system`. A template that does not know the name would leave the
+            // message out.
             for message in self.messages.as_array_mut().into_iter().flatten() {
                 if message["role"] == "developer" {
                     message["role"] = json!("system");
@@ -90,10 +91,11 @@ impl Conversation {
 }
 
 impl Turn {
-    /// Offers the tools, and gives the request the grammar of the calls that it demands.
+    /// Gives the tools to the template, and gives the request the grammar of the calls that it demands.
     ///
     /// # Errors
-    /// When the template refuses the conversation, a call cannot be demanded, or the request has a grammar of its own, too.
+    /// When the template refuses the conversation, when a call cannot be demanded, or when the request has another grammar as
+    /// well.
     pub fn new(
         app: &App,
         mut conversation: Conversation,
@@ -104,7 +106,7 @@ impl Turn {
             conversation.extra.insert("tools".into(), tools.given.clone());
         }
         let text = conversation.rendered(app)?;
-        // The template has written the special tokens itself.
+        // The template itself has written the special tokens.
         let prompt = not_empty(conversation.field, prompt::encode(app, &text, false)?)?;
         let thinks = app.text.dialect.thinks;
         let reads = tools.filter(|tools| tools.choice != Choice::None).zip(app.text.calls());
@@ -128,7 +130,7 @@ impl Turn {
         })
     }
 
-    /// Takes one answer apart.
+    /// Makes a reader that takes one answer apart.
     pub fn spoken(&self) -> Spoken {
         let calls = self.calls.as_ref().map(|(format, tools)| format.reader(tools));
         Spoken::new(self.thoughts.clone(), calls, self.most_calls)

@@ -1,29 +1,30 @@
-//! What browsers ask before a page of another origin may use this server, and what they are told.
+//! Cross-origin requests (CORS): the questions that browsers ask before a page of another origin may use this server, and the
+//! answers.
 
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::identity::Origins;
 
-/// A browser asks again after so many seconds.
+/// Seconds for which a browser remembers the answer.
 const REMEMBERED: &str = "600";
-/// What pages may read of an answer's head.
+/// Headers of an answer that pages may read.
 const SHOWN: &str = "x-request-id, retry-after";
-/// What pages may send: their keys, and what a request is given beside its body.
+/// Headers that pages may send: keys, and the settings that a request has beside its body.
 const TAKEN: &str = "authorization, content-type, x-api-key, x-request-id, x-session-id, x-request-timeout";
 
-/// The origin of the page that sends a request, if it is another one that may.
+/// The origin of the page that sends a request, if that origin may use this server.
 pub(super) fn page(origins: &Origins, headers: &HeaderMap) -> Option<HeaderValue> {
     let origin = headers.get(header::ORIGIN)?;
     origins.allow(origin.to_str().ok()?).then(|| origin.clone())
 }
 
-/// Whether a browser asks what a page may do.
+/// Whether the request is a preflight: a browser asks what a page may do.
 pub(super) fn is_question(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// The answer to that.
+/// The answer to a preflight.
 pub(super) fn answer() -> Response {
     let allowed = [
         (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"),
@@ -33,7 +34,7 @@ pub(super) fn answer() -> Response {
     (StatusCode::NO_CONTENT, allowed).into_response()
 }
 
-/// Lets the page read the answer.
+/// Adds the headers that let the page read the answer.
 pub(super) fn permit(mut answer: Response, page: Option<HeaderValue>) -> Response {
     if let Some(origin) = page {
         let headers = answer.headers_mut();

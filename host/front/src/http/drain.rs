@@ -12,11 +12,11 @@ use serde_json::json;
 use super::error::ApiError;
 use super::{Shared, json as json_response};
 
-/// Which worker.
+/// The query of the endpoint.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Named {
-    /// A worker's name, or its instance where two have one name.
+    /// The name of a worker, or its instance where two workers have the same name.
     worker: String,
 }
 

@@ -26,7 +26,7 @@ pub(super) struct ApiError {
     is_final: bool,
     /// The client should make a new connection, perhaps to another server.
     hangs_up: bool,
-    /// What the audit log says of it.
+    /// The reason that the audit log gives.
     refusal: Option<Refusal>,
 }
 
@@ -55,7 +55,7 @@ impl ApiError {
         Self { param: Some(name.to_owned()), ..Self::invalid(message) }
     }
 
-    /// A field that this server does not have.
+    /// The request has a field that this server does not support.
     pub fn unsupported(name: &str, message: impl Into<String>) -> Self {
         Self { code: Some("unsupported_parameter"), ..Self::field(name, message) }
     }
@@ -88,7 +88,7 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     }
 
-    /// This server takes no more now.
+    /// The server takes no more requests now.
     pub fn busy(message: String) -> Self {
         Self {
             code: Some("server_busy"),
@@ -97,7 +97,7 @@ impl ApiError {
         }
     }
 
-    /// All of something is taken.
+    /// All of one resource is taken.
     pub fn full(message: String, refusal: Refusal) -> Self {
         Self { refusal: Some(refusal), ..Self::busy(message) }
     }
@@ -107,7 +107,7 @@ impl ApiError {
         Self { hangs_up: true, ..Self::busy("the server is shutting down; try again soon".to_owned()) }
     }
 
-    /// This server takes no more from this client now.
+    /// The server takes no more from this client now, because the client has its share of `what`.
     pub fn over_share(what: &str, refusal: Refusal) -> Self {
         Self::limited(
             format!(
@@ -117,7 +117,7 @@ impl ApiError {
         )
     }
 
-    /// This client has to read first.
+    /// The client has to read answers first.
     pub fn unread(refusal: Refusal) -> Self {
         let message = "this client has as many bytes of answers that it has not read as its share of this server allows; read some \
                        of them first";
@@ -133,7 +133,7 @@ impl ApiError {
         }
     }
 
-    /// An answer that no client could get at once.
+    /// The answer is longer than the limit of all answers, so no client could get it at once.
     pub fn too_long_an_answer(limit: usize) -> Self {
         Self::invalid(format!(
             "the answer has more than {limit} bytes, which is the limit of all answers (--max-answer-bytes); ask for less at once, or \
@@ -141,7 +141,7 @@ impl ApiError {
         ))
     }
 
-    /// The request does not say whose it is.
+    /// The request has no valid key or tenant.
     pub fn no_key(message: &str, refusal: Refusal) -> Self {
         Self {
             code: Some("invalid_api_key"),
@@ -155,7 +155,7 @@ impl ApiError {
         Self::forbidden(message, Refusal::NotOperator)
     }
 
-    /// A gateway's clients are no operators.
+    /// A gateway's client asks for an operator's endpoint.
     pub fn of_a_tenant(path: &str, header: &HeaderName) -> Self {
         let message = format!(
             "{path} is for operators, and {header} names a tenant: call it at the address that --admin names"
@@ -196,7 +196,7 @@ impl ApiError {
         Self { refusal: Some(Refusal::ContentType), ..error }
     }
 
-    /// A worker does not do what an operator asks for.
+    /// A worker does not do what an operator asked for.
     pub fn bad_worker(message: String) -> Self {
         Self::new(StatusCode::BAD_GATEWAY, "server_error", message)
     }
@@ -218,12 +218,12 @@ impl ApiError {
         }
     }
 
-    /// The sentence that clients read.
+    /// The message for a person.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What programs act on.
+    /// The code for programs.
     pub fn code(&self) -> Option<&'static str> {
         self.code
     }
@@ -277,7 +277,7 @@ impl IntoResponse for ApiError {
             response.extensions_mut().insert(refusal);
         }
         if self.is_final {
-            // OpenAI's clients repeat what is answered 408, unless this says otherwise.
+            // OpenAI's clients repeat a request that is answered 408, unless this header forbids it.
             response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         if let Some(seconds) = self.retry_after {

@@ -1,4 +1,4 @@
-//! Fields of a request, taken out one by one, so that an error can name the field and what it got.
+//! Takes the fields of a request one by one, so that an error can name the field and its value.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -10,16 +10,16 @@ use serde_json::{Map, Value};
 use super::error::ApiError;
 use super::values;
 
-/// The body's top level. `null` is the same as absent.
+/// The fields of one JSON object of the request. A field that is `null` is the same as absent.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     fields: Map<String, Value>,
-    /// Put before names in messages: "sampling_params." or nothing.
+    /// Prefix of field names in messages: "sampling_params." or nothing.
     prefix: &'static str,
 }
 
-/// Fields of other servers that this one ignores, because no answer depends on them. They say how a request is filed, billed,
-/// scheduled, cached or logged.
+/// Fields of other servers that this server ignores, because the answer does not depend on them: they concern filing, billing,
+/// scheduling, caching or logging.
 pub(super) const HARMLESS: [&str; 11] = [
     "user",
     "metadata",
@@ -49,7 +49,7 @@ impl Fields {
         }
     }
 
-    /// The fields of an object within the body, whose names have this prefix in messages.
+    /// The fields of an object within the body. Messages put this prefix before their names.
     pub fn within(prefix: &'static str, fields: Map<String, Value>) -> Self {
         Self { fields, prefix }
     }
@@ -73,12 +73,12 @@ impl Fields {
         self.fields.remove(name).filter(|value| !value.is_null())
     }
 
-    /// A field that stays.
+    /// Reads a field without taking it.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.fields.get(name)
     }
 
-    /// The error for a field that should have been something else.
+    /// The error for a field with a wrong value.
     pub fn wrong(&self, name: &str, expected: impl Display, got: &Value) -> ApiError {
         let full = format!("{}{name}", self.prefix);
         ApiError::field(&full, format!("{full} must be {expected}, got {}", echo(got)))
@@ -158,7 +158,7 @@ impl Fields {
         }
     }
 
-    /// Token ids less than `vocabulary`.
+    /// Reads token ids, which must be less than `vocabulary`.
     pub fn token_ids(&self, name: &str, items: &[Value], vocabulary: u32) -> Result<Vec<u32>, ApiError> {
         items
             .iter()
@@ -187,10 +187,11 @@ impl Fields {
         }
     }
 
-    /// Refuses what was not taken: a misspelt field, or one that this server does not have. `hint` may say what to do.
+    /// Refuses the fields that were not taken: misspelt fields, and fields that this server does not have. `hint` may say what to
+    /// do.
     ///
-    /// Clients of other servers send fields that are switched off. What is `false`, 0 or empty asks for nothing, unless there is a
-    /// hint for it: a temperature of 0 in the wrong place was set on purpose.
+    /// Clients of other servers send fields that are switched off. So a value that is `false`, 0 or empty is accepted, unless
+    /// there is a hint for the field: a temperature of 0 in the wrong place was set on purpose.
     pub fn refuse_rest(mut self, hint: impl Fn(&str) -> Option<String>) -> Result<(), ApiError> {
         self.fields.retain(|name, value| {
             let asks = !value.is_null() && (!empty(value) || hint(name).is_some());
@@ -232,16 +233,16 @@ pub(super) fn empty(value: &Value) -> bool {
     }
 }
 
-/// An integer, or a float that is one: `4.0` is what languages with one kind of number write.
+/// An integer, or a float without a fraction: languages with one kind of number write `4.0`.
 fn whole(value: &Value) -> Option<i64> {
-    /// Beyond it not every integer is a float.
+    /// Above this number, a float cannot represent every integer.
     const EXACT: f64 = (1_u64 << 53) as f64;
     #[expect(clippy::cast_possible_truncation, reason = "it has no fraction, and its size is checked")]
     let of_float = |number: f64| (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64);
     value.as_i64().or_else(|| of_float(value.as_f64()?))
 }
 
-/// A field's name, as far as a message repeats it.
+/// A field's name, or its length if it is too long for a message.
 fn shorten(name: &str) -> String {
     if name.len() <= LONGEST_ECHO {
         name.to_owned()
@@ -250,7 +251,7 @@ fn shorten(name: &str) -> String {
     }
 }
 
-/// A value, as far as a message repeats it.
+/// A value, or its length if it is too long for a message.
 pub(super) fn echo(value: &Value) -> String {
     let text = value.to_string();
     if text.len() <= LONGEST_ECHO {
@@ -263,7 +264,7 @@ pub(super) fn echo(value: &Value) -> String {
     }
 }
 
-/// Which fields are looked at, and what may be in them, for the tests of what lists them.
+/// Records which fields were looked at, and their schemas, for tests of the documents that list the fields.
 #[cfg(test)]
 pub(super) mod asked {
     use std::cell::RefCell;
@@ -280,7 +281,7 @@ pub(super) mod asked {
     }
 
     pub fn note_kind(prefix: &str, name: &str, kind: Value) {
-        // The first look takes the field.
+        // Keeps the first entry, because the first look takes the field.
         ASKED.with_borrow_mut(|asked| asked.entry(format!("{prefix}{name}")).or_insert(kind).clone());
     }
 

@@ -1,6 +1,6 @@
-//! Entrances for fuzzing: what a router reads of requests, as functions of bytes.
+//! Entry points for fuzzing: the readers of requests as functions of bytes.
 //!
-//! Each answers whether the bytes were accepted, and none may panic, whatever they are.
+//! Each function tells whether the bytes were accepted. None may panic, whatever the bytes are.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,12 +18,12 @@ use crate::registry::{Policy, Registry, Terms};
 use crate::router::{Retry, Router, Waits};
 use crate::text::{ChatTemplate, TextModel};
 
-/// It has a place for all that a conversation can have.
+/// A template with a place for everything that a conversation can have.
 const TEMPLATE: &str = "{% if tools %}<tool_call> one of {{ tools | tojson }}{% endif %}\
 {% for message in messages %}<{{ message.role }}>{{ message.content }}\
 {% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}\
 {% endfor %}<assistant>";
-/// Steps of a template: enough for any loop over a small input, and few enough that an endless one costs no time.
+/// Most steps of a template: enough for any loop over a small input, and few enough to end an endless loop fast.
 const FUEL: u64 = 20_000;
 /// Largest body, in bytes.
 const MAX_BODY: usize = 1 << 20;
@@ -71,7 +71,7 @@ pub(super) fn app() -> &'static App {
     })
 }
 
-/// A request's body. Its first byte says to which endpoint the body goes.
+/// Reads a request's body. The first byte selects the endpoint.
 #[must_use]
 pub fn body(bytes: &[u8]) -> bool {
     let Some((endpoint, body)) = bytes.split_first() else { return false };
@@ -85,7 +85,7 @@ pub fn body(bytes: &[u8]) -> bool {
     }
 }
 
-/// A chat template, and behind a zero byte the messages that it is given.
+/// Renders a chat template with the messages that follow it, separated by a zero byte.
 #[must_use]
 pub fn template(bytes: &[u8]) -> bool {
     let mut texts = bytes.splitn(2, |byte| *byte == 0).map(String::from_utf8_lossy);

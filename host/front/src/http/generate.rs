@@ -1,4 +1,4 @@
-//! `POST /generate`, in SGLang's shape, with figures for benchmarks of split prefill and decode.
+//! `POST /generate`, in SGLang's shape, with figures for benchmarks of prefill/decode split.
 
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
@@ -16,7 +16,7 @@ use super::respond::{Event, Item, Prepared, Shape, serve, written};
 use super::{App, RequestId, Shared, prompt};
 use crate::text::Tokenizer;
 
-/// Fields that belong into `sampling_params`, and are often put beside it.
+/// Fields of `sampling_params` that clients often put beside it by mistake.
 pub(super) const SAMPLING: [&str; 10] = [
     "n",
     "temperature",
@@ -30,9 +30,9 @@ pub(super) const SAMPLING: [&str; 10] = [
     "sampling_seed",
 ];
 
-/// An event of a stream comes when the answer has grown by one part of so many. Each event repeats everything before it, as
-/// SGLang's do, so one for each token would add up to bytes that grow with the square of the answer. These add up to at most
-/// so many times the last one. Up to this many tokens each has an event of its own.
+/// Limits the number of events of a stream: an event comes when the answer has grown by 1/`EVENTS`. Each event repeats everything
+/// before it, as SGLang's do, so one event for each token would add up to bytes that grow with the square of the answer. With
+/// this limit they add up to at most `EVENTS` times the last event. Each of the first `EVENTS` tokens has an event of its own.
 const EVENTS: usize = 512;
 /// The same with log probabilities, which are many times as long as the text.
 const EVENTS_WITH_LOGPROBS: usize = 64;
@@ -211,15 +211,15 @@ fn ask(app: &App, params: Map<String, Value>) -> Result<Ask, ApiError> {
 
 struct Generate {
     logprobs: bool,
-    /// Several answers: each is told with its index, and all at once as a list.
+    /// Whether there are several answers: each event then has an index, and a whole answer is a list.
     is_list: bool,
-    /// Each answer. Each event repeats everything, as SGLang's clients expect.
+    /// The answers. Each event repeats everything before it, as SGLang's clients expect.
     told: Vec<Told>,
     /// Bytes of the pieces that were told.
     bytes: usize,
 }
 
-/// An answer as it is told.
+/// An answer, as far as the client is told it.
 #[derive(Clone, Default)]
 struct Told {
     id: String,
@@ -239,7 +239,7 @@ impl Told {
         self.shown.extend(piece.shown);
     }
 
-    /// Whether it has grown enough since the last event.
+    /// Whether the answer has grown enough for an event.
     fn is_due(&self) -> bool {
         let tokens = self.tokens.len();
         let events = if self.shown.is_empty() { EVENTS } else { EVENTS_WITH_LOGPROBS };

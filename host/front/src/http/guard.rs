@@ -1,4 +1,4 @@
-//! The first look at every request: how it is addressed, which page sent it, and whose it is.
+//! The first check of every request: the name that it is addressed to, the web page that sent it, and its caller.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, Uri, header};
@@ -15,20 +15,20 @@ use crate::identity::{Caller, Hosts, Identities, Unknown};
 
 /// Endpoints that only operators may use where requests need keys.
 const OF_OPERATORS: [&str; 3] = ["/flush_cache", "/drain", "/metrics"];
-/// Endpoints that need no key: load balancers ask them. Without an operator's key they say no more than the state.
+/// Endpoints that need no key, because load balancers call them. Without an operator's key they tell only the state.
 const OF_ALL: [&str; 3] = ["/health", "/health/live", "/health/ready"];
 
-/// Refuses what a web page of another origin sends, what is addressed to a name that is not this server's, what is no JSON, and what
-/// has no caller. Handlers find the [`Caller`] among the request's extensions.
+/// Refuses a request that a web page of another origin sends, that is addressed to a name that is not this server's, that is not
+/// JSON, or that has no known caller. Handlers find the [`Caller`] among the request's extensions.
 pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Request, next: Next) -> Response {
     let Entrance { app, audience, identities } = &*entrance;
-    // The listener says so for each of its connections.
+    // The listener adds the peer to each request of its connections.
     let known = request.extensions().get::<Peer>().map(|peer| peer.0);
     let address = known.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let headers = request.headers();
     let (hosts, host) = (&identities.hosts, addressed(request.uri(), headers));
     let path = request.uri().path();
-    // What operators do is for no page of another origin.
+    // Pages of other origins may not use the operators' endpoints.
     let page = (!is_of_operators(path)).then(|| cors::page(&identities.origins, headers)).flatten();
     if page.is_some() && cors::is_question(request.method(), headers) && is_addressed(hosts, host).is_ok() {
         return cors::permit(cors::answer(), page);
@@ -38,10 +38,10 @@ pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Reques
         None => is_own_page(hosts, headers, host),
     };
     let checked = is_addressed(hosts, host).and(is_page).and_then(|()| is_json(request.method(), headers));
-    // Where operators have a listener of their own, there is nothing to permit on the other.
+    // Where operators have a listener of their own, the clients' listener serves no operators' endpoint.
     let operates = is_of_operators(path) && *audience != Audience::Clients;
     let is_of_all = OF_ALL.contains(&path);
-    // Without keys an operator is known by the address alone, and a page that was loaded from a name of its own has that, too.
+    // Without keys, an operator is known by the address alone. A page that was loaded under another name has the same address.
     let is_named = identities.keys.is_some() || host.is_none_or(|host| hosts.for_operators().allow(host));
     let known = identities.caller(headers, address);
     let logged = known.as_ref().ok().cloned();
@@ -74,7 +74,7 @@ pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Reques
         }
         Err(error) => error.into_response(),
     };
-    // Of the guard's own refusals, and of those that handlers make.
+    // Logs the refusals of the guard, and those of handlers.
     if let Some(refusal) = answer.extensions().get::<Refusal>() {
         let client = logged.as_ref().map(Caller::logged);
         app.audit.request(*refusal, client.as_deref(), address);
@@ -82,8 +82,8 @@ pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Reques
     cors::permit(answer, page)
 }
 
-/// The answer to a request of a caller, which counts until it is sent. A client that has its share of unread answers gets no work
-/// done for another. What operators change is not undone, so they are told of it in any case.
+/// Runs a caller's request and counts the answer until it is sent. A client that already has its share of unread answers gets no
+/// other request served. Operators' changes are not limited: a change cannot be undone, so the operator must get the answer.
 async fn answered(app: &App, caller: Caller, mut request: Request, next: Next) -> Response {
     let client = caller.client.clone();
     request.extensions_mut().insert(caller);
@@ -97,7 +97,7 @@ async fn answered(app: &App, caller: Caller, mut request: Request, next: Next) -
     app.unread.count(&client, next.run(request).await).await
 }
 
-/// Without keys only those that come without a gateway are operators.
+/// The error for a caller that is not an operator. Without keys, the clients of a gateway are not operators.
 fn not_an_operator(identities: &Identities, path: &str) -> ApiError {
     match (&identities.keys, &identities.tenant_header) {
         (None, Some(header)) => ApiError::of_a_tenant(path, header),
@@ -105,13 +105,13 @@ fn not_an_operator(identities: &Identities, path: &str) -> ApiError {
     }
 }
 
-/// Whether only operators may use what is at a path.
+/// Whether a path is for operators only.
 pub(super) fn is_of_operators(path: &str) -> bool {
     OF_OPERATORS.contains(&path)
 }
 
-/// Whether an operator's call that changes something is believed from an address: without keys every client is an operator, and only
-/// those on this machine may change something.
+/// Whether an operator's request with this method is allowed from this address. Without keys every client counts as an operator,
+/// and only clients of this machine may change something.
 fn may_change(has_keys: bool, method: &Method, address: IpAddr) -> bool {
     has_keys || method != Method::POST || address.to_canonical().is_loopback()
 }
@@ -121,9 +121,9 @@ pub(super) fn is_operator(caller: Option<&Caller>) -> bool {
     caller.is_some_and(|caller| caller.admin)
 }
 
-/// The name under which a request addresses this server. Browsers always give one.
+/// The name under which a request addresses this server. Browsers always send one.
 fn addressed<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
-    // HTTP/2 has it in the address.
+    // HTTP/2 has the name in the address.
     let given = uri.authority().map(|authority| authority.as_str());
     given.or_else(|| headers.get(header::HOST)?.to_str().ok())
 }
@@ -135,19 +135,20 @@ fn is_addressed(hosts: &Hosts, host: Option<&str>) -> Result<(), ApiError> {
     }
 }
 
-/// Browsers say which page sends a request that may change something. Programs say nothing.
+/// Checks the page that sent the request. Browsers name the page for each request that may change something. Other programs send
+/// no origin.
 fn is_own_page(hosts: &Hosts, headers: &HeaderMap, host: Option<&str>) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let page = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
     match (page, host) {
         (Some((_scheme, page)), Some(host)) if page.eq_ignore_ascii_case(host) => Ok(()),
-        // A proxy may have addressed this server in its own way.
+        // A proxy may have changed the name that the request is addressed to.
         (Some((_scheme, page)), _) if hosts.name(page) => Ok(()),
         _ => Err(ApiError::cross_origin(&String::from_utf8_lossy(origin.as_bytes()))),
     }
 }
 
-/// A web page may send these types to another origin without asking first. The last is what curl calls a body unasked.
+/// Types that a web page may send to another origin without a preflight. curl uses the last one by default.
 const OF_FORMS: [&str; 3] = ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded"];
 
 fn is_json(method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {

@@ -14,7 +14,7 @@ use super::{Shared, json as json_response, typed};
 use crate::identity::Caller;
 use crate::registry::{Following, WorkerState};
 
-/// 200 while at least one set of workers can serve a request.
+/// `/health`: 200 while at least one set of workers can serve a request.
 pub(super) async fn health(State(app): Shared, caller: Option<Extension<Caller>>) -> Response {
     let now = app.router.registry().snapshot();
     let (status, text) = match now.unusable {
@@ -34,7 +34,7 @@ pub(super) async fn health(State(app): Shared, caller: Option<Extension<Caller>>
                 WorkerState::Draining => ("draining", None),
                 WorkerState::Warming(why) => ("warming", Some(why)),
             };
-            // Each rank of a worker has its own endpoint.
+            // Each rank of a worker has an entry of its own, so the plugins are collected in a set.
             let plugins: BTreeSet<&str> =
                 worker.info.transfer.iter().map(|way| way.plugin.as_str()).collect();
             json!({

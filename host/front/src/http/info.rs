@@ -1,4 +1,4 @@
-//! What clients and gateways ask of a server before they send requests: `/v1/models`, `/server_info`, `/model_info`, `/version`.
+//! Endpoints that describe the server to clients and gateways: `/v1/models`, `/server_info`, `/model_info`, `/version`.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, Path, State};
@@ -25,7 +25,7 @@ fn model_object(app: &App) -> Value {
     })
 }
 
-/// The list of models, which has one.
+/// `/v1/models`: the list of models, which has one entry.
 pub(super) async fn models(State(app): Shared) -> Response {
     json_response(&json!({"object": "list", "data": [model_object(&app)]}))
 }
@@ -48,7 +48,7 @@ pub(super) async fn version() -> Response {
     json_response(&json!({"version": VERSION}))
 }
 
-/// Paths of files are told to operators alone. Others get the served name in their place.
+/// The paths of model and tokenizer, for operators only. Other callers get the served name instead.
 fn paths(app: &App, caller: Option<&Caller>) -> (String, String) {
     let shown = |path: Option<&String>| match path {
         Some(path) if is_operator(caller) => path.clone(),
@@ -60,7 +60,7 @@ fn paths(app: &App, caller: Option<&Caller>) -> (String, String) {
     (model, tokenizer)
 }
 
-/// `/model_info` and `/get_model_info`, as SGLang answers them. Its benchmark loads the tokenizer that this names.
+/// `/model_info` and `/get_model_info`, in SGLang's form. SGLang's benchmark loads the tokenizer that the answer names.
 pub(super) async fn model_info(State(app): Shared, caller: Option<Extension<Caller>>) -> Response {
     let (model_path, tokenizer_path) = paths(&app, caller.as_deref());
     json_response(&json!({
@@ -75,7 +75,8 @@ pub(super) async fn model_info(State(app): Shared, caller: Option<Extension<Call
     }))
 }
 
-/// `/server_info` and `/get_server_info`, as far as gateways and benchmarks read SGLang's. The whole cluster answers as one server.
+/// `/server_info` and `/get_server_info`, with the fields of SGLang's that gateways and benchmarks read. The whole cluster
+/// answers as one server.
 pub(super) async fn server_info(State(app): Shared, caller: Option<Extension<Caller>>) -> Response {
     let (model_path, tokenizer_path) = paths(&app, caller.as_deref());
     let now = app.router.registry().snapshot();
@@ -97,7 +98,7 @@ pub(super) async fn server_info(State(app): Shared, caller: Option<Extension<Cal
     }))
 }
 
-/// Endpoints of other servers that this one has not.
+/// The answer of endpoints for embeddings, which this server does not have.
 pub(super) async fn no_embeddings() -> ApiError {
     ApiError::not_found(
         "this server generates text and computes no embeddings: use a server with an embedding model".into(),

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::answer::Shown;
 use crate::text::Tokenizer;
 
-/// What other servers write for "impossible", because JSON has no infinity.
+/// The number that other servers write for a log probability of minus infinity, because JSON has no infinity.
 const LEAST: f32 = -9999.0;
 
 fn number(logprob: f32) -> f32 {

@@ -1,7 +1,7 @@
 //! `GET /openapi.json`: the API as an OpenAPI document.
 //!
-//! Schemas of bodies use the limits that bodies are read with. `reference` compares every field with what reads it, and every path with
-//! those that are served.
+//! The schemas of bodies use the limits with which bodies are read. `reference` compares every field with the code that reads it,
+//! and every path with the paths that are served.
 
 mod answers;
 mod fields;
@@ -34,11 +34,11 @@ impl Document {
     }
 }
 
-/// What the schemas have of the model.
+/// Facts about the model that the schemas depend on.
 struct About {
     model: String,
     vocabulary: u32,
-    /// Characters of the shortest text that has a token.
+    /// Least number of characters of a text that has a token.
     least_text: usize,
 }
 

@@ -1,11 +1,11 @@
-//! Between a generation and its client: as many bytes as a client may be behind.
+//! The buffer between a generation and its client. It limits how many bytes of an answer may be unread.
 //!
-//! A generation that has ended gives its place and its pages back at once, whether or not its client has read the answer. One
-//! that is under way waits for its client when so much is unread, and is cancelled when its client takes nothing for too long.
+//! A generation that has ended frees its place and its pages at once, whether or not its client has read the answer. A generation
+//! under way waits for its client when too many bytes are unread. It is cancelled when its client takes nothing for too long.
 //!
-//! What is unread counts in the client's share of unread answers (`unread`), until it is sent. A client that has its share may be
-//! behind by one piece: its generations go on as it reads. A stream of which nothing is taken ends (`connections::activity`), whether or
-//! not its generation goes on.
+//! Unread bytes count in the client's share of unread answers (`unread`) until they are sent. A client that has used up its share
+//! may be behind by one piece: its generations go on as it reads. A stream of which the client takes nothing ends
+//! (`connections::activity`), whether or not its generation goes on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::unread::{Collected, Unread};
 /// Most bytes of one answer that wait for its client: about a thousand events.
 const UNREAD: usize = 256 << 10;
 
-/// The generation's end.
+/// The end that the generation writes to.
 pub(super) struct Outflow {
     events: mpsc::UnboundedSender<Sent>,
     room: Arc<Semaphore>,
@@ -30,7 +30,7 @@ pub(super) struct Outflow {
     client: Client,
 }
 
-/// Why nothing more can be sent.
+/// The reason why nothing more can be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoOutflow {
     /// The client has hung up.
@@ -39,27 +39,27 @@ pub(super) enum NoOutflow {
     Stalled,
 }
 
-/// What ends the body of a client that takes nothing.
+/// The error that ends the body of a client that takes nothing.
 #[derive(Debug, thiserror::Error)]
 #[error("the client did not read the answer for {0:?}")]
 struct Stalled(Duration);
 
 type Sent = Result<Piece, Stalled>;
 
-/// What is sent.
+/// A piece of an answer, with the room that it takes.
 struct Piece {
     bytes: Bytes,
     takes: Takes,
 }
 
-/// What pieces take until they are gone.
+/// The room and the share that a piece holds until it is dropped.
 struct Takes {
     _room: OwnedSemaphorePermit,
-    /// Of the client's share, if there was any left.
+    /// Part of the client's share, if any was left.
     _share: Option<Collected>,
 }
 
-/// The memory of pieces, which HTTP may have for a while.
+/// The memory of joined pieces. HTTP may keep it for a while.
 struct Owner {
     bytes: Bytes,
     _takes: Vec<Takes>,
@@ -71,7 +71,7 @@ impl AsRef<[u8]> for Owner {
     }
 }
 
-/// Both ends. A client that is behind has `patience` to take something.
+/// Makes both ends. A client that is behind has `patience` to take something.
 pub(super) fn outflow(patience: Duration, unread: Unread, client: Client) -> (Outflow, Body) {
     let (events, received) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(UNREAD));
@@ -81,13 +81,13 @@ pub(super) fn outflow(patience: Duration, unread: Unread, client: Client) -> (Ou
 }
 
 impl Outflow {
-    /// Sends bytes when there is room for them. More than all room are sent when all of it is free.
+    /// Sends bytes when there is room for them. Bytes that exceed the whole room are sent when all of it is free.
     pub(super) async fn send(&self, bytes: Bytes) -> Result<(), NoOutflow> {
         let mut share = self.unread.collect(&self.client);
         let share = share.grow(bytes.len()).is_ok().then_some(share);
-        // Without a share it waits until all before it is sent, and what comes then waits for it.
+        // A piece without a share waits until all pieces before it are sent, and later pieces wait for it.
         let wanted = if share.is_some() { bytes.len().min(UNREAD) } else { UNREAD };
-        // UNREAD fits.
+        // UNREAD fits into `u32`.
         let room = Arc::clone(&self.room).acquire_many_owned(u32::try_from(wanted).unwrap_or(u32::MAX));
         let room = tokio::select! {
             room = clock::timeout(self.patience, room) => room,
@@ -95,7 +95,7 @@ impl Outflow {
         };
         let room = match room {
             Ok(Ok(room)) => room,
-            // It is never closed.
+            // The semaphore is never closed.
             Ok(Err(_closed)) => return Err(NoOutflow::Gone),
             Err(_elapsed) => {
                 drop(self.events.send(Err(Stalled(self.patience))));
@@ -112,14 +112,15 @@ impl Outflow {
     }
 }
 
-/// The client's end.
+/// The end that the client's body reads from.
 struct Inflow {
     received: mpsc::UnboundedReceiver<Sent>,
     stalled: Option<Stalled>,
 }
 
 impl Inflow {
-    /// Waits until something is there, and gives all of it as one piece, which takes what its parts take until it is gone.
+    /// Waits for pieces and returns all that are there as one. This piece holds the room and the shares of its parts until it is
+    /// dropped.
     async fn next(&mut self) -> Option<Result<Bytes, Stalled>> {
         let first = match self.stalled.take() {
             Some(stalled) => return Some(Err(stalled)),
@@ -178,7 +179,7 @@ mod tests {
                 outflow.send(vec![2; 100].into()).await.unwrap();
             }
         });
-        // One thread: the sender waits now.
+        // The runtime has one thread, so the sender waits after this.
         tokio::task::yield_now().await;
         assert_eq!(unread.taken(), 800);
         let mut body = body.into_data_stream();
@@ -209,7 +210,7 @@ mod tests {
         let (outflow, body) = outflow(PATIENCE);
         outflow.send(vec![1; UNREAD - 1].into()).await.unwrap();
         let more = tokio::spawn(async move {
-            // More than all room.
+            // More bytes than the whole room.
             outflow.send(vec![2; UNREAD + 5].into()).await
         });
         let mut body = body.into_data_stream();
@@ -242,7 +243,7 @@ mod tests {
             outflow.gone().await;
             sent
         });
-        // One thread: the sender waits now.
+        // The runtime has one thread, so the sender waits after this.
         tokio::task::yield_now().await;
         drop(body);
         assert_eq!(waiting.await.unwrap(), Err(NoOutflow::Gone));

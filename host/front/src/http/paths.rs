@@ -1,4 +1,4 @@
-//! What is served where. `docs/api.md` describes each path.
+//! The paths of the API and their handlers. `docs/api.md` describes each path.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use axum::routing::{MethodRouter, get, post};
 
 use super::{App, chat, completions, drain, flush, generate, health, info, openapi, responses, tokens};
 
-/// A path and what takes its requests.
+/// A path and its handler.
 type Served = (&'static str, MethodRouter<Arc<App>>);
 
-/// On every listener.
+/// Paths on every listener.
 pub(super) fn of_all() -> Vec<Served> {
     vec![
         ("/health", get(health::health)),
@@ -18,7 +18,7 @@ pub(super) fn of_all() -> Vec<Served> {
     ]
 }
 
-/// For those that send requests.
+/// Paths for clients, which send requests.
 pub(super) fn of_clients() -> Vec<Served> {
     vec![
         ("/v1/chat/completions", post(chat::handle)),
@@ -41,7 +41,7 @@ pub(super) fn of_clients() -> Vec<Served> {
     ]
 }
 
-/// For those that watch and change the server.
+/// Paths for operators, which watch and change the server.
 pub(super) fn of_operators() -> Vec<Served> {
     vec![
         ("/metrics", get(health::metrics)),

@@ -7,14 +7,14 @@ use super::error::ApiError;
 use crate::router::Failure;
 use crate::text::Specials;
 
-/// The tokens of a text. One of more bytes than any prompt can have is refused before the tokenizer sees it: its work would
-/// grow with the text.
+/// The tokens of a text. A text that is too long for any prompt is refused before the tokenizer sees it, because the tokenizer's
+/// work would grow with the text.
 pub(super) fn encode(app: &App, text: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
     if let (Some(least), Some(limit)) =
         (app.text.tokenizer.least_tokens(text), app.router.registry().max_tokens())
     {
         let least = least as u64;
-        // An answer has a token.
+        // The answer needs at least one token.
         if least >= u64::from(limit) {
             return Err(Failure::TooLongText { limit, least }.into());
         }

@@ -1,4 +1,4 @@
-//! What is written down of a request: its outcome in the metrics, and one line in the log.
+//! The record of a request: its outcome in the metrics, and one line in the log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use super::answer::End;
 use super::error::ApiError;
 use crate::metrics::{Metrics, RequestLabels};
 
-/// A request on its way. Its outcome is counted and logged when it is dropped, also when its client goes away.
+/// A request under way. Its outcome is counted and logged when it is dropped, also when its client goes away.
 pub(super) struct Record {
     metrics: Arc<Metrics>,
     endpoint: &'static str,
     span: Span,
-    /// Whether there is a line.
+    /// Whether the request has a line in the log.
     logs: bool,
     arrived: Instant,
     outcome: &'static str,
@@ -83,7 +83,7 @@ impl Record {
         self.arrived
     }
 
-    /// One answer is complete.
+    /// Notes that one answer is complete.
     pub fn answered(&mut self, end: &End, leads: bool) {
         self.usage.add(end, leads);
         self.first_token = Some(self.first_token.map_or(end.first_token, |first| first.min(end.first_token)));
@@ -93,14 +93,14 @@ impl Record {
         }
     }
 
-    /// All answers are complete.
+    /// Notes that all answers are complete.
     pub fn ok(&mut self) {
         (self.outcome, self.status) = ("ok", 200);
     }
 
     pub fn failed(&mut self, error: &ApiError) {
         (self.outcome, self.status, self.code) = (error.outcome(), error.status.as_u16(), error.code());
-        // What a client is told of its own mistake may repeat what it sent, and belongs in no log.
+        // A message about a client's own mistake may repeat the client's data, which must not be logged.
         self.error = self.is_fault().then(|| error.message().to_owned());
     }
 }
@@ -116,7 +116,7 @@ impl Drop for Record {
     fn drop(&mut self) {
         let labels = RequestLabels { endpoint: self.endpoint, outcome: self.outcome };
         self.metrics.requests.get_or_create(&labels).inc();
-        // What is this server's fault is logged whatever the operator wants of the others.
+        // A failure that is this server's fault is logged even where other requests are not.
         let is_fault = self.is_fault();
         if !self.logs && !is_fault {
             return;

@@ -9,7 +9,7 @@ use super::{fuzzing, openapi, paths};
 
 const PAGE: &str = include_str!("../../../../docs/api.md");
 
-/// What stands between backticks in the first cells of the tables below a heading, down to the next of its level.
+/// The names between backticks in the first cells of the tables under a heading, up to the next heading of its level.
 fn listed(heading: &str) -> BTreeSet<String> {
     let level = heading.split(' ').next().unwrap();
     let mut lines = PAGE.lines().skip_while(|line| *line != heading);
@@ -27,7 +27,7 @@ fn listed(heading: &str) -> BTreeSet<String> {
 fn read(endpoint: u8, body: &str) -> BTreeSet<String> {
     asked::take();
     assert!(fuzzing::body(&[&[endpoint], body.as_bytes()].concat()), "{body} is refused");
-    // Of objects within the body the fields are listed with these.
+    // The page lists the fields of inner objects with these objects, so they are left out here.
     let within = ["stream_options.", "text.", "reasoning."];
     asked::take().into_keys().filter(|name| !within.iter().any(|prefix| name.starts_with(prefix))).collect()
 }
@@ -116,7 +116,7 @@ fn document() -> Value {
     openapi::document(fuzzing::app(), true)
 }
 
-/// A schema of the document, or what it refers to.
+/// The schema that a schema of the document refers to, or the schema itself.
 fn resolved<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
     match schema["$ref"].as_str() {
         Some(to) => {
@@ -174,7 +174,7 @@ fn the_document_has_every_field_as_it_is_read_and_no_other() {
         let mut names: BTreeSet<String> = read.keys().cloned().collect();
         names.extend(HARMLESS.iter().map(|name| (*name).to_owned()));
         if path == "/generate" {
-            // Beside sampling_params they are named to be refused with a sentence.
+            // Beside sampling_params, the document has these fields only to refuse them with a message.
             described.retain(|name| names.contains(name) || !super::generate::SAMPLING.contains(&&**name));
         }
         assert_eq!(described, names, "{path}");
@@ -182,7 +182,7 @@ fn the_document_has_every_field_as_it_is_read_and_no_other() {
             let schema = schema_of(&document, body, name);
             for (key, value) in kind.as_object().unwrap() {
                 let same = match (key.as_str(), &schema[key], value) {
-                    // A number is one whether it is written as a float or not.
+                    // Numbers are equal whether they are written as floats or not.
                     (_, Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
                     (_, a, b) => a == b,
                 };
@@ -192,7 +192,7 @@ fn the_document_has_every_field_as_it_is_read_and_no_other() {
     }
 }
 
-/// Objects whose fields are read as fields.
+/// Objects within a body whose fields are read one by one.
 const INNER: [&str; 4] = ["sampling_params", "stream_options", "text", "reasoning"];
 
 /// The names of an object's fields, and of those within it.
@@ -243,7 +243,7 @@ fn the_document_names_every_field_that_limits_an_answer() {
         .flat_map(|others| others["properties"].as_object().unwrap().keys().cloned())
         .collect();
     let mut structure = listed("### Structure");
-    // It limits nothing.
+    // This field does not limit the answer.
     structure.remove("guided_decoding_backend");
     assert_eq!(named, structure);
 }

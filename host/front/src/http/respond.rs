@@ -25,9 +25,10 @@ use crate::identity::Caller;
 use crate::router::Job;
 use crate::text::Tokenizer;
 
-/// How an endpoint writes answers. They are numbered from 0, those to the first prompt first.
+/// Writes answers in the form of an endpoint. Answers are numbered from 0, beginning with those to the first prompt.
 pub(super) trait Shape: Send + 'static {
-    /// Events are named by their `type`, and the last of them ends the stream. Else they have no names, and `[DONE]` ends it.
+    /// Whether events are named by their `type` and the last of them ends the stream. Otherwise they have no names, and `[DONE]`
+    /// ends the stream.
     const NAMED: bool = false;
 
     /// Events for one piece of an answer; none if it shows nothing.
@@ -114,13 +115,13 @@ fn write_apart<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     if bytes > LONG && has_threads { tokio::task::block_in_place(work) } else { work() }
 }
 
-/// A prompt, and what is asked of it.
+/// A prompt, and the settings of its answers.
 pub(super) struct Item {
     pub prompt: Vec<u32>,
     pub ask: Ask,
 }
 
-/// A request that was read.
+/// A request whose body was read and checked.
 pub(super) struct Prepared<S> {
     /// At least one.
     pub items: Vec<Item>,
@@ -133,7 +134,7 @@ impl<S> Prepared<S> {
         self.items.iter().map(|item| &item.ask.named)
     }
 
-    /// Whether its grammars compile, for fuzzing. Blocks; not for a runtime's threads.
+    /// Whether the request's grammars compile, for fuzzing. Blocks, so it must not run on a thread of a runtime.
     pub fn compiles(&self, app: &App) -> bool {
         let client = Client::at(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -143,7 +144,7 @@ impl<S> Prepared<S> {
     }
 }
 
-/// Reads the body, runs a handler's reading part on it, and answers; counts the outcome whichever way it ends.
+/// Serves a request: reads the body, calls `prepare` with it, and answers. Counts the outcome however the request ends.
 pub(super) async fn serve<S: Shape>(
     app: &Arc<App>,
     endpoint: &'static str,
@@ -158,7 +159,7 @@ pub(super) async fn serve<S: Shape>(
     };
     let started = async {
         let timeout = ask::timeout(request.headers())?;
-        // Before it takes its place: a client that sends slowly keeps no other request out.
+        // The body is read before the request takes a place, so that a client that sends slowly does not keep other requests out.
         let (body, sent) = app.body(&caller.client, request).await?;
         let place = app.router.admit(&caller)?;
         let text = app.text_work.take(&caller.client, body.len())?;
@@ -170,7 +171,8 @@ pub(super) async fn serve<S: Shape>(
             Ok((prepared, compiling))
         };
         let ((prepared, compiling), text) = app.text_work.run(text, work).await?;
-        // In no place for text, which others need. The body's bytes still count.
+        // Grammars compile without a permit for work on text, because other requests need the permits. The body's bytes still
+        // count.
         compiling.done().await?;
         drop(text);
         let answers = prepared.items.iter().map(|item| item.ask.candidates()).sum::<usize>();
@@ -315,7 +317,7 @@ async fn at_once(
     Ok(super::json_text(write_apart(bytes, || shape.whole(tokenizer, best(all, ask), &usage))))
 }
 
-/// Of the answers to each prompt those with the highest log probability per token, as many as were requested, best first.
+/// Chooses for each prompt the answers with the highest log probability per token: as many as were requested, best first.
 fn best(all: Vec<(Vec<Piece>, End)>, ask: &Ask) -> Vec<(Vec<Piece>, End)> {
     let candidates = ask.candidates();
     if candidates == ask.n as usize {

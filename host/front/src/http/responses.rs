@@ -41,11 +41,11 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
     let mut told = told(&fields)?;
     let tools = Tools::take(app, &mut fields, Spelling::Flat)?;
     if tools.is_none() {
-        // They are no part of the prompt, whose length is bounded.
+        // Tools that are not part of the prompt are not repeated: only the prompt limits their length.
         told.insert("tools".into(), json!([]));
     }
     refuse_stored(&mut fields)?;
-    // What an answer is limited to here is in text.format, or in vLLM's fields.
+    // In this endpoint, the structure of the answer is in text.format, or in vLLM's fields.
     fields.refuse_unless("response_format", empty)?;
     fields.refuse_unless("n", |n| n.as_f64() == Some(1.0))?;
     let format = text_format(&mut fields)?;
@@ -89,13 +89,13 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
     Ok(Prepared { items: vec![Item { prompt: turn.prompt, ask }], shape })
 }
 
-/// Longest value, in bytes of JSON, that comes back and is no part of the prompt.
+/// Longest value, in bytes of JSON, that the answer repeats and that is not part of the prompt.
 const MOST_TOLD: usize = 16 << 10;
 
-/// Fields that come back in the answer as they were given, and what they are when absent.
+/// Fields of the request that the answer repeats as they were given, with defaults for absent ones.
 ///
 /// # Errors
-/// When one is too long to be kept for as long as the request lasts.
+/// When a field is too long to be kept until the request ends.
 fn told(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
     let (bounded, others) = (bounded(), others());
     let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
@@ -107,12 +107,12 @@ fn told(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
     Ok(all.map(|(name, default)| (name.to_owned(), given(name).cloned().unwrap_or(default))).collect())
 }
 
-/// What comes back and is bounded by the prompt or by the grammar, with what it is when absent.
+/// Repeated fields whose length the prompt or the grammar limits, with their defaults.
 fn bounded() -> [(&'static str, Value); 3] {
     [("instructions", Value::Null), ("tools", json!([])), ("text", json!({"format": {"type": "text"}}))]
 }
 
-/// What else comes back.
+/// All other repeated fields, with their defaults.
 fn others() -> [(&'static str, Value); 10] {
     [
         ("max_output_tokens", Value::Null),
@@ -128,7 +128,7 @@ fn others() -> [(&'static str, Value); 10] {
     ]
 }
 
-/// The fields that come back in the answer.
+/// The names of the fields that the answer repeats.
 pub(super) fn told_names() -> impl Iterator<Item = &'static str> {
     bounded().into_iter().chain(others()).map(|(name, _)| name)
 }
@@ -137,7 +137,7 @@ fn is_long(value: &Value) -> bool {
     value.to_string().len() > MOST_TOLD
 }
 
-/// Refuses what needs answers or prompts that a server keeps.
+/// Refuses fields that need answers or prompts stored by the server.
 fn refuse_stored(fields: &mut Fields) -> Result<(), ApiError> {
     let whole = "this server keeps no responses: send the whole conversation as input";
     let kept = [
@@ -151,12 +151,12 @@ fn refuse_stored(fields: &mut Fields) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(name, format!("{name} is not supported here: {reason}")));
         }
     }
-    // It bounds calls of tools that a server runs itself.
+    // The field limits calls of tools that a server runs itself, so it is checked only.
     fields.integer("max_tool_calls", 0..=i64::MAX)?;
     fields.refuse_unless("truncation", |value| value == "disabled")
 }
 
-/// Takes `text`: the format of the answer. How wordy it is to be is up to the prompt.
+/// Takes `text`: the format of the answer. `verbosity` is checked only, because the prompt decides it.
 fn text_format(fields: &mut Fields) -> Result<Option<structured::Named>, ApiError> {
     let mut text = fields.object("text", "text.")?;
     let format = text.take("format");
@@ -165,10 +165,10 @@ fn text_format(fields: &mut Fields) -> Result<Option<structured::Named>, ApiErro
     structured::format("text.format", format)
 }
 
-/// Takes `include`. Whether it wants log probabilities.
+/// Takes `include`. Returns whether it asks for log probabilities.
 fn included(fields: &mut Fields) -> Result<bool, ApiError> {
     const LOGPROBS: &str = "message.output_text.logprobs";
-    // There is nothing to encrypt: clients send thoughts back as they came.
+    // Nothing is encrypted: clients send thoughts back as they came.
     const ENCRYPTED: &str = "reasoning.encrypted_content";
     let mut wants = false;
     match fields.take("include") {
@@ -197,7 +197,7 @@ fn included(fields: &mut Fields) -> Result<bool, ApiError> {
 fn effort(fields: &mut Fields, extra: &mut Map<String, Value>) -> Result<(), ApiError> {
     let mut reasoning = fields.object("reasoning", "reasoning.")?;
     let effort = reasoning.string("effort")?;
-    // Thoughts are shown as they are.
+    // Fields about summaries are checked only: thoughts are sent unchanged.
     reasoning.string("summary")?;
     reasoning.string("generate_summary")?;
     reasoning.refuse_rest(|_| None)?;
@@ -210,18 +210,18 @@ fn effort(fields: &mut Fields, extra: &mut Map<String, Value>) -> Result<(), Api
     Ok(())
 }
 
-/// What a response says beside its output.
+/// The fields of a response beside its output.
 struct Told {
     id: String,
     created: u64,
     model: String,
-    /// Fields of the request.
+    /// Fields of the request that the response repeats.
     told: Map<String, Value>,
 }
 
 struct Responses {
     told: Told,
-    /// The first events were sent.
+    /// Whether the first events were sent.
     begun: bool,
     spoken: Spoken,
     output: Output,

@@ -1,4 +1,4 @@
-//! The fields that say how tokens are drawn. What they do is in `host_executor::sampling`.
+//! Fields that control how tokens are drawn. `host_executor::sampling` describes their effects.
 
 use host_wire::proto::{Sampling, TokenBias, TokenSequence};
 use host_wire::random::random_u64;
@@ -29,7 +29,7 @@ pub(super) fn take(app: &App, fields: &mut Fields, seed: &str, ends: Vec<u32>) -
     let presence = fields.number("presence_penalty", -2.0, 2.0, true)?.unwrap_or(0.0);
     let frequency = fields.number("frequency_penalty", -2.0, 2.0, true)?.unwrap_or(0.0);
     let repetition = fields.number("repetition_penalty", 0.0, MOST_REPETITION, false)?.unwrap_or(1.0);
-    // SGLang's name is the second.
+    // `min_new_tokens` is SGLang's name of the field.
     let least = fields.integer("min_tokens", 0..=i64::from(u32::MAX))?;
     let least = least.or(fields.integer("min_new_tokens", 0..=i64::from(u32::MAX))?).unwrap_or(0);
     let min_tokens = u32::try_from(least).unwrap_or(0);
@@ -50,7 +50,7 @@ pub(super) fn take(app: &App, fields: &mut Fields, seed: &str, ends: Vec<u32>) -
         min_p: min_p as f32,
         presence_penalty: presence as f32,
         frequency_penalty: frequency as f32,
-        // 1 changes nothing, and is left out of the message.
+        // 1 has no effect, and is sent as 0, which leaves the field out of the message.
         repetition_penalty: if repetition == 1.0 { 0.0 } else { (repetition as f32).max(f32::MIN_POSITIVE) },
         min_tokens,
         end_tokens: if min_tokens > 0 { ends } else { Vec::new() },
@@ -95,8 +95,8 @@ fn biases(app: &App, fields: &mut Fields) -> Result<Vec<TokenBias>, ApiError> {
     Ok(biases)
 }
 
-/// The tokens of each word as it stands at the beginning of a text, and behind a space where that is another token, as vLLM reads
-/// them.
+/// The tokens of each word at the beginning of a text, and of the word behind a space where those are others, as vLLM reads bad
+/// words.
 fn bad_words(app: &App, fields: &mut Fields) -> Result<Vec<TokenSequence>, ApiError> {
     let given = match fields.take("bad_words") {
         None => return Ok(Vec::new()),

@@ -1,4 +1,4 @@
-//! What a chat answer says, taken apart: thoughts, text, calls of tools.
+//! Takes a chat answer apart: thoughts, text, calls of tools.
 
 use host_wire::random::random_u64;
 use serde_json::{Map, Value, json};
@@ -6,13 +6,13 @@ use serde_json::{Map, Value, json};
 use crate::text::calls::{CallReader, Part};
 use crate::text::reasoning::{Split, Thoughts};
 
-/// Takes an answer's text apart. The same for an answer in pieces and as a whole.
+/// Takes an answer's text apart. The result is the same for an answer in pieces and as a whole.
 pub(super) struct Spoken {
     thoughts: Option<Thoughts>,
     calls: Option<Box<dyn CallReader>>,
-    /// Most calls that are passed on.
+    /// Most calls that are passed on to the client.
     most: usize,
-    /// Calls that have begun; those beyond `most` too.
+    /// Calls that have begun, including those beyond `most`.
     count: usize,
 }
 
@@ -23,7 +23,7 @@ pub(super) enum Said {
     Thoughts(String),
     /// More of the text.
     Text(String),
-    /// A call begins. Its name is whole. Calls are counted from 0.
+    /// A call begins, with its whole name. Calls are counted from 0.
     Call { index: usize, id: String, name: String },
     /// More of the arguments of the last call.
     Arguments { index: usize, text: String },
@@ -46,17 +46,17 @@ struct Call {
 }
 
 impl Spoken {
-    /// Reads calls with `calls` and passes on at most so many; takes thoughts off with `thoughts`.
+    /// Reads calls with `calls` and passes on at most `most` of them. Separates thoughts with `thoughts`.
     pub fn new(thoughts: Option<Thoughts>, calls: Option<Box<dyn CallReader>>, most: usize) -> Self {
         Self { thoughts, calls, most, count: 0 }
     }
 
-    /// Text is all that it says: nothing is held back.
+    /// Whether the answer is text only, so that nothing is held back.
     pub fn is_plain(&self) -> bool {
         self.thoughts.is_none() && self.calls.is_none()
     }
 
-    /// What comes next may belong to the thoughts.
+    /// Whether the next text may belong to the thoughts.
     pub fn is_thinking(&self) -> bool {
         self.thoughts.as_ref().is_some_and(|thoughts| !thoughts.are_over())
     }
@@ -66,7 +66,7 @@ impl Spoken {
         self.count.min(self.most)
     }
 
-    /// What a piece of text says, as far as it is certain.
+    /// The parts of a piece of text, as far as they are certain.
     pub fn push(&mut self, text: &str) -> Vec<Said> {
         let split = match &mut self.thoughts {
             Some(thoughts) => thoughts.push(text),
@@ -75,7 +75,7 @@ impl Spoken {
         self.said(split, false)
     }
 
-    /// What was held back.
+    /// The parts that were held back. Call it at the end of the answer.
     pub fn finish(&mut self) -> Vec<Said> {
         let split = self.thoughts.as_mut().map(Thoughts::finish).unwrap_or_default();
         self.said(split, true)
@@ -112,7 +112,7 @@ impl Spoken {
         said
     }
 
-    /// All of an answer.
+    /// Takes a whole answer apart.
     pub fn whole(&mut self, text: &str) -> Whole {
         let mut whole = Whole::default();
         let mut said = self.push(text);
@@ -125,7 +125,7 @@ impl Spoken {
 }
 
 impl Said {
-    /// OpenAI's delta of a chat.
+    /// The part as a delta of OpenAI's chat.
     pub fn delta(&self) -> Value {
         match self {
             Self::Thoughts(text) => json!({"reasoning_content": text}),
@@ -156,7 +156,7 @@ impl Whole {
         }
     }
 
-    /// OpenAI's message.
+    /// The answer as a message of OpenAI's chat.
     pub fn message(self, thinks: bool) -> Value {
         let mut message = Map::new();
         message.insert("role".into(), json!("assistant"));

@@ -1,4 +1,4 @@
-//! Fields that limit an answer to a schema, an expression or rules: OpenAI's, vLLM's and SGLang's, old spellings too.
+//! Fields that limit an answer to a schema, an expression or rules: those of OpenAI, vLLM and SGLang, old spellings included.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::fields::{Fields, echo, empty};
 use crate::audit::Refusal;
 use crate::identity::number;
 
-/// A grammar, and the field that it came in.
+/// A grammar, and the name of its field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub name: String,
@@ -22,7 +22,7 @@ pub(super) struct Named {
 /// Grammars of a request that are being compiled, or wait for their turn.
 pub(super) struct Compiling(Vec<(String, Asked)>);
 
-/// A field of vLLM and its spelling before `structured_outputs`.
+/// Old names of vLLM's fields, from before `structured_outputs`, with their new kinds.
 const GUIDED: [(&str, &str); 5] = [
     ("guided_json", "json"),
     ("guided_regex", "regex"),
@@ -31,10 +31,10 @@ const GUIDED: [(&str, &str); 5] = [
     ("guided_json_object", "json_object"),
 ];
 
-/// Takes all of these fields. At most one may limit the answer.
+/// Takes all fields of structure. At most one may limit the answer.
 ///
 /// # Errors
-/// When a field is wrong, or a second one has a value.
+/// When a field is wrong, or when a second field has a value.
 pub(super) fn take(fields: &mut Fields) -> Result<Option<Named>, ApiError> {
     let mut found: Option<(String, Source)> = None;
     let mut add = |name: &str, source: Option<Source>| {
@@ -60,12 +60,12 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<Named>, ApiError> {
     for name in ["guided_whitespace_pattern", "structural_tag"] {
         fields.refuse_unless(name, empty)?;
     }
-    // Which library another server would use. The grammar means the same.
+    // The field selects a library of another server. The grammar means the same without it.
     fields.take("guided_decoding_backend");
     found.map(|(name, source)| checked(&name, source)).transpose()
 }
 
-/// A grammar that may be asked for.
+/// Checks a grammar before it is compiled.
 fn checked(name: &str, source: Source) -> Result<Named, ApiError> {
     source.check().map_err(|error| refusal(name, &error))?;
     Ok(Named { name: name.to_owned(), source })
@@ -79,11 +79,11 @@ pub(super) fn format(name: &str, given: Option<Value>) -> Result<Option<Named>, 
     response_format(name, given)?.map(|source| checked(name, source)).transpose()
 }
 
-/// Asks for all grammars of a request, those of each prompt, over bytes, before a worker is asked: one that cannot be carried out is refused with the name
-/// of its field.
+/// Starts to compile all grammars of a request, those of each prompt, over bytes. This happens before a worker is called, so that
+/// a grammar that cannot be carried out is refused with the name of its field.
 ///
 /// # Errors
-/// When one is too large, or the client waits with too many.
+/// When a grammar is too large, or when too many grammars of the client wait.
 pub(super) fn ask<'a>(
     app: &App,
     client: &Client,
@@ -92,11 +92,11 @@ pub(super) fn ask<'a>(
     let mut compiling = Vec::new();
     let mut last = None;
     for all in of_prompts {
-        // Prompts of one request share what is asked of them.
+        // Prompts of one request may share one list of grammars.
         if last.replace(all).is_some_and(|last| Arc::ptr_eq(last, all)) {
             continue;
         }
-        // Rules may name special tokens, which the model alone has.
+        // Rules may name special tokens, which only the model's vocabulary has, so they are not compiled over bytes.
         for Named { name, source } in all.iter().filter(|named| named.source.kind != Kind::Lark) {
             let asked = app.grammars.ask(number(client), source).map_err(|error| refusal(name, &error))?;
             compiling.push((name.clone(), asked));
@@ -109,7 +109,7 @@ impl Compiling {
     /// Waits until all are compiled.
     ///
     /// # Errors
-    /// When one cannot be carried out, or takes too long.
+    /// When a grammar cannot be carried out, or takes too long.
     pub async fn done(self) -> Result<(), ApiError> {
         for (name, asked) in self.0 {
             asked.outcome().await.map_err(|error| refusal(&name, &error))?;
@@ -126,8 +126,8 @@ fn refusal(name: &str, error: &GrammarError) -> ApiError {
     }
 }
 
-/// OpenAI's format: `{"type": "json_schema", "json_schema": {"name", "schema", "strict"}}`, or without the inner object. Strict or
-/// not, the schema is kept.
+/// OpenAI's format: `{"type": "json_schema", "json_schema": {"name", "schema", "strict"}}`, or without the inner object. The
+/// answer follows the schema whether or not it is strict.
 fn response_format(name: &str, given: Option<Value>) -> Result<Option<Source>, ApiError> {
     let Some(given) = given.filter(|value| !empty(value)) else { return Ok(None) };
     let wrong = || {
@@ -165,7 +165,7 @@ fn structured_outputs(fields: &Fields, given: Option<Value>) -> Result<Option<So
     given.retain(|_, value| !value.is_null());
     let compact = option(&mut given, "disable_any_whitespace")?;
     for field in ["disable_additional_properties", "disable_fallback"] {
-        // Nothing here falls back.
+        // `disable_fallback` has no effect: this server has no fallback.
         if option(&mut given, field)? && field == "disable_additional_properties" {
             let message =
                 format!("{name}.{field} is not supported here; write additionalProperties into the schema");

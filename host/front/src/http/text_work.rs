@@ -1,10 +1,11 @@
-//! Where bodies are parsed, templates rendered and texts tokenized: on threads of their own, a few at a time.
+//! Work on text: parses bodies, renders templates and tokenizes texts, on threads of their own, a few at a time.
 //!
-//! A client that hangs up does not stop the work of a thread, so the work holds its place itself. What clients abandon can
-//! therefore take no more memory and no more threads than what they wait for.
+//! A client that hangs up does not stop the work of a thread, so the work itself holds its permit. Abandoned work therefore takes
+//! no more memory and no more threads than work that clients wait for.
 //!
-//! The bytes that wait or are worked on have a limit, and each client has a share of it: one that sends prompts faster than they
-//! are read is told so. Clients take turns, so that one that waits with many bodies does not delay one that waits with one.
+//! The bytes that wait or are worked on have a limit, and each client has a share of it: a client that sends prompts faster than
+//! they are read gets an error. Clients take turns, so that a client that waits with many bodies does not delay one that waits
+//! with one.
 
 use std::thread::available_parallelism;
 
@@ -13,14 +14,14 @@ use crate::audit::Refusal;
 use crate::turns::Turns;
 use host_wire::shares::{Client, NoShare, Share, Shares};
 
-/// Bodies up to this many bytes are short: some milliseconds of work each. They do not wait for long ones.
+/// Largest short body, in bytes. A short body is some milliseconds of work, and does not wait for long ones.
 const SHORT: usize = 16 << 10;
-/// Short bodies worked on at once at most, for every thread that runs at once: some read and wait, most compute.
+/// Most short bodies that are worked on at once, for each thread of the machine: some read and wait, most compute.
 const SHORT_PER_THREAD: usize = 4;
-/// Long bodies worked on at once at most. One of 8 MiB may take hundreds of megabytes.
+/// Most long bodies that are worked on at once. One of 8 MiB may take hundreds of megabytes.
 const LONG_AT_ONCE: usize = 8;
 
-/// Places for work on text.
+/// Permits for work on text.
 #[derive(Clone, Debug)]
 pub struct TextWork {
     short: Turns,
@@ -29,7 +30,7 @@ pub struct TextWork {
 }
 
 impl TextWork {
-    /// As many places as this machine has threads for, and at most `bytes` bytes that wait or are worked on.
+    /// As many permits as this machine has threads for, and at most `bytes` bytes that wait or are worked on.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self::over(available_parallelism().map_or(1, usize::from), bytes)
@@ -48,10 +49,10 @@ impl TextWork {
         self.bytes.taken()
     }
 
-    /// A client's share for a body of so many bytes.
+    /// Takes a client's share for a body of `bytes` bytes.
     ///
     /// # Errors
-    /// When it and what else waits is more than the client's share, or than all.
+    /// When the body and all that waits exceed the client's share, or the limit of all clients.
     pub(super) fn take(&self, client: &Client, bytes: usize) -> Result<Share, ApiError> {
         self.bytes.take(client, bytes).map_err(|why| match why {
             NoShare::Full => {
@@ -74,7 +75,7 @@ impl TextWork {
     /// content is. Dropping the future leaves the queue. Work that has begun goes on to its end.
     ///
     /// # Errors
-    /// The work's own, and an internal error when it panics.
+    /// The error of `work`, and an internal error when it panics.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         share: Share,
@@ -109,7 +110,7 @@ mod tests {
             let share = text.take(client, SHORT + 1).unwrap();
             async move {
                 let work = move || {
-                    // The first holds its place until the others wait.
+                    // The first work holds its permit until the others wait.
                     before.take().map(|held| held.recv());
                     done.send(name).unwrap();
                     Ok(())

@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `POST /detokenize`, as vLLM and SGLang have them.
+//! `POST /tokenize` and `POST /detokenize`, in the forms of vLLM and SGLang.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::{App, Shared, json_text, prompt};
 use crate::identity::Caller;
 use crate::text::{Specials, Tokenizer};
 
-/// Most tokens that are turned into text at once.
+/// Most tokens that one request turns into text.
 pub(super) const MOST_TOKENS: usize = 1 << 20;
 
 pub(super) async fn tokenize(
@@ -34,7 +34,7 @@ pub(super) async fn detokenize(
     on_text(&app, &caller, request, text_of).await
 }
 
-/// Reads a body and answers with what is made of it, on the threads for text.
+/// Reads a body, and answers with the result of `work`, which runs on the threads for text.
 async fn on_text(
     app: &Arc<App>,
     caller: &Caller,
@@ -42,7 +42,7 @@ async fn on_text(
     work: fn(&App, &[u8]) -> Result<String, ApiError>,
 ) -> Result<Response, ApiError> {
     let (body, sent) = app.body(&caller.client, request).await?;
-    // As for an answer: requests that wait are counted one by one, however short they are.
+    // Takes a place, as generation does: so waiting requests are counted one by one, however short they are.
     let place = app.router.admit(caller)?;
     let text = app.text_work.take(&caller.client, body.len())?;
     drop(sent);
@@ -52,12 +52,13 @@ async fn on_text(
     Ok(json_text(done))
 }
 
-/// Whether a body would be answered by either.
+/// Whether one of the two endpoints would answer a body.
 pub(super) fn is_accepted(app: &App, body: &[u8]) -> bool {
     tokens_of(app, body).is_ok() || text_of(app, body).is_ok()
 }
 
-/// An answer of `/tokenize` for one prompt. It is written as it is: as a [`Value`] a token would take tens of bytes.
+/// An answer of `/tokenize` for one prompt. It is serialized directly, because each token of a [`Value`] would take tens of
+/// bytes.
 #[derive(Serialize)]
 struct Tokens<'a> {
     count: usize,
@@ -66,7 +67,7 @@ struct Tokens<'a> {
     tokens: &'a [u32],
 }
 
-/// The same for several.
+/// An answer of `/tokenize` for several prompts.
 #[derive(Serialize)]
 struct AllTokens {
     count: Vec<usize>,
@@ -74,7 +75,7 @@ struct AllTokens {
     tokens: Vec<Vec<u32>>,
 }
 
-/// What tokens stand for, as a list of texts.
+/// The texts that tokens stand for, as a list.
 struct Names<'a> {
     tokenizer: &'a dyn Tokenizer,
     tokens: &'a [u32],
@@ -139,8 +140,8 @@ fn tokens_of(app: &App, body: &[u8]) -> Result<String, ApiError> {
     }
 }
 
-/// vLLM's answer has special tokens, in `prompt`, and SGLang's has none, in `text`, unless the request says so for both. Where they
-/// are the same, one is made.
+/// The texts of tokens. vLLM's field `prompt` has special tokens and SGLang's field `text` has none, unless the request sets this
+/// for both. Where both are the same, the text is made once.
 fn text_of(app: &App, body: &[u8]) -> Result<String, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;

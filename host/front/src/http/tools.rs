@@ -1,4 +1,4 @@
-//! Tools of a chat request: what is offered, which call is wanted, and calls in its messages.
+//! Tools of a chat request: the offered tools, the wanted call, and calls in messages.
 
 use host_grammar::Source;
 use serde_json::{Map, Value, json};
@@ -16,42 +16,42 @@ pub(super) const MAX_TOOLS: usize = 128;
 /// Longest name of a tool: OpenAI's limit.
 pub(super) const MAX_NAME: usize = 64;
 
-/// Which calls an answer may, or must, have.
+/// The calls that an answer may have or must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     /// None: the text is not read for calls.
     None,
-    /// As the model decides.
+    /// Any calls: the model decides.
     Auto,
-    /// At least one.
+    /// At least one call.
     Required,
-    /// One of this tool.
+    /// One call of this tool.
     Named(String),
 }
 
 /// How an endpoint writes tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
-    /// As chats do: `{"type": "function", "function": {"name", …}}`.
+    /// The form of chats: `{"type": "function", "function": {"name", …}}`.
     Nested,
-    /// As `/v1/responses` does: `{"type": "function", "name", …}`.
+    /// The form of `/v1/responses`: `{"type": "function", "name", …}`.
     Flat,
 }
 
 /// The tools of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Tools {
-    /// As the template is given them.
+    /// The tools in the form for the template.
     pub given: Value,
     pub functions: Vec<Function>,
     pub choice: Choice,
-    /// An answer may have several calls.
+    /// Whether an answer may have several calls.
     pub parallel: bool,
     spelling: Spelling,
 }
 
 impl Tools {
-    /// Takes `tools`, `tool_choice` and `parallel_tool_calls`; `None` without tools.
+    /// Takes `tools`, `tool_choice` and `parallel_tool_calls`. Returns `None` if there are no tools.
     ///
     /// # Errors
     /// When one of them is wrong, or the model takes no tools.
@@ -61,7 +61,7 @@ impl Tools {
         let choice = fields.take("tool_choice").filter(|value| !empty(value));
         let Some(given) = given else {
             return match choice.as_ref().map(|choice| choice.as_str().unwrap_or("")) {
-                // With an empty list "required" asks for nothing: vLLM takes it so.
+                // Without tools, "required" asks for nothing: vLLM does the same.
                 None | Some("none" | "auto" | "required") => Ok(None),
                 Some(_) => {
                     Err(ApiError::field("tool_choice", "tool_choice names a tool, and there are no tools"))
@@ -70,7 +70,7 @@ impl Tools {
         };
         let none = choice.as_ref().is_some_and(|choice| choice == "none");
         match takes_tools(app) {
-            // Neither called nor shown.
+            // The tools are neither called nor shown to the model.
             Err(_) if none => return Ok(None),
             able => able?,
         }
@@ -79,7 +79,7 @@ impl Tools {
         Ok(Some(Self { given: spelling.nested(given), functions, choice, parallel, spelling }))
     }
 
-    /// The grammar of an answer that must call a tool, and those of the tools' parameters, which have to compile.
+    /// The grammar of an answer that must call a tool, with the grammars of the tools' parameters, which have to compile.
     ///
     /// # Errors
     /// When a call of a tool cannot be demanded.
@@ -103,7 +103,7 @@ impl Tools {
 }
 
 impl Spelling {
-    /// Where the name of a tool stands, seen from the tool.
+    /// The path of a tool's function within the tool.
     fn function(self) -> &'static str {
         match self {
             Self::Nested => ".function",
@@ -136,7 +136,7 @@ impl Spelling {
     }
 }
 
-/// Refuses where the model has no way to be told of tools, or to call them.
+/// Refuses tools that the template cannot show to the model, or that the model cannot call.
 fn takes_tools(app: &App) -> Result<(), ApiError> {
     let refuse = |reason: String| Err(ApiError::unsupported("tools", reason));
     match &app.text.template {
@@ -189,7 +189,7 @@ fn functions(fields: &Fields, given: &Value, spelling: Spelling) -> Result<Vec<F
             Some(parameters @ Value::Object(schema)) => {
                 let mut parameters = parameters.clone();
                 if let Some(fields) = parameters.as_object_mut().filter(|_| !schema.contains_key("type")) {
-                    // Arguments are an object, said or not.
+                    // Arguments are always an object, even if the schema does not say so.
                     fields.insert("type".into(), json!("object"));
                 }
                 parameters
@@ -211,7 +211,7 @@ fn choice_of(
     match given.as_str() {
         Some("none") => return Ok(Choice::None),
         Some("auto") => return Ok(Choice::Auto),
-        // "any" is what some clients call it.
+        // "any" is another name that some clients use.
         Some("required" | "any") => return Ok(Choice::Required),
         _ => {}
     }
@@ -236,11 +236,11 @@ fn choice_of(
     }
 }
 
-/// Makes calls in messages what templates expect: arguments as objects, text where there is none. Whether there are calls, or what
-/// tools gave.
+/// Changes calls in messages to the form that templates expect: arguments are objects, and absent text is empty. Returns whether
+/// there are calls or results of tools.
 ///
 /// # Errors
-/// When arguments are no JSON object.
+/// When the arguments of a call are not a JSON object.
 pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
     let mut found = false;
     let mut nested = Nested::default();
@@ -260,7 +260,7 @@ pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
             })?;
             function.insert("arguments".into(), arguments);
         }
-        // Templates add to it.
+        // Templates append to the content, so it must be a text.
         if message.get("content").is_none_or(Value::is_null) {
             message.insert("content".into(), Value::from(""));
         }

@@ -1,10 +1,10 @@
-//! Answers that wait to be read, in bytes: how many in all, and how many of one client.
+//! Limits the bytes of answers that wait to be read: of all clients, and of each client.
 //!
-//! A complete answer is in memory until its client has taken it, which may be never. So it takes a part of the client's share, from
-//! when it is made until the last of it is sent or given up. The share is held by the memory itself: HTTP may have a piece of
-//! an answer whose stream is over. The parts of an answer that is made in one piece count while they are collected.
+//! A complete answer is in memory until its client has taken it, which may never happen. So it takes a part of the client's share
+//! from the time when it is made until all of it is sent or dropped. The memory itself holds the share, because HTTP may keep a
+//! piece of an answer after its stream has ended. While an answer is collected from parts, its parts count.
 //!
-//! What is streamed counts piece by piece, and is not refused (`outflow`): its generation waits.
+//! A streamed answer counts piece by piece and is not refused: its generation waits (`outflow`).
 
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::response::{IntoResponse, Response};
@@ -13,16 +13,16 @@ use host_wire::shares::{Client, NoShare, Share, Shares};
 use super::error::ApiError;
 use crate::audit::Refusal;
 
-/// Answers of up to so many bytes do not count: the stream that carries one takes more. Errors are among them, and what
-/// load balancers ask for.
+/// Answers of up to this many bytes do not count: the stream that carries one takes more. Errors and the answers to load
+/// balancers are that small.
 const SMALL: usize = 1 << 10;
 
-/// What was answered and is not sent.
+/// The limit of answers that are made and not yet sent.
 #[derive(Clone, Debug)]
 pub struct Unread(Shares);
 
 impl Unread {
-    /// So many bytes in all.
+    /// Allows this many bytes in all.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self(Shares::new(bytes))
@@ -36,18 +36,18 @@ impl Unread {
     /// Whether a client may have another answer.
     ///
     /// # Errors
-    /// When it, or everything, is at its limit.
+    /// When the client, or the whole server, is at its limit.
     pub(super) fn check(&self, client: &Client) -> Result<(), ApiError> {
         self.collect(client).grow(SMALL)
     }
 
-    /// A client's share for an answer that is made, of which there is nothing yet.
+    /// An empty part of the client's share, for an answer that is about to be made.
     pub(super) fn collect(&self, client: &Client) -> Collected {
         Collected { share: self.0.take_nothing(client), most: self.0.total() }
     }
 
-    /// Counts the bytes of an answer, if they are known, until they are sent or given up. One that is beyond the client's share is
-    /// dropped, and the refusal is the answer.
+    /// Counts the bytes of an answer, if they are known, until they are sent or dropped. An answer that exceeds the client's
+    /// share is dropped, and the client gets the refusal instead.
     pub(super) async fn count(&self, client: &Client, answer: Response) -> Response {
         let (head, body) = answer.into_parts();
         let known = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
@@ -58,7 +58,7 @@ impl Unread {
         if let Err(refused) = collected.grow(bytes) {
             return refused.into_response();
         }
-        // It is there already, in one piece.
+        // The body is complete and in one piece, so this does not wait.
         match to_bytes(body, bytes).await {
             Ok(bytes) => {
                 let owner = Owner { bytes, _collected: collected };
@@ -69,11 +69,11 @@ impl Unread {
     }
 }
 
-/// The share of an answer, as far as that is made.
+/// The part of the client's share that an answer takes, as far as the answer is made.
 #[derive(Debug)]
 pub(super) struct Collected {
     share: Share,
-    /// Bytes of all answers.
+    /// Most bytes of all answers.
     most: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Bodies of requests on their way in: how many at once, and how many bytes.
+//! Limits the bodies of requests that are being received: how many at once, and how many bytes.
 
 use std::pin::pin;
 
@@ -9,7 +9,7 @@ use host_wire::shares::{Client, NoShare, Share, Shares};
 use super::error::ApiError;
 use crate::audit::Refusal;
 
-/// What is on its way from clients.
+/// The limits of bodies that are being received.
 #[derive(Clone, Debug)]
 pub struct Uploads {
     requests: Shares,
@@ -17,21 +17,21 @@ pub struct Uploads {
 }
 
 impl Uploads {
-    /// So many bodies at once and so many bytes in all.
+    /// Allows this many bodies at once and this many bytes in all.
     #[must_use]
     pub fn new(at_once: usize, bytes: usize) -> Self {
         Self { requests: Shares::new(at_once), bytes: Shares::new(bytes) }
     }
 
-    /// Bodies and bytes on their way.
+    /// Bodies and bytes that are being received.
     pub(super) fn taken(&self) -> (usize, usize) {
         (self.requests.taken(), self.bytes.taken())
     }
 
-    /// The whole body, of at most `most` bytes, and the client's share of the bytes.
+    /// Receives a whole body of at most `most` bytes. Returns it with the client's share of the bytes.
     ///
     /// # Errors
-    /// When the body is larger or breaks off, and when it and what else is on its way is more than the client's share.
+    /// When the body is larger or breaks off, or when uploads exceed the client's share or the limit of all clients.
     pub(super) async fn receive(
         &self,
         client: &Client,
@@ -51,7 +51,7 @@ impl Uploads {
         let mut all = Vec::new();
         while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
             let frame = frame.map_err(|error| ApiError::unreadable(&error))?;
-            // Trailers say nothing that is of use here.
+            // Trailers are ignored.
             let Ok(data) = frame.into_data() else { continue };
             if all.len() + data.len() > most {
                 return Err(ApiError::too_large(most));

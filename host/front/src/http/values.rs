@@ -1,4 +1,4 @@
-//! How many values a body's JSON has, before any of them takes memory.
+//! Counts the values of a body's JSON before they are parsed and take memory.
 //!
 //! A list that is two bytes in a body takes some hundred as a value: a body of 8 MiB, parsed, took 1.2 GB at worst. With these
 //! limits it takes 110 MB (`host/front/tests/amplification.rs`). A body may have texts that are JSON themselves. They have limits of
@@ -13,7 +13,7 @@ const MOST_NESTED_VALUES: usize = 1 << 17;
 /// Most lists and objects of all texts of JSON within a body.
 const MOST_NESTED_LISTS: usize = 1 << 14;
 
-/// A body of more values than are read.
+/// The body has more values than this server reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TooMany {
     #[error("the body has more than {MOST_VALUES} values, which is the limit; send a prompt as text")]
@@ -105,7 +105,7 @@ mod tests {
     fn values_and_lists_have_limits_and_texts_do_not_count() {
         let list_of = |item: &str, count: usize| format!("[{}]", vec![item; count].join(","));
         for (body, checked) in [
-            // The list is one, too.
+            // The list itself is a value, too.
             (list_of("0", MOST_VALUES - 1), Ok(())),
             (list_of("0", MOST_VALUES), Err(TooMany::Values)),
             (list_of("[]", MOST_LISTS - 1), Ok(())),

@@ -1,4 +1,4 @@
-//! Keys of tenants, in a file that holds their hashes alone.
+//! Keys of tenants, from a file that has only hashes of them.
 //!
 //! ```toml
 //! [[key]]
@@ -10,8 +10,8 @@
 //! gateway = false        # may name other tenants in the tenant header, and operates nothing; optional
 //! ```
 //!
-//! The file is read again when it changes, and never while other users could put another one in its place. A key is looked up by
-//! its hash, so the time that it takes says nothing of the keys.
+//! The file is read again when it changes. It is never read while other users could replace it. A key is looked up by its hash,
+//! so the time of a look-up tells nothing about the keys.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -27,7 +27,7 @@ use sha2::{Digest, Sha256};
 
 use super::{MAX_TENANT, is_tenant};
 
-/// Largest file of keys: about ten thousand.
+/// Largest file of keys, in bytes: about ten thousand keys.
 const MAX_FILE: u64 = 2 << 20;
 
 /// One key.
@@ -35,9 +35,9 @@ const MAX_FILE: u64 = 2 << 20;
 pub struct Key {
     /// The tenant.
     pub name: Arc<str>,
-    /// Requests at once.
+    /// Limits the key's requests at once.
     pub places: Option<Shares>,
-    /// The smallest priority that its requests may have, and the one that they have by default.
+    /// The smallest priority that the key's requests may have, and their default.
     pub priority: Option<i32>,
     /// See the [module](self).
     pub admin: bool,
@@ -58,29 +58,29 @@ struct Read {
     version: Version,
 }
 
-/// What changes with a file: device, inode, size, and time of the last change in nanoseconds.
+/// The version of a file: device, inode, size, and time of the last change in nanoseconds.
 type Version = (u64, u64, u64, i128);
 
 /// A file of keys that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("the file of API keys {path} cannot be read: {error}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         error: std::io::Error,
     },
-    /// Users that could not replace the program could give themselves keys.
+    /// Users who cannot replace the program could replace the file and give themselves keys.
     #[error("the file of API keys {path} could be replaced by others: {ways}")]
     Replaceable {
         /// The file.
         path: PathBuf,
-        /// How, and what to do.
+        /// The ways to replace it, and remedies.
         ways: String,
     },
-    /// It says something that cannot be.
+    /// The content of the file is wrong.
     #[error("the file of API keys is wrong: {0}")]
     Wrong(String),
 }
@@ -109,40 +109,40 @@ impl Keys {
     /// Reads a file (blocking).
     ///
     /// # Errors
-    /// When it cannot be read, could be replaced by other users, or is wrong.
+    /// When the file cannot be read, could be replaced by other users, or is wrong.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
         let (text, version) = read(path)?;
         let keys = parse(&text, &HashMap::new())?;
         Ok(Self { path: Some(path.to_owned()), now: RwLock::new(Read { keys, version }) })
     }
 
-    /// Keys from a text that is in the shape of a file.
+    /// Parses keys from a text in the form of the file. `path` is the file to reload from.
     ///
     /// # Errors
-    /// When it is wrong.
+    /// When the text is wrong.
     pub fn parse(text: &str, path: Option<PathBuf>) -> Result<Self, KeyError> {
         let keys = parse(text, &HashMap::new())?;
         Ok(Self { path, now: RwLock::new(Read { keys, version: (0, 0, 0, 0) }) })
     }
 
-    /// The key of a request.
+    /// The key that a request has sent.
     #[must_use]
     pub fn find(&self, secret: &[u8]) -> Option<Arc<Key>> {
         let hash: [u8; 32] = Sha256::digest(secret).into();
         self.now.read().keys.get(&hash).cloned()
     }
 
-    /// How many there are.
+    /// The number of keys.
     #[must_use]
     pub fn count(&self) -> usize {
         self.now.read().keys.len()
     }
 
-    /// Reads the file again if it has changed (blocking), and returns whether it had. Requests under way keep counting against the
-    /// limits of keys that stay. Keys are as before after an error.
+    /// Reads the file again if it has changed (blocking), and returns whether it had. Requests under way still count against the
+    /// limits of keys that stay. After an error, the keys stay as they were.
     ///
     /// # Errors
-    /// When it cannot be read, could be replaced by other users, or is wrong.
+    /// When the file cannot be read, could be replaced by other users, or is wrong.
     pub fn reload(&self) -> Result<bool, KeyError> {
         let Some(path) = &self.path else { return Ok(false) };
         let failed = |error| KeyError::Read { path: path.clone(), error };
@@ -178,7 +178,7 @@ fn read(path: &Path) -> Result<(String, Version), KeyError> {
     Ok((text, version(&found)))
 }
 
-/// The limits of keys that were there `before` go on counting.
+/// Parses a file. A key that was there `before` keeps its count of requests, unless its limit changes.
 fn parse(text: &str, before: &HashMap<[u8; 32], Arc<Key>>) -> Result<HashMap<[u8; 32], Arc<Key>>, KeyError> {
     let wrong = |why: String| KeyError::Wrong(why);
     let file: Entries = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
@@ -212,7 +212,7 @@ fn parse(text: &str, before: &HashMap<[u8; 32], Arc<Key>>) -> Result<HashMap<[u8
     Ok(keys)
 }
 
-/// The entry of a file for a new key.
+/// The file's entry for a new key.
 #[must_use]
 pub fn entry(name: &str, secret: &str, admin: bool) -> String {
     let hash = hex(&Sha256::digest(secret.as_bytes()));
@@ -232,7 +232,7 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
     for (index, byte) in bytes.iter_mut().enumerate() {
         *byte = u8::from_str_radix(text.get(2 * index..2 * index + 2)?, 16).ok()?;
     }
-    // A sign is no digit.
+    // Refuses a sign, which `from_str_radix` accepts.
     text.bytes().all(|digit| digit.is_ascii_hexdigit()).then_some(bytes)
 }
 

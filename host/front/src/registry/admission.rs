@@ -9,18 +9,18 @@ use host_wire::protocol::{self, Version};
 use super::Role;
 
 const MAX_NAME: usize = 256;
-/// Longest name of a model and the like, in bytes.
+/// Longest name of a model, address or similar text, in bytes.
 pub const MAX_TEXT: usize = 1024;
-/// For each rank.
+/// Most transfer endpoints for each rank.
 const MAX_TRANSFERS: usize = 16;
 const MAX_ENDPOINT: usize = 64 << 10;
-/// Pages of a worker's pool: 256 million tokens in pages of 16. The router remembers the name of each that is cached.
+/// Most pages of a worker's pool: 256 million tokens in pages of 16. The router stores the name of each cached page.
 const MAX_PAGES: u32 = 1 << 24;
 
-/// The worker's role and the version to speak with it, when its description makes sense.
+/// Checks a worker's description. Returns the worker's role and the protocol version to speak with it.
 ///
 /// # Errors
-/// What does not.
+/// The rule that the description breaks, as a sentence.
 pub(super) fn check(info: &WorkerInfo, model: &str) -> Result<(Role, Version), String> {
     let role = Role::parse(&info.role)
         .ok_or_else(|| format!("unknown role {:?}: use prefill, decode or aggregated", info.role))?;

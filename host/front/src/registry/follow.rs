@@ -15,9 +15,9 @@ use super::Registry;
 /// First wait after a worker could not be reached. The wait doubles up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
-/// Wait after a worker sent an event that cannot be.
+/// Wait after a worker sent an event that is not possible.
 const DISTRUST: Duration = Duration::from_secs(30);
-/// Largest message: a batch or a part of a snapshot, many times over.
+/// Largest message, in bytes: many times that of a batch or a part of a snapshot.
 const MAX_NEWS: usize = 1 << 20;
 
 /// Follows until the worker is no longer known.
@@ -52,7 +52,7 @@ pub(super) async fn follow(registry: Registry, instance: Instance, channel: Chan
 enum Ended {
     /// Events are missing, or the connection broke: connect again at once.
     Again,
-    /// It broke before any event came: connecting again at once could go on for ever.
+    /// The stream ended before any event came: connecting again at once could go on for ever.
     Silent,
     Gone,
     Wrong(String),

@@ -1,4 +1,4 @@
-//! The role of a worker, as it says itself.
+//! The role that a worker announces.
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,4 +1,4 @@
-//! The gRPC side: what workers call.
+//! The gRPC service that workers call.
 
 use host_core::Instance;
 use host_wire::{proto, protocol};

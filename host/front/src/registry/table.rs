@@ -1,4 +1,4 @@
-//! The table of workers and every decision about it. Time comes in, and nothing here waits.
+//! The table of workers, and every decision about them. The caller passes the time, and no method waits.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use warming::Warmth;
 /// The registry's limits and policy.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// The served model's name. A worker with another is refused.
+    /// The served model's name. A worker with another model is refused.
     pub model: String,
     /// A worker not heard of for this long is suspected: no new requests.
     pub worker_timeout: Duration,
@@ -33,36 +33,36 @@ pub struct Terms {
     pub lost_after: Duration,
     /// Most workers, silent ones included.
     pub max_workers: usize,
-    /// A worker gets requests when it has served a dummy one.
+    /// Whether a worker gets requests only after it has served a dummy request.
     pub warm_up: bool,
     /// How routes are chosen.
     pub policy: Policy,
     /// Any number, for [`Policy::Random`].
     pub seed: u64,
-    /// What workers are checked by when they are called.
+    /// The credentials with which workers are called.
     pub credentials: Credentials,
 }
 
-/// What a request needs of a route.
+/// The needs of a request that its route has to meet.
 #[derive(Clone, Copy, Debug)]
 pub struct Need<'a> {
-    /// Names the try.
+    /// The room of the try.
     pub room: Room,
     /// Prompt + answer, in tokens.
     pub tokens: u64,
     /// The prompt alone.
     pub prompt_tokens: u64,
-    /// The names of the prompt's pages, see [`Registry::chains`](super::Registry::chains). There are none for a request that must
-    /// not use cached pages.
+    /// The names of the prompt's pages, see [`Registry::chains`](super::Registry::chains). Empty for a request that must not use
+    /// cached pages.
     pub chains: &'a [Chain],
     /// A hash of the session's name.
     pub session: Option<u64>,
 }
 
-/// Why no route was found.
+/// The reason why no route was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoRoute {
-    /// No worker can serve the request now. The sentence says what is missing. Waiting may help.
+    /// No worker can serve the request now. The text says what is missing. Waiting may help.
     NoWorker(String),
     /// Every usable route is too small. The largest holds this many tokens.
     TooLong(u32),
@@ -71,13 +71,13 @@ pub enum NoRoute {
 /// Whether a worker gets requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerState {
-    /// Yes.
+    /// The worker gets requests.
     Live,
-    /// No, for this reason.
+    /// The worker gets none, for this reason.
     Suspected(String),
-    /// No: it ends when the requests that it has have ended.
+    /// The worker gets none: it ends when its requests have ended.
     Draining,
-    /// Not yet: it has not served a dummy request, for this reason.
+    /// The worker gets none yet: it has not served a dummy request, for this reason.
     Warming(String),
 }
 
@@ -90,33 +90,33 @@ pub struct Snapshot {
     pub refused_pairs: Vec<String>,
     /// Longest prompt + answer over all usable routes, absent when there is no route.
     pub max_tokens: Option<u32>,
-    /// Why there is no route, when there is none.
+    /// The reason why there is no route, if there is none.
     pub unusable: Option<String>,
     /// How routes are chosen.
     pub policy: Policy,
-    /// What is known of the workers' caches.
+    /// Counts of the workers' caches, as far as they are known.
     pub cache: CacheCounts,
-    /// Routes given by this policy, and of these to workers that are expected to hold some of the prompt.
+    /// Counts of the routes that this policy chose.
     pub decisions: Decisions,
 }
 
-/// Routes given since start.
+/// Counts of routes since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Decisions {
-    /// All of them.
+    /// All routes.
     pub all: u64,
-    /// To a worker that is expected to hold some of the prompt.
+    /// Routes to a worker that is expected to have some of the prompt cached.
     pub cached: u64,
-    /// To a decode worker that had served the session before.
+    /// Routes to a decode worker that had served the session before.
     pub stayed: u64,
 }
 
 /// One worker in a [`Snapshot`].
 #[derive(Clone, Debug)]
 pub struct WorkerSnapshot {
-    /// What it said of itself.
+    /// The description with which the worker registered.
     pub info: WorkerInfo,
-    /// The version of the control protocol that was agreed with it.
+    /// The version of the control protocol that was agreed with the worker.
     pub protocol: Version,
     /// Its role.
     pub role: Role,
@@ -124,20 +124,20 @@ pub struct WorkerSnapshot {
     pub state: WorkerState,
     /// Its last heartbeat's load.
     pub load: Load,
-    /// Requests that this router has on it.
+    /// Requests of this router on the worker.
     pub in_flight: u32,
-    /// Time since it was last heard of.
+    /// Time since the worker was last heard of.
     pub silent: Duration,
-    /// How far its cache is followed.
+    /// How far the router follows the worker's cache.
     pub following: Following,
-    /// Pages that it is known to have cached.
+    /// Pages that the worker is known to have cached.
     pub known_pages: u64,
 }
 
 /// Most refused pairs spelled out in one message.
 pub const MAX_REFUSALS: usize = 8;
 
-/// Workers that broke, remembered for requests that they did not serve.
+/// Most broken workers that are remembered, so that requests on other workers learn of them.
 const MAX_BREAKS: usize = 64;
 /// A silent worker is forgotten after this many times `lost_after`.
 const FORGET: u32 = 30;
@@ -151,14 +151,14 @@ struct Entry {
     broken: Option<String>,
     load: Load,
     in_flight: u32,
-    /// Requests that it had from other routers at its last heartbeat, and at the one before. One heartbeat alone may count
-    /// requests of this router that ended while it was on its way.
+    /// Requests of other routers on the worker, at its last heartbeat and at the one before. One heartbeat alone may count
+    /// requests of this router that ended while the heartbeat was on its way.
     elsewhere: [u32; 2],
-    /// Requests in its queue at its last heartbeat, and at the one before: many wait for a moment only.
+    /// Requests in the worker's queue, at its last heartbeat and at the one before: many requests wait for a moment only.
     queued: [u32; 2],
     /// The number of the pick that last chose it.
     last_pick: u64,
-    /// Its place in the index and the accounts.
+    /// The worker's slot in the index and in the accounts.
     slot: WorkerSlot,
     identity: PageHash,
     following: Following,
@@ -189,17 +189,17 @@ impl Entry {
 pub(super) struct Picked {
     pub prefill: Option<Chosen>,
     pub decode: Chosen,
-    /// Tokens of the prompt that a worker of the route is expected to hold.
+    /// Tokens of the prompt that a worker of the route is expected to have cached.
     pub expected: u64,
 }
 
-/// Why a worker is not accepted.
+/// The reason why a worker is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Denied {
     /// Its description contradicts itself.
     #[error("{0}")]
     Wrong(String),
-    /// Another worker of its name lives.
+    /// Another worker with the same name is alive.
     #[error(
         "the name {name:?} belongs to the worker at {holder_address} (instance {holder}), which is alive; the worker at \
          {address} (instance {instance}) needs another: set --name"
@@ -217,13 +217,13 @@ impl From<String> for Denied {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Heard {
     pub known: bool,
-    /// It gets requests from now on, or none any more.
+    /// Whether the worker gets requests from now on, or gets none any more.
     pub is_change: bool,
-    /// It has not served a dummy request yet.
+    /// Whether the worker has not served a dummy request yet.
     pub is_warming: bool,
 }
 
-/// See the module.
+/// The table of workers, see the module.
 #[derive(Debug)]
 pub(super) struct WorkerTable {
     terms: Terms,
@@ -247,12 +247,12 @@ impl WorkerTable {
         }
     }
 
-    /// Adds a worker, or replaces what was known under its instance or, when no live worker has it, under its name.
+    /// Adds a worker, or replaces the one with its instance. If no live worker has its name, also replaces the one with its name.
     pub fn register(&mut self, info: WorkerInfo, now: Instant) -> Result<Accepted, Denied> {
         let (role, protocol) = admission::check(&info, &self.terms.model)?;
         let forget = self.terms.lost_after.saturating_mul(FORGET);
         let instance = Instance(info.instance);
-        // A process keeps its address. Another one that names its instance, which is no secret, would be sent its requests.
+        // A process keeps its address. Instances are not secret: another process that names this one would get its requests.
         if let Some(known) = self.workers.get(&instance).filter(|known| known.info.address != info.address) {
             return Err(Denied::Wrong(format!(
                 "instance {instance} is registered at {}, and a worker that runs does not change its address",
@@ -262,7 +262,7 @@ impl WorkerTable {
         let holder = self.workers.iter().find(|(other, entry)| {
             **other != instance
                 && entry.info.name == info.name
-                // Two processes cannot listen at one address, so the earlier is gone.
+                // Two processes cannot listen at one address, so the earlier one is gone.
                 && entry.info.address != info.address
                 && matches!(
                     entry.state(self.terms.worker_timeout, now),
@@ -279,7 +279,7 @@ impl WorkerTable {
             });
         }
         for (_, gone) in self.workers.extract_if(.., |other, entry| {
-            // One that drains has requests to finish beside its successor.
+            // A draining worker stays beside its successor until its requests are finished.
             let replaced = *other != instance
                 && entry.info.name == info.name
                 && entry.state(self.terms.worker_timeout, now) != WorkerState::Draining;
@@ -351,7 +351,7 @@ impl WorkerTable {
         left.is_some()
     }
 
-    /// True when this is news.
+    /// Marks a worker as broken. Returns whether this is news.
     pub fn suspect(&mut self, instance: Instance, why: &str, now: Instant) -> bool {
         let Some(entry) = self.workers.get_mut(&instance) else { return false };
         let is_news = entry.broken.replace(why.to_owned()).is_none();
@@ -362,13 +362,13 @@ impl WorkerTable {
         is_news
     }
 
-    /// Whether a worker that is none of these broke at this time or later.
+    /// Whether a worker other than `than` broke at `since` or later.
     pub fn another_broke(&self, since: Instant, than: &[Instance]) -> bool {
         let mut later = self.breaks.iter().take_while(|(when, _)| *when >= since);
         later.any(|(_, instance)| !than.contains(instance))
     }
 
-    /// A request has left its workers.
+    /// Notes that a request has left its workers.
     pub fn done(&mut self, room: Room, instances: &[Instance], now: Instant) {
         self.accounts.ended(room, now);
         for instance in instances {
@@ -378,7 +378,7 @@ impl WorkerTable {
         }
     }
 
-    /// When to ask again.
+    /// Returns the time to check again, or the reason why the worker is lost.
     pub fn lost(&self, instance: Instance, now: Instant) -> Result<Instant, String> {
         let Some(entry) = self.workers.get(&instance) else {
             return Err("the worker has left, or was replaced by a new instance".into());

@@ -1,4 +1,4 @@
-//! One try: the legs of one room, watched together.
+//! One try of a request: the legs of one room, watched together.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::registry::{Chosen, Registry, Route};
 type Events = Pin<Box<dyn Stream<Item = Result<GenerateEvent, Status>> + Send>>;
 type Gone = Pin<Box<dyn Future<Output = String> + Send>>;
 
-/// One worker's share of a try. Dropping it cancels the work there.
+/// One worker's part of a try. Dropping it cancels the work on that worker.
 struct Leg {
     instance: Instance,
     name: String,
@@ -26,9 +26,9 @@ struct Leg {
     gone: Gone,
 }
 
-/// What a worker says that takes no more requests.
+/// The failure code of a worker that takes no more requests.
 const SHUTTING_DOWN: &str = FailureCode::ShuttingDown.as_str();
-/// What a decode worker says that could not shake hands with its prefill worker.
+/// The failure code of a decode worker whose handshake with its prefill worker failed.
 const PEER_REFUSED: &str = FailureCode::PeerRefused.as_str();
 /// Largest event that a worker may send.
 const MAX_EVENT: usize = 1 << 20;
@@ -36,7 +36,7 @@ const MAX_EVENT: usize = 1 << 20;
 impl Leg {
     fn start(registry: &Registry, worker: &Chosen, request: GenerateRequest) -> Self {
         let mut client = WorkerClient::new(worker.channel.clone()).max_decoding_message_size(MAX_EVENT);
-        // The call is part of the stream, so that no leg's head is waited for before the other leg is heard.
+        // The call is part of the stream, so that events of one leg are read while the other leg's call still waits for its head.
         let call = async move { client.generate(request).await.map(tonic::Response::into_inner) };
         Self {
             instance: worker.instance,
@@ -58,7 +58,7 @@ impl Leg {
                     WireEvent::Began(began) => Step::Began(began),
                     WireEvent::Token(token) => Step::Token(token),
                     WireEvent::Finished(finished) => Step::Finished(finished),
-                    // It says no more until it is heard of again, which is then that it drains.
+                    // This worker gets no requests until its next heartbeat, which says that it drains.
                     WireEvent::Failed(event) if event.code == SHUTTING_DOWN => {
                         failed(Failure::of_worker(&self.name, &event), true, false)
                     }
@@ -81,7 +81,7 @@ impl Leg {
                     failed(Failure::Unavailable(text), true, false)
                 }
             },
-            // The worker is known to be silent or replaced, so there is nothing to suspect it of.
+            // The worker is known to be silent or replaced, so it is not suspected again.
             why = &mut self.gone => failed(Failure::Unavailable(why), false, false),
         }
     }
@@ -95,20 +95,20 @@ pub(super) enum Step {
     Failed {
         leg: Instance,
         failure: Failure,
-        /// The worker gets no request until it is heard of.
+        /// Whether the worker gets no requests until it is heard of again.
         suspect: bool,
-        /// The worker itself reports it, and its partner may be the cause.
+        /// Whether the worker itself reports the failure. Its partner may be the cause.
         reported: bool,
-        /// The two workers did not come together, so that nothing was begun.
+        /// Whether the two workers did not connect, so that nothing was begun.
         apart: bool,
     },
 }
 
-/// Both legs of one room, or the only one.
+/// A try: both legs of one room, or the only one.
 pub(super) struct Attempt {
-    // Legs before the route: they end before their workers' load is taken off.
+    // The legs are dropped before the route: they end before their workers' load is subtracted.
     decode: Leg,
-    /// Absent when there is none, or once it has done its part.
+    /// Absent for an aggregated worker, and once prefill is done.
     prefill: Option<Leg>,
     first_token: bool,
     registry: Registry,
@@ -134,7 +134,7 @@ impl Attempt {
         }
     }
 
-    /// Tokens of the prompt that its workers were expected to hold.
+    /// Tokens of the prompt that the try's workers were expected to have cached.
     pub fn expected(&self) -> u64 {
         self.route.expected
     }
@@ -152,14 +152,14 @@ impl Attempt {
             let step = match &mut self.prefill {
                 None => self.decode.next().await,
                 Some(prefill) => tokio::select! {
-                    // Decode first: what it already sent counts, even if prefill is gone by now.
+                    // Decode comes first: its events count, even if prefill is gone by now.
                     biased;
                     step = self.decode.next() => step,
                     step = prefill.next() => {
                         match step {
                             Step::Token(_) | Step::Began(_) => {}
                             Step::Finished(_) => self.prefill = None,
-                            // Decode has the whole prompt once it answers, so prefill is not needed any more.
+                            // Decode has the KV of the whole prompt once it answers, so prefill is not needed any more.
                             Step::Failed { leg, failure, suspect, .. } if self.first_token => {
                                 tracing::info!(%leg, %failure, "prefill failed after it had done its part");
                                 if suspect {
@@ -178,7 +178,7 @@ impl Attempt {
         }
     }
 
-    /// Lets prefill end its leg in peace, within this time: dropping its stream now would count as a cancelled request there.
+    /// Lets prefill end its leg by itself, within this time: dropping its stream now would count as a cancelled request there.
     pub fn settle(self, within: Duration) {
         let Self { decode, prefill, route, registry, .. } = self;
         drop(decode);

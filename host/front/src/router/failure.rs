@@ -2,7 +2,7 @@
 
 use host_wire::proto;
 
-/// What ended a request or a try, as a sentence for the client.
+/// The failure that ended a request or a try, as a sentence for the client.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Failure {
     /// The prompt and the answer do not fit any worker.
@@ -12,19 +12,19 @@ pub enum Failure {
         limit: u32,
         /// Tokens of the prompt.
         prompt: u64,
-        /// Tokens that the request names, if it does.
+        /// Tokens of the answer that the request asks for, if it gives a number.
         answer: Option<u32>,
-        /// Where the client gives that number.
+        /// The field in which the client gives that number.
         field: &'static str,
     },
-    /// No worker has room for a prompt of so many bytes.
+    /// No worker has room for a prompt whose text is this long.
     #[error(
         "the model's context, as far as --max-model-len and the KV pools allow, holds {limit} tokens, but the prompt alone has at least {least}, which leaves no room for an answer; shorten the prompt"
     )]
     TooLongText {
         /// Tokens that the largest route holds.
         limit: u32,
-        /// Tokens that the prompt has at least.
+        /// The least number of tokens of the prompt.
         least: u64,
     },
     /// A worker found the request wrong.
@@ -36,10 +36,10 @@ pub enum Failure {
     /// This router takes no more requests of the client now.
     #[error("the client has as many requests under way as its share allows")]
     OverShare,
-    /// No worker could serve it in time. Another time may do.
+    /// No worker could serve the request in time. A later request may succeed.
     #[error("{0}")]
     Unavailable(String),
-    /// It took longer than its client wants to wait.
+    /// The request took longer than the client's time limit.
     #[error("the request took longer than {} s, which its timeout allows", .0.as_secs_f64())]
     Late(std::time::Duration),
     /// A worker failed after the first token.
@@ -85,7 +85,7 @@ impl Failure {
     pub(super) fn of_call(worker: &str, status: &tonic::Status) -> (Self, bool) {
         use tonic::Code;
         let text = match status.code() {
-            // The transport's own words, which say nothing to a client.
+            // The transport's message means nothing to a client, so it goes to the log.
             Code::Unknown | Code::Internal | Code::Cancelled => {
                 tracing::debug!(worker, %status, "a call to a worker broke");
                 format!("the connection to worker {worker:?} broke")
@@ -97,11 +97,11 @@ impl Failure {
             Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated | Code::DataLoss => {
                 (Failure::Internal(text), false)
             }
-            // The worker answers, so it lives. It only does not want this request now.
+            // The worker answers, so it is alive. It only refuses this request now.
             Code::ResourceExhausted | Code::Aborted | Code::FailedPrecondition => {
                 (Failure::Unavailable(text), false)
             }
-            // The transport reports what breaks as one of the remaining codes.
+            // The transport reports broken connections with one of the remaining codes.
             _ => (Failure::Unavailable(text), true),
         }
     }

@@ -1,15 +1,15 @@
-//! What the client is told of its request, over all tries.
+//! The progress of an answer over all tries of its request.
 
 use std::sync::Arc;
 
 use host_core::routing::Answer;
 use host_wire::proto::{Began, Finished};
 
-/// How far the answer has come, and what the client was told.
+/// How far the answer has come, and what the client knows of it.
 #[derive(Clone, Debug)]
 pub(super) struct Progress {
     pub answer: Answer<Arc<Vec<u32>>>,
-    /// What the client was told of its prompt's KV.
+    /// The report on the prompt's KV that the client got.
     began: Option<Began>,
 }
 
@@ -18,13 +18,13 @@ impl Progress {
         Self { answer, began: None }
     }
 
-    /// Notes what a worker reports of the prompt's KV, and returns what the client is told: nothing after the first time.
+    /// Notes a worker's report on the prompt's KV. Returns it for the client the first time, and `None` later.
     pub fn begin(&mut self, began: Began) -> Option<Began> {
         let first = self.began.is_none();
         first.then(|| self.began.insert(began).clone())
     }
 
-    /// Ends a try: what it brought is void.
+    /// Ends a try whose tokens are void.
     pub fn forget(&mut self) {
         self.answer.forget();
         self.began = None;

@@ -1,14 +1,14 @@
 use std::time::Duration;
 
-/// Longest waits for what workers say within moments when all is well.
+/// Longest waits for messages of workers that come within moments when all is well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waits {
-    /// The head of a stream waits so long for the first token, from the moment at which workers were called. What fails before is
-    /// a status, which clients and proxies act on. Later it is an event.
+    /// How long the head of a stream waits for the first token after workers were called. A failure before the head is an HTTP
+    /// status, which clients and proxies act on. A later failure is an event.
     pub head: Duration,
-    /// For a worker to end its call by itself, once the answer is complete. Afterwards the call is cancelled.
+    /// Wait for a worker to end its call by itself after the answer is complete. Afterwards the call is cancelled.
     pub end: Duration,
-    /// For a worker's reply to an operator: that it drains, or that its cache is empty.
+    /// Wait for a worker's reply to an operator: that it drains, or that its cache is empty.
     pub reply: Duration,
 }
 

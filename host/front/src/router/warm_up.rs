@@ -1,4 +1,5 @@
-//! A new worker serves a dummy request before it gets others: its weights are read, its threads and connections are up.
+//! Warms up new workers: each serves a dummy request before it gets others, which reads its weights and starts its threads and
+//! connections.
 
 use std::time::Duration;
 
@@ -15,14 +16,14 @@ use super::{Registry, Route};
 
 /// Longest time for one dummy request: the first touch of large weights on a slow disk.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Wait after one that failed.
+/// Wait after a dummy request failed.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Failed tries that are remembered, with their partners.
 const MOST_FAILED: usize = 1000;
-/// Tokens of its answer: the second one is decoded from KV that was received.
+/// Tokens of the dummy request's answer: the second one is decoded from KV that was received.
 const ANSWER: u32 = 2;
 
-/// Sends dummy requests to the workers that come, for ever. When it is dropped, those under way end.
+/// Sends dummy requests to new workers, without end. When it is dropped, the requests under way end.
 pub async fn warm_up(registry: Registry) {
     let mut under_way = JoinSet::new();
     loop {
@@ -35,7 +36,7 @@ pub async fn warm_up(registry: Registry) {
     }
 }
 
-/// Ends when the worker has served, or is gone.
+/// Sends dummy requests to a worker until it has served one, or is gone.
 async fn warm(registry: Registry, instance: Instance) {
     let mut failed = Vec::new();
     loop {
@@ -44,7 +45,7 @@ async fn warm(registry: Registry, instance: Instance) {
             Err(error) => format!("no randomness: {error}"),
             Ok(random) => match registry.pick_with(instance, &failed, Room(random >> 1)) {
                 Ok(None) => return,
-                // Its partner has not come yet, as always where all start together.
+                // The worker's partner has not come yet. This always happens where all workers start together.
                 Err(why) => {
                     registry.not_warm(instance, &why);
                     wait(change).await;
@@ -74,7 +75,7 @@ async fn warm(registry: Registry, instance: Instance) {
     }
 }
 
-/// A partner may come at any time.
+/// Waits a second, or less if the workers change: a partner may come at any time.
 async fn wait(change: impl Future<Output = ()>) {
     tokio::select! {
         () = change => {}
@@ -82,7 +83,7 @@ async fn wait(change: impl Future<Output = ()>) {
     }
 }
 
-/// One dummy request, which uses no cached pages and leaves none.
+/// Sends one dummy request, which uses no cached pages and leaves none.
 async fn serve(registry: &Registry, route: Route) -> Result<(), String> {
     let page = route.page_tokens();
     let prompt = (page + 1).min(route.max_tokens().saturating_sub(ANSWER)).max(1);
@@ -90,7 +91,7 @@ async fn serve(registry: &Registry, route: Route) -> Result<(), String> {
     let request = proto::GenerateRequest {
         room: room.0,
         request_id: format!("warm-up-{room}"),
-        // A token that every vocabulary has.
+        // Token 0 is in every vocabulary.
         prompt: vec![0; prompt as usize],
         max_new_tokens: ANSWER.min(route.max_tokens().saturating_sub(prompt)).max(1),
         stop_tokens: Vec::new(),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::decode::{TextStream, Utf8Stream};
 use super::{Specials, TextError, Tokenizer};
 
-/// Ids 0 to 255 are bytes. Then come [`BOS`](Self::BOS), [`EOS`](Self::EOS) and [`PAD`](Self::PAD). All further ids of the
-/// vocabulary have no text, and decode to U+FFFD.
+/// A tokenizer with one token per byte. Ids 0 to 255 are bytes. Then come [`BOS`](Self::BOS), [`EOS`](Self::EOS) and
+/// [`PAD`](Self::PAD). All further ids of the vocabulary have no text, and decode to U+FFFD.
 #[derive(Clone, Copy, Debug)]
 pub struct ByteTokenizer {
     vocabulary: u32,
@@ -22,7 +22,7 @@ impl ByteTokenizer {
     /// Smallest vocabulary.
     pub const MIN_VOCABULARY: u32 = 259;
 
-    /// For a model with this many token ids. A number below [`MIN_VOCABULARY`](Self::MIN_VOCABULARY) counts as that one.
+    /// A tokenizer for a model with this many token ids, at least [`MIN_VOCABULARY`](Self::MIN_VOCABULARY).
     #[must_use]
     pub fn new(vocabulary: u32) -> Self {
         Self { vocabulary: vocabulary.max(Self::MIN_VOCABULARY) }
@@ -40,7 +40,7 @@ impl Tokenizer for ByteTokenizer {
             (_, Self::BOS) => b"<bos>".to_vec(),
             (_, Self::EOS) => b"<eos>".to_vec(),
             (_, Self::PAD) => b"<pad>".to_vec(),
-            // Not a byte of any valid text, so it decodes to exactly one U+FFFD.
+            // No valid text has this byte, so it decodes to exactly one U+FFFD.
             (_, token) if token < self.vocabulary => vec![0xff],
             _ => Vec::new(),
         }

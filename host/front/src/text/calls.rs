@@ -1,4 +1,4 @@
-//! Calls of tools in an answer's text, as families of models write them.
+//! Calls of tools in an answer's text, in the formats of the model families.
 //!
 //! ```text
 //! Hermes, Qwen    text <tool_call> {"name": "f", "arguments": {…}} </tool_call> <tool_call> …
@@ -7,9 +7,9 @@
 //! Qwen3-Coder     text <tool_call> <function=f> <parameter=a> 1 </parameter> … </function> </tool_call> …
 //! ```
 //!
-//! A reader is fed the text in pieces, cut anywhere, and gives the same parts however they were cut. Arguments are the model's own
-//! bytes wherever these are JSON already, so that the next turn's prompt begins with what the model wrote. What looks like a call
-//! and is none is given back as text.
+//! A reader gets the text in pieces, cut anywhere, and returns the same parts however the text was cut. Arguments that are JSON
+//! already keep the model's own bytes, so that the next turn's prompt begins with what the model wrote. Text that looks like a
+//! call and is none is returned as text.
 
 mod arguments;
 mod grammar;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 pub use grammar::{CallRule, Function, calls};
 
-/// How a family of models writes calls.
+/// The format in which a family of models writes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFormat {
     /// JSON objects between `<tool_call>` and `</tool_call>`.
@@ -41,9 +41,9 @@ pub enum CallFormat {
 pub enum Part {
     /// Text that belongs to no call.
     Text(String),
-    /// A call begins.
+    /// A call of this tool begins.
     Call(String),
-    /// More of the last call's arguments, which are a JSON object in all.
+    /// More of the last call's arguments. Together they are a JSON object.
     Arguments(String),
 }
 
@@ -52,12 +52,12 @@ pub trait CallReader: Send {
     /// The parts that became certain with this text.
     fn push(&mut self, text: &str) -> Vec<Part>;
 
-    /// What was held back. Call once, at the end. An unfinished call stays unfinished.
+    /// Returns the parts that were held back. Call it once, at the end. An unfinished call stays unfinished.
     fn finish(&mut self) -> Vec<Part>;
 }
 
 impl CallFormat {
-    /// The format of this name.
+    /// The format with this name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         match name.replace('_', "-").as_str() {
@@ -69,12 +69,12 @@ impl CallFormat {
         }
     }
 
-    /// The format that a chat template asks its model for, as far as that shows.
+    /// The format that a chat template asks its model for, if the template shows it.
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
         if has("<function=") {
-            // Others write arguments in JSON behind it.
+            // Other templates write arguments as JSON after `<function=`.
             has("<parameter=").then_some(Self::Qwen3Coder)
         } else if has("<tool_call>") {
             Some(Self::Hermes)
@@ -107,7 +107,7 @@ fn text(parts: &mut Vec<Part>, text: &str) {
     }
 }
 
-/// Length of the longest end of `text` that is a beginning of `marker`, and shorter than it. Markers are ASCII.
+/// Length of the longest suffix of `text` that is a proper prefix of `marker`. Markers are ASCII.
 fn overlap(text: &str, marker: &str) -> usize {
     (1..marker.len()).rev().find(|length| text.ends_with(&marker[..*length])).unwrap_or(0)
 }

@@ -13,11 +13,11 @@ pub trait TextStream: Send {
     /// The text that became certain with this token, often empty while a character is incomplete.
     fn push(&mut self, token: u32) -> String;
 
-    /// What was held back: the rest of an incomplete character, as U+FFFD. Call once, at the end.
+    /// Returns the held text: the rest of an incomplete character, as U+FFFD. Call it once, at the end.
     fn finish(&mut self) -> String;
 }
 
-/// For byte-level tokenizers: the tokens' bytes in a row are the text's bytes.
+/// For byte-level tokenizers: the bytes of the tokens, joined, are the bytes of the text.
 pub struct Utf8Stream<T: ?Sized> {
     tokenizer: Arc<T>,
     specials: Specials,
@@ -26,7 +26,7 @@ pub struct Utf8Stream<T: ?Sized> {
 }
 
 impl<T: Tokenizer + ?Sized> Utf8Stream<T> {
-    /// At the start of an answer.
+    /// A decoder at the start of an answer.
     pub fn new(tokenizer: Arc<T>, specials: Specials) -> Self {
         Self { tokenizer, specials, held: Vec::new() }
     }
@@ -75,7 +75,7 @@ impl<T: Tokenizer + ?Sized> TextStream for Utf8Stream<T> {
 pub struct WindowStream<F> {
     decode: F,
     tokens: Vec<u32>,
-    /// Tokens before this only give context.
+    /// Tokens before this index only give context.
     shown: usize,
 }
 
@@ -83,7 +83,7 @@ pub struct WindowStream<F> {
 const LONGEST_WAIT: usize = 8;
 
 impl<F: Fn(&[u32]) -> String + Send> WindowStream<F> {
-    /// At the start of an answer. `decode` gives the text of a whole sequence of tokens.
+    /// A decoder at the start of an answer. `decode` gives the text of a whole sequence of tokens.
     pub fn new(decode: F) -> Self {
         Self { decode, tokens: Vec::new(), shown: 0 }
     }
@@ -96,7 +96,7 @@ impl<F: Fn(&[u32]) -> String + Send> WindowStream<F> {
         if waits && !waited && !even_incomplete {
             return String::new();
         }
-        // A tokenizer that rewrites what it has shown cannot be followed, so nothing new is certain then.
+        // If the tokenizer changes text that was already shown, no new text is certain.
         let new = after.strip_prefix(&before).unwrap_or_default().to_owned();
         if new.is_empty() && !waited {
             return new;

@@ -16,7 +16,7 @@ pub struct HuggingFaceTokenizer {
     inner: tokenizers::Tokenizer,
     special: HashSet<u32>,
     vocabulary: u32,
-    /// True when tokens are pieces of the text's bytes, in the alphabet that GPT-2 began.
+    /// Whether tokens are pieces of the text's bytes, written in GPT-2's alphabet of letters.
     byte_level: bool,
     longest: Option<longest::Longest>,
 }
@@ -34,10 +34,10 @@ impl HuggingFaceTokenizer {
         Self::new(inner).map_err(|problem| TextError::File { file: file.display().to_string(), problem })
     }
 
-    /// One that was put together, whose model has this many ids, some of which the tokenizer may not know.
+    /// A tokenizer that was built in memory, for a model with this many ids. The tokenizer may not know all of them.
     ///
     /// # Errors
-    /// When the library refuses it.
+    /// When the library refuses the tokenizer.
     pub(super) fn with_vocabulary(inner: tokenizers::Tokenizer, vocabulary: u32) -> Result<Self, String> {
         Ok(Self { vocabulary, ..Self::new(inner)? })
     }

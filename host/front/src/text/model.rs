@@ -1,4 +1,4 @@
-//! What a model's folder or file says about text.
+//! Reads the text side of a model from its folder or file.
 
 pub mod gguf;
 
@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use super::huggingface::HuggingFaceTokenizer;
 use super::{ByteTokenizer, CallFormat, ChatTemplate, TextError, Tokenizer};
 
-/// Everything a router needs to know of a model.
+/// The text side of a model, as a router needs it.
 #[derive(Clone)]
 pub struct TextModel {
     /// Its tokenizer.
@@ -19,16 +19,16 @@ pub struct TextModel {
     pub template: Option<Arc<ChatTemplate>>,
     /// Tokens that end an answer.
     pub end: Vec<u32>,
-    /// How its answers are read.
+    /// How the model's answers are read.
     pub dialect: Dialect,
 }
 
-/// What a model writes beside text.
+/// The parts of an answer beside its text, and how the model writes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
-    /// How the model calls tools. When absent, its chat template says how.
+    /// The format in which the model calls tools. If absent, the chat template decides.
     pub calls: Option<CallFormat>,
-    /// Its thoughts stand between `<think>` and `</think>`, and are told apart.
+    /// Whether the model writes thoughts between `<think>` and `</think>`, which are separated from the text.
     pub thinks: bool,
 }
 
@@ -36,13 +36,13 @@ pub struct Dialect {
 const MAX_FILE: u64 = 16 << 20;
 
 impl TextModel {
-    /// How the model calls tools.
+    /// The format in which the model calls tools.
     #[must_use]
     pub fn calls(&self) -> Option<CallFormat> {
         self.dialect.calls.or_else(|| self.template.as_ref()?.calls())
     }
 
-    /// For the synthetic executor: bytes as tokens, ids up to `vocabulary`, no chat template, no end token.
+    /// A model for the synthetic executor: bytes as tokens, ids up to `vocabulary`, no chat template, no end token.
     #[must_use]
     pub fn bytes(vocabulary: u32) -> Self {
         Self {
@@ -53,15 +53,15 @@ impl TextModel {
         }
     }
 
-    /// Reads what a model says about text (blocking): a GGUF file's metadata, or a Hugging Face folder.
+    /// Reads the text side of a model (blocking): from a GGUF file's metadata, or from a Hugging Face folder.
     ///
     /// # Errors
-    /// When something is there and cannot be used, or there is no tokenizer. The error names the file.
+    /// When a part is there and cannot be used, or when there is no tokenizer. The error names the file.
     pub fn load(model: &Path) -> Result<Self, TextError> {
         if gguf::is_gguf(model) { gguf::load(model) } else { Self::load_folder(model) }
     }
 
-    /// The same with the chat template of a file (blocking).
+    /// Replaces the chat template with that of a file (blocking).
     ///
     /// # Errors
     /// When the file cannot be read or is no template. The error names the file.
@@ -78,13 +78,13 @@ impl TextModel {
         Ok(self)
     }
 
-    /// Reads a Hugging Face folder's tokenizer and template, which stand in for those of `model` (blocking).
+    /// Reads a Hugging Face folder's tokenizer and template, which replace those of `model` (blocking).
     ///
-    /// An answer also ends where the model says, because folders that only hold a tokenizer often name the end of a text and not
+    /// The end tokens of `model` also end an answer, because folders with only a tokenizer often name the end of a text and not
     /// that of a turn.
     ///
     /// # Errors
-    /// When something is there and cannot be used, or there is no tokenizer. The error names the file.
+    /// When a part is there and cannot be used, or when there is no tokenizer. The error names the file.
     pub fn load_instead(folder: &Path, model: Option<&Path>) -> Result<Self, TextError> {
         let mut text = Self::load_folder(folder)?;
         let more = match model {
@@ -123,7 +123,7 @@ impl TextModel {
 
         let mut end = ends(folder)?;
         if end.is_empty() && !eos.is_empty() {
-            // The name of a special token is one token, or the folder contradicts itself and no end is known.
+            // The name of a special token must be one token. Otherwise the folder contradicts itself, and no end is known.
             if let [id] = tokenizer.encode(&eos, false)?.as_slice() {
                 end.push(*id);
             }
@@ -137,7 +137,7 @@ impl TextModel {
     }
 }
 
-/// Tokens that end an answer, of the first file that has some.
+/// The tokens that end an answer, from the first file that has some.
 fn ends(folder: &Path) -> Result<Vec<u32>, TextError> {
     for file in ["generation_config.json", "config.json"] {
         let Some(config) = json(folder, file)? else { continue };
@@ -158,7 +158,7 @@ fn token_id(json: &Json) -> Option<u32> {
     json.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// One template, or several by name of which `default` is for chat.
+/// The source of the chat template. Of several named templates, the one that is named `default`.
 fn template_source(settings: &Json) -> Option<String> {
     match settings.get("chat_template")? {
         Json::String(source) => Some(source.clone()),

@@ -8,7 +8,7 @@ enum Stage {
     /// Thoughts may begin.
     Start,
     Inside,
-    /// White space between the thoughts and the answer is neither.
+    /// Between the thoughts and the answer: white space here belongs to neither.
     Behind,
     Answer,
 }
@@ -23,9 +23,9 @@ pub struct Thoughts {
 /// A piece of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Split {
-    /// Of the thoughts.
+    /// Text of the thoughts.
     pub thoughts: String,
-    /// Of the rest.
+    /// Text of the answer.
     pub text: String,
 }
 
@@ -35,14 +35,14 @@ pub fn opens_thoughts(prompt: &str) -> bool {
     prompt.trim_end().ends_with(OPEN)
 }
 
-/// Whether a prompt ends behind thoughts, so that none follow.
+/// Whether a prompt ends after thoughts, so that none follow.
 #[must_use]
 pub fn closes_thoughts(prompt: &str) -> bool {
     prompt.trim_end().ends_with(CLOSE)
 }
 
 impl Thoughts {
-    /// For the answer to a prompt.
+    /// Splits the answer to this prompt.
     #[must_use]
     pub fn after(prompt: &str) -> Self {
         let stage = match (opens_thoughts(prompt), closes_thoughts(prompt)) {
@@ -103,7 +103,7 @@ impl Thoughts {
         }
     }
 
-    /// What was held back.
+    /// Returns the held text, at the end of the answer.
     pub fn finish(&mut self) -> Split {
         let held = std::mem::take(&mut self.held);
         match self.stage {

@@ -1,18 +1,18 @@
 //! Stop strings: the answer ends before the first of them that is complete, wherever token borders lie.
 
-/// Watches an answer's text for stop strings and holds back what may become one.
+/// Watches an answer's text for stop strings, and holds back text that may begin one.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
-    /// Which of them was seen.
+    /// The index of the stop string that was seen.
     matched: Option<usize>,
-    /// It is part of what is shown.
+    /// Whether the stop string is part of the shown text.
     shows: bool,
 }
 
 impl StopMatcher {
-    /// Watches for these. Empty strings are ignored.
+    /// Watches for these strings. Empty strings are ignored.
     #[must_use]
     pub fn new(stops: Vec<String>) -> Self {
         Self {
@@ -23,7 +23,7 @@ impl StopMatcher {
         }
     }
 
-    /// Shows the stop string at which the answer ends.
+    /// Sets whether the stop string at which the answer ends is shown.
     #[must_use]
     pub fn showing(self, shows: bool) -> Self {
         Self { shows, ..self }
@@ -41,14 +41,14 @@ impl StopMatcher {
         Some(self.stops.get(self.matched?)?.as_str())
     }
 
-    /// Takes more text and returns what is safe to show.
+    /// Takes more text and returns the text that is safe to show.
     pub fn push(&mut self, text: &str) -> String {
         if self.stopped() {
             return String::new();
         }
         self.held.push_str(text);
-        // The first one that is complete, so that it is the same wherever the pieces are cut. Of those that end together it is the
-        // longest.
+        // Takes the stop string that ends first, so that the result does not depend on where the pieces are cut. Of stop strings
+        // that end together, takes the longest.
         let places = self.stops.iter().enumerate();
         let complete = |(index, stop): (usize, &String)| {
             let begin = self.held.find(stop.as_str())?;
@@ -65,13 +65,13 @@ impl StopMatcher {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// The end of the answer: what was held back was no stop string after all.
+    /// Returns the held text at the end of the answer: it did not become a stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// Length of the longest end of `text` that is a beginning of `stop`.
+/// Length of the longest suffix of `text` that is a prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     stop.char_indices()
         .map(|(index, _)| index)

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use chrono::format::StrftimeItems;
 use chrono::{DateTime, Utc};
 
-/// Writes `seconds` since 1970 by `format`. Letters of it that stand for nothing stay as they are.
+/// Formats `seconds` since 1970. Letters of `format` without a meaning stay as they are.
 #[must_use]
 pub fn strftime(format: &str, seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0));
@@ -15,7 +15,7 @@ pub fn strftime(format: &str, seconds: u64) -> String {
     });
     match written {
         Some(Ok(())) => text,
-        // A year that no calendar has.
+        // The calendar does not have this year.
         Some(Err(_)) | None => format.to_owned(),
     }
 }

@@ -20,10 +20,10 @@ pub struct ChatTemplate {
 }
 
 const NAME: &str = "chat_template";
-/// Steps of the template engine for one prompt at most. A usual template takes about a hundred for a message.
+/// Most steps of the template engine for one prompt. A usual template takes about a hundred for a message.
 const FUEL: u64 = 20_000_000;
-/// Longest prompt that is written, in bytes. Longer than any context has text for. What a template puts together before it writes
-/// is not bounded: the engine has no limit for it.
+/// Longest prompt that a template may write, in bytes. It is longer than the text of any context. Text that a template builds
+/// before it writes is not limited, because the engine has no limit for it.
 const LONGEST: usize = 64 << 20;
 
 impl std::fmt::Debug for ChatTemplate {
@@ -33,7 +33,7 @@ impl std::fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `bos` and `eos` are what `bos_token` and `eos_token` stand for in it.
+    /// Compiles a template. `bos` and `eos` are the values of `bos_token` and `eos_token` in it.
     ///
     /// # Errors
     /// When the source is not a template.
@@ -41,7 +41,7 @@ impl ChatTemplate {
         Self::with_fuel(source, bos, eos, FUEL)
     }
 
-    /// The same with another bound on the steps of the engine.
+    /// Compiles a template with another limit on the steps of the engine.
     pub(crate) fn with_fuel(source: String, bos: String, eos: String, fuel: u64) -> Result<Self, TextError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
@@ -63,7 +63,7 @@ impl ChatTemplate {
         Ok(Self { environment, bos, eos, source: kept })
     }
 
-    /// Another template for the same model.
+    /// Compiles another template for the same model.
     ///
     /// # Errors
     /// When the source is not a template.
@@ -71,26 +71,26 @@ impl ChatTemplate {
         Self::new(source, self.bos.clone(), self.eos.clone())
     }
 
-    /// Whether it writes the tools of a request into the prompt.
+    /// Whether the template writes the tools of a request into the prompt.
     #[must_use]
     pub fn takes_tools(&self) -> bool {
         let template = self.environment.get_template(NAME);
         template.is_ok_and(|template| template.undeclared_variables(false).contains("tools"))
     }
 
-    /// Whether it has a place for calls of tools and what they gave.
+    /// Whether the template has a place for tool calls and their results.
     #[must_use]
     pub fn takes_calls(&self) -> bool {
         self.source.contains("tool")
     }
 
-    /// Whether it speaks of a role of this name.
+    /// Whether the template mentions a role of this name.
     #[must_use]
     pub fn knows(&self, role: &str) -> bool {
         self.source.contains(role)
     }
 
-    /// How its model writes calls, as far as it says.
+    /// The format in which the template's model writes calls, if the template shows it.
     #[must_use]
     pub fn calls(&self) -> Option<CallFormat> {
         CallFormat::of_template(&self.source)
@@ -108,7 +108,7 @@ impl ChatTemplate {
         extra: &serde_json::Map<String, Json>,
         now: u64,
     ) -> Result<String, TextError> {
-        // As Python has it: a template that asks whether `tools` is none must be told so.
+        // `tools` is none if there are no tools, as in Python: some templates test for that.
         let mut variables: Vec<(String, Value)> = vec![("tools".into(), Value::from(()))];
         let given: Vec<(String, Value)> =
             extra.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value)))).collect();
@@ -141,7 +141,7 @@ impl ChatTemplate {
     }
 }
 
-/// What a template has written, up to the longest prompt.
+/// The text that a template has written, up to the longest prompt.
 #[derive(Default)]
 struct Prompt {
     text: Vec<u8>,
@@ -163,8 +163,8 @@ impl io::Write for Prompt {
     }
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False, indent=…)`: the built-in filter escapes HTML and writes no spaces, and a
-/// model notices.
+/// Python's `json.dumps(value, ensure_ascii=False, indent=…)`. The built-in filter escapes HTML and writes no spaces, which a
+/// model would notice.
 fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
@@ -272,7 +272,7 @@ mod tests {
         let loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
         let error = render(loops, &json!([])).unwrap_err();
         assert!(error.to_string().contains("fuel"), "{error}");
-        // As many messages as fit into a body take less.
+        // As many messages as fit into a body take fewer steps.
         let messages = vec![json!({"role": "user", "content": ""}); 100_000];
         let source = "{% for message in messages %}{% if message['role'] == 'user' %}<u>{{ message['content'] | trim }}{% endif %}{% endfor %}";
         assert_eq!(render(source, &Json::from(messages)).unwrap().len(), 300_000);

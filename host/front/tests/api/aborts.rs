@@ -16,9 +16,9 @@ use super::fixture::config;
 use super::operators::with_operators;
 
 const PATH: &str = "/v1/chat/completions";
-/// Connections of clients that break off, at a time.
+/// Clients that break off at the same time.
 const AT_ONCE: usize = 32;
-/// What a client can hold.
+/// Metrics of all that a client can hold.
 const HELD: [&str; 6] = [
     "host_requests_running",
     "host_connections",
@@ -39,7 +39,7 @@ fn request(stream: bool) -> Vec<u8> {
     format!("POST {PATH} HTTP/1.1\r\n{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// Sends some bytes and ends the connection, without a goodbye if it is `reset`.
+/// Sends some bytes and ends the connection. `reset`: with a reset, not in order.
 async fn break_off(to: SocketAddr, bytes: &[u8], reset: bool) {
     let mut connection = TcpStream::connect(to).await.unwrap();
     if reset {
@@ -54,7 +54,7 @@ async fn requests_that_break_off_at_any_byte_leave_nothing() {
     let _worker = front.worker("all", "aggregated", echoes()).await;
     let (places, mut clients) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
     for request in [request(false), request(true)].map(Arc::new) {
-        // A reset may overtake what was sent, so each length ends in both ways.
+        // A reset may overtake the bytes that were sent, so each length ends in both ways.
         for (length, reset) in (0..=request.len()).flat_map(|length| [(length, false), (length, true)]) {
             let place = Arc::clone(&places).acquire_owned().await.unwrap();
             let (to, request) = (front.http, Arc::clone(&request));
@@ -67,7 +67,7 @@ async fn requests_that_break_off_at_any_byte_leave_nothing() {
     while let Some(ended) = clients.join_next().await {
         ended.unwrap();
     }
-    // It was accepted after all of them.
+    // This request is accepted after all of those.
     for (stream, end) in [(false, "\"finish_reason\":\"length\""), (true, "data: [DONE]")] {
         let reply = send(front.http, "POST", PATH, &[], body(stream).as_bytes()).await;
         assert_eq!(reply.status, 200);

@@ -1,4 +1,4 @@
-//! What clients read when all is well.
+//! The answers that clients read when no failure occurs.
 
 use serde_json::{Value, json};
 
@@ -169,7 +169,7 @@ async fn end_tokens_stop_and_do_not_show_unless_ignored() {
     body["include_stop_str_in_output"] = json!(true);
     let answer = front.post(PATH, &body).await.json().await;
     assert_eq!(answer["choices"][0]["text"], "ab");
-    // The model's own end tokens are ignored, and those of the request are not.
+    // The model's own end tokens are ignored, but the stop tokens of the request are not.
     body["ignore_eos"] = json!(true);
     let answer = front.post(PATH, &body).await.json().await;
     assert_eq!(answer["choices"][0]["text"], "ab");

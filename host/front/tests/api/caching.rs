@@ -1,4 +1,4 @@
-//! What a request says about cached KV reaches both legs.
+//! The fields of a request about cached KV reach both legs.
 
 use host_wire::proto::Namespace;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! What clients send and may be secret is in no log line, however much is logged.
+//! No log line has data of clients that may be secret, even with the most verbose logging.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -22,7 +22,7 @@ use super::client::{connect_from, send, send_from};
 use super::fake_worker::{Step, echoes, steps};
 use super::fixture::{Front, config};
 
-/// In everything that is secret, or may be.
+/// A text that is part of all data that is secret, or may be.
 const CANARY: &str = "c4n4ry";
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const PATHS: [&str; 3] = ["/v1/completions", "/v1/chat/completions", "/generate"];
@@ -56,7 +56,7 @@ impl Log {
             .finish()
     }
 
-    /// Runs a test, and logs what all threads of its runtime say.
+    /// Runs a test, and captures the log of all threads of its runtime.
     fn of(&self, test: impl Future<Output = ()>) {
         let log = self.clone();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -69,7 +69,7 @@ impl Log {
         runtime.block_on(test);
     }
 
-    /// Whether it says these, and no canary.
+    /// Checks that the log has these lines, and no canary.
     fn check(&self, lines: &[&str]) {
         let text = self.text();
         let leak = text.lines().find(|line| line.to_ascii_lowercase().contains(CANARY));
@@ -96,11 +96,11 @@ fn prompts(stream: bool) -> [String; 3] {
     ]
 }
 
-/// Requests that are answered, and such that are refused for what they are or how they are sent.
+/// Sends requests that are answered, and requests that are refused for their content or for the way they are sent.
 async fn of_all_kinds(front: &Front, headers: &[(&str, &str)]) {
     for stream in [false, true] {
         for (path, body) in PATHS.into_iter().zip(prompts(stream)) {
-            // The place of the one before is free soon after its answer has ended.
+            // The place of the previous request is free soon after its answer has ended.
             answered_until("an answer", async || {
                 let reply = send(front.http, "POST", path, headers, body.as_bytes()).await;
                 let status = reply.status;
@@ -127,7 +127,7 @@ async fn of_all_kinds(front: &Front, headers: &[(&str, &str)]) {
         let headers: Vec<_> = headers.iter().copied().chain(more).collect();
         answered_until("a refusal", async || {
             let reply = send(front.http, "POST", PATHS[0], &headers, body.as_bytes()).await;
-            // The place of the one before may be taken for a moment.
+            // The previous request may still have its place for a moment.
             if reply.status == 429 {
                 return Err("its client has its share");
             }
@@ -169,7 +169,7 @@ fn keys_and_prompts_are_not_logged_and_refusals_are() {
             let reply = send(front.http, "POST", path, headers, b"{}").await;
             assert_eq!(reply.status, status, "{path}");
         }
-        // One request that goes on, of all that its key allows, and another of all that there are.
+        // One request that goes on uses up all that its key allows, and another uses up all places.
         let hangs = steps(vec![Step::Token(97), Step::Hang]);
         let _hanging = front.worker("other", "aggregated", hangs).await;
         let stream = &prompts(true)[0];
@@ -185,7 +185,7 @@ fn keys_and_prompts_are_not_logged_and_refusals_are() {
         let other = ask(&of_b).await;
         assert_eq!((other.status, ask(&of_b).await.status), (200, 503));
         drop((held, other));
-        // More connections than its share, which have said something already.
+        // More connections than the share of the client. Each has sent something already.
         let mut open = Vec::new();
         for _ in 0..10 {
             let mut connection = connect_from(HERE, front.http).await;
@@ -276,7 +276,7 @@ fn the_secret_of_a_cluster_is_not_logged() {
         let serving = tokio::spawn(serve(config, http, control, async move {
             drop(stopped.await);
         }));
-        // In plain text, and with another secret.
+        // A client in plain text, and clients with the wrong and the right secret.
         let port = address.to_string().rsplit_once(':').unwrap().1.parse().unwrap();
         let mut stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
         stranger.write_all(format!("{CANARY}\r\n\r\n").as_bytes()).await.unwrap();

@@ -1,4 +1,4 @@
-//! As little of an HTTP client as the tests need: one request per connection, events as they come, hanging up at will.
+//! A small HTTP client for the tests: one request per connection, events as they come, hanging up at any time.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -20,7 +20,7 @@ pub async fn send(to: SocketAddr, method: &str, path: &str, headers: &[(&str, &s
     send_from(Ipv4Addr::LOCALHOST.into(), to, method, path, headers, body).await
 }
 
-/// The same from an address of the loopback network.
+/// Sends a request from an address of the loopback network, and reads the head of its answer.
 pub async fn send_from(
     from: IpAddr,
     to: SocketAddr,
@@ -118,7 +118,7 @@ impl Reply {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
     }
 
-    /// The next events that arrive together, or none at the end. `[DONE]` comes as a string.
+    /// The next events that arrive together. Empty at the end. `[DONE]` is returned as a string.
     pub async fn some_events(&mut self) -> Vec<Value> {
         let Some(chunk) = self.chunk().await else { return Vec::new() };
         String::from_utf8(chunk)
@@ -142,7 +142,7 @@ impl Reply {
     }
 }
 
-/// The data of an event. If it has a name, that is its data's type.
+/// The data of an event. Checks that the event's name, if it has one, is the type of its data.
 fn parse_event(event: &str) -> Value {
     let (name, data) = match event.strip_prefix("event: ").and_then(|event| event.split_once('\n')) {
         Some((name, data)) => (Some(name), data),

@@ -1,4 +1,4 @@
-//! What clients are told when they are wrong.
+//! The errors that clients get for wrong requests.
 
 use serde_json::{Value, json};
 
@@ -304,7 +304,7 @@ async fn fields_that_ask_for_nothing_are_accepted() {
     assert_eq!(front.post("/v1/completions", &body).await.status, 200);
     let tools = json!({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}], "tool_choice": "none"});
     assert_eq!(front.post("/v1/chat/completions", &tools).await.status, 200);
-    // As SGLang's benchmark sends it.
+    // The form in which SGLang's benchmark sends a request.
     let body = json!({"text": "a", "sampling_params": {"temperature": 0.0, "max_new_tokens": 2, "ignore_eos": true},
         "stream": true, "lora_path": null, "return_logprob": false, "return_routed_experts": false,
         "logprob_start_len": -1});
@@ -336,7 +336,7 @@ async fn a_body_over_the_limit_is_refused_however_it_is_announced() {
     assert_eq!(reply.status, 413);
     assert!(reply.json().await["error"]["message"].as_str().unwrap().contains("larger than 1000 bytes"));
 
-    // Without a length, in chunks.
+    // The same without a length, in chunks.
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut connection = tokio::net::TcpStream::connect(front.http).await.unwrap();
     let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";

@@ -1,4 +1,4 @@
-//! What happens when workers or clients go away.
+//! Requests whose workers or clients go away.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ pub fn message(answer: &Value) -> &str {
     answer["error"]["message"].as_str().unwrap_or_else(|| panic!("no error in {answer}"))
 }
 
-/// `first` on the first call, then `rest`.
+/// Takes the steps `first` on the first call, then runs `rest`.
 fn first_then(first: Vec<Step>, rest: Script) -> Script {
     let calls = AtomicUsize::new(0);
     Arc::new(
@@ -44,7 +44,7 @@ async fn a_failed_prefill_leg_is_retried_elsewhere_in_a_new_room() {
             let mut front = Front::start(config()).await;
             let mut bad = front.worker("bad", "prefill", steps(vec![failure.clone()])).await;
             let good = front.worker("good", "prefill", prefills()).await;
-            // The good one looks busy, so that the bad one is tried first.
+            // The good worker looks busy, so that the bad one is tried first.
             assert!(
                 front.heartbeat_with(good.info.instance, Load { running: 9, ..Default::default() }).await
             );
@@ -67,10 +67,10 @@ async fn a_failed_prefill_leg_is_retried_elsewhere_in_a_new_room() {
             };
             assert_eq!(text, "abcabc", "{failure:?}");
             good.watch.begun(1).await;
-            // The leg that had not failed was told, unless it failed before it had begun.
+            // The leg that had not failed was cancelled, unless it failed before it had begun.
             let calls = decode.watch.calls();
             decode.watch.cancelled(calls.len() - 1).await;
-            // Calls reach a worker in any order, so the room that served is known by its prefill worker.
+            // Calls reach a worker in any order, so the room that served is identified by its prefill worker.
             let served = |call: &&GenerateRequest| call.prefill.as_ref().unwrap().instance == good_instance;
             let room = calls.iter().find(served).unwrap().room;
             assert_eq!(room, good.watch.calls()[0].room);
@@ -109,7 +109,7 @@ async fn tries_are_bounded_and_the_last_failure_is_told() {
 #[tokio::test]
 async fn workers_that_do_not_come_together_are_tried_until_they_do() {
     let calls = AtomicUsize::new(0);
-    // As a decode worker whose prefill worker died while the router was cut off.
+    // Behaves like a decode worker whose prefill worker died while the router was cut off.
     let script: Script = Arc::new(move |request| match calls.fetch_add(1, Ordering::SeqCst) {
         0..8 => vec![Step::Fail { code: "peer_refused", retryable: true }],
         _ => echoes()(request),
@@ -171,7 +171,7 @@ async fn without_resuming_a_stream_that_breaks_after_its_first_token_ends_with_a
     assert_eq!(health["workers"][0]["state"], "suspected", "{health}");
 }
 
-/// Counts on from the end of its prompt, as a model does whose tokens depend on the sequence alone.
+/// Counts on from the last token of its prompt, like a model whose tokens depend on the sequence only.
 fn counts_on() -> Script {
     Arc::new(|request| {
         let last = *request.prompt.last().unwrap();
@@ -180,7 +180,7 @@ fn counts_on() -> Script {
     })
 }
 
-/// As it does, but falls silent after so many tokens.
+/// Counts on in the same way, but sends nothing more after `tokens` tokens.
 fn counts_on_and_stops(tokens: usize) -> Script {
     let whole = counts_on();
     Arc::new(move |request| {
@@ -225,7 +225,7 @@ async fn an_answer_whose_worker_dies_goes_on_on_another_with_the_same_seed_and_t
         assert_eq!(text, "defghi");
         assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(3), &json!(6)), "{usage}");
         let (first, second) = (&dying.watch.calls()[0], &other.watch.calls()[0]);
-        // The client named no seed, so the router drew one.
+        // The request has no seed, so the router chose one.
         assert_eq!(first.sampling, second.sampling);
         assert_eq!((second.prompt.as_slice(), second.max_new_tokens), (&[97, 98, 99, 100, 101][..], 4));
         assert_ne!(first.room, second.room);
@@ -292,7 +292,7 @@ async fn a_request_is_tried_more_often_while_workers_break_that_do_not_serve_it(
             super::client::send(http, "POST", PATH, &[], body.as_bytes()).await.json().await
         })
     };
-    // Too long for the small worker.
+    // This answer is too long for the small worker.
     let failing = ask(9);
     large.watch.begun(1).await;
     let other = ask(2);
@@ -438,7 +438,7 @@ async fn a_client_that_hangs_up_cancels_both_legs() {
         decode.watch.begun(1).await;
         prefill.watch.begun(1).await;
         if stream {
-            // It read one event and dropped the connection.
+            // The client read one event and dropped the connection.
             assert_eq!(client.await.unwrap().len(), 1);
         } else {
             client.abort();

@@ -1,4 +1,4 @@
-//! What workers are told of clients, so that clients get fair turns in their queues.
+//! The clients' numbers that workers get, so that clients get fair turns in the workers' queues.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const PATH: &str = "/v1/completions";
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
 const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
-/// A stream, of which the first token has come.
+/// Begins a stream whose first token has come.
 async fn begin(front: &Front, from: IpAddr, prompt: &str) -> Reply {
     let body = json!({"prompt": prompt, "max_tokens": 3, "stream": true}).to_string();
     let reply = send_from(from, front.http, "POST", PATH, &[], body.as_bytes()).await;
@@ -22,7 +22,7 @@ async fn begin(front: &Front, from: IpAddr, prompt: &str) -> Reply {
     reply
 }
 
-/// The clients of the calls so far, numbered as they came.
+/// The clients of the calls so far, each as the index of its first call.
 fn clients(worker: &FakeWorker) -> Vec<usize> {
     let calls = worker.watch.calls();
     assert!(calls.iter().all(|call| call.client != 0), "a client is not known");
@@ -39,7 +39,7 @@ async fn an_address_is_a_client() {
         under_way.push(begin(&front, from, "abc").await);
     }
     assert_eq!(clients(&worker), [0, 0, 2, 0, 2]);
-    // The same from every router.
+    // Every router has the same number for a client.
     let mut other = Front::start(config()).await;
     let its_worker = other.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
     let _stream = begin(&other, ELSEWHERE, "abc").await;

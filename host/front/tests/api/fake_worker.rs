@@ -17,12 +17,12 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-/// What a fake worker does next.
+/// The next step of a fake worker.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Sends a token.
     Token(u32),
-    /// Ends well.
+    /// Finishes the answer with this reason.
     Finish(&'static str),
     /// Ends with `Failed`.
     Fail { code: &'static str, retryable: bool },
@@ -39,12 +39,12 @@ pub enum Step {
 /// Decides the steps of each call.
 pub type Script = Arc<dyn Fn(&GenerateRequest) -> Vec<Step> + Send + Sync>;
 
-/// What prefill does when all is well.
+/// The steps of a prefill worker without failures.
 pub fn prefills() -> Script {
     Arc::new(|_| vec![Step::Finish("prefill")])
 }
 
-/// Says the prompt again and again, until the length or a stop token.
+/// Repeats the prompt until the length or a stop token is reached.
 pub fn echoes() -> Script {
     Arc::new(|request| {
         let tokens = request.prompt.iter().cycle().take(request.max_new_tokens as usize);
@@ -61,7 +61,7 @@ pub fn echoes() -> Script {
     })
 }
 
-/// Says this text, whatever comes, and stops.
+/// Answers every call with this text, and stops.
 pub fn says(text: &str) -> Script {
     let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
     Arc::new(move |_| tokens.iter().map(|&token| Step::Token(token)).chain([Step::Finish("stop")]).collect())
@@ -78,17 +78,17 @@ pub struct Watch {
     calls: Arc<Mutex<Vec<GenerateRequest>>>,
     /// (calls begun, calls cancelled by the router)
     counts: watch::Receiver<(usize, usize)>,
-    /// Rooms whose answers were said to be complete.
+    /// Rooms whose answers the router has ended.
     ended: watch::Receiver<Vec<u64>>,
 }
 
 impl Watch {
-    /// Waits until so many answers were said to be complete.
+    /// Waits until the router has ended this many answers.
     pub async fn ended(&self, answers: usize) {
         in_time("the end of an answer", self.ended.clone().wait_for(|ended| ended.len() >= answers)).await;
     }
 
-    /// Calls that the router has cancelled so far.
+    /// The number of calls that the router has cancelled so far.
     pub fn cancelled_by_now(&self) -> usize {
         self.counts.borrow().1
     }
@@ -125,7 +125,7 @@ pub struct FakeWorker {
 impl FakeWorker {
     /// Serves `script` on a free port.
     pub fn start(name: &str, role: &str, instance: u64, script: Script) -> Self {
-        // Its port stays unused when it is killed.
+        // The port stays unused after the worker was killed.
         let listener = host_tests::ports::listener();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
@@ -137,7 +137,7 @@ impl FakeWorker {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            // As a worker's listener does: without it each token waits for an acknowledgement.
+            // The listeners of workers do the same: without it each token waits for an acknowledgement.
             let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener)
                 .map(|accepted| accepted.and_then(|accepted| accepted.set_nodelay(true).map(|()| accepted)));
             tonic::transport::Server::builder()
@@ -218,7 +218,7 @@ impl Worker for Service {
         if let Some(Step::Status(code)) = steps.first() {
             return Err(Status::new(*code, "scripted"));
         }
-        // One event at a time, so that a hang-up is noticed.
+        // The channel holds one event, so that the worker notices a client that hangs up.
         let (sender, receiver) = mpsc::channel(1);
         let count = self.count.clone();
         let mut ended = self.ended.subscribe();
@@ -304,7 +304,8 @@ impl Worker for Service {
     }
 }
 
-/// Log probabilities that a test can foresee: the sampled token has -0.5, its k likeliest are the ids after it.
+/// Log probabilities that a test can predict: the sampled token has -0.5, and the k likeliest tokens are this one and the ids
+/// after it.
 fn scored(token: u32, request: &GenerateRequest) -> Token {
     let count = request.sampling.as_ref().and_then(|sampling| sampling.logprobs);
     let top = (0..count.unwrap_or(0))

@@ -32,7 +32,8 @@ pub struct Front {
     ended: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
 
-/// No wait ends during a test that does not mean it, and workers need no heartbeat. What has to fail is tried again at once.
+/// A configuration in which no wait ends during a test unless the test means it, and workers need no heartbeat. Failed tries are
+/// repeated at once.
 pub fn config() -> FrontConfig {
     let mut text = TextModel::bytes(300);
     text.template = Some(Arc::new(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).unwrap()));
@@ -44,13 +45,13 @@ pub fn config() -> FrontConfig {
     config.drain = LONG;
     config.body_timeout = LONG;
     config.connections = Limits { head: LONG, ..config.connections };
-    // Scripted workers count their calls.
+    // Scripted workers count their calls, so they must not get dummy requests.
     config.warm_up = false;
     config.retry.backoff = Duration::from_millis(1);
     config
 }
 
-/// On the front's clock so much time passes at once.
+/// Advances the front's clock by this time at once.
 pub async fn passes(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -64,7 +65,7 @@ impl Front {
         Self::start_on(config, http, address).await
     }
 
-    /// On listeners of which the one for clients has this address.
+    /// Starts a front on these listeners. `address`: that of the listener for clients.
     pub async fn start_on(
         config: FrontConfig,
         http: impl Into<HttpListeners> + Send + 'static,
@@ -80,7 +81,7 @@ impl Front {
         Self { http: address, registry, stop: Some(stop), ended }
     }
 
-    /// With one prefill worker and one decode worker that runs `script`.
+    /// Starts a front with one prefill worker, and one decode worker that runs `script`.
     pub async fn with_pair(script: Script) -> (Self, FakeWorker, FakeWorker) {
         let mut front = Self::start(config()).await;
         let prefill = front.worker("prefill-0", "prefill", prefills()).await;
@@ -88,7 +89,7 @@ impl Front {
         (front, prefill, decode)
     }
 
-    /// With a pair that echoes.
+    /// Starts a front with a prefill worker and a decode worker that echoes.
     pub async fn echoing() -> (Self, FakeWorker, FakeWorker) {
         Self::with_pair(echoes()).await
     }
@@ -123,7 +124,7 @@ impl Front {
         send(self.http, "GET", path, &[], b"").await
     }
 
-    /// Waits until its metrics have this text.
+    /// Waits until the front's metrics have this text.
     pub async fn until_metrics_say(&self, text: &str) {
         answered_until(text, async || {
             let metrics = self.get("/metrics").await.text().await;
@@ -132,22 +133,22 @@ impl Front {
         .await;
     }
 
-    /// Takes a worker out.
+    /// Makes a worker leave the registry.
     pub async fn leave(&mut self, instance: u64) {
         self.registry.leave(LeaveRequest { instance }).await.unwrap();
     }
 
-    /// Asks it to stop.
+    /// Asks the front to stop.
     pub fn begin_to_stop(&mut self) {
         self.stop.take().unwrap().send(()).unwrap();
     }
 
-    /// How it ended.
+    /// Waits until the front has ended, and returns how.
     pub async fn stopped(self) -> anyhow::Result<()> {
         self.ended.await.unwrap()
     }
 
-    /// Asks it to stop and returns how it ended.
+    /// Asks the front to stop, and returns how it ended.
     pub async fn stop(mut self) -> anyhow::Result<()> {
         self.begin_to_stop();
         self.stopped().await

@@ -1,4 +1,4 @@
-//! Clients that take what is not theirs: places, threads, memory. The others are served.
+//! Clients that take more than their share of places, threads or memory. Other clients are still served.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,7 +59,7 @@ async fn answers_that_are_never_read_give_their_places_back() {
     for _ in 0..3 {
         let mut requests = without_window(&front).await;
         for _ in 0..20 {
-            // A place is free again soon after each: 60 answers of 8 places, none of them read.
+            // A place is free again soon after each answer: 60 unread answers fit into 8 places.
             let answer = answered_until("an answer that is not read to give its place back", async || {
                 let answer = post(&mut requests, &front).await;
                 if answer.status() == 200 { Ok(answer) } else { Err(answer.status()) }
@@ -100,7 +100,7 @@ async fn a_client_with_its_share_of_the_places_gets_429_and_another_is_served() 
     front.until_metrics_say("host_requests_running 0").await;
 }
 
-/// A tokenizer of bytes that works on nothing while it is closed.
+/// A tokenizer of bytes that waits while its gate is closed.
 struct Gated {
     bytes: Arc<ByteTokenizer>,
     open: Mutex<bool>,
@@ -176,7 +176,7 @@ async fn with_gate() -> (Front, super::fake_worker::FakeWorker, Arc<Gated>) {
     (front, worker, gate)
 }
 
-/// One thread serves all of the front's connections in these tests: work on text on it would stop everything.
+/// In these tests, one thread serves all of the front's connections: work on text would block that thread.
 #[tokio::test]
 async fn while_texts_are_tokenized_other_requests_are_answered() {
     let (front, _worker, gate) = with_gate().await;
@@ -203,7 +203,7 @@ async fn requests_that_are_abandoned_while_their_text_waits_are_never_tokenized(
         task.abort();
     }
     front.until_metrics_say("host_requests_running 0").await;
-    // Short ones are not behind them.
+    // Short bodies do not wait behind long ones.
     let short = tokio::spawn(send_body(front.http, body(false)));
     let before = gate.begun.load(Ordering::SeqCst);
     gate.until_begun(before + 1).await;
@@ -224,7 +224,7 @@ async fn a_client_with_its_share_of_text_that_waits_gets_429_and_another_is_serv
     config.max_text_bytes = 1_000_000;
     let mut front = Front::start(config).await;
     let _worker = front.worker("all", "aggregated", echoes()).await;
-    // Long, and a prompt of three tokens.
+    // A body that counts as long, with a prompt of three tokens.
     let padded = body(false).to_string() + &" ".repeat(100_000);
     let send = |from| {
         let (to, body) = (front.http, padded[..100_000].to_owned());
@@ -245,11 +245,11 @@ async fn a_client_with_its_share_of_text_that_waits_gets_429_and_another_is_serv
     for answered in waiting {
         assert_eq!(answered.await.unwrap().status, 200);
     }
-    // What was read takes no share any more.
+    // A body that was read takes no share any more.
     assert_eq!(send(HERE).await.status, 200);
 }
 
-/// Tokens of up to four bytes, and how many texts were given to it.
+/// A tokenizer with tokens of up to four bytes, which counts the texts that it gets.
 struct Counting {
     bytes: Arc<ByteTokenizer>,
     texts: AtomicUsize,
@@ -344,7 +344,7 @@ async fn streams_that_are_reset_as_soon_as_they_begin_leave_nothing() {
     let mut begun = 0;
     for _ in 0..4 {
         let mut requests = without_window(&front).await;
-        // Until the server hangs up on it, or it has done enough.
+        // Sends until the server hangs up, or until enough requests were sent.
         for _ in 0..5000 {
             if requests.ready().await.is_err() {
                 break;
@@ -353,7 +353,7 @@ async fn streams_that_are_reset_as_soon_as_they_begin_leave_nothing() {
                 .header("content-type", "application/json")
                 .body(Body::from(body(true).to_string()))
                 .unwrap();
-            // It is written, and reset by the drop.
+            // The request is written, and the drop resets its stream.
             drop(timeout(Duration::ZERO, requests.send_request(request)).await);
             tokio::task::yield_now().await;
             begun += 1;
@@ -366,7 +366,7 @@ async fn streams_that_are_reset_as_soon_as_they_begin_leave_nothing() {
 
 #[tokio::test]
 async fn headers_that_never_end_and_frames_that_ask_for_answers_take_no_memory() {
-    /// A server that takes so many bytes keeps them, or works for them.
+    /// A server that takes this many bytes keeps them in memory, or works on them.
     const MOST: usize = 64 << 20;
     /// The beginning of an HTTP/2 connection: the preface and empty settings.
     const BEGINNING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
@@ -375,7 +375,7 @@ async fn headers_that_never_end_and_frames_that_ask_for_answers_take_no_memory()
     // Headers of stream 1 that are not the last ones (":method: GET"), and more of the same without end.
     let headers = [0, 0, 1, 0x1, 0, 0, 0, 0, 1, 0x82];
     let continuation = [&[0, 0x27, 0x10, 0x9, 0, 0, 0, 0, 1][..], &[0x82; 10_000]].concat();
-    // Each is to be acknowledged, to a client that reads nothing.
+    // The server has to acknowledge each frame, to a client that reads nothing.
     let settings = [0, 0, 0, 0x4, 0, 0, 0, 0, 0].repeat(1000);
     let ping = [&[0, 0, 8, 0x6, 0, 0, 0, 0, 0][..], &[1; 8]].concat().repeat(1000);
     for (name, first, again) in
@@ -384,7 +384,7 @@ async fn headers_that_never_end_and_frames_that_ask_for_answers_take_no_memory()
         let mut connection = connect_from(HERE, front.http).await;
         connection.write_all(&[BEGINNING, first].concat()).await.unwrap();
         let mut sent = 0;
-        // Until the server hangs up, or reads no more.
+        // Sends until the server hangs up, or stops reading.
         while sent < MOST
             && matches!(timeout(Duration::from_secs(2), connection.write_all(&again)).await, Ok(Ok(())))
         {
@@ -396,7 +396,7 @@ async fn headers_that_never_end_and_frames_that_ask_for_answers_take_no_memory()
     }
 }
 
-/// An HTTP/2 connection whose client lets so many bytes of each answer be sent before it has read some.
+/// An HTTP/2 connection whose client lets the server send `window` bytes of each answer before the client reads.
 async fn with_window(front: &Front, window: u32) -> h2::client::SendRequest<Bytes> {
     let connection = connect_from(HERE, front.http).await;
     let mut builder = h2::client::Builder::new();
@@ -406,7 +406,7 @@ async fn with_window(front: &Front, window: u32) -> h2::client::SendRequest<Byte
     requests.ready().await.unwrap()
 }
 
-/// The head of an answer. Its body is not read.
+/// Sends a request, and returns the head of its answer. The body is not read.
 async fn ask(
     requests: &mut h2::client::SendRequest<Bytes>,
     path: &str,
@@ -419,7 +419,7 @@ async fn ask(
     answer.await.unwrap()
 }
 
-/// What can be read of an answer, and how it ended.
+/// The bytes that can be read of an answer, and how it ended.
 async fn read(answer: hyper::Response<h2::RecvStream>) -> (Vec<u8>, Option<h2::Reason>) {
     let (mut body, mut all) = (answer.into_body(), Vec::new());
     while let Some(data) = timeout(PATIENCE, body.data()).await.expect("no more of the body comes") {
@@ -442,10 +442,10 @@ async fn answers_that_are_not_read_are_a_share_of_bytes_and_end_although_their_c
     let mut front = Front::start(config).await;
     let worker = front.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
     let mut requests = with_window(&front, 1000).await;
-    // It waits for the server as long as the test lasts, so the connection is never idle.
+    // This answer waits for the server as long as the test lasts, so the connection is never idle.
     let mut waiting = ask(&mut requests, PATH, &body(true)).await.into_body();
     assert!(waiting.data().await.unwrap().is_ok());
-    // Its answer has the text twice.
+    // The answer of `/detokenize` has the text twice.
     let tokens = json!({"tokens": vec![97; 20_000]});
     let mut unread = Vec::new();
     let refused = loop {
@@ -462,7 +462,8 @@ async fn answers_that_are_not_read_are_a_share_of_bytes_and_end_although_their_c
     let body = tokens.to_string();
     let other = send_from(ELSEWHERE, front.http, "POST", "/detokenize", &[], body.as_bytes());
     assert_eq!(other.await.text().await.len(), 40_023);
-    // Each ends by itself, and what it held is free. What the server has not begun to write by now ends in real time.
+    // Each unread answer ends after its deadline and frees its resources. Answers that the server has not begun to write by now
+    // end in real time.
     passes(Duration::from_secs(21)).await;
     answered_until("what is not read to be given up", async || {
         let metrics = send_from(ELSEWHERE, front.http, "GET", "/metrics", &[], b"").await.text().await;
@@ -479,7 +480,7 @@ async fn answers_that_are_not_read_are_a_share_of_bytes_and_end_although_their_c
     assert_eq!(worker.watch.cancelled_by_now(), 0, "the one that waits goes on");
 }
 
-/// Each token stands for so many bytes. Counts the tokens that were turned into text.
+/// A tokenizer whose tokens stand for `LONG` bytes each. Counts the tokens that were turned into text.
 struct Long {
     bytes: Arc<ByteTokenizer>,
     decoded: AtomicUsize,
@@ -525,7 +526,7 @@ async fn tokens_whose_text_is_longer_than_a_body_are_refused_before_more_of_it_i
     let message = error["message"].as_str().unwrap();
     assert!(error["param"] == "tokens" && message.contains("more than 10000 bytes"), "{error}");
     assert_eq!(decoded(), 10_000 / LONG + 1);
-    // Texts that are equal are made once, and others twice.
+    // If the two texts are equal, one is made, otherwise two.
     for (last, hidden, made) in [(97, 78, 78), (257, 77, 78 + 77)] {
         let tokens = [vec![97; 77], vec![last]].concat();
         let answer = front.post("/detokenize", &json!({"tokens": tokens})).await.json().await;
@@ -535,7 +536,7 @@ async fn tokens_whose_text_is_longer_than_a_body_are_refused_before_more_of_it_i
     }
 }
 
-/// Grammars are never compiled: each waits for its turn.
+/// A front that never compiles a grammar: each grammar waits for its turn.
 async fn without_turns() -> (Front, super::fake_worker::FakeWorker) {
     let mut config = config();
     config.grammars = host_grammar::Limits { compiling: 0, waiting_of_a_client: 50, ..config.grammars };
@@ -553,7 +554,7 @@ fn under(number: usize) -> String {
 #[tokio::test]
 async fn while_grammars_wait_to_be_compiled_other_requests_are_answered() {
     let (front, _worker) = without_turns().await;
-    // More than there are places for text: some with the same grammar, some each with its own.
+    // More requests than there are permits for text. Half of them have the same grammar, the others have different ones.
     let count = 16 * std::thread::available_parallelism().unwrap().get();
     let mut waiting = Vec::new();
     for number in 0..count {
@@ -566,7 +567,7 @@ async fn while_grammars_wait_to_be_compiled_other_requests_are_answered() {
     let plain = send_from(ELSEWHERE, front.http, "POST", PATH, &[], body(false).to_string().as_bytes()).await;
     assert_eq!(plain.status, 200);
     assert!(waiting.iter().all(|task| !task.is_finished()));
-    // Their waits have an end.
+    // The waits of grammars have a time limit.
     passes(Duration::from_secs(31)).await;
     for task in waiting {
         assert_eq!(task.await.unwrap(), 503);
@@ -584,7 +585,7 @@ async fn a_client_with_many_grammars_that_wait_gets_429_and_another_waits_for_it
     for number in 0..=50 {
         waiting.spawn(send(HERE, number));
     }
-    // One is too many.
+    // One of the 51 grammars exceeds the limit.
     let refused = timeout(PATIENCE, waiting.join_next()).await.unwrap().unwrap().unwrap();
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
     let message = refused.json().await["error"]["message"].as_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! Whose a request is: keys, tenants, gateways, operators, and what a web page may not do.
+//! Identities of requests: keys, tenants, gateways, operators, and limits for web pages.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -94,7 +94,7 @@ async fn keys_that_are_added_work_and_keys_that_are_removed_do_not() {
     let mut front = Front::start(config).await;
     let _worker = front.worker("all", "aggregated", echoes()).await;
     assert_eq!(post(&front, &[("authorization", "Bearer sk-a")]).await.status, 200);
-    // Of another length: two writes may have one time.
+    // The new file has another length, because two writes may have the same time.
     std::fs::write(&path, entry("other", "sk-b", false)).unwrap();
     answered_until("the new key to work", async || {
         let status = post(&front, &[("authorization", "Bearer sk-b")]).await.status;
@@ -131,7 +131,7 @@ async fn a_gateway_names_the_tenant_in_its_header() {
     let mut front = Front::start(config).await;
     let _worker = front.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
     assert_eq!(post(&front, &[]).await.status, 401);
-    // All from one address: shares are those of tenants.
+    // All requests come from one address: tenants have shares, not addresses.
     let stream = json!({"model": "fake", "prompt": "abc", "max_tokens": 3, "stream": true}).to_string();
     let ask = async |tenant| send(front.http, "POST", PATH, &[("x-tenant", tenant)], stream.as_bytes()).await;
     let mut held = Vec::new();
@@ -140,7 +140,7 @@ async fn a_gateway_names_the_tenant_in_its_header() {
     }
     assert!(held.iter().all(|reply| reply.status == 200));
     assert_eq!((ask("one").await.status, ask("two").await.status), (429, 200));
-    // A gateway that adds its header to the client's would let the client choose.
+    // If the gateway added its header to the client's, the client could choose the tenant.
     let twice = [("x-tenant", "two"), ("x-tenant", "one")];
     assert_eq!(send(front.http, "POST", PATH, &twice, stream.as_bytes()).await.status, 401);
 }
@@ -184,7 +184,7 @@ async fn a_web_page_of_another_name_or_origin_and_a_form_are_refused() {
         (vec![("content-type", "text/plain")], 415),
         (vec![("content-type", "multipart/form-data; boundary=x")], 415),
         (vec![("content-type", "application/json; charset=utf-8")], 200),
-        // As curl calls it.
+        // The type that curl sends by default.
         (vec![("content-type", "application/x-www-form-urlencoded")], 200),
     ] {
         let reply = post(&front, &headers).await;
@@ -204,14 +204,14 @@ async fn a_server_with_a_name_answers_to_it() {
     for (host, status) in [("api.example.com", 200), ("other.example.com", 421)] {
         let reply = send_from(here, front.http, "POST", PATH, &[("host", host)], &body()).await;
         assert_eq!(reply.status, status, "{host}");
-        // Its page may be sent on by a proxy that addresses the server in its own way.
+        // A proxy may forward a request of the server's own page under another address.
         let origin = format!("https://{host}");
         let reply = send_from(here, front.http, "POST", PATH, &[("origin", &origin)], &body()).await;
         assert_eq!(reply.status, if status == 200 { 200 } else { 403 }, "{host}");
     }
 }
 
-/// A front that other machines reach, and where it is on this one.
+/// A front that other machines reach, with its address on this machine.
 async fn on_all_interfaces(config: FrontConfig) -> Front {
     let http = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let here = (Ipv4Addr::LOCALHOST, http.local_addr().unwrap().port());
@@ -235,7 +235,7 @@ async fn without_keys_a_page_whose_name_resolves_to_this_machine_operates_nothin
     assert_eq!(health.status, 200, "a load balancer may have a name for it");
     assert_eq!(health.json().await, json!({"status": "ok"}));
     assert_eq!(post(&front, &evil[..1]).await.status, 200, "generating is for all");
-    // A drain is once for all.
+    // `/drain` is left out, because a worker drains only once.
     for host in ["localhost:8000", "127.0.0.1", "192.0.2.7:8000", "[::1]:8000"] {
         for (method, path) in [("POST", "/flush_cache"), ("GET", "/metrics")] {
             let served = send(front.http, method, path, &[("host", host)], b"").await;

@@ -8,7 +8,7 @@ use super::fixture::{Front, config};
 const PATH: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 
-/// Says its seed, as a digit, so many times.
+/// Answers with its seed as a digit, again and again.
 fn says_its_seed() -> Script {
     std::sync::Arc::new(|request| {
         let seed = request.sampling.as_ref().map_or(0, |sampling| sampling.seed);
@@ -34,7 +34,7 @@ async fn n_answers_have_the_seeds_that_follow_and_the_prompt_counts_once() {
     assert_eq!(texts, ["44", "55", "66"]);
     assert_eq!((&answer["choices"][2]["index"], &answer["usage"]["prompt_tokens"]), (&json!(2), &json!(3)));
     assert_eq!(answer["usage"]["completion_tokens"], 6);
-    // Each alone is what a request with its seed brings.
+    // Each answer is the same as the answer to a single request with its seed.
     for (seed, text) in [(4, "44"), (5, "55"), (6, "66")] {
         let alone =
             front.post(PATH, &json!({"prompt": "abc", "seed": seed, "max_tokens": 2})).await.json().await;
@@ -89,7 +89,7 @@ async fn lists_of_prompts_are_answered_in_their_order_and_echoed_when_asked() {
 
 #[tokio::test]
 async fn best_of_returns_the_likeliest_per_token() {
-    // The fake worker's tokens all have the same log probability, so the first candidates stay the first.
+    // The fake worker's tokens all have the same log probability, so the candidates keep their order.
     let (front, worker) = front(says_its_seed()).await;
     let answer = front
         .post(PATH, &json!({"prompt": "a", "n": 1, "best_of": 3, "seed": 1, "max_tokens": 1}))

@@ -18,11 +18,11 @@ use super::client::send;
 use super::fake_worker::echoes;
 use super::fixture::{Front, config};
 
-/// What only operators may do.
+/// Requests that only operators may send.
 pub const OF_OPERATORS: [(&str, &str); 3] =
     [("POST", "/flush_cache"), ("POST", "/drain?worker=all"), ("GET", "/metrics")];
 
-/// A front with a listener for operators, and where that is.
+/// A front with a listener for operators, and the address of that listener.
 pub async fn with_operators(config: FrontConfig) -> (Front, SocketAddr) {
     let clients = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let operators = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -68,7 +68,7 @@ async fn operators_need_their_keys_there_and_no_gateway() {
     let mut statuses = Vec::new();
     for headers in [&[][..], &user, &operator] {
         statuses.push(send(operators, "GET", "/metrics", headers, b"").await.status);
-        // Nor does an operator's key open what is not there.
+        // An operator's key does not open paths that the clients' listener does not serve, either.
         statuses.push(send(front.http, "GET", "/metrics", headers, b"").await.status);
     }
     assert_eq!(statuses, [401, 401, 403, 404, 200, 404]);
@@ -107,7 +107,7 @@ async fn an_answer_streams_over_tls_and_what_ends_is_told() {
     );
     connection.write_all((head + &body).as_bytes()).await.unwrap();
     let mut answer = String::new();
-    // TLS says that the end is the end.
+    // Reading to the end succeeds only if the server closes TLS in order.
     connection.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("data: [DONE]"), "{answer}");
 }

@@ -1,4 +1,4 @@
-//! `/v1/responses`: what reaches the prompt, and the items and events of the answer.
+//! `/v1/responses`: the text that reaches the prompt, and the items and events of the answer.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::fake_worker::{FakeWorker, Script, Step, prefills, says, steps};
 use super::fixture::{Front, config};
 
 const RESPONSES: &str = "/v1/responses";
-/// As Qwen's, in short: it knows no developer.
+/// A short form of Qwen's template. It does not know the role `developer`.
 const TEMPLATE: &str = "{% if tools is not none %}{% for tool in tools %}[{{ tool.function | tojson }}]{% endfor %}{% endif %}\
 {% for message in messages %}<{{ message.role }}>{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}\
 {{ message.content + '' }}{% for call in message.tool_calls %}<tool_call>\
@@ -41,15 +41,15 @@ fn weather() -> Value {
         "type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}}])
 }
 
-/// The prompt that a worker was given last, and its grammar.
+/// The prompt and the grammar of the last call of a worker.
 fn given(worker: &FakeWorker) -> (String, Option<String>) {
     let call = worker.watch.calls().pop().unwrap();
     let bytes = call.prompt.iter().map(|token| u8::try_from(*token).unwrap()).collect();
     (String::from_utf8(bytes).unwrap(), call.grammar.map(|grammar| grammar.text))
 }
 
-/// What a client makes of a stream: it adds each event to the item that the event names, as the `openai` package does. Returns the
-/// items and the last event.
+/// Builds items from a stream as a client does: it adds each event to the item that the event names, like the `openai` package.
+/// Returns the items and the last event.
 fn built(events: &[Value]) -> (Vec<Value>, Value) {
     let numbers: Vec<u64> =
         events.iter().map(|event| event["sequence_number"].as_u64().expect("a number")).collect();
@@ -110,7 +110,7 @@ fn built(events: &[Value]) -> (Vec<Value>, Value) {
     (done, last.clone())
 }
 
-/// A response without what differs between two requests.
+/// A response without the fields that differ between two requests.
 fn bare(mut response: Value) -> Value {
     for name in ["id", "created_at"] {
         response[name] = Value::Null;

@@ -1,4 +1,4 @@
-//! What clients see of a request beside its answer: heads, comments, deadlines, formats, and what the server says of itself.
+//! The parts of serving beside the answers: heads, comments, deadlines, formats, and descriptions of the server.
 
 use std::time::Duration;
 

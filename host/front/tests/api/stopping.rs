@@ -1,4 +1,4 @@
-//! Places for requests, and what those that have one may expect of a server or a worker that stops.
+//! Places for requests, and the requests that have one while a server or a worker stops.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ async fn a_stopping_server_lets_requests_end_and_then_ends_them() {
     assert!(message(events.last().unwrap()).contains("shutting down"), "{events:?}");
 }
 
-/// Has the server stop, until it says so to a request on a connection of its own.
+/// Asks the server to stop, and waits until it says so to a request on a new connection.
 async fn until_stopping(front: &mut Front) {
     front.begin_to_stop();
     answered_until("requests to be sent away", async || {
@@ -90,7 +90,7 @@ async fn connections_without_a_request_do_not_keep_others_from_being_told_that_t
     body["stream"] = json!(true);
     let reply = front.post(PATH, &body).await;
     until_stopping(&mut front).await;
-    // As many as are served at once while it stops, and none sends anything.
+    // As many connections as are served at once while it stops. None of them sends anything.
     let mut silent = Vec::new();
     for _ in 0..64 {
         silent.push(TcpStream::connect(front.http).await.unwrap());
@@ -152,7 +152,7 @@ async fn a_body_that_comes_slowly_keeps_no_other_request_out() {
         "POST {PATH} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 100\r\n\r\n"
     );
     slow.write_all(head.as_bytes()).await.unwrap();
-    // Said when the server begins to wait for the body.
+    // The server sends this when it begins to wait for the body.
     let mut go_on = [0; 12];
     slow.read_exact(&mut go_on).await.unwrap();
     assert_eq!(&go_on, b"HTTP/1.1 100");

@@ -9,7 +9,7 @@ use super::fake_worker::{FakeWorker, Step, prefills, says, steps};
 use super::fixture::{Front, config};
 
 const CHAT: &str = "/v1/chat/completions";
-/// As Qwen's, in short.
+/// A short form of Qwen's template.
 const TEMPLATE: &str = "{% if tools is not none %}{% for tool in tools %}[{{ tool.function | tojson }}]{% endfor %}{% endif %}\
 {% for message in messages %}<{{ message.role }}>{{ message.content + '' }}{% for call in message.tool_calls %}<tool_call>\
 {\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}{% endfor %}<assistant>";
@@ -38,14 +38,14 @@ fn asking(more: &Value) -> Value {
     body
 }
 
-/// The prompt that a worker was given, and its grammar.
+/// The prompt and the grammar of the last call of a worker.
 fn given(worker: &FakeWorker) -> (String, Option<String>) {
     let call = worker.watch.calls().pop().unwrap();
     let bytes = call.prompt.iter().map(|token| u8::try_from(*token).unwrap()).collect();
     (String::from_utf8(bytes).unwrap(), call.grammar.map(|grammar| grammar.text))
 }
 
-/// What clients make of a stream: they join what has the same index, as the `openai` package does.
+/// Joins the events of a stream as clients do: it joins parts with the same index, like the `openai` package.
 fn joined(events: &[Value]) -> (String, String, Vec<Value>, Value) {
     let (mut text, mut thoughts, mut calls, mut reason) =
         (String::new(), String::new(), Vec::<Value>::new(), Value::Null);
@@ -117,7 +117,7 @@ async fn calls_and_thoughts_come_apart_from_the_text_whole_and_streamed() {
     assert_eq!(answer["choices"][0]["message"]["tool_calls"].as_array().map(Vec::len), Some(1));
 }
 
-/// As Qwen3-Coder's, in short: it writes arguments as tags, and earlier calls as the model did.
+/// A short form of Qwen3-Coder's template: it writes arguments as tags, and earlier calls as the model wrote them.
 const TAGS: &str = "{% for tool in tools %}<function=...>[{{ tool.function.name }}]{% endfor %}\
 {% for message in messages %}<{{ message.role }}>{{ message.content + '' }}{% for call in message.tool_calls %}{{ '\n' }}<tool_call>\n\
 <function={{ call.function.name }}>\n{% for name, value in call.function.arguments|items %}<parameter={{ name }}>\n\
@@ -251,7 +251,7 @@ async fn what_cannot_be_done_is_said_in_a_sentence() {
         let (status, text) = (reply.status, reply.text().await);
         assert!(status == 400 && text.contains(words), "{more}: {status} {text}");
     }
-    // Nothing that the model could not do was asked for.
+    // These requests ask for nothing that the model cannot do.
     for more in [json!({"tool_choice": "none"}), json!({"tools": [], "tool_choice": "auto"})] {
         assert_eq!(plain.post(CHAT, &asking(&more)).await.status, 200, "{more}");
     }

@@ -34,7 +34,7 @@ async fn a_pair_whose_kv_differs_is_refused_with_both_values_everywhere() {
     assert_eq!(health.status, 503);
     assert!(health.json().await["refused_pairs"][0].as_str().unwrap().contains(sentence));
 
-    // A decode worker that fits is used, and the other stays.
+    // A decode worker that fits is used, and the other stays registered.
     let _fits = front.worker("fits", "decode", says("ok")).await;
     assert_eq!(front.post(PATH, &json!({"prompt": "a"})).await.json().await["choices"][0]["text"], "ok");
     assert_eq!(front.get("/health").await.status, 200);
@@ -67,7 +67,7 @@ async fn a_restarted_worker_takes_over_and_streams_of_the_old_instance_go_on_the
     let rest = stream.events().await;
     assert_eq!(rest[0]["choices"][0]["text"], "a", "{rest:?}");
     assert_eq!(rest.last().unwrap(), &json!("[DONE]"));
-    // Of the prompt "abca".
+    // The new worker continues from the prompt "abca".
     assert_eq!(new.watch.calls()[0].prompt, [97, 98, 99, 97]);
     assert!(!front.heartbeat(old.info.instance).await, "the old instance is unknown now");
     assert!(front.heartbeat(99).await);
@@ -84,7 +84,7 @@ async fn a_second_worker_of_a_live_ones_name_is_refused_until_that_one_is_gone()
     assert!(!reply.accepted);
     assert!(reply.message.contains(&old.info.address) && reply.message.contains(&new.info.address));
     assert!(front.heartbeat(old.info.instance).await, "the first keeps its place");
-    // Its address refuses connections from now on, so the worker's timeout of ten minutes is not waited for.
+    // From now on its address refuses connections, so the new worker need not wait for the timeout of ten minutes.
     old.kill();
     answered_until("the other worker to be accepted", async || {
         let reply = front.register(new.info.clone()).await;
@@ -125,14 +125,14 @@ async fn workers_are_live_once_a_dummy_request_has_gone_through_them() {
     .await;
     assert_eq!(front.get("/health/ready").await.status, 503);
     let prefill = front.worker("p", "prefill", tells).await;
-    // It fails once, and is tried again.
+    // The dummy request fails once, and is repeated.
     let answer = front.post(PATH, &json!({"prompt": "abc", "max_tokens": 3})).await;
     assert_eq!(answer.status, 200);
     let calls = decode.watch.calls();
     assert!(calls.len() >= 3 && calls[1].request_id.starts_with("warm-up-"), "{calls:?}");
     assert!(calls[1].no_cache && calls[1].prompt.len() > 16, "{calls:?}");
     assert_eq!(calls.last().unwrap().prompt, [97, 98, 99]);
-    // The warm-up that was answered, and this request. What fails may end before it was sent to both.
+    // The calls are the successful warm-up and this request. The failed warm-up may have ended before prefill was called.
     let prefilled = prefill.watch.calls();
     assert!(prefilled.len() >= 2, "{prefilled:?}");
     assert_eq!(front.get("/health/ready").await.status, 200);

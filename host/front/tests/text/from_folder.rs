@@ -1,4 +1,4 @@
-//! GGUF files with nothing but a tokenizer, as llama.cpp's converter writes them.
+//! GGUF files that have only a tokenizer, as llama.cpp's converter writes them.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn json(folder: &Path, name: &str) -> Json {
     serde_json::from_slice(&std::fs::read(folder.join(name)).unwrap()).unwrap()
 }
 
-/// Of a folder with `tokenizer.json`: of kind `gpt2`, cut by `pre`, or `llama`.
+/// The GGUF file for a folder with `tokenizer.json`. `model` is `gpt2`, whose text is cut by `pre`, or `llama`.
 pub fn gguf_of(folder: &Path, model: &str, pre: Option<&str>) -> GgufFile {
     let (tokenizer, settings) = (json(folder, "tokenizer.json"), json(folder, "tokenizer_config.json"));
     let mut tokens: Vec<(u64, &str, i32)> = Vec::new();
@@ -47,7 +47,7 @@ pub fn gguf_of(folder: &Path, model: &str, pre: Option<&str>) -> GgufFile {
         file.text("tokenizer.ggml.pre", pre);
         file.texts("tokenizer.ggml.merges", merges.iter().map(String::as_str));
     } else {
-        // Merges are in order of the scores of what they make. What no merge makes has a score that nothing reads.
+        // Tokens have scores in the order of the merges that make them. The score of a token that no merge makes is never read.
         let mut ranks: HashMap<String, f32> = HashMap::new();
         for (rank, merge) in merges.iter().enumerate() {
             ranks.entry(merge.replace(' ', "")).or_insert(-(rank as f32));
@@ -74,7 +74,7 @@ pub fn gguf_of(folder: &Path, model: &str, pre: Option<&str>) -> GgufFile {
     file
 }
 
-/// A merge is a text or, in newer files, a pair.
+/// A merge as a text. The file has it as a text or, in newer versions, as a pair.
 fn merge(merge: &Json) -> String {
     match merge {
         Json::String(text) => text.clone(),
@@ -82,7 +82,7 @@ fn merge(merge: &Json) -> String {
     }
 }
 
-/// What a file says, without tensors, with text cut another way.
+/// A file with the same metadata and no tensors, whose text is cut in another way.
 pub fn with_pre(metadata: &Metadata, pre: &str) -> GgufFile {
     let mut file = GgufFile::default();
     for (key, value) in metadata.iter() {

@@ -1,4 +1,4 @@
-//! Tokenizers and chat templates out of GGUF files, against llama.cpp and against the models' own `tokenizer.json`.
+//! Compares tokenizers and chat templates from GGUF files with llama.cpp, and with the models' own `tokenizer.json`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
@@ -16,7 +16,7 @@ use serde_json::{Map, json};
 use from_folder::gguf_of;
 use texts::varied;
 
-/// Ids of a text as of a rendered template.
+/// The ids of a text, as for a rendered template: without special tokens around it.
 fn ids(model: &TextModel, text: &str) -> Vec<u32> {
     model.tokenizer.encode(text, false).unwrap()
 }
@@ -37,11 +37,11 @@ fn assert_same(
     assert!(differing.is_empty(), "{what}: {} of {} texts differ:\n{shown}", differing.len(), texts.len());
 }
 
-/// Every text comes back from its tokens, one by one, without the special ones.
+/// Checks that every text comes back from its tokens, one by one. Skips texts with special tokens.
 fn assert_streams_back(model: &TextModel, texts: &[String]) {
     for text in texts {
         let tokens = ids(model, text);
-        // SentencePiece writes a space so, and cannot tell them apart.
+        // SentencePiece writes a space as `▁`, so it cannot tell the two apart.
         if text.contains('▁') || tokens.iter().any(|&token| model.tokenizer.is_special(token)) {
             continue;
         }
@@ -100,7 +100,7 @@ fn gemma3_cuts_text_as_llama_cpp_and_its_own_tokenizer_do() {
     assert!(model.template.is_none(), "the file is of the base model");
 }
 
-/// Ids, the frame of a plain prompt and rendered templates of a file made of a folder, against the folder.
+/// Compares a file that was made from a folder with the folder: ids, the frame of a plain prompt, and rendered templates.
 fn assert_as_folder(name: &'static str, model: &str, pre: Option<&str>) -> (TextModel, TextModel) {
     let folder = Artifact::Tokenizer(name).path();
     let (ours, own) = (load(&gguf_of(&folder, model, pre)).unwrap(), TextModel::load(&folder).unwrap());
@@ -160,7 +160,7 @@ fn llama2_cuts_text_as_its_own_tokenizer_does() {
 
 #[test]
 fn names_of_models_that_have_no_package_cut_text_as_llama_cpp_does() {
-    // Whatever the vocabulary, words are cut alike or not: SmolLM2's is small.
+    // The way to cut words does not depend on the vocabulary, so the test uses SmolLM2's, which is small.
     let names = [
         "smaug-bpe",
         "starcoder",

@@ -1,4 +1,4 @@
-//! Texts that tokenizers cut differently when something about them is wrong.
+//! Texts that a wrong tokenizer cuts differently.
 
 /// Written by hand: languages, code, numbers, spaces, contractions, characters of many bytes, texts of special tokens.
 const WRITTEN: &[&str] = &[
@@ -54,7 +54,7 @@ const WRITTEN: &[&str] = &[
     "<unk><pad><mask><unused7><0x0A><0x41>",
 ];
 
-/// Pieces that are strung together.
+/// Pieces that are joined into texts.
 const PIECES: &[&str] = &[
     "a", "B", "the", " the", "ing", "ß", "é", "e\u{301}", "漢", "の", "한", "я", "ا", "👍", "🇩🇪", "1", "23",
     "4567", "²", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "'s", "'LL", "'", "\"", ".", ",", "!", "...",
@@ -62,7 +62,7 @@ const PIECES: &[&str] = &[
     "|", "`", "\u{a0}", "\u{200d}", "World", " World", "http://", ";",
 ];
 
-/// A few hundred of them, the same every time.
+/// A few hundred texts, the same every time.
 pub fn varied() -> Vec<String> {
     let mut state = 20_u32;
     let mut next = |bound: usize| {

@@ -7,7 +7,7 @@ use host_plugin_api::{Component, ComponentId, PoolOpening, PoolPage, Result, c};
 
 use super::{Instance, needed};
 
-/// An instance and its functions.
+/// An instance of the allocator role and its functions.
 struct CAllocator {
     instance: Instance,
     components: unsafe extern "C" fn(*mut c_void, *mut Component, usize) -> i32,
@@ -15,7 +15,7 @@ struct CAllocator {
     give: unsafe extern "C" fn(*mut c_void, u32, *const u32, usize) -> i32,
 }
 
-/// An allocator has no threads to stop.
+/// Stands for `shutdown`: an allocator has no threads to stop.
 unsafe extern "C" fn no_shutdown(
     _instance: *mut c_void,
     _deadline_ms: u64,
@@ -27,7 +27,7 @@ unsafe extern "C" fn no_shutdown(
 /// Opens an instance.
 ///
 /// # Errors
-/// When the table lacks a function, and what the plugin says.
+/// When the table lacks a function, or the plugin's own error.
 pub(super) fn open(
     table: &c::AllocatorTable,
     settings: c::Opening,
@@ -46,18 +46,18 @@ pub(super) fn open(
         groups_count: opening.groups.len() as u64,
     };
     let instance =
-        // SAFETY: all that the function is given is valid until it returns.
+        // SAFETY: all arguments are valid until the function returns.
         Instance::open(close, no_shutdown, |at, error| unsafe { make(&raw const crossing, at, error) })?;
     Ok(allocator_object(CAllocator { instance, components, take, give }))
 }
 
 impl AllocatorRole for CAllocator {
     fn components(&self, mut components: RSliceMut<'_, Component>) -> i32 {
-        // SAFETY: the instance is open, and the room is the slice's.
+        // SAFETY: the instance is open, and the plugin may write to the whole slice.
         unsafe { (self.components)(self.instance.at, components.as_mut_ptr(), components.len()) }
     }
     fn alloc(&self, component: ComponentId, mut pages: RSliceMut<'_, PoolPage>) -> i32 {
-        // SAFETY: as above, and the pages are `u32` in place.
+        // SAFETY: as above, and a `PoolPage` has the layout of a `u32`.
         unsafe { (self.take)(self.instance.at, component.0, pages.as_mut_ptr().cast(), pages.len()) }
     }
     fn free(&self, component: ComponentId, pages: RSlice<'_, PoolPage>) -> i32 {

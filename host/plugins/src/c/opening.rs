@@ -1,4 +1,4 @@
-//! A plugin's configuration, parsed, as a plugin in C gets it.
+//! The configuration of a plugin in C: the host parses it and passes a list of keys and values.
 
 use host_plugin_api::{Error, ErrorCode, Result, c};
 
@@ -7,16 +7,16 @@ use super::text;
 
 /// The keys of a configuration, with the manifest's defaults.
 pub(super) struct Settings {
-    /// What `crossing` points to.
+    /// Owns the texts to which `crossing` points.
     _keys: Vec<(String, String)>,
     crossing: Vec<c::Setting>,
 }
 
 impl Settings {
-    /// Of a plugin's own table.
+    /// Reads a plugin's own table and the manifest's defaults.
     ///
     /// # Errors
-    /// `CONFIG` when it is no TOML.
+    /// `CONFIG` when the text is no TOML.
     pub fn new(manifest: &Manifest, config: &str) -> Result<Self> {
         let given: toml::Table = config
             .parse()
@@ -30,7 +30,7 @@ impl Settings {
         Ok(Self { crossing: crossing.collect(), _keys: keys })
     }
 
-    /// What an instance is opened with, valid as long as this and the texts are.
+    /// The argument of `open`. It is valid as long as `self` and the two texts are.
     pub fn opening(&self, name: &str, config: &str) -> c::Opening {
         c::Opening {
             size: size_of::<c::Opening>() as u64,
@@ -42,7 +42,7 @@ impl Settings {
     }
 }
 
-/// Texts as they are, arrays and tables as TOML.
+/// A value as text: strings as they are, arrays and tables as TOML.
 fn shown(value: &toml::Value) -> String {
     match value {
         toml::Value::String(words) => words.clone(),

@@ -13,7 +13,7 @@ use super::{Instance, fallible, needed, uncancelled};
 type Batch<T> = unsafe extern "C" fn(*mut c_void, u64, *const T, usize) -> i32;
 type About = unsafe extern "C" fn(*mut c_void, u32, *mut c::ErrorText) -> i32;
 
-/// An instance and its functions.
+/// An instance of the storage role and its functions.
 struct CTier {
     instance: Instance,
     limits: unsafe extern "C" fn(*mut c_void, *mut TierLimits),
@@ -25,14 +25,14 @@ struct CTier {
     remove: Batch<Key>,
     poll: unsafe extern "C" fn(*mut c_void, *mut TierCompletion, usize) -> i32,
     settled: unsafe extern "C" fn(*mut c_void, u64) -> i32,
-    /// With the functions that a plugin may leave out.
+    /// The plugin's table, for the functions that it may leave out.
     table: c::TierTable,
 }
 
 /// Opens an instance.
 ///
 /// # Errors
-/// When the table lacks a function, and what the plugin says.
+/// When the table lacks a function, or the plugin's own error.
 pub(super) fn open(table: &c::TierTable, opening: &c::Opening) -> Result<TierObject> {
     let make = needed("tier", "open", table.open)?;
     let (close, shutdown) =
@@ -43,7 +43,7 @@ pub(super) fn open(table: &c::TierTable, opening: &c::Opening) -> Result<TierObj
     let (exists, get) = (needed("tier", "exists", table.exists)?, needed("tier", "get", table.get)?);
     let (put, remove) = (needed("tier", "put", table.put)?, needed("tier", "remove", table.remove)?);
     let (poll, settled) = (needed("tier", "poll", table.poll)?, needed("tier", "settled", table.settled)?);
-    // SAFETY: all that the function is given is valid until it returns.
+    // SAFETY: all arguments are valid until the function returns.
     let instance = Instance::open(close, shutdown, |at, error| unsafe { make(opening, at, error) })?;
     let table = *table;
     Ok(tier_object(CTier {
@@ -67,8 +67,8 @@ impl CTier {
     }
 }
 
-// What each function is given is valid while it runs, as the header promises, and lengths are those of the slices. That holds for
-// all blocks below that call one.
+// For all blocks below that call a function of the plugin: its arguments are valid until it returns, as the header promises, and
+// the lengths are those of the slices.
 impl TierRole for CTier {
     fn limits(&self) -> TierLimits {
         let mut limits =

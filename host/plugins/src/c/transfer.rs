@@ -12,14 +12,14 @@ use host_plugin_api::{
 
 use super::{Instance, fallible, needed, text, uncancelled};
 
-/// Room that an endpoint is first offered.
+/// Size in bytes of the first buffer that the host offers for an endpoint.
 const ENDPOINT_BYTES: usize = 4096;
-/// Longest endpoint.
+/// Longest endpoint that is accepted, in bytes.
 const LONGEST_ENDPOINT: usize = 16 << 20;
 
 type About = unsafe extern "C" fn(*mut c_void, u32, *mut c::ErrorText) -> i32;
 
-/// An instance and its functions.
+/// An instance of the transfer role and its functions.
 struct CTransfer {
     instance: Instance,
     limits: unsafe extern "C" fn(*mut c_void, *mut TransferLimits),
@@ -32,14 +32,14 @@ struct CTransfer {
     poll: unsafe extern "C" fn(*mut c_void, *mut Completion, usize) -> i32,
     notifications: unsafe extern "C" fn(*mut c_void, *mut Notification, usize) -> i32,
     settled: unsafe extern "C" fn(*mut c_void, u64) -> i32,
-    /// With the functions that a plugin may leave out.
+    /// The plugin's table, for the functions that it may leave out.
     table: c::TransferTable,
 }
 
 /// Opens an instance.
 ///
 /// # Errors
-/// When the table lacks a function, and what the plugin says.
+/// When the table lacks a function, or the plugin's own error.
 pub(super) fn open(table: &c::TransferTable, opening: &c::Opening) -> Result<TransferObject> {
     let role = "transfer";
     let make = needed(role, "open", table.open)?;
@@ -53,7 +53,7 @@ pub(super) fn open(table: &c::TransferTable, opening: &c::Opening) -> Result<Tra
     let (submit, poll) = (needed(role, "submit", table.submit)?, needed(role, "poll", table.poll)?);
     let notifications = needed(role, "notifications", table.notifications)?;
     let settled = needed(role, "settled", table.settled)?;
-    // SAFETY: all that the function is given is valid until it returns.
+    // SAFETY: all arguments are valid until the function returns.
     let instance = Instance::open(close, shutdown, |at, error| unsafe { make(opening, at, error) })?;
     Ok(transfer_object(CTransfer {
         instance,
@@ -77,8 +77,8 @@ impl CTransfer {
     }
 }
 
-// What each function is given is valid while it runs, as the header promises, and lengths are those of the slices. That holds for
-// all blocks below that call one.
+// For all blocks below that call a function of the plugin: its arguments are valid until it returns, as the header promises, and
+// the lengths are those of the slices.
 impl TransferRole for CTransfer {
     fn limits(&self) -> TransferLimits {
         let mut limits = TransferLimits::new(0, 0);
@@ -99,7 +99,7 @@ impl TransferRole for CTransfer {
     }
     fn endpoint(&self) -> AbiResult<RVec<u8>> {
         let mut bytes = vec![0_u8; ENDPOINT_BYTES];
-        // It may grow between two calls, when a region is registered meanwhile.
+        // The endpoint may grow between two calls, when another thread registers a region.
         for _try in 0..8 {
             let (to, room, mut length) = (bytes.as_mut_ptr(), bytes.len(), 0);
             let at = &raw mut length;

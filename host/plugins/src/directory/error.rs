@@ -1,11 +1,11 @@
-//! Why a plugin directory was not changed.
+//! Errors of changes of a plugin directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::PreflightError;
 
-/// Why a plugin directory was not changed.
+/// The reasons for which a plugin directory could not be changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
@@ -18,7 +18,7 @@ pub enum ChangeError {
         #[source]
         source: io::Error,
     },
-    /// A file cannot be read or written. The plugin is as before, or as it should be.
+    /// A file cannot be read or written. The plugin is usable, in its old version or in the new one.
     #[error("{} cannot be read or written: {source}", path.display())]
     File {
         /// Where it is.
@@ -33,15 +33,15 @@ pub enum ChangeError {
     /// `plugins.lock` cannot be used.
     #[error("{0}")]
     Lock(String),
-    /// A file would be refused where it shall lie.
+    /// The host would refuse the file at the path where it would be installed.
     #[error("{} {source}", path.display())]
     Unusable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: Box<PreflightError>,
     },
-    /// No file can be named so.
+    /// The plugin's name cannot be a file name.
     #[error("{} names itself {name:?}: use letters, digits, - and _, 64 at most", path.display())]
     Name {
         /// The file.
@@ -49,22 +49,22 @@ pub enum ChangeError {
         /// The plugin's name.
         name: String,
     },
-    /// Another plugin would be replaced.
+    /// The file would replace a plugin that has another id.
     #[error(
         "{} is another plugin of this name: its id is {there:?}, that of {} is {new:?}; install into another directory, or replace it \
          with --force", path.display(), file.display()
     )]
     OtherPlugin {
-        /// What would be replaced.
+        /// The file that would be replaced.
         path: PathBuf,
         /// Its id.
         there: String,
-        /// What would take its place.
+        /// The file that would replace it.
         file: PathBuf,
         /// Its id.
         new: String,
     },
-    /// A first lock would shut out what is there.
+    /// A first `plugins.lock` would shut out other files.
     #[error(
         "there is no {} yet, and one that lists {name} alone would shut out {}: write one for all that is there with `host plugins \
          lock`, then install with --lock", lock.display(), others.join(", ")
@@ -72,50 +72,50 @@ pub enum ChangeError {
     WouldShutOut {
         /// Where the lock would be.
         lock: PathBuf,
-        /// What is installed.
+        /// Name of the plugin that is installed.
         name: String,
-        /// Files that are there.
+        /// The other files of the directory.
         others: Vec<String>,
     },
-    /// There is nothing to go back to.
+    /// No previous file is kept.
     #[error("no file before {} is kept: `host plugins install` keeps the one that it replaces", path.display())]
     NoneBefore {
-        /// The plugin.
+        /// The path of the plugin.
         path: PathBuf,
     },
-    /// The plugin is not there.
+    /// No plugin of this name is in the directories.
     #[error("no plugin {name:?} is in {}", directories.join(", "))]
     NotThere {
         /// Its name.
         name: String,
-        /// Where it was looked for.
+        /// The directories that were searched.
         directories: Vec<String>,
     },
-    /// Several files are the plugin.
+    /// Several files contain a plugin of this name.
     #[error("{name:?} is the plugin of several files: {}; name the one file to remove", paths.join(", "))]
     Several {
         /// Its name.
         name: String,
-        /// All of them.
+        /// Paths of these files.
         paths: Vec<String>,
     },
-    /// A side-car would be left that names nothing.
+    /// A side-car names the file that would be removed.
     #[error("{} is named by {}: remove the file's entry there first", path.display(), side_car.display())]
     SideCar {
         /// The plugin.
         path: PathBuf,
-        /// What names it.
+        /// The side-car that names it.
         side_car: PathBuf,
     },
 }
 
 impl ChangeError {
-    /// That a file is not one that is loaded here.
+    /// Says that the host would refuse this file here.
     pub(super) fn unusable(path: &Path, source: PreflightError) -> Self {
         Self::Unusable { path: path.to_owned(), source: Box::new(source) }
     }
 
-    /// Whether the request cannot be met, rather than that something failed.
+    /// Whether the change was refused, as opposed to an error of the system.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         !matches!(self, Self::Directory { .. } | Self::File { .. })

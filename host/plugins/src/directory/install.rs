@@ -1,4 +1,4 @@
-//! Installing a file.
+//! Installing the file of a plugin.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -23,26 +23,26 @@ pub struct Options {
     pub lock: bool,
 }
 
-/// What was installed.
+/// The result of an installation.
 #[derive(Clone, Debug)]
 pub struct Installed {
-    /// Where it lies.
+    /// Path at which the file was installed.
     pub path: PathBuf,
     /// Its manifest.
     pub manifest: Manifest,
-    /// Of its bytes, in hexadecimal.
+    /// The sha256 of its bytes, in hexadecimal.
     pub sha256: String,
-    /// Its signature, where the operator asks for one.
+    /// Its signature, if the operator demands one.
     pub signed: Option<Signed>,
     /// Whether a signature lies beside it.
     pub has_signature: bool,
-    /// The file that it took the place of, which `rollback` puts back.
+    /// The file that it replaced. `rollback` puts that file back.
     pub previous: Option<PathBuf>,
-    /// Whether a `plugins.lock` is there that does not list it.
+    /// Whether there is a `plugins.lock` that does not list the file.
     pub is_shut_out: bool,
 }
 
-/// A file that was written beside its place and checked there.
+/// A file that was written under a temporary name beside its target, and checked there.
 struct Written {
     at: PathBuf,
     manifest: Manifest,
@@ -52,11 +52,11 @@ struct Written {
 }
 
 impl Directory {
-    /// Checks a plugin's file, as it would be in this directory, and puts it there under the plugin's name, with the signature
-    /// that lies beside it. The file that it takes the place of is kept.
+    /// Checks a plugin's file as if it were in this directory, and puts it there under the plugin's name, with the signature that
+    /// lies beside it. Keeps the file that it replaces.
     ///
     /// # Errors
-    /// When the file is refused here, or would take the place of another plugin. All is as before then.
+    /// When the file is refused here, or would replace another plugin. The directory is unchanged then.
     pub fn install(&self, file: &Path, options: Options) -> Result<Installed, ChangeError> {
         let (steps, installed) = self.prepare_install(file, options)?;
         let written = temporary(&installed.path, "new");
@@ -64,18 +64,18 @@ impl Directory {
         Ok(installed)
     }
 
-    /// Writes the file beside its place, and says which steps put it there.
+    /// Writes the file beside its target, and returns the steps that put it in place.
     pub(super) fn prepare_install(
         &self,
         file: &Path,
         options: Options,
     ) -> Result<(Vec<Step>, Installed), ChangeError> {
-        // Permissions are asked of the file in this directory, not of the one that it is copied from.
+        // The permissions of the copy count, not those of the source.
         let from = Policy { insecure_permissions: true, ..self.policy.clone() };
         let unusable = |source| ChangeError::unusable(file, source);
         let manifest = preflight(file, &from).map_err(unusable)?;
         let target = self.place_of(&manifest.plugin.name, file)?;
-        // What is there and cannot be read is no plugin that is lost: replacing it is how a damaged file is mended.
+        // A target that cannot be read is not a plugin to protect: an operator mends a damaged file by replacing it.
         let before = describe(&target).ok();
         if let Some(there) =
             before.as_ref().filter(|there| there.plugin.id != manifest.plugin.id && !options.force)
@@ -107,7 +107,7 @@ impl Directory {
         Ok((steps, installed))
     }
 
-    /// By the plugin's name, so that a new version takes the old one's place. Names are checked before they become paths.
+    /// The path for a plugin of this name, so that a new version replaces the old one. Checks the name before it becomes a path.
     fn place_of(&self, name: &str, file: &Path) -> Result<PathBuf, ChangeError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
@@ -116,7 +116,7 @@ impl Directory {
         Ok(self.path.join(format!("{name}.so")))
     }
 
-    /// A lock lists all that may be loaded, so the first one must not be written for one plugin among several.
+    /// Refuses to write the first lock for one plugin if there are others: a lock lists all files that may be loaded.
     fn nothing_is_shut_out(&self, target: &Path, name: &str) -> Result<(), ChangeError> {
         let failed = |source| ChangeError::Directory { path: self.path.clone(), source };
         let files = crate::catalog::candidates(&self.path).map_err(failed)?;
@@ -128,7 +128,7 @@ impl Directory {
         }
     }
 
-    /// Writes the file beside its place, and checks there all that is checked of it in its place.
+    /// Writes the file beside its target, and runs there all checks of an installed file.
     fn write_beside(&self, file: &Path, target: &Path) -> Result<Written, ChangeError> {
         let at = temporary(target, "new");
         let failed = |source| ChangeError::File { path: at.clone(), source };
@@ -172,7 +172,7 @@ impl Directory {
         Ok((Some(text), Some(signed)))
     }
 
-    /// The steps, and the file that is kept.
+    /// Returns the steps, and the path of the previous file if one is kept.
     fn plan(
         &self,
         written: &Written,
@@ -184,7 +184,7 @@ impl Directory {
         let failed = |source| ChangeError::File { path: target.to_owned(), source };
         let (previous, signature) = (previous_of(target), signature_of(target, SIGNATURE));
         let mut steps = Vec::new();
-        // The same bytes again are no file before themselves.
+        // Installing the same bytes again keeps no previous file.
         let there = match before {
             Some(manifest) => Some(Locked::of(target, manifest).map_err(failed)?),
             None => None,
@@ -200,7 +200,7 @@ impl Directory {
         let (mut first, mut last) = (None, None);
         if is_locked {
             let mut listed = lock.cloned().unwrap_or_else(|| Lock::empty(&self.path));
-            // What was not listed does not become so by being replaced.
+            // The replaced file stays listed only if the lock listed it before.
             let was_listed =
                 kept.as_ref().filter(|kept| lock.is_none_or(|lock| lock.check(target, &kept.sha256).is_ok()));
             if let Some(kept) = &kept {
@@ -209,7 +209,7 @@ impl Directory {
             listed.plugins.extend(
                 was_listed.map(|kept| Locked { file: format!("{}{PREVIOUS}", kept.file), ..kept.clone() }),
             );
-            // Both, while the one takes the other's place.
+            // Lists both files while the new one takes the old one's place.
             let mut both = listed.clone();
             both.plugins.push(written.locked.clone());
             listed.forget(&written.locked.file, &written.locked.target);

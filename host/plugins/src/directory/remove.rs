@@ -10,11 +10,11 @@ use crate::lock::sha256;
 use crate::publishers::{NEXT_SIGNATURE, SIGNATURE, signature_of};
 use crate::sidecar;
 
-/// The one file in these directories whose plugin has this name, or that is named by its path. A file that cannot be read is a
-/// plugin of its own name.
+/// Finds the one file in these directories that has this path, or whose plugin has this name. A file that cannot be read counts as
+/// a plugin with the name of the file.
 ///
 /// # Errors
-/// When there is none, or when there are several.
+/// When there is no such file, or when there are several.
 pub fn find(name: &str, directories: &[PathBuf]) -> Result<PathBuf, ChangeError> {
     let not_there = || ChangeError::NotThere {
         name: name.to_owned(),
@@ -42,11 +42,11 @@ pub fn find(name: &str, directories: &[PathBuf]) -> Result<PathBuf, ChangeError>
 }
 
 impl Directory {
-    /// Removes a plugin's file of this directory with all that belongs to it: the file before, the signatures, the entries in
-    /// `plugins.lock`. A process that has it loaded keeps it.
+    /// Removes a plugin's file from this directory, with its previous file, their signatures and their entries in `plugins.lock`. A
+    /// process that has loaded the file keeps it.
     ///
     /// # Errors
-    /// When a side-car names the file, or something cannot be removed.
+    /// When a side-car names the file, or a file cannot be removed.
     pub fn remove(&self, file: &Path) -> Result<(), ChangeError> {
         let file = self.path.join(name_of(file));
         let failed = |source| ChangeError::Directory { path: self.path.clone(), source };
@@ -62,7 +62,7 @@ impl Directory {
         let previous = previous_of(&file);
         let mut steps =
             vec![Step::Remove(signature_of(&previous, SIGNATURE)), Step::Remove(previous.clone())];
-        // Its signature lies there as long as it does.
+        // Removes the file before its signature, so that the file never lies there without one.
         steps.push(Step::Remove(file.clone()));
         steps.extend([NEXT_SIGNATURE, SIGNATURE].map(|ending| Step::Remove(signature_of(&file, ending))));
         if let Some(mut lock) = self.read_lock()? {

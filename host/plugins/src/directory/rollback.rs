@@ -1,4 +1,4 @@
-//! Going back to the file before.
+//! Rolling back to the previous file of a plugin.
 
 use std::path::{Path, PathBuf};
 
@@ -10,30 +10,31 @@ use crate::lock::{Lock, Locked};
 use crate::manifest::Manifest;
 use crate::publishers::{NEXT_SIGNATURE, SIGNATURE, signature_of};
 
-/// What is installed again.
+/// The result of a rollback.
 #[derive(Clone, Debug)]
 pub struct RolledBack {
-    /// Where it lies.
+    /// Path at which the file was put back.
     pub path: PathBuf,
     /// Its manifest.
     pub manifest: Manifest,
-    /// Of its bytes, in hexadecimal.
+    /// The sha256 of its bytes, in hexadecimal.
     pub sha256: String,
 }
 
 impl Directory {
-    /// Puts the file before of the plugin of this name back into its place. The other one becomes the file before, so that
-    /// going back once more undoes it.
+    /// Puts the previous file of the plugin of this name back in place. The current file becomes the previous one, so that a second
+    /// rollback undoes the first.
     ///
     /// # Errors
-    /// When none is kept, or when it is refused here, for what it is or because `plugins.lock` does not list it.
+    /// When no previous file is kept, or when it is refused here, by a check of the file or because `plugins.lock` does not list
+    /// it.
     pub fn rollback(&self, name: &str) -> Result<RolledBack, ChangeError> {
         let (steps, back) = self.prepare_rollback(name)?;
         self.run(&steps)?;
         Ok(back)
     }
 
-    /// Checks the file before, and says which steps put it back.
+    /// Checks the previous file, and returns the steps that put it back.
     pub(super) fn prepare_rollback(&self, name: &str) -> Result<(Vec<Step>, RolledBack), ChangeError> {
         let target = self.path.join(format!("{name}.so"));
         let previous = previous_of(&target);
@@ -72,7 +73,7 @@ impl Directory {
     }
 }
 
-/// Exchanges the two files and their signatures. The plugin's own place is never empty.
+/// The steps that exchange the two files and their signatures. A plugin lies at the target after each step.
 fn steps(target: &Path, back: &Locked, current: Option<&Locked>, lock: Option<&Lock>) -> Vec<Step> {
     let (previous, swap) = (previous_of(target), temporary(target, "swap"));
     let (signature, next) = (signature_of(target, SIGNATURE), signature_of(target, NEXT_SIGNATURE));

@@ -1,4 +1,4 @@
-//! Steps of a change, each of which replaces one file of a plugin directory as a whole.
+//! Steps of a change. Each step replaces one whole file of a plugin directory.
 
 use std::fs::File;
 use std::io;
@@ -8,14 +8,14 @@ use super::error::ChangeError;
 use super::name_of;
 use crate::lock::{Lock, write_whole};
 
-/// One step.
+/// One step of a change.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     /// Writes a file.
     Write { path: PathBuf, text: String },
-    /// Gives a file another name beside its own, where another may lie.
+    /// Adds a second name of a file, and replaces a file that has this name.
     Link { from: PathBuf, to: PathBuf },
-    /// Moves a file to where another may lie.
+    /// Renames a file, and replaces a file that has the new name.
     Rename { from: PathBuf, to: PathBuf },
     /// Removes a file, if there is one.
     Remove(PathBuf),
@@ -23,15 +23,15 @@ pub(super) enum Step {
     Lock(Lock),
 }
 
-/// How the names of files end that exist during a step. They begin with a dot.
+/// Ending of the names of temporary files, which exist only during a change. These names begin with a dot.
 const TEMPORARY: &str = ".tmp";
 
-/// A name for a file that exists during a change of this one.
+/// The name of a temporary file for a change of this path.
 pub(super) fn temporary(path: &Path, what: &str) -> PathBuf {
     path.with_file_name(format!(".{}.{what}{TEMPORARY}", name_of(path)))
 }
 
-/// Whether a file of this name was left by a change that was ended in the middle.
+/// Whether this is the name of a temporary file that an interrupted change left.
 pub(super) fn is_left_behind(name: &str) -> bool {
     let of_ours = name.contains(".so.") || name.starts_with(&format!(".{}.", crate::lock::FILE));
     name.starts_with('.') && name.ends_with(TEMPORARY) && of_ours
@@ -70,7 +70,7 @@ fn link(from: &Path, to: &Path) -> io::Result<()> {
     let between = temporary(to, "link");
     if_there(std::fs::remove_file(&between))?;
     if std::fs::hard_link(from, &between).is_err() {
-        // Some file systems have no second names.
+        // Some file systems do not support hard links.
         std::fs::copy(from, &between)?;
         File::open(&between)?.sync_all()?;
     }
@@ -79,11 +79,11 @@ fn link(from: &Path, to: &Path) -> io::Result<()> {
 
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::rename(from, to)?;
-    // The system leaves two names of one file as they are.
+    // The system does nothing when both names are the same file, so the old name must be removed.
     if_there(std::fs::remove_file(from))
 }
 
-/// What is not there need not be removed.
+/// Treats a file that does not exist as removed.
 fn if_there(removed: io::Result<()>) -> io::Result<()> {
     removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }

@@ -7,14 +7,14 @@ use tempfile::TempDir;
 use super::*;
 use crate::Entry;
 
-/// A plugin directory that is locked and asks for signatures, beside two builds of the plugin `memory`.
+/// A locked plugin directory that demands signatures, and two builds of the plugin `memory` beside it.
 struct Place {
     folder: TempDir,
     old: String,
     new: String,
 }
 
-/// The plugin is usable, by the way that hosts find it.
+/// Finds the plugin the way that hosts do, and fails unless it is usable.
 fn found(directory: &Path, policy: &Policy) -> Entry {
     let catalog = Catalog::scan_with(policy.clone(), [directory]);
     catalog.find("memory").unwrap_or_else(|error| panic!("{error}")).clone()
@@ -26,7 +26,7 @@ impl Place {
         let at = |name: &str| folder.path().join(name);
         let bytes = std::fs::read(plugin_files::plugin("memory")).unwrap();
         std::fs::write(at("old.so"), &bytes).unwrap();
-        // Behind what is loaded.
+        // The bytes are appended behind the part that is loaded.
         std::fs::write(at("new.so"), [bytes, b"newer".to_vec()].concat()).unwrap();
         let acme = Publisher::new("acme");
         acme.sign(&at("old.so"));
@@ -61,7 +61,7 @@ impl Place {
         entry.pinned.unwrap()
     }
 
-    /// Every file of the directory.
+    /// The names of all files in the directory.
     fn files(&self) -> Vec<String> {
         let files = std::fs::read_dir(self.at("plugins")).unwrap();
         let mut files: Vec<String> =
@@ -76,7 +76,8 @@ const LOCKED: Options = Options { force: false, lock: true };
 const WITH_THE_ONE_BEFORE: [&str; 5] =
     ["memory.so", "memory.so.minisig", "memory.so.previous", "memory.so.previous.minisig", "plugins.lock"];
 
-/// Ends a change behind each of its steps, as a loss of power would, and looks at what hosts find then. Then it is done again.
+/// Ends a change behind each of its steps, as a loss of power would. Checks that hosts find a usable plugin, and repeats the
+/// change.
 fn ended_behind_each_step(
     before: impl Fn(&Place),
     steps: impl Fn(&Place, &Directory) -> Vec<Step>,
@@ -96,7 +97,7 @@ fn ended_behind_each_step(
             again(&place);
         }
         assert_ne!(place.usable(), was, "behind step {done}, done again");
-        // Only what the next command removes is left over.
+        // Opening the directory removes temporary files. Other files must not be left over.
         drop(place.open());
         let (files, expected) = (place.files(), WITH_THE_ONE_BEFORE.map(str::to_owned));
         let beyond =
@@ -139,7 +140,7 @@ fn going_back_twice_is_where_one_was_and_the_lock_follows() {
     place.install("old.so");
     assert!(matches!(place.open().rollback("memory"), Err(ChangeError::NoneBefore { .. })));
     place.install("new.so");
-    // The same once more is no file before itself.
+    // Installing the same file again does not make it the previous one.
     place.install("new.so");
     assert_eq!(place.files(), WITH_THE_ONE_BEFORE);
     for expected in [&place.old, &place.new] {
@@ -163,7 +164,7 @@ fn a_file_before_that_was_changed_is_not_put_back() {
     std::fs::write(&previous, [signed, b"changed".to_vec()].concat()).unwrap();
     let error = place.open().rollback("memory").unwrap_err().to_string();
     assert!(error.contains("acme signed other bytes"), "{error}");
-    // Nor is it without signatures, because the lock has the bytes.
+    // Without signatures the lock refuses it, because the lock has the sha256.
     let directory = Directory::open(&place.at("plugins"), Policy::default()).unwrap();
     let error = directory.rollback("memory").unwrap_err().to_string();
     assert!(error.contains("memory.so.previous has sha256"), "{error}");
@@ -186,7 +187,7 @@ fn a_new_lock_of_all_that_is_there_has_the_files_before_too() {
 fn what_was_not_listed_is_not_listed_for_being_replaced() {
     let place = Place::new();
     place.install("old.so");
-    // A file that the lock shuts out lies in the plugin's place.
+    // Replaces the plugin by a file that the lock does not list.
     let target = place.at("plugins/memory.so");
     std::fs::remove_file(&target).unwrap();
     std::fs::write(&target, [std::fs::read(place.at("old.so")).unwrap(), b"not listed".to_vec()].concat())
@@ -221,11 +222,11 @@ fn of_several_files_of_a_plugin_none_is_removed_by_its_name() {
     let directories = [folder.path().to_owned()];
     let error = find("memory", &directories).unwrap_err().to_string();
     assert!(error.contains("memory.so, ") && error.contains("other.so"), "{error}");
-    // Its path names one.
+    // The path of a file names one of the two.
     let other = find(at("other.so").to_str().unwrap(), &directories).unwrap();
     Directory::open(folder.path(), Policy::default()).unwrap().remove(&other).unwrap();
     assert_eq!(find("memory", &directories).unwrap(), at("memory.so"));
-    // A side-car keeps its file.
+    // A file that a side-car names is not removed.
     let target = host_plugin_api::note::BUILT_FOR;
     let names = format!("manifest_version = 1\n[[file]]\ntarget = \"{target}\"\npath = \"memory.so\"\n");
     std::fs::write(at("memory.plugin.toml"), names).unwrap();

@@ -1,4 +1,4 @@
-//! The page about the manifest has the keys that are read, and no others.
+//! Tests that the page about the manifest lists exactly the keys that the host reads.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::*;
 
 const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/plugins/manifest.md"));
 
-/// A manifest in which every key is set. A key that is added has to be added here, too, or this does not build.
+/// A manifest in which every key is set. A new field must be added here, or this file does not build.
 fn full() -> Manifest {
     let texts = |text: &str| vec![text.to_owned()];
     Manifest {
@@ -77,7 +77,7 @@ fn tables(manifest: &mut toml::Table) -> Vec<(String, &mut toml::Table)> {
     found
 }
 
-/// The rows of the page: the key, and its default.
+/// The rows of the page: each key with its default.
 fn rows() -> BTreeMap<&'static str, &'static str> {
     let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
     rows.filter_map(|(key, rest)| Some((key, rest.split(" | ").nth(1)?))).collect()

@@ -1,8 +1,8 @@
-//! What a user sets to turn a feature on or off.
+//! Advice for operators: the settings that turn a feature on or off.
 
 use super::{Feature, Need};
 
-/// What turns a feature on, and what keeps it off, `None` where no setting does.
+/// The setting that turns a feature on and the one that turns it off. `None` if there is no such setting.
 struct Settings {
     on: Option<&'static str>,
     off: Option<&'static str>,
@@ -23,7 +23,7 @@ const fn settings(feature: Feature) -> Settings {
         F::Speculation => (Some("give --speculate"), Some("leave --speculate out")),
         F::UnstagedGpuPools => (None, Some("leave --staging never and --staging-bytes 0 out")),
         F::NoPrefixCache => (None, Some("give --decode-radix-cache or --prefill-radix-cache")),
-        // They follow from the model, the machine or what else is set.
+        // These features follow from the model, the machine or other settings.
         F::PdTransfer | F::SlidingWindow | F::LayerState | F::RemoteWorkers | F::SupervisedRestart => {
             (None, None)
         }
@@ -31,12 +31,12 @@ const fn settings(feature: Feature) -> Settings {
     Settings { on, off }
 }
 
-/// What keeps a feature off, if a setting does.
+/// The setting that turns a feature off, if there is one.
 pub(super) fn off(feature: Feature) -> Option<&'static str> {
     settings(feature).off
 }
 
-/// What to set where a feature's need of others is not met.
+/// Advice for a feature whose need of other features is not met.
 pub(super) fn advice(feature: Feature, need: Need) -> String {
     let (ways, otherwise) = match need {
         Need::Also(other) => (vec![settings(other).on], "turn it on, too"),

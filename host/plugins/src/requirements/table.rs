@@ -1,5 +1,4 @@
-//! The compatibility table: what every feature asks of plugins and of other features, and why. `host plugins rules`
-//! prints it.
+//! The compatibility table: the needs of every feature, with reasons. `host plugins rules` prints it.
 
 use host_plugin_api::capability as can;
 

@@ -3,7 +3,7 @@
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 
-/// Readable or not.
+/// An event descriptor, readable or not.
 pub(super) struct Event(OwnedFd);
 
 impl Event {
@@ -20,13 +20,13 @@ impl Event {
         &self.0
     }
 
-    /// Makes it readable.
+    /// Makes the descriptor readable.
     pub(super) fn set(&self) {
-        // A counter that is full is readable already.
+        // Writing fails only when the counter is full, and then the descriptor is readable already.
         let _full = rustix::io::write(&self.0, &1u64.to_ne_bytes()).is_err();
     }
 
-    /// Makes it quiet. Returns false if it is quiet already.
+    /// Makes the descriptor unreadable. Returns false if it was unreadable already.
     pub(super) fn take(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
     }

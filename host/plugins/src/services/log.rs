@@ -1,4 +1,4 @@
-//! A plugin's lines in the host's log: under its id, and not more than an operator can bear.
+//! A plugin's lines in the host's log, under the plugin's id and with a limit per second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use host_plugin_api::Level;
 use parking_lot::Mutex;
 
-/// Lines of one plugin per second. What is more is counted and not written.
+/// Limit of lines of one plugin per second. Further lines are counted and not written.
 pub(super) const LINES_PER_SECOND: u32 = 200;
 
-/// Characters of a line.
+/// Limit of characters in a line.
 const LONGEST_LINE: usize = 2000;
 
-/// See the module.
+/// The log of one plugin.
 pub(super) struct Log {
     id: String,
-    /// What the plugin tests before it formats anything. Never freed: the plugin holds it until the process ends.
+    /// The level that the plugin checks before it formats a line. Never freed: the plugin holds it until the process ends.
     level: &'static AtomicU64,
     started: Instant,
     budget: Mutex<Budget>,
@@ -47,7 +47,7 @@ impl Log {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    /// Takes over what the process's filter lets through now.
+    /// Sets the level to the one that the process's filter lets through now.
     pub(super) fn update_level(&self) {
         let enabled = [
             tracing::enabled!(target: "plugin", tracing::Level::ERROR),
@@ -60,7 +60,7 @@ impl Log {
         self.level.store(level as u64, Ordering::Relaxed);
     }
 
-    /// Writes a line, or counts it.
+    /// Writes a line. Beyond the limit it only counts the line.
     pub(super) fn line(&self, level: u32, target: &str, message: &str) {
         let mut budget = self.budget.lock();
         let (write, left_out) = budget.take(self.started.elapsed());
@@ -79,13 +79,13 @@ impl Log {
             Level::WARN => tracing::warn!(target: "plugin", from, "plugin {id}: {text}"),
             Level::INFO => tracing::info!(target: "plugin", from, "plugin {id}: {text}"),
             Level::DEBUG => tracing::debug!(target: "plugin", from, "plugin {id}: {text}"),
-            // Levels that a newer plugin knows are at most as important.
+            // A newer plugin may have further levels. They count as TRACE.
             _ => tracing::trace!(target: "plugin", from, "plugin {id}: {text}"),
         }
     }
 }
 
-/// How many more lines this second may have.
+/// The lines that were written in the current second.
 #[derive(Default)]
 struct Budget {
     second: u64,

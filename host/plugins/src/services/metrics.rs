@@ -7,21 +7,21 @@ use host_plugin_api::services::{LONGEST_WORD_NAME, MOST_WORDS};
 use host_plugin_api::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
-/// How a metric changes.
+/// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows.
+    /// The value only grows.
     Counter,
-    /// Goes up and down.
+    /// The value goes up and down.
     Gauge,
 }
 
 /// A named metric.
 #[derive(Clone, Debug)]
 pub struct Metric {
-    /// Letters, digits and `_`, of the plugin's choice.
+    /// Its name, which the plugin chooses: letters, digits and `_`.
     pub name: String,
-    /// How it changes.
+    /// The kind of the metric.
     pub kind: Kind,
     value: &'static AtomicU64,
 }
@@ -34,7 +34,7 @@ impl Metric {
     }
 }
 
-/// A cache line to itself, so that threads that count different things do not slow each other down.
+/// A value in a cache line of its own, so that threads that count different things do not slow each other down.
 #[repr(align(128))]
 struct Padded(AtomicU64);
 

@@ -1,4 +1,4 @@
-//! The services as plugins in C get them.
+//! The services in the form that plugins in C get.
 
 use std::borrow::Cow;
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use host_plugin_api::c;
 
 use super::{Offered, Services};
 
-/// A table whose functions are given these services. It lives as long as the process, as the plugin may use it so long.
+/// Makes the table of functions for these services. It lives as long as the process, because the plugin may use it that long.
 pub(super) fn of(services: &Arc<Services>) -> &'static c::Services {
     let offered: &'static Offered = Box::leak(Box::new(Offered(Arc::clone(services))));
     let level: &'static AtomicU64 = offered.level().value;
@@ -25,33 +25,33 @@ pub(super) fn of(services: &Arc<Services>) -> &'static c::Services {
     }))
 }
 
-/// The services behind the first argument of all functions.
+/// Converts the first argument of each function back to the services.
 ///
 /// # Safety
 /// `host` is [`c::Services::host`] of a table that [`of`] made.
 unsafe fn offered(host: *mut c_void) -> &'static Offered {
-    // SAFETY: the caller's, and it was leaked.
+    // SAFETY: the caller's promise, and the services were leaked.
     unsafe { &*host.cast::<Offered>() }
 }
 
-/// Longest text that is looked at, in bytes. The log cuts its lines at fewer.
+/// Limit of a text from a plugin, in bytes. The log cuts its lines shorter.
 const LONGEST: usize = 1 << 16;
 
-/// A text of the plugin's. What is not UTF-8 in it, as where a character was cut, is replaced.
+/// Reads a text from the plugin. Replaces bytes that are not UTF-8, for instance where a character was cut.
 ///
 /// # Safety
-/// So many bytes can be read there.
+/// `text.length` bytes can be read at `text.data`.
 unsafe fn text<'a>(text: c::Text) -> Cow<'a, str> {
     if text.data.is_null() || text.length == 0 {
         return Cow::Borrowed("");
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let bytes = unsafe { std::slice::from_raw_parts(text.data.cast::<u8>(), text.length.min(LONGEST)) };
     String::from_utf8_lossy(bytes)
 }
 
 unsafe extern "C" fn log(host: *mut c_void, level: u32, target: c::Text, message: c::Text) {
-    // SAFETY: the header says what a plugin passes.
+    // SAFETY: the plugin passes arguments as the header says.
     let (host, target, message) = unsafe { (offered(host), text(target), text(message)) };
     host.log(level, RStr::from_str(&target), RStr::from_str(&message));
 }
@@ -63,7 +63,7 @@ unsafe extern "C" fn word(
     word: *mut *mut u64,
     error: *mut c::ErrorText,
 ) -> i32 {
-    // SAFETY: the header says what a plugin passes.
+    // SAFETY: the plugin passes arguments as the header says.
     let (host, name) = unsafe { (offered(host), text(name)) };
     match host.word(kind, RStr::from_str(&name)) {
         RResult::ROk(made) => {
@@ -72,10 +72,10 @@ unsafe extern "C" fn word(
             0
         }
         RResult::RErr(why) => {
-            // SAFETY: as above: null, or room for a text.
+            // SAFETY: as above: `error` is null or points to room for a text.
             if let Some(error) = unsafe { error.as_mut() }.filter(|error| !error.text.is_null()) {
                 let length = why.message.len().min(error.room);
-                // SAFETY: so many bytes are there on both sides, which do not overlap.
+                // SAFETY: both sides have so many bytes, and they do not overlap.
                 unsafe {
                     std::ptr::copy_nonoverlapping(why.message.as_ptr(), error.text.cast::<u8>(), length);
                 }
@@ -87,6 +87,6 @@ unsafe extern "C" fn word(
 }
 
 unsafe extern "C" fn wake(host: *mut c_void) {
-    // SAFETY: the header says what a plugin passes.
+    // SAFETY: the plugin passes arguments as the header says.
     unsafe { offered(host) }.wake();
 }

@@ -1,16 +1,16 @@
 //! Wake-ups for instances that have no descriptor of their own.
 //!
-//! `tests/loom` compiles this file with loom's atomics, and an event of its own.
+//! `tests/loom` compiles this file with loom's atomics and with its own event.
 
 use super::event::Event;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// A descriptor of the host's that a plugin makes readable, and that is clear again before each poll.
 ///
-/// A thread that waits polls until nothing is left, as with a plugin's own descriptor.
+/// The thread that waits on it polls until nothing is left, as with a plugin's own descriptor.
 pub struct Waker {
     event: Event,
-    /// Woken since it was cleared, so that many wakes are one write.
+    /// Set from a wake to the next clear, so that many wakes cost one write.
     woken: AtomicBool,
 }
 
@@ -23,21 +23,20 @@ impl Waker {
         Self { event, woken: AtomicBool::new(false) }
     }
 
-    /// What to wait on.
+    /// The descriptor to wait on.
     #[must_use]
     pub fn fd(&self) -> i32 {
         self.event.fd()
     }
 
-    /// Makes the descriptor readable. Everything done before is seen by a poll after the [`clear`](Self::clear) that
-    /// follows.
+    /// Makes the descriptor readable. The poll after the next [`clear`](Self::clear) sees all that was done before this call.
     pub fn wake(&self) {
         if !self.woken.swap(true, Ordering::AcqRel) {
             self.event.set();
         }
     }
 
-    /// To be called before a poll, never after it: what is done between the two wakes again.
+    /// Clears the descriptor. Must be called before a poll, never after it: work that ends between the two wakes again.
     #[inline]
     pub fn clear(&self) {
         if self.woken.load(Ordering::Relaxed) {
@@ -47,7 +46,8 @@ impl Waker {
 
     #[cold]
     fn clear_woken(&self) {
-        // Not set while a wake is between its two steps: the mark stays, and the next clear takes both.
+        // A wake sets the mark before the event. Between the two the event is not set: the mark stays, and the next clear takes
+        // both.
         if self.event.take() {
             self.woken.swap(false, Ordering::AcqRel);
         }

@@ -12,7 +12,7 @@ use host_tests::plugin_files;
 use host_tests::skip::skipped;
 use table::{MALFORMED, ROWS, Row};
 
-/// What another process says that loads what is in the directory. The process must end by itself.
+/// The output of another process that loads the plugins in the directory. The process must end by itself.
 fn load(name: &str, directory: &Path, environment: &[(&str, &str)]) -> String {
     let mut user = command(Role::Use);
     user.arg(directory).env_remove(MALFORMED).envs(environment.iter().copied());
@@ -40,7 +40,7 @@ fn every_row_of_the_table_ends_in_its_sentence() {
 fn files_of_another_user_are_refused() {
     let directory = plugin_files::directory(&["null"]);
     let file = directory.path().join("null.so");
-    // Only root may give files away, and only root's tests can see this.
+    // Only root may change the owner of a file, so other users skip this test.
     if let Err(error) = std::os::unix::fs::chown(&file, Some(4242), None) {
         return skipped(&format!("files of another user: none can be given away: {error}"));
     }

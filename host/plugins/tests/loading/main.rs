@@ -1,7 +1,7 @@
-//! Plugin files are found, checked, loaded and called. Those that cannot be are refused with a sentence.
+//! Tests of finding, checking, loading and calling plugin files. Unusable files are refused with a sentence.
 //!
-//! Where a file could end its process, another process opens it (`host_test_peer::process`). Panics in calls and the log run
-//! in a process of their own, because a failure ends the one and there is one log per process.
+//! Where a file could end its process, another process opens it (`host_test_peer::process`). Tests of panics in calls run in a
+//! process of their own, because a failure ends it. Tests of the log do too, because a process has one log.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 

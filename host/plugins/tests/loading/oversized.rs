@@ -1,12 +1,12 @@
-//! Files whose headers name more than a plugin has: a small file on disk must not cost much memory to look at.
+//! Files whose headers name more bytes than a plugin has: checking a small file on disk must not need much memory.
 
 use host_plugins::{Policy, needed_libraries, preflight};
 use host_tests::elf::{LOAD, NOTE, Segment, dynamic, note, object};
 
-/// Of a segment whose zeros are notes of 12 bytes, without name and content.
+/// Bytes of a segment of zeros, which read as notes of 12 bytes without name and content.
 const NOTES: u64 = 3 << 20;
 
-/// What is wrong with such an object: the label and the sentence.
+/// The label and the sentence of the error for such an object.
 fn refused(segments: &[Segment], content: &[(u64, &[u8])]) -> (&'static str, String) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("plugin.so");
@@ -15,7 +15,7 @@ fn refused(segments: &[Segment], content: &[(u64, &[u8])]) -> (&'static str, Str
     (error.reason(), error.to_string())
 }
 
-/// A manifest's note.
+/// The note of a manifest.
 fn manifest(id: &str) -> Vec<u8> {
     let text = format!(
         "manifest_version = 1\n[plugin]\nid = \"{id}\"\nname = \"n\"\nversion = \"1.0.0\"\n[api]\nversion = \"{}\"\n\
@@ -29,7 +29,7 @@ fn manifest(id: &str) -> Vec<u8> {
 #[test]
 fn notes_in_the_holes_of_a_sparse_file_are_refused_before_they_are_read() {
     let load = (LOAD, 0, 4096);
-    // Each is another range, of which a reader that remembers ranges would keep all.
+    // Each segment is another range. A reader that caches ranges would keep all of them.
     let many: Vec<Segment> =
         [load].into_iter().chain((0..12).map(|n| (NOTE, 4096 + 16 * n, NOTES))).collect();
     for segments in [many, vec![load, (NOTE, 4096, 8 * NOTES)]] {
@@ -73,10 +73,10 @@ fn names_of_libraries_are_read_up_to_a_bound_and_at_the_end_of_the_file() {
         needed_libraries(&file)
     };
     assert_eq!(named(2), ["lib.so", "ib.so"]);
-    // A name may be 4096 bytes long, and has to be counted as if it were.
+    // A name may have 4096 bytes, so the reader counts each as 4096.
     assert_eq!(named(100_000), Vec::<String>::new());
 
-    // The names are the last thing in the file.
+    // The file ends directly after the names.
     named(1);
     std::fs::File::options().write(true).open(&file).unwrap().set_len(8192 + 32).unwrap();
     assert_eq!(needed_libraries(&file), ["lib.so"]);

@@ -20,11 +20,11 @@ fn panics_in_calls_factory_and_drop_leave_the_process_alive() {
         let backend = open("poll").unwrap();
         assert_eq!(backend.settled(Tag(1)), 1);
         assert_eq!(backend.poll(&mut []), ErrorCode::PANICKED.0);
-        // Poisoned, in every way of saying so.
+        // Each call says that the instance is poisoned.
         assert_eq!(backend.settled(Tag(1)), ErrorCode::PANICKED.0);
         assert_eq!(backend.endpoint().unwrap_err().code, ErrorCode::PANICKED);
         assert_eq!(backend.limits().max_writes, 0);
-        // Another instance of the same library is well.
+        // Another instance of the same library works.
         assert!(open("nowhere").unwrap().endpoint().is_ok());
         drop(backend);
 

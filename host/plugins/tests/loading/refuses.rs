@@ -9,7 +9,7 @@ use host_test_peer::process::{Role, command, said};
 use host_tests::plugin_files;
 use host_tests::skip::skipped;
 
-/// What another process says about `name` in a directory. The process must not crash.
+/// The output of another process that loads `name` from a directory. The process must not crash.
 fn load(directory: &Path, name: &str) -> String {
     said(name, command(Role::Load).arg(directory).arg(name))
 }
@@ -73,7 +73,7 @@ fn every_cut_of_a_plugin_is_refused_or_complete() {
             refused += 1;
             continue;
         }
-        // Beyond the last segment there is only what debuggers and linkers read.
+        // An accepted cut lies behind the last segment, where there is only data for debuggers and linkers.
         accepted += 1;
         if accepted % 64 == 1 {
             assert_eq!(load(directory.path(), "null"), "opened true", "cut at {length}");
@@ -82,7 +82,7 @@ fn every_cut_of_a_plugin_is_refused_or_complete() {
     assert!(refused > 50, "only {refused} cuts were refused");
 }
 
-/// Changes the manifest inside the note, which comes before the copy that the code describes itself by.
+/// Changes the manifest in the note. The note comes before the copy with which the code describes itself.
 fn with_note_changed(from: &str, to: &str) -> tempfile::TempDir {
     assert_eq!(from.len(), to.len());
     let directory = plugin_files::directory(&["null"]);
@@ -97,7 +97,7 @@ fn with_note_changed(from: &str, to: &str) -> tempfile::TempDir {
     directory
 }
 
-/// What the macro writes into a fixture's manifest today.
+/// The API version that the macro writes into a fixture's manifest today.
 const API: &str = "[api]\nversion = \"0.2.0\"";
 
 #[test]

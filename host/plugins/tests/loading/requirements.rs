@@ -1,4 +1,4 @@
-//! A combination that cannot work is refused with everything that is wrong, and with what would work.
+//! A combination that cannot work is refused with all violations and with alternatives that would work.
 
 use host_plugins::Catalog;
 use host_plugins::requirements::{Feature, check};
@@ -118,8 +118,8 @@ fn a_feature_that_is_excluded_is_said_to_be_and_asks_nothing_of_plugins() {
     );
 }
 
-/// Rules that are kept of another system's list are in the table under the name that the page gives, and every row of
-/// the table is on the page.
+/// The table has every rule that is kept of another system's list, under the name on the page, and the page has every row of the
+/// table.
 #[test]
 fn the_page_about_rules_and_the_table_name_the_same() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/plugins/rules.md");
@@ -147,7 +147,7 @@ fn the_page_about_rules_and_the_table_name_the_same() {
     assert_eq!(numbers.into_iter().collect::<Vec<_>>(), (1..=73).collect::<Vec<_>>(), "each of the 73 once");
 }
 
-/// The numbers of a cell like `7` or `7-9`, or none for cells that are no numbers.
+/// The numbers of a cell such as `7` or `7-9`. Empty for cells without numbers.
 fn range(text: &str) -> Vec<u32> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (first.parse(), last.parse()) {

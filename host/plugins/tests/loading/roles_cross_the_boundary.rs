@@ -1,4 +1,4 @@
-//! The storage and allocator roles through loaded files. What they do in detail is the conformance kit's to check.
+//! The storage and allocator roles through loaded files. The conformance kit checks what they do in detail.
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::*;
@@ -81,7 +81,7 @@ fn a_role_that_a_plugin_does_not_play_is_refused_by_name() {
     assert_eq!(error.to_string(), "plugin \"memory\" has no transfer role, only: tier");
 }
 
-/// The golden files of API 0.2.0, the first that is kept: one from Rust, one from C.
+/// Golden files of API 0.2.0, the first version that is kept: one plugin in Rust, one in C.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn plugins_built_from_the_first_kept_api_load_today() {
@@ -99,7 +99,7 @@ fn plugins_built_from_the_first_kept_api_load_today() {
     }
 }
 
-/// A file of API 0.1 is refused before any of its code runs, with both versions.
+/// A file of API 0.1 is refused before any of its code runs. The error names both versions.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_plugin_built_from_an_api_that_is_not_kept_is_refused_with_both_versions() {

@@ -1,5 +1,4 @@
-//! What plugins ask of the host, through a loaded file: log lines, metrics, wake-ups, a check of their
-//! configuration.
+//! The host's services for plugins, through a loaded file: log lines, metrics, wake-ups. And a plugin's check of its configuration.
 
 use std::sync::{Arc, Mutex};
 
@@ -44,7 +43,7 @@ fn a_plugin_without_a_descriptor_wakes_the_host_through_one_of_the_hosts() {
     let fd = backend.event_fd();
     assert!(fd >= 0 && fd != other.event_fd(), "each instance has its own");
     let readable = |seconds| {
-        // SAFETY: the instance keeps it open, and it lives to the end of the test.
+        // SAFETY: the instance keeps the descriptor open, and it lives until the test ends.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let wait = Timespec { tv_sec: seconds, tv_nsec: 0 };
         poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&wait)).unwrap() == 1
@@ -60,7 +59,7 @@ fn a_plugin_without_a_descriptor_wakes_the_host_through_one_of_the_hosts() {
         };
         assert_eq!(backend.submit(&submission, &[Write::default()]), 0);
         let mut done = [nothing; 4];
-        // A wake can be early by one: it may be seen for a completion that the poll before took along.
+        // A wake-up can be one too many: the poll before may have taken its completion already.
         while backend.poll(&mut done) == 0 {
             assert!(readable(60), "no wake-up for submission {round}");
         }
@@ -75,8 +74,8 @@ fn a_plugin_without_a_descriptor_wakes_the_host_through_one_of_the_hosts() {
     backend.shutdown(60_000).unwrap();
 }
 
-/// A backend that wakes its host has to do so for a cancelled submission, too. Its receiver stops reading when 1024 notifications
-/// wait, which holds every later submission up.
+/// A backend that wakes its host must do so for a cancelled submission, too. Its receiver stops reading when 1024 notifications
+/// wait, which holds up every later submission.
 #[test]
 fn a_cancelled_submission_wakes_the_host() {
     const INBOX: u64 = 1024;
@@ -106,11 +105,11 @@ fn a_cancelled_submission_wakes_the_host() {
     submit(INBOX + 1);
     let fd = sender.backend.event_fd();
     let readable = || {
-        // SAFETY: the instance keeps it open, and it lives to the end of the test.
+        // SAFETY: the instance keeps the descriptor open, and it lives until the test ends.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1
     };
-    // The last wake-up of those that ended may come behind the poll that took them.
+    // The last wake-up may come after the poll that took its completion.
     peer::wait("a quiet descriptor", || {
         let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }];
         assert_eq!(sender.backend.poll(&mut done), 0, "{done:?} ended, and the receiver has no room for it");
@@ -137,7 +136,7 @@ fn a_configuration_that_only_the_plugin_can_judge_is_refused_before_anything_ope
         "plugin \"calling\" refuses its configuration: CONFIG: the transfer role refuses the text \"refuse me\": give \
          another"
     );
-    // A plugin from before the check, or without one, accepts everything here.
+    // A plugin without the check, for instance an older one, accepts every configuration here.
     let directory = plugin_files::directory(&["null"]);
     let catalog = Catalog::scan([directory.path()]);
     let root = load_root(catalog.find("null").unwrap()).unwrap();
@@ -156,7 +155,7 @@ impl std::io::Write for Buffer {
     }
 }
 
-/// In a process of its own, since there is one log per process.
+/// Runs in a process of its own, because a process has one log.
 #[test]
 fn log_lines_carry_the_plugins_id_are_filtered_and_do_not_flood() {
     in_a_process_of_its_own(|| {

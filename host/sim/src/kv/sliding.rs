@@ -1,7 +1,7 @@
-//! The layers of a model that slide: their KV, where it lies, and what is drawn from it.
+//! The sliding layers of a model: their KV, its place in pages, and the words that draws depend on.
 //!
-//! What such a layer writes for a position depends on all that the layer before it has of what the position sees, as in
-//! a real model: one word that is not what it was blurs W - 1 positions more in each layer.
+//! The KV of such a layer for a position depends on the layer before, at all positions that the position sees, as in a
+//! real model. One wrong word therefore makes W - 1 further positions wrong in each layer.
 
 use std::ops::Range;
 
@@ -11,20 +11,20 @@ use host_core::{Batch, Sequence};
 use super::{Kv, Memory, layer_value};
 use crate::random::mix;
 
-/// Added to a sliding layer's number, so that none has the KV of another layer.
+/// Added to a sliding layer's number, so that its KV differs from that of every other layer.
 const SLIDES: u32 = 1_000;
 
 /// Layers that see the newest tokens only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sliding {
-    /// How many.
+    /// The number of sliding layers.
     pub layers: u32,
     /// Tokens that they see.
     pub window: usize,
 }
 
 impl Kv {
-    /// What the sliding layers take of the pool.
+    /// The shape of the window that the sliding layers take of the pool.
     #[must_use]
     pub fn window(&self) -> Option<WindowShape> {
         self.sliding.map(|Sliding { layers, window }| WindowShape {
@@ -41,12 +41,14 @@ impl Sliding {
         (position + 1).saturating_sub(self.window)..position + 1
     }
 
-    /// KV of a position in the n-th of these layers, from that in the model's first one and what it sees in the layer before.
+    /// KV of a position in the sliding layer `layer`, from the model's first layer and from the positions seen in the
+    /// layer before.
     fn value(first: u64, layer: u32, seen: impl Iterator<Item = u64>) -> u64 {
         seen.fold(layer_value(first, SLIDES + layer), mix)
     }
 
-    /// One position more, given its KV in the model's first layer: `words` are those of each position in each of these layers.
+    /// Adds one position, given its KV in the model's first layer. `words` has the words of each position in each
+    /// sliding layer.
     pub(super) fn add(self, words: &mut Vec<Vec<u64>>, first: u64) {
         let mut position = Vec::new();
         let seen = self.seen(words.len());
@@ -60,7 +62,7 @@ impl Sliding {
         words.push(position);
     }
 
-    /// What the last of some positions sees, given the words of each.
+    /// The words that the last position sees, given the words of each position.
     pub(super) fn words_seen(self, words: &[Vec<u64>]) -> impl Iterator<Item = u64> {
         words[self.seen(words.len() - 1)].iter().flatten().copied()
     }
@@ -79,8 +81,8 @@ impl Sliding {
         memory.words[Self::place(memory, sequence, layer, position)]
     }
 
-    /// Computes these layers of a batch whose first layer is computed, and looks whether all is there that each position
-    /// sees which is not computed for its window alone.
+    /// Computes the sliding layers of a batch whose first layer is computed. Checks all words that a position sees,
+    /// except of positions that are computed for their window alone.
     pub(super) fn compute(self, memory: &mut Memory, batch: &Batch) {
         for sequence in &batch.sequences {
             let new = sequence.start as usize..sequence.end();
@@ -97,7 +99,8 @@ impl Sliding {
                 let place = Self::place(memory, sequence, layer, position);
                 memory.words[place] = value;
             }
-            // What no layer uses is the same under one name, too, as executors leave it.
+            // Parts of a page that no layer uses are zero, so that pages of the same name are equal, as executors leave
+            // them.
             let parts = memory.kv.window().map_or(0, |shape| shape.parts);
             let unused = self.layers..parts * memory.kv.layers;
             for (layer, position) in unused.flat_map(|layer| new.clone().map(move |at| (layer, at))) {
@@ -123,7 +126,7 @@ impl Sliding {
         }
     }
 
-    /// What lies where a sequence's last position looks.
+    /// The words that a sequence's last position sees in its pages.
     pub(super) fn words_read<'a>(
         self,
         memory: &'a Memory,

@@ -1,4 +1,4 @@
-//! What the worker on the other side says and sends.
+//! Messages and pages of the worker on the other side.
 
 use host_core::aux_row::AuxRow;
 use host_core::integrity::{Found, LaneSum};
@@ -11,13 +11,13 @@ use super::{DRAWN, Leg, PEER};
 use crate::fixture::sampled;
 
 impl Leg {
-    /// The peer says something.
+    /// Delivers a message of the peer.
     pub fn message(&mut self, room: u64, attempt: u32, body: Body) {
         let event = self.said(room, attempt, body);
         self.event(event);
     }
 
-    /// What the peer says, for the test to deliver.
+    /// A message of the peer, for the test to deliver.
     pub fn said(&mut self, room: u64, attempt: u32, body: Body) -> Event {
         self.reply(None, Room(room), attempt, body)
     }
@@ -28,10 +28,10 @@ impl Leg {
         Event::Message { from: PEER, floor: 0, message }
     }
 
-    /// The peer answers the last message of a room that `question` picks.
+    /// Lets the peer answer the last message of a room for which `question` is true.
     ///
     /// # Panics
-    /// When there was none.
+    /// When there was no such message.
     pub fn answer(&mut self, room: u64, question: impl Fn(&Body) -> bool, body: Body) {
         let message = self.sent.iter().rfind(|message| message.room == Room(room) && question(&message.body));
         let Some((id, attempt)) = message.map(|message| (message.id, message.attempt)) else {
@@ -41,7 +41,7 @@ impl Leg {
         self.event(event);
     }
 
-    /// The peer hears everything, so that nothing is repeated.
+    /// Lets the peer answer all messages, so that none is repeated.
     pub fn answer_messages(&mut self) {
         for message in std::mem::take(&mut self.sent) {
             let body = match message.body {
@@ -56,21 +56,21 @@ impl Leg {
         }
     }
 
-    /// Prefill has nothing of an aborted room in flight.
+    /// Lets prefill answer that nothing of an aborted room is in flight.
     pub fn drained(&mut self, room: u64) {
         self.answer(room, |body| matches!(body, Body::Abort), Body::Drained);
     }
 
-    /// Everything that decode asked for arrives, in one part.
+    /// Lets all pages that decode asked for arrive, in one part.
     pub fn arrive(&mut self, room: u64) {
         let event = self.arrival(room);
         self.event(event);
     }
 
-    /// The same, for the test to deliver.
+    /// The event of [`arrive`](Self::arrive), for the test to deliver.
     ///
     /// # Panics
-    /// When nothing was asked for.
+    /// When the room was not reserved.
     #[must_use]
     pub fn arrival(&self, room: u64) -> Event {
         let Some((attempt, reserve)) = self.reserves.get(&Room(room)) else {
@@ -80,21 +80,21 @@ impl Leg {
         Event::Arrived(Notice { room: Room(room), attempt: *attempt, sequence: 0, pages, last: true })
     }
 
-    /// The verification finds what it should, or a flipped byte.
+    /// Ends the verification: the pages are intact, or a byte was flipped.
     pub fn verified(&mut self, room: u64, intact: bool) {
         self.found(room, intact, DRAWN);
     }
 
-    /// The verification finds an aux row with this first token.
+    /// Ends the verification with an aux row that has this first token.
     pub fn found(&mut self, room: u64, intact: bool, token: u32) {
         let event = self.verification(room, intact, token);
         self.event(event);
     }
 
-    /// The same, for the test to deliver.
+    /// The event of [`found`](Self::found), for the test to deliver.
     ///
     /// # Panics
-    /// When nothing is to be verified.
+    /// When no verification of the room is pending.
     pub fn verification(&mut self, room: u64, intact: bool, token: u32) -> Event {
         let Some((attempt, pages)) = self.verifying.remove(&Room(room)) else {
             panic!("nothing of room {room} is verified")
@@ -112,18 +112,18 @@ impl Leg {
         Event::Verified { room: Room(room), attempt, found }
     }
 
-    /// A transfer from its first page to the first token.
+    /// Lets a whole transfer arrive and be verified.
     pub fn deliver(&mut self, room: u64) {
         self.arrive(room);
         self.verified(room, true);
     }
 
-    /// Decode tells a prefill leg where to write, all it asks for behind `prefix` tokens.
+    /// Lets decode reserve: it tells a prefill leg where to write all pages behind `prefix` tokens.
     pub fn reserve(&mut self, room: u64, prompt: &[u32], prefix: usize) {
         self.reserve_again(room, prompt, prefix, 1);
     }
 
-    /// The same for a later attempt.
+    /// Like [`reserve`](Self::reserve), for a later attempt.
     pub fn reserve_again(&mut self, room: u64, prompt: &[u32], prefix: usize, attempt: u32) {
         let page = self.config.page_tokens as usize;
         let pages = prompt.len().div_ceil(page) - prefix / page;
@@ -139,7 +139,7 @@ impl Leg {
         self.config.window.map_or(0, |shape| shape.tail(prompt.len(), page).len() * shape.parts as usize)
     }
 
-    /// What decode says when it asks for `pages` pages behind `prefix` tokens.
+    /// The reserve with which decode asks for `pages` pages behind `prefix` tokens.
     #[must_use]
     pub fn span(&self, prompt: &[u32], prefix: u32, pages: u32) -> Reserve {
         Reserve {
@@ -152,7 +152,7 @@ impl Leg {
         }
     }
 
-    /// All writes settle.
+    /// Settles all writes.
     pub fn settle(&mut self) {
         for write in std::mem::take(&mut self.writes) {
             self.event(Event::Written { tag: write.tag, error: None });

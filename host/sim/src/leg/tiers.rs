@@ -1,4 +1,4 @@
-//! What answers for host memory and storage.
+//! Answers of host memory and storage tiers.
 
 use std::collections::BTreeSet;
 
@@ -36,13 +36,13 @@ impl Leg {
         }
     }
 
-    /// All pages of a batch end alike.
+    /// Ends all pages of a batch alike.
     pub fn all_end(&mut self, tag: TierTag, pages: usize, end: PageEnd) {
         let pages = (0..pages as u32).map(|place| (place, end)).collect();
         self.event(Event::Tier(TierEvent::Ended { tag, pages }));
     }
 
-    /// Takes the first pending tier action of which `wanted` makes something.
+    /// Takes the first pending tier action for which `wanted` returns something.
     fn take_tier_action<T>(&mut self, what: &str, wanted: impl Fn(&TierAction) -> Option<T>) -> T {
         let found = self.tier_actions.iter().enumerate().find_map(|(at, action)| Some((at, wanted(action)?)));
         let Some((at, taken)) = found else { panic!("no {what} is pending: {:?}", self.tier_actions) };
@@ -50,7 +50,7 @@ impl Leg {
         taken
     }
 
-    /// Answers the only pending query with this.
+    /// Answers the only pending query: `found` says which pages are there. Returns the names in the query.
     pub fn answer_query(&mut self, found: impl Fn(&PageHash) -> bool) -> Vec<PageHash> {
         let (tag, names) = self.take_tier_action("query", |action| match action {
             TierAction::Query { tag, names, .. } => Some((*tag, names.clone())),
@@ -69,7 +69,7 @@ impl Leg {
         })
     }
 
-    /// Takes the first pending copy this way.
+    /// Takes the first pending copy in this direction.
     pub fn take_copy(&mut self, wanted: Direction) -> (TierTag, Vec<(PageId, HostSlot)>) {
         self.take_tier_action("copy", |action| match action {
             TierAction::Copy { tag, direction, pages } if *direction == wanted => Some((*tag, pages.clone())),
@@ -77,15 +77,15 @@ impl Leg {
         })
     }
 
-    /// How many pending tier actions are such.
+    /// The number of pending tier actions for which `is` is true.
     pub fn pending(&self, is: impl Fn(&TierAction) -> bool) -> usize {
         self.tier_actions.iter().filter(|action| is(action)).count()
     }
 
-    /// Nothing is under way in offload tiers, and no request keeps anything there.
+    /// Checks that nothing is in progress in offload tiers, and that no request keeps a page there.
     ///
     /// # Panics
-    /// When that is not so.
+    /// When an action, a slot or a request is left over.
     pub fn offload_at_rest(&self) {
         self.at_rest();
         let stats = self.stats().hierarchy;

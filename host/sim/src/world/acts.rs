@@ -1,4 +1,4 @@
-//! What becomes of a scheduler's actions, and the executor.
+//! Carries out the actions of schedulers, and computes batches.
 
 use host_core::{Action, Batch, Event, Instance, Role, SequenceOutput, Undrawn};
 
@@ -16,7 +16,7 @@ impl<C: Clients> World<C> {
                 Action::Run(batch) => self.begin_step(at, batch),
                 Action::Send { to, floor, message } => self.post(at, to, floor, &message),
                 Action::Connect { peer, floor } => {
-                    // What is left of an earlier connection is fenced before the peer is called.
+                    // An earlier connection is fenced before the peer is called.
                     let (decode, prefill) = (at, peer.instance);
                     self.cut(decode, prefill);
                     let way = Work::Handshake { from: self.place(decode), to: self.place(prefill) };
@@ -42,10 +42,10 @@ impl<C: Clients> World<C> {
                 Action::Fail { room, failure } => {
                     let open = self.open_requests.get(&room);
                     if open.is_some_and(|open| open.prefill == Some(at) && !open.tokens.is_empty()) {
-                        // It has done its part.
+                        // The answer has begun, so the prefill leg is not needed any more.
                         continue;
                     }
-                    // The router gives the other leg up.
+                    // The router cancels the other leg.
                     let ending = Ending::Failed { place: self.place(at), failure };
                     if let Some(open) = self.end(room, ending) {
                         let legs = open.prefill.into_iter().chain([open.answers]);
@@ -57,7 +57,7 @@ impl<C: Clients> World<C> {
                 Action::Cache(events) => {
                     let Some(place) = self.alive(at) else { continue };
                     self.clients.cache_changed(place, &events);
-                    // Naming pages is what a large world would take most time for.
+                    // Naming pages would take most of the time of a large world.
                     if self.kv.words {
                         events.iter().for_each(|event| self.workers[place].log.record(event));
                     }
@@ -75,7 +75,7 @@ impl<C: Clients> World<C> {
         let (group, all) = (batch.layer_group, self.kv.layers);
         for layers in (1..=all).filter(|layers| group > 0 && layers.is_multiple_of(group)) {
             let exact = takes * layers / all;
-            // Every now and then later than the batch itself.
+            // Some reports come later than the batch itself.
             let late =
                 if self.faults.news > 0.0 { exact * (4 + self.random.below(6) as u32) / 6 } else { exact };
             self.agenda.after(late, Pending::Layers { at, batch: batch.id, layers });
@@ -118,12 +118,12 @@ impl<C: Clients> World<C> {
         self.handle(at, Event::BatchDone(outputs));
     }
 
-    /// What may follow a sequence may not be known in time.
+    /// Makes a draw late at random: the tokens that may follow are not known in time.
     fn put_off(&mut self, place: usize, output: &mut SequenceOutput) {
         let room = output.room;
         let late = || format!("a draw of room {room} on worker {place} is put off");
         if !output.sampled.is_empty() && self.strikes(self.faults.late_draw, late) {
-            // Or a draw behind a drafted token.
+            // The late draw may be one behind a drafted token.
             output.sampled.truncate(self.random.below(output.sampled.len() as u64) as usize);
             output.undrawn = Some(Undrawn::Late);
         }

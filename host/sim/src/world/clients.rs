@@ -1,4 +1,4 @@
-//! What clients want, and what they are given.
+//! Requests of clients, and their answers.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::random::Random;
 pub struct Ask {
     /// The request. The world draws its room, and names its prefill worker.
     pub request: Request,
-    /// The place of the worker that answers, and after how long the request is there.
+    /// The place of the worker that answers, and the time until it gets the request.
     pub answers: (usize, Duration),
-    /// The same of the worker that computes the prompt, unless the one that answers does.
+    /// The same for the prefill worker, unless the worker that answers computes the prompt.
     pub prefill: Option<(usize, Duration)>,
-    /// After how long the client leaves, if it does.
+    /// The time until the client leaves, if it does.
     pub leaves: Option<Duration>,
 }
 
@@ -30,7 +30,7 @@ pub struct OpenRequest {
     pub request: Request,
     /// When it was sent.
     pub since: Time,
-    /// Tokens of the answer, as far as they have come.
+    /// Tokens of the answer that have arrived.
     pub tokens: Vec<u32>,
     /// How it ended, or `None` while it has not.
     pub ending: Option<Ending>,
@@ -43,7 +43,7 @@ pub struct OpenRequest {
 pub enum Ending {
     /// With its whole answer.
     Complete,
-    /// A worker said that it cannot be answered.
+    /// A worker reported that the request cannot be answered.
     Failed {
         /// The worker.
         place: usize,
@@ -59,16 +59,16 @@ pub enum Ending {
     Left,
 }
 
-/// What sends requests, and is told of everything that a client or a meter sees.
+/// The clients of a world: they send requests, and are told of everything that a client or a meter sees.
 pub trait Clients {
     /// A worker begins a step.
     fn begun(&mut self, _now: Time, _place: usize, _batch: &Batch) {}
 
-    /// A worker's radix cache has changed so, in this order. This is told only of workers whose configuration
-    /// [tells of it](host_core::Config::cache_events).
+    /// A worker's radix cache has made these changes, in this order. Called only for workers whose configuration [tells
+    /// of it](host_core::Config::cache_events).
     fn cache_changed(&mut self, _place: usize, _changes: &[CacheEvent]) {}
 
-    /// A token has come. Returns whether the client still wants the rest.
+    /// A token has arrived. Returns whether the client still wants the rest.
     fn token(&mut self, _now: Time, _open: &OpenRequest) -> bool {
         true
     }
@@ -84,11 +84,11 @@ pub trait Clients {
     }
 }
 
-/// None that want anything.
+/// No clients.
 impl Clients for () {}
 
 impl<C: Clients> World<C> {
-    /// Sends a request, and perhaps gives it up later. Returns its room.
+    /// Sends a request, and cancels it later if its client leaves. Returns its room.
     pub fn ask(&mut self, ask: Ask) -> Room {
         let room = Room(self.random.word());
         let instance = |place: usize| self.workers[place].instance;
@@ -116,12 +116,12 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// Gives a request up.
+    /// Cancels a request: its client leaves.
     pub fn cancel(&mut self, room: Room) {
         self.give_up(room, Ending::Left);
     }
 
-    /// Ends a request, and lets its workers know at once.
+    /// Ends a request, and tells its workers at once.
     pub(super) fn give_up(&mut self, room: Room, ending: Ending) {
         let Some(open) = self.end(room, ending) else { return };
         for at in open.prefill.into_iter().chain([open.answers]) {
@@ -138,7 +138,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// Looks at an answer, and lets its client go on.
+    /// Ends a request: checks a complete answer, and sends the requests that follow it.
     pub(super) fn end(&mut self, room: Room, ending: Ending) -> Option<OpenRequest> {
         let mut open = self.open_requests.remove(&room)?;
         let complete = ending == Ending::Complete;

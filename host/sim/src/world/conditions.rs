@@ -1,4 +1,4 @@
-//! What workers and the ways between them are like for a while: frozen, slow, ahead of time, cut off.
+//! Temporary conditions: workers are frozen or slow, their clocks are ahead, or the ways between them are cut.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use crate::times::Work;
 const CUT: Duration = Duration::from_secs(30);
 /// A worker stands still for this long at most.
 const FROZEN: Duration = Duration::from_secs(20);
-/// A worker is slow for this long at most, and up to so many times.
+/// A worker is slow for this long at most. Its work takes 2 to 21 times as long.
 const SLOW: (Duration, u64) = (Duration::from_secs(20), 20);
 /// A clock jumps ahead by this at most.
 const AHEAD: Duration = Duration::from_secs(120);
-/// A handshake that gets no answer has failed after this time.
+/// The time after which a handshake without an answer has failed.
 const NO_ANSWER: Duration = Duration::from_secs(2);
 
-/// What one worker's process is like.
+/// The condition of one worker's process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Condition {
-    /// It stands still until then.
+    /// The process stands still until then.
     frozen: Time,
     /// Its work takes so many times as long, until then.
     slow: (u32, Time),
@@ -31,7 +31,7 @@ pub(super) struct Condition {
 }
 
 impl<C: Clients> World<C> {
-    /// What begins to be different at this point in time.
+    /// Draws the conditions that begin at this point in time.
     pub(super) fn change_conditions(&mut self) {
         let faults = self.faults;
         let lasting =
@@ -73,7 +73,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// A worker stands still, with all that it has: its threads do nothing, and its memory can be written.
+    /// Freezes a worker: its threads do nothing, it keeps its state, and its memory can be written.
     fn freeze(&mut self, place: usize) {
         let wait = self.soon(FROZEN);
         let thaws = self.agenda.now().after(wait);
@@ -81,7 +81,7 @@ impl<C: Clients> World<C> {
             return;
         }
         self.conditions[place].frozen = thaws;
-        // It decides when it goes on.
+        // The worker decides again when it thaws.
         if let Some(before) = self.workers[place].deadline.take() {
             self.deadlines.remove(&(before, place));
         }
@@ -89,7 +89,7 @@ impl<C: Clients> World<C> {
         self.agenda.after(wait, Pending::Thaw { place });
     }
 
-    /// When a worker goes on that stands still now.
+    /// The time until a frozen worker thaws.
     pub(super) fn thaws(&self, place: usize) -> Option<Duration> {
         let wait = self.conditions[place].frozen.since(self.agenda.now());
         (!wait.is_zero()).then_some(wait)
@@ -106,7 +106,7 @@ impl<C: Clients> World<C> {
         self.agenda.now().after(self.conditions[place].ahead)
     }
 
-    /// How long work takes that begins now.
+    /// The time that work takes if it begins now.
     pub(super) fn takes(&mut self, work: Work<'_>) -> Duration {
         let now = self.agenda.now();
         let wait = self.times.takes(now, work, &mut self.random);
@@ -117,7 +117,7 @@ impl<C: Clients> World<C> {
         wait * work.workers().into_iter().flatten().map(factor).max().unwrap_or(1)
     }
 
-    /// How much longer nothing passes from one worker to another.
+    /// How much longer no message and no write passes from one worker to another.
     pub(super) fn cut_off(&self, from: usize, to: usize) -> Option<Duration> {
         let until = self.cuts.get(&(from, to))?;
         let wait = until.since(self.agenda.now());
@@ -139,7 +139,7 @@ impl<C: Clients> World<C> {
         lost
     }
 
-    /// What is about to happen, unless the worker that would do it stands still: then it happens when the worker goes on.
+    /// Returns `what`, unless the worker that would do it is frozen: then `what` is put off until the worker thaws.
     pub(super) fn unless_frozen(&mut self, what: Pending) -> Option<Pending> {
         let actor = match &what {
             Pending::Submit { to: at, .. }

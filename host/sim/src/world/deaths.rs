@@ -1,4 +1,4 @@
-//! What strikes a world as a whole: deaths, broken connections, emptied caches.
+//! Faults of a whole world: deaths, broken connections, emptied caches.
 
 use host_core::{Instance, Role, Room};
 
@@ -8,7 +8,7 @@ use super::{Clients, Pending, World};
 use crate::times::Work;
 
 impl<C: Clients> World<C> {
-    /// What goes wrong at this point in time.
+    /// Draws the faults of this point in time.
     pub(super) fn strike(&mut self) {
         for (probability, prefill) in [(self.faults.death, true), (self.faults.decode_death, false)] {
             if self.strikes(probability, || "a worker dies".to_owned()) {
@@ -47,7 +47,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// A worker's process dies, with its pool and its host memory. Another one takes its place, which knows no peer.
+    /// Kills a worker's process, with its pool and its host memory. A new process takes its place and knows no peer.
     pub fn kill(&mut self, place: usize) {
         self.outcome.deaths += 1;
         self.count(place);
@@ -72,7 +72,7 @@ impl<C: Clients> World<C> {
                 self.unlink(at, peer);
             }
         }
-        // The router sees the legs there break, and gives the other ones up.
+        // The router sees the legs on the dead worker break, and cancels the other legs of these requests.
         let legs = self.open_requests.iter();
         let legs = legs.filter(|(_, open)| open.answers == dead || open.prefill == Some(dead));
         let rooms: Vec<Room> = legs.map(|(room, _)| *room).collect();

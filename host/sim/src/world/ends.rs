@@ -1,4 +1,4 @@
-//! How a world ends: what is counted, and what must have been put back.
+//! The end of a world: its counters, and the check that everything was given back.
 
 use host_core::hierarchy::HierarchyStats;
 use host_core::scheduler::Stats;
@@ -7,7 +7,7 @@ use super::{Clients, World};
 use crate::faults::Outcome;
 
 impl<C: Clients> World<C> {
-    /// What has happened so far.
+    /// What has happened so far, in living and dead workers.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         let mut outcome = self.outcome;
@@ -15,7 +15,7 @@ impl<C: Clients> World<C> {
         outcome
     }
 
-    /// Keeps what a worker has counted, which is about to die.
+    /// Keeps the counters of a worker that is about to die.
     pub(super) fn count(&mut self, place: usize) {
         self.outcome += self.counted(place);
     }
@@ -54,7 +54,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// Looks whether a world at rest has put everything back.
+    /// Checks that a world at rest has given everything back.
     pub(super) fn check_rest(&self) {
         for worker in &self.workers {
             let (stats, at) = (worker.scheduler.stats(), worker.instance);

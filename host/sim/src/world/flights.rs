@@ -16,7 +16,7 @@ pub(super) struct Flight {
 }
 
 impl<C: Clients> World<C> {
-    /// Notes a write, and returns its number.
+    /// Records a write, and returns its number.
     pub(super) fn take_off(&mut self, from: Instance, write: &PageWrite) -> u64 {
         self.last_flight += 1;
         if self.kv.words {
@@ -32,12 +32,12 @@ impl<C: Clients> World<C> {
         self.last_flight
     }
 
-    /// Looks whether a worker has given a page away into which a write may land.
+    /// Checks that a worker has given no page to another request while a write may still land in the page.
     pub(super) fn check_flights(&self, place: usize) {
         let worker = &self.workers[place];
         for flight in self.flights.values().filter(|flight| flight.to == worker.instance) {
             if self.links.get(&(flight.from, flight.to)) != Some(&flight.session) {
-                // It lands nowhere.
+                // The session has ended, so the write lands nowhere.
                 continue;
             }
             for (room, pages) in worker.scheduler.holdings().filter(|(room, _)| *room != flight.room) {

@@ -1,4 +1,4 @@
-//! Which mishaps strike. Each has a number, so that a run can be repeated with some of them only.
+//! Decides which mishaps strike. Each has a number, so that a run can be repeated with some of them only.
 
 use std::collections::BTreeSet;
 
@@ -9,15 +9,15 @@ use super::{Clients, World};
 /// Something that went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mishap {
-    /// Its number among those that were drawn, from 0.
+    /// Its number among all mishaps that were drawn, from 0.
     pub number: u64,
     /// When.
     pub at: Time,
-    /// What, as a clause.
+    /// What happened, as a clause.
     pub what: String,
 }
 
-/// What was drawn so far.
+/// The mishaps that were drawn so far.
 #[derive(Debug, Default)]
 pub(super) struct Mishaps {
     drawn: u64,
@@ -26,17 +26,17 @@ pub(super) struct Mishaps {
 }
 
 impl<C: Clients> World<C> {
-    /// Lets no mishaps strike but those of these numbers. What is drawn stays the same, as long as the run does.
+    /// Lets only the mishaps with these numbers strike. The draws stay the same, as long as the run does.
     pub fn only_mishaps(&mut self, numbers: BTreeSet<u64>) {
         self.mishaps.only = Some(numbers);
     }
 
-    /// Writes down from now on which mishaps strike.
+    /// Records from now on which mishaps strike.
     pub fn keep_mishaps(&mut self) {
         self.mishaps.struck.get_or_insert_default();
     }
 
-    /// The mishaps that have struck since they are written down.
+    /// The mishaps that have struck since recording began.
     #[must_use]
     pub fn mishaps(&self) -> &[Mishap] {
         self.mishaps.struck.as_deref().unwrap_or_default()

@@ -8,7 +8,7 @@ use host_core::{Event, Instance};
 use super::{Clients, Pending, World};
 use crate::times::Work;
 
-/// A message that was held up in the network comes this late at most.
+/// The longest delay of a message that was held up in the network.
 const HELD_UP: Duration = Duration::from_secs(5);
 
 impl<C: Clients> World<C> {
@@ -37,7 +37,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// Prefill gets a handshake.
+    /// A handshake reaches prefill.
     pub(super) fn shake_hands(&mut self, decode: Instance, prefill: Instance, floor: u64) {
         if self.alive(decode).is_none() {
             return;
@@ -48,8 +48,8 @@ impl<C: Clients> World<C> {
         }
         let Some(place) = self.alive(prefill) else { return self.refused(decode, prefill) };
         let session = self.new_session(prefill, decode);
-        // What the old session still decides between the new connection and the news of it must not go out
-        // over the new one.
+        // Actions that the scheduler still decides for the old session must not go out over the new connection. So it
+        // decides before it learns of the new one.
         self.tick(place);
         self.handle(prefill, Event::PeerReady { peer: decode, floor, session });
         let way = Work::Handshake { from: place, to: self.place(decode) };
@@ -67,7 +67,7 @@ impl<C: Clients> World<C> {
         self.last_session
     }
 
-    /// Decode gets prefill's answer.
+    /// Prefill's answer to a handshake reaches decode.
     pub(super) fn connected(&mut self, decode: Instance, prefill: Instance) {
         if self.alive(decode).is_none() {
             return;
@@ -96,12 +96,12 @@ impl<C: Clients> World<C> {
             }
             Event::PeerLost { peer, session, fenced: true }
         };
-        // The news takes its time, so a new connection may be there first.
+        // The event takes time, so a new connection may be there before it.
         self.later(Work::Loss { at: self.place(at) }, Pending::Tell { at, event });
     }
 
-    /// Ends a connection in both directions: writes in flight land nowhere and settle with an error. Each side that
-    /// has one is told of it.
+    /// Ends a connection in both directions: writes in flight land nowhere and settle with an error. Each side that was
+    /// connected is told.
     pub(super) fn cut(&mut self, one: Instance, other: Instance) {
         self.unlink(one, other);
         self.unlink(other, one);

@@ -1,4 +1,4 @@
-//! What is under way, and what happens when its time has come.
+//! Events that are pending, and their data.
 
 use host_core::hierarchy::{Direction, HostSlot, TierTag};
 use host_core::message::Message;
@@ -7,7 +7,7 @@ use host_core::request::Request;
 use host_core::scheduler::PageWrite;
 use host_core::{Event, Instance, PageId, Room};
 
-/// Something under way that happens at its time.
+/// An event that happens when its time has come.
 pub(super) enum Pending {
     /// A request reaches a worker.
     Submit {
@@ -21,7 +21,7 @@ pub(super) enum Pending {
         room: Room,
         leg: Instance,
     },
-    /// A worker that stood still goes on.
+    /// A worker that was frozen may continue.
     Thaw {
         place: usize,
     },
@@ -63,14 +63,14 @@ pub(super) enum Pending {
         session: u64,
     },
     Land(Box<Landing>),
-    /// What arrived is copied into the pages that it is for.
+    /// Data that arrived is copied into its pages.
     Copy(Box<Arrival>),
-    /// A worker looks whether a room that it gave up is still copied.
+    /// A worker checks whether data is still copied into a room that it gave up.
     Close {
         at: Instance,
         room: Room,
     },
-    /// A query, a copy, a read or a write goes on, or ends.
+    /// A query, a copy, a read or a write proceeds or ends.
     Tier {
         at: Instance,
         work: TierWork,
@@ -81,22 +81,22 @@ pub(super) enum Pending {
 pub(super) struct Landing {
     pub write: PageWrite,
     pub from: Instance,
-    /// Digest of what is sent.
+    /// Digest of the data that is sent.
     pub sum: u64,
-    /// What it carries, where that was read when the write was begun. Else it is read when it lands.
+    /// The data, if it was read when the write began. Otherwise it is read when the write lands.
     pub words: Option<Vec<Vec<u64>>>,
     /// Its number among the flights.
     pub flight: u64,
 }
 
-/// What a write brought.
+/// A write that has landed, with its data.
 pub(super) struct Arrival {
     pub write: PageWrite,
     pub words: Vec<Vec<u64>>,
     pub sum: u64,
 }
 
-/// Something of a tier that was begun.
+/// Work in an offload tier that was begun.
 pub(super) enum TierWork {
     Copy { tag: TierTag, direction: Direction, pages: Vec<(PageId, HostSlot)>, read: Vec<Vec<u64>> },
     Query { tag: TierTag, tier: usize, names: Vec<PageHash> },

@@ -1,4 +1,5 @@
-//! Rooms as a worker's transfer threads see them: what arrived beside its pages is copied into them, a little later.
+//! Rooms as a worker's transfer threads see them. Data that arrived beside the pages is copied into them a little
+//! later.
 
 use std::time::Duration;
 
@@ -12,15 +13,15 @@ use crate::times::Work;
 /// A room that was opened and is not forgotten.
 pub(super) struct OpenRoom {
     attempt: u32,
-    /// Closing was requested and has happened.
+    /// Whether closing was requested, and whether it has happened.
     closing: bool,
     closed: bool,
-    /// Copies that were begun.
+    /// Copies that were begun and have not ended.
     copies: u32,
 }
 
 impl<C: Clients> World<C> {
-    /// Takes what arrived of an open room to be copied. What comes for others stays where it is.
+    /// Takes arrived data of an open room to be copied. Data for any other room is ignored.
     pub(super) fn stage(&mut self, arrival: Arrival) {
         let (at, notice) = (arrival.write.to, arrival.write.notice);
         let room = self.worker(at).and_then(|worker| worker.rooms.get_mut(&notice.room));
@@ -40,7 +41,7 @@ impl<C: Clients> World<C> {
             return;
         };
         if open.attempt != notice.attempt {
-            // Another attempt has taken its place: nothing of it is copied from then on.
+            // A later attempt has replaced this one: its data is not copied any more.
             return;
         }
         assert!(!open.closed, "{room:?} was closed while its pages were copied");
@@ -77,7 +78,7 @@ impl<C: Clients> World<C> {
         };
         if open.copies > 0 {
             self.outcome.closed_late += 1;
-            // Looked at again a little later, whatever news takes.
+            // Checked again a little later, however long messages between threads take.
             return self.agenda.after(Duration::from_millis(5), Pending::Close { at, room });
         }
         open.closed = true;

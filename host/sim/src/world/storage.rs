@@ -12,14 +12,14 @@ use super::pending::TierWork;
 use super::{Clients, Pending, World};
 use crate::times::Work;
 
-/// A query that is late or lost is answered this late at most: it is not waited for, and must do no harm.
+/// The longest delay of an answer to a query that is late or lost. No request waits for it, and it must do no harm.
 const LATE_ANSWER: Duration = Duration::from_secs(20);
-/// What hangs does so for this long at most, and most of it until it is cancelled.
+/// The longest time that work hangs. Most of it hangs until it is cancelled.
 const HANGS: Duration = Duration::from_secs(3_600);
-/// What was cancelled ends this late at most, mostly and sometimes.
+/// The longest time until cancelled work ends: usually, and in some cases.
 const CANCELLED: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(30)];
 
-/// What is stored, by tier. It outlives workers.
+/// Stored pages, by tier and name. They outlive workers.
 #[derive(Default)]
 pub(super) struct Storage(BTreeMap<(usize, PageHash), Vec<u64>>);
 
@@ -65,7 +65,7 @@ impl<C: Clients> World<C> {
                 self.begin_pages(at, takes, pages, |page| TierWork::Write { tag, tier, page });
             }
             TierAction::Cancel { tag, .. } => {
-                // What hangs comes to an end some time after.
+                // Hanging work ends some time after it was cancelled.
                 let hanging = self.agenda.take_where(|what| {
                     matches!(what, Pending::Tier { at: other, work } if *other == at && work.tag() == tag)
                 });
@@ -78,7 +78,8 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// Each page takes its time. A batch that hangs does so until it is cancelled, and longer.
+    /// Begins the pages of a batch, each with a time of its own. A batch that hangs does so until it is cancelled, and
+    /// longer.
     fn begin_pages(
         &mut self,
         at: Instance,
@@ -158,7 +159,8 @@ impl<C: Clients> World<C> {
             worker.host.put(slot, 0, &words);
             return PageEnd::Done;
         }
-        // Cut off, with what was there before behind it, or something else altogether.
+        // The page is cut off in the middle, with the slot's earlier contents behind it, and one of its bits is
+        // flipped.
         worker.host.put(slot, 0, &words[..words.len() / 2]);
         worker.host.flip(slot, 0, 5);
         if forgets { PageEnd::Missing } else { PageEnd::Failed }

@@ -11,7 +11,7 @@ use super::{Clients, Pending, World};
 use crate::kv::Memory;
 use crate::times::Work;
 
-/// A part is told of again this late at most.
+/// The longest delay of a repeated report of a part.
 const TOLD_AGAIN: Duration = Duration::from_secs(5);
 
 /// The words that a write carries, page by page.
@@ -20,7 +20,7 @@ fn carried(memory: &Memory, write: &PageWrite) -> Vec<Vec<u64>> {
 }
 
 impl<C: Clients> World<C> {
-    /// Digests what a write carries, and reads it now or when it lands.
+    /// Begins a write: digests its data, which is read now or when the write lands.
     pub(super) fn begin_write(&mut self, write: PageWrite, from: Instance) {
         if self.kv.words {
             self.note_sent(&write, from);
@@ -37,7 +37,7 @@ impl<C: Clients> World<C> {
         self.agenda.after(wait, Pending::Land(Box::new(Landing { write, from, sum, words, flight })));
     }
 
-    /// Each layer of each page is sent once, and all of them with the last part.
+    /// Checks that each layer of each page is sent once, and that all are sent when the last part is.
     fn note_sent(&mut self, write: &PageWrite, from: Instance) {
         let layers = self.kv.layers;
         let sent = self.sent.entry((from, write.notice.room, write.notice.attempt)).or_default();
@@ -52,7 +52,7 @@ impl<C: Clients> World<C> {
         assert_eq!(write.notice.pages as usize, if completes { write.source.len() } else { 0 });
     }
 
-    /// A write lands: in the receiver's pages, or where the receiver copies it from into its pages.
+    /// Lands a write: in the receiver's pages, or beside them, from where the receiver copies it.
     pub(super) fn land(&mut self, landing: Landing) {
         let Landing { write, from, sum, words, flight } = landing;
         self.flights.remove(&flight);
@@ -63,7 +63,7 @@ impl<C: Clients> World<C> {
             (false, true) => Some("the plugin failed".to_owned()),
             (false, false) => None,
         };
-        // A plugin may fail when everything has arrived but the notice of it.
+        // A plugin may report a failure although all data has arrived.
         let lands = !fails || self.random.chance(0.5);
         self.handle(from, Event::Written { tag: write.tag, error });
         let Some(sender) = self.worker(from).filter(|_| !cut && lands) else { return };
@@ -75,7 +75,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// Fills the receiver's pages, and lets it know.
+    /// Writes data into the receiver's pages, and tells the receiver.
     pub(super) fn put(&mut self, arrival: &Arrival) {
         let Arrival { write, words, sum } = arrival;
         let (at, notice) = (write.to, write.notice);
@@ -83,7 +83,7 @@ impl<C: Clients> World<C> {
         let bit = flips.then(|| self.random.below(64));
         let check = self.kv.words;
         let Some(worker) = self.worker(at) else { return };
-        // Looks at every request of the worker.
+        // This check looks at every request of the worker.
         if check {
             for (room, pages) in worker.scheduler.holdings().filter(|(room, _)| *room != notice.room) {
                 let foreign = write.target.iter().any(|page| pages.contains(page));
@@ -110,7 +110,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// Digests what lies in a worker's memory.
+    /// Digests pages in a worker's memory, and reports the result.
     pub(super) fn verify(
         &mut self,
         at: Instance,

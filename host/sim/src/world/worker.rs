@@ -15,10 +15,10 @@ pub(super) struct Worker {
     pub instance: Instance,
     pub config: Config,
     pub limits: PoolLimits,
-    /// Processes that died in its place.
+    /// The number of processes that died at this place.
     pub deaths: u32,
     pub scheduler: Scheduler,
-    /// When it has to decide without an event.
+    /// When the worker must decide without an event.
     pub deadline: Option<Time>,
     pub memory: Memory,
     /// Slots of host memory.
@@ -27,13 +27,13 @@ pub(super) struct Worker {
     pub batch: Option<Batch>,
     /// Layers of the batch that are computed.
     pub layers: u32,
-    /// Rooms that its transfer threads know.
+    /// Rooms that the worker's transfer threads know.
     pub rooms: BTreeMap<Room, OpenRoom>,
-    /// Attempts that another has taken the place of.
+    /// Attempts that a later attempt has replaced.
     pub superseded: BTreeSet<(Room, u32)>,
-    /// What the senders said of the parts that arrived, by room, attempt and sequence.
+    /// The senders' digests of parts that arrived, by room, attempt and sequence.
     pub sent_sums: BTreeMap<Room, BTreeMap<u32, BTreeMap<u32, u64>>>,
-    /// What a listener knows of the cache, in a world whose pages have contents.
+    /// The cache as its events tell it, in a world whose pages have contents.
     pub log: EventLog,
 }
 
@@ -59,7 +59,7 @@ impl Worker {
         }
     }
 
-    /// Compares the cache's events, change by change, with what is there.
+    /// Compares the contents that the cache's events tell with the actual contents.
     pub(super) fn check_told(&self) {
         if !self.config.cache_events || !self.memory.has_words() {
             return;

@@ -1,4 +1,4 @@
-//! What a cluster file means to the core.
+//! Turns a cluster file into configurations of the core.
 
 use std::time::Duration;
 
@@ -12,25 +12,25 @@ use super::{Cluster, Link, Role, Workers, Write};
 use crate::machine::Machine;
 use crate::model::Model;
 
-/// Token ids are below this: prompts and answers draw from all that a number has room for, so that texts which differ do so in
-/// their first token.
+/// The number of token ids. Prompts and answers use all values of a u32, so that different texts differ in their first
+/// token.
 pub(crate) const VOCABULARY: u32 = u32::MAX;
-/// Longer than any simulation: in a cluster without faults nothing is given up.
+/// A timeout that is longer than any simulation: without faults, no request is given up.
 const FOREVER: Duration = Duration::from_secs(1_000_000_000);
-/// Longest answer that a pool has room for beside its longest prompt has no other limit.
+/// The most pages of a pool.
 const MOST_PAGES: f64 = 1e9;
 
 impl Cluster {
     /// The model.
     ///
     /// # Panics
-    /// When it is not one that [was read](Self::parse).
+    /// When its name is unknown. [`parse`](Self::parse) refuses such clusters.
     #[must_use]
     pub fn model(&self) -> Model {
         self.model.find(&Model::PRESETS).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The way between workers.
+    /// The link between workers.
     ///
     /// # Panics
     /// See [`model`](Self::model).
@@ -54,7 +54,7 @@ impl Cluster {
         self.model().kv_bytes(self.kv) * f64::from(self.page_tokens)
     }
 
-    /// Pages in the pool of each of some workers.
+    /// Pages in the pool of each of these workers.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cut off at the ends")]
     pub fn pool_pages(&self, workers: &Workers) -> u32 {
@@ -66,7 +66,7 @@ impl Cluster {
         (left / self.page_bytes()).clamp(0.0, MOST_PAGES) as u32
     }
 
-    /// What the core is configured with.
+    /// The core's configuration of these workers.
     pub(crate) fn config(&self, workers: &Workers, seed: u64) -> Config {
         let pages = self.pool_pages(workers);
         let role = match workers.role {

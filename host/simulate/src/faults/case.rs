@@ -1,10 +1,10 @@
-//! What is run, as a text that can be run again.
+//! A case, and the text by which it can be run again.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
-/// A seed, and what is left of what it draws.
+/// A seed, and the requests and mishaps that are kept of everything it draws.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Draws cluster, requests and mishaps.
@@ -16,7 +16,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// All that a seed draws.
+    /// The case of everything that a seed draws.
     #[must_use]
     pub fn of(seed: u64) -> Self {
         Self { seed, requests: None, mishaps: None }
@@ -36,7 +36,7 @@ impl Display for Case {
     }
 }
 
-/// A text that is no case.
+/// A text that is not a case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no case: give a seed, or a seed and what is left of it, as in \"7 requests 0,3 mishaps 12,40\""

@@ -1,10 +1,10 @@
-//! Checks that fail, as values: the core and the world panic where something does not hold.
+//! Returns failed checks as values. The core and the world panic when a check fails.
 
 use std::panic::{self, AssertUnwindSafe};
 
 use super::Broken;
 
-/// Runs something, and returns what it panics with. What it has changed is left as it was then.
+/// Runs a closure, and returns the message of its panic. Its changes up to the panic stay.
 pub(super) fn catch(run: impl FnOnce()) -> Result<(), Broken> {
     panic::catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
@@ -14,7 +14,7 @@ pub(super) fn catch(run: impl FnOnce()) -> Result<(), Broken> {
 }
 
 impl Broken {
-    /// Whether it is the same check that fails: its words are the same, up to where they name what they found.
+    /// Whether the same check failed: both messages are equal up to the first digit, line break or parenthesis.
     pub(super) fn is_like(&self, other: &Broken) -> bool {
         let words = |broken: &Broken| -> String {
             let named = |letter: char| letter.is_ascii_digit() || letter == '\n' || letter == '(';

@@ -1,4 +1,4 @@
-//! Clients behind the router: each request is tried again as the live router does, and each token is looked at.
+//! Clients behind the router: each request is tried again as the live router does, and each token is checked.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -14,9 +14,9 @@ use super::scene::{Arrival, Scene, turn};
 use crate::cluster::{Policy, Role as Kind};
 use crate::router::{Router, Wanted, chain_seed, names};
 
-/// From the router to a worker, at most.
+/// The longest time from the router to a worker.
 const HOP: Duration = Duration::from_millis(300);
-/// A request ends this long after its deadline at most: its router is never late.
+/// The longest time after its deadline at which a request may end, because the router is never late.
 const SLACK: Duration = Duration::from_millis(1);
 
 /// How requests ended.
@@ -28,7 +28,7 @@ pub struct Tally {
     pub refused: u64,
     /// Because their clients left.
     pub left: u64,
-    /// Tries of all of them.
+    /// Tries of all requests.
     pub tries: u64,
 }
 
@@ -49,7 +49,7 @@ struct Job {
     tries: Tries<Time>,
     /// Workers that took part in a try which failed.
     failed: Vec<usize>,
-    /// It may take no longer.
+    /// The request must have ended by then.
     deadline: Time,
     /// When its client leaves.
     leaves: Option<Time>,
@@ -62,7 +62,7 @@ pub(super) struct Jobs {
     kv: Kv,
     retry: Retry,
     router: Router,
-    /// By the number of the try under way.
+    /// Open requests, by the number of their current try.
     open: BTreeMap<u64, Job>,
     tally: Tally,
 }
@@ -115,7 +115,7 @@ impl Jobs {
         }
     }
 
-    /// A try, after a wait.
+    /// Begins a try after a wait.
     fn try_it(&mut self, now: Time, wait: Duration, mut job: Job) -> Ask {
         self.tally.tries += 1;
         let number = self.tally.tries;
@@ -126,7 +126,7 @@ impl Jobs {
             Wanted { room: Room(number), tokens: prompt.len() as u64, keys, avoid: job.failed.clone() };
         let Choice { prefill, answers } = self.router.route(now, wanted);
         let mut request = host_sim::request(number, &prompt, job.answer.left());
-        // Names the try: the world draws rooms.
+        // The seed holds the number of the try, because the world draws the room.
         request.sampling.seed = number;
         let ends = job.leaves.map_or(job.deadline, |leaves| leaves.min(job.deadline));
         let legs = mixed(number);
@@ -140,7 +140,7 @@ impl Jobs {
         }
     }
 
-    /// The failure of a try. Returns the next one, if there is one.
+    /// Handles a failed try. Returns the next try, if there is one.
     fn failed(&mut self, now: Time, mut job: Job, ending: &Ending) -> Option<Ask> {
         let (places, retryable, apart, why) = match ending {
             Ending::Complete => return None,
@@ -156,7 +156,7 @@ impl Jobs {
             Ending::Lost { place } => (vec![*place], true, false, "a worker was lost".to_owned()),
         };
         if job.answer.left() == 0 {
-            // It had its last token.
+            // The answer has its last token already.
             return self.answered(now, job);
         }
         job.failed.extend(places);
@@ -188,7 +188,7 @@ impl Jobs {
         self.tally.refused += 1;
     }
 
-    /// A whole answer. Returns the turn that follows.
+    /// Handles a whole answer. Returns the turn that follows.
     fn answered(&mut self, now: Time, job: Job) -> Option<Ask> {
         assert_eq!(job.answer.left(), 0, "an answer ends before its last token");
         assert!(
@@ -204,7 +204,7 @@ impl Jobs {
         Some(self.try_it(now, Duration::ZERO, Job { turns, seed: job.seed.wrapping_add(1), ..next }))
     }
 
-    /// Looks whether every request has ended.
+    /// Checks that every request has ended.
     pub fn check(&self) {
         assert!(self.open.is_empty(), "{} requests never ended", self.open.len());
     }
@@ -214,7 +214,7 @@ impl Jobs {
     }
 }
 
-/// Two shares of a hop for the legs of a try: each may come first.
+/// Two random shares of a hop for the legs of a try, so that either leg may come first.
 fn mixed(number: u64) -> [f64; 2] {
     let mut random = Random::new(number);
     [random.unit(), random.unit()]

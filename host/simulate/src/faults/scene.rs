@@ -1,4 +1,4 @@
-//! What a seed draws: workers, clients, and what goes wrong.
+//! Everything that a seed draws: workers, clients, and faults.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use host_sim::{Faults, Kv, PAGE, Random, Sliding, layer_groups, mix};
 
 /// Layers of a page.
 const LAYERS: u32 = 4;
-/// Token ids are below this: few, so that prompts begin alike.
+/// The number of token ids. It is small, so that prompts begin alike.
 const VOCABULARY: u32 = 40;
 /// Tokens of the longest request, answer included.
 const LONGEST: usize = 64;
@@ -20,9 +20,10 @@ const LONGEST: usize = 64;
 const LEAST_PAGES: u32 = (LONGEST / PAGE) as u32 + 1;
 /// Requests come within this time.
 const ARRIVE: Duration = Duration::from_secs(20);
-/// So long after the last mishap, requests must be answered again: longer than any patience of workers and router.
+/// The time after the last mishap from which on requests must be answered. It is longer than any timeout of workers and
+/// router.
 const HEALED: Duration = Duration::from_secs(900);
-/// Requests of a scene are fewer.
+/// The number of requests of a scene is below this.
 pub(super) const MOST_REQUESTS: u64 = 24;
 
 /// A client's first request, and what may follow.
@@ -34,15 +35,15 @@ pub(super) struct Arrival {
     pub count: u32,
     /// Turns that follow when it is answered.
     pub turns: u32,
-    /// After how long the client leaves, if it does.
+    /// The time until the client leaves, if it does.
     pub leaves: Option<Duration>,
-    /// Whether it comes when everything should be well again.
+    /// Whether it must be answered, because it comes long after the last mishap.
     pub must: bool,
-    /// Draws what it says in later turns.
+    /// The seed of the client's later turns.
     pub seed: u64,
 }
 
-/// See the module.
+/// A cluster, its faults and its requests.
 #[derive(Clone, Debug)]
 pub(super) struct Scene {
     pub kv: Kv,
@@ -68,7 +69,7 @@ impl Scene {
         let faults = Faults { notice, late_draw, ..faults(random, until) };
         let mut arrivals: Vec<Arrival> = (0..4 + random.below(12)).map(|_| arrival(random)).collect();
         arrivals.sort_by_key(|arrival| arrival.at);
-        // One for each worker, so that each is needed by one of them at least.
+        // One request for each worker, so that each worker is needed at least once.
         for number in 0..workers.len() as u64 {
             let at = until.after(HEALED + Duration::from_secs(5) * number as u32);
             arrivals.push(Arrival { at, leaves: None, must: true, turns: 0, ..arrival(random) });
@@ -79,7 +80,7 @@ impl Scene {
 
 fn arrival(random: &mut Random) -> Arrival {
     let length = 1 + random.place(36);
-    // Half of the prompts begin like one of three.
+    // Half of the prompts begin like one of three base prompts.
     let mut alike = Random::new(random.below(3));
     let shared = if random.chance(0.5) { random.place(length + 1) } else { 0 };
     let token = |place: usize| {
@@ -98,7 +99,7 @@ fn arrival(random: &mut Random) -> Arrival {
     }
 }
 
-/// The next turn of a conversation, if there is room for it: all that was said, and some tokens more.
+/// The next turn of a conversation, if it is short enough: everything that was said, and some more tokens.
 pub(super) fn turn(said: &[u32], seed: u64) -> Option<(Vec<u32>, u32)> {
     let mut random = Random::new(seed);
     let (more, count) = (random.place(6), 1 + random.below(8) as u32);
@@ -107,7 +108,8 @@ pub(super) fn turn(said: &[u32], seed: u64) -> Option<(Vec<u32>, u32)> {
     (prompt.len() + count as usize <= LONGEST).then_some((prompt, count))
 }
 
-/// One to three prefill and decode workers each, or aggregated ones, or all of them. Half of the clusters keep prefixes.
+/// One to three prefill and one to three decode workers, or one or two aggregated workers, or all of these. Three of four
+/// clusters keep prefixes.
 fn workers(kv: &Kv, random: &mut Random) -> Vec<(Config, PoolLimits)> {
     let mut roles = Vec::new();
     let kinds = random.below(8);
@@ -154,8 +156,8 @@ fn workers(kv: &Kv, random: &mut Random) -> Vec<(Config, PoolLimits)> {
     roles.into_iter().map(&mut worker).collect()
 }
 
-/// Host memory of fewer or more pages than the pool has, and two tiers with room for so little at once that everything has to wait
-/// for its turn.
+/// Host memory that is smaller or larger than the pool, and two tiers that take so few bytes at once that every batch has
+/// to wait for its turn.
 fn tiers(pages: u32, random: &mut Random) -> HierarchyConfig {
     let tier = |writes| TierConfig { writes, latency: Duration::from_millis(2), bytes_per_second: 1e6 };
     let writes = [WritePolicy::WriteThrough, WritePolicy::WriteThroughSelective, WritePolicy::WriteBack]
@@ -179,7 +181,7 @@ fn tiers(pages: u32, random: &mut Random) -> HierarchyConfig {
     }
 }
 
-/// Each kind of mishap is there in two of five scenes, as often as to meet the others. One scene of twenty has none.
+/// Each kind of mishap occurs in two of five scenes, often enough to meet the others. One scene in twenty has none.
 fn faults(random: &mut Random, until: Time) -> Faults {
     let none = random.chance(0.05);
     let mut rate = |most: f64| {

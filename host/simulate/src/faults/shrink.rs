@@ -1,4 +1,4 @@
-//! Makes a case that fails shorter.
+//! Shortens a failing case.
 
 use std::collections::BTreeSet;
 
@@ -44,7 +44,7 @@ pub fn shrink(case: &Case, broken: &Broken) -> Found {
     }
 }
 
-/// The fewest of some numbers with which something still fails: `fails` returns those that were needed.
+/// The fewest numbers found with which a run still fails. `fails` returns the numbers that were needed.
 fn fewest(
     all: BTreeSet<u64>,
     fails: &mut dyn FnMut(&BTreeSet<u64>) -> Option<BTreeSet<u64>>,

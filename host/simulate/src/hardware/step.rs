@@ -5,8 +5,8 @@
 //!                        (weights + KV that is read)    / (bandwidth · efficiency) )
 //! ```
 //!
-//! Every sequence reads its own KV: what several have in common is read for each of them, as FlashAttention and FlashInfer do
-//! without cascades.
+//! Every sequence reads its own KV. KV that several sequences share is read for each of them, as FlashAttention and
+//! FlashInfer do without cascades.
 
 use std::time::Duration;
 
@@ -25,15 +25,16 @@ pub struct StepCost {
     weights: f64,
     /// Reading one token's KV.
     token: f64,
-    /// Every step.
+    /// Every step, whatever its batch.
     fixed: f64,
 }
 
 impl StepCost {
-    /// A model of these number types on so many of these devices, over which tensor parallelism divides all work.
+    /// The steps of a model with these number types on so many of these devices. Tensor parallelism divides all work over
+    /// them.
     #[must_use]
     pub fn new(model: &Model, weights: Dtype, kv: Dtype, machine: &Machine, devices: f64) -> Self {
-        // FP8 multiplies at twice the rate. KV in FP8 does not change what attention computes in.
+        // FP8 multiplies at twice the rate. KV in FP8 does not change the number type in which attention computes.
         let rate = if weights == Dtype::Fp8 { 2.0 } else { 1.0 };
         let bandwidth = machine.bandwidth * machine.bandwidth_efficiency * devices;
         Self {
@@ -45,7 +46,7 @@ impl StepCost {
         }
     }
 
-    /// A batch, from its beginning to its answer.
+    /// The time of a batch, from its beginning to its results.
     #[must_use]
     pub fn takes(&self, batch: &Batch) -> Duration {
         let (mut operations, mut context) = (0.0, 0.0);

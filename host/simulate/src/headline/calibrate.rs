@@ -10,18 +10,18 @@ use crate::traffic::Workload;
 const TURNS: usize = 3;
 /// Halvings of a constant's range in each turn.
 const HALVINGS: usize = 9;
-/// A cell that is met so exactly is met.
+/// The relative error below which a cell counts as met.
 const CLOSE: f64 = 0.002;
 
-/// A constant that a publication does not say.
+/// A constant that a publication does not give.
 pub(crate) struct Free {
     pub name: &'static str,
     pub unit: &'static str,
-    /// Where it may lie. Both bounds are above zero.
+    /// The range in which it may lie. Both bounds are above zero.
     pub range: [f64; 2],
-    /// Puts it into a cluster.
+    /// Sets it in a cluster.
     pub set: fn(&mut Cluster, f64),
-    /// The cell that it is fitted to, and its value.
+    /// The cell that it is fitted to, and the cell's published value.
     pub cell: (Figure, f64),
     /// Whether the cell grows with it.
     pub grows: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Free {
 /// A constant that was fitted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fitted {
-    /// What it is.
+    /// The name of the constant.
     pub name: &'static str,
     /// Its value.
     pub value: f64,
@@ -40,14 +40,14 @@ pub struct Fitted {
     pub cell: &'static str,
 }
 
-/// Fits constants, in turns, by halving their ranges on a scale of ratios.
+/// Fits constants in turns, by halving their ranges on a logarithmic scale.
 pub(super) fn calibrate(cluster: &mut Cluster, workload: &Workload, free: &[Free]) -> Vec<Fitted> {
     let mut values: Vec<f64> = free.iter().map(|free| (free.range[0] * free.range[1]).sqrt()).collect();
     free.iter().zip(&values).for_each(|(free, value)| (free.set)(cluster, *value));
     for turn in 0..TURNS {
         for (place, free) in free.iter().enumerate() {
             let ((_, figure), wanted) = free.cell;
-            // Later turns look near what was found before.
+            // Later turns search near the value of the turn before.
             let near = if turn == 0 { f64::INFINITY } else { 1.5 };
             let [mut low, mut high] = free.range;
             (low, high) = (low.max(values[place] / near), high.min(values[place] * near));

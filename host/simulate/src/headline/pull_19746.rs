@@ -6,8 +6,8 @@
 //! of two million tokens, which is what 90 % of 360 GB leave beside 64 GB of weights. Answers have 355 tokens (430
 //! tokens a second at 1.21 requests).
 //!
-//! Not published: what a decode step takes beside reading weights and KV, and how fast pages travel. The first is fitted to the
-//! baseline's ITL, the second to its requests per second.
+//! Not published: the time of a decode step beside reading weights and KV, and the speed of the link. The first is fitted
+//! to the baseline's ITL, the second to its requests per second.
 
 use super::calibrate::{Free, calibrate};
 use super::{Arm, Figure, Table, row, run};
@@ -33,8 +33,8 @@ const FIGURES: [Figure; 7] = [
 const BASELINE: [f64; 7] = [1.21, 430.0, 73.2, 77.7, 99.1, 65.6, 827.0];
 const IMPROVED: [f64; 7] = [1.59, 566.0, 9.0, 31.6, 73.4, 130.6, 628.0];
 
-/// Requests of a search for goodput, and those of them that fill the caches before. A prompt that no cache holds takes three
-/// seconds, so with a cold one in a hundred no rate keeps two seconds.
+/// Requests of a search for goodput, and how many of them fill the caches first. A prompt that is not cached takes three
+/// seconds. So with one such prompt in a hundred, no rate keeps two seconds.
 const ARRIVALS: usize = 600;
 const WARM_UP: usize = 100;
 /// The limits of such searches.
@@ -59,7 +59,7 @@ const CLUSTER: &str = "
     radix_cache = false
 ";
 
-/// What an arm changes.
+/// The change that an arm makes to the cluster.
 type Change = fn(&mut Cluster);
 
 fn decode(cluster: &mut Cluster, set: impl FnOnce(&mut Machine)) {
@@ -140,7 +140,7 @@ fn table(reading: &str, constant: Free, watch: &mut dyn FnMut(&str)) -> Table {
     Table { title: format!("SGLang pull request 19746; {reading}"), constants, rows, goodput }
 }
 
-/// The same requests, arriving independently of each other.
+/// The goodput of each arm. Requests are of the same kind, and arrive independently of each other.
 fn goodput(cluster: &Cluster, watch: &mut dyn FnMut(&str)) -> Vec<Arm> {
     let asks = SharedPrefixes { requests: ARRIVALS, ..SharedPrefixes::PULL_19746 }.asks(0);
     let workload = |rate| poisson(asks.clone(), rate, 1);

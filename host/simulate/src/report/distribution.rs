@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::round;
 
-/// What is known of many values. Everything is zero where there are none.
+/// The mean and the percentiles of many values. All are zero if there are no values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Distribution {
     /// How many.
@@ -13,16 +13,16 @@ pub struct Distribution {
     pub mean: f64,
     /// Half are at most this.
     pub p50: f64,
-    /// Nine of ten.
+    /// Nine of ten are at most this.
     pub p90: f64,
-    /// 99 of 100.
+    /// 99 of 100 are at most this.
     pub p99: f64,
     /// The largest.
     pub most: f64,
 }
 
 impl Distribution {
-    /// Of these values.
+    /// The distribution of these values.
     #[must_use]
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_unstable_by(f64::total_cmp);

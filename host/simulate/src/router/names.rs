@@ -1,5 +1,5 @@
-//! Names of pages for the router. A live router hashes with SHA-256, which is not what is simulated: here a name is 64 bits of a quick
-//! hash over the name before it and the page's tokens.
+//! Names of pages for the router. A live router hashes with SHA-256, whose cost is not simulated. Here a name is a quick
+//! 64-bit hash over the name before it and the page's tokens.
 
 use host_core::radix::{After, CacheEvent, PageHash};
 use host_core::routing::{BlockKey, KvEvent};
@@ -7,7 +7,7 @@ use host_core::routing::{BlockKey, KvEvent};
 /// An odd number without a pattern: the fraction of the golden ratio.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The name of the page behind the one of this name.
+/// The name of a page, from the name of the page before it and its own tokens.
 pub(crate) fn next(before: u64, tokens: &[u32]) -> u64 {
     // Four lanes, so that multiplications need not wait for each other.
     let mut lanes = [before, before.rotate_left(17), before.rotate_left(31), before.rotate_left(47)];
@@ -20,7 +20,7 @@ pub(crate) fn next(before: u64, tokens: &[u32]) -> u64 {
     lanes.into_iter().fold(tokens.len() as u64, host_sim::mix)
 }
 
-/// Where the names of a namespace begin.
+/// The name from which the names of a namespace begin.
 pub(crate) fn seed(namespace: &PageHash) -> u64 {
     BlockKey::of(namespace).0
 }
@@ -49,7 +49,7 @@ impl Names {
         Self { page_tokens: page_tokens as usize, names: vec![None; pages as usize] }
     }
 
-    /// A change of the cache, as a router is told of it, or `None` when it changes nothing.
+    /// The event by which a router is told of a change of the cache. `None` if the change refers to an unknown page.
     pub(super) fn told(&mut self, change: &CacheEvent) -> Option<KvEvent> {
         match change {
             CacheEvent::Stored { after, pages, tokens } => {

@@ -1,4 +1,4 @@
-//! Prompts that are known by the blocks that they have in common.
+//! Prompts as lists of blocks. Equal blocks tell what prompts have in common.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use host_core::routing::BlockKey;
 
 use crate::router::{chain_seed, names};
 
-/// A prompt. Equal blocks at equal places, with equal ones before them, are equal text.
+/// A prompt. Blocks are equal text if they and all blocks before them are equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// The number of each block. Equal numbers name equal prefixes, and the text that they end with.
+    /// The number of each block. Equal numbers stand for equal text up to the end of the block.
     pub blocks: Vec<u64>,
     /// Tokens in a block.
     pub block_tokens: u32,
@@ -18,11 +18,12 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// Its tokens: a block has ids of its own.
+    /// Its tokens. Each block has token ids of its own.
     #[must_use]
     pub fn text(&self) -> Vec<u32> {
         let tokens = self.blocks.iter().flat_map(|block| {
-            // Blocks are few enough that this is below the vocabulary. A generator's may wrap, and then are equal to another's.
+            // Traces have so few blocks that ids stay below the vocabulary. A generator's ids may wrap, and then equal
+            // those of another block.
             let first = (*block as u32).wrapping_mul(self.block_tokens);
             (0..self.block_tokens).map(move |token| first.wrapping_add(token) % crate::cluster::VOCABULARY)
         });
@@ -32,7 +33,7 @@ impl Prompt {
 
 /// Names the pages of prompts for the router, as it would by hashing their tokens.
 ///
-/// Pages of a block that was seen are looked up instead: its number stands for everything before it, too.
+/// Pages of a block that was seen before are looked up: its number stands for everything before it, too.
 #[derive(Debug)]
 pub(super) struct Namer {
     page_tokens: u32,
@@ -45,7 +46,7 @@ impl Namer {
         Self { page_tokens, looks, seen: BTreeMap::new() }
     }
 
-    /// The keys of the whole pages of a text, or none where nothing asks for them.
+    /// The keys of the whole pages of a text, or none if the router needs no keys.
     pub(super) fn keys_of(&self, text: &[u32]) -> Vec<BlockKey> {
         match self.looks {
             true => names::chain(chain_seed(), text, self.page_tokens as usize),
@@ -53,7 +54,7 @@ impl Namer {
         }
     }
 
-    /// The keys of the whole pages of a prompt, or none where nothing asks for them.
+    /// The keys of the whole pages of a prompt, or none if the router needs no keys.
     pub(super) fn keys(&mut self, prompt: &Prompt) -> Vec<BlockKey> {
         if !self.looks {
             return Vec::new();

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::cli::Refused;
 
-/// Most lines of a file, as OpenAI has it.
+/// Limit of the lines in a file, the same as OpenAI's.
 const MOST_LINES: usize = 50_000;
 /// Longest line, in bytes.
 const LONGEST_LINE: u64 = 64 << 20;
@@ -18,21 +18,21 @@ const LONGEST_ID: usize = 512;
 /// Endpoints that a line may name.
 const ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
 
-/// A file in which every line was right.
+/// A file whose lines have all been checked.
 pub struct Input {
     path: PathBuf,
-    /// Numbers of lines, by the ids that they name.
+    /// The number of the line for each id.
     ids: HashMap<String, usize>,
 }
 
 /// A request of the file.
 #[derive(Debug, PartialEq)]
 pub struct Line {
-    /// The name that its answer has.
+    /// The id that its answer will have, too.
     pub custom_id: String,
     /// The path of its endpoint.
     pub endpoint: &'static str,
-    /// What is sent.
+    /// The body that is sent.
     pub body: Map<String, Value>,
 }
 
@@ -40,7 +40,7 @@ impl Input {
     /// Checks every line.
     ///
     /// # Errors
-    /// When the file cannot be read, or a line is wrong, with its number.
+    /// When the file cannot be read, or a line is wrong. The error has the line's number.
     pub fn check(path: &Path) -> Result<Self, Refused> {
         let mut ids = HashMap::new();
         for line in lines(path)? {
@@ -135,7 +135,7 @@ impl Line {
     /// Reads a line.
     ///
     /// # Errors
-    /// What is wrong with it, and what to do.
+    /// What is wrong with the line, and what to do.
     fn read(bytes: &[u8]) -> Result<Self, String> {
         let example = r#"{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}"#;
         let line: Value = serde_json::from_slice(bytes)

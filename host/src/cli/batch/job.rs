@@ -14,29 +14,29 @@ use super::output::{Earlier, Output};
 use super::request::{self, Outcome};
 use crate::cli::server::Client;
 
-/// Between two lines of progress: at a terminal, and elsewhere.
+/// Interval between two updates of the progress: at a terminal, and elsewhere.
 const SHOWN_EVERY: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
 
-/// How requests are sent.
+/// A job: where and how its requests are sent.
 pub struct Job {
     pub client: Client,
     /// Requests under way at once. So many bodies and answers are in memory.
     pub concurrency: usize,
-    /// Of requests that name none.
+    /// Priority of requests that have none.
     pub priority: i32,
-    /// How long a request is sent again.
+    /// How long a request is repeated after its first failure.
     pub retry_timeout: Duration,
 }
 
 impl Job {
-    /// Sends what has no answer yet.
+    /// Sends the requests that have no answer yet.
     ///
     /// # Errors
     /// When the server cannot be used, an answer cannot be written, or some answers are no success.
     pub async fn run(self, input: &Input, mut output: Output, earlier: Earlier) -> anyhow::Result<()> {
         let Earlier { answered, failed } = earlier;
         if answered.len() < input.len() {
-            // A wrong address or key is told at once. A server that goes away later is waited for.
+            // A wrong address or key is reported at once. If the server goes away later, the requests are repeated.
             request::probe(&self.client).await.map_err(anyhow::Error::msg)?;
         }
         let mut progress = Progress::new(input.len(), answered.len(), failed);
@@ -78,14 +78,14 @@ impl Job {
     }
 }
 
-/// Gives a request a priority, unless it has one.
+/// Sets the priority of a request that has none.
 fn prioritize(line: &mut Line, priority: i32) {
     if line.body.get("priority").is_none_or(Value::is_null) {
         line.body.insert("priority".to_owned(), json!(priority));
     }
 }
 
-/// How far a job is, on standard error.
+/// The progress of a job, shown on standard error.
 struct Progress {
     all: usize,
     done: usize,
@@ -112,7 +112,7 @@ impl Progress {
         }
     }
 
-    /// Shows it for the last time.
+    /// Shows the final progress.
     fn end(&self) {
         self.show();
         if self.at_terminal {
@@ -127,7 +127,7 @@ impl Progress {
 }
 
 fn write(text: &str) {
-    // The job goes on when standard error is closed.
+    // A failure is ignored: the job goes on when standard error is closed.
     let _unread = std::io::stderr().lock().write_all(text.as_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! The file of answers, to which each is appended when it comes.
+//! The file of answers. Each answer is appended when it comes.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -13,34 +13,34 @@ use serde_json::Value;
 use super::input::Input;
 use crate::cli::Refused;
 
-/// What every line of ours begins with.
+/// Beginning of every line that this program writes.
 const START: &[u8] = br#"{"id":"batch_req_"#;
 
-/// A file that takes answers.
+/// A file to which answers are appended.
 pub struct Output {
     file: File,
-    /// The file that this one has replaced, whose lock is held on.
+    /// The file that this one has replaced. It stays open, so that its lock is held.
     _replaced: Option<File>,
 }
 
-/// What an earlier run has left.
+/// The state that an earlier run has left.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Earlier {
     /// Requests that have an answer.
     pub answered: HashSet<String>,
-    /// Of these, how many are no success.
+    /// How many of these answers are failures.
     pub failed: usize,
 }
 
 impl Output {
-    /// Opens the file, or makes it. A last line that was not written to its end is cut off. Lines that say why there was no answer
-    /// are taken out, so that every id comes once.
+    /// Opens or creates the file. Cuts off an incomplete last line, and removes lines that report a failed request, so that every
+    /// id appears once.
     ///
     /// # Errors
-    /// When the file cannot be written, is the input, has something else, or another process writes to it.
+    /// When the file cannot be written, is the input, has other content, or another process writes to it.
     pub fn open(path: &Path, input_path: &Path, input: &Input) -> anyhow::Result<(Self, Earlier)> {
         let shown = path.display();
-        // Of a link, the file that it names.
+        // Resolves a link, because the file that it names may be replaced.
         let path = &path.canonicalize().unwrap_or_else(|_new| path.to_owned());
         if input_path.canonicalize().is_ok_and(|input| input == *path) {
             return Err(
@@ -89,28 +89,28 @@ impl Output {
         self.file.write_all(line.as_bytes()).context("an answer cannot be written to --output")
     }
 
-    /// All lines are there.
+    /// Ends the output and syncs the file.
     ///
     /// # Errors
-    /// When they cannot be brought to the disk.
+    /// When the file cannot be synced.
     pub fn finish(self) -> anyhow::Result<()> {
         self.file.sync_all().context("answers cannot be written to --output")
     }
 }
 
-/// What stands in a file of answers.
+/// The content of a file of answers.
 struct Found {
     earlier: Earlier,
-    /// Bytes up to the end of the last line that was written to its end.
+    /// Number of bytes up to the end of the last complete line.
     whole: u64,
-    /// Where lines with answers stand, if there are others between them.
+    /// Offsets and lengths of the lines with answers, if there are other lines between them.
     answers: Option<Vec<(u64, usize)>>,
 }
 
-/// Reads what an earlier run has left.
+/// Reads the state that an earlier run has left.
 ///
 /// # Errors
-/// When the file has something else.
+/// When the file has other content.
 fn read(file: &File, input: &Input) -> anyhow::Result<Found> {
     let mut reader = BufReader::new(file);
     let (mut earlier, mut answers) = (Earlier::default(), Vec::new());
@@ -123,7 +123,7 @@ fn read(file: &File, input: &Input) -> anyhow::Result<Found> {
             Refused(format!("line {number} {why}: give a new file, or the one with answers to this --input"))
         };
         if !bytes.ends_with(b"\n") {
-            // Only what is ours is cut off.
+            // Cuts off only an incomplete line of this program.
             if !bytes.starts_with(START) && !START.starts_with(&bytes) {
                 return Err(other("is no answer of a batch").into());
             }
@@ -151,7 +151,7 @@ fn read(file: &File, input: &Input) -> anyhow::Result<Found> {
     }
 }
 
-/// A file with these lines in the place of one that has others, too.
+/// Replaces a file by one that has only these of its lines.
 fn without_others(path: &Path, file: &File, answers: &[(u64, usize)]) -> io::Result<File> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{:016x}", random_u64()?));
@@ -175,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    /// Files for three requests, of which the output has this.
+    /// Opens files for three requests, with this text in the output.
     fn opened(output: &str) -> (tempfile::TempDir, Result<Earlier, String>) {
         let folder = tempfile::tempdir().unwrap();
         let (from, to) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));

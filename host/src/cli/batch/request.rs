@@ -1,4 +1,4 @@
-//! One request: sent until it has an answer, for as long as another try makes sense.
+//! Sends one request until it has an answer, as long as a repetition makes sense.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,38 +12,38 @@ use tokio::time::Instant;
 use super::input::Line;
 use crate::cli::server::{Answer, Client, NoAnswer, message_in};
 
-/// Most bytes of an answer.
+/// Limit of an answer, in bytes.
 const LONGEST: usize = 64 << 20;
-/// The first wait for another try, where the server names none, and the longest.
+/// The first wait before a repetition, if the server names none, and the longest.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// Longest wait that a server can ask for, in seconds.
+/// Longest wait, in seconds, that a server can ask for with Retry-After.
 const LONGEST_ASKED: u64 = 3600;
 
-/// What comes of a request.
+/// The outcome of a request.
 pub enum Outcome {
     /// A line for the output, and whether it is a success.
     Line(Value, bool),
-    /// None of the requests makes sense any more, for this reason.
+    /// The job must stop for this reason: no request would be served.
     Stop(String),
 }
 
-/// Why a try brought nothing.
+/// The reasons for which a try gave no answer.
 enum Failed {
     /// The server cannot take it now. It may have said how many seconds to wait.
     Busy(String, Option<u64>),
     /// There is no server, or it went away.
     Silent(String),
-    /// What it answered is no answer.
+    /// The answer is invalid.
     Broken(String),
-    /// The time of the request is up. Another try in this run would take as long.
+    /// The request's own time limit has passed. A repetition would take as long.
     Late(String),
     /// No request would be served.
     Stop(String),
 }
 
-/// Sends a request and waits for its answer. While the server is busy or does not answer it is sent again, for so long from the
-/// first failure on.
+/// Sends a request and waits for its answer. Repeats it while the server is busy or does not answer, for `retry_timeout` after the
+/// first failure.
 pub async fn send(client: Arc<Client>, line: Line, retry_timeout: Duration) -> Outcome {
     let Line { custom_id, endpoint, body } = line;
     let body = Value::Object(body);
@@ -80,10 +80,10 @@ pub async fn send(client: Arc<Client>, line: Line, retry_timeout: Duration) -> O
     }
 }
 
-/// Asks the server for its models, to see whether requests make sense. A server that is busy takes them later.
+/// Asks the server for its models, to find out whether requests make sense. A busy server counts as usable.
 ///
 /// # Errors
-/// A sentence, when there is no server, or it serves none of these requests.
+/// A sentence, when no server answers, or it does not serve these requests.
 pub async fn probe(client: &Client) -> Result<(), String> {
     let mut answer = client.get("/v1/models").await.map_err(|error| error.to_string())?;
     match answer.status {
@@ -101,7 +101,7 @@ fn wrong_address(client: &Client, why: &str) -> String {
     format!("{} takes no such requests: {why} (is --url right?)", client.address())
 }
 
-/// One try.
+/// Sends a request once.
 async fn once(client: &Client, endpoint: &str, body: &Value) -> Result<Value, Failed> {
     let mut answer = client.post(endpoint, body).await.map_err(|error| match error {
         NoAnswer::Untrusted(why) => Failed::Stop(why),
@@ -113,7 +113,7 @@ async fn once(client: &Client, endpoint: &str, body: &Value) -> Result<Value, Fa
     let text = answer.rest_up_to(LONGEST).await.map_err(Failed::Broken)?;
     let message = || format!("{status}: {}", message_in(&text));
     match status {
-        // A failure of the server is no answer to the request.
+        // A failure of the server is not the answer to a request.
         StatusCode::TOO_MANY_REQUESTS
         | StatusCode::SERVICE_UNAVAILABLE
         | StatusCode::INTERNAL_SERVER_ERROR
@@ -139,7 +139,7 @@ fn header(answer: &Answer, name: &str) -> Option<String> {
 
 /// A line of the output.
 fn told(custom_id: &str, response: Value, error: Value) -> Value {
-    // It is there for its readers, who have custom_id to tell lines apart.
+    // The id is only for readers of the file. Lines are told apart by `custom_id`.
     let id = format!("batch_req_{:016x}", random_u64().unwrap_or_default());
     json!({"id": id, "custom_id": custom_id, "response": response, "error": error})
 }
@@ -155,14 +155,14 @@ mod tests {
     use super::*;
     use crate::cli::server::Address;
 
-    /// A server that gives these answers, one after the other, and counts its requests.
+    /// Starts a server that gives these answers, one after the other, and counts its requests.
     fn server(answers: &[&str]) -> (Address, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = Address::of(listener.local_addr().unwrap());
         let answers: Vec<String> = answers.iter().map(|answer| (*answer).to_owned()).collect();
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
-        // It ends with the test, which may send fewer requests than it has answers for.
+        // The thread ends with the test, which may send fewer requests than there are answers.
         std::thread::spawn(move || {
             for (answer, connection) in answers.iter().zip(listener.incoming()) {
                 let mut connection = connection.unwrap();

@@ -3,14 +3,14 @@
 /// Longest line that is read.
 const LONGEST: usize = 1 << 20;
 
-/// Splits what comes into the data of events.
+/// Splits received bytes into the data of events.
 #[derive(Default)]
 pub struct Events {
     line: Vec<u8>,
 }
 
 impl Events {
-    /// The data of the events that end in these bytes, in order. Comments and other fields are left out.
+    /// The data of the events that end within these bytes, in order. Leaves out comments and other fields.
     ///
     /// # Errors
     /// A sentence, when a line is too long.

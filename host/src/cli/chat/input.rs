@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 /// Longest line, in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// Standard input, read by a thread of its own, because a read of it cannot be given up.
+/// Standard input, read by a thread of its own, because a blocked read cannot be cancelled.
 pub struct Input {
     lines: mpsc::Receiver<std::io::Result<String>>,
 }
@@ -40,7 +40,7 @@ impl Input {
     /// The next line, or `None` at the end.
     ///
     /// # Errors
-    /// When it cannot be read, or a line is too long.
+    /// When standard input cannot be read, or a line is too long.
     pub async fn line(&mut self) -> anyhow::Result<Option<String>> {
         let line = self.lines.recv().await.transpose();
         line.map_err(|error| anyhow::Error::new(error).context("standard input cannot be read"))

@@ -1,4 +1,4 @@
-//! A server that lives as long as the conversation.
+//! A server that is started for a conversation and ends with it.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -14,23 +14,24 @@ use tokio::process::{Child, ChildStdout, Command};
 use crate::cli::Refused;
 use crate::cli::server::{Address, Client, NoAnswer};
 
-/// How long it may take to end: what its parts are given, one after the other.
+/// Limit of the time for the server's end. It includes the times of all its parts, which end one after the other.
 const GRACE: Duration = Duration::from_secs(40);
-/// Pause between two questions whether it is ready.
+/// Pause between two checks whether the server is ready.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The exit code of a server whose flags cannot work.
 const REFUSED: i32 = 2;
 
-/// The server. The system sends it a signal to end when this process was killed.
+/// The started server. The system sends it SIGTERM if this process is killed.
 pub struct Started {
-    /// Its URL, once it is ready.
+    /// Its URL. Valid after [`until_ready`](Self::until_ready).
     pub address: Address,
     child: Child,
     output: Lines<BufReader<ChildStdout>>,
 }
 
 impl Started {
-    /// Starts this program with these flags. To be called by the process's first thread, with which the server would end.
+    /// Starts this program with these flags. Must be called on the first thread of the process, because the server ends with the
+    /// thread.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -38,7 +39,7 @@ impl Started {
         let program = std::env::current_exe().context("the program does not know its own file")?;
         let parent = std::process::id().to_string();
         let mut command = Command::new(&program);
-        // Becomes a server that ends with its parent, in a process group that no Ctrl-C reaches.
+        // `host companion` starts a server that ends with its parent, in a process group of its own, which gets no Ctrl-C.
         command.args(["companion", "--parent", &parent, "--"]).arg(&program).args(flags);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
         let mut child = command.spawn().context("the server cannot be started")?;
@@ -47,11 +48,11 @@ impl Started {
         Ok(Self { address: nowhere, child, output: BufReader::new(output).lines() })
     }
 
-    /// Waits until it serves, however long its model takes to load.
+    /// Waits until the server is ready. There is no limit, because a model may take long to load.
     ///
     /// # Errors
-    /// [`Refused`] when the server refuses its flags. Another error when it ends before, says something else than where it
-    /// serves, or shows a certificate that none of the authorities in the file `ca` has signed.
+    /// [`Refused`] when the server refuses its flags. Another error when it ends, prints no URL, or shows a certificate that no
+    /// authority in the file `ca` has signed.
     pub async fn until_ready(&mut self, ca: Option<&Path>) -> anyhow::Result<()> {
         self.address = loop {
             let line = self.output.next_line().await.context("the server's output cannot be read")?;
@@ -84,18 +85,18 @@ impl Started {
         bail!("the server ended before it served: {}", super::describe(status))
     }
 
-    /// How it ended, if it has.
+    /// The server's exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Sends it a signal to end, and waits.
+    /// Sends SIGTERM to the server and waits for its end.
     ///
     /// # Errors
-    /// When it does not, and had to be killed.
+    /// When the server did not end in time and was killed.
     pub async fn end(mut self) -> anyhow::Result<()> {
         let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        // None when it has ended and was waited for.
+        // There is no id if the server has ended and was waited for.
         if let Some(pid) = pid {
             kill_process(pid, Signal::TERM).context("the server cannot be sent SIGTERM")?;
             let ended = async {

@@ -1,4 +1,4 @@
-//! One answer: requested, printed as it comes, measured.
+//! One turn of a conversation: requests an answer, prints it as it comes, and measures it.
 
 use std::fmt;
 use std::io::{ErrorKind, Write as _};
@@ -10,24 +10,24 @@ use super::events::Events;
 use crate::cli::output::{OutputClosed, harmless};
 use crate::cli::server::{Client, NoAnswer, message_in};
 
-/// Most bytes of one answer.
+/// Limit of one answer, in bytes.
 const LONGEST: usize = 16 << 20;
 
 /// How an answer ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum End {
-    /// The server ended it.
+    /// The answer is complete.
     Whole,
-    /// The user ended it.
+    /// The user stopped it.
     Stopped,
-    /// It failed, for this reason in one line.
+    /// It failed. The text says why, on one line.
     Failed(String),
 }
 
 /// One answer.
 #[derive(Debug)]
 pub struct Turn {
-    /// The text, up to where it ended.
+    /// The text of the answer, up to its end or the failure.
     pub text: String,
     /// How it ended.
     pub end: End,
@@ -51,10 +51,10 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Tokens after the first per second, or `None` where there is too little of either.
+    /// Tokens per second after the first token. `None` without a second token or a measurable time.
     fn speed(&self) -> Option<f64> {
         let seconds = self.rest.as_secs_f64();
-        // Counts of tokens are far less than 2^53.
+        // The conversion is exact: counts of tokens are far less than 2^53.
         (self.tokens > 1 && seconds > 0.0).then(|| (self.tokens - 1) as f64 / seconds)
     }
 }
@@ -72,10 +72,10 @@ impl fmt::Display for Figures {
     }
 }
 
-/// Asks and prints, until the answer ends or `stop` does.
+/// Sends a request and prints the answer, until the answer ends or `stop` resolves.
 ///
 /// # Errors
-/// [`OutputClosed`] when standard output is closed. What fails on the way from the server is the turn's [`End`].
+/// [`OutputClosed`] when standard output is closed. Failures of the server are in the turn's [`End`].
 pub async fn take(client: &Client, request: &Value, stop: impl Future<Output = ()>) -> anyhow::Result<Turn> {
     let mut reading = Reading::new();
     let ended = tokio::select! {
@@ -186,7 +186,7 @@ impl Reading {
     }
 }
 
-/// A piece of the answer, at once.
+/// Prints a piece of the answer and flushes it.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut output = std::io::stdout().lock();
     match write!(output, "{}", harmless(text)).and_then(|()| output.flush()) {

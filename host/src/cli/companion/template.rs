@@ -1,16 +1,16 @@
 //! Templates in a companion's arguments, environment and address, filled in from the configuration of its plugin.
 //!
-//! In `{...}` stand sources, separated by `|`. The first that has a value counts:
+//! Braces `{...}` contain sources, separated by `|`. The first source that has a value counts:
 //!
 //! - `KEY`: a key of the plugin's table, or its default. A list is joined by colons
-//! - `KEY:host`, `KEY:port`: a part of the address that it says
+//! - `KEY:host`, `KEY:port`: a part of the address in the value of this key
 //! - `$NAME`: an environment variable
 
 use std::collections::BTreeMap;
 
 use host_plugins::ConfigKey;
 
-/// Where values come from.
+/// Sources of values for templates.
 #[derive(Clone, Copy)]
 pub struct Values<'a> {
     /// The plugin's table.
@@ -22,7 +22,7 @@ pub struct Values<'a> {
 }
 
 impl Values<'_> {
-    /// A text with its braces filled in. Nothing when one of them has no value.
+    /// Fills in the braces of a text. Returns `None` if none of the sources in a pair of braces has a value.
     ///
     /// # Errors
     /// What is wrong with the text, or with a value.
@@ -109,7 +109,7 @@ mod tests {
             ("{server:host} {server:port}", "::1 8"),
             ("{many|$SET}", "/a:/b"),
             ("n={plain|number}", "n=3"),
-            // Braces in the value of a variable are left as they are.
+            // Braces in the value of a variable are not filled in.
             ("{plain|$UNSET|$SET}", "{plain}"),
         ] {
             assert_eq!(fill(text).unwrap().as_deref(), Some(filled), "{text}");

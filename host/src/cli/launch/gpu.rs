@@ -1,4 +1,4 @@
-//! The GPU of `--executor cuda`.
+//! Settings of the GPU for `--executor cuda`.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use host_executor::memory;
 use super::{Refused, refused};
 use crate::cli::settings::{CudaMathName, ExecutorName, Settings};
 
-/// The variable that names NVIDIA's run-time compiler where `--nvrtc` does not.
+/// The environment variable with the path of NVIDIA's run-time compiler. `--nvrtc` takes precedence.
 const NVRTC: &str = "NVRTC";
 
-/// Checks that the GPU is there, and that settings of it belong to the executor.
+/// Checks that the GPU exists. With another executor, checks that no settings of a GPU are given.
 ///
 /// # Errors
-/// When there is no such GPU or no driver for it, and for settings that say nothing.
+/// When there is no such GPU or no driver for it, or when settings have no effect.
 pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
     if settings.executor() == ExecutorName::Cuda {
         return bytes(settings).map(drop);
@@ -32,7 +32,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
     }
 }
 
-/// How the executor finds what it computes with.
+/// Options of the executor on the GPU.
 pub(super) fn options(settings: &Settings) -> CudaOptions {
     let variable = || std::env::var_os(NVRTC).filter(|path| !path.is_empty()).map(PathBuf::from);
     let math = match settings.cuda_math.unwrap_or_default() {
@@ -40,7 +40,7 @@ pub(super) fn options(settings: &Settings) -> CudaOptions {
         CudaMathName::Exact => CudaMath::Exact,
         CudaMathName::Tensor => CudaMath::Tensor,
     };
-    // All workers of this command compute alike, so that they can exchange pages.
+    // All workers of this command use the same way of computing, so that they can exchange pages.
     let ranks = [settings.tp, settings.prefill_tp, settings.decode_tp].into_iter().flatten().max();
     CudaOptions {
         device: device(settings),
@@ -50,7 +50,7 @@ pub(super) fn options(settings: &Settings) -> CudaOptions {
     }
 }
 
-/// Bytes of the GPU's memory.
+/// Size of the GPU's memory, in bytes.
 ///
 /// # Errors
 /// When there is no such GPU, or no driver for it.
@@ -64,7 +64,7 @@ pub fn bytes(settings: &Settings) -> Result<u64, Refused> {
 }
 
 fn device(settings: &Settings) -> usize {
-    // No machine has more.
+    // No machine has so many GPUs.
     usize::try_from(settings.cuda_device()).unwrap_or(usize::MAX)
 }
 

@@ -11,8 +11,7 @@ use host_worker::{Grammars, Patience};
 use super::text_model;
 use crate::cli::settings::Settings;
 
-/// Grammars over the model's vocabulary, which is read when the first grammar comes. `None` for an executor that draws from no
-/// logits.
+/// Grammars over the model's vocabulary, which is read when the first grammar comes. `None` for an executor that computes no model.
 pub(super) fn grammars(
     settings: &Settings,
     config: &Config,

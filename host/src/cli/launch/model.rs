@@ -1,4 +1,4 @@
-//! What is known of the model without its weights.
+//! Properties of the model that are known without its weights.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use host_front::text::model::gguf::is_gguf;
 use super::{Refused, gpu, refused};
 use crate::cli::settings::{ExecutorName, Settings};
 
-/// Longest step that may be modelled: a worker that is to stop waits for it.
+/// Longest step that may be modelled: a worker that stops waits for the current step.
 const LONGEST_STEP: Duration = Duration::from_secs(60);
 
-/// The model's sizes that decide how its KV is laid out.
+/// The model's sizes that determine the layout of its KV.
 ///
 /// # Errors
 /// When the model cannot be read, or not be served.
@@ -38,7 +38,7 @@ pub(super) fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
     Ok(shape)
 }
 
-/// Where the model lies that an executor computes.
+/// Path of the model that an executor computes.
 fn path(settings: &Settings) -> Result<&Path, Refused> {
     settings.model.as_deref().ok_or_else(|| {
         refused("no model: give a Hugging Face directory or a .gguf file with --model, or use --executor synthetic")
@@ -49,7 +49,7 @@ fn not_served(error: impl std::fmt::Display) -> Refused {
     refused(format!("the model cannot be served: {error}"))
 }
 
-/// One rank of the synthetic executor.
+/// Makes the synthetic executor for one rank.
 ///
 /// # Errors
 /// When `[synthetic]` contradicts itself, or a step would take longer than [`LONGEST_STEP`].
@@ -95,7 +95,7 @@ pub(super) fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, Ex
     Ok(Synthetic::for_rank(shape, cost, seat)?.with_hold(hold))
 }
 
-/// What the model's layers keep beside KV of every token, as far as the model can be read.
+/// What some of the model's layers retain instead of the KV of every token, if the model can be read.
 #[must_use]
 pub fn beside(settings: &Settings) -> Option<Retained> {
     let groups = shape(settings).map(|shape| shape.groups()).unwrap_or_default();

@@ -1,17 +1,17 @@
-//! Checks that `--model` names a file or a folder, and says how to get a model when it does not.
+//! Checks that `--model` names a file or a folder. If it does not, the error says how to get a model.
 
 use std::path::Path;
 
 use super::{Refused, refused};
 use crate::cli::settings::Settings;
 
-/// A model that is small, free, and answers at once.
+/// A model that is small and free, as an example.
 const EXAMPLE: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
 
-/// Checks that there is a file or a folder, for an executor that computes a model.
+/// Checks that `--model` names an existing file or folder, if the executor computes a model.
 ///
 /// # Errors
-/// When nothing is named, or nothing is there, with a command that downloads a model.
+/// When no path is given, or nothing is at the path. The error has a command that downloads a model.
 pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
     if !settings.executor().computes_a_model() {
         return Ok(());
@@ -56,7 +56,7 @@ fn is_hub_name(text: &str) -> bool {
             && !part.starts_with('.')
             && part.chars().all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter))
     };
-    // The name of a file, or of something in a folder that is here, is a wrong path.
+    // A file name, or a path into a folder that exists here, is a wrong path and no name on the hub.
     let is_path = |owner: &str, name: &str| name.ends_with(".gguf") || Path::new(owner).is_dir();
     text.split_once('/')
         .is_some_and(|(owner, name)| is_plain(owner) && is_plain(name) && !is_path(owner, name))

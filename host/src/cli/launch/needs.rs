@@ -1,4 +1,4 @@
-//! The memory that workers of this machine, and of its GPU, will take, added up before any of it is taken.
+//! Adds up the memory that workers will take on this machine and on its GPU, before they take it.
 
 use host_core::KvLayout;
 use host_core::hierarchy::HierarchyConfig;
@@ -8,7 +8,7 @@ use super::super::memory;
 use super::super::settings::{ExecutorName, Settings};
 use super::{Refused, gpu, refused, share};
 
-/// Bytes that all workers of this machine take.
+/// Memory that all workers of this machine take, in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Needs {
     workers: usize,
@@ -35,10 +35,10 @@ impl Needs {
         self.staging = self.staging.saturating_add(staging.unwrap_or_default());
     }
 
-    /// Compares the sum with what the machine has.
+    /// Compares the sum with the memory of the machine and of its GPU.
     ///
     /// # Errors
-    /// When that is less, with what asks for how much.
+    /// When there is less memory. The error says which settings ask for how much.
     pub(super) fn check(&self, settings: &Settings) -> Result<(), Refused> {
         if settings.executor() == ExecutorName::Cuda {
             self.check_gpu(settings, gpu::bytes(settings)?)?;
@@ -85,7 +85,7 @@ impl Needs {
     }
 }
 
-/// The flag that gives the size of a pool.
+/// The flag that sets the size of a pool.
 fn pool_flag(settings: &Settings) -> &'static str {
     if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" }
 }
@@ -106,7 +106,7 @@ mod tests {
             value_dim: 25,
             dtype: Dtype::Bf16,
         };
-        // 1000 bytes for each of two ranks.
+        // Each of two ranks has a pool of 1000 bytes.
         let layouts = [KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim); 2];
         let offload = HierarchyConfig::new(15, 200, Vec::new());
         let staging = Staging { bytes: 700, ..Staging::default() };
@@ -118,7 +118,7 @@ mod tests {
         for part in ["5700 bytes", "1 workers", "2000 bytes of KV pages (--pool-pages)", "3000", "700"] {
             assert!(refused.contains(part), "{refused}");
         }
-        // Another worker without a cache, and one that sends nothing.
+        // Two more workers without offload tiers, one of them without staging memory.
         needs.add(&layouts, None, Some(&staging));
         needs.add(&layouts, None, None);
         let refused = needs.check_against(&settings, 10_399).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The bounds of numbers that are wrong by themselves, whatever the other settings are.
+//! Bounds of numbers that do not depend on other settings.
 
 use super::{Refused, refused};
 use crate::cli::settings::Settings;
@@ -7,31 +7,31 @@ use crate::cli::settings::Settings;
 const SHORTEST_TARGET_MS: f64 = 0.1;
 /// Longest target for the time between tokens.
 const LONGEST_TARGET_MS: f64 = 60_000.0;
-/// Most threads that a worker computes on.
+/// Limit of the threads of a worker.
 const MOST_THREADS: usize = 1024;
-/// Most prompt tokens in one step: more than any context.
+/// Limit of the prompt tokens in one step, which is more than any context.
 const MOST_CHUNK_TOKENS: u32 = 1 << 24;
-/// Most sequences in one step.
+/// Limit of the sequences in one step.
 const MOST_BATCH: u32 = 1 << 14;
-/// Most requests with pages. Each has a row of memory beside the pool, which is taken at the start.
+/// Limit of the requests with pages. Each takes a row of memory beside the pool, which is allocated at the start.
 const MOST_RUNNING: u32 = 1 << 15;
-/// Most requests that wait. Each holds its prompt.
+/// Limit of the requests in the queue. Each holds its prompt.
 const MOST_QUEUED: u32 = 1 << 20;
 /// Longest time for a request: a week.
 const MOST_SECONDS: u32 = 7 * 24 * 3600;
-/// Most bodies on their way at once. Each has a connection or a stream of one.
+/// Limit of the bodies in transit at once. Each has a connection, or a stream of one.
 const MOST_UPLOADS: u32 = 1 << 20;
 /// Longest wait for a client.
 const MOST_SECONDS_OF_CLIENTS: u32 = 24 * 3600;
-/// Most guesses for an answer in a step. All of them are computed, right or wrong.
+/// Limit of the guesses for an answer in a step. All of them are computed, right or wrong.
 const MOST_DRAFT_TOKENS: u32 = 128;
-/// Most tokens in a page.
+/// Limit of the tokens in a page.
 const MOST_PAGE_TOKENS: u32 = 1 << 16;
 
 /// Checks that every number is within its bounds.
 ///
 /// # Errors
-/// With the bounds, when one is not.
+/// When a number is out of its bounds. The error has the bounds.
 pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
     for (flag, value, most) in [
         ("--chunk-tokens", settings.chunk_tokens, MOST_CHUNK_TOKENS),

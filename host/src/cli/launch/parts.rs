@@ -17,10 +17,10 @@ use super::{Plan, grammars, plan, radix_cache, ranks, worker};
 use crate::cli::settings::{RoleName, Settings};
 use crate::cli::{allocator, offload, plugins, staging};
 
-/// Loads the model and takes the memory.
+/// Loads the model, takes the memory, opens the plugins.
 ///
 /// # Errors
-/// When either cannot be had, or the transfer plugin does not open.
+/// When the model cannot be loaded, the memory cannot be taken, or a plugin does not open.
 pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     let plan = plan(settings)?;
     let ranks = plan.layouts.len();
@@ -35,20 +35,20 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         RoleName::Aggregated => None,
         _ => Some(plugins::open_transfer(settings, instance, ranks)?),
     };
-    // Without a transfer nothing is in flight.
+    // A worker without transfers counts as settled: nothing is ever in flight.
     let settles = opened.as_ref().is_none_or(|opened| opened.settles);
     let vram = opened.as_ref().is_some_and(|opened| opened.vram);
     let (transfer, backends) = opened.map(|opened| (opened.name, opened.backends)).unzip();
     let tiers = offload::open(settings, instance, radix_cache(settings, core_role).is_some())?;
     if let Some(tiers) = &tiers {
-        // Before weights are loaded, which takes long.
+        // Checks this before weights are loaded, which takes long.
         tiers.fit(&plan.layouts[0].shape)?;
     }
     let executors = ranks::executors(settings, ranks)?;
     let identity = identity_of(settings, &plan);
     let config = config(settings, core_role, &plan, tiers.as_ref(), &identity)?;
     let pages = allocator::open(settings, instance, config.pages, config.page_tokens, &plan.shape.groups())?;
-    // An allocator may leave a sequence less of the pool than there is.
+    // An allocator may allow a sequence less than the whole pool.
     let positions = pages.plan.most_positions(config.page_tokens);
     let max_tokens = worker::max_tokens(settings, &plan.shape, config.pages, positions)?;
     let config = Config { settles, window: pages.plan.window, max_tokens, ..config };
@@ -69,7 +69,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     })
 }
 
-/// What must be the same on two workers for one to use the other's KV.
+/// The properties that two workers must share for one to use the other's KV.
 pub(super) fn identity_of(settings: &Settings, plan: &Plan) -> KvIdentity {
     let Plan { shape, layouts, .. } = plan;
     let page = layouts[0].shape;
@@ -84,7 +84,7 @@ pub(super) fn identity_of(settings: &Settings, plan: &Plan) -> KvIdentity {
         kv_heads: count(shape.kv_heads),
         head_dim: count(shape.head_dim),
         ranks: count(layouts.len()),
-        // Layers with a state see no window.
+        // Layers with a state have no window, so theirs is 0.
         sliding_layers: count(shape.beside_layers()),
         window: count(shape.sliding.map_or(0, |sliding| sliding.window)),
     }
@@ -118,7 +118,7 @@ fn config(
         draft_tokens: settings.draft_tokens(),
         target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
-        // What is opened says both.
+        // The caller sets both from the opened plugins.
         settles: true,
         window: shape.window(),
         layer_groups: *layer_groups,
@@ -133,7 +133,7 @@ fn config(
     })
 }
 
-/// The ranks, each with the pool for its heads, and with its instance of the transfer plugin if there is one.
+/// Makes the ranks. Each gets the pool for its heads, and an instance of the transfer plugin if there is one.
 fn with_pools(
     plan: &Plan,
     executors: Vec<Box<dyn Executor>>,
@@ -150,12 +150,12 @@ fn with_pools(
     Ok(parts)
 }
 
-/// A name for a worker that was given none.
+/// The worker's name, or a default.
 fn worker_name(settings: &Settings, role: RoleName) -> String {
     settings.name.clone().unwrap_or_else(|| format!("{}-{}", role.as_str(), std::process::id()))
 }
 
-/// A size of a model or a pool, none of which comes near the limit.
+/// Converts a size of a model or a pool. All of them are far below the limit.
 fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }

@@ -14,7 +14,7 @@ use super::super::settings::{ExecutorName, RoleName, Settings};
 use super::model::synthetic;
 use super::{gpu, refused};
 
-/// Most ranks of a worker.
+/// Limit of the ranks of a worker.
 const MOST_RANKS: u32 = 64;
 
 /// Checks the numbers of ranks.
@@ -68,7 +68,7 @@ fn query_heads(directory: &Path) -> Result<usize, Refused> {
         .map_err(|error| refused(format!("the model cannot be served: {error}")))
 }
 
-/// The executors of a worker, in order of the ranks, which load their parts of the model at the same time.
+/// Loads the executors of a worker. The ranks load their parts of the model at the same time.
 pub(super) fn executors(settings: &Settings, ranks: usize) -> anyhow::Result<Vec<Box<dyn Executor>>> {
     thread::scope(|scope| {
         let load = |seat| scope.spawn(move || executor(settings, seat));
@@ -100,8 +100,7 @@ fn not_loaded(error: impl std::fmt::Display) -> Refused {
     refused(format!("the model cannot be loaded: {error}"))
 }
 
-/// A rank's share of a worker's threads, at least one. A worker has as many threads as there are cores, unless `wanted` says
-/// otherwise.
+/// A rank's part of a worker's threads, at least one. A worker has `wanted` threads, by default one for each core.
 fn threads(wanted: Option<usize>, ranks: usize, rank: usize) -> usize {
     let all = wanted.unwrap_or_else(|| thread::available_parallelism().map_or(1, std::num::NonZero::get));
     (all * (rank + 1) / ranks - all * rank / ranks).max(1)

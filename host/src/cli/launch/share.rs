@@ -1,9 +1,10 @@
-//! How much of this machine's memory workers take by default.
+//! The part of this machine's memory that workers take by default.
 //!
 //! The workers of a machine (pools, host memory for pages, staging) share a quarter of its memory. The rest is for weights and
-//! other programs. Amounts that the operator gives are taken as they are, and the others adapt as far as they can.
+//! other programs. Amounts that the operator sets are not changed, and the default amounts adapt to them as far as they can.
 //!
-//! Pools in a GPU's memory share half of that, and take nothing of the machine's. The rest of it is for weights and activations.
+//! Pools in a GPU's memory share half of that memory, and take none of the machine's. The other half is for weights and
+//! activations.
 
 use host_core::transfer::StagingMode;
 
@@ -11,26 +12,26 @@ use super::gpu;
 use crate::cli::memory;
 use crate::cli::settings::{ExecutorName, RoleName, Settings};
 
-/// All workers together take the machine's memory divided by this.
+/// Divisor: all workers together take the machine's memory divided by this.
 const PARTS: u64 = 4;
-/// Staging takes a worker's share divided by this.
+/// Divisor: staging takes a worker's share divided by this.
 const STAGING_PARTS: u64 = 8;
-/// Most memory for staging of a worker: more than a link has under way.
+/// Limit of a worker's staging memory. A link has fewer bytes in flight.
 const MOST_STAGING: u64 = 128 << 20;
-/// A pool keeps at least its share divided by this, whatever the operator gives to other parts.
+/// Divisor: a pool gets at least its share divided by this, whatever the operator sets for other parts.
 const LEAST_POOL_PARTS: u64 = 8;
 /// Bytes of host memory for each byte of the pool.
 const HOST_PER_POOL: u64 = 2;
-/// The pools of all workers on a GPU together take its memory divided by this.
+/// Divisor: the pools of all workers on a GPU together take its memory divided by this.
 const GPU_PARTS: u64 = 2;
-/// Memory of a machine that does not say how much it has.
+/// Assumed memory of a machine or GPU whose size cannot be read.
 const UNKNOWN: u64 = 4 << 30;
 
 fn machine() -> u64 {
     memory::available().unwrap_or(UNKNOWN)
 }
 
-/// Bytes that one worker of this machine may take.
+/// Default limit of the memory of one worker of this machine, in bytes.
 fn of_worker(settings: &Settings, machine: u64) -> u64 {
     machine / PARTS / settings.workers_here() as u64
 }
@@ -46,12 +47,12 @@ fn staging_of(settings: &Settings, machine: u64) -> u64 {
     if packs { (of_worker(settings, machine) / STAGING_PARTS).min(MOST_STAGING) } else { 0 }
 }
 
-/// Most bytes that a worker may take in all: a quarter of the machine is left to other programs.
+/// Upper limit of the memory of one worker, in bytes. A quarter of the machine is left to other programs.
 fn most_of_worker(settings: &Settings, machine: u64) -> u64 {
     machine / PARTS * (PARTS - 1) / settings.workers_here() as u64
 }
 
-/// Bytes of the KV pool of a worker that was given neither bytes nor pages.
+/// Size in bytes of a worker's KV pool, if the operator sets neither bytes nor pages.
 #[must_use]
 pub fn pool_bytes(settings: &Settings) -> u64 {
     match settings.executor() {
@@ -78,18 +79,19 @@ fn pool_of(settings: &Settings, machine: u64) -> u64 {
     let staging = settings.staging_bytes.map_or(0, |given| given.0);
     let host = settings.hicache_memory.map(|given| given.0);
     let pool = match host {
-        // The offload tiers adapt to it.
+        // The rest of the share is for the offload tiers.
         None if settings.hierarchical_cache() => share / (1 + HOST_PER_POOL),
         _ => share,
     };
     let taken = staging.saturating_add(host.unwrap_or(0));
-    // What is given and does not fit is refused with all parts of the sum, this one not too small by itself.
+    // If the amounts that the operator set leave too little, the check of the sum refuses them. The pool itself does not become too
+    // small before.
     pool.min(most_of_worker(settings, machine).saturating_sub(taken)).max(pool / LEAST_POOL_PARTS)
 }
 
-/// Bytes of host memory for pages of a worker without `--hicache-memory`, whose pool has `pool` bytes.
+/// Host memory in bytes for pages, for a worker without `--hicache-memory` and with a pool of `pool` bytes.
 ///
-/// It is twice the pool, if the machine has that much beside it.
+/// It is twice the pool, if the machine has enough memory left.
 #[must_use]
 pub fn host_bytes(settings: &Settings, pool: u64) -> u64 {
     host_of(settings, pool, machine())

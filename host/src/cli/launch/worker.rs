@@ -1,4 +1,4 @@
-//! One worker: the pool of each rank, the longest request that it can hold, and how its layers are sent.
+//! Plans one worker: the pool of each rank, the longest request that it can hold, and the groups of layers in which it sends pages.
 
 use host_core::heads::rank_heads;
 use host_core::layer_groups::{LayerGroups, Wish};
@@ -13,7 +13,7 @@ use crate::cli::settings::Settings;
 /// Plans a worker of `ranks` ranks.
 ///
 /// # Errors
-/// When its pool can hold nothing, or not what it was told to hold.
+/// When its pool holds no useful request, or not the length that the operator set.
 pub(super) fn plan(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<Plan, Refused> {
     let order = settings.kv_layout.map_or(KvOrder::PageHeadLayerKvTokenDim, Into::into);
     let page = |heads| KvShape {
@@ -41,10 +41,10 @@ pub(super) fn plan(settings: &Settings, shape: &ModelShape, ranks: usize) -> Res
 
 /// Tokens of the shortest useful request: a question in a chat template, and an answer.
 const LEAST_TOKENS: u32 = 256;
-/// Most pages that an error message proposes to add. A window and its parts take less.
+/// Limit of the pages that an error message proposes to add. A window and its parts take less.
 const MOST_MISSING: u32 = 1 << 16;
 
-/// Pages of the pool. `page_bytes` are those of a page on all ranks together.
+/// Number of pages of the pool. `page_bytes` is the size of a page on all ranks together.
 fn pages(settings: &Settings, page_bytes: u64) -> Result<u32, Refused> {
     if let Some(pages) = settings.pool_pages {
         return Ok(pages);
@@ -57,12 +57,12 @@ fn pages(settings: &Settings, page_bytes: u64) -> Result<u32, Refused> {
     })
 }
 
-/// Bytes of a pool whose pages are not set.
+/// Size in bytes of a pool whose number of pages is not set.
 fn pool_bytes(settings: &Settings) -> u64 {
     settings.kv_memory.map_or_else(|| share::pool_bytes(settings), |given| given.0)
 }
 
-/// Checks that a pool of `pages` pages, into which a sequence of `positions` fits, holds a request that is of use.
+/// Checks that a pool of `pages` pages holds a useful request. A sequence of `positions` positions fits into it.
 fn is_of_use(
     settings: &Settings,
     shape: &ModelShape,
@@ -95,16 +95,16 @@ fn is_of_use(
     )))
 }
 
-/// Tokens of one sequence that fill a pool of so many pages.
+/// Number of tokens of one sequence that fill a pool of `pages` pages.
 fn positions(settings: &Settings, shape: &ModelShape, pages: u32) -> u64 {
     let page_tokens = settings.page_size();
     let groups = shape.groups();
-    // Before an allocator is asked, all layers share the pool.
+    // No allocator is open yet, so all layers share the pool.
     let plan = PoolPlan::new(pages, page_tokens, &groups, &sharing(pages, &groups));
     plan.map_or(0, |plan| plan.most_positions(page_tokens))
 }
 
-/// Tokens of the longest prompt + answer: as many as `--max-model-len` says, or as model and pool allow.
+/// Longest prompt and answer together, in tokens: the value of `--max-model-len`, or as much as model and pool allow.
 pub(super) fn max_tokens(
     settings: &Settings,
     shape: &ModelShape,
@@ -130,7 +130,7 @@ pub(super) fn max_tokens(
     }
 }
 
-/// In how many groups of layers pages are sent.
+/// The groups of layers in which pages are sent.
 fn layer_groups(settings: &Settings, shape: &ModelShape, layout: &KvLayout) -> Result<LayerGroups, Refused> {
     let rule = match (shape.beside_layers(), settings.layer_groups.unwrap_or_default()) {
         (0, wish) => LayerGroups::new(wish, layout),

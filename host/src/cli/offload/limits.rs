@@ -1,4 +1,4 @@
-//! `[hicache]`: each limit within its bounds.
+//! Applies the limits of `[hicache]` and checks their bounds.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::cli::settings::HicacheSettings;
 const LONGEST_MS: u64 = 600_000;
 /// Longest time in `[hicache.costs]`, in microseconds: an hour.
 const LONGEST_COST_US: u64 = 3_600_000_000;
-/// Most pages in one batch.
+/// Limit of the pages in one batch.
 const MOST_BATCH: u64 = 1 << 16;
 
 /// `config` with the limits that are set.
 ///
 /// # Errors
-/// With the key and its bounds, when one is out of them.
+/// When a value is out of its bounds. The error has the key and the bounds.
 pub fn apply(set: &HicacheSettings, mut config: HierarchyConfig) -> Result<HierarchyConfig, Refused> {
     let counts = u64::from(u32::MAX);
     for (key, value, least, most, limit) in [

@@ -34,7 +34,7 @@ pub struct TimeLoad {
 }
 
 impl Bench {
-    /// Measures and prints. With `gate`, refused when something is too slow.
+    /// Measures and prints. With `gate` the command fails if a figure exceeds its limit.
     pub fn run(self) -> anyhow::Result<()> {
         let program = std::env::current_exe().context("this program cannot be found")?;
         let config = plugin_config(self.plugin_config.as_deref())?;
@@ -90,7 +90,7 @@ fn print(measured: &Measured) -> anyhow::Result<()> {
 }
 
 impl TimeLoad {
-    /// Loads the plugin here and prints how long it took, in nanoseconds.
+    /// Loads the plugin in this process and prints the time in nanoseconds.
     pub fn run(self) -> anyhow::Result<()> {
         say!("{}", measure::load_here(&self.file).map_err(Refused)?);
         Ok(())

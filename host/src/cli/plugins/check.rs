@@ -7,10 +7,10 @@ use crate::cli::settings::{RoleName, Settings};
 use crate::cli::{Refused, addresses, launch};
 use host_plugins::{Entry, Manifest, requirements};
 
-/// Checks that the plugins are there and can do what the configuration needs, without running any of their code.
+/// Checks that the plugins are installed and have the capabilities that the configuration needs. Runs none of their code.
 ///
 /// # Errors
-/// With everything that is missing at once.
+/// All problems at once.
 pub fn check(settings: &Settings) -> Result<(), Refused> {
     let requested = Requested::of(settings);
     let (found, missing) = find(&requested);
@@ -26,11 +26,10 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     refuse(wrong)
 }
 
-/// Checks what a worker needs, plugins and all else. Each part reports what it finds wrong, so that
-/// one run shows all mistakes.
+/// Checks everything that a worker needs, with its plugins. Collects the problems of all parts, so that one run shows all mistakes.
 ///
 /// # Errors
-/// With everything that was found.
+/// All problems that were found.
 pub fn check_all(settings: &Settings) -> Result<(), Refused> {
     let registers = match settings.role {
         None | Some(RoleName::Router) => false,
@@ -43,11 +42,11 @@ pub fn check_all(settings: &Settings) -> Result<(), Refused> {
     refuse(wrong)
 }
 
-/// Asks the named plugins themselves whether their configuration works here: a library that one needs may be missing.
-/// Their code is loaded, and nothing is opened.
+/// Asks the named plugins whether their configuration works here. For instance a library that a plugin needs may be missing. Loads
+/// their code and opens no instance.
 ///
 /// # Errors
-/// With everything that they refuse.
+/// The reasons of all plugins that refuse their configuration.
 pub fn ask(settings: &Settings) -> Result<(), Refused> {
     let requested = Requested::of(settings);
     let mut wrong = Vec::new();
@@ -57,7 +56,7 @@ pub fn ask(settings: &Settings) -> Result<(), Refused> {
         let plugin = requested.played(settings, &entry.manifest);
         let played = ["transfer", "tier", "allocator"].into_iter().filter(|role| plugin.role(role).is_some());
         let refused = played.filter_map(|role| host_plugins::check_config(entry, role, &config).err());
-        // Its roles share one configuration, so that the first to refuse it says enough.
+        // The roles of a plugin share one configuration, so the first refusal is enough.
         wrong.extend(refused.map(|error| error.to_string()).next());
     }
     refuse(wrong)
@@ -75,21 +74,21 @@ fn find(requested: &Requested) -> (Vec<&Entry>, Vec<String>) {
     (found, missing)
 }
 
-/// What features need and these plugins do not have, by the compatibility table.
+/// Needs of features that these plugins do not meet, by the compatibility table.
 fn unmet_needs(settings: &Settings, requested: &Requested, found: &[&Entry]) -> Option<String> {
     let played: Vec<Manifest> =
         found.iter().map(|entry| requested.played(settings, &entry.manifest)).collect();
     let played: Vec<&Manifest> = played.iter().collect();
     let mut violations = requirements::check(&requested.features, &played, &requested.catalog).err()?;
     if found.len() < requested.names.len() {
-        // That a role is not played may be for want of the plugin that was not found.
+        // The missing role may be that of a plugin that was not found. That plugin has its own sentence.
         violations.retain(|violation| !violation.is_for_want_of_a_plugin());
     }
     let list: Vec<String> = violations.iter().map(|violation| format!("\n  - {violation}")).collect();
     (!list.is_empty()).then(|| format!("the configuration cannot work:{}", list.concat()))
 }
 
-/// A sentence for a plugin that would never be called: it moves no pages, and is not named for its other roles.
+/// A sentence for a plugin that would never be called: it has no transfer role, and is not named for another of its roles.
 fn never_called(settings: &Settings, requested: &Requested, plugin: &Manifest) -> Option<String> {
     let (name, plays) = (&plugin.plugin.name, |role| plugin.role(role).is_some());
     let stores = settings.stores().contains(name) && plays("tier");
@@ -104,7 +103,7 @@ fn never_called(settings: &Settings, requested: &Requested, plugin: &Manifest) -
     ))
 }
 
-/// A sentence for an allocator that does not divide its pool by a ratio.
+/// A sentence for an allocator that cannot divide its pool by the given ratio.
 fn takes_no_ratio(settings: &Settings, requested: &Requested, plugin: &Manifest) -> Option<String> {
     let ratio = settings.swa_full_tokens_ratio?;
     let takes = plugin.config.contains_key(RATIO);
@@ -117,7 +116,7 @@ fn takes_no_ratio(settings: &Settings, requested: &Requested, plugin: &Manifest)
     })
 }
 
-/// A sentence for a plugin that is named as the allocator and is none.
+/// A sentence for a plugin that is named as the allocator but has no such role.
 fn hands_out_no_pages(requested: &Requested, plugin: &Manifest) -> Option<String> {
     if !requested.allocates(plugin) || plugin.role("allocator").is_some() {
         return None;
@@ -130,7 +129,7 @@ fn hands_out_no_pages(requested: &Requested, plugin: &Manifest) -> Option<String
     ))
 }
 
-/// A sentence for a plugin that is named by `--transfer` and is no transfer plugin.
+/// A sentence for a plugin that `--transfer` names but that has no such role.
 fn carries_no_pages(settings: &Settings, plugin: &Manifest) -> Option<String> {
     let name = &plugin.plugin.name;
     if settings.transfer.as_ref() != Some(name) || plugin.role("transfer").is_some() {
@@ -140,7 +139,7 @@ fn carries_no_pages(settings: &Settings, plugin: &Manifest) -> Option<String> {
     Some(format!("--transfer {name}: the plugin carries no pages, its role is {}", roles.join(" and ")))
 }
 
-/// A sentence for a plugin whose own table has keys that it does not declare, or wrong values.
+/// A sentence for a plugin whose own table has undeclared keys or wrong values.
 fn wrong_table(settings: &Settings, plugin: &Manifest) -> Option<String> {
     let name = &plugin.plugin.name;
     let config = config_of(settings, name).map_err(|refused| refused.to_string());
@@ -150,7 +149,7 @@ fn wrong_table(settings: &Settings, plugin: &Manifest) -> Option<String> {
 
 /// Sentences for tables of plugins that are neither named nor installed.
 fn tables_of_no_plugin(settings: &Settings, requested: &Requested) -> Vec<String> {
-    // A process that opens no plugin reads none of their tables.
+    // A process that opens no plugin does not read their tables.
     if !requested.any {
         return Vec::new();
     }

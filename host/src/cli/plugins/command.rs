@@ -146,7 +146,7 @@ impl Command {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`Refused`](crate::cli::Refused) for what cannot work, anything else for what failed.
+    /// [`Refused`](crate::cli::Refused) for invalid arguments, another error when a step fails.
     pub fn run(self) -> anyhow::Result<()> {
         match self {
             Command::List { directories, json } => list::run(directories.policy(), &directories.list(), json),

@@ -10,10 +10,10 @@ use host_wire::endpoint::ListenAt;
 type On = fn(&Settings) -> bool;
 type OnForModel = fn(&Settings, Option<Retained>) -> bool;
 
-/// When each feature is on.
+/// The conditions under which features are on.
 ///
-/// A setting that needs something of plugins or of other settings gets a row here. What it needs gets a row in the
-/// compatibility table, [`RULES`](host_plugins::requirements::RULES).
+/// A setting that needs plugins or other settings gets a row here. Its needs get rows in the compatibility table,
+/// [`RULES`](host_plugins::requirements::RULES).
 const TURNED_ON: &[(Feature, On)] = &[
     (Feature::PdTransfer, divided),
     (Feature::Aggregated, |settings| settings.role == Some(RoleName::Aggregated)),
@@ -38,8 +38,8 @@ const TURNED_ON: &[(Feature, On)] = &[
     }),
 ];
 
-/// When each feature is on that depends on the model. The second argument says what layers keep beside those that see every
-/// token, if there are such.
+/// The conditions for features that depend on the model. The second argument says what layers retain instead of every token, if
+/// there are such layers.
 const OF_THE_MODEL: &[(Feature, OnForModel)] = &[
     (Feature::SlidingWindow, |settings, beside| {
         computes(settings) && matches!(beside, Some(Retained::Newest(_)))
@@ -66,7 +66,7 @@ pub fn of(settings: &Settings) -> Vec<Feature> {
     of_model(settings, beside)
 }
 
-/// The features of a model whose layers keep this beside those that see every token.
+/// The features of a configuration whose model has layers that retain this instead of every token.
 fn of_model(settings: &Settings, beside: Option<Retained>) -> Vec<Feature> {
     let turned_on = TURNED_ON.iter().filter(|(_, on)| on(settings)).map(|(feature, _)| *feature);
     let of_the_model = OF_THE_MODEL.iter().filter(|(_, on)| on(settings, beside));
@@ -89,8 +89,7 @@ mod tests {
         Manifest::parse(&text).unwrap()
     }
 
-    /// A configuration that one rule alone refuses, for each rule: the settings, what the model's layers keep beside, and the
-    /// plugins.
+    /// For each rule a configuration that only this rule refuses: the settings, what the model's layers retain, and the plugins.
     fn refused_by(rule: &str) -> (Settings, Option<Retained>, Vec<Manifest>) {
         let role = |role| Settings { role: Some(role), ..Settings::default() };
         let (decode, prefill) = (role(RoleName::Decode), role(RoleName::Prefill));

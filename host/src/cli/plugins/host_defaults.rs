@@ -1,7 +1,7 @@
-//! Values that the host supplies for keys of plugins.
+//! Default values that the host supplies for keys of plugins.
 //!
-//! A manifest declares them (`host_default`), and the operator's values win. So a plugin that needs a directory on this machine
-//! works without a configuration.
+//! A manifest declares such keys (`host_default`), and the operator's values take precedence. So a plugin that needs a directory on
+//! this machine works without a configuration.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use toml::{Table, Value};
 use crate::cli::launch;
 use crate::cli::settings::Settings;
 
-/// A store without a limit of its own takes the free space divided by this.
+/// Divisor: a store without a limit of its own may take the free space divided by this.
 const PARTS_OF_FREE_SPACE: u64 = 4;
 
-/// Fills in the keys that the storage tiers of these settings declare, and returns them as `--set` takes them.
+/// Fills in the keys that the storage tiers in these settings declare. Returns them in the form of `--set`.
 pub fn fill(settings: &mut Settings, catalog: &Catalog, notes: &mut Vec<String>) -> Vec<String> {
     let mut supplied = Vec::new();
     for name in settings.stores().to_vec() {
@@ -56,15 +56,15 @@ pub fn fill(settings: &mut Settings, catalog: &Catalog, notes: &mut Vec<String>)
     supplied
 }
 
-/// `host/pages` in the user's cache directory, absent where the environment names none.
+/// `host/pages` in the user's cache directory. `None` if the environment names no directory.
 fn cache_root() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
     Some(cache.join("host").join("pages"))
 }
 
-/// A folder's name for the KV of this model: the model's name, and what makes its KV differ from other models'. Settings that
-/// cannot work have none, and the checks say why.
+/// The name of a folder for this model's KV: the model's name, and a digest of what makes its KV differ from that of other models.
+/// `None` if the settings cannot work, which the checks report.
 fn identity(settings: &Settings) -> Option<String> {
     let digest = launch::kv_identity(settings).ok()?;
     let hex: String = digest.0.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
@@ -74,7 +74,7 @@ fn identity(settings: &Settings) -> Option<String> {
     Some(format!("{name}-{hex}"))
 }
 
-/// MiB for a store in this directory: a share of the free space and of what it has already.
+/// Size in MiB for a store in this directory: a part of the free space and of the space that the store already takes.
 fn share_of_space(directory: &Path) -> Option<i64> {
     let there = directory.ancestors().find(|path| path.is_dir())?;
     let space = rustix::fs::statvfs(there).ok()?;
@@ -83,7 +83,7 @@ fn share_of_space(directory: &Path) -> Option<i64> {
     i64::try_from((free.saturating_add(taken) / PARTS_OF_FREE_SPACE) >> 20).ok()
 }
 
-/// Bytes that the files of a directory and its folders take.
+/// Bytes that the files in a directory and its subfolders take.
 fn taken(directory: &Path) -> u64 {
     let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
     let bytes = entries.map(|entry| match entry.metadata() {

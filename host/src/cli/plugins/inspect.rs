@@ -11,9 +11,9 @@ use serde_json::json;
 use crate::cli::Refused;
 use crate::cli::output::{self, say};
 
-/// Prints what a file says of itself. Runs none of it.
+/// Prints what a file says about itself. Runs none of its code.
 pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
-    // Everything is said of a file that is a plugin. Whether it loads here without further flags is the verdict.
+    // A file that is a plugin is described completely. The verdict says whether it loads here without further flags.
     let manifest = match describe(file) {
         Ok(manifest) => manifest,
         Err(error) if as_json => {
@@ -87,8 +87,8 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
     }
 }
 
-/// The newest version of each kind that is asked of each library other than glibc's, as `GLIBCXX_3.4.32` of `libstdc++.so.6`.
-/// The libraries are not looked for: which files the system's loader takes is known when it does.
+/// For each library other than glibc's, the newest version of each kind that the file needs, for instance `GLIBCXX_3.4.32` of
+/// `libstdc++.so.6`. The libraries are not searched: only the system's loader knows which files it takes.
 fn newest_of_others(versions: &[NeededVersion]) -> Vec<(String, String)> {
     let numbers = |version: &str| -> Vec<u64> {
         version.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
@@ -107,7 +107,7 @@ fn newest_of_others(versions: &[NeededVersion]) -> Vec<(String, String)> {
     newest.into_iter().map(|((library, _), version)| (on_one_line(library), on_one_line(version))).collect()
 }
 
-/// Prose of the file on one line.
+/// A free text of the file on one line.
 fn on_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

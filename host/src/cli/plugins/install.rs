@@ -9,7 +9,7 @@ use host_plugins::directory::{ChangeError, Directory, Installed, Options, find};
 use crate::cli::Refused;
 use crate::cli::output::say;
 
-/// Checks a plugin and puts it into the first directory, whole or not at all. A running host keeps the old file.
+/// Checks a plugin and puts it into the first directory in one step. A running host keeps the old file.
 pub fn run(policy: Policy, file: &Path, directories: &[PathBuf], options: Options) -> anyhow::Result<()> {
     let directory = first(directories)?;
     std::fs::create_dir_all(directory)
@@ -42,7 +42,7 @@ pub fn run(policy: Policy, file: &Path, directories: &[PathBuf], options: Option
     Ok(())
 }
 
-/// Puts the file before of a plugin back, in the first directory.
+/// Puts the previous file of a plugin in the first directory back in place.
 pub fn rollback(policy: Policy, name: &str, directories: &[PathBuf]) -> anyhow::Result<()> {
     let opened = Directory::open(first(directories)?, policy).map_err(refusal)?;
     let back = opened.rollback(name).map_err(refusal)?;
@@ -51,7 +51,7 @@ pub fn rollback(policy: Policy, name: &str, directories: &[PathBuf]) -> anyhow::
     Ok(())
 }
 
-/// Removes a plugin that is in one of the directories.
+/// Removes a plugin from one of the directories.
 pub fn remove(policy: Policy, name: &str, directories: &[PathBuf]) -> anyhow::Result<()> {
     let file = find(name, directories).map_err(refusal)?;
     let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

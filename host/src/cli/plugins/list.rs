@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::output::{self, say};
 
-/// Prints what the directories hold. Runs none of it.
+/// Prints the plugins in the directories. Runs none of their code.
 pub fn run(policy: Policy, directories: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
     let catalog = Catalog::scan_with(policy, directories);
     let shadowed = catalog.shadowed();

@@ -1,9 +1,10 @@
-//! `host plugins new`: a crate, or a project in C or C++, that builds, and passes `host plugins test`, as it is written.
+//! `host plugins new`: writes a crate, or a project in C or C++, that builds and passes `host plugins test` without changes.
 //!
 //! The sources in Rust are those of `examples/tcp-transfer` and of the plugins in `tests/plugins/{map,plain}`, under another name.
-//! Those in C and C++ lie in `new/c`. The tests of this command compile them all.
+//! Those in C and C++ are in `new/c`. The tests of this command compile all of them.
 //!
-//! A tier and a transfer backend are built on a kit. The crate gets it from where it gets the API: from the checkout, or as a folder.
+//! A tier and a transfer backend are built on a kit. The crate gets the kit from the same place as the API: from the checkout, or
+//! as a folder.
 
 mod api;
 mod carried;
@@ -64,22 +65,22 @@ enum Language {
     Cpp,
 }
 
-/// A file of the crate, and what it says.
+/// Path and text of a file of the crate.
 type Source = (&'static str, &'static str);
 
 /// The plugin that a role's crate is made of.
 struct Template {
     role: &'static str,
-    /// Its own name, which the new one takes the place of.
+    /// The name of this plugin, which the new name replaces.
     name: &'static str,
-    /// Its crate's name in its tests.
+    /// The name of its crate in its tests.
     krate: &'static str,
     id: &'static str,
     manifest: &'static str,
     sources: &'static [Source],
-    /// What it is built on beside the API.
+    /// The kit that it needs beside the API.
     kit: Option<&'static Carried>,
-    /// How it is used once it is built.
+    /// How to use the plugin after it is built.
     usage: &'static str,
 }
 
@@ -153,7 +154,7 @@ const ALLOCATOR: Template = Template {
 };
 
 impl New {
-    /// Writes the crate, or the project, and says what comes next. Refused when a file would be overwritten.
+    /// Writes the crate or project, and prints the next steps. Refused if a file would be overwritten.
     pub fn run(self) -> anyhow::Result<()> {
         let Self { name, role, lang, path, api } = self;
         name::check(&name).map_err(Refused)?;
@@ -174,7 +175,7 @@ fn rust(name: &str, role: Role, directory: &Path, api: Option<&str>) -> anyhow::
         Role::Tier => TIER,
         Role::Allocator => ALLOCATOR,
     };
-    // A kit needs no older compiler than the API.
+    // A kit may need a newer compiler than the API, never an older one.
     let rust = template.kit.unwrap_or(&carried::API).rust_version().context("a carried manifest")?;
     free(directory)?;
     for (file, text) in template.files(name, &api, &rust) {
@@ -241,7 +242,7 @@ fn native(
     Ok(())
 }
 
-/// This program as it can be called from elsewhere.
+/// The name by which this program can be called from another directory.
 fn program() -> String {
     let called = std::env::args().next().unwrap_or_default();
     match std::env::current_exe() {
@@ -251,7 +252,7 @@ fn program() -> String {
 }
 
 impl Template {
-    /// The crates that are written beside the new one.
+    /// The crates that are written into the new one.
     fn carried(&self, api: &Api) -> Vec<&'static Carried> {
         let own = matches!(api, Api::Carried).then_some(&carried::API);
         own.into_iter().chain(self.kit.filter(|kit| api.kit(kit).is_none())).collect()
@@ -269,7 +270,7 @@ impl Template {
 
     fn files(&self, name: &str, api: &Api, rust: &str) -> Vec<(&'static str, String)> {
         let krate = name.replace('-', "_");
-        // They are crates of their own, which `cargo test` and `cargo clippy` here leave alone.
+        // They are separate crates. `cargo test` and `cargo clippy` in the new crate leave them out.
         let folders: Vec<_> = self.carried(api).iter().map(|carried| carried.folder).collect();
         let alone = if folders.is_empty() { String::new() } else { format!("exclude = {folders:?}\n") };
         let filled = |text: &str| {
@@ -300,7 +301,7 @@ impl Template {
     }
 }
 
-/// Refuses a folder in which anything lies.
+/// Refuses a folder that is not empty.
 fn free(directory: &Path) -> anyhow::Result<()> {
     let taken = match std::fs::read_dir(directory) {
         Ok(mut entries) => entries.next().is_some(),

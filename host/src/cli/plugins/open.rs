@@ -16,9 +16,9 @@ use crate::cli::settings::Settings;
 pub struct OpenedTransfer {
     /// Its name.
     pub name: String,
-    /// Whether it declares that it says exactly what has settled.
+    /// Whether it declares `settled`: it says exactly which transfers have settled.
     pub settles: bool,
-    /// Whether it declares that it registers the memory of devices.
+    /// Whether it declares that it registers memory of devices.
     pub vram: bool,
     /// An instance for each rank.
     pub backends: Vec<Arc<dyn TransferBackend>>,
@@ -72,12 +72,12 @@ pub fn open_tier(
     Ok(host_plugins::open_tier(entry, &opening).map_err(|error| Refused(error.to_string()))?)
 }
 
-/// The setting of an allocator that `--swa-full-tokens-ratio` gives.
+/// The key of an allocator's configuration that `--swa-full-tokens-ratio` sets.
 pub(super) const RATIO: &str = "full_tokens_ratio";
 
-/// Loads the allocator and opens it for this worker's pool. `None` when the pool hands out its pages itself.
+/// Loads the allocator and opens it for this worker's pool. `None` if the pool itself allocates its pages.
 ///
-/// `needed` says that the model has layers beside those that see every token.
+/// `needed` is true if the model has layers that retain something else than every token.
 ///
 /// # Errors
 /// When it is not there, does not fit, or does not open.
@@ -94,7 +94,7 @@ pub fn open_allocator(
     let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?;
     let mut config = config_of(settings, &name)?;
     if let Some(ratio) = settings.swa_full_tokens_ratio {
-        // In front, where no table has begun.
+        // The key goes before the header of any table.
         config = format!("{RATIO} = {ratio:?}\n{config}");
     }
     let opening = PoolOpening { config, ..opening };

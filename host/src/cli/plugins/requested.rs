@@ -5,25 +5,25 @@ use crate::cli::settings::Settings;
 use host_plugins::requirements::Feature;
 use host_plugins::{Catalog, Manifest};
 
-/// What the settings request of plugins, beside what is installed.
+/// Requests of the settings to plugins, and the plugins that are installed.
 pub struct Requested {
     /// The features that the configuration turns on.
     pub features: Vec<Feature>,
-    /// What is installed, empty when no plugin is requested.
+    /// The installed plugins. Empty if no plugin is requested.
     pub catalog: Catalog,
     /// Plugins that are opened, by name, each once.
     pub names: Vec<String>,
-    /// The plugin among them that hands out pages.
+    /// The plugin that allocates pages, if there is one.
     allocator: Option<String>,
-    /// Whether this process opens a plugin, or was told of one.
+    /// Whether this process opens a plugin, or the settings name one.
     pub any: bool,
 }
 
 impl Requested {
-    /// Reads the settings, the model as far as they depend on it, and the directories with plugins.
+    /// Reads the settings, the model as far as features depend on it, and the directories with plugins.
     pub fn of(settings: &Settings) -> Self {
         let features = features::of(settings);
-        // A process that opens no plugin needs none. Plugins that were named are looked for all the same.
+        // A process that opens no plugin scans no directories. Plugins that the settings name are searched in any case.
         let any = opens(&features) || names(settings);
         let (directories, mut names) = match any {
             true => (settings.plugins_dirs(), settings.plugins()),
@@ -40,7 +40,7 @@ impl Requested {
         self.allocator.as_ref() == Some(&plugin.plugin.name)
     }
 
-    /// The plugin with the roles that it will be opened for.
+    /// The manifest with only the roles for which the plugin will be opened.
     pub fn played(&self, settings: &Settings, plugin: &Manifest) -> Manifest {
         roles_played(settings, plugin, self.allocates(plugin))
     }
@@ -58,10 +58,10 @@ fn names(settings: &Settings) -> bool {
     !settings.stores().is_empty() || settings.allocator.is_some() || settings.plugins.is_some()
 }
 
-/// The plugin that hands out pages, if one does.
+/// The plugin that allocates pages, if there is one.
 ///
-/// It is the one that is named, or for a model with windows the default one where it is installed. When neither is there for
-/// such a model, the compatibility table refuses the configuration, and names the plugins that would do.
+/// It is the named plugin. For a model with windows it is by default `swa`, if that is installed. If such a model has no allocator,
+/// the compatibility table refuses the configuration and names plugins that would do.
 fn allocator(settings: &Settings, features: &[Feature], catalog: &Catalog) -> Option<String> {
     let standard = || {
         let name = settings.window_allocator();
@@ -71,10 +71,10 @@ fn allocator(settings: &Settings, features: &[Feature], catalog: &Catalog) -> Op
     settings.allocator.clone().or_else(standard)
 }
 
-/// The plugin with the roles that it will be opened for.
+/// The manifest with only the roles for which the plugin will be opened.
 ///
-/// A transfer plugin that could also store or allocate does not when another one is named for that. One that is named for
-/// storage or allocation alone moves nothing.
+/// A transfer plugin that could also store or allocate does not do so if another plugin is named for that. A plugin that is named
+/// only for storage or allocation transfers nothing.
 fn roles_played(settings: &Settings, manifest: &Manifest, allocates: bool) -> Manifest {
     let mut played = manifest.clone();
     let name = &manifest.plugin.name;

@@ -1,7 +1,7 @@
-//! What `--plugins` puts to work: each plugin by the roles of its manifest, with the caches and the settings that it needs.
+//! Resolves `--plugins`: assigns each plugin to the roles in its manifest, and turns on the caches and settings that it needs.
 //!
-//! The settings that come out name every role in its own place (`plugins`, `hicache-storage`, `allocator`), and all later code
-//! reads those. Processes that a supervisor starts come to the same result, from the same flags and the same directories.
+//! The resulting settings name every role in its own key (`plugins`, `hicache-storage`, `allocator`), and all later code reads
+//! these keys. Processes that a supervisor starts get the same result from the same flags and directories.
 
 mod caches;
 mod roles;
@@ -13,18 +13,18 @@ use super::host_defaults;
 use crate::cli::Refused;
 use crate::cli::settings::{RoleName, Settings, set_key};
 
-/// Settings in which every named plugin has its use.
+/// Settings in which every named plugin has a role.
 #[derive(Debug)]
 pub struct Resolved {
     /// The settings.
     pub settings: Settings,
     /// A sentence for each setting that was added to the operator's, with the flag that turns it off.
     pub notes: Vec<String>,
-    /// Values of `--set` that the host supplied, which processes that this one starts must not choose again.
+    /// Values that the host supplied, in the form of `--set`. Processes that this one starts get them, and do not choose again.
     pub supplied: Vec<String>,
 }
 
-/// Gives every plugin that `--plugins` names its use. [`check`](super::check) finds what is wrong with them.
+/// Assigns a role to every plugin that `--plugins` names. [`check`](super::check) finds problems with the plugins.
 ///
 /// # Errors
 /// When a `--set` is not of the form PLUGIN.KEY=VALUE.
@@ -35,7 +35,7 @@ pub fn resolve(mut settings: Settings) -> Result<Resolved, Refused> {
     let named = settings.plugins.clone().unwrap_or_default();
     let manifests = named.iter().filter_map(|name| Some(catalog.find(name).ok()?.manifest.clone()));
     roles::put_to_work(&mut settings, &manifests.collect::<Vec<_>>(), &mut notes);
-    // A router has none of them, and checks the same settings as its workers.
+    // A router has no caches, but it checks the same settings as its workers.
     caches::turn_on(&mut settings, &catalog, &mut notes);
     let supplied = match settings.role {
         Some(RoleName::Router) => Vec::new(),
@@ -44,7 +44,7 @@ pub fn resolve(mut settings: Settings) -> Result<Resolved, Refused> {
     Ok(Resolved { settings, notes, supplied })
 }
 
-/// Puts what `--set` says into the plugins' tables.
+/// Writes the values of `--set` into the plugins' tables.
 fn set_keys(settings: &mut Settings, catalog: &Catalog) -> Result<(), Refused> {
     for pair in std::mem::take(&mut settings.set) {
         let (plugin, rest) = pair

@@ -1,4 +1,4 @@
-//! Opens plugins as a worker of these settings would, looks whether they fit its model, and shuts them down again.
+//! Opens plugins like a worker with these settings, checks whether they fit its model, and shuts them down again.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use super::{OpenedTransfer, READ_ONLY, open_tier, open_transfer};
 use crate::cli::settings::{RoleName, Settings};
 use crate::cli::{Refused, launch};
 
-/// Time that a shutdown gets.
+/// Deadline of a shutdown, in milliseconds.
 const SHUTDOWN_MS: u64 = 5000;
 
-/// Opens the transfer plugin and the storage tiers of a worker, offers them memory as it does, and compares their limits with
-/// the model's sizes. No weights are read, and no worker starts.
+/// Opens a worker's transfer plugin and storage tiers, offers them memory like a worker, and compares their limits with the model's
+/// sizes. Reads no weights and starts no worker.
 ///
-/// A tier that can be opened without changing anything is opened so. A plugin whose companion is to be started is left out: it
-/// has nothing to open yet.
+/// A tier that has the setting `read_only` is opened with it. A plugin whose companion is to be started is left out, because its
+/// server does not run yet.
 ///
 /// # Errors
 /// With a sentence for each plugin that does not open or does not fit.
@@ -43,7 +43,7 @@ pub fn try_out(settings: &Settings) -> Result<(), Refused> {
     if wrong.is_empty() { Ok(()) } else { Err(Refused(wrong.join("\n"))) }
 }
 
-/// The storage tiers that some worker of these settings opens.
+/// The storage tiers that a worker with these settings opens.
 fn stores(settings: &Settings) -> &[String] {
     let (prefill, decode) = (settings.prefill_radix_cache(), settings.decode_radix_cache());
     let cached = match settings.role {
@@ -65,7 +65,7 @@ fn transfer(settings: &Settings, instance: Instance) -> anyhow::Result<()> {
     for backend in backends {
         let tried = fit::try_out_transfer(&name, &*backend);
         if TransferBackend::shutdown(&*backend, SHUTDOWN_MS).is_err() {
-            // Dropped, it would be asked to end once more.
+            // A drop would shut the instance down a second time.
             std::mem::forget(backend);
         }
         tried?;
@@ -73,7 +73,7 @@ fn transfer(settings: &Settings, instance: Instance) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is wrong with these tiers.
+/// The problems of these tiers.
 fn tiers(
     settings: &Settings,
     catalog: &Catalog,
@@ -83,7 +83,7 @@ fn tiers(
 ) -> Vec<String> {
     let (mut opened, mut wrong) = (Vec::new(), Vec::new());
     for name in names {
-        // One that has nothing to read yet is made, as a worker makes it.
+        // If a tier does not open read-only because it does not exist yet, it is opened and made like a worker does.
         let looked =
             reading(settings, catalog, name).and_then(|reading| open_tier(&reading, name, instance).ok());
         match looked.map_or_else(|| open_tier(settings, name, instance), Ok) {
@@ -102,7 +102,7 @@ fn tiers(
     wrong
 }
 
-/// The settings with which this tier changes nothing. `None` where it has no such setting, or the operator chose one.
+/// The settings with which this tier changes nothing. `None` if it has no such setting, or the operator set it.
 fn reading(settings: &Settings, catalog: &Catalog, name: &str) -> Option<Settings> {
     let key = catalog.find(name).ok()?.manifest.config.get(READ_ONLY)?;
     let mut settings = settings.clone();

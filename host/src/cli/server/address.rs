@@ -1,4 +1,4 @@
-//! Where a server is.
+//! The address of a server.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,23 +6,23 @@ use std::path::PathBuf;
 
 use hyper::Uri;
 
-/// A server's URL, or `unix:PATH`. The URL is `http://HOST:PORT` or `https://HOST:PORT`, and a path before the API's where a
-/// proxy has one.
+/// A server's URL, or `unix:PATH`. The URL is `http://HOST:PORT` or `https://HOST:PORT`, followed by a path if a proxy adds one
+/// before the API's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// How it is reached.
+    /// How to reach the server.
     pub way: Way,
-    /// Host and port, as connected to and as the header `host` says it.
+    /// Host and port, for the connection and for the header `host`.
     pub authority: String,
     prefix: String,
 }
 
-/// How a server is reached.
+/// A way to reach a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Plain text over TCP.
     Plain,
-    /// TLS over TCP. The certificate has to name this: a name, or an address without brackets.
+    /// TLS over TCP. The certificate must have this name or this address (without brackets).
     Tls(String),
     /// A Unix socket.
     Unix(PathBuf),
@@ -34,7 +34,8 @@ impl Address {
         Self { way: Way::Plain, authority: address.to_string(), prefix: String::new() }
     }
 
-    /// Reads a URL. The scheme may be left out. `/v1` at the end, as OpenAI's clients are given it, is the API's own.
+    /// Parses a URL. The scheme may be missing. `/v1` at the end, as in URLs for OpenAI's clients, is removed because it belongs to
+    /// the API.
     ///
     /// # Errors
     /// A sentence that says what is expected.
@@ -65,7 +66,7 @@ impl Address {
         }
         let port = match uri.port() {
             Some(port) => port.as_u16(),
-            // A port that is wrong, such as 99999, must not become the usual one.
+            // A wrong port, such as 99999, must not be replaced by the default.
             None if uri.authority().is_some_and(|authority| authority.as_str() != host) => {
                 return Err(invalid(" (its port is no number up to 65535)"));
             }

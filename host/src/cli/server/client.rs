@@ -1,4 +1,4 @@
-//! HTTP to one server: a connection for each request, which dropping the answer closes.
+//! An HTTP client for one server. Each request has its own connection, and dropping the answer closes it.
 
 use std::future::poll_fn;
 use std::io;
@@ -20,40 +20,40 @@ use super::Address;
 use super::address::Way;
 use crate::cli::Refused;
 
-/// The environment's API key: a flag would show it in the list of processes.
+/// The environment variable with the API key. A flag would show the key in the list of processes.
 const KEY: &str = "HOST_API_KEY";
 /// Longest wait for a connection, and for a short answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Most bytes of an answer that is read as a whole.
+/// Limit of an answer that is read as a whole, in bytes.
 const LONGEST: usize = 1 << 20;
-/// Most characters of an error that is no JSON.
+/// Limit of the characters of an error that is no JSON.
 const LONGEST_ERROR: usize = 300;
 
-/// One server.
+/// A client for one server.
 pub struct Client {
     address: Address,
     key: Option<String>,
-    /// For a server that speaks TLS.
+    /// The trusted authorities, for a server with TLS.
     authorities: Option<Authorities>,
 }
 
-/// Why there is no answer, in a sentence.
+/// The reasons for which there is no answer, each as a sentence.
 #[derive(Debug, thiserror::Error)]
 pub enum NoAnswer {
-    /// The server has not proved to be the one that the URL names. Another try is no use.
+    /// The server has not proved that it is the one in the URL. A repetition would not help.
     #[error("{0}")]
     Untrusted(String),
-    /// It does not answer now.
+    /// The server does not answer now.
     #[error("{0}")]
     Silent(String),
 }
 
-/// The bytes of a connection.
+/// A byte stream of any kind of connection.
 trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 
-/// An answer under way.
+/// An answer that is still being received.
 pub struct Answer {
     /// Its status.
     pub status: StatusCode,
@@ -65,7 +65,7 @@ pub struct Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        // The server notices, and computes no further.
+        // The server notices that the connection closed, and stops computing.
         self.connection.abort();
     }
 }
@@ -77,7 +77,7 @@ impl Answer {
     /// When the connection ends before the answer does.
     pub async fn next(&mut self) -> Result<Option<Bytes>, hyper::Error> {
         while let Some(frame) = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await {
-            // Trailers say nothing here.
+            // Trailers carry no information here and are skipped.
             if let Ok(data) = frame?.into_data() {
                 return Ok(Some(data));
             }
@@ -88,15 +88,15 @@ impl Answer {
     /// The rest of the answer, at most [`LONGEST`] bytes.
     ///
     /// # Errors
-    /// When the connection ends before the answer does, or that is too long.
+    /// When the connection ends before the answer does, or the answer is too long.
     pub async fn rest(&mut self) -> Result<String, String> {
         self.rest_up_to(LONGEST).await
     }
 
-    /// The rest of the answer, at most so many bytes.
+    /// The rest of the answer, at most `most` bytes.
     ///
     /// # Errors
-    /// As [`rest`](Self::rest).
+    /// As for [`rest`](Self::rest).
     pub async fn rest_up_to(&mut self, most: usize) -> Result<String, String> {
         let mut all = Vec::new();
         while let Some(bytes) = self.next().await.map_err(|error| error.to_string())? {
@@ -108,7 +108,7 @@ impl Answer {
         Ok(String::from_utf8_lossy(&all).into_owned())
     }
 
-    /// The error of an answer that is no success, in one line.
+    /// The error of an answer whose status is no success, on one line.
     pub async fn error(&mut self) -> String {
         let status = self.status;
         match self.rest().await {
@@ -118,7 +118,7 @@ impl Answer {
     }
 }
 
-/// The message of an error in OpenAI's shape, or the start of what is there instead.
+/// The message of an error in OpenAI's format, or else the beginning of the text.
 pub fn message_in(text: &str) -> String {
     let value: Value = serde_json::from_str(text).unwrap_or_default();
     let message =
@@ -128,8 +128,8 @@ pub fn message_in(text: &str) -> String {
 }
 
 impl Client {
-    /// A client of this server, with an API key if the environment has one (`HOST_API_KEY`). One that speaks TLS must have a
-    /// certificate of an authority in the file `ca`, or of those that this machine trusts. Nothing is sent yet.
+    /// Makes a client of this server, with the API key of the environment (`HOST_API_KEY`) if there is one. A server with TLS must
+    /// have a certificate of an authority in the file `ca`, or of one that this machine trusts. Sends nothing yet.
     ///
     /// # Errors
     /// When the authorities cannot be read.
@@ -155,7 +155,7 @@ impl Client {
     /// The first model that the server names.
     ///
     /// # Errors
-    /// A sentence, when the server does not answer, or names none.
+    /// A sentence, when the server does not answer or lists no model.
     pub async fn model(&self) -> Result<String, String> {
         let address = &self.address;
         let mut answer = self.get("/v1/models").await.map_err(|error| error.to_string())?;
@@ -168,7 +168,7 @@ impl Client {
         name.ok_or_else(|| format!("{address} serves no model, or is no server with OpenAI's API"))
     }
 
-    /// GET of something short.
+    /// Sends a GET for a short answer.
     ///
     /// # Errors
     /// When there is no answer in time.
@@ -183,7 +183,7 @@ impl Client {
     /// POST of JSON. Waits as long as the server does.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// When the server does not answer.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Answer, NoAnswer> {
         self.send(Method::POST, path, body.to_string()).await
     }
@@ -193,7 +193,7 @@ impl Client {
         Ok(match (&to.way, &self.authorities) {
             (Way::Unix(path), _) => {
                 let connection = UnixStream::connect(path).await?;
-                // Another user may have taken the path first, to be told the key.
+                // Another user may have taken the path first to get the key.
                 check_user(&connection)?;
                 Box::new(connection)
             }
@@ -213,7 +213,7 @@ impl Client {
         let connected = connected
             .map_err(|_elapsed| failed(&format!("no connection within {} s", PATIENCE.as_secs())))?;
         let stream = connected.map_err(|error| match is_untrusted(&error) {
-            // The system says so of a socket that this user may not open, too.
+            // The system also returns this error for a socket that this user may not open.
             false if error.get_ref().is_some() && error.kind() == io::ErrorKind::PermissionDenied => {
                 NoAnswer::Untrusted(format!(
                     "{address} is not trusted, and nothing was sent: {error}; if that user's server is meant, run this as that user"
@@ -228,7 +228,7 @@ impl Client {
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|error| failed(&error))?;
         let connection = tokio::spawn(async move {
-            // An error here shows in the answer, or in that there is none.
+            // The error is ignored here: it also appears as an error of the answer, or no answer comes.
             drop(connection.await);
         });
         let mut request = Request::builder();
@@ -266,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    /// A user who is not root, and need not exist.
+    /// Id of a user that is not root and need not exist.
     const OTHER: u32 = 65_533;
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! Sizes in bytes, as settings have them.
+//! Sizes in bytes, in the form that settings use.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use crate::cli::Refused;
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// The number in the largest unit that it reaches, with a decimal: `1.5 KiB`.
+    /// The size in the largest unit that it reaches, with one decimal: `1.5 KiB`.
     #[must_use]
     pub fn rounded(self) -> String {
         let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -57,7 +57,7 @@ impl TryFrom<String> for Bytes {
     }
 }
 
-/// Written as in flags: a whole number of the largest unit that divides it.
+/// Formats a size as flags write it: a whole number of the largest unit that divides it.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];

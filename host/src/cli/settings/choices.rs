@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// Each name of a flag's value is the one that the value has in other crates, and in the file.
+    /// Checks that each name of a flag's value is also its name in the other crate and in the file.
     fn agree<N, T>(of: impl Fn(T) -> String)
     where
         N: ValueEnum + Into<T> + for<'de> Deserialize<'de> + Copy + Debug + PartialEq,

@@ -9,32 +9,32 @@ use host_plugins::Policy;
 
 use super::{ExecutorName, RoleName, Settings};
 
-/// Less than the 30 s that Kubernetes gives a container by default.
+/// Default in seconds. It is less than the 30 s that Kubernetes gives a container by default.
 const DRAIN_TIMEOUT: u32 = 20;
 const REQUEST_TIMEOUT: u32 = 600;
-/// As long as a part of 4 GiB takes at 35 MB/s, which is slower than any network that KV is sent over.
+/// Default in seconds: the time of a part of 4 GiB at 35 MB/s, which is slower than any network for KV.
 const TRANSFER_TIMEOUT: u32 = 120;
 
 impl Settings {
-    /// How long a request may take in all.
+    /// Limit of a request's total time.
     #[must_use]
     pub fn request_timeout(&self) -> Duration {
         Duration::from_secs(self.request_timeout.unwrap_or(REQUEST_TIMEOUT).into())
     }
 
-    /// How long a prefill worker waits for anything to happen to a transfer.
+    /// How long a prefill worker waits for progress of a transfer.
     #[must_use]
     pub fn transfer_timeout(&self) -> Duration {
         Duration::from_secs(self.transfer_timeout.unwrap_or(TRANSFER_TIMEOUT).into())
     }
 
-    /// How long requests under way have to end by themselves when a process stops.
+    /// How long active requests may continue when a process stops.
     #[must_use]
     pub fn drain_timeout(&self) -> Duration {
         Duration::from_secs(self.drain_timeout.unwrap_or(DRAIN_TIMEOUT).into())
     }
 
-    /// What computes the model.
+    /// The executor that computes the model.
     #[must_use]
     pub fn executor(&self) -> ExecutorName {
         self.executor.unwrap_or(ExecutorName::Cpu)
@@ -46,7 +46,7 @@ impl Settings {
         self.cuda_device.unwrap_or_default()
     }
 
-    /// Plugins to load.
+    /// Names of the plugins to load.
     #[must_use]
     pub fn plugins(&self) -> Vec<String> {
         let mut plugins = self.movers();
@@ -58,7 +58,7 @@ impl Settings {
         plugins
     }
 
-    /// Plugins to load that may move pages. One that is named for storage alone only stores.
+    /// Plugins to load that may transfer pages. A plugin that is named only for storage is not among them.
     #[must_use]
     pub fn movers(&self) -> Vec<String> {
         let named = self.plugins.clone();
@@ -75,7 +75,7 @@ impl Settings {
         self.hicache_storage.as_deref().unwrap_or_default()
     }
 
-    /// The plugin that hands out the pages of a pool with windows, whether it is installed or not.
+    /// The plugin that allocates the pages of a pool with windows. It need not be installed.
     #[must_use]
     pub fn window_allocator(&self) -> String {
         self.allocator.clone().unwrap_or_else(|| "swa".to_owned())
@@ -87,7 +87,7 @@ impl Settings {
         self.plugins_dir.clone().unwrap_or_else(|| {
             let program = std::env::current_exe().ok();
             let beside = program.as_deref().and_then(std::path::Path::parent);
-            // A release has its program in `bin/` and its plugins in `lib/host/plugins/`.
+            // In a release the program is in `bin/` and the plugins are in `lib/host/plugins/`.
             let installed =
                 beside.and_then(std::path::Path::parent).map(|root| root.join("lib/host/plugins"));
             let own = beside.map(|dir| [dir.join("plugins"), dir.to_owned()]);
@@ -105,7 +105,7 @@ impl Settings {
         }
     }
 
-    /// How long a plugin's call may take, or `None` for as long as it wants.
+    /// Limit of the time of a plugin's call. `None` means no limit.
     #[must_use]
     pub fn plugin_call_timeout(&self) -> Option<Duration> {
         let seconds = self.plugin_call_timeout.unwrap_or(30);
@@ -118,13 +118,13 @@ impl Settings {
         self.decode_radix_cache.unwrap_or_default()
     }
 
-    /// Whether prefill and aggregated workers do.
+    /// Whether prefill and aggregated workers keep the KV of ended requests.
     #[must_use]
     pub fn prefill_radix_cache(&self) -> bool {
         self.prefill_radix_cache.unwrap_or_default()
     }
 
-    /// Whether pages go on to host memory and storage tiers.
+    /// Whether pages are copied to host memory and storage tiers.
     #[must_use]
     pub fn hierarchical_cache(&self) -> bool {
         self.hierarchical_cache.unwrap_or_default()
@@ -136,7 +136,7 @@ impl Settings {
         if self.role.is_none() || self.supervised { 2 } else { 1 }
     }
 
-    /// Where the HTTP API listens.
+    /// The address at which the HTTP API listens.
     #[must_use]
     pub fn http_address(&self) -> SocketAddr {
         SocketAddr::new(self.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), self.port.unwrap_or(8000))
@@ -161,13 +161,13 @@ impl Settings {
         self.page_size.unwrap_or(16)
     }
 
-    /// Prompt tokens in one step at most.
+    /// Limit of the prompt tokens in one step.
     #[must_use]
     pub fn chunk_tokens(&self) -> u32 {
         self.chunk_tokens.unwrap_or(512)
     }
 
-    /// Sequences in one step at most.
+    /// Limit of the sequences in one step.
     #[must_use]
     pub fn max_batch(&self) -> u32 {
         self.max_batch.unwrap_or(64)
@@ -179,19 +179,19 @@ impl Settings {
         self.speculate.map_or(0, |_ngram| self.draft_tokens.unwrap_or(8))
     }
 
-    /// Requests that compute or have a transfer under way at most.
+    /// Limit of the requests that compute or have a transfer in progress.
     #[must_use]
     pub fn max_running(&self) -> u32 {
         self.max_running.unwrap_or(self.max_batch().saturating_mul(2))
     }
 
-    /// Requests that wait in a worker at most.
+    /// Limit of the requests in a worker's queue.
     #[must_use]
     pub fn max_queued(&self) -> u32 {
         self.max_queued.unwrap_or(1024)
     }
 
-    /// Tokens of its answer for which each request finds room when another is admitted.
+    /// Number of answer tokens for which each request must find room when another request is admitted.
     #[must_use]
     pub fn reserved_decode_tokens(&self) -> u32 {
         self.reserved_decode_tokens.unwrap_or(512)

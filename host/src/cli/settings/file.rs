@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, de};
 use super::{Settings, suggestion};
 use crate::cli::Refused;
 
-/// Merges flags and file. Every setting is in one of the lists: without it the code does not compile.
+/// Merges flags and file. Every setting must be in one of the lists, or the code does not compile.
 macro_rules! flags_over_file {
     (
         $flags:ident, $file:ident,
@@ -26,10 +26,10 @@ macro_rules! flags_over_file {
 }
 
 impl Settings {
-    /// The settings of these flags and of the file that `--config` names. Flags win.
+    /// Merges these flags with the file that `--config` names. Flags take precedence.
     ///
     /// # Errors
-    /// When the file cannot be read, or holds something that is not a setting.
+    /// When the file cannot be read, or has a key that is no setting.
     pub fn with_file(mut self) -> anyhow::Result<Self> {
         for (is_off, switch) in [
             (self.no_decode_radix_cache, &mut self.decode_radix_cache),
@@ -73,7 +73,7 @@ impl Settings {
     }
 }
 
-/// Reads a key that is a word or a number, as its flag is read.
+/// Reads a key whose value is a word or a number. Parses it like the flag.
 pub(super) fn word_or_number<'de, D, T>(value: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -92,13 +92,13 @@ where
     word.parse().map(Some).map_err(de::Error::custom)
 }
 
-/// Reads an address as its flag is read.
+/// Reads an address. Parses it like the flag.
 pub(super) fn address<'de, D: Deserializer<'de>>(value: D) -> Result<Option<ListenAt>, D::Error> {
     let text = String::deserialize(value)?;
     text.parse().map(Some).map_err(|error| de::Error::custom(format!("{text:?} {error}")))
 }
 
-/// One name may be written without the brackets of a list.
+/// Reads a list of names. A single name may be written without brackets.
 pub(super) fn one_or_several<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

@@ -5,11 +5,11 @@ use toml::{Table, Value};
 
 use crate::cli::Refused;
 
-/// Sets one key from KEY=VALUE, the end of what was `given` to `--set`. Dots lead into tables. What the manifest calls a string
-/// is taken as it stands. Anything else is read as TOML, and is a string if it is no TOML.
+/// Sets one key from KEY=VALUE, which is the end of the argument `given` to `--set`. Dots in the key lead into tables. If the
+/// manifest declares a string, the value is taken as it is. Any other value is parsed as TOML, and is a string if that fails.
 ///
 /// # Errors
-/// When it is not of the form KEY=VALUE, or leads into something that is no table.
+/// When the text is not of the form KEY=VALUE, or a dot leads into something that is no table.
 pub fn set_key(
     config: &mut Table,
     manifest: Option<&Manifest>,

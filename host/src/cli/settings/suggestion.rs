@@ -1,15 +1,15 @@
-//! Suggests a setting for a key of the file that is none.
+//! Suggests a setting for an unknown key in the file.
 
 use clap::{Args, Command};
 
 use super::Settings;
 
-/// Tables, which no flag has.
+/// Keys for tables. They have no flags.
 const TABLES: [&str; 4] = ["hicache", "synthetic", "plugin", "companion"];
 /// The least likeness of two names for a suggestion. Clap uses the same for flags.
 const LEAST_ALIKE: f64 = 0.7;
 
-/// A sentence for the first key of a file that is no setting, if one has nearly its name.
+/// A sentence for the first unknown key of a file, if a setting has a similar name.
 pub(super) fn hint(file: &str) -> Option<String> {
     let file: toml::Table = toml::from_str(file).ok()?;
     if file.get("plugins").is_some_and(toml::Value::is_table) {

@@ -1,4 +1,4 @@
-//! `host simulate --faults` and `--replay`: clusters in which everything goes wrong.
+//! `host simulate --faults` and `--replay`: simulated clusters with many faults.
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -9,19 +9,19 @@ use super::super::Refused;
 use super::super::output::say;
 use super::lines;
 
-/// So many cases that fail are told before a search ends.
+/// Number of failing cases after which a search ends.
 const MOST: usize = 5;
 
-/// Runs seeds, and tells which fail.
+/// Runs cases with these seeds, and reports which fail.
 pub(super) fn seeds(first: u64, seeds: u64) -> anyhow::Result<()> {
-    // What fails is told at the end.
+    // Silences panics while cases run. Failures are reported at the end.
     std::panic::set_hook(Box::new(|_| {}));
     let shown = std::io::stderr().is_terminal();
     let begun = clock::now();
     let mut watch = |seed: u64| {
         let done = seed.wrapping_sub(first);
         if shown && done.is_multiple_of(500) {
-            // Progress that cannot be shown is none that anything waits for.
+            // A failure to print progress is ignored: nothing depends on it.
             let _unread = write!(std::io::stderr(), "\r{done} of {seeds} seeds");
         }
     };
@@ -40,7 +40,7 @@ pub(super) fn seeds(first: u64, seeds: u64) -> anyhow::Result<()> {
     }
 }
 
-/// Runs one case, and tells what goes wrong in it.
+/// Runs one case, and reports what goes wrong in it.
 pub(super) fn replay(text: &str) -> anyhow::Result<()> {
     let case: Case = text.parse().map_err(|wrong| Refused(format!("--replay: {wrong}")))?;
     std::panic::set_hook(Box::new(|_| {}));

@@ -1,56 +1,57 @@
-//! When a child that ended is started again. Time comes in, and nothing here waits.
+//! Decides when a child that ended is started again. The caller passes the time, and nothing here waits.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Lives in a row that may fail before the child is ready. One more, and it is given up.
+/// Number of consecutive lives that may fail before the child is ready. After one more, the child is given up.
 const FAILURES: u32 = 5;
 /// First wait before a restart. It doubles with each short life.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// The wait doubles so often: up to 6.4 s. Requests wait for a worker for 30 s, in which it has to start, too.
+/// Number of doublings: up to 6.4 s. Requests wait 30 s for a worker, and it must also start in this time.
 const DOUBLINGS: u32 = 5;
-/// Failures that are so old count no more.
+/// Failures older than this do not count.
 const FORGOTTEN: Duration = Duration::from_secs(600);
 /// A child that was ready for so long is started again without a longer wait.
 const STEADY: Duration = Duration::from_secs(10);
 
-/// How a life of a child ended.
+/// The way in which a life of a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It did what it was asked to.
+    /// It drained and ended, as it was told.
     Drained,
-    /// It says that its configuration cannot work.
+    /// It reported that its configuration cannot work.
     Refused,
-    /// Anything else, also that it could not be started.
+    /// Any other end, or it could not be started.
     Failed,
 }
 
-/// What follows.
+/// The next step after an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Another life, after this wait.
+    /// Start it again after this wait.
     Again(Duration),
-    /// The end: so many lives in a row failed before the child was ready.
+    /// Give it up, because this many consecutive lives failed before the child was ready.
     GiveUp(u32),
-    /// The end: its configuration has never worked.
+    /// Give it up, because its configuration has never worked.
     Refused,
 }
 
 /// The lives of one child.
 #[derive(Debug, Default)]
 pub(super) struct Restarts {
-    /// A configuration that was accepted once is right. What it names, such as a file system, may be away for a while.
+    /// Whether the configuration has worked once. Then it is right, although something that it names, such as a file system, may be
+    /// away for a while.
     accepted: bool,
-    /// Since when the child is ready in this life.
+    /// Time at which the child became ready in this life.
     ready: Option<Instant>,
     /// Lives in a row that failed before the child was ready.
     failures: u32,
-    /// When the last of them ended.
+    /// Time at which the last of them ended.
     failed: Option<Instant>,
-    /// Lives in a row in which it was ready for less than [`STEADY`].
+    /// Number of consecutive lives in which it was ready for less than [`STEADY`].
     short: u32,
-    /// Lives in a row that ended with a refusal.
+    /// Number of consecutive lives that ended with a refusal.
     refusals: u32,
 }
 
@@ -60,7 +61,7 @@ impl Restarts {
         self.ready.get_or_insert(now);
     }
 
-    /// The child has ended.
+    /// Notes that the child has ended, and decides what to do.
     pub fn ended(&mut self, end: End, now: Instant) -> Next {
         let ready = self.ready.take();
         if let Some(since) = ready {
@@ -80,7 +81,7 @@ impl Restarts {
         self.refusals = 0;
         if end == End::Drained {
             self.failures = 0;
-            // An operator waits for it.
+            // An operator has drained it and waits for its restart.
             if ready.is_some() {
                 return Next::Again(FIRST_WAIT);
             }
@@ -97,7 +98,7 @@ impl Restarts {
     }
 }
 
-/// The wait after so many in a row.
+/// The wait after `row` consecutive lives. Counts one more.
 fn next(row: &mut u32) -> Duration {
     let wait = FIRST_WAIT * (1 << (*row).min(DOUBLINGS));
     *row = row.saturating_add(1);
@@ -108,7 +109,7 @@ fn next(row: &mut u32) -> Duration {
 mod tests {
     use super::*;
 
-    /// A child on a clock of its own.
+    /// A child with its own clock.
     struct Child {
         restarts: Restarts,
         now: Instant,
@@ -119,7 +120,7 @@ mod tests {
             Self { restarts: Restarts::default(), now: Instant::now() }
         }
 
-        /// A life that is ready for so long, or never.
+        /// Runs a life that is ready for this long, or never.
         fn lives(&mut self, ready_for: Option<Duration>, end: End) -> Next {
             if let Some(ready_for) = ready_for {
                 self.restarts.is_ready(self.now);
@@ -198,7 +199,7 @@ mod tests {
                 assert!(matches!(child.lives(None, End::Refused), Next::Again(_)), "{end:?}");
             }
         }
-        // Refusals are no failures.
+        // Refusals do not count as failures.
         let mut child = Child::new();
         assert_eq!(child.lives(None, End::Failed), millis(200));
         for wait in [200, 400, 800] {
@@ -216,7 +217,7 @@ mod tests {
         for _ in 0..10 {
             assert_eq!(child.lives(MOMENT, End::Drained), millis(200));
         }
-        // One that ends by itself before it is ready, again and again, does not spin.
+        // A child that repeatedly ends by itself before it is ready is started with growing waits.
         for wait in [200, 400, 800] {
             assert_eq!(child.lives(None, End::Drained), millis(wait));
         }

@@ -33,7 +33,7 @@ impl List {
         let mut session = self.tier.find()?.that_lists()?.open_to_read()?;
         session.scan(|session, keys| {
             let keys: Vec<Key> = keys.iter().copied().filter(|key| prefix.has(key)).collect();
-            // One that is gone meanwhile makes room for another.
+            // Keys that are gone meanwhile do not count towards the limit.
             for keys in keys.chunks(session.limits().max_pages as usize) {
                 for (key, end) in
                     keys.iter().zip(session.exists(keys)?).filter(|(_, end)| end.status == FOUND)

@@ -1,4 +1,4 @@
-//! Opens a tier by its plugin's name and with its configuration, as workers do.
+//! Opens a tier by its plugin's name and with its configuration, like workers do.
 
 use std::path::PathBuf;
 
@@ -41,17 +41,17 @@ pub struct Tier {
     directories: Directories,
 }
 
-/// A plugin with the configuration that the flags give.
+/// A plugin, with its configuration from the flags.
 pub struct Found {
     entry: Entry,
     config: Table,
 }
 
 impl Tier {
-    /// Finds the plugin and puts its configuration together. None of its code runs.
+    /// Finds the plugin and assembles its configuration. Runs none of its code.
     ///
     /// # Errors
-    /// When it is not there, is no tier, or the configuration cannot be read.
+    /// When the plugin is not found, is no tier, or its configuration cannot be read.
     pub fn find(&self) -> anyhow::Result<Found> {
         let mut settings = self.directories.settings();
         settings.config.clone_from(&self.config);
@@ -94,7 +94,7 @@ impl Tier {
             }
         };
         for pair in &self.set {
-            // A key may be given with the plugin's name, as for the server, and without it.
+            // The key may begin with the plugin's name, as for the server.
             let bare = pair.strip_prefix(&format!("{name}.")).unwrap_or(pair);
             set_key(&mut config, Some(&entry.manifest), bare, pair)?;
         }
@@ -106,7 +106,7 @@ impl Found {
     /// Refuses a plugin that cannot list its keys.
     ///
     /// # Errors
-    /// When the plugin does not say that it can.
+    /// When the plugin does not declare that it can.
     pub fn that_lists(self) -> Result<Self, Refused> {
         let can = |can: &String| can == capability::SCAN;
         if self.entry.manifest.role("tier").is_some_and(|role| role.capabilities.iter().any(can)) {
@@ -119,7 +119,7 @@ impl Found {
         )))
     }
 
-    /// Opens the tier to read: with `read_only` if the plugin has such a setting and the operator did not set it.
+    /// Opens the tier for reading: with `read_only` if the plugin has this setting and the operator did not set it.
     ///
     /// # Errors
     /// When the plugin does not open.
@@ -145,7 +145,7 @@ impl Found {
         Ok(Session::new(tier, &self.entry.manifest))
     }
 
-    /// What the plugin says of itself.
+    /// The plugin's manifest.
     pub fn plugin(&self) -> &Manifest {
         &self.entry.manifest
     }

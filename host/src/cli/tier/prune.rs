@@ -35,7 +35,7 @@ pub struct Prune {
 }
 
 impl Prune {
-    /// Removes, or says what would go.
+    /// Removes the values, or says what it would remove.
     pub fn run(self) -> anyhow::Result<()> {
         let found = self.tier.find()?.that_lists()?;
         let prefix = self.prefix.unwrap_or_default();
@@ -62,7 +62,7 @@ impl Prune {
             Ok(refused.is_none())
         })?;
         drop(session);
-        // Some tiers take a removal on, and carry it out when a worker is done with where the value lies.
+        // Some tiers only note a removal, and carry it out when a worker has finished with the place of the value.
         removed.sort_unstable();
         let left = look(&found, &prefix, &removed)?;
         let gone = removed.len() as u64 - left.still;
@@ -84,12 +84,12 @@ impl Prune {
     }
 }
 
-/// What is there of the selected values.
+/// The selected values that the tier holds.
 #[derive(Default)]
 struct There {
     values: u64,
     bytes: u64,
-    /// Those that were removed.
+    /// Those of them that were removed before.
     still: u64,
     still_bytes: u64,
 }

@@ -1,8 +1,8 @@
-//! The keys that a command is for.
+//! Selects the keys for a command.
 
 use host_plugin_api::Key;
 
-/// What keys start with, in hex digits. Every key starts with the empty prefix.
+/// A prefix of keys, in hex digits. Every key has the empty prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prefix(String);
 

@@ -1,4 +1,4 @@
-//! An open tier, and batches that are carried to their end.
+//! An open tier for a command, which runs each batch to its end.
 
 #![allow(clippy::disallowed_methods, reason = "a command waits for storage, in real time")]
 
@@ -18,31 +18,31 @@ use host_memory::Mapping;
 use host_plugins::{Kind, Manifest, Services};
 use host_worker::seal::{self, Damage};
 
-/// Keys of one step of a scan.
+/// Limit of the keys in one step of a scan.
 const STEP: usize = 4096;
-/// Bytes that are read at once, unless one value is longer.
+/// Limit of the bytes that are read at once, unless one value is longer.
 const MEMORY: u64 = 32 << 20;
-/// What the places of values in memory are multiples of. Most storage can read into such memory without a copy.
+/// Alignment of values in memory, in bytes. Most storage can read into memory with this alignment without a copy.
 const BLOCK: u64 = 4096;
-/// Longest time without an answer.
+/// Longest time to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Pause between two polls of a tier without a descriptor.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Time that a shutdown gets.
+/// Deadline of a shutdown, in milliseconds.
 const SHUTDOWN_MS: u64 = 5000;
-/// The counter of values that a tier found damaged.
+/// Name of the plugin's counter of damaged values.
 const DAMAGED: &str = "corrupt";
 
-/// How one page ended: a status, and the bytes of its value where the plugin tells.
+/// The end of one page: its status, and the length of its value in bytes if the plugin reports it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct End {
     pub status: i32,
     pub bytes: u64,
-    /// What is wrong with the bytes of a value that was found.
+    /// The damage of a value that was found, if there is any.
     pub damage: Option<Damage>,
 }
 
-/// See the module.
+/// A tier that is opened for one command.
 pub struct Session {
     tier: Arc<dyn StorageTier>,
     limits: TierLimits,
@@ -50,7 +50,7 @@ pub struct Session {
     id: String,
     memory: Option<(Mapping, RegionId)>,
     last: u64,
-    /// A batch did not end: its memory may still be written.
+    /// Whether a batch did not end: the plugin may still write to its memory.
     stuck: bool,
 }
 
@@ -70,8 +70,8 @@ impl Session {
         usage.with_context(|| format!("plugin {:?} does not say what is stored", self.plugin))
     }
 
-    /// What the plugin has counted as damaged since it was loaded, in answers and between them. 0 where it counts nothing of that
-    /// name.
+    /// Number of damaged values that the plugin has counted since it was loaded, also those that no answer reported. 0 if it has no
+    /// such counter.
     pub fn counted_damaged(&self) -> u64 {
         let services = Services::of(&self.id).ok();
         let metrics = services.map(|services| services.metrics()).unwrap_or_default();
@@ -79,7 +79,7 @@ impl Session {
         counters.map(|metric| metric.value()).sum()
     }
 
-    /// Hands out all keys, some at a time, until `each` answers false.
+    /// Passes all keys to `each`, some at a time, until it returns false.
     pub fn scan(
         &mut self,
         mut each: impl FnMut(&mut Self, &[Key]) -> anyhow::Result<bool>,
@@ -96,7 +96,7 @@ impl Session {
         }
     }
 
-    /// Whether keys are there, and how long their values are.
+    /// Asks whether keys are stored, and how long their values are.
     pub fn exists(&mut self, keys: &[Key]) -> anyhow::Result<Vec<End>> {
         self.in_batches("exists", keys, |tier, tag, keys| tier.exists(tag, keys))
     }
@@ -106,7 +106,7 @@ impl Session {
         self.in_batches("delete", keys, |tier, tag, keys| tier.delete(tag, keys))
     }
 
-    /// Reads values of these lengths, as many at once as fit, compares them with the host's seal, and forgets them.
+    /// Reads values of these lengths, as many at once as fit, and compares them with the host's seal. The bytes are not kept.
     pub fn get(&mut self, values: &[(Key, u64)]) -> anyhow::Result<Vec<End>> {
         let mut ends = Vec::with_capacity(values.len());
         let align = self.limits.alignment.max(BLOCK);
@@ -134,16 +134,16 @@ impl Session {
         Ok(ends)
     }
 
-    /// What is wrong with a value that was read, if it was.
+    /// The damage of a value that was read, if there is any.
     fn damage(&self, page: &TierPage, end: End) -> Option<Damage> {
         let (memory, _region) = self.memory.as_ref().filter(|_| end.status == FOUND)?;
         let (offset, length) = (usize::try_from(page.offset).ok()?, usize::try_from(page.length).ok()?);
-        // SAFETY: its batch has ended, so the plugin leaves the bytes alone, and nothing else writes them.
+        // SAFETY: the batch has ended, so the plugin does not access the bytes any more, and nothing else writes them.
         let value = unsafe { memory.bytes_at(offset, length) };
         seal::check(&page.key, value).err()
     }
 
-    /// Registered memory of at least so many bytes.
+    /// Registers memory of at least `bytes` bytes.
     fn region(&mut self, bytes: u64) -> anyhow::Result<RegionId> {
         if let Some((memory, region)) = &self.memory {
             if memory.bytes() as u64 >= bytes {
@@ -240,7 +240,7 @@ impl Session {
         Ok(ends.into_iter().flatten().collect())
     }
 
-    /// Waits until there may be something to poll.
+    /// Waits until a poll may return something, but not long.
     fn wait(&self) {
         let fd = self.tier.event_fd();
         if fd < 0 {
@@ -249,7 +249,7 @@ impl Session {
         // SAFETY: the plugin keeps its descriptor open as long as the instance, which `self.tier` holds.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let most = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-        // However it ends, the tier is polled next.
+        // The result is ignored: the tier is polled next in any case.
         let _ready = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&most));
     }
 }
@@ -261,7 +261,7 @@ impl Drop for Session {
             tracing::warn!("plugin {:?} did not stop: {error}", self.plugin);
         }
         if self.stuck && ended.is_err() {
-            // The plugin may write to it until the process ends.
+            // The plugin may write to this memory until the process ends, so it is leaked.
             std::mem::forget(self.memory.take());
         }
     }

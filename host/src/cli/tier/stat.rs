@@ -18,7 +18,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Prints it.
+    /// Prints the usage and limits of the tier.
     pub fn run(self) -> anyhow::Result<()> {
         let found = self.tier.find()?;
         let session = found.open_to_read()?;

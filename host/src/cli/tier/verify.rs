@@ -29,21 +29,21 @@ pub struct Verify {
     json: bool,
 }
 
-/// Values by how their reading ended.
+/// Counts of values by the result of reading them.
 #[derive(Default, Serialize)]
 struct Counts {
-    /// Values that came back whole, with a seal that fits.
+    /// Values that were read completely and match their seal.
     good: u64,
     good_bytes: u64,
     /// Removed or evicted between the listing and the reading.
     missing: u64,
-    /// Values that are not what a worker stored.
+    /// Values that differ from what a worker stored.
     damaged: u64,
-    /// What the plugin found damaged by itself, beside those: an index or a record that names no value any more.
+    /// Damage that the plugin found in other places: an index, or a record that belongs to no value any more.
     damaged_elsewhere: u64,
     /// Values that could not be read.
     unread: u64,
-    /// Of `damaged`, those that the plugin found by itself.
+    /// Number of `damaged` values that the plugin found by itself.
     #[serde(skip)]
     counted: u64,
     #[serde(skip)]
@@ -61,21 +61,21 @@ struct Unread {
     text: Option<String>,
 }
 
-/// A value whose reading ended in a code.
+/// A value whose reading ended with an error code.
 struct Failed {
     key: Key,
-    /// 0 where they are not known.
+    /// Length of the value, or 0 if it is unknown.
     bytes: u64,
     code: i32,
 }
 
-/// Most keys of a list that a JSON document names.
+/// Limit of the keys that a list in a JSON document names.
 const NAMED: usize = 10_000;
-/// Most values of one step of the scan that are read once more, to hear why they could not be read.
+/// Limit of the values of one scan step that are read again to find out why they could not be read.
 const READ_AGAIN: usize = 100;
 
 impl Verify {
-    /// Reads everything and prints the counts.
+    /// Reads all selected values and prints the counts.
     pub fn run(self) -> anyhow::Result<()> {
         let prefix = self.prefix.unwrap_or_default();
         let mut session = self.tier.find()?.that_lists()?.open_to_read()?;
@@ -140,7 +140,8 @@ impl Counts {
         self.tell_apart(session, &failed, counted)
     }
 
-    /// Says of values that ended in codes whether they are damaged, of which the plugin counted so many, or could not be read.
+    /// Decides for values that ended with error codes whether they are damaged or could not be read. The plugin counted `counted`
+    /// of them as damaged.
     fn tell_apart(&mut self, session: &mut Session, failed: &[Failed], counted: u64) -> anyhow::Result<()> {
         let is_all = counted >= failed.len() as u64;
         for (place, of) in failed.iter().enumerate() {
@@ -155,8 +156,8 @@ impl Counts {
         Ok(())
     }
 
-    /// Reads a value once more, alone, so that what the plugin counts and says is about it. `some` of those that were read with
-    /// it are damaged, and a plugin may have removed them then.
+    /// Reads a value again, alone, so that the plugin's counter and warnings refer to it. `some` is true if some values of the
+    /// first reading were damaged. A plugin may have removed them then.
     fn read_again(&mut self, session: &mut Session, of: &Failed, some: bool) -> anyhow::Result<()> {
         let _earlier = words::take();
         let before = session.counted_damaged();
@@ -167,7 +168,7 @@ impl Counts {
             (MISSING, _) if some => self.found_by_plugin(of)?,
             (MISSING, _) => self.missing += 1,
             _ if session.counted_damaged() > before => {
-                // The plugin has counted it twice by now.
+                // The plugin has counted this value twice now.
                 self.counted += 1;
                 self.found_by_plugin(of)?;
             }

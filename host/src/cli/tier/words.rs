@@ -1,4 +1,4 @@
-//! What a plugin said last: a page that ends in a code carries no text, and the plugin's warnings say why.
+//! Keeps the last warning of a plugin. A page that ends with an error code has no text, and the warning gives the reason.
 
 use std::fmt::{self, Write as _};
 use std::sync::{Mutex, PoisonError};

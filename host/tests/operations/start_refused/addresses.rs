@@ -135,7 +135,7 @@ fn sockets_that_were_not_handed_down_are_not_taken() {
         ("3,4,5 --admin 127.0.0.1:0", "3 is not a handed-down socket"),
         ("3,4 --admin 127.0.0.1:0", "three sockets are handed down"),
         ("0,1", "0 is not a handed-down socket"),
-        // What the program itself opens, and what is not open.
+        // Descriptors that the program itself opened, and one that is not open.
         ("3,4", "3 is not a handed-down socket"),
         ("100000,4", "100000 is not a handed-down socket"),
     ] {

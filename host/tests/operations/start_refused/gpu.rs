@@ -1,4 +1,4 @@
-//! What a GPU lacks, or what does not reach it.
+//! A GPU that lacks something, or plugins that do not reach its memory.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use host_tests::model::tiny_qwen3;
 use host_tests::{cuda, plugin_files};
 
-/// Runs the program on a machine with the stand-in for a GPU, and returns its exit code and what it said.
+/// Runs the program on a machine with the stand-in for a GPU. Returns its exit code and its output.
 fn run(driver: Option<&Path>, nvrtc: &Path, flags: &[&str]) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
     tiny_qwen3(folder.path(), 1).unwrap();
@@ -15,7 +15,7 @@ fn run(driver: Option<&Path>, nvrtc: &Path, flags: &[&str]) -> (Option<i32>, Str
     command.args(["60", env!("CARGO_BIN_EXE_host"), "--executor", "cuda", "--port", "0"]);
     command.arg("--model").arg(folder.path()).arg("--plugins-dir").arg(plugins.path());
     command.args(flags).env("NVRTC", nvrtc).env_remove("LD_LIBRARY_PATH");
-    // No kernels from an earlier start.
+    // A cache of its own, so that no kernels of an earlier start are found.
     command.env("XDG_CACHE_HOME", folder.path().join("cache"));
     if let Some(driver) = driver {
         command.env("LD_LIBRARY_PATH", driver);
@@ -40,7 +40,7 @@ fn a_gpu_that_is_not_there_is_told_once_before_anything_starts() {
         "--executor cuda cannot work here: the CUDA driver cannot open device 3",
     );
     shown(&["--pool-pages", "9999999"], Some(&stand_in), "(--pool-pages) in 2 workers on GPU 0");
-    // A machine with a driver of its own has nothing to say here.
+    // On a machine with a real driver the program may find it, so the message is not checked then.
     let (code, said) = run(None, &stand_in, &["--role", "aggregated", "--kv-memory", "1MiB"]);
     if code == Some(2) {
         assert_eq!(said.matches("no CUDA driver: libcuda.so.1 cannot be loaded").count(), 1, "{said}");

@@ -50,7 +50,7 @@ fn ranks_that_cannot_work_are_refused_with_their_bounds() {
             &["--tp is 5", "4 query heads", "at most 4"],
         ),
         (&["--model", &model, "--decode-tp", "8"], &["--decode-tp is 8", "4 query heads"]),
-        // 8 ranks of 2 heads hold each head four times: 4 layers x 2 x 16 tokens x 128 bytes x 8.
+        // 8 ranks share 2 heads, so each head is held four times. A page has 4 layers x 2 x 16 tokens x 128 bytes x 8.
         (
             &[&whole[..], &["--tp", "8", "--kv-memory", "64KiB"]].concat(),
             &["--kv-memory 64KiB holds 0 tokens", "131072 bytes"],

@@ -1,4 +1,4 @@
-//! Plugins that are not there, are none, or will not do.
+//! Plugins that are missing, are no plugins, or lack a capability.
 
 use std::path::Path;
 
@@ -53,7 +53,7 @@ fn a_plugin_of_another_api_version_is_refused_with_both_versions() {
 #[test]
 fn a_missing_capability_is_refused_with_the_plugin_that_has_it() {
     let directory = plugin_files::directory(&["shm", "null"]);
-    // The fixture declares less than a supervised, split server needs.
+    // The fixture `null` declares less than a supervised server with prefill and decode needs.
     with_plugins(directory.path(), "null", &["null", "shm", "because"]);
 }
 

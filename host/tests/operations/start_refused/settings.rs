@@ -1,4 +1,4 @@
-//! Settings that are wrong by themselves, contradict each other, or say nothing.
+//! Settings that are wrong by themselves, contradict each other, or have no effect.
 
 use super::refused;
 

@@ -1,4 +1,4 @@
-//! A storage tier that cannot take the model's values: `host plugins check` says so, and a server ends with the same sentence.
+//! A storage tier that cannot take the model's values: `host plugins check` reports it, and a server ends with the same sentence.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use host_tests::plugin_files;
 
 use super::run;
 
-/// With a page so large that one head of it is longer than the tier `memory` takes.
+/// Flags with a page so large that one head of it is longer than the tier `memory` takes.
 fn too_large(directory: &str) -> Vec<&str> {
     let plugins = ["--plugins-dir", directory, "--page-size", "1024"];
     ["--executor", "synthetic"].into_iter().chain(plugins).collect()
@@ -30,7 +30,7 @@ fn a_tier_that_the_models_values_do_not_fit_is_refused_by_check() {
         let (code, said) = check(&[role, &["--plugins", "shm,memory"]].concat());
         assert_eq!(code, Some(2), "{role:?}: {said}");
         assert_eq!(said.matches(SAYS).count(), 1, "{role:?}: {said}");
-        // As the page quotes it, with dots for the numbers.
+        // The page quotes this message, with dots instead of the numbers.
         let page = include_str!("../../../../docs/plugins/debugging.md");
         let quoted = page.lines().find(|line| line.starts_with("| `plugin \"memory\" stores")).unwrap();
         let parts = quoted.split('`').nth(1).unwrap().split("..");
@@ -39,7 +39,7 @@ fn a_tier_that_the_models_values_do_not_fit_is_refused_by_check() {
             "the page quotes {quoted}, and not {said}"
         );
     }
-    // What would fit does.
+    // A smaller page is accepted.
     let smaller = ["plugins", "check", "--executor", "synthetic", "--plugins-dir", &directory];
     let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
     let output = host.args(smaller).args(["--page-size", "63", "--plugins", "shm,memory"]).output().unwrap();
@@ -55,7 +55,7 @@ fn check_opens_plugins_and_says_what_one_says_that_does_not_open() {
         std::fs::write(&file, config).unwrap();
         let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
         host.args(["plugins", "check", "--executor", "synthetic", "--plugins-dir", &directory]);
-        // Started by hand, a worker asks less of its plugin.
+        // A worker that is started by hand needs fewer capabilities of its plugin.
         host.args(["--role", "prefill", "--router", "http://127.0.0.1:9", "--plugins", named]);
         let output = host.arg("--config").arg(&file).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -70,7 +70,7 @@ fn check_opens_plugins_and_says_what_one_says_that_does_not_open() {
         let (code, said) = check(&format!("[plugin.panicking]\nin = \"{place}\"\n"), "panicking");
         assert!(code == Some(2) && said.contains(says), "{place}: {code:?} {said}");
     }
-    // A store that a worker would make is made, and one that is there stays as it is.
+    // The check makes the store that a worker would make, and does not change a store that exists.
     let pages = tempfile::tempdir().unwrap();
     let config = format!("[plugin.hicache-file]\ndir = {:?}\n", pages.path().join("pages"));
     assert_eq!(check(&config, "shm,hicache-file"), (Some(0), String::new()));

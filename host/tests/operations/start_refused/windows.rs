@@ -77,7 +77,7 @@ fn a_model_with_windows_is_refused_without_an_allocator_for_them_and_told_what_w
         for role in [&[][..], &["--role", "decode"], &["--role", "aggregated"]] {
             refused(&[&always, role, flags].concat(), says);
         }
-        // The same without starting anything.
+        // `host plugins check` gives the same message without starting a server.
         let output = Command::new(env!("CARGO_BIN_EXE_host"))
             .args(["plugins", "check"])
             .args([&always[..], flags].concat())

@@ -1,4 +1,4 @@
-//! Where a process is reached, and where one listens.
+//! The addresses at which processes are reached, and at which they listen.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,7 @@ pub(super) const LONGEST_PATH: usize = 107;
 /// How long to probe whether a process listens at an address.
 const PROBE: Duration = Duration::from_millis(500);
 
-/// Where other processes reach one.
+/// The address at which other processes reach a process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// `http://HOST:PORT`: plain text over TCP.
@@ -28,7 +28,7 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// A machine and a port of it.
+/// A machine, and a port on it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Host {
     /// Its name, or an IP address without brackets.
@@ -37,34 +37,35 @@ pub struct Host {
     pub port: u16,
 }
 
-/// Why a text is no address. Each continues a sentence that begins with the text.
+/// The reason why a text is not an address. Each message continues a sentence that begins with the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadAddress {
-    /// Not even the beginning of one.
+    /// The text cannot be parsed.
     #[error("is not an address ({0})")]
     NotOne(String),
-    /// Of another kind.
+    /// The address is of another kind.
     #[error("does not begin with http://, https:// or unix:")]
     Scheme,
-    /// Without a host.
+    /// The address has no host.
     #[error("names no host")]
     NoHost,
-    /// Without a port, or with port 0.
+    /// The address has no port, or port 0.
     #[error("names no port")]
     NoPort,
-    /// With a path or a query.
+    /// The address has a path or a query.
     #[error("has something after the port")]
     More,
-    /// Not a path that a socket can have.
+    /// The path cannot be that of a socket.
     #[error("is not the absolute path of a socket, of at most {LONGEST_PATH} bytes")]
     Path,
-    /// Not a place to listen at.
+    /// The text is not an address to listen at.
     #[error("is neither IP:PORT nor unix:PATH")]
     NoPlace,
 }
 
 impl Host {
-    /// Whether it may be another machine. A name that cannot be resolved now may be resolved later.
+    /// Whether the host may be another machine. A name that cannot be resolved now counts as this machine, although it may be
+    /// resolved later.
     #[must_use]
     pub fn may_be_elsewhere(&self) -> bool {
         use std::net::ToSocketAddrs as _;
@@ -128,15 +129,16 @@ impl FromStr for Address {
 }
 
 impl Address {
-    /// Whether no process listens there. True when the machine says so itself. Silence proves nothing: it may be the
-    /// network's.
+    /// Whether no process listens at the address. True only if the machine itself says so. No answer proves nothing: the network
+    /// may be the cause.
     pub async fn is_unused(&self) -> bool {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         let probe = async {
             match self {
                 Address::Plain(host) | Address::Tls(host) => {
                     let stream = TcpStream::connect((host.name.as_str(), host.port)).await?;
-                    // The kernel may give a connection the very port that it goes to, when no process listens there.
+                    // If no process listens at a port, the kernel may give that port to the connection itself, which then
+                    // connects to itself.
                     let is_its_own_peer = stream.local_addr()? == stream.peer_addr()?;
                     if is_its_own_peer { Err(ConnectionRefused.into()) } else { Ok(()) }
                 }
@@ -144,7 +146,7 @@ impl Address {
             }
         };
         match clock::timeout(PROBE, probe).await {
-            // A socket's file goes with its folder, a name that is not found may be found later.
+            // A Unix socket that is not found is gone. A host name that is not found may be found later.
             Ok(Err(error)) if error.kind() == NotFound => matches!(self, Address::Unix(_)),
             Ok(Err(error)) => error.kind() == ConnectionRefused,
             _ => false,
@@ -160,7 +162,7 @@ fn socket_path(text: &str) -> Option<Result<PathBuf, BadAddress>> {
     Some(if fits { Ok(path.to_owned()) } else { Err(BadAddress::Path) })
 }
 
-/// Where a process listens for others.
+/// The address at which a process listens for others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenAt {
     /// An address of this machine. Port 0 takes a free port.
@@ -176,7 +178,7 @@ impl ListenAt {
         Self::Tcp(([127, 0, 0, 1], 0).into())
     }
 
-    /// Whether processes of other machines may reach it.
+    /// Whether processes of other machines may reach the address.
     #[must_use]
     pub fn is_reachable_from_elsewhere(&self) -> bool {
         matches!(self, Self::Tcp(address) if !address.ip().is_loopback())
@@ -262,7 +264,7 @@ mod tests {
         assert!(!socket.is_unused().await);
         drop(listener);
         assert!(socket.is_unused().await, "a file that its process left");
-        // A port that is held and not listened at: no other process can get it meanwhile.
+        // The port is bound and not listened at, so no other process can get it meanwhile.
         let tcp = tokio::net::TcpSocket::new_v4().unwrap();
         tcp.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let port = Address::Plain(tcp.local_addr().unwrap().into());

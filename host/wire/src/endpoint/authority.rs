@@ -1,7 +1,7 @@
-//! Certificates: an authority, and what it signs for the processes of a cluster.
+//! An authority, and the certificates that it signs for the processes of a cluster.
 //!
 //! All keys are Ed25519. Certificates of processes are good for both ends of a connection and name [`NAME`](super::NAME), not
-//! addresses. Those of servers of the HTTP API name what clients call them, and nothing of the cluster takes them.
+//! addresses. Certificates of servers of the HTTP API have the names that clients use, and the cluster does not accept them.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -15,16 +15,16 @@ use time::{Duration, OffsetDateTime};
 use super::NAME;
 use crate::clock;
 
-/// Why a certificate could not be made.
+/// The reason why a certificate could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// The key is not an authority's.
     #[error("it is no Ed25519 key that `host certs new` made: {0}")]
     Key(String),
-    /// Making failed.
+    /// Making a certificate failed.
     #[error("a certificate could not be made: {0}")]
     Making(#[from] rcgen::Error),
-    /// A server of the API would pass as a process of the cluster.
+    /// An API server with this name would pass as a process of the cluster.
     #[error("{NAME} is the name of all processes of a cluster: give the names that clients use")]
     Name,
     /// Deriving a key failed.
@@ -32,7 +32,7 @@ pub enum AuthorityError {
     Deriving,
 }
 
-/// A key that signs certificates.
+/// A key that signs certificates, with its own certificate.
 #[derive(Debug)]
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -53,21 +53,21 @@ impl std::fmt::Debug for Issued {
     }
 }
 
-/// From when to when a certificate is good.
+/// The time during which a certificate is valid.
 #[derive(Clone, Copy, Debug)]
 pub enum Validity {
-    /// Always. For what lives no longer than a process.
+    /// Always. For certificates that are used no longer than a process lives.
     Always,
-    /// From an hour ago, for clocks that differ, for so many days.
+    /// From an hour ago, because clocks differ, for this many days.
     Days(u32),
 }
 
-/// What goes before the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410, section 7).
+/// The bytes before the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410, section 7).
 const PKCS8_ED25519: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
 impl Authority {
-    /// A new one.
+    /// A new authority.
     ///
     /// # Errors
     /// When there is no randomness.
@@ -75,7 +75,7 @@ impl Authority {
         Self::of_key(KeyPair::generate_for(&PKCS_ED25519)?, validity)
     }
 
-    /// The one that every process derives from the same secret.
+    /// The authority that every process derives from the same secret.
     ///
     /// # Errors
     /// When the key cannot be derived.
@@ -91,10 +91,10 @@ impl Authority {
         Self::of_key(key, Validity::Always)
     }
 
-    /// The one whose key [`key_pem`](Self::key_pem) gave.
+    /// The authority of a key that [`key_pem`](Self::key_pem) returned.
     ///
     /// # Errors
-    /// When it is no such key.
+    /// When the text is not such a key.
     pub fn from_key_pem(pem: &[u8], validity: Validity) -> Result<Self, AuthorityError> {
         let wrong = |error: &dyn std::fmt::Display| AuthorityError::Key(error.to_string());
         let PrivateKeyDer::Pkcs8(key) = PrivateKeyDer::from_pem_slice(pem).map_err(|error| wrong(&error))?
@@ -114,13 +114,13 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(parameters, key), certificate })
     }
 
-    /// Its own certificate, which others trust.
+    /// The authority's own certificate, which peers trust.
     #[must_use]
     pub fn certificate(&self) -> &rcgen::Certificate {
         &self.certificate
     }
 
-    /// Its key. With it every certificate of the cluster can be made.
+    /// The authority's key. With it every certificate of the cluster can be made.
     #[must_use]
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
@@ -139,7 +139,7 @@ impl Authority {
     /// Signs a certificate for a new key of a server with these names and IP addresses.
     ///
     /// # Errors
-    /// When one cannot be in a certificate or is the cluster's, and when there is no randomness.
+    /// When a name cannot be in a certificate or is the cluster's name, and when there is no randomness.
     pub fn issue_server(&self, names: &[String], validity: Validity) -> Result<Issued, AuthorityError> {
         if names.iter().any(|name| name.eq_ignore_ascii_case(NAME)) {
             return Err(AuthorityError::Name);
@@ -156,7 +156,7 @@ impl Authority {
         validity: Validity,
     ) -> Result<Issued, AuthorityError> {
         let mut parameters = parameters(names.first().map_or(NAME, String::as_str), validity)?;
-        // An IP address is told from a name.
+        // This distinguishes IP addresses from names.
         parameters.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         parameters.extended_key_usages = usages;

@@ -19,13 +19,13 @@ use super::credentials::{Credentials, Mismatch, check_user};
 use super::{CONNECT, PING_EVERY, PING_WAIT, RESOLVE};
 use crate::clock;
 
-/// Requests name no machine: the process at the other end is known by its credentials.
+/// The origin of all requests. It names no machine, because credentials identify the other process.
 const ORIGIN: &str = "http://host-cluster";
 
-/// A connection that opens when it is first used, and again when it broke.
+/// A connection that opens when it is first used, and opens again after it broke.
 ///
 /// # Errors
-/// When the credentials are not for addresses of this kind.
+/// When the credentials do not fit addresses of this kind.
 pub fn channel(address: &Address, credentials: &Credentials) -> Result<Channel, Mismatch> {
     credentials.fit(address)?;
     let dial = Dial(Arc::new((address.clone(), credentials.clone())));
@@ -36,7 +36,7 @@ pub fn channel(address: &Address, credentials: &Credentials) -> Result<Channel, 
     Ok(endpoint.connect_with_connector_lazy(dial))
 }
 
-/// Connects to one address, whatever the request says.
+/// Connects to one address, whatever address the request names.
 #[derive(Clone)]
 struct Dial(Arc<(Address, Credentials)>);
 
@@ -85,7 +85,7 @@ async fn connect(address: &Address, found: &[SocketAddr], credentials: &Credenti
         }
         (Address::Tls(_), Credentials::Tls(tls)) => {
             let connection = TcpStream::connect(found).await?;
-            // A message per packet: waiting for more would add to every token's latency.
+            // Sends each message in a packet of its own: waiting for more would add to the latency of every token.
             connection.set_nodelay(true)?;
             tls.connect(connection).await.map(|stream| Stream::Tls(Box::new(stream.into())))
         }

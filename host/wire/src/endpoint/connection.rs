@@ -1,4 +1,4 @@
-//! One connection, over whatever it goes.
+//! One connection of the control plane, over TCP, TLS or a Unix socket.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -27,7 +27,7 @@ pub(super) struct Connection {
     pub stream: Stream,
     /// Its place among a listener's connections.
     pub place: Place,
-    /// What its client may leave unread.
+    /// The limit of answers that the client leaves unread.
     pub unread: Unread,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Connection {
 pub(super) enum Place {
     /// For as long as the connection lasts.
     Lasting { _share: Share },
-    /// Until a newer connection takes it, which is said here.
+    /// Until a newer connection takes it: then this receiver gets a message.
     Passing(oneshot::Receiver<()>),
     /// Until the connection ends by itself: the listener is gone, and no newer one comes.
     Last,
@@ -45,7 +45,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// Fails once a newer connection has the place. Otherwise the task is woken when that is so.
+    /// Fails once a newer connection has the place. Otherwise the task is woken when that happens.
     fn keep(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if let Place::Passing(taken) = self
             && let Poll::Ready(said) = Pin::new(taken).poll(context)
@@ -59,7 +59,7 @@ impl Place {
     }
 }
 
-/// Calls a method of the stream that is there.
+/// Calls a method of the stream, of whichever kind it is.
 macro_rules! each {
     ($self:ident, $method:ident($($argument:expr),*)) => {
         match $self.get_mut() {

@@ -1,22 +1,22 @@
-//! How the two ends of a connection know each other.
+//! How the two ends of a connection check each other.
 
 use tokio::net::UnixStream;
 
 use super::Tls;
 use super::address::Address;
 
-/// What both ends of a connection are checked by.
+/// The credentials by which both ends of a connection check each other.
 #[derive(Clone, Debug)]
 pub enum Credentials {
-    /// Nothing: every process that reaches an address is believed.
+    /// None: every process that reaches an address is trusted.
     None,
-    /// The user of the process at the other end of a Unix socket: this one's, or root.
+    /// The user of the process at the other end of a Unix socket: it must be this process's user, or root.
     SameUser,
     /// Certificates of the cluster's authority.
     Tls(Tls),
 }
 
-/// An address of another kind than what this process is given to check peers by.
+/// The address is of a kind that this process's credentials do not fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{address} is {of}, and this process speaks {own} on its control plane: all processes of a cluster do alike"
@@ -28,10 +28,10 @@ pub struct Mismatch {
 }
 
 impl Credentials {
-    /// Whether peers at an address are checked by these.
+    /// Checks that these credentials fit an address.
     ///
     /// # Errors
-    /// When they are checked by others, or by none: connecting would be a way around the check.
+    /// When peers at the address are checked by other credentials, or by none: connecting would bypass the check.
     pub fn fit(&self, address: &Address) -> Result<(), Mismatch> {
         let (plain, tls, unix) = ("plain text over TCP", "TLS", "over Unix sockets");
         let of = match address {
@@ -48,7 +48,7 @@ impl Credentials {
     }
 }
 
-/// The user of another process, which is not this one's.
+/// The other process belongs to another user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is a process of user {theirs}, and this one belongs to user {ours}")]
 pub(super) struct OtherUser {
@@ -59,7 +59,7 @@ pub(super) struct OtherUser {
 /// Checks that the process at the other end belongs to this user, or to root.
 ///
 /// # Errors
-/// When it belongs to another, or the system does not say.
+/// When it belongs to another user, or when the system does not tell the user.
 pub fn check_user(connection: &UnixStream) -> std::io::Result<()> {
     let theirs = connection.peer_cred()?.uid();
     same_user(theirs, rustix::process::geteuid().as_raw())

@@ -1,7 +1,7 @@
-//! A private folder for the Unix sockets of one server, which goes with it.
+//! A private folder for the Unix sockets of one server, which is removed with the server.
 //!
-//! A server that is killed leaves its folder behind. The next one of the same user removes it: a folder is locked for as long as its
-//! server lives, so one that can be locked has none.
+//! A server that is killed leaves its folder behind. The next server of the same user removes it: a server locks its folder for
+//! as long as it lives, so a folder that can be locked has no server.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -17,30 +17,30 @@ use crate::random::random_u64;
 
 /// How a folder's name begins. A random number follows.
 const PREFIX: &str = "host-";
-/// The longest name of a socket in it, in bytes.
+/// The longest name of a socket in the folder, in bytes.
 const LONGEST_NAME: usize = 24;
 /// Tries until a name is free.
 const TRIES: usize = 16;
 
-/// The folder. Removed when dropped.
+/// A private folder for sockets. It is removed when dropped.
 #[derive(Debug)]
 pub struct SocketDirectory {
     path: PathBuf,
-    /// Locked while it is open. Children do not inherit it.
+    /// Holds the lock of the folder while it is open. Child processes do not inherit it.
     _lock: File,
 }
 
 impl SocketDirectory {
-    /// Makes a folder where temporary files are, and removes those that servers left there.
+    /// Makes a folder where temporary files are, and removes folders that servers left there.
     ///
-    /// `XDG_RUNTIME_DIR` comes after those: it goes when its user logs out, and a server may go on.
+    /// `XDG_RUNTIME_DIR` is tried after those: it is removed when its user logs out, and a server may run longer.
     ///
     /// # Errors
-    /// When there is no place where one can be made.
+    /// When a folder can be made in none of these places.
     pub fn new() -> io::Result<Self> {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let own = rustix::process::geteuid().as_raw();
-        // That of another user is there after `su` and `sudo`.
+        // After `su` and `sudo`, the variable may name another user's folder.
         let runtime = runtime.filter(|path| path.metadata().is_ok_and(|found| found.uid() == own));
         let bases =
             [std::env::temp_dir(), "/tmp".into()].into_iter().chain(runtime).chain(["/dev/shm".into()]);
@@ -57,12 +57,12 @@ impl SocketDirectory {
         )))
     }
 
-    /// Makes a folder in another one, and removes those that servers left there.
+    /// Makes a folder in another one, and removes folders that servers left there.
     ///
     /// # Errors
-    /// When it cannot be made, or its sockets' paths would be too long.
+    /// When the folder cannot be made, or when its sockets' paths would be too long.
     pub fn below(base: &Path) -> io::Result<Self> {
-        // A prefix, 16 digits, two slashes.
+        // The prefix, 16 digits and two slashes.
         let longest = base.as_os_str().len() + PREFIX.len() + 18 + LONGEST_NAME;
         // Addresses are text, and lists of them have commas.
         let is_text = base.to_str().is_some_and(|text| !text.contains(','));
@@ -79,7 +79,7 @@ impl SocketDirectory {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Another server may take it for one that was left, until it is locked.
+            // Until the folder is locked, another server may take it for an abandoned one.
             if let Some(lock) = locked(&path)? {
                 let made = Self { path, _lock: lock };
                 // Not every file system has sockets.
@@ -91,7 +91,7 @@ impl SocketDirectory {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// The path of a socket in it.
+    /// The path of a socket in the folder.
     #[must_use]
     pub fn socket(&self, name: &str) -> PathBuf {
         self.path.join(format!("{name}.sock"))
@@ -149,11 +149,11 @@ fn sweep(base: &Path) {
     }
 }
 
-/// Removes a folder with the sockets in it. Anything else in it keeps it.
+/// Removes a folder with the sockets in it. A folder with other files stays.
 fn remove(path: &Path) {
     for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
-            // What stays keeps the folder, which the next server tries again.
+            // If a socket cannot be removed, the folder stays, and the next server tries again.
             drop(std::fs::remove_file(entry.path()));
         }
     }

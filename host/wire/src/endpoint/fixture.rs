@@ -13,7 +13,7 @@ use crate::proto::{
     HeartbeatReply, HeartbeatRequest, LeaveReply, LeaveRequest, RegisterReply, RegisterRequest,
 };
 
-/// Counts the calls that get through to it.
+/// A server that counts the calls that reach it.
 #[derive(Clone, Default)]
 pub(super) struct Counting(Arc<AtomicUsize>);
 

@@ -1,7 +1,7 @@
-//! Accepting connections: no more at once than a limit, and none whose other end does not pass the check.
+//! Accepts connections: limits their number, and checks the other end of each.
 //!
-//! Connections of a cluster's processes last, and those beyond the limit are refused. Where nothing proves who connects, one
-//! client has its share of them. Connections of those that only watch a process pass: each asks something short, and a new one
+//! Connections of a cluster's processes last, and connections beyond the limit are refused. Without credentials, each client has
+//! its share of the connections. Connections that only watch a process are passing: each sends a short request, and a new one
 //! takes the place of the oldest of its client, or of all.
 
 mod strangers;
@@ -35,7 +35,7 @@ use strangers::Strangers;
 
 /// Most connections where descriptors are not the limit.
 const MOST_CONNECTIONS: usize = 1 << 14;
-/// A listener takes so many even where descriptors are few.
+/// The limit of connections is at least this, even where descriptors are few.
 const FEWEST_CONNECTIONS: usize = 64;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -49,7 +49,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 pub struct Listener {
     socket: Socket,
     credentials: Credentials,
-    /// Most connections at once. Those beyond are closed.
+    /// Most connections at once. Further ones are closed.
     most: usize,
 }
 
@@ -68,16 +68,16 @@ impl From<TcpListener> for Listener {
 
 impl Listener {
     fn new(socket: Socket, credentials: Credentials) -> Self {
-        // A quarter of this process's descriptors: clients of the HTTP API may have the rest.
+        // Takes a quarter of this process's descriptors: clients of the HTTP API may have the rest.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 4;
         let most = usize::try_from(descriptors).unwrap_or(usize::MAX);
         Self { socket, credentials, most: most.clamp(FEWEST_CONNECTIONS, MOST_CONNECTIONS) }
     }
 
-    /// Listens at an address. A socket's file that another process left is replaced.
+    /// Listens at an address. The file of a socket that another process left is replaced.
     ///
     /// # Errors
-    /// When the address is taken, or is none that these credentials are for.
+    /// When the address is taken, or does not fit the credentials.
     pub async fn bind(at: &ListenAt, credentials: Credentials) -> io::Result<Self> {
         let socket = match at {
             ListenAt::Tcp(address) => Socket::Tcp(TcpListener::bind(address).await?),
@@ -86,10 +86,10 @@ impl Listener {
         Self::new(socket, credentials).checked()
     }
 
-    /// Listens on a socket that listens already.
+    /// Takes over a socket that listens already.
     ///
     /// # Errors
-    /// When it is none that these credentials are for.
+    /// When the socket's address does not fit the credentials.
     pub fn inherited(socket: OwnedFd, credentials: Credentials) -> io::Result<Self> {
         let socket = if is_unix(&socket)? {
             Socket::Unix(UnixListener::from_std(socket.into())?)
@@ -106,13 +106,13 @@ impl Listener {
         }
     }
 
-    /// Closes connections beyond so many.
+    /// Sets the limit of connections at once. Further ones are closed.
     #[must_use]
     pub fn at_most(self, connections: usize) -> Self {
         Self { most: connections.max(1), ..self }
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     ///
     /// # Errors
     /// When the socket has no address.
@@ -133,13 +133,13 @@ impl Listener {
         }
     }
 
-    /// What peers are checked by.
+    /// The credentials by which peers are checked.
     #[must_use]
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
     }
 
-    /// The connections whose other end passed, until the stream is dropped. They last.
+    /// The connections whose other end passed the check, until the stream is dropped. These connections last.
     pub(super) fn incoming(self) -> ReceiverStream<io::Result<Connection>> {
         let places = Places::Lasting {
             connections: Shares::new(self.most),
@@ -149,7 +149,7 @@ impl Listener {
         self.accepting(places)
     }
 
-    /// As [`incoming`](Self::incoming), of connections that pass.
+    /// The same as [`incoming`](Self::incoming), for passing connections.
     pub(super) fn passing(self) -> ReceiverStream<io::Result<Connection>> {
         let places = Places::Passing(Mutex::new(Strangers::at_most(self.most.min(strangers::MOST))));
         self.accepting(places)
@@ -170,10 +170,10 @@ fn is_unix(socket: &OwnedFd) -> io::Result<bool> {
     Ok(rustix::net::sockopt::socket_domain(socket)? == AddressFamily::UNIX)
 }
 
-/// A Unix socket that listens at a path, for its owner alone. A file that another process left there is replaced.
+/// A Unix socket that listens at a path and is open to its owner only. A file that another process left there is replaced.
 ///
 /// # Errors
-/// When a process listens there, or something lies there that is no socket.
+/// When a process listens there, or when the path is that of another kind of file.
 pub fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
     if path.as_os_str().len() > LONGEST_PATH {
         let length = path.as_os_str().len();
@@ -193,7 +193,7 @@ pub fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
     }
     let listening = socket()?;
     rustix::net::bind(&listening, &address)?;
-    // Before it listens, nothing connects.
+    // Set before it listens, because nothing can connect before that.
     std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
     rustix::net::listen(&listening, BACKLOG)?;
     Ok(listening)
@@ -210,7 +210,7 @@ impl Socket {
         match self {
             Socket::Tcp(socket) => {
                 let (connection, address) = socket.accept().await?;
-                // A message per packet: waiting for more would add to every token's latency.
+                // Sends each message in a packet of its own: waiting for more would add to the latency of every token.
                 if let Err(error) = connection.set_nodelay(true) {
                     tracing::debug!(%error, "cannot send small packets at once");
                 }
@@ -235,7 +235,7 @@ impl Caller {
     }
 }
 
-/// Whether the error is of one connection, so that the next can be accepted at once.
+/// Whether the error concerns one connection only, so that the next can be accepted at once.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
@@ -279,7 +279,7 @@ async fn accept(listener: Listener, places: Places, checked: mpsc::Sender<io::Re
                     };
                     match clock::timeout(HANDSHAKE, begun).await {
                         Ok(Ok(stream)) => of_task.take(stream, address.ip(), &address).await,
-                        // As probes of ports do.
+                        // Probes of ports end in this way.
                         Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
                             tracing::debug!(%address, "a control connection ended before it had begun");
                         }
@@ -304,21 +304,22 @@ async fn accept(listener: Listener, places: Places, checked: mpsc::Sender<io::Re
 #[derive(Clone)]
 struct Server {
     checked: mpsc::Sender<io::Result<Connection>>,
-    /// For checked connections: strangers take none of them.
+    /// Places for checked connections. Unchecked connections take none of them.
     places: Arc<Places>,
     refusals: Arc<Refusals>,
 }
 
 /// The places for a listener's connections.
 enum Places {
-    /// For as long as connections last.
+    /// For connections that last.
     Lasting {
         connections: Shares,
         unread: Shares,
-        /// A client has its share of the connections. Processes that have proved to be of the cluster have any number.
+        /// Whether each client has a share of the connections. Processes that have proved to be of the cluster may have any
+        /// number.
         are_shared: bool,
     },
-    /// Until newer ones take them.
+    /// For passing connections: newer ones take the places of older ones.
     Passing(Mutex<Strangers<oneshot::Sender<()>>>),
 }
 
@@ -331,10 +332,11 @@ impl Places {
         }
     }
 
-    /// A place for a connection from this address, and what that may leave unread. True when an older connection has lost its place.
+    /// A place for a connection from this address, the limit of its unread answers, and whether an older connection has lost its
+    /// place.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is no place.
     fn place(&self, from: IpAddr) -> Result<(Place, Unread, bool), String> {
         let client = Client::at(from);
         match self {
@@ -368,7 +370,7 @@ impl Server {
         if ended {
             self.refusals.note(from, &"too many are open at once; the oldest is closed");
         }
-        // A server that has ended takes none.
+        // A send error is ignored: a server that has ended takes no connections.
         drop(self.checked.send(Ok(Connection { stream, place, unread })).await);
     }
 }

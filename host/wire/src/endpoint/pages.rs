@@ -1,7 +1,7 @@
-//! Keeping web pages out of listeners that ask for no credentials.
+//! Keeps web pages away from listeners without credentials.
 //!
-//! A browser sends a page's requests to any port of its machine, and some of them without asking that port first. It says so: of
-//! most requests it tells the page's origin, and of all the name under which the page addresses the server.
+//! A browser sends a page's requests to any port of its machine, some of them without a preflight. Such requests can be
+//! recognized: most have the page's origin, and all have the name under which the page addresses the server.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use axum::response::{IntoResponse, Response};
 use super::refusals::Refusals;
 use super::{Address, NAME};
 
-/// What every gRPC request's content type begins with. A page needs a permission to send it, which no listener here gives.
+/// The beginning of the content type of every gRPC request. A page needs a permission to send this type, which no listener here
+/// gives.
 const CALL: &[u8] = b"application/grpc";
 
 /// A `Host` without its port and without the brackets of an IPv6 address.
@@ -27,23 +28,23 @@ pub fn host_name(host: &str) -> &str {
     host.rsplit_once(':').map_or(host, |(name, _port)| name)
 }
 
-/// Whether a `Host` is `localhost` or an IP address. Every other name may be made to resolve to this machine for a page that was
-/// loaded from it (DNS rebinding).
+/// Whether a `Host` is `localhost` or an IP address. Any other name may be made to resolve to this machine, for a page that was
+/// loaded under that name (DNS rebinding).
 #[must_use]
 pub fn is_local_host(host: &str) -> bool {
     let name = host_name(host);
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-/// What a listener refuses.
+/// The rules of a listener, and its warnings.
 #[derive(Debug)]
 struct Rules {
-    /// It listens on the loopback interface, so that other names than local ones are no names of it.
+    /// Whether it listens on the loopback interface, where only local names are its own.
     is_local: bool,
     refusals: Refusals,
 }
 
-/// Refuses what web pages send to a listener at this address.
+/// Refuses requests of web pages to a listener at this address.
 pub(super) fn without_pages(routes: Router, address: Option<&Address>) -> Router {
     let is_local = match address {
         Some(Address::Plain(host)) => host.name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback()),
@@ -53,7 +54,7 @@ pub(super) fn without_pages(routes: Router, address: Option<&Address>) -> Router
     routes.layer(from_fn_with_state(rules, of_no_page))
 }
 
-/// Refuses what is no gRPC request: servers of services look at the path alone.
+/// Refuses requests that are not gRPC, because the servers of services check only the path.
 pub(super) fn calls_alone(routes: Router) -> Router {
     routes.layer(from_fn(is_call))
 }
@@ -62,17 +63,17 @@ async fn of_no_page(State(rules): State<Arc<Rules>>, request: Request, next: Nex
     let is_call = request.method() == Method::POST;
     let refused = |status: StatusCode, why: &'static str| {
         rules.refusals.note(&"what may be a web page", &why);
-        // Callers of gRPC read a body as messages, and tell the status without one.
+        // Callers of gRPC read a body as messages, so they get the status without one.
         if is_call { status.into_response() } else { (status, why).into_response() }
     };
     let headers = request.headers();
     if headers.contains_key(header::ORIGIN) {
         return refused(StatusCode::FORBIDDEN, "requests of web pages are refused: this one has an Origin");
     }
-    // HTTP/2 has it in the address.
+    // HTTP/2 has the name in the address.
     let given = request.uri().authority().map(|authority| authority.as_str());
     let given = given.or_else(|| Some(headers.get(header::HOST)?.to_str().unwrap_or_default()));
-    // Processes of a cluster address each other by the name of all.
+    // Processes of a cluster address each other by the common name.
     let is_own = |host: &str| is_local_host(host) || host == NAME;
     if rules.is_local && given.is_some_and(|host| !is_own(host)) {
         let why = "this listener is addressed as localhost or by an IP address, and this request names another host";

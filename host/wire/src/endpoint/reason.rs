@@ -1,10 +1,10 @@
-//! Why a call failed, in one line.
+//! The reason why a call failed, in one line.
 
 use std::error::Error;
 
 use tonic::Status;
 
-/// What a call's status says, with what lies under it: a status of a broken connection alone says that there was an error.
+/// The message of a call's status, with its causes: the status of a broken connection says only that there was an error.
 #[must_use]
 pub fn reason(status: &Status) -> String {
     let mut text = status.message().to_owned();

@@ -1,4 +1,4 @@
-//! Warnings about connections that were refused, which a stranger cannot fill a disk with.
+//! Warnings about refused connections. Their rate is limited, so that a stranger cannot fill a disk with them.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 
 use crate::clock::{self, Instant};
 
-/// A listener warns this often at most.
+/// Shortest time between two warnings of a listener.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
-/// Counts what a listener refused, and warns of it.
+/// Counts the connections that a listener refused, and warns about them.
 #[derive(Debug)]
 pub struct Refusals {
     what: &'static str,
@@ -24,7 +24,7 @@ struct Counted {
 }
 
 impl Counted {
-    /// How many were refused without a warning since the last, if this one is due for one.
+    /// Counts one refusal. If a warning is due, returns how many refusals had no warning since the last one.
     fn due(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.duration_since(last) < WARN_EVERY) {
             self.since += 1;
@@ -36,13 +36,13 @@ impl Counted {
 }
 
 impl Refusals {
-    /// Of connections that logs call by this name.
+    /// Counts refusals of connections that logs call by this name.
     #[must_use]
     pub fn of(what: &'static str) -> Self {
         Self { what, counted: Mutex::default() }
     }
 
-    /// A connection was refused.
+    /// Notes that a connection was refused.
     pub fn note(&self, from: &dyn Display, why: &dyn Display) {
         let due = self.counted.lock().due(clock::now());
         if let Some(more) = due {

@@ -1,4 +1,4 @@
-//! Serving other processes.
+//! Serves other processes.
 
 use std::future::Future;
 use std::time::Duration;
@@ -13,34 +13,34 @@ use super::pages::{calls_alone, without_pages};
 use super::unread::bounded;
 use super::{PING_EVERY, PING_WAIT};
 
-/// Calls of one connection at once: more than a worker queues and runs. Further ones wait at the caller.
+/// Most calls of one connection at once: more than a worker queues and runs. Further ones wait at the caller.
 const MAX_CALLS: u32 = 1 << 14;
-/// Requests at once of a connection that only watches. A probe and a scrape are one each.
+/// Most requests at once of a connection that only watches. A probe and a scrape are one each.
 const MAX_WATCHED: u32 = 16;
-/// A connection that only watches is asked to end when it is so old. Its client connects again.
+/// Age at which a connection that only watches is asked to end. Its client connects again.
 const AGE: Duration = Duration::from_secs(60);
-/// Its answers under way have so long to be read. Then it is closed, and what is unread is free.
+/// Time in which the client can then read answers under way. Afterwards the connection is closed, and unread answers are freed.
 const AGE_GRACE: Duration = Duration::from_secs(10);
 
-/// What connections may do.
+/// The uses of a listener's connections.
 #[derive(Clone, Copy, Debug)]
 enum Terms {
-    /// gRPC alone. They last.
+    /// gRPC only. The connections last.
     Calls,
-    /// gRPC, and watching over HTTP/1 and HTTP/2. They last.
+    /// gRPC, and watching over HTTP/1 and HTTP/2. The connections last.
     CallsAndWatching,
-    /// Watching alone. They pass.
+    /// Watching only. The connections are passing.
     Watching {
-        /// Then they are asked to end.
+        /// Age at which they are asked to end.
         age: Duration,
-        /// After this time more they are closed.
+        /// Time after which they are then closed.
         grace: Duration,
     },
 }
 
 /// Answers calls on a listener until `stop` resolves. Then calls under way may end, however long they take.
 ///
-/// They are gRPC over HTTP/2, and nothing else is answered. A listener without credentials refuses what web pages send.
+/// Calls are gRPC over HTTP/2, and nothing else is answered. A listener without credentials refuses requests of web pages.
 ///
 /// # Errors
 /// When the server fails.
@@ -57,14 +57,14 @@ pub async fn serve(
     run(listener, calls, Terms::Calls, stop).await
 }
 
-/// As [`serve`], of a listener without credentials where a process is also watched, or is watched alone: what is there is
-/// answered over HTTP/1, too.
+/// Like [`serve`], for a listener without credentials at which a process is watched, with or without calls. Watching is answered
+/// over HTTP/1, too.
 ///
-/// Every process that reaches the listener may watch, so what such a client leaves unread is bounded, and answers beyond that are
-/// 503. Where no calls are answered its connections are few and end after a minute: a new one takes the place of the oldest of
-/// its client. Where calls are answered connections last, and a client has its share of them.
+/// Every process that reaches the listener may watch. So the answers that such a client leaves unread are limited, and further
+/// ones are 503. Where no calls are answered, connections are few and end after a minute: a new one takes the place of the oldest
+/// of its client. Where calls are answered, connections last, and each client has its share of them.
 ///
-/// `watching` makes its answers whole: they are held in memory until they are read.
+/// `watching` must make whole answers: they are held in memory until they are read.
 ///
 /// # Errors
 /// When the server fails.
@@ -134,7 +134,7 @@ mod tests {
         let mut caller = TcpStream::connect((host.name.as_str(), host.port)).await.unwrap();
         caller.write_all(BEGINNING).await.unwrap();
         let before = clock::now();
-        // It takes in everything and answers no ping.
+        // The caller reads everything and answers no ping.
         let mut heard = Vec::new();
         clock::timeout(10 * PING_WAIT, caller.read_to_end(&mut heard)).await.unwrap().unwrap();
         assert!(!heard.is_empty() && before.elapsed() >= PING_EVERY + PING_WAIT, "{:?}", before.elapsed());
@@ -176,7 +176,7 @@ mod tests {
     const CALL: &str = "POST /host.v1.Registry/Heartbeat";
     const GRPC: &str = "content-type: application/grpc";
 
-    /// What is answered to a request over HTTP/1, which has an empty message as its body: nothing where HTTP/1 is not spoken.
+    /// The answer to a request over HTTP/1 whose body is an empty message. Empty where HTTP/1 is not spoken.
     async fn over_http1(address: &Address, line: &str, headers: &[&str]) -> String {
         let Address::Plain(host) = address else { panic!("{address}") };
         let mut connection = TcpStream::connect((host.name.as_str(), host.port)).await.unwrap();
@@ -188,7 +188,7 @@ mod tests {
         request.push_str("\r\n\0\0\0\0\0");
         connection.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
-        // It may be hung up on before it was read.
+        // The server may hang up before it has read the request.
         drop(connection.read_to_end(&mut answer).await);
         String::from_utf8_lossy(&answer).into_owned()
     }

@@ -1,7 +1,7 @@
-//! TLS: mutual between the processes of a cluster, and that of the HTTP API.
+//! TLS: mutual between the processes of a cluster, and for servers only in the HTTP API.
 //!
-//! Certificates, keys and secrets lie in files, which are looked at for every new connection. When they have changed, new
-//! connections use what is in them. Those that are open go on. Files that cannot be used change nothing and are warned of.
+//! Certificates, keys and secrets are in files, which are checked for changes at every new connection. When they have changed,
+//! new connections use the new content. Open connections continue. Files that cannot be used change nothing, and are warned of.
 
 mod api;
 mod files;
@@ -25,24 +25,25 @@ use reloaded::Reloaded;
 
 pub use api::{AcceptedTls, ApiTls, Authorities, ConnectedTls, NoAuthorities, is_untrusted};
 
-/// What proves that a process belongs to the cluster.
+/// The files that prove that a process belongs to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TlsSource {
-    /// A file of secrets, one a line. The first makes this process's certificate, all make ones that are accepted.
+    /// A file of secrets, one a line. This process's certificate comes from the first. Certificates from all of them are
+    /// accepted.
     Secret(PathBuf),
     /// A folder with `ca.pem`, `cert.pem` and `key.pem`.
     Certificates(PathBuf),
 }
 
-/// Why files cannot be used.
+/// The reason why files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file is not there, or closed to this process.
+    /// A file is missing, or this process may not read it.
     #[error("{} cannot be read: {error}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
     /// Other users may read or change a secret.
@@ -53,39 +54,39 @@ pub enum TlsError {
         /// Its permissions.
         mode: u32,
     },
-    /// Other users may put a file of theirs in its place.
+    /// Other users may replace the file with one of theirs.
     #[error("{} could be replaced by others: {ways}", path.display())]
     Replaceable {
         /// The file.
         path: PathBuf,
-        /// Which file or folder lets them, and what to do.
+        /// The files or folders that let them, and the remedy.
         ways: String,
     },
-    /// A file holds something else.
+    /// The content of a file is wrong.
     #[error("{}: {why}", path.display())]
     Wrong {
         /// The file or folder.
         path: PathBuf,
-        /// What is the matter with it.
+        /// The problem.
         why: String,
     },
 }
 
-/// This process's proof of membership, and what it takes as others'.
+/// This process's proof of membership, and the proofs that it accepts from others.
 #[derive(Clone)]
 pub struct Tls {
     source: TlsSource,
     sides: Arc<Reloaded<Sides>>,
 }
 
-/// What both ends of new connections use.
+/// The settings of both ends for new connections.
 #[derive(Clone)]
 struct Sides {
     server: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
 }
 
-/// Names the files alone.
+/// Shows only the names of the files.
 impl std::fmt::Debug for Tls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Tls").field(&self.source).finish()
@@ -104,35 +105,35 @@ impl Tls {
         Ok(Self { source, sides })
     }
 
-    /// What a connection that begins now uses. The files may lie on a slow file system, so they are looked at apart from the control
-    /// plane's threads.
+    /// The settings for a connection that begins now. The files may be on a slow file system, so they are checked on another
+    /// thread than those of the control plane.
     async fn look(&self) -> io::Result<Sides> {
         let sides = Arc::clone(&self.sides);
         tokio::task::spawn_blocking(move || sides.now()).await.map_err(io::Error::other)
     }
 
-    /// Makes a connection that was accepted one that its other end has shown a certificate on.
+    /// Makes the handshake on an accepted connection, in which the other end has to show a certificate.
     ///
     /// # Errors
-    /// When it has shown none of this cluster.
+    /// When the other end shows no certificate of this cluster.
     pub(super) async fn accept(&self, connection: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
         let accepted =
             TlsAcceptor::from(self.look().await?.server).accept(connection).await.map_err(plainly)?;
-        // An authority of others may sign for many. Certificates of this cluster have its name.
+        // The authority may sign certificates for others, too. Certificates of this cluster have its name.
         check_name(accepted.get_ref().1.peer_certificates())?;
         Ok(accepted)
     }
 
-    /// Makes a connection one on which both ends have shown a certificate.
+    /// Makes the handshake on a connection to a server, in which both ends show a certificate.
     ///
     /// # Errors
-    /// When the other end has shown none of this cluster.
+    /// When the other end shows no certificate of this cluster.
     pub(super) async fn connect(&self, connection: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
         TlsConnector::from(self.look().await?.client).connect(name()?, connection).await.map_err(plainly)
     }
 }
 
-/// The error of a handshake, for operators: what TLS calls it says little.
+/// The error of a handshake in words for operators, because the TLS error alone says little.
 fn plainly(error: io::Error) -> io::Error {
     let why = match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::InvalidCertificate(_)) => "its certificate is of another cluster, or out of date",
@@ -156,7 +157,7 @@ fn check_name(shown: Option<&[CertificateDer<'_>]>) -> io::Result<()> {
         .map_err(|_other| io::Error::other(format!("the certificate that was shown does not name {NAME}")))
 }
 
-/// What computes.
+/// The implementation of the cryptography.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
@@ -183,7 +184,7 @@ fn read(source: &TlsSource) -> Result<Sides, TlsError> {
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain.clone(), key.clone_key())
         .map_err(|error| wrong(&error))?;
-    // A session that goes on would skip the check of the certificate.
+    // A resumed session would skip the check of the certificate.
     server.session_storage = Arc::new(NoServerSessionStorage {});
     server.send_tls13_tickets = 0;
     server.alpn_protocols = vec![b"h2".to_vec()];

@@ -1,7 +1,7 @@
-//! Bounds what watchers of a process leave unread of its answers.
+//! Limits the answers that watchers of a process leave unread.
 //!
-//! HTTP/2 lets a client ask, and allow no byte of the answer to be sent. Each answer then waits in memory until its connection
-//! ends. So an answer takes its bytes from what its connection may leave unread, and gives them back when they are sent.
+//! In HTTP/2 a client can send a request and allow no byte of the answer to be sent. Each answer then waits in memory until its
+//! connection ends. So the bytes of an answer count against a limit until they are sent.
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
@@ -12,21 +12,21 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::shares::{Client, NoShare, Share, Shares};
 
-/// Most bytes that a connection leaves unread, where connections pass.
+/// Most unread bytes of one connection, where connections are passing.
 pub(super) const OF_ONE: usize = 256 << 10;
-/// Most bytes that all connections of a listener leave unread, where they last. A client has its share of them.
+/// Most unread bytes of all connections of a listener, where connections last. Each client has its share of them.
 pub(super) const OF_ALL: usize = 32 << 20;
-/// Answers of so many bytes do not count: those of probes, which are answered whatever else is unread.
+/// Answers of up to this many bytes do not count. So probes are answered whatever else is unread.
 const SMALL: usize = 1 << 10;
 
-/// What the client of a connection may leave unread. Among the extensions of each of its requests.
+/// The limit of unread bytes for the client of a connection. It is an extension of each request of the connection.
 #[derive(Clone, Debug)]
 pub(super) struct Unread {
     bytes: Shares,
     client: Client,
 }
 
-/// The bytes of an answer, until HTTP has sent them or given them up.
+/// The bytes of an answer, until HTTP has sent or dropped them.
 struct Held {
     bytes: Bytes,
     _share: Share,
@@ -39,18 +39,18 @@ impl AsRef<[u8]> for Held {
 }
 
 impl Unread {
-    /// A part of these bytes.
+    /// A client's part of these bytes.
     pub fn new(bytes: Shares, client: Client) -> Self {
         Self { bytes, client }
     }
 
-    /// A text that is larger than all there is takes all of it.
+    /// Takes a share for an answer. An answer that is larger than the whole limit takes all of it.
     fn take(&self, bytes: usize) -> Result<Share, NoShare> {
         self.bytes.take(&self.client, bytes.min(self.bytes.total()))
     }
 }
 
-/// Routes whose answers are in memory, refused with 503 while their client leaves too many bytes unread.
+/// Answers of these routes are held in memory. They are refused with 503 while their client leaves too many bytes unread.
 pub(super) fn bounded(routes: Router) -> Router {
     routes.layer(from_fn(bound))
 }

@@ -1,4 +1,4 @@
-//! The adapter between a pool and an allocator that keeps its contract, or does not.
+//! The adapter between a pool and allocators that keep their contract or break it.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -20,11 +20,11 @@ struct Lowest {
     components: Vec<api::Component>,
     free: Mutex<BTreeSet<u32>>,
     calls: Mutex<Vec<String>>,
-    /// What it answers instead of the first page of the second call.
+    /// A page that it answers instead of the first page of the second call.
     lies: Option<u32>,
 }
 
-/// Its components: the names say nothing of the groups.
+/// Its components. Their ids say nothing about the groups.
 fn declared() -> Vec<api::Component> {
     let full = api::Component { id: ComponentId(7), pages: 30, ..api::Component::default() };
     let window = api::Component {
@@ -166,7 +166,7 @@ impl PoolAllocator for Panicking {
     }
 }
 
-/// Behind the net that keeps panics in, as a loaded plugin is.
+/// An allocator behind the guard that catches panics, as a loaded plugin is.
 fn guarded(method: &'static str) -> Arc<dyn PoolAllocator> {
     let factory = |_: &api::PoolOpening| Ok(Panicking(method));
     let none = RSlice::from_slice(&[]);

@@ -20,8 +20,8 @@ pub enum Patience {
 }
 
 impl Patience {
-    /// Of a worker that [may draw late](Config::may_draw_late): 20 ms at most, and a quarter of its target for the time between tokens.
-    /// Others wait for all.
+    /// The patience of a worker. One that [may draw late](Config::may_draw_late) waits 20 ms at most, and no longer than
+    /// a quarter of its target for the time between tokens. Other workers wait for all masks.
     #[must_use]
     pub fn of(config: &Config) -> Self {
         if !config.may_draw_late() {
@@ -33,7 +33,7 @@ impl Patience {
     }
 }
 
-/// The time of a worker's steps, one after the other.
+/// Measures the time of a worker's steps, one after the other.
 #[derive(Debug)]
 pub(super) struct StepTime {
     patience: Patience,
@@ -45,7 +45,7 @@ struct Step {
     begun: Time,
     /// When it had computed and began to wait for masks.
     computed: Option<Time>,
-    /// It gets something done for some sequence, which the others may not hold up.
+    /// Whether the step makes progress for some sequence. Sequences without a mask may not hold that up.
     gains: bool,
 }
 
@@ -54,7 +54,7 @@ impl StepTime {
         Self { patience, step: Mutex::default() }
     }
 
-    /// A step begins. `gains`: it gets something done for a sequence whatever masks are known.
+    /// Begins a step. `gains` says that it makes progress for a sequence, whatever masks are known.
     pub(super) fn begins(&self, now: Time, gains: bool) {
         *self.step.lock() = Step { begun: now, computed: None, gains };
     }
@@ -64,9 +64,9 @@ impl StepTime {
         self.step.lock().gains = true;
     }
 
-    /// How long the step waits from now on: zero when its time is over, and `None` without an end. `late`: all that it waits for was
-    /// late before. A step that has got nothing done waits as long as one may, for those too, because the next step would have the
-    /// same to do.
+    /// How long the step waits from now on: zero when its time is over, and `None` without an end. `late` says that all
+    /// masks it waits for were late before. A step without progress waits as long as a step may, for such masks too,
+    /// because the next step would have the same work.
     pub(super) fn left(&self, now: Time, late: bool) -> Option<Duration> {
         let Patience::AsLongAgain { least, most } = self.patience else { return None };
         let step = &mut *self.step.lock();

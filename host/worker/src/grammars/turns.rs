@@ -4,8 +4,8 @@
 //! batch ─► waiting parts of a room ─► client's turn ─► thread: consume, mask ─► known ─► draw
 //! ```
 //!
-//! A room has one turn at a time, in which all of its parts are worked off in their order. While a mask is worked out, no lock is held
-//! that the executor takes.
+//! A room has one turn at a time, in which all of its parts are worked off in their order. No lock that the executor
+//! takes is held while a mask is worked out.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,13 +16,13 @@ use host_core::request::Request;
 use host_grammar::{Compiled, GrammarError, Mask, Queue, State};
 use parking_lot::{Condvar, Mutex};
 
-/// Most threads that work masks out.
+/// The most threads that work out masks for one client.
 const THREADS: usize = 4;
 
-/// What may follow a sequence. `None` when it could not be worked out.
+/// The mask behind a sequence's last token. `None` when it could not be worked out.
 type Known = Option<Result<Mask, GrammarError>>;
 
-/// The threads.
+/// The threads that work out masks.
 #[derive(Debug)]
 pub(super) struct MaskThreads {
     pool: rayon::ThreadPool,
@@ -31,15 +31,16 @@ pub(super) struct MaskThreads {
 
 #[derive(Debug)]
 struct Shared {
-    /// Rooms that wait for their turn. One that ended leaves nothing of its own here.
+    /// Rooms that wait for their turn. The queue does not keep a room that has ended.
     queue: Mutex<Queue<Weak<Followed>>>,
-    /// How often a room was worked off.
+    /// How many times a room was worked off.
     done: Mutex<u64>,
     one_more: Condvar,
 }
 
 impl MaskThreads {
-    /// One for each core, four at most, and one that a client with many rooms leaves to others.
+    /// Starts one thread for each core, four at most, and one more. A client with many rooms leaves one of them to
+    /// others.
     pub(super) fn new() -> Result<Self, rayon::ThreadPoolBuildError> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let of_a_client = THREADS.min(cores);
@@ -54,7 +55,7 @@ impl MaskThreads {
         })
     }
 
-    /// A room has one more part to be worked on. Does not wait.
+    /// Queues one more part of a room. Does not wait.
     pub(super) fn work(&self, followed: &Arc<Followed>, part: Part) {
         if !followed.take_part(part) {
             return;
@@ -70,17 +71,17 @@ impl MaskThreads {
         }
     }
 
-    /// A room has ended, and nothing else holds it: it waits no more.
+    /// Removes rooms that have ended from the queue.
     pub(super) fn forget_ended(&self) {
         self.shared.queue.lock().retain(|followed| followed.strong_count() > 0);
     }
 
-    /// How often a room was worked off, for [`wait`](Self::wait).
+    /// How many times a room was worked off, for [`wait`](Self::wait).
     pub(super) fn done(&self) -> u64 {
         *self.shared.done.lock()
     }
 
-    /// Waits until a room was worked off since `seen` were, or for so long. May return earlier.
+    /// Waits until a room was worked off since the count was `seen`, or for `most`. May return earlier.
     pub(super) fn wait(&self, seen: u64, most: Option<Duration>) {
         let mut done = self.shared.done.lock();
         if *done == seen {
@@ -93,7 +94,7 @@ impl MaskThreads {
 }
 
 impl Shared {
-    /// Works on a room, and then on those whose turn comes in its place.
+    /// Works on a room, and then on the rooms whose turns follow.
     fn work_off(&self, begun: (u64, Weak<Followed>)) {
         let mut next = Some(begun);
         while let Some((client, followed)) = next {
@@ -121,7 +122,7 @@ pub struct Followed {
     place: Mutex<Place>,
 }
 
-/// Where its answer is.
+/// The state of the grammar behind the tokens that were consumed.
 #[derive(Debug)]
 struct Progress {
     state: State,
@@ -129,20 +130,20 @@ struct Progress {
     next: usize,
 }
 
-/// What is known of it, and what is to be worked on.
+/// The mask of a room, and the parts that are to be worked on.
 #[derive(Debug, Default)]
 struct Place {
-    /// What may follow the last part.
+    /// The mask behind the last part.
     mask: Known,
-    /// Where the last part ends, if a token is drawn behind it: its mask is known, or will be.
+    /// The position behind the last part, if a token is drawn there: its mask is known, or will be.
     draws_at: Option<usize>,
     /// Parts of batches that are not worked on yet, in their order.
     waiting: VecDeque<Part>,
-    /// A thread works on them, or will.
+    /// Whether a thread works on the parts, or will.
     working: bool,
-    /// A step did not wait for it.
+    /// Whether a step went on without the mask.
     late: bool,
-    /// Nothing more is worked out for it.
+    /// Whether the engine has failed, so that no more masks are worked out.
     broken: bool,
 }
 
@@ -152,22 +153,22 @@ pub(super) struct Part {
     /// The position of its first token.
     pub(super) start: usize,
     pub(super) tokens: Vec<u32>,
-    /// A token is drawn behind it.
+    /// Whether a token is drawn behind it.
     pub(super) draws: bool,
 }
 
-/// Whether it is known what may follow a room's last part.
+/// Whether the mask behind a room's last part is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Looked {
     Known,
-    /// Not yet. `late`: an earlier step did not wait for it.
+    /// Not yet. `late` says that an earlier step went on without it.
     Unknown {
         late: bool,
     },
 }
 
 impl Followed {
-    /// Where the answer is, of which so many tokens are at the prompt's end.
+    /// Follows the answer so far, whose `answered` tokens are at the prompt's end.
     pub(super) fn begin(
         compiled: &Compiled,
         request: &Request,
@@ -185,11 +186,11 @@ impl Followed {
         }))
     }
 
-    /// One more part of it is computed. Whether it has to wait for a turn with it.
+    /// Adds a part that is computed. Returns whether the room has to wait for a turn.
     fn take_part(&self, part: Part) -> bool {
         let mut place = self.place.lock();
         let draws_at = part.draws.then(|| part.start.saturating_add(part.tokens.len()));
-        // Computed again, because its mask was too late for the last draw.
+        // The part is computed again, because its mask was too late for the last draw.
         if place.broken || draws_at.is_some() && place.draws_at == draws_at {
             return false;
         }
@@ -198,7 +199,7 @@ impl Followed {
         !std::mem::replace(&mut place.working, true)
     }
 
-    /// Takes in what waits.
+    /// Works on all waiting parts.
     fn work(&self) {
         loop {
             let part = {
@@ -218,18 +219,18 @@ impl Followed {
         *self.place.lock() = Place { broken: true, ..Place::default() };
     }
 
-    /// Whether it is known what may follow.
+    /// Whether the mask is known.
     pub(super) fn look(&self) -> Looked {
         let place = self.place.lock();
         if place.working { Looked::Unknown { late: place.late } } else { Looked::Known }
     }
 
-    /// A step waits for it no longer.
+    /// Records that a step goes on without the mask.
     pub(super) fn mark_late(&self) {
         self.place.lock().late = true;
     }
 
-    /// What may follow its last part.
+    /// Takes the mask behind the last part.
     pub(super) fn take(&self) -> Known {
         let mut place = self.place.lock();
         (place.draws_at, place.late) = (None, false);
@@ -238,12 +239,12 @@ impl Followed {
 }
 
 impl Progress {
-    /// These tokens are computed. What may follow them is wanted if a token is drawn.
+    /// Consumes the tokens of a part. Returns the mask behind them if a token is drawn there.
     fn go_on(&mut self, part: &Part) -> Known {
         let Part { start, ref tokens, draws } = *part;
         let end = start + tokens.len();
         let consumed = match self.next.checked_sub(start) {
-            // Computed before, all or in part.
+            // All or some of the tokens were consumed before.
             Some(before) => tokens.iter().skip(before).try_for_each(|token| self.state.consume(*token)),
             None => Err(GrammarError::Stuck(format!("tokens {} to {start} of it are missing", self.next))),
         };
@@ -257,7 +258,7 @@ impl Progress {
 
 #[cfg(test)]
 impl Followed {
-    /// As if a thread were in the middle of a mask.
+    /// Holds the room as a thread does that works out a mask.
     pub(super) fn in_work(&self) -> impl Drop + '_ {
         self.progress.lock()
     }
@@ -324,7 +325,7 @@ mod tests {
         threads.work(&followed, part(0, "x"));
         assert_eq!(followed.look(), Looked::Known, "no turn is needed for it");
         assert_eq!(allowed(followed.take()), "a");
-        // Behind another token, and where that was not drawn but computed again.
+        // Behind another token, and again when the same tokens are computed a second time.
         threads.work(&followed, part(1, "a"));
         assert_eq!(allowed(known(&threads, &followed)), "b");
         threads.work(&followed, Part { draws: false, ..part(0, "x") });
@@ -337,7 +338,7 @@ mod tests {
         let (threads, compiler) = (MaskThreads::new().unwrap(), compiler());
         let many: Vec<_> =
             (0..2 * threads.pool.current_num_threads()).map(|_| followed(&compiler, 1)).collect();
-        // Rooms of the first client take for ever.
+        // Rooms of the first client are never worked off.
         let held: Vec<_> = many.iter().map(|followed| followed.progress.lock()).collect();
         many.iter().for_each(|followed| threads.work(followed, part(0, "x")));
         for _again in 0..3 {

@@ -1,4 +1,4 @@
-//! What a peer says of its ranks, checked, and which of them exchange what.
+//! Reads and checks a peer's description of its ranks, and finds which ranks exchange which heads.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,16 +14,16 @@ use host_wire::proto::{TransferEndpoint, WorkerInfo};
 
 use super::table::Connected;
 
-/// A peer's memory, as writes name it.
+/// A link to a peer: its connections, and the peer's memory as writes name it.
 #[derive(Clone, Debug)]
 pub struct Link {
-    /// Names this link among all that were made to the peer.
+    /// Identifies this link among all links that were made to the peer.
     pub session: u64,
     /// Which of the prefill worker's ranks sends which heads to which of the decode worker's.
     pub lanes: Vec<HeadLane>,
     /// The peer's ranks.
     pub ranks: Vec<PeerRank>,
-    /// The plugin's handle for each of our ranks and each of the peer's that it exchanges anything with.
+    /// The plugin's handle for each pair of an own rank and a peer's rank that exchange heads.
     pub(super) connections: HashMap<(usize, usize), PeerId>,
 }
 
@@ -38,21 +38,21 @@ pub struct PeerRank {
     pub aux_region: u32,
     /// Generation of that region.
     pub aux_generation: u32,
-    /// What the pool holds of the model's KV, and where.
+    /// The part of the model's KV that the pool holds, and its layout.
     pub share: KvSlice,
-    /// Aux rows.
+    /// The number of aux rows.
     pub aux_rows: u32,
     /// Region of the staging memory.
     pub staging_region: u32,
     /// Generation of that region.
     pub staging_generation: u32,
-    /// Bytes of the staging memory, 0 where there is none.
+    /// Bytes of the staging memory, 0 without staging.
     pub staging_bytes: u64,
 }
 
 impl Link {
-    /// The plugin's handle for one of our ranks to reach one of the peer's. `None` when they share nothing, or when the link is
-    /// being cut off.
+    /// The plugin's handle by which an own rank reaches a peer's rank. `None` when they exchange nothing, or when the
+    /// link is being cut off.
     #[must_use]
     pub fn connection(&self, own: usize, theirs: usize) -> Option<PeerId> {
         self.connections.get(&(own, theirs)).copied()
@@ -67,8 +67,8 @@ impl Connected for Link {
 
 type Endpoints = Vec<Vec<u8>>;
 
-/// The peer's ranks, in order, and their endpoints. The identities were compared: but for their number and order, the
-/// peer's pages are as ours.
+/// The peer's ranks, in order, and their endpoints. The identities were compared before, so the peer's pages differ from
+/// the own pages in their number and order only.
 pub(super) fn read(
     peer: &WorkerInfo,
     plugin: &str,

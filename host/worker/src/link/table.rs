@@ -1,7 +1,7 @@
-//! Which link to which peer is in use, and whose turn it is to change that.
+//! The link in use to each peer, and the turns in which calls change it.
 //!
-//! Connecting and fencing block for as long as a plugin does. Those of one peer take turns, so that neither undoes the other
-//! unseen. Those of different peers do not wait for one another, and looking up a link waits for none of them.
+//! Connecting and fencing block for as long as a plugin does. Calls for one peer take turns, so that no call undoes
+//! another unnoticed. Calls for different peers do not wait for one another, and looking up a link waits for no call.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-/// Peers whose turn is remembered before those whose turn no thread has are forgotten.
+/// The number of turns that are kept. Beyond it, turns that no thread has are removed.
 const TURNS: usize = 1024;
 
-/// What connects this worker and a peer.
+/// A link between this worker and a peer.
 pub trait Connected {
-    /// Names it among all that were made.
+    /// Identifies it among all links that were made.
     fn session(&self) -> u64;
 }
 
@@ -30,13 +30,13 @@ pub struct Table<P, L> {
 /// Why a link was not replaced.
 #[derive(Debug)]
 pub enum NotReplaced<F, W> {
-    /// The earlier link could not be cut off. What is left of it stays in use.
+    /// The earlier link could not be cut off. The rest of it stays in use.
     Earlier(F),
-    /// No other link could be made.
+    /// The new link could not be made.
     Made {
         /// Why.
         why: W,
-        /// Why what had been made of it could not be cut off. The next try cuts it off first.
+        /// Why the part that had been made could not be cut off. The next try cuts it off first.
         left: Option<F>,
     },
 }
@@ -59,7 +59,7 @@ impl<P: Copy + Eq + Hash, L: Connected> Table<P, L> {
 
     /// Cuts off the link to a peer and makes another with a session of its own, which it returns. Blocks as `cut` and `make` do.
     ///
-    /// `cut` returns what is left of a link with the reason. `make` returns what it had made with the reason.
+    /// On failure, `cut` returns what is left of the link, and `make` returns what it had made, each with the reason.
     ///
     /// # Errors
     /// When the earlier link was not cut off, so that nothing was made, or when no other link was made.
@@ -79,18 +79,18 @@ impl<P: Copy + Eq + Hash, L: Connected> Table<P, L> {
                 Ok(session)
             }
             Err((made, why)) => {
-                // Nothing was promised over what was made.
+                // No pages were promised over the partly made link.
                 self.links.lock().insert(peer, made);
                 Err(NotReplaced::Made { why, left: self.cut_off(peer, |_| true, &cut).err() })
             }
         }
     }
 
-    /// Cuts off the link to a peer, of that session if one is given: an earlier one was cut off when the next was made. Blocks
-    /// as `cut` does.
+    /// Cuts off the link to a peer. With a session, only the link of that session: an earlier one was cut off when the
+    /// next was made. Blocks as `cut` does.
     ///
     /// # Errors
-    /// Those of `cut`. What it left is the peer's link then.
+    /// Those of `cut`. The peer's link then is what `cut` left of it.
     pub fn cut<F>(
         &self,
         peer: P,
@@ -102,7 +102,7 @@ impl<P: Copy + Eq + Hash, L: Connected> Table<P, L> {
         self.cut_off(peer, |link| session.is_none_or(|session| link.session() == session), cut)
     }
 
-    /// The caller has the peer's turn.
+    /// Cuts off the peer's link if it `applies`. The caller has the peer's turn.
     fn cut_off<F>(
         &self,
         peer: P,

@@ -1,4 +1,4 @@
-//! What a worker's `/metrics` says about its radix cache.
+//! The series of a worker's radix cache in `/metrics`.
 
 use std::fmt::Error;
 

@@ -1,4 +1,4 @@
-//! What a worker's `/metrics` says about its offload tiers.
+//! The series of a worker's offload tiers in `/metrics`.
 
 use std::fmt::Error;
 
@@ -8,7 +8,7 @@ use host_core::histogram::Histogram;
 use super::series::Series;
 use crate::Handle;
 
-/// Some durations of a tier.
+/// Selects durations of a tier.
 type Times = fn(&TierStats) -> &Histogram;
 
 /// Writes the metrics of host memory and of each storage tier.
@@ -96,7 +96,7 @@ pub(super) fn encode(worker: &Handle, stats: &HierarchyStats, series: &mut Serie
     of_tiers(&worker.tiers(), &worker.stored_bytes(), series)
 }
 
-/// Copies between the pools and host memory.
+/// Writes the series of copies between the pools and host memory.
 fn copies(worker: &Handle, stats: &HierarchyStats, series: &mut Series<'_>) -> Result<(), Error> {
     let (loaded, saved) = worker.copied_bytes();
     series.counter_by(

@@ -1,4 +1,4 @@
-//! How long steps take, and what is made of it.
+//! The series of step times, and of the limits that follow from them.
 
 use std::fmt::Error;
 

@@ -1,4 +1,5 @@
-//! What this process's plugins count, under their ids. A label names the number, so that two plugins cannot clash.
+//! The series of this process's plugins, by plugin id. A label names each number, so that names of two plugins cannot
+//! clash.
 
 use std::fmt::Error;
 

@@ -11,7 +11,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// The text that is being written. A row is a name, a help text and a value.
+/// Writes series to the text of `/metrics`. A row is a name, a help text and a value.
 pub(super) struct Series<'a>(DescriptorEncoder<'a>);
 
 impl<'a> Series<'a> {

@@ -1,4 +1,4 @@
-//! What a worker's `/metrics` says about pieces of KV that go through staging memory.
+//! The series of pieces of KV that go through staging memory.
 
 use std::fmt::Error;
 
@@ -6,7 +6,7 @@ use host_core::staging::{RingStats, SenderStats};
 
 use super::series::Series;
 
-/// Writes all series. `ranks` is what each rank sends and receives.
+/// Writes all series. `ranks` has the counters of each rank as sender and as receiver.
 pub(super) fn encode(ranks: &[(SenderStats, RingStats)], series: &mut Series<'_>) -> Result<(), Error> {
     let sent = |of: fn(&SenderStats) -> u64| ranks.iter().map(|(sender, _)| of(sender)).sum::<u64>();
     let received = |of: fn(&RingStats) -> u64| ranks.iter().map(|(_, ring)| of(ring)).sum::<u64>();

@@ -1,4 +1,4 @@
-//! The text of `/metrics`, for all that ask for it.
+//! The text of `/metrics`, shared by requests that come at the same time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use host_wire::exposition::Format;
 use prometheus_client::registry::Registry;
 use tokio::sync::Mutex;
 
-/// Makes one text at a time, on a thread that may block: heartbeats do not wait for it. Requests that come while one is made share
-/// the next. So each text has what happened before its request came.
+/// Makes one text at a time, on a thread that may block, so that heartbeats do not wait for it. Requests that come while
+/// a text is made share the next one. So each text has everything that happened before its request came.
 #[derive(Clone)]
 pub(super) struct Texts {
     registry: Arc<Registry>,
@@ -28,14 +28,14 @@ impl fmt::Debug for Texts {
 /// The last text in both formats.
 #[derive(Debug, Default)]
 struct Text {
-    /// How many had begun with it.
+    /// The number of texts that had begun, this one included.
     number: u64,
     open_metrics: Bytes,
     text: Bytes,
 }
 
 impl Texts {
-    /// Of the series in a registry.
+    /// The texts of the series in a registry.
     pub fn of(registry: Registry) -> Self {
         Self { registry: Arc::new(registry), begun: Arc::default(), last: Arc::default() }
     }
@@ -46,7 +46,8 @@ impl Texts {
         let mut last = Arc::clone(&self.last).lock_owned().await;
         if last.number <= asked {
             let (registry, begun) = (Arc::clone(&self.registry), Arc::clone(&self.begun));
-            // The lock goes along: a request that is given up ends no text, and the next one waits for it.
+            // The lock moves to the thread. A request that is given up does not stop its text, and the next request waits
+            // for it.
             let made = tokio::task::spawn_blocking(move || {
                 let number = begun.fetch_add(1, Ordering::SeqCst) + 1;
                 let mut written = String::new();
@@ -79,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// Notes the threads on which it is read, each time after it is told that it may go on.
+    /// Records the threads on which it is read. Each read waits until the test lets it go on.
     #[derive(Debug)]
     struct Gate {
         open: Locked<mpsc::Receiver<()>>,
@@ -106,7 +107,7 @@ mod tests {
     async fn those_that_ask_at_once_share_a_text_that_no_control_thread_makes() {
         let (texts, open, read) = gated();
         let asked = join_all((0..100).map(|_| texts.now(Format::OpenMetrics)));
-        // All have asked when the gate opens, which would be never if this thread stood before it.
+        // All have asked when the gate opens. It would never open if this thread made the text.
         let opens = async { (0..100).for_each(|_| open.send(()).unwrap()) };
         let (told, ()) = join(asked, opens).await;
         assert!(told.iter().all(|text| text.as_ref().is_some_and(|text| text.ends_with(b"# EOF\n"))));

@@ -1,26 +1,27 @@
-//! What the ranks have done of the batch under way, made into one answer.
+//! Combines the ranks' progress in the current batch into one answer.
 //!
-//! The scheduler knows no ranks: layers are done when all ranks have done them, a batch is done when all are through, and
-//! it has failed if it failed for one of them.
+//! The scheduler does not know of ranks. Layers are done when all ranks have done them. A batch is done when all ranks
+//! have ended it, and it has failed if it failed on one of them.
 
 use host_core::{Event, SequenceOutput};
 
 /// How one rank's part of a batch ended.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// What was sampled. Rank 0 has it.
+    /// The sampled tokens. Rank 0 has them.
     Done(Vec<SequenceOutput>),
     /// This rank could not compute it.
     Failed(String),
-    /// Another rank could not.
+    /// Another rank could not compute it.
     Broken(String),
 }
 
-/// See the module. One batch at a time: the next begins when the event of the last has gone to the scheduler.
+/// The progress of all ranks in one batch. The next batch begins when the event of the last one has gone to the
+/// scheduler.
 #[derive(Debug)]
 pub(super) struct RanksOfBatch {
     ranks: Vec<Progress>,
-    /// Layers that the scheduler can know of.
+    /// Layers that all ranks have done.
     layers: u32,
 }
 
@@ -35,7 +36,7 @@ impl RanksOfBatch {
         Self { ranks: (0..ranks).map(|_rank| Progress::default()).collect(), layers: 0 }
     }
 
-    /// A rank has done this many layers: how many all have done, if that is news.
+    /// Records that a rank has done this many layers. Returns how many all ranks have done, if that number has grown.
     pub(super) fn layers_done(&mut self, rank: usize, layers: u32) -> Option<u32> {
         let progress = self.ranks.get_mut(rank)?;
         progress.layers = progress.layers.max(layers);
@@ -45,7 +46,7 @@ impl RanksOfBatch {
         news.then_some(all)
     }
 
-    /// A rank is through: the batch's event, if it was the last.
+    /// Records that a rank has ended. Returns the batch's event if it was the last rank.
     pub(super) fn ended(&mut self, rank: usize, outcome: Outcome) -> Option<Event> {
         self.ranks.get_mut(rank)?.outcome = Some(outcome);
         if self.ranks.iter().any(|rank| rank.outcome.is_none()) {
@@ -108,7 +109,7 @@ mod tests {
         assert_eq!(batch.ended(0, broken()), None);
         assert_eq!(batch.ended(1, Outcome::Failed("no".into())), None);
         assert_eq!(batch.ended(2, broken()), Some(Event::BatchFailed("rank 1: no".into())));
-        // One that failed when the others had all that they needed.
+        // A rank that fails after the others have ended.
         assert_eq!(batch.ended(0, done(&[1])), None);
         assert_eq!(batch.ended(1, done(&[])), None);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Digests of the pages that hold a prompt, for the log: what the ranks find in their pools, added up.
+//! Digests of the pages that hold a prompt, for the log: sums over the pools of all ranks.
 
 use host_core::heads::counted_heads;
 use host_core::{PageId, Room};
@@ -18,7 +18,7 @@ pub(super) struct PageDigests {
 
 #[derive(Debug)]
 struct Found {
-    /// Ranks that have not added theirs.
+    /// Ranks that have not added their digests.
     missing: usize,
     digests: Vec<u64>,
 }
@@ -29,7 +29,7 @@ impl PageDigests {
         Self { room, tokens, pages, found: Mutex::new(Found { missing: ranks, digests }) }
     }
 
-    /// Adds what a rank holds of the pages. A head that several ranks hold counts once. The last rank logs.
+    /// Adds the digests of a rank's heads of the pages. A head that several ranks hold counts once. The last rank logs.
     pub(super) fn add(&self, kv: &KvMemory, kv_heads: usize, ranks: usize, rank: usize) {
         let shape = kv.layout().shape;
         let part = |(index, page): (usize, &PageId)| {

@@ -1,4 +1,4 @@
-//! Host memory: slots for pages, a piece of memory for each rank.
+//! Host memory: slots for pages, in one piece of memory for each rank.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use super::seal::{SEAL_BYTES, object_bytes, seal};
 /// Threads of a large copy.
 const COPY_THREADS: usize = 2;
 
-/// What one rank has.
+/// The pool and the slots of one rank.
 struct Rank {
     kv: KvMemory,
     pool: KvSlice,
     slots: KvSlice,
     memory: PageBuffer,
-    /// Between the two. The thread that copies is its only caller.
+    /// Copies between the pool and the slots. The thread that copies is its only caller.
     copier: PageCopier,
-    /// Of its heads, those that it stores, so that each is stored once.
+    /// The heads that this rank stores, so that each head is stored once.
     stored: Range<usize>,
 }
 
 /// The slots of all ranks.
 pub(super) struct HostMemory {
     ranks: Vec<Rank>,
-    /// Bytes of one head of a page, and with what lies behind it.
+    /// Bytes of one head of a page: its KV, and the object that storage gets of it.
     kv_bytes: usize,
     object_bytes: usize,
 }
@@ -56,10 +56,10 @@ pub(super) struct Block {
 }
 
 impl HostMemory {
-    /// Takes the memory. With storage, whose `alignment` is given then, there is room behind each head for its seal.
+    /// Allocates the memory. With storage, which gives the `alignment`, there is room behind each head for its seal.
     ///
     /// # Errors
-    /// When the system has none to give, or the device of a pool cannot reach it.
+    /// When the system has too little memory, or the device of a pool cannot reach it.
     pub(super) fn new(
         pools: &[KvMemory],
         slots: usize,
@@ -110,7 +110,7 @@ impl HostMemory {
         unsafe { memory.write(offset + self.kv_bytes, &seal(key, memory.bytes_at(offset, self.kv_bytes))) };
     }
 
-    /// Whether what lies there is the object of this key, whole.
+    /// Whether the bytes there are the whole object of this key.
     pub(super) fn is_sealed(&self, key: &Key, rank: usize, offset: usize) -> bool {
         let memory = &self.ranks[rank].memory;
         // SAFETY: storage has said that it read this slot, and the core lets nothing write it before this answer.
@@ -120,7 +120,7 @@ impl HostMemory {
         found == seal(key, kv)
     }
 
-    /// Every head of a slot on every rank, or with `stored` only those that are stored.
+    /// Every head of a slot on every rank. With `stored`, only the heads that are stored.
     pub(super) fn blocks(&self, slot: HostSlot, stored: bool) -> impl Iterator<Item = Block> {
         let bytes = self.object_bytes;
         self.ranks.iter().enumerate().flat_map(move |(rank, own)| {
@@ -147,7 +147,7 @@ impl HostMemory {
     /// Copies pages between the ranks' pools and their slots.
     ///
     /// # Errors
-    /// When a page or slot is not there, with nothing copied on that rank, or when its device fails.
+    /// When a page or slot does not exist, with nothing copied on that rank, or when a device fails.
     pub(super) fn copy(&self, load: bool, pages: &[(PageId, HostSlot)]) -> anyhow::Result<()> {
         let (pool, slots): (Vec<PageId>, Vec<PageId>) =
             pages.iter().map(|(page, slot)| (*page, PageId(slot.0))).unzip();

@@ -1,4 +1,4 @@
-//! What a storage tier is asked for, in objects: one per page and KV head.
+//! Requests to a storage tier, as objects: one per page and KV head.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub(super) fn key(name: &PageHash, head: usize) -> Key {
     Key(hasher.finalize().into())
 }
 
-/// What is done with an object.
+/// The operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Ask,
@@ -49,13 +49,13 @@ pub(super) struct Object {
     pub sealed: bool,
 }
 
-/// One of the core's batches.
+/// One of the core's batches, as objects.
 #[derive(Debug)]
 pub(super) struct Request {
     pub kind: Kind,
     /// Objects that the plugin has not been given.
     pub queue: VecDeque<Object>,
-    /// Of each page: objects that have not ended, and the worst end so far.
+    /// For each page: the number of objects that have not ended, and the worst end so far.
     pages: Vec<(usize, PageEnd)>,
     left: usize,
 }
@@ -80,7 +80,7 @@ impl Request {
         Self { kind, queue: objects, pages: counts, left: pages }
     }
 
-    /// An object has ended. Returns how its page has, if it was the last of it.
+    /// Records that an object has ended. Returns how its page has ended, if this was the page's last object.
     pub(super) fn ended(&mut self, page: u32, end: PageEnd) -> Option<PageEnd> {
         let (left, worst) = self.pages.get_mut(page as usize)?;
         *worst = worse(*worst, end);
@@ -97,7 +97,7 @@ impl Request {
         self.left == 0
     }
 
-    /// Whether each page was found, for questions that have ended.
+    /// Whether each page was found, for queries that have ended.
     pub(super) fn found(&self) -> Vec<bool> {
         self.pages.iter().map(|(left, worst)| *left == 0 && *worst == PageEnd::Done).collect()
     }

@@ -1,10 +1,10 @@
-//! The seal behind each object in storage: what a plugin says that it found is used only if the seal fits.
+//! The seal behind each object in storage. A value from a plugin is used only if its seal fits.
 //!
-//! An object is one KV head of a page, then its seal, XXH3-128 over the object's key and the head's bytes, then zeros up
-//! to a whole step. So a flipped bit, a value cut off, and another key's value show, whatever the plugin says and whether
-//! or not it has checksums of its own.
+//! An object is one KV head of a page, then its seal (XXH3-128 over the object's key and the head's bytes), then zeros up
+//! to a whole step. So a flipped bit, a value that is cut off, and another key's value are detected. This does not depend
+//! on what the plugin reports, or on checksums of its own.
 //!
-//! [`check`] needs no model: whatever the length of the KV is, its seal is what stands before the zeros.
+//! [`check`] needs no model: whatever the length of the KV is, its seal is the bytes before the zeros.
 
 use std::fmt;
 
@@ -14,13 +14,14 @@ use host_plugin_api::Key;
 /// Bytes of a seal.
 pub const SEAL_BYTES: usize = 16;
 
-/// Steps are at most a page of a disk, and at most so small a part of what is sealed.
+/// A step is at most a page of a disk, and at most one of `LEAST_PARTS` equal parts of the KV.
 const LARGEST_STEP: usize = 4096;
 const LEAST_PARTS: usize = 16;
 
 /// Bytes of an object with so many bytes of KV, for a plugin that takes multiples of `alignment`.
 ///
-/// KV that is a multiple of a large power of two stays one, so that plugins can move it without a copy of their own.
+/// Objects of KV that is a multiple of a large power of two are such multiples, too. Plugins can move them without a copy
+/// of their own.
 pub(super) fn object_bytes(kv: usize, alignment: usize) -> usize {
     let even = 1 << kv.trailing_zeros().min(LARGEST_STEP.trailing_zeros());
     let small = (kv / LEAST_PARTS).checked_ilog2().map_or(1, |bits| 1 << bits);
@@ -41,7 +42,7 @@ pub enum Damage {
     Short,
     /// They are all zeros.
     Zeros,
-    /// No seal in them fits the key and what lies before the seal.
+    /// No seal in them fits the key and the bytes before the seal.
     Seal,
 }
 
@@ -55,10 +56,10 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Whether these bytes are the object of this key, whole. The key and the bytes are enough.
+/// Checks that these bytes are the whole object of this key. The key and the bytes are enough.
 ///
 /// # Errors
-/// With what is wrong.
+/// The damage that was found.
 pub fn check(key: &Key, object: &[u8]) -> Result<(), Damage> {
     if object.len() <= SEAL_BYTES {
         return Err(Damage::Short);
@@ -102,7 +103,7 @@ mod tests {
     #[test]
     fn whatever_its_length_a_whole_value_is_good_and_any_other_is_not() {
         let (key, other) = (Key([1; 32]), Key([2; 32]));
-        // Of so many seals some end in a zero.
+        // Among so many seals, some end in a zero.
         for bytes in (1..600).chain([4096, 112 << 10]) {
             let kv: Vec<u8> = (0..bytes).map(|at| (at * 7 + bytes) as u8).collect();
             let mut object = kv.clone();
@@ -125,7 +126,7 @@ mod tests {
         assert_eq!(check(&key, &object), Ok(()));
     }
 
-    /// Storage outlives a build.
+    /// Seals must stay the same, because storage outlives a build.
     #[test]
     fn the_seals_are_those_of_earlier_builds() {
         let kv: Vec<u8> = (0..5000u32).map(|at| ((at * at) >> 3) as u8).collect();

@@ -1,4 +1,4 @@
-//! One storage plugin: batches of objects under way, and what becomes of them.
+//! One storage plugin: its batches of objects, and how they end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,34 +20,35 @@ use crate::complaints::{Code, Complaints, Failed};
 
 /// Completions taken per call.
 const COMPLETIONS: usize = 256;
-/// Damaged objects that wait to be removed at most. Others stay until they are read again.
+/// The most damaged objects that wait to be removed. Further ones stay until they are read again.
 const DAMAGED: usize = 4096;
 
 /// Objects that the plugin has.
 struct Batch {
     /// The request that they belong to, or `None` when damaged ones are removed.
     of: Option<TierTag>,
-    /// `None` once it has ended.
+    /// Each is `None` once it has ended.
     objects: Vec<Option<Object>>,
     left: usize,
 }
 
 /// Objects that the plugin is asked to take at once.
 struct Offer {
-    /// As a batch's.
+    /// As in `Batch`.
     of: Option<TierTag>,
     kind: Kind,
     objects: Vec<Object>,
 }
 
-/// What is to be done after a turn, if nothing new comes.
+/// What the thread does after a turn, if nothing new comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Another turn: more has ended.
+    /// It takes another turn, because more may have ended.
     Turn,
-    /// Another turn in a moment: nothing tells when the plugin has something to say, or takes something.
+    /// It takes another turn after a moment: the plugin is full, or has no descriptor that tells when objects have
+    /// ended.
     Look,
-    /// Another turn when the plugin's descriptor says so, or nothing is under way.
+    /// It takes another turn when the plugin's descriptor is readable or an action comes.
     Sleep,
 }
 
@@ -59,17 +60,17 @@ pub(super) struct Store {
     regions: Vec<RegionId>,
     length: u32,
     requests: BTreeMap<TierTag, Request>,
-    /// Requests with objects that the plugin has not been given, oldest first: those that a request waits for, and
-    /// writes.
+    /// Requests whose objects the plugin has not been given, oldest first: queries and reads, which requests wait for,
+    /// and then writes.
     awaited: VecDeque<TierTag>,
     writes: VecDeque<TierTag>,
     batches: BTreeMap<u64, Batch>,
     /// Objects to remove, so that good ones can take their place.
     damaged: VecDeque<Object>,
     last_tag: u64,
-    /// Objects that it took and found, with their seals.
+    /// Bytes of the objects that it took and found, with their seals.
     traffic: Arc<Traffic>,
-    /// It answers nothing any more.
+    /// Whether the plugin has failed, so that it is not called any more.
     dead: bool,
     complaints: Complaints,
 }
@@ -78,7 +79,7 @@ impl Store {
     /// Registers the memory with a tier that [fits](crate::OffloadTiers::fit).
     ///
     /// # Errors
-    /// When the plugin does not take it.
+    /// When the plugin refuses the memory.
     pub(super) fn open(name: &str, tier: Arc<dyn StorageTier>, memory: &HostMemory) -> anyhow::Result<Self> {
         let limits = tier.limits();
         let length = u32::try_from(memory.object_bytes()).with_context(|| {
@@ -106,12 +107,12 @@ impl Store {
         })
     }
 
-    /// What it counts.
+    /// The counter of bytes that this store moves.
     pub(super) fn traffic(&self) -> Arc<Traffic> {
         self.traffic.clone()
     }
 
-    /// Takes note of what is to be done.
+    /// Queues an action for the plugin.
     pub(super) fn begin(&mut self, action: TierAction, memory: &HostMemory, events: &mut Vec<TierEvent>) {
         match action {
             TierAction::Query { tag, names, .. } => {
@@ -128,7 +129,8 @@ impl Store {
     fn add(&mut self, tag: TierTag, kind: Kind, pages: &[(PageHash, HostSlot)], memory: &HostMemory) {
         let mut objects = VecDeque::new();
         for (page, (name, slot)) in (0..).zip(pages) {
-            // Every rank reads all that it holds, but one of those that hold a head asks and writes for all.
+            // Every rank reads all heads that it holds. One rank of those that hold a head queries and writes it for
+            // all.
             objects.extend(memory.blocks(*slot, kind != Kind::Read).map(|block| Object {
                 key: key(name, block.head),
                 page,
@@ -144,7 +146,7 @@ impl Store {
         }
     }
 
-    /// What the plugin has not been given ends at once. The rest is for the plugin to end.
+    /// Cancels a request. Objects that the plugin has not been given end at once. The plugin ends the others.
     fn cancel(&mut self, tag: TierTag, events: &mut Vec<TierEvent>) {
         let queue = self.requests.get_mut(&tag).map(|request| std::mem::take(&mut request.queue));
         for object in queue.into_iter().flatten() {
@@ -155,7 +157,7 @@ impl Store {
         }
         let mut panicked = false;
         for (plugin_tag, _) in self.batches.iter().filter(|(_, batch)| batch.of == Some(tag)) {
-            // One that has just ended is not known any more.
+            // A batch that has just ended is unknown to the plugin, which is no failure.
             panicked |= self.tier.cancel(Tag(*plugin_tag)) == ErrorCode::PANICKED.0;
         }
         if panicked {
@@ -163,7 +165,7 @@ impl Store {
         }
     }
 
-    /// Takes what has ended, which makes room, and gives the plugin what waits.
+    /// Takes completions, which makes room, and gives the plugin the objects that wait.
     pub(super) fn turn(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) -> Next {
         let more = !self.dead && self.collect(memory, events);
         if self.dead {
@@ -183,7 +185,8 @@ impl Store {
         }
     }
 
-    /// Gives the plugin what waits, as long as it may have more. Returns false when the plugin said that it is full.
+    /// Gives the plugin waiting objects, as long as it may have more batches. Returns false when the plugin is full or
+    /// has failed.
     fn submit(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) -> bool {
         while self.batches.len() < self.limits.max_batches as usize {
             let Some(mut offer) = self.next_offer() else { return true };
@@ -203,7 +206,8 @@ impl Store {
                 }
                 code if code == ErrorCode::PANICKED.0 => {
                     self.died(offer.kind.method(), code);
-                    // Reads and writes may have begun, and may still touch the memory: they never end either.
+                    // Reads and writes may have begun, and may still access the memory, so these objects never end
+                    // either.
                     if matches!(offer.kind, Kind::Ask | Kind::Remove) {
                         for object in offer.objects {
                             self.ended(offer.of, object.page, PageEnd::Failed, events);
@@ -233,8 +237,8 @@ impl Store {
         true
     }
 
-    /// What is next: what requests wait for, then what is to be written, then what is to be removed. A plugin that has a
-    /// key need not take another value for it, so what is damaged would stay.
+    /// The objects to offer next: those that requests wait for, then writes, then removals. Damaged objects are removed
+    /// because a plugin that has a key need not take another value for it.
     fn next_offer(&mut self) -> Option<Offer> {
         let most = self.limits.max_pages as usize;
         for waiting in [&mut self.awaited, &mut self.writes] {
@@ -279,7 +283,7 @@ impl Store {
         objects.iter().map(page).collect()
     }
 
-    /// Takes what has ended. True when there may be more.
+    /// Takes completions. Returns true when there may be more.
     fn collect(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) -> bool {
         let mut completions = [TierCompletion::default(); COMPLETIONS];
         let answer = self.tier.poll(&mut completions);
@@ -382,7 +386,7 @@ impl Store {
         self.ended(of, object.page, end, events);
     }
 
-    /// One object of a request has ended, or one that belongs to none.
+    /// Records that an object has ended. An object that is removed belongs to no request.
     fn ended(&mut self, of: Option<TierTag>, page: u32, end: PageEnd, events: &mut Vec<TierEvent>) {
         let Some(tag) = of else { return };
         let Some(request) = self.requests.get_mut(&tag) else { return };
@@ -401,7 +405,8 @@ impl Store {
         }
     }
 
-    /// A plugin that is gone takes nothing more. What it was given may still be touched, and never ends.
+    /// Fails all queued objects, because a failed plugin takes no more. Objects that it was given never end, because it
+    /// may still access their memory.
     fn fail_queued(&mut self, events: &mut Vec<TierEvent>) {
         let awaited = std::mem::take(&mut self.awaited);
         for tag in awaited.into_iter().chain(std::mem::take(&mut self.writes)) {
@@ -412,10 +417,11 @@ impl Store {
         }
     }
 
-    /// What is readable when something has ended, if the plugin has such a thing.
+    /// A descriptor that is readable when an object has ended, if the plugin has one.
     pub(super) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         let fd = self.tier.event_fd();
-        // SAFETY: the plugin keeps its descriptor open until it is shut down, which happens when the thread that has this store has ended.
+        // SAFETY: the plugin keeps its descriptor open until it is shut down, which happens when the thread that has
+        // this store has ended.
         (fd >= 0 && !self.dead).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes on one of a worker's ways, over all ranks.
+/// Bytes on one of a worker's paths to and from offload tiers, over all ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     down: AtomicU64,
@@ -10,12 +10,12 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// So many went away from the pool.
+    /// Counts bytes that went away from the pool.
     pub(super) fn went_down(&self, bytes: usize) {
         self.down.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// So many came towards it.
+    /// Counts bytes that came towards the pool.
     pub(super) fn came_up(&self, bytes: usize) {
         self.up.fetch_add(bytes as u64, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! What peers' ranks have put into ours.
+//! Notifications of peers' ranks, and the verification of pages that arrived.
 
 use host_core::Event;
 use host_core::aux_row::AUX_ROW_BYTES;
@@ -12,10 +12,11 @@ use crate::complaints::Failed;
 use crate::lane_sums;
 use crate::link::rank_of;
 
-/// A notification, and the link that was in use when it was taken: when it is looked at, that may have been replaced.
+/// A notification, and the link that was in use when it was taken. The link may be replaced before the notification is
+/// handled.
 pub(super) struct Taken {
     notification: Notification,
-    /// Of news that a peer is gone.
+    /// The session of that link, if the notification says that a peer is gone.
     session: Option<u64>,
 }
 
@@ -74,21 +75,21 @@ impl Thread {
         }
     }
 
-    /// One of a peer's ranks is gone, and with it the whole link. It is fenced off this thread, because the peer's other
-    /// ranks may still write.
+    /// Handles the loss of one of a peer's ranks, which loses the whole link. The link is fenced on another thread,
+    /// because the peer's other ranks may still write.
     fn peer_lost(&mut self, notification: &Notification, session: Option<u64>) {
         let Some((peer, rank)) = rank_of(name(notification)) else { return };
         tracing::warn!(%peer, rank, "the transfer plugin says that a peer is gone");
-        // Where the link was removed, the scheduler was told then.
+        // If the link was removed, the scheduler was told then.
         let Some(session) = session else { return };
         self.staging_lost(peer, session);
         self.tell(Input::Event(Event::PeerLost { peer, session, fenced: false }));
     }
 
-    /// Digests what has arrived, and reports it.
+    /// Digests the pages that have arrived, and reports the digests.
     ///
     /// # Errors
-    /// When the device fails that holds the pool.
+    /// When the device that holds the pool fails.
     pub(super) fn verify(&self, verification: &Verification) -> Result<(), String> {
         let rank = self.start.rank;
         let aux_row = (rank == 0).then(|| {

@@ -17,7 +17,7 @@ use super::{BATCH, counted};
 use crate::complaints::{Code, Complaints, Failed};
 use crate::link::Links;
 
-/// One page write's way through the plugin, as one or more submissions.
+/// The progress of one page write, which has one or more submissions.
 struct Part {
     left: usize,
     error: Option<String>,
@@ -26,18 +26,18 @@ struct Part {
 /// Page writes that have settled, and how.
 pub(super) type Settled = Vec<(Tag, Option<String>)>;
 
-/// What a submission is for.
+/// The purpose of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// A fragment of a page write.
     Part(Tag),
     /// A staged piece, by the name that the staging sender gave it.
     Piece(u64),
-    /// A message without data. Its end is not waited for: a peer that misses it asks again.
+    /// A message without data. The thread does not wait for its end, because a peer that misses it asks again.
     Message,
 }
 
-/// What the plugin was given.
+/// A submission that was queued and has not ended.
 #[derive(Clone, Copy, Debug)]
 struct Submitted {
     purpose: Purpose,
@@ -55,11 +55,12 @@ pub(super) type Connection = (Instance, u64);
 /// Messages that may wait for a plugin that is full. More are dropped: their senders repeat them.
 const MESSAGES: usize = 4096;
 
-/// See the module.
+/// The submissions of one rank.
 pub(super) struct Sending {
     links: Arc<Links>,
     backend: Arc<dyn TransferBackend>,
-    /// Whether the plugin says exactly what has settled. Else what did not end well is in flight until its peer is cut off.
+    /// Whether the plugin says exactly which submissions have settled. Otherwise a submission that did not end well is in
+    /// flight until its peer is cut off.
     settles: bool,
     max_writes: usize,
     /// Submissions that the plugin has no room for yet.
@@ -71,18 +72,18 @@ pub(super) struct Sending {
     pieces: Vec<(u64, Option<String>)>,
     /// Submissions that ended in an error and may still be in flight.
     unsettled: Vec<(api::Tag, String)>,
-    /// Connections that have to be cut off, because nothing else ends what is in flight over them.
+    /// Connections that have to be cut off, because nothing else ends submissions that are in flight over them.
     cuts: HashSet<Connection>,
-    /// Those of them that the scheduler was not told of.
+    /// Connections in `cuts` that the scheduler was not told of.
     untold: Vec<Connection>,
-    /// Nothing is known of what is in flight, so it never ends.
+    /// The failure of the plugin. Nothing is known of submissions in flight after it, so they never end.
     failed: Option<Failed>,
     /// Workers by the plugin's handle, for messages.
     peers: HashMap<PeerId, Instance>,
     complaints: Complaints,
 }
 
-/// Names of peers that are remembered. Handles are not used again.
+/// The most names of peers that are kept. The plugin does not use a handle again.
 const PEERS: usize = 1024;
 
 impl Sending {
@@ -108,7 +109,7 @@ impl Sending {
         }
     }
 
-    /// Most writes of one submission.
+    /// The most writes of one submission.
     pub(super) fn max_writes(&self) -> usize {
         self.max_writes
     }
@@ -118,7 +119,7 @@ impl Sending {
         !self.waiting.is_empty() || !self.unsettled.is_empty()
     }
 
-    /// Queues what shares of a write, at least one, write to its place. For each of those that are staged,
+    /// Queues the direct writes of shares of a page write, at least one share. For each staged share,
     /// [`lane_ended`](Self::lane_ended) is to follow.
     pub(super) fn begin(&mut self, write: &PageWrite, rank: usize, shares: &[Share]) {
         let mut left = 0;
@@ -157,7 +158,7 @@ impl Sending {
         let submitted = Submitted { purpose, peer, over, cancelled: false, writes: writes.len(), bytes };
         self.by_submission.insert(tag, submitted);
         match purpose {
-            // A peer waits for it, and it is small.
+            // A message goes first, because a peer waits for it and it is small.
             Purpose::Message => self.waiting.push_front((purpose, submission, writes)),
             Purpose::Part(_) | Purpose::Piece(_) => self.waiting.push_back((purpose, submission, writes)),
         }
@@ -182,23 +183,23 @@ impl Sending {
         self.queue(Purpose::Piece(id), peer, Some(over), notice, vec![write]);
     }
 
-    /// A piece that could not be queued.
+    /// Records a piece that could not be queued.
     pub(super) fn piece_failed(&mut self, id: u64, error: String) {
         self.pieces.push((id, Some(error)));
     }
 
-    /// Does not start the write of a piece that has not begun.
+    /// Cancels the write of a piece. It does not start if it has not begun.
     pub(super) fn cancel_piece(&mut self, id: u64) {
         let settled = self.drop_all(Purpose::Piece(id));
         debug_assert!(settled.is_empty());
     }
 
-    /// Staged pieces whose writes have settled, and how.
+    /// Takes the staged pieces whose writes have settled, and how they have.
     pub(super) fn settled_pieces(&mut self) -> Vec<(u64, Option<String>)> {
         std::mem::take(&mut self.pieces)
     }
 
-    /// Nothing of a staged share is in flight any more.
+    /// Records that nothing of a share is in flight any more. Returns the page write if it has settled with it.
     pub(super) fn lane_ended(&mut self, tag: Tag, error: Option<String>) -> Option<(Tag, Option<String>)> {
         let part = self.parts.get_mut(&tag)?;
         part.left -= 1;
@@ -209,7 +210,7 @@ impl Sending {
         self.parts.remove(&tag).map(|part| (tag, part.error))
     }
 
-    /// Hands to the plugin what it has room for, and returns whether that was anything.
+    /// Gives the plugin as many submissions as it has room for. Returns whether any left the queue.
     pub(super) fn submit(&mut self) -> (bool, Settled) {
         let (mut busy, mut settled) = (false, Vec::new());
         while self.failed.is_none()
@@ -248,13 +249,13 @@ impl Sending {
         (busy, settled)
     }
 
-    /// Starts nothing more of what is written of a page write to its place.
+    /// Cancels the direct writes of a page write: no more of them start.
     pub(super) fn cancel(&mut self, tag: Tag) -> Settled {
         self.drop_all(Purpose::Part(tag))
     }
 
     fn drop_all(&mut self, purpose: Purpose) -> Settled {
-        // What was sent of the room so far is of no use to a later attempt.
+        // Parts of the room that were sent so far are of no use to a later attempt.
         let (dropped, kept): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|(other, _, _)| *other == purpose);
         self.waiting = kept;
@@ -280,7 +281,7 @@ impl Sending {
         self.failed = self.failed.or(Some(Failed { method, code: ErrorCode(code) }));
     }
 
-    /// The worker behind a handle of the plugin's.
+    /// The name of the worker behind a plugin's handle.
     fn name_of(&self, peer: PeerId) -> String {
         self.peers.get(&peer).map_or_else(|| format!("with the handle {}", peer.0), ToString::to_string)
     }
@@ -288,7 +289,7 @@ impl Sending {
     /// Takes completions, and returns whether there were any.
     ///
     /// # Errors
-    /// What the plugin answered when it has failed.
+    /// The failure of the plugin.
     pub(super) fn poll(&mut self) -> Result<(bool, Settled), Failed> {
         if let Some(failed) = self.failed {
             return Err(failed);
@@ -320,13 +321,14 @@ impl Sending {
         Ok((count > 0, settled))
     }
 
-    /// What the plugin answers, if it can: 1 where nothing of a submission is in flight any more.
+    /// 1 if nothing of a submission is in flight any more. Otherwise 0, or the code with which the plugin failed to
+    /// answer.
     fn has_settled(&mut self, submission: api::Tag) -> i32 {
         if self.settles {
             return self.backend.settled(submission);
         }
         let Some(of) = self.by_submission.get(&submission) else { return 1 };
-        // What fails of a message changes no memory.
+        // A message that fails changes no memory.
         let Some(over) = of.over else { return 1 };
         if self.links.is_cut_off(over, of.peer) {
             self.cuts.remove(&over);
@@ -343,7 +345,7 @@ impl Sending {
         std::mem::take(&mut self.untold)
     }
 
-    /// One submission has ended, as the plugin says.
+    /// Handles a completion: the plugin says that a submission has ended.
     fn completed(&mut self, completion: &Completion) -> Option<(Tag, Option<String>)> {
         let (tag, plugin) = (completion.tag, self.links.plugin_name());
         let Some(of) = self.by_submission.get(&tag).copied() else {
@@ -356,7 +358,7 @@ impl Sending {
             return None;
         };
         if completion.status == 0 && of.cancelled && !self.settles {
-            // Its room ended early: what was sent of it counts as in flight until the peer is cut off.
+            // The room ended early, so its submission counts as in flight until the peer is cut off.
             self.unsettled.push((tag, "cancelled".to_owned()));
         } else if completion.status != 0 {
             self.unsettled.push((tag, ErrorCode(completion.status).name().to_owned()));

@@ -1,4 +1,5 @@
-//! What a rank sends of a page write to each of the peer's ranks: planned and digested, before any of it is on its way.
+//! The shares of a page write that a rank sends to the peer's ranks. All are planned and digested before any of them is
+//! sent.
 
 use std::ops::Range;
 
@@ -13,23 +14,23 @@ use host_plugin_api::transfer::{PeerId, RegionId, Write};
 use crate::lane_sums;
 use crate::link::{Link, Links, PeerRank, Rank};
 
-/// What one of our ranks sends of a write to one of the peer's.
+/// The data of a write that one own rank sends to one of the peer's ranks.
 pub(super) struct Share {
     pub peer: PeerId,
     pub target: usize,
-    /// What is written to its place.
+    /// Direct writes, each to its place.
     pub writes: Vec<Write>,
-    /// What goes through staging memory, and is numbered before what does not.
+    /// Pieces that go through staging memory. They are numbered before the direct fragments.
     pub staged: Vec<Span>,
-    /// Digest of the pages in it.
+    /// Digest of the share's pages.
     pub sum: u64,
 }
 
-/// Plans and digests what a rank sends of a write. Its last part is complete on rank 0 only when the aux row, which
-/// travels from rank 0 to rank 0, is behind it.
+/// Plans and digests the shares that a rank sends of a write. On rank 0 the last part is complete only with the aux row
+/// behind it, which travels from rank 0 to rank 0.
 ///
 /// # Errors
-/// What is wrong with the link or the write.
+/// The fault of the link or of the write.
 pub(super) fn shares(
     links: &Links,
     link: &Link,
@@ -40,12 +41,13 @@ pub(super) fn shares(
 ) -> Result<Vec<Share>, String> {
     let plan = Plan { links, link, rank, write, policy, page_integrity };
     let own = link.lanes.iter().filter(|lane| lane.source == rank);
-    // Without pages there is the aux row alone.
+    // A write without pages has the aux row alone.
     let wanted = own.filter(|lane| !write.source.is_empty() || (lane.source, lane.target) == (0, 0));
     wanted.map(|lane| plan.share(lane)).collect()
 }
 
-/// Cuts what a lane has of a write into pieces of at most `limit` bytes. `None` where that cannot be: then it goes directly.
+/// Cuts a lane's data of a write into pieces of at most `limit` bytes. `None` if it cannot be cut so: then it goes
+/// directly.
 fn pieces(pool: &KvSlice, heads: &Range<usize>, write: &PageWrite, limit: u64) -> Option<Vec<Span>> {
     let shape = pool.layout.shape;
     let layers = write.layers.start as usize..write.layers.end as usize;
@@ -70,7 +72,7 @@ fn pieces(pool: &KvSlice, heads: &Range<usize>, write: &PageWrite, limit: u64) -
         .collect()
 }
 
-/// What a rank's shares of a write are planned from.
+/// The inputs from which a rank's shares of a write are planned.
 struct Plan<'a> {
     links: &'a Links,
     link: &'a Link,
@@ -81,7 +83,7 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// What goes over one lane: staged or to its place, and the aux row to its place.
+    /// The share of one lane: its pages, staged or direct, and the aux row, which is direct.
     fn share(&self, lane: &HeadLane) -> Result<Share, String> {
         let (own, write) = (&self.links.ranks()[self.rank], self.write);
         let peer = self.link.connection(self.rank, lane.target);
@@ -101,7 +103,7 @@ impl Plan<'_> {
         Ok(Share { peer, target: lane.target, writes, staged, sum })
     }
 
-    /// What of a lane goes through staging memory, or else is written to its place.
+    /// Plans a lane's pages as pieces for staging memory, or else as direct writes.
     fn ways(
         &self,
         lane: &Lane,
@@ -178,14 +180,14 @@ impl Share {
         }
     }
 
-    /// What is written to its place, in fragments of at most `max_writes` writes. Where nothing is to be written at all, one
-    /// fragment without writes says so.
+    /// The direct writes, in fragments of at most `max_writes` writes. If there is nothing to write at all, it is one
+    /// fragment without writes.
     pub(super) fn direct(&self, max_writes: usize) -> impl Iterator<Item = &[Write]> {
         let nothing = self.writes.is_empty() && self.staged.is_empty();
         self.writes.chunks(max_writes).chain(nothing.then_some(&[][..]))
     }
 
-    /// How many fragments there are: the staged pieces, which are numbered first, and what is written to its place.
+    /// The number of fragments: staged pieces, which are numbered first, and fragments of direct writes.
     pub(super) fn fragments(&self, max_writes: usize) -> usize {
         self.staged.len() + self.direct(max_writes).count()
     }

@@ -1,6 +1,6 @@
-//! A rank's pieces that go through staging memory: what [`host_core::staging`] decides, carried out.
+//! Carries out what [`host_core::staging`] decides for a rank's pieces that go through staging memory.
 //!
-//! A worker sends or receives, so its staging memory is gather buffers or a ring, never both. Questions and answers are
+//! A worker sends or receives, so its staging memory is gather buffers or a ring, never both. Asks and answers are
 //! submissions without writes. Copies are made on this thread, a few pieces in a turn, so that messages and completions
 //! never wait for long.
 
@@ -29,14 +29,14 @@ use crate::link::{Link, Rank};
 /// Pieces copied in each direction before the thread looks at everything else again: a few milliseconds.
 const COPIES: usize = 2;
 
-/// A write of which something is staged.
+/// A write that has staged pieces.
 struct StagedPart {
     write: Arc<PageWrite>,
-    /// What the notices of the lanes that have not ended say, by target rank.
+    /// The notices of the lanes that have not ended, by target rank.
     lanes: BTreeMap<u8, LaneNotice>,
 }
 
-/// See the module.
+/// The staging of one rank: its sender, its ring, and its copies between the pool and staging memory.
 pub(super) struct Staging {
     clock: Clock,
     copier: PageCopier,
@@ -57,14 +57,14 @@ impl Staging {
         Self { clock, copier, sender, ring, parts: HashMap::new() }
     }
 
-    /// How long until a question is to be repeated.
+    /// The time until an ask is to be repeated.
     pub(super) fn patience(&self) -> Option<Duration> {
         self.sender.next_deadline().map(|at| at.since(self.clock.now()))
     }
 }
 
 impl Thread {
-    /// Takes on the staged shares of a write.
+    /// Begins the staged shares of a write.
     pub(super) fn stage(&mut self, write: &Arc<PageWrite>, link: &Link, shares: &[Share]) {
         let now = self.staging.clock.now();
         let mut actions = Vec::new();
@@ -113,7 +113,7 @@ impl Thread {
         self.sender_acts(actions);
     }
 
-    /// The link that a target was known by, if it is still in use, and the plugin's handle.
+    /// The link with a target's session, if it is still in use, and the plugin's handle.
     fn reach(&self, target: &Target) -> Option<(Arc<Link>, PeerId)> {
         let link = self.start.links.get(target.peer).filter(|link| link.session == target.session)?;
         let peer = link.connection(self.start.rank, usize::from(target.rank))?;
@@ -126,7 +126,7 @@ impl Thread {
             match action {
                 SenderAction::Say { to, ask } => match self.reach(&to) {
                     Some((_, peer)) => self.sending.say(peer, Message::Ask(ask).encode()),
-                    // What was not asked on this link never will be.
+                    // The link is gone, so this ask can never be sent.
                     None => lost = Some(to),
                 },
                 SenderAction::Write(written) => match self.piece(&written) {
@@ -205,7 +205,7 @@ impl Thread {
         self.ring_acts(actions);
     }
 
-    /// Takes something about staging from a rank of a peer. Returns false when it is about something else.
+    /// Handles a message about staging from a rank of a peer. Returns false if the message is about something else.
     pub(super) fn heard(&mut self, (peer, rank): (Instance, usize), payload: &[u8]) -> bool {
         let Ok(rank) = u8::try_from(rank) else { return false };
         let from = PeerRank { peer, rank };
@@ -249,8 +249,8 @@ impl Thread {
         true
     }
 
-    /// Takes note of what has settled, repeats what was not answered, and copies some pieces. Returns whether there was anything
-    /// to do.
+    /// Handles pieces that have settled, repeats asks without an answer, and copies some pieces. Returns whether there
+    /// was anything to do.
     pub(super) fn turn_staging(&mut self) -> bool {
         let now = self.staging.clock.now();
         let mut actions = Vec::new();
@@ -267,7 +267,7 @@ impl Thread {
             let mut actions = Vec::new();
             let gather = self.staging.sender.next_gather(now, &mut actions);
             busy |= scatter.is_some() || gather.is_some();
-            // What is asked for ahead is asked before anything is copied.
+            // Asks for later pieces are sent before anything is copied.
             self.sender_acts(actions);
             self.sending_hand_over();
             if let Some(gather) = gather {
@@ -305,8 +305,8 @@ impl Thread {
         let copy = transfer::copy_lane(&lane, pages, &numbers(pages.len()), layers)
             .map_err(|error| error.to_string())?;
         let slot = slot(gather.offset, &gather.span).ok_or("no such slot")?;
-        // SAFETY: a slot is its piece's alone, and pages that are sent from are written no more: the scheduler's page accounting
-        // sees to that.
+        // SAFETY: a slot belongs to its piece alone, and pages that are sent are not written any more. The scheduler's
+        // page accounting ensures both.
         unsafe { self.staging.copier.copy_out(&copy, &staging.memory, slot) }
             .map_err(|error| error.to_string())
     }
@@ -333,8 +333,8 @@ impl Thread {
         let copy = transfer::copy_lane(&lane, &numbers(scatter.pages.len()), &scatter.pages, layers)
             .map_err(|error| error.to_string())?;
         let slot = slot(scatter.offset, &scatter.span).ok_or("no such slot")?;
-        // SAFETY: a slot is its piece's alone, and pages that are received into are not read before they are verified: the
-        // scheduler's page accounting sees to that.
+        // SAFETY: a slot belongs to its piece alone, and pages that are received are not read before they are verified.
+        // The scheduler's page accounting ensures both.
         unsafe { self.staging.copier.copy_in(&copy, &staging.memory, slot) }
             .map_err(|error| error.to_string())
     }
@@ -350,7 +350,7 @@ fn slot(offset: u64, span: &Span) -> Option<Range<usize>> {
     Some(start..start.checked_add(span.bytes as usize)?)
 }
 
-/// What a span is in a slot, and its layers.
+/// The layout of a span in a slot, and its layers.
 fn dense(own: &Rank, span: &Span) -> (KvSlice, Range<usize>) {
     let layers = usize::from(span.layers.start)..usize::from(span.layers.end);
     let share = KvSlice::dense(own.kv.layout().shape, span.pages.len(), heads(span), layers.clone());

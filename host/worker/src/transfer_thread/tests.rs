@@ -32,17 +32,17 @@ const PREFILL: Instance = Instance(0xa);
 const DECODE: Instance = Instance(0xb);
 const ORDERS: [KvOrder; 2] = [KvOrder::PageHeadLayerKvTokenDim, KvOrder::LayerKvPageTokenHeadDim];
 
-/// Where pools are.
+/// Where a worker's pools lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Host,
     /// In a GPU's memory, which the plugin does not reach.
     Gpu,
-    /// In a GPU's memory, which it reaches.
+    /// In a GPU's memory, which the plugin reaches.
     ReachedGpu,
 }
 
-/// The ranks of one worker, their transfer threads, and what the scheduler thread is told.
+/// The ranks of one worker, their transfer threads, and the inputs of the scheduler thread.
 struct Side {
     instance: Instance,
     role: &'static str,
@@ -61,7 +61,7 @@ impl Side {
         Self::staging(wire, role, ranks, order, pages, StagingMode::Never, 0)
     }
 
-    /// With so much staging memory for each rank.
+    /// A side with so much staging memory for each rank.
     fn staging(
         wire: &Arc<Wire>,
         role: &'static str,
@@ -166,7 +166,7 @@ impl Side {
         }
     }
 
-    /// Fills pages with what follows from page, head of the model, layer, side and token alone.
+    /// Fills pages with bytes that depend on page, head of the model, layer, side and token alone.
     fn fill(&mut self) {
         for kv in &mut self.pools {
             let (first, pages) = (kv.heads().start, self.pages);
@@ -222,7 +222,7 @@ fn row() -> AuxRow {
     AuxRow { room: ROOM, attempt: 1, prompt_tokens: 17, cached_tokens: 0, pages: 5, first }
 }
 
-/// A prefill and a decode worker that are connected, and what carries their bytes.
+/// A prefill and a decode worker that are connected, and the wire that carries their bytes.
 fn pair(from: (usize, KvOrder), to: (usize, KvOrder)) -> (Side, Side, Arc<Wire>) {
     pair_over(Wire::new(), from, to)
 }

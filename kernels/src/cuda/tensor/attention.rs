@@ -19,7 +19,7 @@ pub const SOURCE_64: Source = Source { name: "attention.cu", text: TEXT, options
 /// The kernels' source, for heads of 128 elements.
 pub const SOURCE_128: Source = Source { name: "attention.cu", text: TEXT, options: &["-DHEAD_DIM=128"] };
 
-/// Positions whose sums are merged as one, as in `attention.cu`. Decode has a thread block for as many.
+/// Positions of a chunk, whose sums are merged as one, as in `attention.cu`. Decode has a thread block for each chunk.
 pub const CHUNK: usize = 256;
 
 /// Positions of a block, as in `attention.cu`.
@@ -28,7 +28,7 @@ const BLOCK: usize = 64;
 const WARPS: usize = 4;
 /// Blocks of K and V that prefill has in shared memory, as there.
 const PREFILL_STAGES: usize = 2;
-/// Those of decode with few thread blocks: a chunk, and the place of the block after it.
+/// Blocks of K and V that decode with few thread blocks has in shared memory: a chunk, and room for the block after it.
 const FEW_STAGES: usize = CHUNK / BLOCK + 1;
 /// Most query heads of a KV head: the rows of a matrix of `mma`.
 const GROUP: usize = 16;
@@ -40,8 +40,8 @@ fn decode_stages(head_dim: usize) -> usize {
     if head_dim == 64 { 3 } else { 2 }
 }
 
-/// Bytes of shared memory of a thread block of decode: K and V of as many blocks, and what its warps exchange, 16 maxima of
-/// each and weights of 16 rows and a block in bf16.
+/// Bytes of shared memory of a thread block of decode: K and V of `stages` blocks, and the data that its warps exchange. That is
+/// 16 maxima of each warp, and weights in bf16 of 16 rows and one block.
 fn decode_shared(head_dim: usize, stages: usize) -> usize {
     stages * 2 * BLOCK * head_dim * 2 + WARPS * 16 * 4 + 16 * BLOCK * 2
 }
@@ -51,7 +51,7 @@ fn prefill_rows(head_dim: usize) -> usize {
     16 * WARPS * if head_dim == 64 { 2 } else { 1 }
 }
 
-/// Bytes of shared memory of a thread block of prefill: K and V of as many blocks, and sums of V in f32.
+/// Bytes of shared memory of a thread block of prefill: K and V of [`PREFILL_STAGES`] blocks, and sums of V in f32.
 fn prefill_shared(head_dim: usize) -> usize {
     PREFILL_STAGES * 2 * BLOCK * head_dim * 2 + prefill_rows(head_dim) * head_dim * 4
 }
@@ -103,14 +103,14 @@ struct PartialsView {
 // SAFETY: numbers only, in C's layout, without padding.
 unsafe impl DeviceRepr for PartialsView {}
 
-/// Memory for what the chunks of decode give before they are merged.
+/// Memory for the results of decode's chunks before they are merged.
 #[derive(Debug)]
 pub struct Partials {
     values: Array<f32>,
     sums: Array<f32>,
-    /// Thread blocks that are done, of each row and head. All 0 between launches.
+    /// Counts of the thread blocks that are done, for each row and head. All are 0 between launches.
     done: Array<u32>,
-    /// Rows times heads times chunks.
+    /// Capacity: rows times heads times chunks of a row.
     chunks: usize,
     head_dim: usize,
 }
@@ -142,13 +142,13 @@ impl Partials {
 
 /// The kernels for one size of heads.
 ///
-/// Each function enqueues its launches and returns. Rows of a batch see the pool's positions up to their own, so K and V of the
-/// batch are stored first. The bits of a row are the same by [`decode`](Self::decode) and [`prefill`](Self::prefill), and do
-/// not depend on other rows, on how a prompt is cut, or on pages.
+/// Each function enqueues its launches and returns. Rows of a batch see the pool's positions up to their own, so the caller
+/// stores K and V of the batch first. [`decode`](Self::decode) and [`prefill`](Self::prefill) give a row the same bits, which
+/// do not depend on other rows, on how a prompt is cut, or on pages.
 ///
-/// What arrays hold is not looked at: pages are those of the pool, and positions lie in their sequence's pages. Positions,
-/// tables, pages and tiles are read while the kernel before may still run, so it must not be what writes them, nor the kernel before it if it is a
-/// product ([`TensorLinear`](super::linear::TensorLinear)).
+/// The content of arrays is not checked: pages must be pages of the pool, and positions must lie in their sequence's pages.
+/// Positions, tables, pages and tiles are read while the preceding kernel may still run, so that kernel must not write them. If
+/// it is a product ([`TensorLinear`](super::linear::TensorLinear)), the kernel before it must not write them either.
 #[derive(Debug)]
 pub struct TensorAttention {
     head_dim: usize,
@@ -194,11 +194,12 @@ impl TensorAttention {
         })
     }
 
-    /// Attention of `rows` of the batch, each of which is the last one of its sequence. What a row sees besides itself was
-    /// stored by other kernels than the one right before.
+    /// Attention of `rows` of the batch, each of which is the last one of its sequence. The preceding kernel may store the K and V
+    /// of these rows, but not those of earlier positions.
     ///
-    /// Positions are read on the device: a captured graph serves sequences of all lengths up to `positions` (what is beyond is
-    /// not seen), and fewer sequences than rows: rows with [`NO_POSITION`](super::rows::NO_POSITION) are left out.
+    /// Positions are read on the device, so a captured graph serves sequences of all lengths up to `positions`. Positions beyond
+    /// are not seen. The graph also serves fewer sequences than rows: rows with [`NO_POSITION`](super::rows::NO_POSITION) are left
+    /// out.
     ///
     /// `queries` and `outputs` `[rows][heads][head_dim]` are those of the batch.
     ///
@@ -206,7 +207,7 @@ impl TensorAttention {
     /// When the driver refuses.
     ///
     /// # Panics
-    /// When an array or `partials` is too short, or sizes or the view are none that the kernels have.
+    /// When an array or `partials` is too short, or the kernels do not support the sizes or the view.
     #[allow(clippy::too_many_arguments, reason = "arrays of one call")]
     pub fn decode(
         &self,
@@ -261,8 +262,8 @@ impl TensorAttention {
         let geometry = Geometry { grid, threads: 32 * WARPS as u32, shared };
         let arguments =
             [argument(&attend), argument(&view), argument(&position), argument(&table), argument(&outputs)];
-        // SAFETY: the parameters of `attention_decode`, which stays within the arrays by the checks above. The view, the
-        // positions and the pages are the caller's.
+        // SAFETY: the parameters of `attention_decode`, which stays within the arrays by the checks above. The caller
+        // vouches for the view, the positions and the pages.
         unsafe { kernel.launch(stream, geometry, &arguments) }
     }
 
@@ -281,7 +282,7 @@ impl TensorAttention {
     /// When the driver refuses.
     ///
     /// # Panics
-    /// When an array is too short, or sizes or the view are none that the kernels have.
+    /// When an array is too short, or the kernels do not support the sizes or the view.
     #[allow(clippy::too_many_arguments, reason = "arrays of one call")]
     pub fn prefill(
         &self,
@@ -307,8 +308,8 @@ impl TensorAttention {
         };
         let (tiles, outputs) = (tiles.address(), outputs.address());
         let arguments = [argument(&attend), argument(&tiles), argument(&outputs)];
-        // SAFETY: the parameters of `attention_prefill`, which stays within the arrays by the checks above. The view, the
-        // tiles and the pages are the caller's.
+        // SAFETY: the parameters of `attention_prefill`, which stays within the arrays by the checks above. The caller
+        // vouches for the view, the tiles and the pages.
         unsafe { self.prefill.launch(stream, geometry, &arguments) }
     }
 
@@ -358,8 +359,8 @@ impl TensorAttention {
     }
 }
 
-/// Cuts runs into tiles of up to `tokens` rows, those that see the most positions first: they take the longest, and the short
-/// ones fill what is left of the device's time.
+/// Cuts runs into tiles of up to `tokens` rows. The tiles that see the most positions come first: they take the longest, and
+/// the short tiles keep the device busy at the end.
 fn cut(runs: &[Run], tokens: u32) -> Vec<Run> {
     let tiles = |&run: &Run| {
         (0..run.rows.div_ceil(tokens)).map(move |index| Run {

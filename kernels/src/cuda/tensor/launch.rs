@@ -1,4 +1,4 @@
-//! Launches of kernels that may start before the ones before them have ended.
+//! Launches kernels that may start before the preceding kernel has ended.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use crate::cuda::{CudaError, Device, refused};
 
 /// A kernel of this folder.
 ///
-/// Each of them calls `griddepcontrol.wait` where the device has it (compute capability 9.0), before it reads what the kernel before
-/// wrote, so that its launch and its first instructions overlap the end of that kernel. A product on tensor cores lets the kernel
-/// behind it start before it has waited itself: what is read before the wait may then still be written by the kernel before the
-/// product, too.
+/// Each kernel calls `griddepcontrol.wait`, where the device has it (compute capability 9.0), before it reads the output of the
+/// preceding kernel. So its launch and its first instructions overlap the end of that kernel. A product on tensor cores lets the
+/// next kernel start before the product itself has waited. Then the kernel before the product, too, may still write while the next
+/// kernel has not waited.
 #[derive(Debug)]
 pub(super) struct Kernel {
     function: CudaFunction,
     name: &'static str,
-    /// Whether the kernel waits by itself for the one before it.
+    /// Whether the kernel itself waits for the preceding one.
     waits: bool,
     device: Arc<Device>,
 }
 
-/// How many threads a launch has.
+/// Thread blocks, threads and shared memory of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     /// Thread blocks.
@@ -35,7 +35,7 @@ pub(super) struct Geometry {
     pub(super) shared: u32,
 }
 
-/// A value that a launch passes.
+/// A pointer to a value that a launch passes to the kernel.
 pub(super) fn argument<T: DeviceRepr>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
@@ -44,7 +44,7 @@ impl Kernel {
     /// The kernel of this name, which may use `shared` bytes of shared memory besides what it declares.
     ///
     /// # Errors
-    /// When the module has no such kernel, or the device not as much memory.
+    /// When the module has no such kernel, or the device does not have that much memory.
     pub(super) fn new(
         device: &Arc<Device>,
         module: &Arc<CudaModule>,
@@ -62,14 +62,14 @@ impl Kernel {
         Ok(Self { function, name, waits: device.capability() >= 90, device: Arc::clone(device) })
     }
 
-    /// Enqueues the kernel, or nothing where the grid is empty.
+    /// Enqueues the kernel. Does nothing if the grid is empty.
     ///
     /// # Errors
     /// When the driver refuses.
     ///
     /// # Safety
-    /// `arguments` point to the kernel's parameters, in their order and of their types. What the kernel then reads and writes
-    /// lies in arrays that live until the stream has come that far.
+    /// `arguments` point to the kernel's parameters, in their order and of their types. The kernel reads and writes only arrays
+    /// that live until the stream has executed it.
     pub(super) unsafe fn launch(
         &self,
         stream: &CudaStream,
@@ -85,7 +85,7 @@ impl Kernel {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        // What is too large for the driver is refused by it.
+        // The driver refuses a grid that is too large.
         let [x, y, z] = geometry.grid.map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
         let config = CUlaunchConfig {
             gridDimX: x,

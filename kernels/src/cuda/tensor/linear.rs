@@ -4,14 +4,14 @@
 //!  row-major weights --pack (once)--> TensorMatrix --run--> f32 or bf16 rows
 //! ```
 //!
-//! **A row's results do not depend on the batch.** The sum of an output is defined by the matrix: K is cut into
-//! [`TensorMatrix::slices`] ranges; within one it is a chain of tensor core operations over 16 columns each, ascending,
-//! and the ranges' sums are added in f32, ascending. Kernels for few and for many rows all follow it, so which one
-//! runs, and what other rows there are, changes no bit.
+//! **A row's results do not depend on the batch.** The matrix alone defines the order of a sum: K is cut into
+//! [`TensorMatrix::slices`] ranges. The sum of a range is a chain of tensor core operations over 16 columns each, ascending.
+//! The sums of the ranges are added in f32, ascending. All kernels, for few and for many rows, keep this order. So neither the
+//! choice of the kernel nor the other rows change a bit.
 //!
 //! Kernels differ in how many rows of X share the weights that a block reads ([`Variant`]). For few rows the product is
 //! bound by memory: each block streams 64 rows of weights, or one slice of them, and the blocks of a cluster add their
-//! slices. For many it is bound by the tensor cores: a pair of blocks multiplies 256 rows of weights with 128 to 256
+//! slices. For many rows it is bound by the tensor cores: a pair of blocks multiplies 256 rows of weights with 128 to 256
 //! rows of X.
 //!
 //! A launch is programmatic: it may start while the kernel before it in the stream still runs, loads its first weights,
@@ -28,7 +28,7 @@ use super::super::device::function;
 use super::super::{Array, CudaError, Device, Source, refused};
 pub use variant::Variant;
 
-/// The source of the kernels. It is for devices of compute capability 9.0: their `wgmma` instructions are in no other.
+/// The source of the kernels. It is for devices of compute capability 9.0: no other devices have `wgmma` instructions.
 pub const SOURCE: Source = Source {
     name: "linear.cu",
     text: concat!(include_str!("hopper.cu"), include_str!("linear.cu")),
@@ -37,14 +37,14 @@ pub const SOURCE: Source = Source {
 
 /// Rows of weights in a tile, and columns in a block of it.
 const TILE: usize = 64;
-/// Blocks that should be there to keep all multiprocessors loading. With fewer tiles, K is sliced.
+/// Blocks that are needed to keep all multiprocessors loading. If there are fewer tiles, K is sliced.
 const ENOUGH_BLOCKS: usize = 128;
-/// Slices of a matrix at most: the blocks of a cluster that every device can launch.
+/// Most slices of a matrix: every device can launch a cluster of this many blocks.
 const MOST_SLICES: usize = 8;
-/// Columns of a slice at least.
+/// Least columns of a slice.
 const LEAST_COLUMNS: usize = 256;
 
-/// How a product is cut up. It depends on the matrix alone.
+/// The sizes of a matrix, and how its products are cut into slices. It depends on the matrix alone.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     outputs: usize,
@@ -102,25 +102,25 @@ impl TensorMatrix {
         self.gated
     }
 
-    /// Ranges of K that are summed apart. It depends on the size of the matrix alone: the fewest, 1, 2, 4 or 8, that
-    /// make 128 pieces of 64 rows and at least 256 columns, or as many as there are.
+    /// Number of ranges of K that are summed separately: 1, 2, 4 or 8. It depends on the size of the matrix alone. It is the
+    /// smallest number that makes 128 pieces of 64 rows and at least 256 columns, or else the largest that keeps 256 columns.
     #[must_use]
     pub fn slices(&self) -> usize {
         self.size.slices
     }
 }
 
-/// Where a product goes, and what is done with it.
+/// The array that a product goes to, and what is done with the product.
 #[derive(Debug)]
 pub enum Output<'a> {
-    /// Is written.
+    /// The product is written.
     Store(&'a mut Array<f32>),
-    /// Is added to what is there. Numbers below 2^-126 count as zero in this sum.
+    /// The product is added to the array's content. Numbers below 2^-126 count as zero in this sum.
     Add(&'a mut Array<f32>),
-    /// Is rounded to bf16 and written.
+    /// The product is rounded to bf16 and written.
     StoreBf16(&'a mut Array<u16>),
-    /// Of a gated matrix: `silu(gate) * up` is rounded to bf16 and written, half as many columns as the matrix has
-    /// rows.
+    /// For a gated matrix: `silu(gate) * up` is rounded to bf16 and written. The output has half as many columns as the matrix
+    /// has rows.
     Gated(&'a mut Array<u16>),
 }
 
@@ -174,7 +174,7 @@ unsafe impl DeviceRepr for Product {}
 pub struct TensorLinear {
     device: Arc<Device>,
     pack: CudaFunction,
-    /// By [`Variant`].
+    /// Indexed by [`Variant`].
     kernels: [CudaFunction; Variant::ALL.len()],
     multiprocessors: usize,
 }
@@ -211,14 +211,14 @@ impl TensorLinear {
         })
     }
 
-    /// Packs row-major weights, `[outputs][inputs]`. Of a gated matrix the first half of the rows are gates, and the
-    /// others the ups of the same outputs. The rows may be freed when the stream has come to it.
+    /// Packs row-major weights, `[outputs][inputs]`. In a gated matrix the first half of the rows are gates, and the
+    /// others are the ups of the same outputs. The rows may be freed when the stream has packed them.
     ///
     /// # Errors
     /// When the device has no memory left, or the driver refuses.
     ///
     /// # Panics
-    /// When `weights` is shorter, `outputs` is no multiple of 16, or `inputs` is no multiple of 8.
+    /// When `weights` is too short, `outputs` is no multiple of 16, or `inputs` is no multiple of 8.
     pub fn pack(
         &self,
         stream: &CudaStream,
@@ -263,8 +263,8 @@ impl TensorLinear {
     /// When the driver refuses.
     ///
     /// # Panics
-    /// When `x` or the output is shorter, `stride` is odd or less than a row, or one of the matrix and the output is
-    /// gated and the other is not.
+    /// When `x` or the output is too short, `stride` is odd or less than a row, or only one of the matrix and the output is
+    /// gated.
     pub fn run(
         &self,
         stream: &CudaStream,
@@ -278,7 +278,7 @@ impl TensorLinear {
         self.run_as(variant, stream, x, rows, matrix, output, stride)
     }
 
-    /// As [`run`](Self::run), with this kernel. The bits are the same for all.
+    /// As [`run`](Self::run), with this kernel. All kernels give the same bits.
     ///
     /// # Errors
     /// As there.
@@ -331,7 +331,7 @@ impl TensorLinear {
         self.launch(stream, variant, [blocks, cluster, variant.shared_bytes(size)], &map, &product)
     }
 
-    /// How the kernel's copies find `tokens` rows and 64 columns of X, and how they lay them out.
+    /// The map by which the kernel's copies find `tokens` rows and 64 columns of X, and lay them out.
     fn map(
         &self,
         x: &Array<u16>,
@@ -344,7 +344,7 @@ impl TensorLinear {
         let sizes = [inputs as u64, rows as u64];
         let stride = [inputs as u64 * 2];
         let (window, steps) = ([number(TILE), number(tokens)], [1; 2]);
-        // SAFETY: two sizes, one stride, and two sizes and steps of the window. It encodes them and follows no address.
+        // SAFETY: two sizes, one stride, and two sizes and steps of the window. The call encodes them and follows no address.
         unsafe {
             sys::cuTensorMapEncodeTiled(
                 &raw mut map,
@@ -407,7 +407,7 @@ impl TensorLinear {
     }
 }
 
-/// A size for a kernel.
+/// A size as a kernel takes it, in 32 bits.
 ///
 /// # Panics
 /// When it is 2^32 or more.

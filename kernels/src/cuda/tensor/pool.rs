@@ -3,7 +3,7 @@
 use crate::cuda::batch::KvView;
 use crate::cuda::launch::Divisor;
 
-/// What stands before the sources of this folder.
+/// The text of a source of this folder, with `pool.cuh` in front.
 macro_rules! source {
     ($file:literal) => {
         concat!(include_str!("pool.cuh"), "#line 1 \"", $file, "\"\n", include_str!($file))
@@ -26,7 +26,8 @@ impl Pool {
     /// The pool of this view, for heads of `head_dim` elements of bf16.
     ///
     /// # Panics
-    /// When elements have other sizes, K and V do not lie alike, or rows do not lie side by side and at multiples of 16 bytes.
+    /// When elements have another size, K and V have different layouts, distances are no whole rows, or K or V does not begin at a
+    /// multiple of 16 bytes.
     pub(super) fn new(view: &KvView, head_dim: usize) -> Self {
         assert_eq!(view.element, 2, "bytes of an element of K and V");
         assert!(view.page_tokens > 0, "pages of no tokens");

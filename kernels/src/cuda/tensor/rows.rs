@@ -1,4 +1,4 @@
-//! What an executor does to the rows of a batch besides matrix products and attention.
+//! Kernels for the rows of a batch, besides matrix products and attention.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ const ARGMAX_THREADS: u32 = 256;
 /// Threads of other thread blocks.
 const THREADS: u32 = 128;
 
-/// Position of a row that belongs to no sequence, in a batch that is larger than its sequences. Nothing is stored for it.
+/// Position of a row that belongs to no sequence, in a batch with more rows than its sequences need. Nothing is stored for the row.
 pub const NO_POSITION: u32 = u32::MAX;
 
-/// Sizes of the product that [`TensorRows::rotate_and_store`] takes apart.
+/// Sizes and parameters for [`TensorRows::rotate_and_store`], which takes a product apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Projection<'a> {
     /// Query heads.
@@ -37,11 +37,11 @@ pub struct Projection<'a> {
     pub head_dim: usize,
     /// Cosines of the rotary angles, `[rows][head_dim / 2]`.
     pub cosines: &'a Array<f32>,
-    /// Their sines.
+    /// Sines of the rotary angles, `[rows][head_dim / 2]`.
     pub sines: &'a Array<f32>,
     /// Weights of the norms of query and key heads, `[head_dim]` each, where the model has such norms.
     pub norms: Option<[&'a Array<f32>; 2]>,
-    /// What these norms add to the mean of squares.
+    /// The number that these norms add to the mean of squares.
     pub epsilon: f32,
 }
 
@@ -69,10 +69,10 @@ unsafe impl DeviceRepr for Rotate {}
 
 /// The kernels on one device.
 ///
-/// Each function enqueues its launches and returns. It panics where an array is shorter than the sizes say. What arrays hold
-/// is not looked at: tokens, pages and positions are those of the model and the pool. Weights, positions, tables, pages and
-/// angles are read while the kernel before may still run, so it must not be what writes them, nor the kernel before it if it is a
-/// product ([`TensorLinear`](super::linear::TensorLinear)).
+/// Each function enqueues its launches and returns. It panics if an array is shorter than the sizes say. The content of arrays
+/// is not checked: tokens, pages and positions must be valid for the model and the pool. Weights, positions, tables, pages and
+/// angles are read while the preceding kernel may still run, so that kernel must not write them. If it is a product
+/// ([`TensorLinear`](super::linear::TensorLinear)), the kernel before it must not write them either.
 #[derive(Debug)]
 pub struct TensorRows {
     embed: Kernel,
@@ -111,8 +111,8 @@ impl TensorRows {
         })
     }
 
-    /// Begins the residual stream of `rows` rows of `hidden` elements with the rows of `table` that `tokens` name. A token
-    /// from `vocabulary` on gives zeros.
+    /// Fills the residual stream, `rows` rows of `hidden` elements, with the rows of `table` that `tokens` name. A token that is
+    /// not below `vocabulary` gives zeros.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -141,8 +141,8 @@ impl TensorRows {
         unsafe { self.embed.launch(stream, geometry, &[tokens, table, residual, hidden, vocabulary]) }
     }
 
-    /// RMS norm of rows of the residual stream: the first `rows`, or of `selected` the first `rows`. `hidden` is the length
-    /// of `weight` that counts.
+    /// RMS norm of `rows` rows of the residual stream: the first rows, or the rows that the first elements of `selected` name.
+    /// Rows have `hidden` elements. `weight` may be longer.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -173,7 +173,7 @@ impl TensorRows {
             Some(selected) => fits(selected, "selected rows", rows, 1),
             None => fits(residual, "the residual stream", rows, hidden),
         }
-        // Half of what a thread can keep: several loads on the way, and several warps for a row.
+        // A thread gets half of the vectors that it can keep. It still has several loads in flight, and a row has several warps.
         let threads = vectors.div_ceil(NORM_VECTORS / 2).next_multiple_of(32).min(NORM_THREADS);
         let geometry = Geometry { grid: [rows, 1, 1], threads: number(threads), shared: 0 };
         let arrays =
@@ -181,8 +181,8 @@ impl TensorRows {
         let [residual, selected, weight, normed] = arrays.each_ref().map(argument);
         let hidden = number(hidden);
         let arguments = [residual, selected, weight, normed, argument(&hidden), argument(&epsilon)];
-        // SAFETY: the parameters of `rms_norm`, which stays within the arrays by the checks above. Selected rows are the
-        // caller's.
+        // SAFETY: the parameters of `rms_norm`, which stays within the arrays by the checks above. The caller vouches for
+        // selected rows.
         unsafe { self.rms_norm.launch(stream, geometry, &arguments) }
     }
 
@@ -195,7 +195,7 @@ impl TensorRows {
     /// When the driver refuses.
     ///
     /// # Panics
-    /// When an array is too short, or sizes or the view are none that the kernel has.
+    /// When an array is too short, or the kernel does not support the sizes or the view.
     pub fn rotate_and_store(
         &self,
         stream: &CudaStream,
@@ -238,13 +238,13 @@ impl TensorRows {
             epsilon,
             unused: 0,
         };
-        // SAFETY: the parameter of the kernel, which stays within the arrays by the checks above. The view and the pages are
-        // the caller's.
+        // SAFETY: the parameter of the kernel, which stays within the arrays by the checks above. The caller vouches for the
+        // view and the pages.
         unsafe { kernel.launch(stream, geometry, &[argument(&rotate)]) }
     }
 
-    /// Index of the highest of each row's `vocabulary` logits: of equal ones the lowest. NaN is never the highest (a row of
-    /// nothing else gives 0). `parts` is memory for [`ARGMAX_PARTS`] numbers of each row.
+    /// Index of the highest of each row's `vocabulary` logits. Among equals it is the lowest index. NaN is never the highest, and
+    /// a row of NaN alone gives 0. `parts` is memory for [`ARGMAX_PARTS`] numbers of each row.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -274,8 +274,8 @@ impl TensorRows {
         unsafe { self.argmax_merge.launch(stream, geometry, &[parts, highest]) }
     }
 
-    /// Copies the first `words` words, which may lie in the host's memory ([`Pinned::array`](crate::cuda::Pinned::array)): a launch in
-    /// the stream's order, where a copy by the driver would wait for another engine.
+    /// Copies the first `words` words, which may lie in the host's memory ([`Pinned::array`](crate::cuda::Pinned::array)). It is a
+    /// launch in the stream's order: a copy by the driver would wait for another engine.
     ///
     /// # Errors
     /// When the driver refuses.

@@ -33,7 +33,7 @@ pub(super) fn score_one_by_one<L: Lanes>(
 }
 
 /// The products of `N` queries with all keys of a block, whose `columns` are `[dim][position]`. The bits are those of
-/// [`dot`]: a vector holds one of its lanes for several keys, so that its tree adds vectors.
+/// [`dot`]: a vector holds the same lane of several keys' sums, so that the tree adds vectors.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "register tiles are indexed by row and column")]
 pub(super) fn score_side_by_side<V: Vector, const N: usize>(
@@ -67,8 +67,8 @@ pub(super) fn score_side_by_side<V: Vector, const N: usize>(
     }
 }
 
-/// Turns products into weights, with `maximum` moved on to the largest score of this block and those before it. Gives the
-/// weights' sum.
+/// Turns products into weights and returns the weights' sum. Raises `maximum` to the largest score of this block and those
+/// before it.
 #[inline(always)]
 pub(super) fn weigh<L: Lanes>(scores: &mut Scores, seen: Range<usize>, scale: f32, maximum: &mut f32) -> f32 {
     // Slots that the query does not see get a score of -inf, whose exponential is 0. NaN is never a maximum.
@@ -117,7 +117,7 @@ pub(super) fn add_values<V: Vector, L: Lanes>(
     }
 }
 
-/// The same for `Q` queries.
+/// As [`add_values`], for `Q` queries.
 #[inline(always)]
 fn add_rows<V: Vector, L: Lanes, const Q: usize>(
     weights: &[Scores; Q],
@@ -142,7 +142,7 @@ fn add_rows<V: Vector, L: Lanes, const Q: usize>(
     }
 }
 
-/// The same for `N` vectors of dimensions, which stay in registers.
+/// As [`add_rows`], for `N` vectors of dimensions, which stay in registers.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "register tiles are indexed by row and column")]
 fn add_columns<V: Vector, const Q: usize, const N: usize>(

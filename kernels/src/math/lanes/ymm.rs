@@ -2,8 +2,8 @@ use std::arch::x86_64::*;
 
 use super::{Lanes, Vector};
 
-/// Eight lanes in one AVX register. Used only in functions that are entered through `dispatch!` where the CPU was found to
-/// have AVX2 and FMA: the promise behind every block below.
+/// Eight lanes in one AVX register. Used only in functions that are entered through `dispatch!` after the CPU was found to
+/// have AVX2 and FMA. Every unsafe block below relies on that.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Ymm(__m256);
 

@@ -2,10 +2,11 @@ use std::arch::x86_64::*;
 
 use super::Vector;
 
-/// Sixteen lanes in one AVX-512 register. Used only in functions that are entered through `dispatch!` where the CPU was
-/// found to have AVX-512F: the promise behind every block below.
+/// Sixteen lanes in one AVX-512 register. Used only in functions that are entered through `dispatch!` after the CPU was
+/// found to have AVX-512F. Every unsafe block below relies on that.
 ///
-/// bf16 is widened by a shift: the products of AVX512-BF16 flush subnormals and round otherwise than a chain of `f32`.
+/// bf16 is widened by a shift. The products of AVX512-BF16 are not used: they flush subnormals and do not round as a chain of
+/// `f32` does.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Zmm(__m512);
 

@@ -5,7 +5,7 @@ use super::super::panels::PANEL;
 use super::{Part, Weight};
 
 /// Rows of the tallest tile. AVX has 16 registers, of which 6 rows x 16 columns take 12. AVX-512 has 32, of which 14 rows x
-/// 32 columns take 28. What is left holds the weights of one k and an input.
+/// 32 columns take 28. The remaining registers hold the weights of one k and an input.
 #[inline(always)]
 pub(super) const fn tallest<V: Vector>() -> usize {
     if V::WIDTH == 16 { 14 } else { 6 }
@@ -50,7 +50,7 @@ pub(super) unsafe fn add_block<V: Vector, W, K: Weight>(
     weights: *const K,
     stride: usize,
 ) {
-    // One panel beside wider ones is what is left of a group: shorter tiles do.
+    // A single panel is the rest of a group if other tiles are wider, so shorter tiles are enough.
     let tallest = if block.panels == 1 { 6 } else { tallest::<V>() };
     let mut row = part.rows.start;
     while row < part.rows.end {
@@ -78,7 +78,7 @@ pub(super) unsafe fn add_block<V: Vector, W, K: Weight>(
 }
 
 /// Adds one block of the inner dimension to `M` rows x `P` panels of y, which stay in registers meanwhile. A block that
-/// is not the first goes on from what y holds: storing an `f32` and loading it again changes nothing.
+/// is not the first continues from the sums in y: storing an `f32` and loading it again does not change it.
 ///
 /// # Safety
 /// As for [`add_block`], for `M` rows from `row` on and `P` panels.
@@ -101,8 +101,8 @@ unsafe fn tile<V: Vector, W, K: Weight, const M: usize, const P: usize>(
     let (target, step) = if whole { (y, part.outputs) } else { (edge.as_mut_ptr().cast(), PANEL) };
     // Vectors of a panel. With one of them, the second of each pair below is never used.
     let vectors = PANEL / V::WIDTH;
-    // SAFETY: x and the weights are the caller's promise, y has its last element checked above, and `edge` has room for a
-    // tile of one panel.
+    // SAFETY: the caller vouches for x and the weights. The last element of y was checked above. `edge` has room for a tile of
+    // one panel.
     unsafe {
         let x = part.x.as_ptr().add(row * part.inputs + block.k);
         let mut sum = [[[V::splat(0.0); 2]; P]; M];

@@ -1,4 +1,4 @@
-//! Ways to store pages and read them again, and a table of several, round by round.
+//! Ways to store pages and read them again, and a table that compares several ways, round by round.
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -22,7 +22,7 @@ pub struct Block(pub [u8; 4096]);
 pub struct Measured {
     pub seconds: f64,
     pub processor: f64,
-    /// Which share of the pages was found in the end: the others do not count as written, nor as read.
+    /// Share of the pages that were found in the end. The other pages count neither as written nor as read.
     pub kept: f64,
 }
 
@@ -42,7 +42,7 @@ pub fn sync(dir: &Path) {
     rustix::fs::syncfs(&dir).unwrap();
 }
 
-/// Forgets what the page cache has of these files.
+/// Drops these files from the page cache.
 pub fn forget(dir: &Path) {
     for entry in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap()) {
         if entry.file_type().unwrap().is_dir() {
@@ -67,7 +67,7 @@ impl Bench {
         // Huge pages where the system has them, as the host's memory has.
         use rustix::mm::{Advice as Use, MapFlags, ProtFlags, madvise, mmap_anonymous};
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping of zeros, which are blocks, and which stays for ever.
+        // SAFETY: a new mapping, which is never unmapped. Its zeros are valid blocks.
         let memory = unsafe {
             let base = mmap_anonymous(std::ptr::null_mut(), MEMORY, rights, MapFlags::PRIVATE).unwrap();
             if std::env::var_os("TIER_BENCH_SMALL_PAGES").is_none() {
@@ -154,11 +154,11 @@ impl Bench {
         (tier, region)
     }
 
-    /// All pages, in eight batches at once if the tier takes so many: of 4 MiB so many pages are in flight as with raw I/O.
+    /// Moves all pages, in eight batches at once if the tier takes so many. At 4 MiB, as many pages are in flight as with raw I/O.
     pub fn through(&self, tier: &dyn StorageTier, region: RegionId, start: impl Fn(Tag, &[TierPage]) -> i32) {
         const PLACES: usize = 8;
         let batch = (MEMORY / PLACES / self.page).min(256);
-        // The places in memory that no batch uses, and how many pages are in flight in each.
+        // The places in memory that no batch uses, and the number of pages in flight in each place.
         let (mut free, mut left) = ((0..PLACES).collect::<Vec<_>>(), [0; PLACES]);
         let mut pages = Vec::with_capacity(batch);
         // SAFETY: the tier lives as long as this borrow, and never closes it.
@@ -216,7 +216,8 @@ impl Bench {
         [write, read]
     }
 
-    /// As upstream's file backend: a temporary file, written and renamed. It is read with one call. By so many threads.
+    /// Stores pages as upstream's file backend does: in a temporary file that is renamed. One call reads it. Uses
+    /// `threads` threads.
     pub fn files_both(&self, threads: usize, direct: bool) -> [Measured; 2] {
         let dir = self.dir.join("files");
         std::fs::create_dir(&dir).unwrap();
@@ -261,7 +262,7 @@ pub fn median(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
-/// The median, and from the least to the most.
+/// The median, and the range from the least to the most.
 fn spread(numbers: Vec<f64>, digits: usize) -> String {
     let least = numbers.iter().copied().fold(f64::INFINITY, f64::min);
     let most = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -271,8 +272,8 @@ fn spread(numbers: Vec<f64>, digits: usize) -> String {
 /// A way to write all pages and read them again.
 pub type Way<'a> = (&'a str, &'a dyn Fn(&Bench) -> [Measured; 2]);
 
-/// Prints what so many rounds of all ways come to, page size by page size. Ratios are to the first way. Ratios and processor
-/// time come with the range of the rounds.
+/// Prints the results of `count` rounds of all ways, for each page size. Ratios are relative to the first way. Ratios
+/// and processor time come with the range of the rounds.
 pub fn table(bench: &mut Bench, ways: &[Way<'_>], megabytes: usize, count: usize) {
     println!("| page | way | write GB/s | of raw | core s/GB | read GB/s | of raw | core s/GB | found |");
     println!("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
@@ -287,7 +288,7 @@ pub fn table(bench: &mut Bench, ways: &[Way<'_>], megabytes: usize, count: usize
         let mut rounds: Vec<Vec<[Measured; 2]>> = Vec::new();
         for _ in 0..count {
             let one = |(_, way): &Way<'_>| {
-                // What the one before left to be removed is not this one's work.
+                // Syncs first, so that work that the previous way left behind does not count for this way.
                 sync(&bench.dir);
                 way(bench)
             };
@@ -310,7 +311,7 @@ pub fn table(bench: &mut Bench, ways: &[Way<'_>], megabytes: usize, count: usize
     }
 }
 
-/// A number of the environment.
+/// A number from an environment variable.
 pub fn number(name: &str, or: usize) -> usize {
     std::env::var(name).map_or(or, |text| text.parse().expect("a number of MiB or of rounds"))
 }

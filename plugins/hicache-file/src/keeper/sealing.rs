@@ -1,4 +1,4 @@
-//! What the keeper has of [the thread that seals](crate::sealer).
+//! The keeper's side of [the thread that seals](crate::sealer).
 
 use host_plugin_api::{Level, log};
 
@@ -6,10 +6,10 @@ use super::{Keeper, Known};
 use crate::sealer::Sealed;
 
 impl Keeper<'_> {
-    /// Hands over what is full, and learns what was sealed. Says whether anything was.
+    /// Hands over full segments, and takes back sealed ones. Returns whether any was sealed.
     pub(crate) fn seal(&mut self) -> bool {
         while let Some(open) = self.store.writer.take_full() {
-            // A thread that is gone has broken the instance.
+            // The send fails when the thread is gone, and then the instance is broken.
             self.sealer.under_way += usize::from(self.sealer.jobs.send(open).is_ok());
         }
         let mut any = false;
@@ -20,7 +20,7 @@ impl Keeper<'_> {
         any
     }
 
-    /// Waits for one more to be sealed. False when none is under way.
+    /// Waits for one more segment to be sealed. False when none is under way.
     pub(crate) fn await_sealed(&mut self) -> bool {
         if self.sealer.under_way == 0 {
             return false;
@@ -31,7 +31,7 @@ impl Keeper<'_> {
         any
     }
 
-    /// Seals all that is full and not written to.
+    /// Seals all segments that are full and that no write reaches into.
     pub(crate) fn seal_all(&mut self) {
         while self.seal() || self.await_sealed() {}
     }
@@ -39,7 +39,7 @@ impl Keeper<'_> {
     fn learn(&mut self, (open, sealed): Sealed) {
         self.sealer.under_way -= 1;
         let (store, name) = (self.store, open.segment.name);
-        // Its descriptor goes with its writer. Readers open it again, within the bound on open files.
+        // Closes the descriptor together with the writer. Readers open it again, within the bound on open files.
         store.files.close(&open.segment);
         let known = match sealed {
             Ok(true) => {
@@ -51,7 +51,7 @@ impl Keeper<'_> {
                 store.forget(&open.segment);
                 None
             }
-            // Its lock goes with its writer, so the next look adopts it, and that is ours.
+            // The segment's lock goes with its writer, so this keeper adopts the segment at its next look.
             Err(e) => {
                 log!(Level::WARN, "cannot seal {}, which is tried again: {e}", name.index());
                 Some(Known::Open(open.segment.clone(), open.next()))
@@ -60,7 +60,7 @@ impl Keeper<'_> {
         if let Some(known) = known {
             self.known.insert(name, known);
         }
-        // Only now: until it is known as sealed, its records are removed through its writer.
+        // Not earlier: until the segment is known as sealed, its records are removed through its writer.
         store.writer.forget(&open);
     }
 }

@@ -8,12 +8,12 @@ use crate::writer::{NoRoom, OpenSegment};
 use host_plugin_api::{Address, ErrorCode, Key, Memory, MemoryKind, RegionId, Tag, TierPage};
 use parking_lot::Mutex;
 
-/// What is done with a keeper of this store.
+/// Calls `run` with a keeper of this store.
 fn with_keeper(store: &Store, run: impl FnOnce(&mut Keeper<'_>)) {
     with_device(store, &Mutex::new(()), run);
 }
 
-/// The same with a device that does nothing while it is locked.
+/// As [`with_keeper`], with a device that does nothing while it is locked.
 fn with_device(store: &Store, device: &Mutex<()>, run: impl FnOnce(&mut Keeper<'_>)) {
     let seal = |open: &OpenSegment| {
         drop(device.lock());
@@ -26,7 +26,7 @@ fn with_device(store: &Store, device: &Mutex<()>, run: impl FnOnce(&mut Keeper<'
     });
 }
 
-/// Fills a segment with one page, if there is one.
+/// Fills a segment with one page. `None` when there is no segment.
 fn fill(store: &Store, n: u8) -> Option<Arc<OpenSegment>> {
     let (Ok(room), _) = store.writer.room(1 << 20) else { return None };
     let value = Value { key: Key([n; 32]), checksum: 0, block: 0, length: 1 << 20 };
@@ -61,7 +61,7 @@ fn a_directory_that_cannot_be_looked_at_is_not_said_to_be_gone_and_either_is_sai
         };
         std::fs::rename(&dir, &away).unwrap();
         assert!(said(keeper).contains("is gone or was replaced"));
-        // Refused for every user, as a missing right is for all but root.
+        // A link to itself fails for every user, unlike a missing right, which root ignores.
         std::os::unix::fs::symlink(&dir, &dir).unwrap();
         let looped = said(keeper);
         assert!(looped.contains("cannot be looked at") && !looped.contains("gone"), "{looped}");
@@ -97,7 +97,7 @@ fn a_segment_that_could_not_be_sealed_is_sealed_later_and_what_was_deleted_meanw
     let text = format!("dir = {:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 8", dir.path());
     let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
     with_keeper(&store, |keeper| {
-        // A writer whose data cannot be cut: its descriptor only reads.
+        // A writer whose data cannot be cut, because its descriptor is only for reading.
         let lock = store.directory.lock().unwrap();
         let name = Name { birth: 1, random: 2 };
         let (index, _data) = store.directory.make(name, 1 << 20, &lock).unwrap();
@@ -140,7 +140,7 @@ fn what_is_full_and_not_sealed_yet_is_sealed_and_evicted_before_anything_is_refu
         assert!(made.is_ok(), "{:?}", keeper.trouble);
         assert_eq!(keeper.trouble, None, "nothing is said to be refused");
         store.writer.supply(made);
-        // What is still written to cannot go: that is waited for, and not for long.
+        // Segments that writes still reach into cannot be evicted. The keeper waits for them, but not for long.
         let mut busy = Vec::new();
         let refused = loop {
             match store.writer.room(1 << 20) {

@@ -1,4 +1,4 @@
-//! What the threads that read and write are given, and what they answer.
+//! The pages that the reading and writing threads get, and their answers.
 
 use host_plugin_api::{ErrorCode, TierPage};
 
@@ -13,7 +13,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Kinds that wait in one line: what needs no data, gets, puts.
+    /// The line in which pages of this kind wait: pages without data, gets, puts.
     pub fn line(self) -> usize {
         match self {
             Self::Exists | Self::Delete => 0,
@@ -23,14 +23,14 @@ impl Kind {
     }
 }
 
-/// One page that a thread of ours works on.
+/// One page that a thread of the tier works on.
 #[derive(Clone, Copy, Debug)]
 pub struct Claimed {
     pub kind: Kind,
     pub slot: u32,
     pub page: u32,
     pub what: TierPage,
-    /// Its memory, of gets and puts.
+    /// The page's memory, for gets and puts.
     pub span: Option<Span>,
 }
 

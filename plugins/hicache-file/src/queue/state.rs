@@ -1,4 +1,4 @@
-//! What the queue remembers of each batch, and which page comes next.
+//! The state of the queue: what it knows of each batch, and which page comes next.
 
 use std::collections::VecDeque;
 
@@ -41,7 +41,7 @@ pub struct State {
 }
 
 impl State {
-    /// Room for so many batches of so many pages.
+    /// Makes room for `max_batches` batches of `max_pages` pages.
     pub fn new(max_batches: u32, max_pages: u32) -> Self {
         let (batches, pages) = (max_batches as usize, max_batches as usize * max_pages as usize);
         let slot = |_| Slot {
@@ -67,7 +67,7 @@ impl State {
         }
     }
 
-    /// A page has ended.
+    /// Ends a page: its completion waits for the host.
     pub fn finish(&mut self, slot: u32, page: u32, status: i32, bytes: u64) {
         let of = &mut self.slots[slot as usize];
         of.unfinished -= 1;
@@ -79,7 +79,7 @@ impl State {
     pub fn next_page(&mut self, line: usize, first: bool, room: u64) -> Option<(u32, u32)> {
         let fits = |page: &TierPage| first || line == 0 || u64::from(page.length) <= room;
         if let Some((slot, page)) = self.lines[line].again.front().copied() {
-            // Kinds differ in the first line only, and there a claim may mix them: each page says its own.
+            // Only the first line has several kinds, and its claims may mix them: each page has its own kind.
             return fits(&self.slots[slot as usize].pages[page as usize]).then(|| {
                 self.lines[line].again.pop_front();
                 (slot, page)

@@ -17,7 +17,7 @@ fn taken(dir: &Path) -> u64 {
     all.iter().filter_map(|file| file.metadata().ok()).map(|data| data.len()).sum()
 }
 
-/// A file's modification time set to so many seconds ago.
+/// Sets a file's modification time to `seconds` seconds ago.
 fn age(file: &Path, seconds: u64) {
     let time = std::time::SystemTime::now() - std::time::Duration::from_secs(seconds);
     std::fs::File::options().write(true).open(file).unwrap().set_modified(time).unwrap();
@@ -34,7 +34,7 @@ fn the_size_limit_holds_at_every_moment_and_what_was_used_longest_ago_goes_first
         let numbers: Vec<u64> = (batch * 100..batch * 100 + 15).collect();
         world.put_all(&numbers, LENGTH);
         assert!(taken(dir.path()) <= 8 << 20, "{} bytes are taken", taken(dir.path()));
-        // The first are used again and again, so they stay.
+        // The first pages are used again and again, so they stay.
         assert_eq!(world.found(&first, LENGTH), 15, "after {batch} batches");
     }
     let kept = (1..40).filter(|batch| world.exists(&[batch * 100]) == [FOUND]).count();
@@ -63,7 +63,7 @@ fn the_order_of_eviction_survives_a_restart_and_a_smaller_limit_is_kept_at_once(
     wait_until("the limit is kept", || taken(dir.path()) <= 4 << 20);
     let left: Vec<u64> = (0..6).filter(|n| world.found(&batch(*n), LENGTH) == 15).collect();
     assert_eq!(left, [0, 1, 4, 5].map(|n| n as u64).to_vec());
-    // And reading them is what makes 5 and 4 younger than 0 and 1.
+    // A read renews a segment's time: batch 0 becomes the oldest here, and a read makes it younger than batch 1.
     world.close();
     for (n, file) in files(dir.path(), ".dat").iter().enumerate() {
         age(file, 1000 - n as u64);
@@ -225,7 +225,7 @@ fn a_segment_of_unknown_state_is_not_evicted() {
     for (n, file) in files(dir.path(), ".dat").iter().enumerate() {
         age(file, 1000 - n as u64);
     }
-    // A second name: its index is not opened.
+    // A second name of an index: the tier does not open such an index.
     let oldest = files(dir.path(), ".idx").remove(0);
     std::fs::hard_link(&oldest, dir.path().join("another name")).unwrap();
     let world = World::new(dir.path(), 1 << 20, &config(4));
@@ -277,7 +277,7 @@ fn a_file_system_that_is_read_only_is_refused_with_the_reason_and_can_be_read() 
     in_namespace(dir.path(), "read-only", "mount --bind m m; mount -o remount,bind,ro m");
 }
 
-/// Not a test of its own: what runs in a mount namespace.
+/// Not a test of its own: the part that runs in a mount namespace.
 #[test]
 fn inside() {
     let Ok(what) = std::env::var("TIER_INSIDE") else { return };
@@ -300,7 +300,7 @@ fn inside() {
                 .arg(format!("of={}", dir.join("other").display()))
                 .output();
             assert!(!blocks.unwrap().status.success(), "dd fills the file system");
-            // What eviction gives back is used at once: no other process has it open.
+            // The space of evicted segments is used at once: no other process has them open.
             for batch in 20..24 {
                 let numbers: Vec<u64> = (batch * 100..batch * 100 + 16).collect();
                 world.put_all(&numbers, LENGTH);
@@ -308,7 +308,7 @@ fn inside() {
             }
             let mut stored = 0;
             let (mut refused, mut number) = (0, 100_000);
-            // What is there goes first, then puts are refused, and none is lost.
+            // First stored pages are evicted, then puts are refused. No put ends in another way.
             wait_until("puts are refused", || {
                 number += 1;
                 match world.put(&[number], LENGTH, 0)[0] {
@@ -318,7 +318,7 @@ fn inside() {
                         refused += 1;
                     }
                 }
-                // Takes what eviction frees, so that there is less and less.
+                // Takes the space that eviction frees, so that less and less is free.
                 let path = dir.join(format!("more-{number}"));
                 let _full = std::fs::write(path, vec![1; 1 << 20]);
                 refused > 3
@@ -347,7 +347,7 @@ fn inside() {
             while files(&dir, ".dat").len() < 5 {
                 assert_eq!(put(&mut world), None);
             }
-            // A reader that does not let go for a while.
+            // A reader that keeps the files open for a while.
             let hold = |file: &std::path::PathBuf| std::fs::File::open(file).ok();
             let held: Vec<_> = files(&dir, ".dat").iter().filter_map(hold).collect();
             let before = files(&dir, ".dat").len();

@@ -1,4 +1,4 @@
-//! What was put comes back, with each way of reading and writing, from wherever in memory, also after a restart.
+//! Pages that were put come back: with each way of reading and writing, from any place in memory, also after a restart.
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{Address, ErrorCode, Key, StorageTier, TierPage};
@@ -32,7 +32,7 @@ fn pages_come_back_whatever_their_size_and_place_in_memory() {
             let ended = world.put(&numbers, length, shift);
             assert!(ended.iter().all(|status| *status == STORED), "{way} {length}: {ended:?}");
             assert!(world.get(&numbers, length, shift).iter().all(|s| *s == FOUND), "{way} {length}");
-            // From elsewhere, and in another order.
+            // To another place, and in another order.
             let back: Vec<u64> = numbers.iter().rev().copied().collect();
             assert!(world.get(&back, length, shift + 1).iter().all(|s| *s == FOUND), "{way} {length}");
             let unknown = [first + 1_000_000];
@@ -216,7 +216,7 @@ fn memory_that_was_deregistered_and_is_other_memory_now_is_read_and_written_as_w
         }
         world.tier.deregister(region).unwrap();
     }
-    // SAFETY: as above, and the tier has let go of it.
+    // SAFETY: as above, and the tier does not use it any more.
     unsafe { munmap(at, LENGTH) }.unwrap();
     world.close();
 }

@@ -1,7 +1,7 @@
-//! The file tier keeps what it was given, within its limits, and gives nothing else back, whatever becomes of its files and of
-//! other processes.
+//! The file tier keeps the pages that it was given, within its limits, and returns no other bytes, also when its files
+//! are damaged and other processes are killed.
 //!
-//! Tests named `child` and `inside` are what other processes run: some are killed, and some have a small file system mounted.
+//! Other processes run the tests named `child` and `inside`: some are killed, and some have a small file system mounted.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 

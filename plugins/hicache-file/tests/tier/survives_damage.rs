@@ -29,7 +29,7 @@ fn a_flipped_bit_in_any_byte_of_a_value_is_an_error_once_and_then_a_miss() {
                 continue;
             }
             let mut world = World::new(dir.path(), length * length, &config);
-            // As many pages as a page has bytes. In each another byte is wrong.
+            // As many pages as a page has bytes. In each page another byte is wrong.
             let numbers: Vec<u64> = (0..length as u64).collect();
             world.put_all(&numbers, length);
             world.close();
@@ -42,7 +42,7 @@ fn a_flipped_bit_in_any_byte_of_a_value_is_an_error_once_and_then_a_miss() {
             let ended = world.get(&numbers, length, 0);
             assert!(ended.iter().all(|status| *status == ErrorCode::IO.0), "{way} {length}");
             assert!(world.get(&numbers, length, 0).iter().all(|status| *status == MISSING));
-            // They can be put again, and the damaged ones do not come back.
+            // The pages can be put again, and the damaged ones do not come back.
             world.put_all(&numbers[..10], length);
             world.close();
             let mut world = World::new(dir.path(), length * length, &config);
@@ -105,7 +105,7 @@ fn a_file_cut_anywhere_keeps_what_lies_before_the_cut() {
         let whole = (bytes / (3 * 4096)).min((records / 64).saturating_sub(1)).min(64);
         let mut world = World::new(dir.path(), 1 << 20, ONE);
         assert_eq!(world.found(&numbers, 10_000), whole, "{bytes} bytes, {records} of the index");
-        // And it is a store like any other.
+        // The directory then works like any other.
         world.put_all(&numbers, 10_000);
         assert_eq!(world.found(&numbers, 10_000), 64);
     }
@@ -153,7 +153,7 @@ fn names_that_are_not_segments_and_links_are_left_alone() {
     world.close();
     assert_eq!(std::fs::read(&index).unwrap(), &bytes[..bytes.len() - 64]);
     assert_eq!(data.metadata().unwrap().len(), 1 << 20);
-    // Nor through a second name of the same file.
+    // The tier does not write through a second name of the same file, either.
     std::fs::remove_file(link(&index)).unwrap();
     std::fs::remove_file(link(&data)).unwrap();
     std::fs::hard_link(&index, link(&index)).unwrap();

@@ -1,4 +1,4 @@
-//! Processes that are killed while they store, store the same, or read what others delete.
+//! Other processes that are killed while they store, that store the same pages, or that read what others delete.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -25,7 +25,7 @@ fn started(dir: &Path, what: &str) -> Child {
         .unwrap()
 }
 
-/// Not a test of its own: what the other processes do.
+/// Not a test of its own: the part that the other processes run.
 #[test]
 fn child() {
     let Ok(what) = std::env::var("TIER_CHILD") else { return };
@@ -35,8 +35,8 @@ fn child() {
     let mut world = World::new(Path::new(&dir), 1 << 20, CONFIG);
     let mut out = std::io::stdout();
     match what {
-        // Stores eight at a time until it is killed, and says after each batch how far it came. It stops where nothing has to
-        // be evicted yet.
+        // Stores eight at a time until it is killed, and says after each batch how far it came. It stops before
+        // anything has to be evicted.
         "store" => {
             for batch in 0..20 {
                 let numbers: Vec<u64> = (0..8).map(|n| first + batch * 8 + n).collect();
@@ -69,7 +69,7 @@ fn child() {
     }
 }
 
-/// The number behind the first line that starts with this word.
+/// The number after this word, in the first line that has it.
 fn said(reader: &mut impl BufRead, word: &str) -> u64 {
     for line in reader.by_ref().lines() {
         let line = line.unwrap();
@@ -94,7 +94,7 @@ fn a_process_killed_while_it_stores_loses_nothing_it_was_told_is_stored_and_noth
         for _ in 0..=random.u64(..6) {
             last = said(&mut reader, "stored");
         }
-        // Somewhere within what comes next.
+        // Kills the process at some moment of what it stores next.
         std::thread::sleep(std::time::Duration::from_micros(random.u64(..3000)));
         storing.kill().unwrap();
         storing.wait().unwrap();
@@ -103,7 +103,7 @@ fn a_process_killed_while_it_stores_loses_nothing_it_was_told_is_stored_and_noth
         for numbers in acknowledged.chunks(100) {
             assert_eq!(world.found(numbers, LENGTH), numbers.len(), "round {round}");
         }
-        // Whatever else is there is right, or `found` panics.
+        // `found` panics when another page that is there has wrong bytes.
         let more: Vec<u64> = (last..last + 200).collect();
         world.found(&more, LENGTH);
         wait_until("what the dead process left open is sealed", || {
@@ -131,7 +131,7 @@ fn two_processes_that_store_the_same_pages_both_have_them() {
     for reader in &mut readers {
         assert_eq!(said(reader, "stored"), 1000);
     }
-    // A third sees them while both still write their segments.
+    // A third process sees the pages while both still write their segments.
     let mut world = World::new(dir.path(), 4 << 20, CONFIG);
     let numbers: Vec<u64> = (0..1000).collect();
     for chunk in numbers.chunks(100) {
@@ -143,7 +143,8 @@ fn two_processes_that_store_the_same_pages_both_have_them() {
         said(reader, "closed");
         assert!(child.wait().unwrap().success());
     }
-    // A delete takes both copies, of what is sealed at once, of the rest when this process learns that it is.
+    // A delete takes both copies: those in sealed segments at once, the others when this process learns that their
+    // segment is sealed.
     let last: Vec<u64> = vec![5, 500, 999];
     assert_eq!(world.delete(&last), [FOUND; 3]);
     assert_eq!(world.found(&last, LENGTH), 0);
@@ -168,7 +169,7 @@ fn what_was_deleted_of_a_living_process_stays_deleted_when_it_dies() {
     storing.kill().unwrap();
     storing.wait().unwrap();
     wait_until("what the dead process left open is sealed", || unsealed() == 0);
-    // Empty or not: what is sealed was read again.
+    // Sealing reads the segment again, so its last records become known.
     wait_until("its last record is known", || world.tier.usage().unwrap().values == 992);
     assert_eq!(world.found(&last, LENGTH), 2);
     world.close();
@@ -186,14 +187,14 @@ fn what_another_process_reads_may_be_deleted_and_evicted_meanwhile() {
     let mut reading = started(dir.path(), "read 0");
     let mut reader = BufReader::new(reading.stdout.take().unwrap());
     while said(&mut reader, "found") < 40 {}
-    // Evicts what is being read.
+    // Evicts segments that are being read.
     for batch in 1..20 {
         let others: Vec<u64> = (batch * 1000..batch * 1000 + 50).collect();
         world.put_all(&others, LENGTH);
         world.delete(&others[..10]);
         said(&mut reader, "found");
     }
-    // The reader's hits keep its segment young, or it is gone. Either way no byte was wrong, or the child had ended.
+    // The reader's segment stays because of its hits, or it is evicted. Either way no byte was wrong, or the child had ended.
     for _ in 0..20 {
         said(&mut reader, "found");
     }

@@ -24,7 +24,7 @@ pub struct World {
 #[derive(Clone, Copy)]
 struct Block([u8; 4096]);
 
-/// Numbers by a seed of this run, printed so that the run can be repeated with `SEED`.
+/// Random numbers by a seed of this run, printed so that the run can be repeated with `SEED`.
 pub fn seeded() -> Rng {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| {
@@ -41,7 +41,7 @@ pub fn key(number: u64) -> Key {
     key
 }
 
-/// What the page of this number holds.
+/// The bytes of the page of this number.
 pub fn value(number: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     Rng::with_seed(number ^ 0x5EED).fill(&mut bytes);
@@ -54,7 +54,7 @@ pub fn open(dir: &Path, more: &str) -> Result<FileTier, host_plugin_api::Error> 
     host_plugin_hicache_file::open(&Opening { name: "test".into(), config })
 }
 
-/// Whether the kernel and the file system of the tests have what the way asks for.
+/// Whether the kernel and the file system of the tests support this way.
 pub fn can(dir: &Path, way: &str) -> bool {
     match open(dir, way) {
         Ok(_) => true,
@@ -66,7 +66,7 @@ pub fn can(dir: &Path, way: &str) -> bool {
 }
 
 impl World {
-    /// A tier there, with so many bytes of memory.
+    /// A tier in `dir`, with `bytes` bytes of memory.
     pub fn new(dir: &Path, bytes: usize, more: &str) -> Self {
         Self::around(open(dir, more).unwrap_or_else(|e| panic!("{e}")), bytes)
     }
@@ -101,7 +101,7 @@ impl World {
         TierPage { key: key(number), region: self.region, length: length as u32, offset: offset as u64 }
     }
 
-    /// Starts a batch, however often it has to, and waits for all of it: status and bytes of each page.
+    /// Starts a batch, again while the tier would block, and waits for all of it. Returns status and bytes of each page.
     pub fn run(&self, count: usize, call: impl Fn(&FileTier, Tag) -> i32) -> Vec<(i32, u64)> {
         let tag = Tag(self.tag.replace(self.tag.get() + 1));
         poll_until("a batch to be taken", || match call(&self.tier, tag) {
@@ -128,7 +128,7 @@ impl World {
         (0..count).step_by(most).map(move |first| first..count.min(first + most))
     }
 
-    /// Stores pages of these numbers, one behind the other in memory from `shift` on. Returns how each ended.
+    /// Stores pages of these numbers, one after the other in memory from `shift` on. Returns how each ended.
     pub fn put(&mut self, numbers: &[u64], length: usize, shift: usize) -> Vec<i32> {
         for (at, number) in numbers.iter().enumerate() {
             let start = shift + at * length;
@@ -147,7 +147,7 @@ impl World {
         assert!(ended.iter().all(|status| *status == STORED), "{ended:?}");
     }
 
-    /// Reads pages of these numbers, from `shift` on. Returns how each ended. What was found is what was put, or this panics.
+    /// Reads pages of these numbers, from `shift` on. Returns how each ended. Panics when a found page is not what was put.
     pub fn get(&mut self, numbers: &[u64], length: usize, shift: usize) -> Vec<i32> {
         self.bytes().fill(0xEE);
         let pages: Vec<_> =
@@ -193,12 +193,12 @@ impl World {
     }
 }
 
-/// Asks until the answer is yes.
+/// Polls until `yes` returns true.
 pub fn wait_until(what: &str, mut yes: impl FnMut() -> bool) {
     poll_until(what, || if yes() { Ok(()) } else { Err("not yet") });
 }
 
-/// Files of segments: those that end in this.
+/// Files of segments whose names end in `ending`.
 pub fn files(dir: &Path, ending: &str) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(dir.join("tier-v1")).unwrap();
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();

@@ -20,7 +20,7 @@ struct Request {
     opcode: c_int,
     source: *mut c_void,
     target: i32,
-    /// Where some releases have one, and padding in the others.
+    /// A field in some releases, padding in the others.
     file: u32,
     target_offset: u64,
     length: u64,
@@ -49,16 +49,16 @@ struct Buffer {
 }
 
 const WRITE: c_int = 1;
-/// Codes of a task's status: what is not here runs, or waits, or has run out of time and may still go on.
+/// Codes of a task's status. A task with another code runs, waits, or has run out of time and may still go on.
 const COMPLETED: c_int = 4;
 const ENDED_BADLY: [c_int; 3] = [2, 3, 6];
 /// `INVALID_BATCH`.
 const NO_BATCH: u64 = u64::MAX;
 /// No process listened at a message's address.
 const REFUSED: c_int = -102;
-/// What a range of memory is on, for Mooncake's choice of an adapter: it shall look for itself.
+/// The location of memory, for Mooncake's choice of an adapter: Mooncake finds out by itself.
 const ANYWHERE: &CStr = c"*";
-/// Longest name of an engine that is taken.
+/// Longest name of an engine that is accepted.
 const SESSION_BYTES: usize = 300;
 
 macro_rules! api {
@@ -113,7 +113,7 @@ api! {
     freeNotifsMsgBuf(*mut Notify, c_int) -> c_int;
 }
 
-/// The loaded library, for good: its threads and what it registered with the system would outlive it.
+/// The loaded library, for good: its threads and what it registered with the system would outlive an unloaded library.
 pub struct CDriver {
     api: Arc<Api>,
     host: CString,
@@ -212,7 +212,7 @@ impl CEngine {
         }
     }
 
-    /// How the tasks of a batch stand, from the first on that had not ended.
+    /// Looks at the tasks of a batch, from the first on that had not ended.
     fn look(&self, ticket: &mut Ticket) -> State {
         while ticket.ended < ticket.runs {
             let mut status = Status { status: 0, transferred: 0 };
@@ -225,7 +225,7 @@ impl CEngine {
             }
             match status.status {
                 COMPLETED => {}
-                // The rest goes on until the engine ends, which is the caller's answer. The batch goes with it.
+                // The other tasks go on until the engine ends. The caller ends the engine, and the batch with it.
                 code if ENDED_BADLY.contains(&code) => return State::Failed,
                 _ => return State::Running,
             }
@@ -297,7 +297,7 @@ impl Engine for CEngine {
         let code =
             unsafe { (self.api.submitTransfer)(self.handle, batch, requests.as_mut_ptr(), requests.len()) };
         if code != 0 {
-            // SAFETY: as above. What it keeps is Mooncake's to keep.
+            // SAFETY: as above. Mooncake keeps a batch that it does not free.
             let _kept = unsafe { (self.api.freeBatchID)(self.handle, batch) };
             return must("submitTransfer", code);
         }
@@ -324,7 +324,7 @@ impl Engine for CEngine {
         };
         let name = CString::new(MESSAGE_NAME).map_err(|error| other(error.to_string()))?;
         let text = CString::new(text).map_err(|error| other(error.to_string()))?;
-        // Mooncake copies both, whatever the header's types say.
+        // Mooncake copies both texts, although the header's types are not const.
         let message = Notify { name: name.as_ptr().cast_mut(), message: text.as_ptr().cast_mut() };
         // SAFETY: the engine is alive. The texts end in a zero and are not used after the call.
         match unsafe { (self.api.genNotifyInEngine)(self.handle, segment as u64, message) } {

@@ -1,4 +1,4 @@
-//! The transfer engine that is configured, or the first that is there.
+//! Finds the transfer engine that is configured, or the first that is there.
 
 use host_plugin_api::Result;
 
@@ -8,7 +8,7 @@ use super::python::PythonDriver;
 use crate::config::Config;
 use crate::search::{Wanted, look_at, search};
 
-/// What the C library is called.
+/// File name of the C library.
 pub const FILE: &str = "libtransfer_engine.so";
 
 fn wanted(config: &Config) -> Wanted {
@@ -36,7 +36,7 @@ pub fn load(config: &Config) -> Result<Box<dyn Driver>> {
     )
 }
 
-/// Says whether [`load`] would find one. Nothing of Mooncake is loaded into this process.
+/// Says whether [`load`] would find an engine. Nothing of Mooncake is loaded into this process.
 ///
 /// # Errors
 /// As [`load`].

@@ -1,8 +1,9 @@
-//! Connections to an engine on which nothing is said.
+//! Finds idle connections to an engine and shuts them.
 //!
-//! On the port of its messages Mooncake takes one connection after the other and reads each to its end, for up to a minute.
-//! One that is silent (of a scan of ports, of a peer that was stopped) keeps all messages from the engine for so long, and its
-//! end. A message takes milliseconds, and our own are repeated when one gets lost, so what is idle there is shut.
+//! On the port of its messages Mooncake takes one connection after the other and reads each to its end, for up to a
+//! minute. An idle connection (of a scan of ports, of a peer that was stopped) delays all messages to the engine for
+//! that long, and the engine's end. A message takes milliseconds, and this plugin repeats its own when one gets lost.
+//! So idle connections on this port are shut.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -13,7 +14,7 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::net::sockopt::socket_acceptconn;
 use rustix::net::{getpeername, getsockname};
 
-/// How long a connection may be there.
+/// How long a connection may stay open.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The port in what Mooncake calls a session.
@@ -24,7 +25,7 @@ pub fn port(session: &str) -> Option<u16> {
 /// The ports on which this process listens.
 pub fn listening() -> BTreeSet<u16> {
     let port = |number| {
-        // SAFETY: as in `connection`. What is found is a hint: it is probed, and nothing else is done with it.
+        // SAFETY: as in `connection`. The result is a hint: its ports are probed, and nothing else is done with them.
         let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
         let listens = socket_acceptconn(borrowed).is_ok_and(|listens| listens);
         let local = getsockname(borrowed).ok().filter(|_| listens)?;
@@ -39,7 +40,7 @@ fn numbers() -> impl Iterator<Item = RawFd> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// A connection of this process, held, so that its number is not given to another.
+/// A connection of this process, through a duplicated descriptor, whose number no other file gets meanwhile.
 struct Connection {
     stream: TcpStream,
     port: u16,
@@ -51,14 +52,14 @@ fn connections(ports: &[u16]) -> Vec<Connection> {
     those(|local, _| ports.contains(&local.port()))
 }
 
-/// The connections of this process with such ends.
+/// The connections of this process whose addresses are wanted.
 fn those(wanted: impl Fn(SocketAddr, SocketAddr) -> bool) -> Vec<Connection> {
     numbers().filter_map(|number| connection(number, &wanted)).collect()
 }
 
 fn connection(number: RawFd, wanted: &impl Fn(SocketAddr, SocketAddr) -> bool) -> Option<Connection> {
-    // SAFETY: it was open a moment ago. Another thread may have closed it since, which is an error here, or have opened
-    // something else, and what is kept is therefore looked at again.
+    // SAFETY: the descriptor was open a moment ago. Another thread may have closed it since, which is an error here, or
+    // may have opened something else with its number. Therefore the addresses of the duplicate are checked again.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
     let local = SocketAddr::try_from(getsockname(borrowed).ok()?).ok()?;
     // A socket that listens has no peer.
@@ -90,7 +91,7 @@ pub fn hang_up(peers: &[SocketAddr]) -> usize {
 pub struct Watch(HashMap<(u16, SocketAddr), Instant>);
 
 impl Watch {
-    /// Shuts the connections of these ports that it has seen for too long. Returns how many.
+    /// Shuts the connections of these ports that it has seen for `PATIENCE`. Returns how many.
     pub fn look(&mut self, ports: &[u16], now: Instant) -> usize {
         let there = connections(ports);
         self.0.retain(|key, _| there.iter().any(|one| (one.port, one.peer) == *key));
@@ -131,7 +132,7 @@ mod tests {
         for mut open in [&late, &elsewhere] {
             assert_eq!(open.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         }
-        // The listener takes others.
+        // The listener takes new connections.
         connect(&listener);
         assert!(ports.iter().all(|port| listening().contains(port)));
         assert!(!listening().contains(&late.local_addr().unwrap().port()));

@@ -4,7 +4,7 @@ use super::{Driver, Engine, MESSAGE_NAME, Range, Run, State, Target, Ticket, Und
 use crate::config::{Config, P2P, Protocol};
 use crate::python::{Gil, Interpreter, Object, Probe, Value};
 
-/// `send_probe` answers so when no process listens, and to any other error of a socket.
+/// Answer of `send_probe` when no process listens, and for any other error of a socket.
 const REFUSED: i64 = -102;
 
 /// The wheel's module, imported.
@@ -53,15 +53,15 @@ impl PythonDriver {
     }
 }
 
-/// Most engines that are made until one gets the ports it chose.
+/// How many engines are tried until one gets the ports that it chose.
 const TRIES: usize = 5;
 
-/// Mooncake looks for a port that is free and listens on it a moment later, when another process may have it.
+/// Whether another process took a port. Mooncake looks for a free port and listens on it a moment later.
 fn is_taken(why: &str) -> bool {
     why.contains("Address already in use")
 }
 
-/// What `make` makes, with other ports if those it chose were taken meanwhile.
+/// Calls `make`, and calls it again when the ports that it chose were taken meanwhile.
 fn until_ports_are_free<T>(mut make: impl FnMut() -> Result<T, String>) -> Result<T, String> {
     let mut tries = 1;
     loop {
@@ -115,7 +115,7 @@ impl Driver for PythonDriver {
 struct PythonEngine {
     interpreter: &'static Interpreter,
     session: String,
-    /// Until the end. Each holds on to the engine.
+    /// Taken at the end. Each method holds on to the engine.
     methods: Option<Methods>,
     notify_class: Object,
     opcode: Object,
@@ -146,7 +146,7 @@ impl PythonEngine {
     }
 }
 
-/// Calls something that answers 0 when it went well.
+/// Checks a call that answers 0 on success.
 fn must(gil: &Gil, what: &str, call: Result<Object, String>) -> Result<(), String> {
     match gil.int(&call?)? {
         0 => Ok(()),
@@ -185,8 +185,8 @@ impl Engine for PythonEngine {
     fn open(&self, session: &str) -> Result<Target, String> {
         self.interpreter.with(|gil| {
             must(gil, "send_probe", self.call(gil, |m| &m.probe, &[Value::Text(session)]))?;
-            // The first write asks the peer for its addresses, and waits for the answer however long that takes. So the first
-            // is one of no bytes, while no other write waits.
+            // The first write asks the peer for its addresses, and waits for the answer without a limit. So the first
+            // write is one of no bytes, while no other write waits.
             let [nothing, write] = [Value::Unsigned(0), Value::Object(&self.opcode)];
             let arguments = [Value::Text(session), nothing, nothing, nothing, write];
             must(gil, "transfer_sync", self.call(gil, |m| &m.transfer, &arguments))
@@ -196,7 +196,7 @@ impl Engine for PythonEngine {
 
     fn submit(&self, to: &Target, runs: &[Run], tickets: &mut Vec<Ticket>) -> Result<(), String> {
         self.interpreter.with(|gil| {
-            // One batch each: of a batch of several, Python tells how the first stands and no more.
+            // One batch per run: for a batch of several runs, Python only tells the state of the first.
             for run in runs {
                 let arguments = [
                     Value::Text(&to.session),
@@ -205,7 +205,7 @@ impl Engine for PythonEngine {
                     Value::Numbers(&[run.length]),
                 ];
                 let batch = gil.unsigned(&self.call(gil, |m| &m.write, &arguments)?)?;
-                // 0 says that it was refused, and so does what a failed opening leaves.
+                // 0 says that Mooncake refused. -1 is what a failed opening leaves.
                 if batch == 0 || batch as i64 == -1 {
                     return Err("Mooncake's batch_transfer_async_write refused".to_owned());
                 }
@@ -223,7 +223,7 @@ impl Engine for PythonEngine {
         match answer {
             Ok(1) => State::Done,
             Ok(-1) => State::Failed,
-            // -2 is a deadline that Mooncake's user may set. The write goes on. An exception says nothing about it.
+            // -2 is a deadline that Mooncake's user may set. The write goes on. An exception says nothing about the write.
             _ => State::Running,
         }
     }
@@ -232,7 +232,7 @@ impl Engine for PythonEngine {
         let other = Undelivered::Other;
         let said = self.interpreter.with(|gil| {
             if look {
-                // What comes after says nothing about a peer that is not there.
+                // The write below would not report a peer that is gone.
                 let probed = self.call(gil, |m| &m.probe, &[Value::Text(session)]);
                 match probed.and_then(|answer| gil.int(&answer)).map_err(other)? {
                     0 => {}
@@ -242,7 +242,7 @@ impl Engine for PythonEngine {
             }
             let words = [Value::Text(MESSAGE_NAME), Value::Text(text)];
             let message = gil.call(&self.notify_class, &words).map_err(other)?;
-            // A write of no bytes, which is done at once, carries it.
+            // A write of no bytes, which is done at once, carries the message.
             let arguments = [
                 Value::Text(session),
                 Value::Unsigned(0),
@@ -254,7 +254,7 @@ impl Engine for PythonEngine {
             must(gil, "transfer_sync", self.call(gil, |m| &m.transfer, &arguments)).map_err(other)
         });
         match said {
-            // Mooncake answers so to every error of a socket, those of this process among them.
+            // Mooncake gives this answer for every error of a socket, also for errors of this process.
             Err(Undelivered::Refused) => super::look_for(session)
                 .and_then(|()| Err(other("Mooncake's send_probe answered -102".to_owned()))),
             said => said,
@@ -268,7 +268,7 @@ impl Engine for PythonEngine {
                 let part = |name| gil.text(&gil.attribute(message, name)?);
                 (part("name")? == MESSAGE_NAME).then(|| part("msg")).transpose()
             };
-            // What is no text is none of ours.
+            // A message that is no text is not from this plugin.
             taken.unwrap_or_default().iter().filter_map(|message| read(message).ok().flatten()).collect()
         })
     }

@@ -1,5 +1,5 @@
-//! One start of Python at a time in a process, also where several copies of this library are loaded: each has statics of its
-//! own, and two that start Python at once end the process.
+//! Lets one copy of this library start Python at a time in a process. Each loaded copy has statics of its own, and two
+//! copies that start Python at once end the process.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -9,25 +9,25 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// A file that is another one in every process and the same for all that is loaded into one, and that nothing else locks.
+/// A file that differs between processes, is the same for all libraries of one process, and that nothing else locks.
 const OWN: &str = "/proc/self/status";
-/// Between two looks whether the other copy has done it.
+/// Time between two tries to get the lock.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Holds the lock, as long as it lives.
 pub struct Alone(#[allow(dead_code, reason = "closing it is what unlocks")] Option<File>);
 
 impl Alone {
-    /// Waits until no other copy is at it.
+    /// Waits until no other copy holds the lock.
     ///
     /// # Errors
-    /// When one is for longer than `patience`.
+    /// When another copy holds it for longer than `patience`.
     pub fn within(patience: Duration) -> Result<Self, String> {
         Self::lock(Path::new(OWN), patience)
     }
 
     fn lock(path: &Path, patience: Duration) -> Result<Self, String> {
-        // A system that has no such file, or no locks on it, has us hope that there is one copy.
+        // Without such a file, or without locks on it, this assumes that there is one copy.
         let Ok(file) = File::open(path) else { return Ok(Self(None)) };
         let start = Instant::now();
         loop {

@@ -1,5 +1,5 @@
-//! CPython's stable ABI, as much of it as is needed, looked up in a library that is there at run time. Any CPython from 3.10
-//! on has these functions, and building needs none.
+//! The part of CPython's stable ABI that is needed, looked up in a library at run time. Any CPython from 3.10 on has
+//! these functions, and the build needs no CPython.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_longlong, c_ulonglong, c_void};
 use std::path::Path;
@@ -13,7 +13,7 @@ pub type Handle = *mut c_void;
 
 macro_rules! api {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions, all there.
+        /// The functions. None is missing.
         #[allow(non_snake_case)]
         pub struct Api { $(pub $name: unsafe extern "C" fn($($argument),*) -> $result,)* }
 
@@ -68,10 +68,10 @@ api! {
 }
 
 impl Api {
-    /// Python's functions, of the interpreter that this process already is, or of a library.
+    /// Looks up Python's functions: in this process, if it runs Python already, else in a library.
     ///
-    /// The library stays loaded for good: what it leaves behind at its end (threads, handlers, hooks of extension modules)
-    /// would point into nothing.
+    /// The library stays loaded for good: threads, handlers and hooks of extension modules that it leaves behind would
+    /// point into unmapped memory.
     ///
     /// # Errors
     /// What the loader says of each file.
@@ -105,13 +105,13 @@ impl Api {
         Err(tried)
     }
 
-    /// Starts the interpreter, without its signal handlers, and lets go of its lock.
+    /// Starts the interpreter, without its signal handlers, and releases its lock.
     fn start(self, library: &Library, executable: &str) -> Result<Self, String> {
         // SAFETY: as in `load`.
         if unsafe { (self.Py_IsInitialized)() } != 0 {
             return Ok(self);
         }
-        // The name of the interpreter is how Python finds its own modules and those of a virtual environment.
+        // Python finds its own modules and those of a virtual environment by the name of the interpreter.
         // SAFETY: the type is the function's in CPython's documentation.
         let set_name = unsafe { library.get::<unsafe extern "C" fn(*const i32)>(b"Py_SetProgramName") };
         let Ok(set_name) = set_name else {
@@ -119,14 +119,14 @@ impl Api {
                 "it has no Py_SetProgramName, which CPython dropped in 3.15: use an older one".to_owned()
             );
         };
-        // As the probe was run, so that modules are found where it found them.
+        // Isolated, as the probe was, so that modules are found where the probe found them.
         // SAFETY: the type is the variable's in CPython's documentation.
         let Ok(isolated) = (unsafe { library.get::<*mut c_int>(b"Py_IsolatedFlag") }) else {
             return Err("it has no Py_IsolatedFlag, which CPython drops in 3.15: use an older one".to_owned());
         };
         let wide: Vec<i32> = executable.chars().map(|c| c as i32).chain([0]).collect();
-        // SAFETY: the name is ended by a zero and is never freed, as Python asks. This is the first call of its start, and
-        // made once: our caller holds the lock of the only place that starts it. Nothing reads the variable before the start.
+        // SAFETY: the name is ended by a zero and is never freed, as Python asks. These are the first calls of the start, made
+        // once: the caller holds the lock of the only code that starts Python. Nothing reads the variable before the start.
         unsafe {
             **isolated = 1;
             set_name(Vec::leak(wide).as_ptr());
@@ -137,7 +137,7 @@ impl Api {
     }
 }
 
-/// A name as C takes it. Ours have no zero bytes in them.
+/// A name as C takes it. The names here have no zero bytes in them.
 pub fn c_name(name: &str) -> CString {
     CString::new(name).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Values of Python's, and calls with them.
+//! Python's values, and calls with them.
 
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
@@ -13,7 +13,7 @@ pub struct Gil {
     _thread: std::marker::PhantomData<*mut ()>,
 }
 
-/// A value of Python's that we hold on to. May be dropped anywhere, which takes the lock.
+/// A reference to a value of Python's. Any thread may drop it, which takes the lock.
 pub struct Object {
     api: &'static Api,
     pointer: NonNull<std::ffi::c_void>,
@@ -66,7 +66,7 @@ impl Gil {
         self.owned(unsafe { (self.api.PyObject_GetAttrString)(of.pointer.as_ptr(), c_name(name).as_ptr()) })
     }
 
-    /// Calls something.
+    /// Calls a value.
     ///
     /// # Errors
     /// The exception's text.
@@ -76,30 +76,30 @@ impl Gil {
         self.owned(unsafe { (self.api.PyObject_CallObject)(callee.pointer.as_ptr(), tuple.pointer.as_ptr()) })
     }
 
-    /// A whole number.
+    /// Reads a whole number.
     ///
     /// # Errors
-    /// When it is none, or too large.
+    /// When the value is no whole number, or too large.
     pub fn int(&self, object: &Object) -> Result<i64, String> {
         // SAFETY: we hold the lock, and the object is alive.
         let value = unsafe { (self.api.PyLong_AsLongLong)(object.pointer.as_ptr()) };
         if value == -1 && self.has_raised() { Err(self.raised()) } else { Ok(value) }
     }
 
-    /// A whole number that is not negative, such as the address that stands for a batch.
+    /// Reads a whole number that is not negative, such as the address that stands for a batch.
     ///
     /// # Errors
-    /// When it is none, or too large.
+    /// When the value is no such number, or too large.
     pub fn unsigned(&self, object: &Object) -> Result<u64, String> {
         // SAFETY: we hold the lock, and the object is alive.
         let value = unsafe { (self.api.PyLong_AsUnsignedLongLong)(object.pointer.as_ptr()) };
         if value == u64::MAX && self.has_raised() { Err(self.raised()) } else { Ok(value) }
     }
 
-    /// A text.
+    /// Reads a text.
     ///
     /// # Errors
-    /// When it is none.
+    /// When the value is no text.
     pub fn text(&self, object: &Object) -> Result<String, String> {
         let mut length = 0;
         // SAFETY: we hold the lock. The object is alive, and the text lives as long as it.
@@ -113,10 +113,10 @@ impl Gil {
         }
     }
 
-    /// The members of a list.
+    /// Reads the members of a list.
     ///
     /// # Errors
-    /// When it is none.
+    /// When the value is no list.
     pub fn items(&self, list: &Object) -> Result<Vec<Object>, String> {
         // SAFETY: we hold the lock, and the object is alive.
         let size = unsafe { (self.api.PySequence_Size)(list.pointer.as_ptr()) };
@@ -194,7 +194,7 @@ impl Gil {
         !unsafe { (self.api.PyErr_Occurred)() }.is_null()
     }
 
-    /// The text of what was raised, which is cleared.
+    /// Takes the text of the exception that was raised, and clears the exception.
     fn raised(&self) -> String {
         let (mut kind, mut value, mut trace) = (null_mut(), null_mut(), null_mut());
         // SAFETY: we hold the lock. What is fetched are references of ours, or null.
@@ -214,12 +214,12 @@ impl Gil {
                 unsafe { (self.api.PyObject_GetAttrString)(kind.pointer.as_ptr(), c"__name__".as_ptr()) };
             self.plain(&Object { api: self.api, pointer: NonNull::new(name)? })
         });
-        // SAFETY: we hold the lock. What may have been raised on the way to the text is not what we report.
+        // SAFETY: we hold the lock. Exceptions that were raised while the text was made are dropped.
         unsafe { (self.api.PyErr_Clear)() };
         format!("{}: {said}", name.as_deref().unwrap_or("an exception"))
     }
 
-    /// A text, if it is one. Does not say why it is none.
+    /// The value's text, or `None` without a reason when it is no text.
     fn plain(&self, object: &Object) -> Option<String> {
         // SAFETY: we hold the lock. The object is alive, and the text lives as long as it.
         unsafe {

@@ -1,4 +1,4 @@
-//! What an installation of Python is good for, found out in a process of its own.
+//! Checks what an installation of Python can do, in a process of its own.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-/// What interpreters that could be probed have said, with what was to be loaded first. A process uses one or two.
+/// Complete answers of interpreters, with the libraries that were loaded first. A process uses one or two.
 static KNOWN: Mutex<Vec<(PathBuf, Vec<PathBuf>, Probe)>> = Mutex::new(Vec::new());
-/// Most of them.
+/// The most answers that are kept.
 const MOST_KNOWN: usize = 8;
 
 const SCRIPT: &str = include_str!("probe.py");
@@ -25,7 +25,7 @@ const OLDEST: [u32; 3] = [0, 3, 13];
 pub struct Probe {
     /// Of Python.
     pub version: [u32; 3],
-    /// The interpreter's path, as it says itself.
+    /// The interpreter's path, as the interpreter says.
     pub executable: String,
     prefix: String,
     libdir: Option<String>,
@@ -50,7 +50,7 @@ pub struct Probe {
 pub struct Wheel {
     /// The distribution's name.
     pub name: String,
-    /// And its version.
+    /// The distribution's version.
     pub version: String,
 }
 
@@ -62,14 +62,14 @@ enum Module {
 }
 
 impl Probe {
-    /// Asks the interpreter that is configured, or named by `MOONCAKE_PYTHON`, or that of the active virtual environment, or
-    /// `python3`. Where this process runs it already, its answer from before is what counts.
+    /// Probes the interpreter that is configured, or named by `MOONCAKE_PYTHON`, or that of the active virtual
+    /// environment, or `python3`. If this process has a complete answer of it already, returns that answer.
     ///
     /// # Errors
     /// A sentence that says what is wrong with it. Whether it has Mooncake is not checked here.
     pub fn run(python: Option<&Path>, preload: &[PathBuf]) -> Result<Self, String> {
         let (python, named) = interpreter(python);
-        // What the operator names is what the operator trusts.
+        // The operator trusts an interpreter that the operator names.
         if !named {
             host_ownership::may_run(&python).map_err(|why| {
                 format!("{why}; or name it in MOONCAKE_PYTHON, or as python in [plugin.mooncake], to run it all the same")
@@ -90,8 +90,8 @@ impl Probe {
 
     fn ask(python: &Path, preload: &[PathBuf]) -> Result<Self, String> {
         let shown = python.display();
-        // Isolated: with -c alone the current directory comes first among the places of modules, and a file there that is
-        // called as a module is would run. Neither do variables and the user's own folder of packages add places.
+        // `-I` isolates: with `-c` alone Python looks for modules in the current directory first, and would run a file
+        // there that has a module's name. Variables and the user's own folder of packages add no places, either.
         let mut child = Command::new(python)
             .args(["-I", "-c", SCRIPT])
             .args(preload)
@@ -148,7 +148,7 @@ impl Probe {
         self.usable(&self.engine)
     }
 
-    /// Whether `mooncake.store` can. As [`engine`](Self::engine).
+    /// Whether `mooncake.store` can be used. As [`engine`](Self::engine).
     ///
     /// # Errors
     /// What is missing, and how to get it.
@@ -180,7 +180,7 @@ impl Probe {
         Ok(path)
     }
 
-    /// The error of Python's library that is not there.
+    /// The error for a missing library of Python's.
     pub(super) fn no_library(&self, tried: &str) -> String {
         let [major, minor, _] = self.version;
         let places: Vec<String> = self.libraries().iter().map(|path| path.display().to_string()).collect();
@@ -196,7 +196,7 @@ impl Probe {
         )
     }
 
-    /// What to say of it when it works.
+    /// Describes a working installation.
     pub fn describe(&self) -> String {
         let wheel = self.wheel.as_ref().map_or_else(
             || "a mooncake of unknown version".to_owned(),
@@ -217,7 +217,7 @@ fn interpreter(configured: Option<&Path>) -> (PathBuf, bool) {
     }
     let active = std::env::var_os("VIRTUAL_ENV").map(|root| PathBuf::from(root).join("bin/python"));
     let found = active.filter(|path| path.is_file()).or_else(|| host_ownership::on_the_path("python3"));
-    // Without one, running it says that there is none.
+    // When none was found, running `python3` gives the error.
     found.map_or_else(|| ("python3".into(), true), |found| (found, false))
 }
 
@@ -251,7 +251,7 @@ fn collect(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::Jo
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(pipe) = pipe {
-            // What was read before a failure is all there is.
+            // After a failure the bytes that were read before it are used.
             let _all = pipe.take(1 << 20).read_to_end(&mut bytes).is_ok();
         }
         String::from_utf8_lossy(&bytes).into_owned()

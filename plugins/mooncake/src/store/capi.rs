@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::client::{Client, LOCAL_BUFFER_BYTES, Library, Setup, Span};
 use crate::loader::whole;
 
-/// `mooncake_replicate_config_t`. None of ours has more than one replica, which is what a null pointer asks for.
+/// `mooncake_replicate_config_t`. The tier stores one replica of each value, which is what a null pointer asks for.
 enum ReplicateConfig {}
 
 /// A client of Mooncake's.
@@ -15,7 +15,7 @@ type Handle = *mut c_void;
 
 macro_rules! symbols {
     ($($field:ident = $name:literal: $kind:ty;)*) => {
-        /// What is called, by the names of `store_c.h` without their start.
+        /// The functions that are called, by the names of `store_c.h` without their start.
         struct Symbols { $($field: $kind,)* }
 
         /// The symbols that a library must have.
@@ -48,14 +48,14 @@ symbols! {
     unregister = "mooncake_store_unregister_buffer": unsafe extern "C" fn(Handle, *mut c_void) -> c_int;
 }
 
-/// The library.
+/// The loaded library.
 pub struct CLibrary {
     path: PathBuf,
     symbols: Arc<Symbols>,
 }
 
 impl CLibrary {
-    /// Loads it. A bare file name is looked for where the system's loader looks.
+    /// Loads the library. The system's loader looks for a bare file name.
     ///
     /// # Errors
     /// What the loader says.
@@ -64,7 +64,7 @@ impl CLibrary {
         let library = unsafe { libloading::Library::new(path) }.map_err(|error| whole(&error))?;
         // SAFETY: a library with these names in it is Mooncake Store's.
         let symbols = unsafe { Symbols::find(&library) }.map_err(|error| whole(&error))?;
-        // Its threads and handlers of signals would outlive it.
+        // Never unloaded: its threads and handlers of signals would outlive it.
         std::mem::forget(library);
         Ok(Self { path: path.to_owned(), symbols: Arc::new(symbols) })
     }

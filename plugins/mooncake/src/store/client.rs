@@ -1,4 +1,4 @@
-//! What both drivers offer of Mooncake Store, and what its numbers mean.
+//! The interface of both drivers to Mooncake Store, and the meaning of its numbers.
 
 use host_plugin_api::ErrorCode;
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
@@ -24,19 +24,19 @@ pub struct Setup {
     pub master_server_address: String,
 }
 
-/// Bytes that a client has for values outside of registered memory, of which we have none. As SGLang has it.
+/// Bytes that a client has for values outside of registered memory. This tier has no such values. SGLang has the same number.
 pub const LOCAL_BUFFER_BYTES: u64 = 16 << 20;
 
 /// A way to Mooncake Store: its C library, or its Python module.
 pub trait Library: Send + Sync {
-    /// Makes a client and sets it up. Blocks, and without a master that answers for minutes.
+    /// Makes a client and sets it up. Blocks, for minutes when no master answers.
     ///
     /// # Errors
     /// A sentence, when Mooncake refuses.
     fn connect(&self, setup: &Setup) -> Result<Box<dyn Client>, String>;
 
-    /// Whether making and closing a client keeps all others in this process from Mooncake, so that it is done only while the
-    /// master answers.
+    /// Whether making or closing a client keeps all other calls of this process from Mooncake. It is then done only
+    /// while the master answers.
     fn holds_others_up(&self) -> bool {
         false
     }
@@ -46,39 +46,39 @@ pub trait Library: Send + Sync {
 }
 
 /// A client that was set up. Every call may block, some for a minute, and may be made from any thread. A slice of
-/// results has one number for each key. An error says that none is known.
+/// results has one number for each key. An error says that no result is known.
 pub trait Client: Send + Sync {
-    /// 1 is there, 0 is not, or a code.
+    /// Asks for keys. A result is 1 for a key that is there, 0 for one that is not, or a code.
     ///
     /// # Errors
     /// When there was no answer for each key.
     fn exist(&self, names: &[String]) -> Result<Vec<i64>, String>;
 
-    /// 0 or a code. A key that is there keeps its value.
+    /// Stores values. A result is 0 or a code. A key that is there keeps its value.
     ///
     /// # Errors
     /// As above.
     fn put(&self, names: &[String], values: &[Span]) -> Result<Vec<i64>, String>;
 
-    /// Bytes that were read, or a code.
+    /// Reads values. A result is the bytes that were read, or a code.
     ///
     /// # Errors
     /// As above.
     fn get(&self, names: &[String], places: &[Span]) -> Result<Vec<i64>, String>;
 
-    /// 0 or a code, for values that were just read, too.
+    /// Removes values, also values that were just read. A result is 0 or a code.
     ///
     /// # Errors
     /// As above.
     fn remove(&self, names: &[String]) -> Result<Vec<i64>, String>;
 
-    /// Makes memory one that values may be in.
+    /// Registers memory that values may be in.
     ///
     /// # Errors
     /// When Mooncake refuses.
     fn register(&self, span: Span) -> Result<(), String>;
 
-    /// Takes it back.
+    /// Ends the registration of memory.
     ///
     /// # Errors
     /// When Mooncake refuses.
@@ -89,20 +89,20 @@ pub trait Client: Send + Sync {
     fn close(&self);
 }
 
-/// What a code of Mooncake Store says. Its table: `ErrorCode` in its `types.h`.
+/// The meaning of a code of Mooncake Store. The table is `ErrorCode` in its `types.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// -704.
     Missing,
-    /// -200: no segment has room, and nothing in it may go yet.
+    /// -200: no segment has room, and no value in it may be evicted yet.
     NoRoom,
     /// -900 and -901: the master does not answer.
     MasterLost,
-    /// Everything else. Of a transfer (-800): the owner of the segment is gone, or did not answer for a minute.
+    /// All other codes. For a transfer (-800): the owner of the segment is gone, or did not answer for a minute.
     Failed,
 }
 
-/// Of a key that is not there.
+/// The code for a key that is not there.
 pub const GONE: i64 = -704;
 
 pub fn verdict(code: i64) -> Verdict {
@@ -128,7 +128,7 @@ impl Verdict {
 /// How a page ended: a status, and the bytes of its value where they are known.
 pub type End = (i32, u64);
 
-/// Of [`Client::exist`].
+/// How a page ended, from a result of [`Client::exist`].
 pub fn existed(result: i64) -> End {
     match result {
         1 => (FOUND, 0),
@@ -137,17 +137,17 @@ pub fn existed(result: i64) -> End {
     }
 }
 
-/// Of [`Client::put`].
+/// How a page ended, from a result of [`Client::put`].
 pub fn put(result: i64, length: u64) -> End {
     match result {
         0 => (STORED, length),
-        // There is no such thing as a put of a key that is not there.
+        // A put cannot miss its key, so this code is an error.
         code if verdict(code) == Verdict::Missing => (ErrorCode::IO.0, 0),
         code => (verdict(code).code(), 0),
     }
 }
 
-/// Of [`Client::get`].
+/// How a page ended, from a result of [`Client::get`].
 pub fn got(result: i64, length: u64) -> End {
     match result {
         read if read >= 0 && read.unsigned_abs() == length => (FOUND, length),
@@ -158,7 +158,7 @@ pub fn got(result: i64, length: u64) -> End {
     }
 }
 
-/// Of [`Client::remove`].
+/// How a page ended, from a result of [`Client::remove`].
 pub fn removed(result: i64) -> End {
     match result {
         0 => (FOUND, 0),

@@ -132,14 +132,14 @@ impl Config {
         if config.local_hostname.is_empty() {
             return Err(wrong("local_hostname is empty, it must be the address of this machine".into()));
         }
-        // Mooncake takes any word, and runs over TCP then.
+        // Mooncake accepts any other word as well, and then runs over TCP.
         if !["tcp", "rdma"].contains(&config.protocol.as_str()) {
             return Err(wrong(format!("protocol is {:?}, it must be tcp or rdma", config.protocol)));
         }
         Ok(config)
     }
 
-    /// Where the master shows its metrics: as configured, or where it does so by itself.
+    /// Address of the master's metrics: as configured, or the master's default.
     pub fn metrics_address(&self) -> String {
         if !self.master_metrics_address.is_empty() {
             return self.master_metrics_address.clone();

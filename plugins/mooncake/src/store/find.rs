@@ -1,4 +1,4 @@
-//! Which of Mooncake's faces the tier uses, and where it is. The search is the transfer role's, for other names.
+//! Finds the interface of Mooncake that the tier uses. The search is the transfer role's, with other names.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn wanted(library: Option<&Path>) -> Wanted {
     }
 }
 
-/// Loads the one that is configured, or the first that is there.
+/// Loads the Mooncake Store that is configured, or the first that is there.
 ///
 /// # Errors
 /// `UNSUPPORTED` with every attempt and its reason.
@@ -46,7 +46,7 @@ pub fn load(config: &Config, library: Option<&Path>) -> Result<Box<dyn Library>>
     )
 }
 
-/// Says whether [`load`] would find one. Nothing of Mooncake is loaded into this process.
+/// Says whether [`load`] would find a Mooncake Store. Nothing of Mooncake is loaded into this process.
 ///
 /// # Errors
 /// As [`load`].

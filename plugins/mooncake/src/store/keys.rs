@@ -1,11 +1,11 @@
 //! Keeps an instance from removing a value that it reads.
 //!
-//! Mooncake reads a value in two steps: it asks the master where the value lies, and copies it from there. A removal between the
-//! two, which is carried out although the value is being read, gives the memory to the next value, and the copy is of that
-//! one. So a removal of a key waits until the reads of it that are under way have ended, and a read that begins meanwhile finds
-//! nothing. Neither waits on a thread: the removal is carried out by the thread whose read was the last.
+//! Mooncake reads a value in two steps: it asks the master where the value lies, and copies it from there. Mooncake carries
+//! out a removal between the two steps, although the value is being read. The memory then goes to the next value, and the
+//! read copies that value. So a removal of a key waits until the reads of the key that are under way have ended, and a read
+//! that begins meanwhile finds nothing. No thread waits for that: the thread whose read ends last carries out the removal.
 //!
-//! Between instances there is no such order. The host seals what it stores, so it takes no value for another.
+//! Between instances there is no such order. The host seals its values, so it does not take one value for another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -30,7 +30,7 @@ type Bytes = [u8; 32];
 struct State {
     /// Reads under way of each key.
     reading: BTreeMap<Bytes, u32>,
-    /// Keys that are being removed, or wait for that, and how often.
+    /// Keys that are being removed or wait for their removal, and how many removals each has.
     removing: BTreeMap<Bytes, u32>,
     waiting: Vec<Waiting>,
 }
@@ -40,7 +40,7 @@ struct State {
 pub struct Keys(Mutex<State>);
 
 impl Keys {
-    /// Whether a read may begin, which then [ends](Self::read). If not, the key is being removed.
+    /// Whether a read may begin. If so, the caller [ends](Self::read) it later. If not, the key is being removed.
     pub fn may_read(&self, page: &TierPage) -> bool {
         let mut state = locked(&self.0);
         let may = !state.removing.contains_key(&page.key.0);
@@ -50,7 +50,7 @@ impl Keys {
         may
     }
 
-    /// These reads have ended. Returns the removals that waited for them and may be carried out now.
+    /// Ends these reads. Returns the removals that waited for them and may be carried out now.
     pub fn read<'a>(&self, pages: impl Iterator<Item = &'a TierPage>) -> Vec<Waiting> {
         let mut state = locked(&self.0);
         let mut free = BTreeSet::new();
@@ -62,7 +62,8 @@ impl Keys {
         taken(&mut state.waiting, |waiting| free.contains(&waiting.page.key.0))
     }
 
-    /// Whether a removal may be carried out now. If not, it waits for reads. In either case it [ends](Self::removed) once.
+    /// Whether a removal may be carried out now. If not, it waits for reads. In both cases the caller
+    /// [ends](Self::removed) it once.
     pub fn may_remove(&self, now: Instant, index: u32, number: u32, page: &TierPage) -> bool {
         let mut state = locked(&self.0);
         *state.removing.entry(page.key.0).or_insert(0) += 1;
@@ -73,19 +74,19 @@ impl Keys {
         may
     }
 
-    /// A removal has ended.
+    /// Ends a removal.
     pub fn removed(&self, page: &TierPage) {
         less(&mut locked(&self.0).removing, &page.key.0);
     }
 
-    /// The removals that have waited for so long. They wait no more.
+    /// Takes the removals that have waited for `patience`. They wait no more.
     pub fn expire(&self, now: Instant, patience: Duration) -> Vec<Waiting> {
         let long = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= patience;
         taken(&mut locked(&self.0).waiting, long)
     }
 }
 
-/// Takes those out that `wanted` names.
+/// Takes out the entries that `wanted` accepts.
 fn taken(waiting: &mut Vec<Waiting>, wanted: impl FnMut(&Waiting) -> bool) -> Vec<Waiting> {
     let (taken, left) = std::mem::take(waiting).into_iter().partition(wanted);
     *waiting = left;

@@ -1,7 +1,7 @@
 //! The tier's threads that call Mooncake: each takes a batch, and makes calls of it.
 //!
 //! A call has at most [`CALL_KEYS`] keys and [`CALL_BYTES`], so that the first pages of a long batch end early, and a
-//! cancelled one soon.
+//! cancelled batch ends soon.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -16,28 +16,28 @@ use super::memory::Regions;
 use super::metrics::Metrics;
 use super::queue::{Lane, Queue, Work};
 
-/// From how many bytes on a call takes no more.
+/// A call with this many bytes takes no more pages.
 const CALL_BYTES: u64 = 256 << 20;
 
-/// A page of a batch that ends so once nothing touches it.
+/// A page of a batch, and how it ends once nothing touches its memory.
 type Held = (u32, u32, TierPage, End);
 
-/// What the tier's threads and the host's share.
+/// The state that the threads of the tier and of the host share.
 pub struct Shared {
     pub queue: Queue,
     pub link: Link,
     pub regions: Regions,
     pub metrics: Metrics,
-    /// Pages that end with the client.
+    /// Pages that end when the client has ended.
     pub held: Mutex<Vec<Held>>,
     /// Keys that are read and removed.
     pub keys: Keys,
     /// Readable while completions wait.
     pub event: Event,
-    /// From how long a call on that failed may have left transfers behind that go on: [`UNSETTLED`](super::link::UNSETTLED)
-    /// but for tests.
+    /// A call that failed after this time may have left transfers behind that go on:
+    /// [`UNSETTLED`](super::link::UNSETTLED) except in tests.
     pub unsettled: Duration,
-    /// Nothing is stored or removed.
+    /// Whether nothing may be stored or removed.
     pub read_only: bool,
 }
 
@@ -48,7 +48,7 @@ struct Item {
     span: Span,
 }
 
-/// Of what moves no bytes.
+/// The span of work that moves no bytes.
 const NOWHERE: Span = Span { address: 0, length: 0 };
 
 fn name(page: &TierPage) -> String {
@@ -63,7 +63,7 @@ fn name(page: &TierPage) -> String {
 }
 
 impl Shared {
-    /// One thread of a lane, until the instance is shut down.
+    /// Runs one thread of a lane, until the instance is shut down.
     pub fn serve(&self, lane: Lane, thread: usize) {
         while let Some((index, work)) = self.queue.next(lane) {
             self.carry_out(index, work, lane, thread);
@@ -133,7 +133,7 @@ impl Shared {
         may
     }
 
-    /// Work that had begun has ended for these pages. Carries out what waited for that.
+    /// Ends work that had begun for these pages. Carries out removals that waited for that.
     fn over<'a>(&self, work: Work, pages: impl Iterator<Item = &'a TierPage>) {
         match work {
             Work::Exists | Work::Put => {}
@@ -142,7 +142,7 @@ impl Shared {
         }
     }
 
-    /// Removes what was being read until now.
+    /// Carries out removals whose reads have ended now.
     fn remove(&self, waiting: &[Waiting]) {
         if waiting.is_empty() {
             return;
@@ -247,7 +247,7 @@ impl Shared {
         self.event.signal();
     }
 
-    /// Ends what waits in vain. To be called now and then.
+    /// Ends work that has waited for too long. To be called now and then.
     pub fn watch(&self, patience: Duration) {
         let now = Instant::now();
         let late = self.keys.expire(now, patience);

@@ -1,13 +1,13 @@
-//! The connection to Mooncake: whether calls go through, which calls run, and its ends and new beginnings.
+//! The connection to Mooncake: whether calls go through, which calls run, and when clients end and new ones are made.
 //!
-//! Without a master every call fails, and a get only after 4.3 s, so after the first that does none is made any more until a
-//! question to the master was answered (a circuit breaker). Mooncake's own client comes back by itself when the master does.
-//! `health_check` says that all is well either way, so it is not used.
+//! Without a master every call fails, and a get only after 4.3 s. So after the first such failure no call is made until
+//! the master has answered a question (a circuit breaker). Mooncake's own client comes back by itself when the master
+//! does. `health_check` reports no error in either state, so it is not used.
 //!
-//! Mooncake gives a transfer up after 60 s and then leaves it running: the owner of the segment may have been frozen, and
-//! when it thaws, bytes come into memory that has long been used for other pages. What ends that is the end of the client, so
-//! the pages of a call that failed after [`UNSETTLED`] are *held*: they end when no call runs any more and the client has
-//! been closed, and a new one is made.
+//! Mooncake gives a transfer up after 60 s but leaves it running. The owner of the segment may have been frozen. When
+//! it thaws, its bytes come into memory that has long been used for other pages. Only the end of the client stops such
+//! a transfer. So the pages of a call that failed after [`UNSETTLED`] are *held*: they end when no call runs any more
+//! and the client has been closed. Then a new client is made.
 
 use std::io::ErrorKind;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -21,7 +21,7 @@ use super::master::{answers, without_silence};
 use super::memory::Regions;
 use super::metrics::Metrics;
 
-/// From how long a call on that failed may have left transfers behind that go on. Mooncake's own limit is 60 s.
+/// A call that failed after this time may have left transfers behind that go on. Mooncake's own limit is 60 s.
 pub const UNSETTLED: Duration = Duration::from_secs(50);
 
 /// A key that is never put: a question for it tells whether the master answers.
@@ -43,7 +43,7 @@ struct State {
     up: bool,
     /// Calls that run.
     calls: usize,
-    /// Calls left something behind: the client has to end.
+    /// Calls left transfers behind, so the client has to end.
     fence: bool,
     stopping: bool,
 }
@@ -91,7 +91,7 @@ impl Link {
         }
     }
 
-    /// The master did not answer.
+    /// Notes that the master did not answer.
     pub fn lost(&self, why: &str) {
         let mut state = locked(&self.state);
         if std::mem::replace(&mut state.up, false) {
@@ -106,7 +106,7 @@ impl Link {
         self.changed.notify_all();
     }
 
-    /// A call left something behind that may still touch memory.
+    /// Notes that a call left a transfer behind that may still touch memory.
     pub fn fence(&self) {
         let mut state = locked(&self.state);
         state.fence = true;
@@ -114,7 +114,7 @@ impl Link {
         self.changed.notify_all();
     }
 
-    /// Tells the client of a change to memory, if there is one that stays. The next one is told of all memory.
+    /// Tells the client of a change to memory, if there is a client that stays. A new client is told of all memory.
     pub fn tell<T>(&self, what: impl FnOnce(&dyn Client) -> T) -> Option<T> {
         let mut state = locked(&self.state);
         let client = state.client.clone().filter(|_| !state.fence && !state.stopping)?;
@@ -124,7 +124,7 @@ impl Link {
         Some(what(&*call.client))
     }
 
-    /// From here on no call begins.
+    /// Stops the link: from here on no call begins.
     pub fn stop(&self) {
         locked(&self.state).stopping = true;
         self.changed.notify_all();
@@ -230,7 +230,7 @@ impl Link {
         }
     }
 
-    /// Makes or closes a client. The master has answered just now, and may stop all the same.
+    /// Makes or closes a client. The master has answered just now, but may stop meanwhile.
     fn watched<T>(&self, library: &dyn Library, run: impl FnOnce() -> T) -> T {
         if !library.holds_others_up() {
             return run();
@@ -238,10 +238,10 @@ impl Link {
         without_silence(&self.making.setup.master_server_address, self.making.connect_timeout, run)
     }
 
-    /// Waits until the master answers, or is not there.
+    /// Waits until the master answers, or refuses because it is not there.
     ///
-    /// To say goodbye to one that is stopped takes half a minute, during which no other call of this process gets to Mooncake.
-    /// Meanwhile the client touches only memory that it was given before, which is held.
+    /// A goodbye to a master that is stopped takes half a minute, during which no other call of this process gets to
+    /// Mooncake. While this waits, the client touches only memory that it was given before, which is held.
     fn await_master(&self) {
         let address = &self.making.setup.master_server_address;
         let is_silent = || {
@@ -259,7 +259,7 @@ impl Link {
         }
     }
 
-    /// Whether the link is up again.
+    /// Tries to bring the link up. Returns whether it is up again.
     fn try_again(&self, library: &dyn Library, regions: &Regions) -> bool {
         let address = &self.making.setup.master_server_address;
         if let Err(error) = answers(address, self.making.connect_timeout) {

@@ -1,5 +1,5 @@
-//! Whether a master is there and answers, found out without Mooncake, which would try for 88 s, and whose wheel holds Python's
-//! lock meanwhile.
+//! Checks whether a master is there and answers, without Mooncake. Mooncake would try for 88 s, and its wheel would
+//! hold Python's lock meanwhile.
 
 use std::io::{Error, ErrorKind, Read as _, Result, Write as _};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::idle_connections::hang_up;
 
-/// How often it is looked whether a call has ended that is watched.
+/// Time between two looks whether a watched call has ended.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A question as Mooncake's clients ask it, for a function that no master has: the magic number, no version, no serialisation,
@@ -20,10 +20,10 @@ const QUESTION: [u8; 20] = {
     header
 };
 
-/// Finds out within a time whether a process listens there and reacts to a question.
+/// Checks within `timeout` whether a process listens there and reacts to a question.
 ///
 /// # Errors
-/// `TimedOut` when nothing refuses and nothing answers. Otherwise what the system says of a master that is not there.
+/// `TimedOut` when nothing refuses and nothing answers. Otherwise the system's error for a master that is not there.
 pub fn answers(address: &str, timeout: Duration) -> Result<()> {
     let mut last = Error::new(ErrorKind::NotFound, "the name has no address");
     for address in address.to_socket_addrs()? {
@@ -35,16 +35,16 @@ pub fn answers(address: &str, timeout: Duration) -> Result<()> {
     Err(last)
 }
 
-/// Runs something that may wait for an answer of the master at this address, and hangs up on the master for it when that has
-/// gone silent: a call to a master that is stopped takes half a minute, with Python's lock in hand. Silent is a master that
-/// answers two questions in a row too late.
+/// Runs a call that may wait for an answer of the master at this address. Shuts the connections to the master when the
+/// master has gone silent: otherwise a call to a stopped master takes half a minute and holds Python's lock. A master
+/// is silent when it answers two questions in a row too late.
 pub fn without_silence<T>(address: &str, timeout: Duration, run: impl FnOnce() -> T) -> T {
     let ended = AtomicBool::new(false);
     let watch = || {
         let (mut looked, mut silent) = (Instant::now(), 0);
         while !ended.load(Ordering::SeqCst) {
             std::thread::park_timeout(LOOK);
-            // Where there is a master, a call mostly ends before the first question to it.
+            // With a master that answers, the call mostly ends before the first question to it.
             if looked.elapsed() < timeout || ended.load(Ordering::SeqCst) {
                 continue;
             }
@@ -59,7 +59,7 @@ pub fn without_silence<T>(address: &str, timeout: Duration, run: impl FnOnce() -
         }
     };
     std::thread::scope(|scope| {
-        // Without a thread it takes as long as it takes.
+        // Without a thread no connection is shut, and the call takes its time.
         let watching =
             std::thread::Builder::new().name("mooncake-master".to_owned()).spawn_scoped(scope, watch);
         let result = run();
@@ -96,7 +96,7 @@ fn exchange(mut stream: TcpStream, timeout: Duration) -> Result<()> {
             );
             Err(Error::new(ErrorKind::TimedOut, text))
         }
-        // It has closed the connection, and is there.
+        // The master answered or closed the connection, so it is there.
         Ok(()) | Err(_) => Ok(()),
     }
 }
@@ -129,7 +129,7 @@ pub(super) mod tests {
         );
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The one without an answer.
+                // The connection without an answer.
                 drop(listener.accept().unwrap());
                 let mut question = [0; 20];
                 let (mut answered, _) = listener.accept().unwrap();

@@ -1,4 +1,4 @@
-//! The host's memory, and the calls that use it: a region leaves when no call and no page that is held back is in it.
+//! The host's memory, and the calls that use it. A region is removed when no call and no held page uses it.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,12 +31,12 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// No use of a region begins or ends while this is held.
+    /// Locks the regions: no use of a region begins or ends while this is held.
     pub fn still(&self) -> MutexGuard<'_, State> {
         locked(&self.state)
     }
 
-    /// The place of a page, which stays until it is [let go](Regions::release). Nothing if the page is in no region.
+    /// Pins the place of a page until it is [released](Regions::release). `None` if the page is in no region.
     pub fn pin(&self, page: &TierPage) -> Option<Span> {
         let mut state = locked(&self.state);
         let region = state.regions.get_mut(&page.region.0).filter(|region| !region.leaving)?;
@@ -50,7 +50,7 @@ impl Regions {
         Some(Span { address, length })
     }
 
-    /// Lets go of a page that was pinned.
+    /// Releases a page that was pinned.
     pub fn release(&self, page: &TierPage) {
         let mut state = locked(&self.state);
         if let Some(region) = state.regions.get_mut(&page.region.0) {
@@ -61,7 +61,7 @@ impl Regions {
         }
     }
 
-    /// Waits until nothing is in a region that leaves, and forgets it. `last` is told of it before another region may come.
+    /// Waits until nothing uses the region, and forgets it. Calls `last` before another region may be added.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a region that is not there.
@@ -81,11 +81,11 @@ impl Regions {
 }
 
 impl State {
-    /// Finds out whether memory can be a region.
+    /// Checks whether memory can be a region.
     ///
     /// # Errors
-    /// `UNSUPPORTED` for memory of devices, `INVALID_ARGUMENT` for none and for what overlaps a region, `NO_RESOURCE` when
-    /// there are too many.
+    /// `UNSUPPORTED` for memory of devices, `INVALID_ARGUMENT` for memory without bytes and for memory that overlaps a
+    /// region, `NO_RESOURCE` when there are too many.
     pub fn check(&self, memory: &Memory) -> Result<Span> {
         let refuse = |code, text| Err(Error::new(code, text));
         if memory.kind != MemoryKind::DRAM {
@@ -98,7 +98,7 @@ impl State {
             let text = format!("{} bytes at {:#x} are no memory", memory.length, memory.address);
             return refuse(ErrorCode::INVALID_ARGUMENT, text);
         };
-        // Mooncake refuses that too, with a number.
+        // Mooncake would refuse that, too, but with a number only.
         let overlaps = |other: &Region| {
             span.address < other.span.address + other.span.length && other.span.address < end
         };
@@ -169,7 +169,7 @@ mod tests {
         regions.pin(&page).unwrap();
         std::thread::scope(|scope| {
             let removed = scope.spawn(|| regions.remove(id, |_| ()));
-            // Nothing new comes in from when it is leaving.
+            // No page is pinned in a region that is leaving.
             while regions.pin(&page).is_some() {
                 regions.release(&page);
             }

@@ -1,4 +1,4 @@
-//! What `/metrics` shows of the tier, summed over its instances. The names are those of `docs/plugins/mooncake-store.md`.
+//! The metrics of the tier on `/metrics`, summed over its instances. The names are those of `docs/plugins/mooncake-store.md`.
 
 use host_plugin_api::{Counter, ErrorCode, Gauge, Result, host};
 
@@ -45,7 +45,7 @@ impl Metrics {
         })
     }
 
-    /// A get or put that was made has ended so.
+    /// Counts how a get or put ended.
     pub fn ended(&self, work: Work, (status, bytes): (i32, u64)) {
         match (work, status) {
             (Work::Get, 1) => {

@@ -1,13 +1,13 @@
 //! Mooncake Store through the wheel's module `mooncake.store`, in a Python of this process.
 //!
-//! The batch calls let go of Python's lock while they move bytes, so calls of several threads run side by side.
+//! The batch calls release Python's lock while they move bytes, so calls of several threads run side by side.
 
 use super::client::{Client, LOCAL_BUFFER_BYTES, Library, Setup, Span};
 use crate::engine::idle_connections::listening;
 use crate::engine::{VAIN_AMONG_OTHERS, end_quickly};
 use crate::python::{Gil, Interpreter, Object, Probe, Value};
 
-/// The module, imported.
+/// The imported module.
 pub struct PythonLibrary {
     interpreter: &'static Interpreter,
     class: Object,
@@ -55,7 +55,7 @@ impl Library for PythonLibrary {
                 close: method("close")?,
                 ports: Vec::new(),
             };
-            // It holds the lock, so that no other engine of this Python's begins to listen meanwhile.
+            // `setup` holds Python's lock, so that no other engine of this Python's begins to listen meanwhile.
             let before = listening();
             must(gil, "setup", gil.call(&method("setup")?, &arguments))?;
             client.ports = listening().difference(&before).copied().collect();
@@ -64,7 +64,7 @@ impl Library for PythonLibrary {
         Ok(Box::new(client))
     }
 
-    /// Its `setup` and `close` hold Python's lock, as opposed to the others.
+    /// True: `setup` and `close` hold Python's lock. The other calls do not.
     fn holds_others_up(&self) -> bool {
         true
     }
@@ -74,7 +74,7 @@ impl Library for PythonLibrary {
     }
 }
 
-/// Its methods, bound to it.
+/// A client, as methods bound to it.
 struct PythonClient {
     interpreter: &'static Interpreter,
     exist: Object,
@@ -84,11 +84,11 @@ struct PythonClient {
     register: Object,
     unregister: Object,
     close: Object,
-    /// On which it listens.
+    /// The ports on which it listens.
     ports: Vec<u16>,
 }
 
-/// Calls something that answers 0 when it went well.
+/// Checks a call that answers 0 on success.
 fn must(gil: &Gil, what: &str, call: Result<Object, String>) -> Result<(), String> {
     match gil.int(&call?)? {
         0 => Ok(()),
@@ -126,7 +126,7 @@ impl Client for PythonClient {
 
     fn remove(&self, names: &[String]) -> Result<Vec<i64>, String> {
         self.interpreter.with(|gil| {
-            // The second says that it may go even if it was just read.
+            // The second argument forces the removal of a value that was just read.
             let remove =
                 |name: &String| gil.int(&gil.call(&self.remove, &[Value::Text(name), Value::Bool(true)])?);
             names.iter().map(remove).collect()

@@ -1,8 +1,8 @@
 //! Batches on their way between the host's threads and the tier's own: a fixed number of slots, allocated once, and a
 //! line for each lane.
 //!
-//! Calls into Mooncake return when they like, so nothing here waits for one: what stands in a line for too long, or before
-//! threads that all hang, is ended unstarted.
+//! Calls into Mooncake may take any time, so nothing here waits for a call. Work that stands in a line for too long, or
+//! before threads that all hang, ends without being started.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -20,7 +20,7 @@ pub enum Work {
     Put,
 }
 
-/// The thread that does it: what moves no bytes waits for nothing that does, and reads wait for no writes.
+/// The lane that does it. Work that moves no bytes does not wait for work that does, and reads do not wait for writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     Ask,
@@ -73,7 +73,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// `threads` of each lane.
+    /// A queue with `threads` threads in each lane.
     pub fn new(batches: u32, pages: u32, threads: [usize; 3]) -> Self {
         let slot = Slot {
             tag: Tag(0),
@@ -98,7 +98,7 @@ impl Queue {
         }
     }
 
-    /// Takes a batch in. False when all slots are taken.
+    /// Accepts a batch. False when all slots are taken.
     pub fn push(&self, tag: Tag, work: Work, pages: impl ExactSizeIterator<Item = TierPage>) -> bool {
         let count = pages.len() as u32;
         let accepted = Instant::now();
@@ -117,7 +117,7 @@ impl Queue {
         true
     }
 
-    /// A lane's thread: waits for the next batch. Nothing when the thread should end.
+    /// For a lane's thread: waits for the next batch. `None` when the thread should end.
     pub fn next(&self, lane: Lane) -> Option<(u32, Work)> {
         let mut state = locked(&self.state);
         loop {
@@ -131,29 +131,29 @@ impl Queue {
         }
     }
 
-    /// A lane's thread: the pages of a batch that it took.
+    /// For a lane's thread: the pages of a batch that it took.
     pub fn pages(&self, index: u32) -> Vec<TierPage> {
         locked(&self.pages[index as usize]).clone()
     }
 
-    /// Whether what has not started of a batch should not.
+    /// Whether work of a batch that has not started should not start.
     pub fn is_cancelled(&self, index: u32) -> bool {
         let state = locked(&self.state);
         state.slots[index as usize].cancelled || state.stopping
     }
 
-    /// A lane's thread goes into a call, or comes back from one.
+    /// For a lane's thread: notes since when it is in a call, or that it came back from one.
     pub fn in_call(&self, lane: Lane, thread: usize, since: Option<Instant>) {
         locked(&self.state).lines[lane as usize].calls[thread] = since;
     }
 
-    /// A page has ended.
+    /// Ends a page.
     pub fn finish(&self, index: u32, page: u32, (status, bytes): (i32, u64)) {
         locked(&self.state).finish(index, page, status, bytes);
     }
 
-    /// Ends what stood in a line for `patience`, or stands before threads that are all in a call for so long. How many pages
-    /// that were, and whether the threads that ask are among those.
+    /// Ends work that has stood in a line for `patience`, or that stands before threads that have all been in a call
+    /// for that long. Returns how many pages that were, and whether the threads that ask hang.
     pub fn expire(&self, now: Instant, patience: Duration) -> (u32, bool) {
         let mut state = locked(&self.state);
         let (mut pages, mut asking) = (0, false);
@@ -173,7 +173,7 @@ impl Queue {
         (pages, asking)
     }
 
-    /// Moves completions out, and frees the slots that they were the last of.
+    /// Moves completions out, and frees slots whose last completion was among them.
     pub fn take(&self, completions: &mut [TierCompletion]) -> usize {
         let mut state = locked(&self.state);
         let mut taken = 0;
@@ -195,7 +195,7 @@ impl Queue {
         !locked(&self.state).done.is_empty()
     }
 
-    /// Ends what has not begun, and marks the rest. False when nothing of this tag is in flight.
+    /// Ends batches of this tag that have not begun, and marks the rest. False when nothing of this tag is in flight.
     pub fn cancel(&self, tag: Tag) -> bool {
         let mut state = locked(&self.state);
         let mut any = false;
@@ -271,7 +271,7 @@ mod tests {
         push(&queue, 1, Work::Put, 2);
         assert_eq!(queue.expire(before - Duration::from_nanos(1), PATIENCE), (0, false));
         let later = Instant::now() + PATIENCE;
-        // Accepted after the first had waited for long enough by the clock that is given.
+        // Waits, so that the next batch is accepted too late to expire at `later`.
         while Instant::now() + PATIENCE <= later {
             std::hint::spin_loop();
         }

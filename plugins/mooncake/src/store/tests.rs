@@ -1,5 +1,4 @@
-//! The tier over a pool that a test keeps, with a master that is a listening socket: what happens when calls fail, hang, or
-//! leave something behind.
+//! The tier over a pool that a test keeps, with a listening socket as its master: calls fail, hang, or leave transfers behind.
 
 mod masters;
 
@@ -18,22 +17,22 @@ use super::*;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 16;
-/// Long enough that nothing in these tests is unsettled, and that nothing waits so long.
+/// So long that no call in these tests counts as unsettled, and that nothing waits for it.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// What the fake does, and what happened to it.
+/// What the fake has to do, and what happened to it.
 #[derive(Default)]
 struct World {
     values: Mutex<BTreeMap<String, Vec<u8>>>,
     /// Codes that keys end with, by their first byte in hex.
     codes: Mutex<BTreeMap<String, i64>>,
     master_is_gone: AtomicBool,
-    /// A get tells that it has begun, and waits for leave.
+    /// A get reports that it has begun, and waits for permission to go on.
     hang: Mutex<Option<(Sender<()>, Receiver<()>)>>,
     calls: AtomicUsize,
     connected: AtomicUsize,
     closed: AtomicUsize,
-    /// No other call gets to it while a client is made or closed.
+    /// Whether all other calls wait while a client is made or closed.
     holds_others_up: AtomicBool,
     registered: Mutex<Vec<Span>>,
     /// A master that is stopped as soon as a client says goodbye to it, and its address.
@@ -64,7 +63,7 @@ impl FakeClient {
         names: &[String],
         mut each: impl FnMut(usize, &String) -> i64,
     ) -> std::result::Result<Vec<i64>, String> {
-        // The probe of the master has to.
+        // The probe of the master does not count as a call.
         let asks = names[0].ends_with("is-anybody-there");
         self.0.calls.fetch_add(usize::from(!asks), Ordering::SeqCst);
         if self.0.master_is_gone.load(Ordering::SeqCst) {
@@ -125,7 +124,7 @@ impl Client for FakeClient {
     fn close(&self) {
         if let Some((master, address)) = locked(&self.0.stops_at_goodbye).take() {
             master.is_stopped.store(true, Ordering::SeqCst);
-            // As Mooncake does, until there is an answer or the end of the connection.
+            // Waits for an answer or the end of the connection, as Mooncake does.
             let mut answer = TcpStream::connect(address).unwrap();
             assert_eq!(answer.read(&mut [0]).unwrap_or(0), 0);
         }
@@ -170,7 +169,7 @@ fn rig(more: &str, unsettled: Duration) -> Rig {
     let address = listener.local_addr().unwrap();
     master.serve(listener);
     let default = |key: &str, line: &'static str| if more.contains(key) { "" } else { line };
-    // Only where a master is silent does a test wait for that long.
+    // A test waits for that long only when a master is silent.
     let patience = default("master_timeout_ms", "master_timeout_ms = 2000\n");
     let deadline = default("store_deadline_ms", "store_deadline_ms = 600000\n");
     let threads = default("read_threads", "read_threads = 1\n");
@@ -184,7 +183,7 @@ fn rig(more: &str, unsettled: Duration) -> Rig {
             started => Ok(started.unwrap()),
         }
     });
-    // Threads that a test left hanging may still know it.
+    // Leaked: threads that a test left hanging may still use it.
     let memory = Vec::leak(vec![0; PAGE * PAGES]);
     let region = tier.register(&Memory {
         address: Address::of(memory.as_ptr()),
@@ -261,7 +260,7 @@ impl Rig {
         self.wait("no call to run", || self.tier.shared.link.is_quiet().then_some(()));
     }
 
-    /// Makes the next get hang: what says that it does, and what ends that.
+    /// Makes the next get hang. Returns what reports that it hangs, and what ends that.
     fn hang(&self) -> (Receiver<()>, Sender<()>) {
         let ((begun, begins), (ends, leave)) = (channel(), channel());
         *locked(&self.world.hang) = Some((begun, leave));
@@ -286,7 +285,7 @@ fn each_key_of_a_batch_ends_as_its_own_code_says() {
     assert_eq!(rig.put(0..4), [STORED, io, full, io]);
     // One call for each batch.
     assert_eq!(rig.calls(), 4);
-    // A page that is nowhere ends alone.
+    // A page outside of its region ends alone.
     let mut pages = rig.pages(5..8);
     pages[1].offset = (PAGE * PAGES) as u64;
     let ends = rig.statuses(rig.tier.get(Tag(1), &pages), 3);
@@ -302,7 +301,7 @@ fn what_a_call_leaves_behind_is_held_until_the_client_has_ended() {
     let pages = rig.pages(0..1);
     assert_eq!(rig.tier.get(Tag(7), &pages), 0);
     begun.recv().unwrap();
-    // While a read hangs, a write leaves something behind.
+    // While a read hangs, a write leaves a transfer behind.
     let written = rig.pages(0..3);
     assert_eq!(rig.tier.put(Tag(8), &written), 0);
     let ends = rig.ends(2);
@@ -316,7 +315,7 @@ fn what_a_call_leaves_behind_is_held_until_the_client_has_ended() {
     assert_eq!(rig.world.closed.load(Ordering::SeqCst), 1);
     assert_eq!(ends.into_iter().collect::<Vec<_>>(), [((7, 0), FOUND), ((8, 1), ErrorCode::IO.0)]);
     assert_eq!((rig.tier.settled(Tag(8)), rig.tier.settled(Tag(7))), (1, 1));
-    // The next one knows the memory.
+    // The next client knows the memory.
     rig.wait("another client", || (rig.exist(0..1) == [FOUND]).then_some(()));
     assert_eq!(rig.world.connected.load(Ordering::SeqCst), 2);
     assert_eq!(locked(&rig.world.registered).len(), 1);
@@ -334,7 +333,7 @@ fn what_waits_behind_a_call_that_hangs_ends_at_its_deadline_and_the_call_when_it
     rig.tier.shared.watch(Duration::ZERO);
     let timeout = ErrorCode::TIMEOUT.0;
     assert_eq!(rig.ends(2).into_iter().collect::<Vec<_>>(), [((2, 0), timeout), ((2, 1), timeout)]);
-    // Others than reads go on.
+    // Work other than reads goes on.
     assert_eq!((rig.exist(0..1), rig.put(5..6)), (vec![FOUND], vec![STORED]));
     assert_eq!((rig.tier.settled(Tag(1)), rig.tier.settled(Tag(2))), (0, 1));
     leave.send(()).unwrap();
@@ -346,7 +345,7 @@ fn what_waits_behind_a_call_that_hangs_ends_at_its_deadline_and_the_call_when_it
 fn a_deadline_passes_without_a_call() {
     let rig = rig("store_deadline_ms = 50\n", NEVER);
     let (begun, leave) = rig.hang();
-    // One that the lane takes too late ends in the line, and another one is tried.
+    // A read that the lane takes too late ends in the line, and another read is tried.
     rig.wait("a read that hangs", || {
         assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
         let begins = rig.wait("the read to begin or to end", || {
@@ -373,7 +372,7 @@ fn what_is_being_read_is_removed_when_it_was_read() {
     assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
     begun.recv().unwrap();
     assert_eq!(rig.tier.delete(Tag(2), &[key(0), key(1)]), 0);
-    // The other key's removal waits for nothing, and no question behind it does.
+    // The other key's removal waits for nothing, and no question behind it waits.
     assert_eq!(rig.ends(1).into_iter().collect::<Vec<_>>(), [((2, 1), FOUND)]);
     assert_eq!(rig.exist(0..2), [FOUND, MISSING]);
     assert_eq!(rig.get(0..1), [MISSING], "a read that begins now is one that comes later");
@@ -392,7 +391,7 @@ fn a_removal_behind_a_read_that_hangs_ends_at_its_deadline_and_removes_nothing()
     assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
     begun.recv().unwrap();
     assert_eq!(rig.tier.delete(Tag(2), &[key(0)]), 0);
-    // A removal that stands in the line yet would end there.
+    // A removal that still stands in the line would end there.
     rig.wait("the removal to wait for the read", || (rig.get(0..1) == [MISSING]).then_some(()));
     rig.tier.shared.watch(Duration::ZERO);
     assert_eq!(rig.ends(1).into_iter().collect::<Vec<_>>(), [((2, 0), ErrorCode::TIMEOUT.0)]);
@@ -409,7 +408,7 @@ fn a_region_stays_while_a_call_is_in_it_and_shutdown_says_so_when_one_does_not_e
     begun.recv().unwrap();
     let (tier, region) = (rig.tier.clone(), rig.region);
     let gone = std::thread::spawn(move || tier.deregister(region));
-    // Puts are refused from when it leaves.
+    // Puts are refused once the region is leaving.
     rig.wait("the region to leave", || (rig.put(1..2) == [ErrorCode::INVALID_ARGUMENT.0]).then_some(()));
     assert!(!gone.is_finished() && locked(&rig.world.registered).len() == 1);
     let error = rig.tier.shutdown(1).unwrap_err();

@@ -1,4 +1,4 @@
-//! How much the pool holds. Mooncake's clients cannot ask, but the master shows it to monitoring.
+//! How much the pool holds. Mooncake's clients cannot ask for it, but the master's metrics show it.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -11,7 +11,7 @@ pub const PORT: u16 = 9003;
 /// Longest answer that is read.
 const MOST: usize = 8 << 20;
 
-/// What the master counts.
+/// Names of the master's metrics.
 const VALUES: &str = "master_key_count";
 const BYTES: &str = "master_allocated_bytes";
 const CAPACITY: &str = "master_total_capacity_bytes";
@@ -51,7 +51,7 @@ fn fetch(address: &str, timeout: Duration) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
-/// The sum of a metric's samples, or nothing if there is none.
+/// The sum of a metric's samples, or `None` if there are no samples.
 fn value(said: &str, name: &str) -> Option<u64> {
     let samples =
         said.lines().filter_map(|line| line.strip_prefix(name)).filter(|rest| rest.starts_with([' ', '{']));

@@ -1,5 +1,5 @@
-//! Mooncake's engines, as the books of connections use them: the front, one for each link, one for each inbound endpoint.
-//! What takes long, and what may wait for a peer, is done by threads of its own.
+//! Mooncake's engines, as the books of connections use them: the front, one for each link, one for each inbound
+//! endpoint. Work that takes long, and work that may wait for a peer, runs on threads of its own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use super::wire::{Body, session};
 use crate::engine::Engine;
 use crate::engine::idle_connections::port;
 
-/// Most connections in each direction. Each is an engine, with two of the two thousand ports that Mooncake takes from.
+/// Most connections in each direction. Each is an engine, which takes two of the two thousand ports that Mooncake chooses from.
 pub const MAX_PEERS: usize = 128;
-/// How long a peer with which there is a connection may be silent before a ping goes to it.
+/// How long a connected peer may be silent before it gets a ping.
 const SILENCE: Duration = Duration::from_millis(500);
-/// How long an instance is remembered with which there is none.
+/// How long an instance without a connection is remembered.
 const MEMORY: Duration = Duration::from_secs(60);
 
 /// Another instance.
 pub struct Front {
     pub sender: Arc<MessageSender>,
-    /// Its stream to us, and the last message of it that came in order.
+    /// The other instance's stream to this one, and the last message of it that came in order.
     pub heard: (u64, u64),
-    /// When something of it last came, or a ping went to it.
+    /// When a message of the other instance last came, or a ping went to it.
     pub spoke: Instant,
 }
 
@@ -41,9 +41,9 @@ pub struct Engines {
     pub front: Arc<dyn Engine>,
     pub fronts: HashMap<Random, Front>,
     streams: u64,
-    /// Those that were opened and are known to the books.
+    /// Links that were opened and are known to the books.
     pub links: BTreeMap<u32, Arc<Link>>,
-    /// Those that are open.
+    /// Inbound endpoints that are open.
     pub inbound: HashMap<Connection, Box<dyn Engine>>,
 }
 
@@ -56,7 +56,7 @@ impl Engines {
     /// Makes another instance known, if it is not yet.
     ///
     /// # Errors
-    /// When there are too many.
+    /// When too many are known.
     pub fn learn_front(&mut self, instance: Random, session: &str) -> Result<()> {
         if self.fronts.contains_key(&instance) {
             return Ok(());
@@ -72,14 +72,14 @@ impl Engines {
         Ok(())
     }
 
-    /// Instances that have said nothing for a while, and to which nothing is on its way.
+    /// Instances that have sent nothing for a while, and to which no message is on its way.
     pub fn silent(&self) -> Vec<Random> {
         let now = Instant::now();
         let silent = |front: &Front| now.duration_since(front.spoke) >= SILENCE && front.sender.is_idle();
         self.fronts.iter().filter(|(_, front)| silent(front)).map(|(instance, _)| *instance).collect()
     }
 
-    /// Asks a silent instance whether it is there, or forgets it if there is nothing with it and it has been silent for long.
+    /// Sends a ping to a silent instance, or forgets it if no connection concerns it and it has been silent for long.
     pub fn ask_or_forget(&mut self, instance: Random, concerned: bool) {
         let Some(front) = self.fronts.get(&instance) else { return };
         if concerned {
@@ -152,7 +152,7 @@ impl Transport for Engines {
         self.shared.spawn_alone("mooncake-link", run).map(|()| false)
     }
 
-    /// Its thread sees that the peer is gone.
+    /// Does nothing: the link's thread sees that the peer is gone.
     fn end_link(&mut self, _: u32) -> Option<bool> {
         None
     }
@@ -172,7 +172,7 @@ impl Transport for Engines {
         Ok(!self.links.values().any(|link| link.knows(region)))
     }
 
-    /// What it has not heard is repeated anyway.
+    /// Not while messages are unacknowledged: they are repeated anyway.
     fn may_ask_again(&self, instance: Random) -> bool {
         self.fronts.get(&instance).is_some_and(|front| front.sender.is_idle())
     }

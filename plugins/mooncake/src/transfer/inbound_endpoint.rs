@@ -1,7 +1,7 @@
-//! Where one peer's writes come in: an engine that one sender knows, with our memory behind it.
+//! The inbound endpoint of one peer's writes: an engine that one sender knows, with this instance's memory registered.
 //!
-//! Ending the engine is the fence. It takes Mooncake's sockets and threads down with it, so that whatever the sender still
-//! sends, or the kernel still holds, lands nowhere. Unregistering the memory would not stop a write that has begun.
+//! Ending the engine is the fence. It ends Mooncake's sockets and threads, too, so that bytes that the sender still
+//! sends, or that the kernel still holds, land nowhere. Unregistering the memory would not stop a write that has begun.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::engine::{Engine, Range};
 /// Starts an engine with these regions, on a thread of its own. The service is told when that is done.
 ///
 /// # Errors
-/// When there is no thread to be had.
+/// When no thread can be started.
 pub fn open(shared: &Arc<Shared>, connection: Connection, regions: &[RegionDescriptor]) -> Result<()> {
     let ranges: Vec<Range> = regions.iter().map(Range::of).collect();
     let own = shared.clone();
@@ -28,11 +28,11 @@ pub fn open(shared: &Arc<Shared>, connection: Connection, regions: &[RegionDescr
     })
 }
 
-/// Ends an engine, on a thread of its own, because that takes up to a second. The service is told when that is done. True when
-/// there was no thread to be had, and it has ended.
+/// Ends an engine, on a thread of its own, because that takes up to a second. The service is told when that is done.
+/// True when no thread could be started and the engine has ended here.
 pub fn close(shared: &Arc<Shared>, connection: Connection, engine: Box<dyn Engine>) -> bool {
     let own = shared.clone();
-    // The closure is dropped, and the engine with it, here, if there is no thread to be had.
+    // If no thread can be started, the closure is dropped here, and the engine with it.
     let ending = shared.spawn("mooncake-close", move || {
         drop(engine);
         own.tell(Event::InboundClosed { connection });

@@ -1,9 +1,9 @@
-//! A connection on which we are the sender: an engine of its own, and the thread that feeds it.
+//! A connection on which this instance is the sender: an engine of its own, and the thread that feeds it.
 //!
-//! A submission becomes runs, of which no more than `max_outstanding` are with Mooncake at a time. It is done when every run
-//! is in the peer's memory. Then the peer is told, and when it has said that it knows, the submission completes. The first
-//! failure ends the link: Mooncake goes on with what it was given, and only the end of the engine stops that here, and of
-//! the inbound endpoint there.
+//! A submission becomes runs, of which no more than `max_outstanding` are with Mooncake at a time. When every run is in
+//! the peer's memory, the peer is told. When the peer has acknowledged that, the submission completes. The first
+//! failure ends the link: Mooncake goes on with runs that it was given. Only the end of the engine stops them on this
+//! side, and the end of the inbound endpoint on the other.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use crate::engine::{Engine, Range, Run, State, Target, Ticket};
 
 /// Runs that Mooncake is given in one call, between two looks at what is done.
 const CHUNK: usize = 32;
-/// There is nothing to wait on while Mooncake works, so the thread looks: this often,
+/// Pause between two looks at Mooncake's work: Mooncake gives nothing to wait on.
 const FLYING: Duration = Duration::from_micros(20);
-/// and, for the first moment, without a pause.
+/// For this long after the last progress the thread looks without a pause.
 const KEEN: Duration = Duration::from_micros(100);
-/// How long it sleeps when nothing is in flight.
+/// How long the thread sleeps when nothing is in flight.
 const IDLE: Duration = Duration::from_millis(500);
 
 /// A submission that Mooncake works on.
@@ -33,10 +33,10 @@ struct Flight {
     index: u32,
     runs: Vec<Run>,
     posted: usize,
-    /// In the order of their posts.
+    /// In the order in which they were posted.
     tickets: VecDeque<Ticket>,
     bytes: u64,
-    /// Our regions that it reads.
+    /// Regions of this instance that it reads.
     used: Vec<RegionDescriptor>,
     cancelled: bool,
 }
@@ -50,14 +50,14 @@ pub struct Runner {
     target: Target,
     waiting: VecDeque<u32>,
     flights: VecDeque<Flight>,
-    /// Written, and the peer was told under this number.
+    /// Submissions that are written, with the number of the message that told the peer.
     told: VecDeque<(u64, u32, u64)>,
     outstanding: usize,
     lively: Instant,
 }
 
-/// Runs a link on this thread, from its engine's start to its end. The end of the instance waits for it from when the
-/// inbound endpoint was found: until then a peer that is stopped may keep it, and it knows no memory.
+/// Runs a link on this thread, from its engine's start to its end. The end of the instance waits for the link only after it
+/// has found the inbound endpoint. Before that, a stopped peer may hold the link up, but its engine knows no memory.
 pub fn run(shared: Arc<Shared>, link: Arc<Link>, sender: Arc<MessageSender>, to: &str) {
     let made = shared.driver.engine().and_then(|engine| engine.open(to).map(|target| (engine, target)));
     let (engine, target) = match made {
@@ -98,7 +98,7 @@ pub fn run(shared: Arc<Shared>, link: Arc<Link>, sender: Arc<MessageSender>, to:
 }
 
 impl Runner {
-    /// Takes what came, posts, and looks at what is done.
+    /// Takes new submissions, posts runs, and looks at runs that are done.
     ///
     /// # Errors
     /// Why the link has to end.
@@ -123,7 +123,7 @@ impl Runner {
             self.lively = Instant::now();
             self.shared.instance().announce();
         } else if self.flights.is_empty() {
-            // The service wakes us when the peer has answered.
+            // The service wakes this thread when the peer has answered.
             rest(&self.link.peer, IDLE);
         } else if self.lively.elapsed() > KEEN {
             rest(&self.link.peer, FLYING);
@@ -139,7 +139,7 @@ impl Runner {
             queue.finish(index, ErrorCode::CANCELLED.0, 0, None);
             return Ok(());
         }
-        // A region may have gone since the submission was taken. While we look, none goes.
+        // A region may have gone since the submission was taken. While this guard is held, no region goes.
         let regions = reading(&self.shared.linked.regions);
         let joined = join(queue.content(index).writes(0), regions.alive(), &self.link.peer.regions);
         let Some((runs, used)) = joined else {
@@ -148,7 +148,7 @@ impl Runner {
         };
         let new: Vec<RegionDescriptor> =
             used.iter().filter(|region| !self.link.knows(region.id)).copied().collect();
-        // Before the regions are let go, so that a deregistration waits for us.
+        // Noted before the guard is dropped, so that a deregistration waits for this link.
         locked(&self.link.registered).extend(&new);
         drop(regions);
         let tickets = VecDeque::new();
@@ -156,7 +156,7 @@ impl Runner {
         new.iter().try_for_each(|region| self.engine.register(&[Range::of(region)]))
     }
 
-    /// Gives Mooncake what it may have.
+    /// Gives Mooncake as many runs as it may have.
     fn post(&mut self) -> Result<bool, String> {
         let most = self.shared.config.max_outstanding as usize;
         let mut any = false;
@@ -179,7 +179,7 @@ impl Runner {
             self.outstanding += given;
             self.shared.counts.outstanding.add(given as u64);
             submitted?;
-            // One long submission does not keep the thread from what is done.
+            // A long submission must not keep the thread from runs that are done.
             if rest.len() > CHUNK {
                 break;
             }
@@ -187,7 +187,7 @@ impl Runner {
         Ok(any)
     }
 
-    /// Looks at what Mooncake has done, oldest first.
+    /// Looks at the runs that Mooncake has done, oldest first.
     fn advance(&mut self) -> Result<bool, String> {
         let mut any = false;
         while let Some(flight) = self.flights.front_mut() {
@@ -226,7 +226,7 @@ impl Runner {
         Ok(any)
     }
 
-    /// Completes what the peer knows of.
+    /// Completes submissions that the peer has acknowledged.
     fn finish_told(&mut self) {
         let acknowledged = self.sender.acknowledged();
         let mut any = false;
@@ -241,7 +241,7 @@ impl Runner {
         }
     }
 
-    /// Takes regions back from the engine that are none any more and that nothing in flight reads.
+    /// Unregisters regions from the engine that the host has deregistered and that nothing in flight reads.
     fn forget_regions(&mut self) -> Result<(), String> {
         let mut registered = locked(&self.link.registered);
         if registered.is_empty() {
@@ -282,7 +282,7 @@ impl Runner {
         let id = peer.id.0;
         shared.tell(Event::LinkFailed { id, why });
         shared.instance().announce();
-        // From here on nothing of ours is read.
+        // From here on nothing of this instance's memory is read.
         drop(self.engine);
         locked(&link.registered).clear();
         shared.tell(Event::LinkEnded { id, unsettled });

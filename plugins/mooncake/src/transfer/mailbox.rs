@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use host_transfer_kit::{LinkedPeer, Mailbox, Peer as _, locked};
 
-/// A connection on which we are the sender, as the hot calls see it.
+/// A connection on which this instance is the sender, as the hot calls see it.
 pub type Peer = LinkedPeer<Inbox>;
 
 struct State {
@@ -22,14 +22,14 @@ pub struct Inbox {
 
 impl Mailbox for Inbox {
     fn wake(&self) {
-        // Under the lock, so that a link that has just looked is asleep, or looks again.
+        // Under the lock: a link that has just looked is then asleep already, or looks again.
         let _state = locked(&self.state);
         self.wake.notify_all();
     }
 }
 
 impl Inbox {
-    /// Room for so many submissions.
+    /// Makes room for `submissions` submissions.
     pub fn new(submissions: u32) -> Self {
         let submissions = VecDeque::with_capacity(submissions as usize);
         Self { state: Mutex::new(State { submissions, closed: false }), wake: Condvar::new() }
@@ -46,12 +46,12 @@ impl Inbox {
         true
     }
 
-    /// Link: moves what came to `to`.
+    /// For the link: moves new submissions to `to`.
     pub fn take(&self, to: &mut VecDeque<u32>) {
         to.append(&mut locked(&self.state).submissions);
     }
 
-    /// Link: takes nothing from now on. What came until now is moved to `to`.
+    /// For the link: takes no submissions from now on. Those that came until now are moved to `to`.
     pub fn close(&self, to: &mut VecDeque<u32>) {
         let mut state = locked(&self.state);
         state.closed = true;
@@ -59,7 +59,7 @@ impl Inbox {
     }
 }
 
-/// Link: sleeps until something comes for its peer, or it is woken, or the time is over.
+/// For the link: sleeps until a submission comes for its peer, or it is woken, or the time is over.
 pub fn rest(peer: &Peer, wait: Duration) {
     let Inbox { state, wake } = &peer.mailbox;
     let state = locked(state);

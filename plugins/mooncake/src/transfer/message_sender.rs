@@ -1,8 +1,8 @@
 //! Carries messages to one other instance, so that each comes once and in order, or the peer is found to be gone.
 //!
-//! Mooncake's own delivery is a connection per message, without an error when the other side was not there. So messages are
-//! numbered, kept until they are acknowledged, and sent again, all from the oldest on, when nothing is acknowledged for a
-//! while. Each sender has a thread of its own: a peer that is stopped keeps it waiting for seconds.
+//! Mooncake delivers each message with a connection of its own, and gives no error when the other side was not there.
+//! So messages are numbered, kept until they are acknowledged, and sent again, all from the oldest on, when nothing is
+//! acknowledged for a while. Each sender has a thread of its own: a stopped peer keeps it waiting for seconds.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,17 +16,17 @@ use super::shared::{Event, Shared};
 use super::wire::{Body, Frame};
 use crate::engine::{Engine, Undelivered};
 
-/// How long an acknowledgement may take before everything from the oldest message on is sent again,
+/// How long an acknowledgement may take before everything from the oldest message on is sent again.
 const REPEAT: Duration = Duration::from_millis(300);
-/// and what that grows to for a peer that does not answer.
+/// The most that this time grows to, for a peer that does not answer.
 const SELDOM: Duration = Duration::from_secs(1);
-/// How long to wait after a message could not be sent,
+/// How long to wait after a message could not be sent.
 const AGAIN: Duration = Duration::from_millis(50);
-/// and after how many refusals in a row nothing listens there.
+/// After this many refusals in a row nothing listens at the peer's address.
 const REFUSALS: u32 = 3;
 
 struct State {
-    /// What was said and not acknowledged, with the numbers.
+    /// Messages that are not acknowledged, with their numbers and connections.
     kept: VecDeque<(u64, u64, Body)>,
     /// How many of these have been sent since the last repetition.
     sent: usize,
@@ -35,11 +35,11 @@ struct State {
     /// When to send everything again, while something is kept.
     repeat_at: Instant,
     patience: Duration,
-    /// Of the other direction: stream, last message.
+    /// The other direction: stream, last message.
     heard: (u64, u64),
-    /// The peer should know what we heard.
+    /// Whether the peer is owed an acknowledgement.
     owing: bool,
-    /// To be said once, without a number.
+    /// A message to send once, without a number.
     unnumbered: Option<Body>,
     stopping: bool,
 }
@@ -56,10 +56,10 @@ pub struct MessageSender {
 }
 
 impl MessageSender {
-    /// Starts one for an instance at an address. `stream` is larger than that of any before it.
+    /// Starts a message sender for an instance at an address. `stream` is larger than that of any sender before it.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When no thread can be started.
     pub fn start(
         shared: &Arc<Shared>,
         front: &Arc<dyn Engine>,
@@ -95,7 +95,7 @@ impl MessageSender {
         Ok(sender)
     }
 
-    /// Says something, once, in order. Returns its number.
+    /// Sends a message that comes once and in order. Returns its number.
     pub fn say(&self, connection: u64, body: Body) -> u64 {
         let mut state = locked(&self.state);
         state.last += 1;
@@ -108,7 +108,7 @@ impl MessageSender {
         number
     }
 
-    /// Says something once, as soon as possible, without an acknowledgement.
+    /// Sends a message once, as soon as possible, without an acknowledgement.
     pub fn say_once(&self, body: Body) {
         locked(&self.state).unnumbered = Some(body);
         self.wake.notify_all();
@@ -124,7 +124,7 @@ impl MessageSender {
         locked(&self.state).kept.is_empty()
     }
 
-    /// The peer has heard a stream up to a message.
+    /// Notes that the peer has taken a stream up to a message. False when this is nothing new.
     pub fn note_acknowledged(&self, (stream, number): (u64, u64)) -> bool {
         let mut state = locked(&self.state);
         if stream != self.stream || number > state.last || number <= self.acknowledged() {
@@ -140,7 +140,7 @@ impl MessageSender {
         true
     }
 
-    /// What we have heard of the peer's stream, which it is told.
+    /// Notes how far the peer's stream has come, so that the peer is told.
     pub fn note_heard(&self, heard: (u64, u64)) {
         let mut state = locked(&self.state);
         state.heard = heard;
@@ -148,7 +148,7 @@ impl MessageSender {
         self.wake.notify_all();
     }
 
-    /// Ends the thread after what it is at.
+    /// Ends the thread after its current work.
     pub fn stop(&self) {
         locked(&self.state).stopping = true;
         self.wake.notify_all();
@@ -181,8 +181,8 @@ impl MessageSender {
         }
     }
 
-    /// The next frame, whether it is one that is kept, and whether the peer has given reason to doubt that it is there.
-    /// Nothing at the end.
+    /// Waits for the next frame. Also says whether the frame is kept until it is acknowledged, and whether there is
+    /// reason to doubt that the peer is there. `None` at the end.
     fn next(&self, shared: &Shared) -> Option<(Frame, bool, bool)> {
         let mut state = locked(&self.state);
         loop {
@@ -230,12 +230,12 @@ impl MessageSender {
         }
     }
 
-    /// A frame was not sent. It is the next one again, after a moment.
+    /// Takes back a frame that was not sent. It is the next one again, after a moment.
     fn take_back(&self, fresh: bool, frame: Frame) {
         let mut state = locked(&self.state);
         state.owing = true;
         if fresh {
-            // What was acknowledged meanwhile is not there any more.
+            // A message that was acknowledged meanwhile is not kept any more.
             let place = state.kept.iter().position(|(number, ..)| *number == frame.number);
             state.sent = place.unwrap_or(state.sent).min(state.sent);
         }

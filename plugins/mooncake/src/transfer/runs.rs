@@ -1,11 +1,12 @@
-//! What becomes of writes on their way to Mooncake: neighbours are joined, since each range costs it about as much as 64 KiB.
+//! Joins neighbouring writes before they go to Mooncake, to which each range costs about as much as 64 KiB.
 
 use host_plugin_api::{RegionId, Write};
 use host_transfer_kit::{RegionDescriptor, source, target};
 
 use crate::engine::Run;
 
-/// The runs of some writes, in their order, and the regions of ours that they read. Nothing when a write leaves its region.
+/// The runs of some writes, in their order, and the regions of this instance that they read. `None` when a write leaves
+/// its region.
 pub fn join(
     writes: impl Iterator<Item = Write>,
     ours: &[RegionDescriptor],
@@ -21,7 +22,7 @@ pub fn join(
             used.push(*our);
         }
         let length = u64::from(write.length);
-        // Regions that touch by accident are two to Mooncake.
+        // Mooncake treats regions that touch by accident as two.
         let same = last == (our.id, their.id);
         last = (our.id, their.id);
         match runs.last_mut() {
@@ -60,16 +61,16 @@ mod tests {
         let writes = [
             write((1, 0), (7, 0), 100),
             write((1, 100), (7, 100), 50),
-            // Follows here, not there.
+            // Adjacent in the source, not in the target.
             write((1, 150), (7, 300), 10),
-            // Follows there, not here.
+            // Adjacent in the target, not in the source.
             write((1, 200), (7, 310), 10),
         ];
         let (runs, used) = join(writes.into_iter(), &ours, &theirs).unwrap();
         let run = |from, to, length| Run { from, to, length };
         assert_eq!(runs, [run(0x1000, 0x9000, 150), run(0x1096, 0x912c, 10), run(0x10c8, 0x9136, 10)]);
         assert_eq!(used, ours[..1]);
-        // Neighbours by address, of two regions.
+        // Neighbours by address, but of two regions.
         let writes = [write((1, 0xff0), (7, 0), 16), write((2, 0), (7, 16), 16)];
         assert_eq!(join(writes.into_iter(), &ours, &theirs).unwrap().0.len(), 2);
     }

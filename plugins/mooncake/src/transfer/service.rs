@@ -1,5 +1,5 @@
-//! The thread that decides: it reads the messages of the other instances, and keeps the books of connections. It makes no call
-//! into Mooncake that could take long.
+//! The service thread: it reads the messages of the other instances, and keeps the books of connections. It makes no
+//! call into Mooncake that could take long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,17 +16,17 @@ use super::wire::{Body, Frame};
 use crate::engine::Engine;
 use crate::engine::idle_connections::Watch;
 
-/// How often a peer that has heard us is told again to close an inbound endpoint.
+/// How often a peer that has taken the request is told again to close an inbound endpoint.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// How often the service looks for messages, for as long after one came,
+/// How often the service looks for messages at first, and until how long after one came.
 const KEEN: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
-/// for as long after that,
+/// How often it looks after that, and until how long after one came.
 const LIVELY: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(200));
-/// and when nothing happens.
+/// How often it looks when nothing happens.
 const DROWSY: Duration = Duration::from_millis(1);
-/// How often what waits for time is looked at.
+/// How often work that waits for a time is looked at.
 const TICK: Duration = Duration::from_millis(1);
-/// How often it is looked after connections to our engines that keep others out.
+/// How often the service looks for idle connections to the engines of this instance.
 const WATCH: Duration = Duration::from_millis(250);
 /// Most strangers that are turned away at the same time. More are left without an answer.
 const ANSWERS: usize = 8;
@@ -79,7 +79,7 @@ impl Service {
             for text in texts {
                 match Frame::decode(&text) {
                     Ok(frame) => self.hear(frame),
-                    // Any process can send us anything.
+                    // Any process can send anything to this instance.
                     Err(error) => log!(Level::DEBUG, "a message was dropped: {error}"),
                 }
             }
@@ -100,7 +100,7 @@ impl Service {
             Event::LinkOpened { link, opened } => {
                 let id = link.peer.id;
                 connections.link_opened(id.0, opened);
-                // Unless it was not wanted any more.
+                // Unless the link is not wanted any more.
                 if self.shared.instance().peers.get(id).is_some() {
                     connections.transport.links.insert(id.0, link);
                 }
@@ -120,12 +120,12 @@ impl Service {
         }
     }
 
-    /// Takes a frame in: in order, once, and from those that we know.
+    /// Handles a frame: in order, once, and from known instances only.
     fn hear(&mut self, frame: Frame) {
         let stranger = frame.to != self.shared.id;
         let hello = matches!(frame.body, Body::Connection(Message::Hello { .. }));
         if frame.body == Body::Stranger {
-            // It was said to us about us, or to one that is gone.
+            // It is about this instance, or about an earlier one at this address that is gone.
             if !stranger {
                 self.connections.lose(frame.from, "it does not know us any more");
             }
@@ -139,8 +139,8 @@ impl Service {
         }
         self.notice_new_beginning(&frame, hello);
         if !self.connections.transport.fronts.contains_key(&frame.from) {
-            // Inbound endpoints of a connection that it has lost are said to be closed before the next one begins. It asks
-            // again. Without a way to answer, the caller's time runs out.
+            // Inbound endpoints of a connection that the peer has lost are reported as closed before the next
+            // connection begins. The peer asks again. If the peer cannot be answered, its call times out.
             let closing = self.connections.has_inbound_of(frame.from);
             if !hello
                 || closing
@@ -149,7 +149,7 @@ impl Service {
                 return;
             }
         }
-        // Not taken: the sender repeats it, or hears that the inbound endpoint is closed.
+        // The frame is not taken: the sender repeats it, or hears that the inbound endpoint is closed.
         let connection = Connection { instance: frame.from, number: frame.connection };
         let ending = || self.connections.is_inbound_open(connection) == Some(false);
         let untaken = matches!(frame.body, Body::Arrived { .. })
@@ -163,7 +163,7 @@ impl Service {
         let Some(front) = engines.fronts.get_mut(&frame.from) else { return };
         if frame.number > 0 {
             let (stream, last) = front.heard;
-            // A stream that we see for the first time may have begun before we, or this entry, did.
+            // A stream that is new to this entry may have begun before this instance, or this entry, did.
             let expected = match stream {
                 stream if stream == frame.stream => last.checked_add(1) == Some(frame.number),
                 stream => frame.stream > stream && (hello || frame.number == 1),
@@ -182,12 +182,12 @@ impl Service {
         self.handle(frame);
     }
 
-    /// Loses an instance that has lost us and begins anew: it may have seen silence, or a refusal, where we saw nothing, and
-    /// would not know what the old stream goes on with.
+    /// Loses an instance that has lost this one and begins anew. It may have seen silence, or a refusal, that this
+    /// instance did not see. It would not know how the old stream goes on.
     fn notice_new_beginning(&mut self, frame: &Frame, hello: bool) {
         let fronts = &self.connections.transport.fronts;
         let Some((stream, _)) = fronts.get(&frame.from).map(|front| front.heard) else { return };
-        // Of an instance with which there was nothing, only the other side may have been forgotten.
+        // Without a connection to the instance nothing is lost: it may only have forgotten this one.
         if stream > 0 && frame.stream > stream && (hello || self.connections.is_concerned_with(frame.from)) {
             self.connections.lose(frame.from, "it has lost us, and begins anew");
         }
@@ -199,7 +199,7 @@ impl Service {
             Body::Connection(message) => self.connections.hear(from, number, message),
             Body::Arrived { payload } => {
                 let connection = Connection { instance: from, number };
-                // What came through an inbound endpoint that is closed was taken back from the sender.
+                // Arrivals through a closed inbound endpoint do not count: they were taken back from the sender.
                 let open = self.connections.is_inbound_open(connection) == Some(true);
                 if let Some(sender) = self.connections.sender(connection).filter(|_| open) {
                     self.shared.instance().notifications.arrived(sender, &payload);
@@ -209,9 +209,9 @@ impl Service {
         }
     }
 
-    /// Tells the sender of a frame that it means another instance, or counts on what we have forgotten.
+    /// Tells the sender of a frame that it means another instance, or relies on state that this instance has forgotten.
     fn turn_away(&self, frame: &Frame) {
-        // Its writes may still come through an inbound endpoint of ours until that is closed. It asks again.
+        // The sender's writes may still come through an inbound endpoint until that is closed. The sender asks again.
         if self.connections.has_inbound_of(frame.from) {
             return;
         }
@@ -232,7 +232,7 @@ impl Service {
         let answering = self.answering.clone();
         answering.fetch_add(1, Ordering::SeqCst);
         let spawned = self.shared.spawn_alone("mooncake-answer", move || {
-            // One that does not get it asks again, or cannot be helped.
+            // A failure is ignored: a sender without the answer asks again, or is gone.
             let _told = front.notify(&session, &answer.encode(), true).is_ok();
             answering.fetch_sub(1, Ordering::SeqCst);
         });
@@ -249,7 +249,7 @@ impl Service {
         }
     }
 
-    /// A connection to an engine of ours on which nothing is said would keep all others out.
+    /// Closes idle connections to the engines of this instance, which would keep all others out.
     fn close_idle_connections(&mut self) {
         let now = Instant::now();
         if now.duration_since(self.watched) < WATCH {
@@ -269,7 +269,7 @@ impl Service {
     /// Ends everything, and says goodbye.
     fn close(mut self) {
         self.connections.close();
-        // A goodbye says that nothing of theirs lands here any more, so the inbound endpoints come first.
+        // A goodbye says that nothing of the peer lands here any more, so the inbound endpoints are closed first.
         self.wait_until(self.shared.config.fence_timeout(), |connections| !connections.has_inbound());
         let proven = !self.connections.has_inbound();
         for front in self.connections.transport.fronts.values() {
@@ -283,7 +283,7 @@ impl Service {
         });
     }
 
-    /// Goes on with events alone, until something is so or the time is over.
+    /// Handles only events, until `done` is true or the time is over.
     fn wait_until(&mut self, patience: Duration, done: impl Fn(&Connections<Engines>) -> bool) {
         let deadline = Instant::now() + patience;
         while !done(&self.connections) && Instant::now() < deadline {

@@ -1,4 +1,4 @@
-//! What the host's threads, the service, the links and the message senders share.
+//! The state that the host's threads, the service, the links and the message senders share.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -12,8 +12,8 @@ use super::mailbox::{Inbox, Peer};
 use crate::config::Config;
 use crate::engine::{Driver, Engine};
 
-/// From so many notifications on, what arrives is not acknowledged, so that senders wait for a host that does not take what
-/// came.
+/// With this many waiting notifications, further arrivals are not acknowledged. Senders then wait for a host that does
+/// not fetch its notifications.
 const NOTIFICATIONS: usize = 4096;
 
 /// Requests to the service, and reports to it. Callers wait for their answers, and each link, inbound endpoint and message
@@ -21,12 +21,12 @@ const NOTIFICATIONS: usize = 4096;
 pub enum Event {
     /// A request of the host.
     Connections(Request),
-    /// A link has its engine and has found the inbound endpoint, or not.
+    /// A link has its engine and has found the inbound endpoint, or has failed to.
     LinkOpened {
         link: Arc<Link>,
         opened: Result<()>,
     },
-    /// A link failed, and takes its engine down.
+    /// A link failed, and ends its engine.
     LinkFailed {
         id: u32,
         why: String,
@@ -53,7 +53,7 @@ pub enum Event {
 /// A link, as the service and its thread know it.
 pub struct Link {
     pub peer: Arc<Peer>,
-    /// Our regions that the engine knows.
+    /// Regions of this instance that the engine knows.
     pub registered: Mutex<Vec<RegionDescriptor>>,
 }
 
@@ -68,13 +68,13 @@ impl Link {
     }
 }
 
-/// What the host shows of us, beside what it shows of all.
+/// Metrics of this plugin, beside those that all transfer backends have.
 pub struct Counts {
     /// Messages that were sent again.
     pub repeated: Counter,
     pub links_failed: Counter,
     pub peers_lost: Counter,
-    /// Connections that kept others from our engines.
+    /// Idle connections that kept others from this instance's engines.
     pub idle_connections: Counter,
     /// Writes that Mooncake works on.
     pub outstanding: Gauge,
@@ -83,7 +83,7 @@ pub struct Counts {
 #[derive(Default)]
 struct Events {
     waiting: VecDeque<Event>,
-    /// Nothing reads them any more.
+    /// Whether nothing reads the events any more.
     closed: bool,
 }
 
@@ -92,14 +92,14 @@ pub struct Shared {
     pub counts: Counts,
     pub config: Config,
     pub linked: Arc<LinkedInstance<Inbox>>,
-    /// Our identity.
+    /// Identity of this instance.
     pub id: Random,
-    /// Address of our front.
+    /// Address of this instance's front.
     pub session: String,
     pub driver: Box<dyn Driver>,
     events: Mutex<Events>,
     came: Condvar,
-    /// Threads, other than the service's.
+    /// Number of threads, without the service's.
     threads: Mutex<usize>,
     none_left: Condvar,
 }
@@ -139,7 +139,7 @@ impl Shared {
         &self.linked.instance
     }
 
-    /// Tells the service something. After its end that goes nowhere, and an engine in it ends here.
+    /// Sends an event to the service. After the service's end the event is dropped, and an engine in it ends here.
     pub fn tell(&self, event: Event) {
         let mut events = locked(&self.events);
         if !events.closed {
@@ -148,7 +148,7 @@ impl Shared {
         }
     }
 
-    /// Service: what came, after some time at the latest.
+    /// For the service: takes the events that came. Waits for `wait` at most.
     pub fn events(&self, wait: Duration) -> VecDeque<Event> {
         let mut events = locked(&self.events);
         if events.waiting.is_empty() {
@@ -164,7 +164,7 @@ impl Shared {
         self.came.notify_all();
     }
 
-    /// The service has ended. Threads that wait for an answer get none.
+    /// Notes that the service has ended. Threads that wait for an answer get none.
     pub fn set_ended(&self) {
         let left = {
             let mut events = locked(&self.events);
@@ -192,12 +192,12 @@ impl Shared {
         true
     }
 
-    /// Runs something on a thread of its own, which is waited for at the end. A panic breaks the instance.
+    /// Runs a closure on a thread of its own. The end of the instance waits for it. A panic breaks the instance.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When no thread can be started.
     pub fn spawn(self: &Arc<Self>, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
-        // Counted down when the closure goes, also when it panics, or never ran.
+        // Counted down when the closure is dropped, also when it panics, or never ran.
         let over = self.count();
         let counted = move || {
             let _over = over;
@@ -206,24 +206,24 @@ impl Shared {
         self.spawn_alone(name, counted)
     }
 
-    /// Counts this thread among those that are waited for, until the guard goes.
+    /// Counts this thread among those that the end of the instance waits for, until the guard is dropped.
     pub fn count(self: &Arc<Self>) -> Over {
         *locked(&self.threads) += 1;
         Over(self.clone())
     }
 
-    /// As [`spawn`](Self::spawn), and is not waited for: it may be kept by a peer that is stopped, and touches no memory of
-    /// the host's.
+    /// As [`spawn`](Self::spawn), but the end does not wait for the thread: a stopped peer may hold it up, and it
+    /// touches no memory of the host's.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When no thread can be started.
     pub fn spawn_alone(self: &Arc<Self>, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
         let broken = self.clone();
         start_thread(name, run, move || broken.instance().set_broken()).map(drop)
     }
 }
 
-/// A thread that is waited for at the end.
+/// A thread that the end of the instance waits for.
 pub struct Over(Arc<Shared>);
 
 impl Drop for Over {

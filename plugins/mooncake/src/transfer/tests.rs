@@ -1,4 +1,4 @@
-//! The role over engines of our own in one process, whose messages get lost, come twice, or are refused.
+//! The role over fake engines in one process, whose messages get lost, come twice, or are refused.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -22,9 +22,9 @@ struct World {
     /// Of 256 messages, how many get lost, and how many come twice.
     lost: u32,
     twice: u32,
-    /// No process seems to listen there.
+    /// The address at which no process seems to listen.
     shut: Option<String>,
-    /// What is sent there gets lost.
+    /// The address whose messages get lost.
     deaf: Option<String>,
     delivered: usize,
     engines: usize,
@@ -292,7 +292,7 @@ fn one_that_lost_us_while_we_saw_nothing_connects_again_after_our_host_has_heard
     assert_eq!(say(&sender, peer, 1, &[]), 0);
     assert_eq!(wait("the first", || heard(&receiver)), (NotificationKind::ARRIVED, 1));
     wait("its end", || done(&sender));
-    // The receiver would hear that it is a stranger, and knows nothing if it does not.
+    // The receiver would hear that it is a stranger. Without this message it knows nothing of the loss.
     {
         let mut world = net.0.lock().unwrap();
         world.shut = Some(receiver.backend().shared.session.clone());
@@ -312,14 +312,14 @@ fn one_that_lost_us_while_we_saw_nothing_connects_again_after_our_host_has_heard
     };
     let again = std::thread::scope(|scope| {
         let again = scope.spawn(|| sender.connect("receiver", &endpoint));
-        // After its hello to an instance it does not call that one a stranger any more.
+        // After its hello to an instance the sender does not call that one a stranger any more.
         wait("a hello", || (net.0.lock().unwrap().delivered > before).then_some(()));
         net.0.lock().unwrap().deaf = None;
         again.join().unwrap()
     });
     let again = again.unwrap();
     assert_eq!(say(&sender, again, 3, &[]), 0);
-    // In this order: what the first connection had in flight is over before anything of the second arrives.
+    // In this order: everything that the first connection had in flight is over before anything of the second arrives.
     assert_eq!(wait("the loss", || heard(&receiver)).0, NotificationKind::PEER_LOST);
     assert_eq!(wait("the third", || heard(&receiver)), (NotificationKind::ARRIVED, 3));
     // The connection the other way has ended with it.

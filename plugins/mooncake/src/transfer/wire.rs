@@ -37,7 +37,7 @@ pub fn session(address: &[u8]) -> String {
     String::from_utf8_lossy(address).into_owned()
 }
 
-/// A message from one front to another, with what makes a stream of messages reliable.
+/// A message from one front to another, with the numbers that make a stream of messages reliable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The sender.
@@ -48,11 +48,11 @@ pub struct Frame {
     pub session: String,
     /// The sender's stream to this instance. A later one replaces an earlier one.
     pub stream: u64,
-    /// The message's number in it, from 1 on. 0 for what is not repeated until it is acknowledged.
+    /// The message's number in the stream, from 1 on. 0 for a message that is not repeated until it is acknowledged.
     pub number: u64,
     /// The other direction's stream, and its last message that came in order.
     pub heard: (u64, u64),
-    /// The connection it is about, as the side that connected numbers it. 0 where it is about none.
+    /// The connection that it is about, as the side that connected numbers it. 0 when it is about none.
     pub connection: u64,
     pub body: Body,
 }
@@ -62,18 +62,18 @@ pub struct Frame {
 pub enum Body {
     /// About a connection.
     Connection(Message),
-    /// What was written for this submission is in your memory.
+    /// The data of this submission is in your memory.
     Arrived { payload: Vec<u8> },
     /// Are you there? The acknowledgement is the answer.
     Ping,
-    /// Nothing but what the frame says of the other direction.
+    /// Carries nothing but the frame's acknowledgement of the other direction.
     Heard,
     /// I know nothing of you, or am not the instance that you mean.
     Stranger,
 }
 
 impl Frame {
-    /// As a text.
+    /// Encodes the frame as a text.
     pub fn encode(&self) -> String {
         let mut to = FORMAT.magic.bytes.to_vec();
         to.extend(self.from.iter().chain(&self.to));

@@ -3,7 +3,7 @@
 use host_test_peer::process::{Role, command, said};
 use host_tests::{mooncake, plugin_files};
 
-/// Processes in which both start at once: without a lock about one in two dies.
+/// How many processes start both copies at once. Without a lock about one process in two dies.
 const TRIES: usize = 6;
 
 #[test]

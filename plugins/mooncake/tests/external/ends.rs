@@ -1,4 +1,4 @@
-//! What connections over the real Mooncake leave behind: nothing. In a process of its own, whose threads it counts.
+//! Connections over the real Mooncake leave nothing behind. In a process of its own, whose threads and descriptors it counts.
 
 use host_plugin_api::*;
 use host_test_peer::*;

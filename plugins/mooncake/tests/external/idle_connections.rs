@@ -1,5 +1,4 @@
-//! Connections to the real Mooncake's engines on which nothing is said keep no peer out for long. In a process of its own, whose
-//! sockets it looks for.
+//! Idle connections to the real Mooncake's engines keep no peer out for long. In a process of its own, whose sockets it looks for.
 
 use std::collections::BTreeSet;
 use std::net::TcpStream;

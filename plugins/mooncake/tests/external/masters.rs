@@ -17,7 +17,7 @@ const BYTES: usize = 1 << 16;
 /// Transfers have to go on, however slow the machine is.
 const PATIENT: &str = "connect_timeout_ms = 60000\nfence_timeout_ms = 60000\n";
 
-/// Two workers, and how the one writes to the other.
+/// Two workers, and the peer through which one writes to the other.
 struct Pair {
     sender: Worker,
     receiver: Worker,
@@ -76,7 +76,7 @@ fn a_master_that_never_answers_is_an_error_and_one_that_is_stopped_holds_no_call
         let master = pool.master();
         let tier = tier(directory.path(), config(60_000)).unwrap();
         signal(master.pid(), "STOP");
-        // Nothing of it touches memory, and its client stays until the master answers.
+        // The tier touches no memory any more, and its client stays until the master answers.
         tier.shutdown(500).unwrap();
         for _ in 0..20 {
             pair.transfer();

@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex};
 
 static POOL: LazyLock<Mutex<HashMap<Vec<u8>, Vec<u8>>>> = LazyLock::new(Mutex::default);
 
-/// A client, and the memory that it was told of.
+/// A client, and the memory that is registered with it.
 #[derive(Default)]
 struct Client {
     is_set_up: bool,
@@ -137,7 +137,7 @@ unsafe extern "C" fn mooncake_store_batch_is_exist(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mooncake_store_remove(handle: *mut c_void, key: *const c_char, force: c_int) -> c_int {
     let _ = unsafe { client(handle) };
-    // Everything has just been read.
+    // Every value counts as just read, so only a forced removal works.
     match POOL.lock().unwrap().remove(&unsafe { bytes(key) }) {
         _ if force == 0 => -706,
         Some(_) => 0,

@@ -1,7 +1,7 @@
-//! What the plugin calls of Mooncake's C library, within one process: engines know each other by address, writes are copies
-//! that happen when their state is polled. Built by the tests with `rustc`, and loaded like the real one.
+//! The functions of Mooncake's C library that the plugin calls, within one process. Engines know each other by address.
+//! Writes are copies that happen when their state is polled. Built by the tests with `rustc`, and loaded like the real one.
 //!
-//! A write of 13 bytes fails. One of 17 bytes never ends, and one of 19 ends at the fourth question.
+//! A write of 13 bytes fails. A write of 17 bytes never ends. A write of 19 bytes ends at the fourth poll.
 
 #![allow(non_snake_case, static_mut_refs)]
 #![allow(clippy::missing_safety_doc, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -60,7 +60,7 @@ struct Engine {
 #[derive(Default)]
 struct World {
     engines: HashMap<u64, Engine>,
-    /// With the engine of each.
+    /// Batches, each with its engine.
     batches: HashMap<u64, (u64, Vec<Task>)>,
     last: u64,
     most: usize,
@@ -82,7 +82,7 @@ unsafe fn text(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
 }
 
-/// Engines that are alive, batches that were not given back, and the most tasks that ran at once since the last call of this.
+/// Counts engines that are alive, batches that were not given back, or the most tasks that ran at once since the last such call.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakeCount(what: c_int) -> usize {
     let mut world = WORLD.lock().unwrap();

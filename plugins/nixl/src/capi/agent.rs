@@ -1,4 +1,4 @@
-//! Agents: the peers they know, what they registered, and what they are told.
+//! Agents: the peers that they know, the memory that they registered, and the messages that they get.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use super::{Handle, Library, Refusal, Segment, check, made};
 
-/// What `create_configured_agent` reads. Releases place three of its numbers differently: 1.5 has a 32-bit port, the
-/// synchronisation and the number of workers at 4, 8 and 12, others a 16-bit port at 2 and the rest at 4 and 8. These
-/// values mean the same in both: one thread of NIXL's own or none, port 0, one worker, and no or strict synchronisation,
-/// either of which does for an agent that one thread uses.
+/// The configuration that `create_configured_agent` reads. Releases place three of its numbers differently: 1.5 has a
+/// 32-bit port, the synchronisation and the number of workers at 4, 8 and 12, others a 16-bit port at 2 and the rest at
+/// 4 and 8. The values here mean the same in both: one thread of NIXL's own or none, port 0, one worker, and no or
+/// strict synchronisation. Either synchronisation does for an agent that one thread uses.
 ///
-/// The interface has no stable ABI and no size in it: a release that has more of these fields reads behind the last. It finds
-/// zeros there, which switch off and choose defaults.
+/// The interface has no stable ABI and no size in it: a release that has more of these fields reads beyond the last
+/// field here. It finds zeros there, which switch features off or choose defaults.
 #[repr(C)]
 pub struct AgentConfig {
     progress_thread: bool,
@@ -27,14 +27,14 @@ pub struct AgentConfig {
     later: [u8; LATER],
 }
 
-/// Bytes for fields of later releases, seven of which only fill up the word of the last.
+/// Bytes for fields of later releases. Seven of them only fill up the word of the last field.
 const LATER: usize = 7 + 256;
 
 unsafe extern "C" {
     fn free(memory: *mut c_void);
 }
 
-/// Where memory is.
+/// A place in memory, in a file or in a bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub segment: Segment,
@@ -55,14 +55,14 @@ pub struct Agent {
     pub(super) agent: Handle,
     pub(super) backend: Handle,
     received: Handle,
-    /// What a request is made with, and what it is posted with.
+    /// Options with which a request is made, and options with which it is posted.
     pub(super) making: Handle,
     pub(super) posting: Handle,
     registrations: Vec<Registration>,
 }
 
 impl Agent {
-    /// Makes an agent. With `thread` NIXL drives its progress, and looks by itself after so long at the latest.
+    /// Makes an agent. With `thread` NIXL drives its progress, and looks for work after this time at the latest.
     ///
     /// # Errors
     /// When NIXL or the backend refuses.
@@ -123,7 +123,7 @@ impl Agent {
         Ok(new)
     }
 
-    /// What another agent needs to reach this one and the memory that it has registered so far.
+    /// Returns what another agent needs to reach this one and the memory that it has registered so far.
     pub fn metadata(&self) -> Result<Vec<u8>, Refusal> {
         let (mut data, mut length) = (std::ptr::null_mut(), 0);
         // SAFETY: the agent is alive, the places for the answer are ours.
@@ -158,7 +158,7 @@ impl Agent {
 
     /// Forgets another agent, and ends the connection to it.
     pub fn forget(&mut self, name: &CStr) {
-        // It may have been forgotten by NIXL itself, when its connection broke.
+        // NIXL may have forgotten it already, when its connection broke.
         // SAFETY: the agent is alive, the name outlives the call.
         let _unknown = unsafe { (self.library.api.invalidate_remote_md)(self.agent, name.as_ptr()) };
     }
@@ -167,18 +167,18 @@ impl Agent {
         self.registrations.iter().any(|r| r.region == region)
     }
 
-    /// Registers memory under a name of ours, which the caller keeps mapped until it is deregistered or we are dropped.
+    /// Registers memory under the name `region`. The caller keeps it mapped until it is deregistered or the agent is dropped.
     pub fn register(&mut self, region: u32, place: Place) -> Result<(), Refusal> {
         self.register_all(region, place.segment, &[place])
     }
 
-    /// Registers several places of one kind under one name of ours.
+    /// Registers several places of one kind under one name.
     pub fn register_all(&mut self, region: u32, segment: Segment, places: &[Place]) -> Result<(), Refusal> {
         let named: Vec<_> = places.iter().map(|place| (*place, &[][..])).collect();
         self.register_named(region, segment, &named)
     }
 
-    /// Registers places with what else NIXL's plugin wants to know of each: an object's name.
+    /// Registers places, each with the text that NIXL's plugin needs beside it: an object's name.
     pub fn register_named(
         &mut self,
         region: u32,
@@ -223,7 +223,7 @@ impl Agent {
         added.map(|()| list)
     }
 
-    /// Takes memory back, if it is registered.
+    /// Deregisters memory, if it is registered.
     pub fn deregister(&mut self, region: u32) -> Result<(), Refusal> {
         let Some(at) = self.registrations.iter().position(|r| r.region == region) else { return Ok(()) };
         let api = &self.library.api;
@@ -236,7 +236,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes back what is registered under other names than those that are to be kept.
+    /// Deregisters memory whose name `keep` does not accept.
     pub fn deregister_unless(&mut self, keep: impl Fn(u32) -> bool) -> Result<(), Refusal> {
         let gone = |r: &Registration| !keep(r.region);
         while let Some(region) = self.registrations.iter().find(|r| gone(r)).map(|r| r.region) {
@@ -245,7 +245,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Sends a message of its own.
+    /// Sends a message that belongs to no request.
     pub fn notify(&mut self, to: &CStr, message: &[u8]) -> Result<(), Refusal> {
         let (data, length) = (message.as_ptr().cast(), message.len());
         let send = self.library.api.gen_notif;
@@ -329,7 +329,7 @@ mod tests {
             offset_of!(AgentConfig, later),
         ];
         assert_eq!(ours, [2, 4, 12, 16, 32, 33]);
-        // No byte behind the last field of today is without a value.
+        // Every byte after the last field of today has a value.
         assert_eq!(size_of::<AgentConfig>(), 33 + LATER);
         assert!(size_of::<AgentConfig>() >= 40 + 256);
     }

@@ -1,8 +1,8 @@
 //! The end of a process in which NIXL still waits for a server.
 //!
-//! The AWS SDK in NIXL takes itself apart when a process exits, also under its own threads, which then run into what is gone:
-//! with requests on their way the process died of a segmentation fault. So a process that exits while an agent of objects is
-//! alive ends right there, with the status that it was to end with. A process that shut its instances down has no such agent.
+//! When a process exits, the AWS SDK in NIXL destroys its state while its own threads still use it: with requests on
+//! their way the process died of a segmentation fault. So a process that exits while an agent of objects is alive ends
+//! right there, with its exit status. A process that shut its instances down has no such agent.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ unsafe extern "C" {
 
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// Held as long as an agent may have threads of the SDK's.
+/// Held as long as an agent may have threads of the SDK.
 pub struct Alive(());
 
 impl Alive {
@@ -40,8 +40,8 @@ unsafe extern "C" fn leave(status: c_int, _nothing: *mut c_void) {
     }
 }
 
-/// Has the process look, when it exits and before what was set up before this is taken apart. For once NIXL is loaded, and again
-/// when it has served a request, because some of it is only set up then.
+/// Registers the check for the exit of the process. The check runs before anything that was set up earlier is destroyed. To
+/// be called once NIXL is loaded, and again when it has served a request, because some of it is only set up then.
 pub fn guard() {
     let this = Loaded::this();
     // SAFETY: the type is that of the function in glibc.

@@ -3,7 +3,7 @@
 use super::{Agent, Place, Refusal, Segment, check, made};
 
 impl Agent {
-    /// Whether there are objects of these names. Blocks until all is answered, which NIXL bounds with 30 s.
+    /// Whether there are objects of these names. Blocks until all are answered, for which NIXL takes at most 30 s.
     ///
     /// # Errors
     /// When one of them could not be queried. Then nothing is known of any.

@@ -10,7 +10,7 @@ const IN_PROGRESS: c_int = 1;
 /// What a request does, with NIXL's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the remote ranges into ours.
+    /// From the remote ranges into the local ones.
     Read = 0,
     Write = 1,
 }
@@ -20,7 +20,7 @@ pub struct Request {
     handle: Handle,
 }
 
-/// How a request stands.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     Done,
@@ -91,7 +91,7 @@ impl Agent {
         Ok((request, progress))
     }
 
-    /// Drives progress, and says how a request stands.
+    /// Drives progress, and returns the state of a request.
     pub fn progress(&mut self, request: &Request) -> Progress {
         // SAFETY: the agent is alive, and the request until it is released.
         progress(unsafe { (self.library.api.get_xfer_status)(self.agent, request.handle) })
@@ -103,7 +103,7 @@ impl Agent {
         // SAFETY: agent and request are alive. The request is not used after this.
         let released = unsafe { (api.release_xfer_req)(self.agent, request.handle) };
         if released == 0 {
-            // SAFETY: as above. What could not be released keeps its few bytes.
+            // SAFETY: as above. A request that could not be released keeps its few bytes.
             let _destroyed = unsafe { (api.destroy_xfer_req)(request.handle) };
         }
     }

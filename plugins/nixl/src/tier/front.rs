@@ -1,4 +1,4 @@
-//! What the host's threads share with the tier's, whatever keeps the pages.
+//! The state that the host's threads share with the tier's, for files and for objects.
 
 use std::collections::BTreeMap;
 use std::sync::RwLock;

@@ -1,11 +1,11 @@
 //! Pages as objects in a bucket, through NIXL's OBJ plugin, which speaks S3.
 //!
-//! - `PREFIX/KEY` holds a value and what tells that it is whole ([`format`]). An object is written at once, so a reader finds
-//!   all of a value or nothing, and NIXL can neither remove nor list any: removed pages leave a tombstone, and scans and
-//!   sums are refused.
-//! - NIXL touches buffers of ours alone ([`moves`]), so a page ends in time whatever a server does.
-//! - Two threads: one carries the pages ([`run`]), one asks which objects are there ([`asking`]), for NIXL's question blocks.
-//!   Each has an agent of its own.
+//! - `PREFIX/KEY` holds a value and a header that tells whether it is whole ([`format`]). An object is written at once,
+//!   so a reader finds all of a value or nothing. NIXL can neither remove nor list objects, so removed pages leave a
+//!   tombstone, and scans and sums are refused.
+//! - NIXL touches only buffers of the tier ([`moves`]), so a page ends in time whatever a server does.
+//! - Two threads: one carries the pages ([`run`]), one asks which objects are there ([`asking`]), because NIXL's
+//!   question blocks. Each has an agent of its own.
 
 mod asking;
 mod format;
@@ -35,18 +35,18 @@ use settings::Settings;
 
 /// Longest value. S3 takes 5 GiB at once, but a value is held in a buffer while it is moved.
 pub const MAX_VALUE: u64 = 256 << 20;
-/// What is written to see that the bucket takes objects.
+/// The object that is written to see that the bucket takes objects.
 const OPENED: &str = "opened";
-/// What is never written. It is queried to see whether the bucket says what is not there.
+/// An object that is never written. It is queried to see whether the bucket says when an object is not there.
 const NOTHING: &str = "nothing";
 
-/// The object of a key.
+/// The name of a key's object.
 fn name_of(prefix: &str, key: &Key) -> Vec<u8> {
     let digits = key.0.iter().map(|byte| format!("{byte:02x}"));
     prefix.chars().map(String::from).chain(digits).collect::<String>().into_bytes()
 }
 
-/// What stands for the instance's threads.
+/// The instance's access to its threads.
 pub struct Objects {
     asking: Arc<Asking>,
     /// For messages.
@@ -58,7 +58,7 @@ impl Objects {
         self.asking.stop();
     }
 
-    /// Why there are no scans and no sums.
+    /// The error that says why there are no scans and no sums.
     pub fn cannot_list(&self) -> Error {
         let text = format!(
             "NIXL's OBJ plugin cannot list what is in {}: look with the bucket's own tools, for example aws s3 ls, and have \
@@ -145,7 +145,7 @@ fn refused(refusal: &Refusal) -> Error {
     Error::new(ErrorCode::IO, format!("NIXL's storage plugin cannot be used: {refusal}"))
 }
 
-/// Writes an object, to see that it can be done.
+/// Writes an object, to see that the bucket takes it.
 fn tried(mut moves: Moves, settings: &Settings) -> Result<Moves> {
     let name = format!("{}{OPENED}", settings.prefix).into_bytes();
     let bytes = b"a worker was here, and could write".to_vec();
@@ -171,18 +171,18 @@ fn tried(mut moves: Moves, settings: &Settings) -> Result<Moves> {
     Err(Error::new(ErrorCode::IO, text))
 }
 
-/// Tells the caller that opens the instance how it began.
+/// Tells the caller that opens the instance how the thread began.
 struct Started(Mutex<Option<SyncSender<Result<()>>>>);
 
 impl Started {
-    /// What began well is handed back.
+    /// Tells it. Hands back what began well.
     fn tell<T>(&self, began: Result<T>) -> Option<T> {
         let (answer, kept) = match began {
             Ok(kept) => (Ok(()), Some(kept)),
             Err(error) => (Err(error), None),
         };
         let teller = host_transfer_kit::locked(&self.0).take()?;
-        // A caller that has given up waiting wants nothing to run.
+        // When the caller has given up waiting, the thread must not run.
         let heard = teller.try_send(answer).is_ok();
         kept.filter(|_| heard)
     }

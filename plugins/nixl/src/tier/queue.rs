@@ -35,7 +35,7 @@ struct State {
 }
 
 impl State {
-    /// The next batch, questions before what moves bytes.
+    /// Takes the next batch. Questions come before work that moves bytes.
     fn take_ready(&mut self) -> Option<(u32, Work)> {
         let question = |index: &u32| self.slots[*index as usize].work == Work::Exists;
         let at = self.ready.iter().position(question).unwrap_or(0);
@@ -44,11 +44,11 @@ impl State {
     }
 }
 
-/// What there is for a thread that does not wait for long.
+/// The result of a wait that is bounded in time.
 pub enum Next {
     Batch(u32, Work),
     Nothing,
-    /// It should end.
+    /// The thread should end.
     Stop,
 }
 
@@ -76,7 +76,7 @@ impl Queue {
         }
     }
 
-    /// Takes a batch in. False when all slots are taken.
+    /// Accepts a batch. False when all slots are taken.
     pub fn push(&self, tag: Tag, work: Work, pages: impl ExactSizeIterator<Item = TierPage>) -> bool {
         let count = pages.len() as u32;
         let mut state = locked(&self.state);
@@ -92,8 +92,8 @@ impl Queue {
         true
     }
 
-    /// The tier's thread: waits for the next batch. Questions come before what moves bytes. Nothing when the thread should
-    /// end.
+    /// For the tier's thread: waits for the next batch. Questions come before work that moves bytes. `None` when the
+    /// thread should end.
     pub fn next(&self) -> Option<(u32, Work)> {
         let mut state = locked(&self.state);
         loop {
@@ -119,7 +119,7 @@ impl Queue {
         state.take_ready().map_or(Next::Nothing, |(index, work)| Next::Batch(index, work))
     }
 
-    /// A question that came in while something else goes on.
+    /// Takes a question that came in while other work goes on.
     pub fn next_question(&self) -> Option<u32> {
         let mut state = locked(&self.state);
         let question = |index: &u32| state.slots[*index as usize].work == Work::Exists;
@@ -127,7 +127,7 @@ impl Queue {
         state.ready.remove(at)
     }
 
-    /// The tier's thread: a batch's pages.
+    /// For the tier's thread: a batch's pages.
     pub fn pages(&self, index: u32) -> MutexGuard<'_, Vec<TierPage>> {
         locked(&self.pages[index as usize])
     }
@@ -137,7 +137,7 @@ impl Queue {
         state.slots[index as usize].cancelled || state.stopping
     }
 
-    /// The tier's thread: a page has ended.
+    /// For the tier's thread: ends a page.
     pub fn finish(&self, index: u32, page: u32, (status, bytes): (i32, u64)) {
         let mut state = locked(&self.state);
         let slot = &mut state.slots[index as usize];
@@ -146,7 +146,7 @@ impl Queue {
         state.done.push_back((index, completion));
     }
 
-    /// Moves completions out, and frees the slots that they were the last of.
+    /// Moves completions out, and frees slots whose last completion was among them.
     pub fn take(&self, completions: &mut [TierCompletion]) -> usize {
         let mut state = locked(&self.state);
         let mut taken = 0;
@@ -168,7 +168,7 @@ impl Queue {
         !locked(&self.state).done.is_empty()
     }
 
-    /// Marks what has not started. False when nothing of this tag is in flight.
+    /// Marks batches of this tag as cancelled. False when nothing of this tag is in flight.
     pub fn cancel(&self, tag: Tag) -> bool {
         let mut state = locked(&self.state);
         let mut any = false;

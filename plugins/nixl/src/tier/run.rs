@@ -1,8 +1,8 @@
 //! The tier's thread: takes batches, and moves their pages between memory and files through NIXL.
 //!
-//! One request at a time, of many pages: that is what fills the kernel's queue. While it runs the thread computes
-//! checksums, and answers questions. A request that failed says nothing of which page did, nor that nothing more touches
-//! memory, so its agent ends, and each of its pages is tried again alone.
+//! One request runs at a time, with many pages, so that it fills the kernel's queue. While it runs the thread computes
+//! checksums, and answers questions. A failed request does not tell which page failed, nor that nothing more touches
+//! memory. So its agent ends, and each of its pages is tried again alone.
 
 use std::ffi::CString;
 use std::ops::Deref;
@@ -18,18 +18,18 @@ use super::queue::Work;
 use super::store::{Found, Lookup, Store, Unfinished, checksum};
 use crate::capi::{Agent, Direction, Library, Place, Progress, Ranges, Refusal, Segment};
 
-/// Most pages in one request, and from how many bytes on it takes no more.
+/// Most pages in one request, and the bytes with which it takes no more.
 const PAGES: usize = 64;
 const BYTES: u64 = 64 << 20;
 /// How often a request is polled.
 const ASK: Duration = Duration::from_micros(20);
-/// The files of the request that runs, among what the agent has registered. Regions count from 1.
+/// Name of the running request's files among what the agent has registered. Regions count from 1.
 const FILES: u32 = 0;
 
 /// How a page ended: a status, and the bytes of its value.
 type End = (i32, u64);
 
-/// What the thread shares with the host's.
+/// The state that the thread shares with the host's threads.
 pub struct Shared {
     pub front: Arc<Front>,
     pub store: Store,
@@ -128,7 +128,7 @@ impl Runner {
         }
     }
 
-    /// Moves a batch's pages, so many at a time.
+    /// Moves a batch's pages, some at a time.
     fn move_pages(&mut self, index: u32, work: Work) {
         let shared = self.shared.clone();
         let pages = shared.queue.pages(index).clone();
@@ -156,7 +156,7 @@ impl Runner {
         }
     }
 
-    /// Finds a page's memory and its file. What ends the page at once is an error.
+    /// Finds a page's memory and its file. An error is how the page ends at once.
     fn open(&self, number: u32, page: &TierPage, work: Work) -> Result<Item, End> {
         let address = self.place(page).ok_or((ErrorCode::INVALID_ARGUMENT.0, 0))?;
         let store = &self.shared.store;
@@ -171,7 +171,7 @@ impl Runner {
             return Err(REFUSED);
         } else {
             match store.length(&page.key) {
-                // It holds what was put first: a value never changes.
+                // The file holds what was put first: a value never changes.
                 Ok(Some(there)) if there == length => return Err((STORED, length)),
                 Ok(_) => {}
                 Err(error) => return Err(failed("looked at", &error)),
@@ -191,7 +191,7 @@ impl Runner {
         (page.length > 0 && end <= region.length && fits).then_some(address)
     }
 
-    /// Moves these pages and ends them, one by one if it does not work for all.
+    /// Moves these pages and ends them, one by one if the request for all fails.
     fn settle(&mut self, index: u32, mut items: Vec<Item>) {
         if items.is_empty() {
             return;
@@ -199,7 +199,7 @@ impl Runner {
         let moved = self.transfer(&mut items);
         if let Err(refusal) = &moved {
             log!(Level::WARN, "{refusal}; {} pages are tried again one by one", items.len());
-            // With it ends whatever of the request still runs.
+            // Dropping the agent ends the part of the request that still runs.
             self.agent = None;
             if items.len() > 1 {
                 items.into_iter().for_each(|item| self.settle(index, vec![item]));
@@ -214,7 +214,7 @@ impl Runner {
         }
     }
 
-    /// One request for all of them.
+    /// Makes one request for all of them.
     fn transfer(&mut self, items: &mut [Item]) -> Result<(), Refusal> {
         if self.agent.is_none() {
             self.agent = Some(self.maker.agent()?);
@@ -251,7 +251,7 @@ impl Runner {
                     *place = sum;
                 }
             }
-            // NIXL hands the kernel so many at a time, and more when it is polled.
+            // NIXL hands the kernel a few pages at a time, and more when it is polled.
             if progress == Progress::Running {
                 progress = agent.progress(&request);
             }
@@ -280,7 +280,7 @@ impl Runner {
         match &item.file {
             Kept::Read(found) if found.is(&item.of.key, item.value()) => (FOUND, length),
             Kept::Read(found) => {
-                // NIXL calls a read done that came short, or that met an error once: the file may be whole.
+                // NIXL reports a read as done that came short, or that met an error once. The file may be whole.
                 match store.is_whole(&item.of.key, found, length) {
                     Ok(true) => {
                         log!(Level::WARN, "a page of {length} bytes was not read well, and stays");
@@ -316,10 +316,11 @@ impl Runner {
 }
 
 const CANCELLED: End = (ErrorCode::CANCELLED.0, 0);
-/// Of a tier that is only read.
+/// For changes of a tier that is only read.
 const REFUSED: End = (ErrorCode::UNSUPPORTED.0, 0);
 
-/// Ends the get of a page whose file is damaged. It is removed, so that it can be put again, unless nothing may be.
+/// Ends the get of a page whose file is damaged. The file is removed, so that the page can be put again, unless the
+/// tier is read-only.
 fn damaged(store: &Store, key: &Key, length: u64) -> End {
     if let Ok(corrupt) = host().counter("corrupt") {
         corrupt.add(1);
@@ -344,7 +345,7 @@ fn failed(what: &str, error: &std::io::Error) -> End {
 /// Ends a batch of questions.
 fn answer(shared: &Shared, index: u32) {
     for_each(shared, index, |page| match shared.store.length(&page.key) {
-        // A put writes over it, unless nothing is put: then it is said.
+        // A put writes over an empty file. A read-only tier reports it as damaged.
         Ok(Some(0)) if !shared.store.is_read_only() => (MISSING, 0),
         Ok(Some(0)) => damaged(&shared.store, &page.key, 0),
         Ok(Some(bytes)) => (FOUND, bytes),

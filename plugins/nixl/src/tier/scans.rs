@@ -11,10 +11,10 @@ use super::store::Store;
 /// Most scans at once. The oldest is given up for another.
 const MOST: usize = 16;
 
-/// A scan goes folder by folder, and remembers what is left of the one that it is in, so that a key that is there all the
-/// time is seen once whatever comes and goes meanwhile.
+/// A scan goes folder by folder, and remembers the keys that are left of the current folder. So a key that is there all
+/// the time is seen once, while other keys come and go.
 struct Scan {
-    /// 256 when all were read.
+    /// 256 when all folders were read.
     folder: u16,
     left: Vec<Key>,
 }

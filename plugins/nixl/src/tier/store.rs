@@ -2,8 +2,8 @@
 //!
 //! `DIR/nixl-v1/AB/ABCD….page` holds the value, then 32 bytes: the mark `HOSTNIXL`, the value's length, its checksum
 //! (XXH3-64, seeded with that of the key), and the checksum of these 24 bytes. A file is written under another name in
-//! `DIR/nixl-v1/tmp`, and gets its own when all of it is there, so that a reader finds all of a value or nothing. One that a
-//! power cut left behind with holes in it does not pass its checksum.
+//! `DIR/nixl-v1/tmp`, and gets its own when all of it is there, so that a reader finds all of a value or nothing. A
+//! file that a power cut left behind with holes in it does not pass its checksum.
 //!
 //! The folders are this user's own and closed to others. All names are relative to the open `nixl-v1`. What lies in the
 //! place of a page and is no regular file, as a link or a pipe, is not there.
@@ -43,34 +43,34 @@ const STALE: Duration = Duration::from_secs(3600);
 pub struct Store {
     root: Folder,
     direct: bool,
-    /// Nothing is made, written or removed.
+    /// Whether nothing may be made, written or removed.
     read_only: bool,
-    /// Starts the names of our unfinished files. No other instance's names start with it.
+    /// The names of this instance's unfinished files start with it. No other instance's names do.
     unique: String,
     written: AtomicU64,
 }
 
-/// A file that has no name of its own yet.
+/// A file that does not have its final name yet.
 pub struct Unfinished {
     pub file: File,
     name: String,
 }
 
-/// A value that is there.
+/// A value that was found.
 pub struct Found {
     pub file: File,
     checksum: u64,
 }
 
-/// What a key leads to.
+/// The result of looking for a key.
 pub enum Lookup {
     Missing,
-    /// A file that is too short, too long, or says what is not so of itself.
+    /// A file that is too short, too long, or has a wrong trailer.
     Damaged,
     There(Found),
 }
 
-/// Checksum of a value: that these are the bytes of this key.
+/// Checksum of a value, which says that these are the bytes of this key.
 pub fn checksum(key: &Key, value: &[u8]) -> u64 {
     xxh3_64_with_seed(value, xxh3_64(&key.0))
 }
@@ -189,7 +189,7 @@ impl Store {
         Ok(self.size(&name_of(key))?.map(|size| size.saturating_sub(TRAILER)))
     }
 
-    /// Starts a value.
+    /// Makes an unfinished file for a value.
     pub fn create(&self) -> io::Result<Unfinished> {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
         let name = format!("{UNFINISHED}/{}-{number}", self.unique);
@@ -198,7 +198,7 @@ impl Store {
         Ok(Unfinished { file: File::from(file), name })
     }
 
-    /// Gives a value that was written its name. It is only there when this returns well.
+    /// Publishes a written value under its name. The value is there only when this succeeds.
     pub fn publish(&self, key: &Key, unfinished: Unfinished, length: u64, checksum: u64) -> io::Result<()> {
         let published = self.finish(key, &unfinished, length, checksum);
         if published.is_err() {
@@ -234,14 +234,14 @@ impl Store {
         let _stays = unlinkat(&self.root, &unfinished.name, AtFlags::empty()).is_err();
     }
 
-    /// A value of this many bytes. One of another length is not there.
+    /// Finds a value of this many bytes. A value of another length counts as missing.
     pub fn find(&self, key: &Key, length: u64) -> io::Result<Lookup> {
         let name = name_of(key);
         let Some(plain) = self.opened(&name, OFlags::RDONLY)? else { return Ok(Lookup::Missing) };
         let size = plain.metadata()?.len();
         let mut trailer = [0; TRAILER as usize];
         let read = match size.checked_sub(TRAILER).map(|at| plain.read_exact_at(&mut trailer, at)) {
-            // Says nothing of what is in the file.
+            // Such an error says nothing about the file's content.
             Some(Err(error)) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(error),
             read => matches!(read, Some(Ok(()))),
         };
@@ -259,10 +259,10 @@ impl Store {
         Ok(file.map_or(Lookup::Missing, there))
     }
 
-    /// Whether a value that was found has the bytes that were put, read with nothing in between.
+    /// Whether a value that was found has the bytes that were put. Reads the file without NIXL.
     ///
     /// # Errors
-    /// When the system cannot read it, which says nothing of its bytes.
+    /// When the system cannot read the file, which says nothing of its bytes.
     pub fn is_whole(&self, key: &Key, found: &Found, length: u64) -> io::Result<bool> {
         let mut value = vec![0; length as usize];
         let file = self.opened(&name_of(key), OFlags::RDONLY)?.ok_or(io::ErrorKind::NotFound)?;

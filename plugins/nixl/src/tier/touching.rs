@@ -25,7 +25,7 @@ pub struct Touching {
 pub struct Turn<'a>(&'a Touching);
 
 impl Touching {
-    /// The tier's thread: begins a turn.
+    /// For the tier's thread: begins a turn.
     pub fn begin(&self) -> Turn<'_> {
         locked(&self.state).now = true;
         Turn(self)
@@ -65,7 +65,7 @@ mod tests {
             scope.spawn(|| {
                 let mut turn = Some(first);
                 while !stop.load(Ordering::SeqCst) {
-                    // The next begins before a waiting thread can have run.
+                    // The next turn begins before a waiting thread can have run.
                     drop(turn.take());
                     turn = Some(touching.begin());
                 }

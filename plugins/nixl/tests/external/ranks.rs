@@ -22,7 +22,7 @@ fn four_ranks_on_either_side_write_to_each_other_all_at_once_and_end_in_order() 
         assert_eq!(theirs.answer(), "written");
         ours.settle("decode");
         assert_eq!(theirs.ask("settle prefill"), "settled");
-        // The other side goes while ours is connected to it, and ours after it.
+        // The other side ends while this side is connected to it. This side ends after it.
         assert_eq!(theirs.ask("end"), "ended");
         assert!(theirs.process.wait().unwrap().success());
         assert_eq!(ours.ranks[0].notification().kind, NotificationKind::PEER_LOST);

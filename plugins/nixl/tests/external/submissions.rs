@@ -72,7 +72,7 @@ fn a_submission_of_many_requests_is_heard_of_once_and_after_all_of_it() {
         pair.receiver.bytes_mut().fill(0);
         let text = round.to_le_bytes();
         assert_eq!(pair.sender.backend.submit(&submission(pair.peer, round, &text), &writes), 0);
-        // A short one right after it does not wait for it, and is another's.
+        // A short submission right after it does not wait for it, and has a notification of its own.
         assert_eq!(pair.sender.backend.submit(&submission(pair.peer, 100 + round, b"short"), &[]), 0);
         let (mut landed, mut short) = (None, 0);
         while landed.is_none() || short == 0 {

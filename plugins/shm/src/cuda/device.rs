@@ -1,4 +1,4 @@
-//! Devices, memory of theirs that other processes open, and host memory that they copy without a detour.
+//! Devices, their memory that other processes open, and host memory that they copy without a detour.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use super::driver::{
 /// What a peer needs to open memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// The device, whose number is another one in each process.
+    /// The device, by UUID: its number differs between processes.
     pub uuid: Uuid,
     /// The allocation that the memory lies in.
     pub handle: IpcHandle,
@@ -53,19 +53,19 @@ impl Device {
         Ok(Self { driver, ordinal, uuid, handle, context })
     }
 
-    /// Calls `with` while the device's context is this thread's.
+    /// Calls `with` while the device's context is current in this thread.
     pub fn within<R>(&self, with: impl FnOnce(&Driver) -> Result<R, Refused>) -> Result<R, Refused> {
         // SAFETY: the context lives as long as `self`.
         let pushed = unsafe { (self.driver.cuCtxPushCurrent)(self.context) };
         self.driver.check(pushed, &format!("use GPU {}", self.ordinal))?;
         let result = with(self.driver);
         let mut popped = std::ptr::null_mut();
-        // SAFETY: it takes off what was put on above. There is nothing to do about an error.
+        // SAFETY: it pops the context that was pushed above. There is nothing to do about an error.
         let _popped = unsafe { (self.driver.cuCtxPopCurrent)(&raw mut popped) };
         result
     }
 
-    /// Makes `length` bytes at an address of the device memory that peers can open.
+    /// Exports `length` bytes at an address of the device, so that peers can open them.
     pub fn export(&self, address: u64, length: u64) -> Result<Export, Refused> {
         self.within(|driver| {
             let (mut base, mut size, mut handle) = (0, 0, IpcHandle([0; 64]));
@@ -85,7 +85,7 @@ impl Device {
         })
     }
 
-    /// Has kernels and copies of this device reach memory of another one of the same process.
+    /// Lets kernels and copies of this device reach memory of another device of the same process.
     fn reach(&self, other: &Self) -> Result<(), Refused> {
         if self.ordinal == other.ordinal {
             return Ok(());
@@ -108,8 +108,7 @@ impl Device {
         })
     }
 
-    /// Keeps a range of host memory in its place, so that this device and the others copy it without a detour. `None` when it is
-    /// kept there already.
+    /// Pins a range of host memory, so that this device and the others copy it without a detour. `None` when it is pinned already.
     pub fn pin(self: &Arc<Self>, address: u64, length: u64) -> Result<Option<Pinned>, Refused> {
         const PORTABLE: u32 = 1;
         const RANGE_START: i32 = 11;
@@ -153,7 +152,7 @@ impl Drop for Device {
     }
 }
 
-/// Host memory that is kept in its place until this is dropped, which comes before the memory is unmapped.
+/// Pinned host memory. To be dropped before the memory is unmapped.
 pub struct Pinned {
     device: Arc<Device>,
     address: u64,
@@ -166,7 +165,7 @@ impl Drop for Pinned {
             let unpinned = unsafe { (driver.cuMemHostUnregister)(self.address as *mut c_void) };
             driver.check(unpinned, "unpin host memory")
         };
-        // An error means that the driver has gone before.
+        // An error means that the driver has ended before.
         let _unpinned = self.device.within(unpin);
     }
 }
@@ -174,9 +173,9 @@ impl Drop for Pinned {
 /// A peer's memory on a device, opened here.
 pub struct Opened {
     device: Arc<Device>,
-    /// Of the first byte of the region.
+    /// Address of the first byte of the region.
     address: u64,
-    /// What the driver gave, and takes back. `None` for memory of this process.
+    /// The address that the driver gave, which closes the memory. `None` for memory of this process.
     opened: Option<u64>,
     closed: AtomicBool,
 }
@@ -192,7 +191,7 @@ impl Opened {
         self.address
     }
 
-    /// Gives the memory back. No copy may use it any more, or begin to.
+    /// Closes the memory. No copy may use it any more, or begin to.
     pub fn close(&self) {
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
@@ -203,7 +202,7 @@ impl Opened {
             let closed = unsafe { (driver.cuIpcCloseMemHandle)(base) };
             driver.check(closed, "close the memory of another process")
         };
-        // An error means that the driver has gone before.
+        // An error means that the driver has ended before.
         let _closed = self.device.within(close);
     }
 }
@@ -214,7 +213,7 @@ impl Drop for Opened {
     }
 }
 
-/// The devices that an instance has to do with.
+/// The devices that an instance uses.
 #[derive(Default)]
 pub struct Devices {
     known: Mutex<Vec<Arc<Device>>>,
@@ -229,19 +228,19 @@ impl Devices {
         }
         let device = Arc::new(Device::open(Driver::get()?, ordinal)?);
         for other in known.iter() {
-            // Where a copy would need it, it is refused when it begins.
+            // A failure is ignored here: a copy that needs the access is refused when it begins.
             let _apart = device.reach(other).and_then(|()| other.reach(&device));
         }
         known.push(device.clone());
         Ok(device)
     }
 
-    /// Those in use.
+    /// The devices in use.
     pub fn known(&self) -> Vec<Arc<Device>> {
         locked(&self.known).clone()
     }
 
-    /// Opens what a peer exported. `here`: the address where it is memory of this process.
+    /// Opens what a peer exported. `here` is its address if it is memory of this process.
     pub fn open(&self, export: &Export, here: Option<u64>) -> Result<Opened, Refused> {
         const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
         let driver = Driver::get()?;
@@ -270,7 +269,7 @@ impl Devices {
         Ok(Opened { device, address, opened, closed: AtomicBool::new(false) })
     }
 
-    /// This process's number of a device.
+    /// Finds this process's device by its UUID.
     fn find(&self, driver: &'static Driver, uuid: Uuid) -> Result<Arc<Device>, Refused> {
         let mut count = 0;
         // SAFETY: it writes one number.

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// What the driver answered instead of success, with what it was asked to do.
+/// An answer of the driver other than success, with what the driver was asked to do.
 #[derive(Clone, Debug)]
 pub struct Refused {
     /// The driver's number, or 0 where it was not asked.
@@ -14,7 +14,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Without a number of the driver's.
+    /// An error without a number of the driver's.
     pub fn new(text: impl Into<String>) -> Self {
         Self { code: 0, text: text.into() }
     }
@@ -54,7 +54,7 @@ impl std::fmt::Display for Uuid {
 /// A pointer of the driver's own: a context, stream, event, module or function.
 pub type Object = *mut c_void;
 
-/// Answers of the driver that the plugin tells apart.
+/// Answers of the driver that the plugin distinguishes.
 pub const NOT_READY: c_int = 600;
 pub const INVALID_CONTEXT: c_int = 201;
 pub const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
@@ -66,7 +66,7 @@ macro_rules! functions {
         #[allow(non_snake_case)]
         pub struct Driver {
             $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            /// Kept as long as the process lives: the driver does not bear being unloaded.
+            /// Kept as long as the process lives: the driver must not be unloaded.
             _library: std::mem::ManuallyDrop<Library>,
         }
 
@@ -122,7 +122,7 @@ functions! {
         = b"cuLaunchKernel";
 }
 
-/// The library's own name first. The other is what developers' packages link to it.
+/// The library's own name first. The other is a link to it in developers' packages.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 impl Driver {
@@ -135,13 +135,13 @@ impl Driver {
         if let Some(driver) = DRIVER.get() {
             return Ok(driver);
         }
-        // Several threads may load it at once. It counts, and stays.
+        // Several threads may load it at once. The loader counts that, and the library stays.
         let driver = Self::load()?;
         Ok(DRIVER.get_or_init(|| driver))
     }
 
     fn load() -> Result<Self, Refused> {
-        // What the process has loaded already is what its memory is of.
+        // First the library that the process has loaded already, because the memory belongs to that one.
         const RTLD_NOLOAD: c_int = 4;
         let mut why = String::new();
         let tries = [RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL];
@@ -165,7 +165,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Makes an answer that is none of success an error.
+    /// Turns an answer other than success into an error.
     pub fn check(&self, code: c_int, what: &str) -> Result<(), Refused> {
         if code == 0 {
             return Ok(());

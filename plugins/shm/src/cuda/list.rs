@@ -1,4 +1,4 @@
-//! What one copy of a device takes at once: runs of bytes, joined where they are neighbours.
+//! The runs of bytes that one copy of a device takes at once, joined where they are neighbours.
 
 /// Bytes that lie together on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,8 @@ impl Run {
         continues && alike
     }
 
-    /// Whether the kernel copies it, and not the driver: it takes whole words of 16 bytes, and long runs are the driver's.
+    /// Whether the kernel copies the run, and not the driver. The kernel takes whole words of 16 bytes, the driver
+    /// takes long runs.
     pub fn is_for_kernel(&self) -> bool {
         let words = (self.to | self.from | self.bytes).is_multiple_of(16);
         let long = if self.to_or_from_host { LONG_TO_HOST } else { LONG };
@@ -34,23 +35,23 @@ impl Run {
     }
 }
 
-/// From so many bytes on, the driver's copy of a run is faster than the kernel's (1490 to 1355 GB/s on an H100): it takes 3 µs more
-/// to begin.
+/// From this many bytes on, the driver's copy of a run is faster than the kernel's (1490 to 1355 GB/s on an H100). The
+/// driver's copy takes 3 µs more to begin.
 const LONG: u64 = 64 << 20;
-/// The same between host and device: both are as fast as PCIe, and the driver's leaves the device's processors alone.
+/// The same between host and device: both copies are as fast as PCIe, and the driver's leaves the device's processors alone.
 const LONG_TO_HOST: u64 = 2 << 20;
 
 /// Most bytes of a batch: what a device copies in a tenth of a millisecond. Bounds how long a fence waits.
 pub const BATCH_BYTES: u64 = 128 << 20;
 /// Most runs of a batch.
 pub const BATCH_RUNS: usize = 4096;
-/// How many times as long a byte takes that crosses between host and device.
+/// Cost of a byte that crosses between host and device. A byte that stays on the device costs 1.
 const HOST_BYTES: u64 = 8;
 
 /// Runs that are copied with one call, as far as it goes.
 pub struct Batch {
     runs: Vec<Run>,
-    /// In bytes between two places of a device.
+    /// Cost of the runs, in bytes between two places of a device.
     cost: u64,
 }
 
@@ -72,11 +73,11 @@ impl Batch {
         &self.runs
     }
 
-    /// Takes as many bytes of a run as there is room for, and says how many.
+    /// Takes as many bytes of a run as there is room for. Returns how many.
     pub fn take(&mut self, run: Run) -> u64 {
         let weight = if run.to_or_from_host { HOST_BYTES } else { 1 };
         let room = (BATCH_BYTES - self.cost) / weight;
-        // A rest begins at a whole word, if the run does.
+        // The rest of the run then begins at a whole word, if the run does.
         let bytes = if run.bytes <= room { run.bytes } else { room / 16 * 16 };
         let run = Run { bytes, ..run };
         if bytes == 0 || !self.runs.last_mut().is_some_and(|last| last.join(&run)) {
@@ -90,7 +91,7 @@ impl Batch {
     }
 }
 
-/// Most cells that a table of places holds. It has twice the room.
+/// Most cells that the table holds. The table has twice the room.
 const CELLS: u64 = 2 * BATCH_RUNS as u64;
 const ROOM: usize = 2 * CELLS as usize;
 
@@ -118,7 +119,7 @@ impl Overlaps {
         if runs.is_sorted_by(apart) {
             return false;
         }
-        // Pages begin at multiples of one length, which makes cells of them.
+        // Pages begin at multiples of one length, so cells of this length divide them.
         let start = runs.iter().map(|run| run.to).min().unwrap_or(0);
         let bits = runs.iter().fold(0, |bits, run| bits | (run.to - start) | run.bytes);
         let cell = bits.trailing_zeros();
@@ -221,7 +222,7 @@ mod tests {
         assert!(overlap(&[run(20, 0, 5), run(0, 0, 5), run(5, 0, 16)]));
         assert!(overlap(&[run(0, 0, 5), run(4, 9, 5)]));
         assert!(overlap(&[run(0, 0, 5), run(0, 9, 5)]));
-        // Pages of one length, in an order of their own, a page twice, and one that is only half of another's.
+        // Pages of one length, in mixed order. Then a page twice, and a page that overlaps half of another.
         let page = |at: u64| run(4096 + at * 7 % 997 * 8192, 0, 8192);
         let mut pages: Vec<Run> = (0..997).map(page).collect();
         assert!(!overlap(&pages));

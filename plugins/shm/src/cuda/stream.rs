@@ -9,7 +9,7 @@ use super::device::Device;
 use super::driver::{Driver, NOT_READY, Object, Refused};
 use super::list::{BATCH_BYTES, BATCH_RUNS, Batch, Overlaps, Run};
 
-/// Text that every driver compiles for its device when it is loaded.
+/// Text of the kernel. Every driver compiles it for its device when it is loaded.
 const KERNEL: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("copy_pieces.ptx"), "\0").as_bytes()) {
         Ok(text) => text,
@@ -18,11 +18,11 @@ const KERNEL: &CStr =
 
 /// Longest piece that a block of the kernel takes, in bytes: longer runs are cut, so that all of a device's processors have some.
 const PIECE: u64 = 32 << 10;
-/// Most pieces of a batch, each of whose runs has at most one that is shorter.
+/// Most pieces of a batch. Each run has at most one piece that is shorter.
 const PIECES: usize = (BATCH_BYTES / PIECE) as usize + BATCH_RUNS;
 /// Threads of a block, as the kernel's text has them.
 const THREADS: u32 = 256;
-/// Most blocks. An H100 needs about half of the bytes that these have on the way to be as fast as it gets.
+/// Most blocks. An H100 is as fast as it gets with about half of the bytes that these blocks have on the way.
 const BLOCKS: u32 = 528;
 
 /// A piece as the kernel reads it.
@@ -34,7 +34,7 @@ struct Piece {
     bytes: u64,
 }
 
-/// A copy that was begun.
+/// A place for a copy that was begun.
 struct Slot {
     event: Object,
     /// `PIECES` of them, in memory that the device reads. Null without a kernel.
@@ -47,7 +47,7 @@ pub struct Stream {
     stream: Object,
     slots: Vec<Slot>,
     module: Object,
-    /// Null where the driver does not take the kernel.
+    /// Null when the driver does not take the kernel.
     kernel: Object,
     overlaps: Overlaps,
 }
@@ -113,8 +113,8 @@ impl Stream {
         self.device.ordinal
     }
 
-    /// Begins to copy, in an unused slot. The memory stays until [`is_done`](Self::is_done) says so. After an error it
-    /// is unknown what of it is under way.
+    /// Begins to copy, in an unused slot. The memory must stay until [`is_done`](Self::is_done) says so. After an error
+    /// it is unknown which part of the copy is under way.
     ///
     /// # Safety
     /// The device reaches all bytes of the runs as they say it does, and no other copy touches them meanwhile.
@@ -126,7 +126,7 @@ impl Stream {
 
     unsafe fn begin_within(&mut self, driver: &Driver, slot: usize, runs: &[Run]) -> Result<(), Refused> {
         let Slot { event, list } = self.slots[slot];
-        // A kernel's pieces are copied in no order. Only the driver's copies keep that of the runs.
+        // The kernel copies its pieces in no order. Only the driver's copies keep the order of the runs.
         let by_kernel = !self.kernel.is_null() && !self.overlaps.any(runs);
         let mut pieces = 0;
         for run in runs {

@@ -1,7 +1,7 @@
-//! Memory of devices keeps the contract that host memory does, in every combination of the two.
+//! Memory of devices keeps the same contract as host memory, in every combination of the two.
 //!
-//! The devices are those of the stand-in for NVIDIA's driver. In processes with `STAND_IN_COPY_US` each copy takes so long, so that
-//! something is under way whenever the test looks.
+//! The devices are those of the stand-in for NVIDIA's driver. In processes with `STAND_IN_COPY_US` each copy takes this
+//! many microseconds, so that a copy is under way whenever the test looks.
 
 use std::sync::OnceLock;
 
@@ -40,7 +40,7 @@ fn everything(sender: &Worker, target: u32) -> Write {
     }
 }
 
-/// We receive, and a child sends, whose copies take their time.
+/// This process receives, and a child sends with slow copies.
 struct Pair {
     receiver: Worker,
     sender: Remote,
@@ -58,7 +58,7 @@ fn pair((from, to): (Place, Place), config: &str) -> Pair {
     Pair { receiver, sender, peer }
 }
 
-/// As [`pair`], and the child writes all of our memory over and over.
+/// As [`pair`], and the child writes all of the receiver's memory over and over.
 fn flooded(places: (Place, Place), config: &str) -> Pair {
     let mut pair = pair(places, config);
     pair.sender.ask("fill 7");
@@ -108,7 +108,7 @@ fn nothing_lands_after_a_fence_although_the_peers_device_keeps_writing() {
     }
 }
 
-/// Longer than all copies take that a process has under way. It cannot make a right plugin fail.
+/// Waits for longer than all copies take that a process has under way. The wait cannot make a correct plugin fail.
 #[allow(clippy::disallowed_methods, reason = "what must not happen is given time to happen")]
 fn let_copies_end() {
     std::thread::sleep(std::time::Duration::from_millis(40));
@@ -162,7 +162,7 @@ fn the_memory_of_a_receiver_that_is_gone_is_closed_and_its_successor_is_reached(
         assert_eq!(receiver.ask(&format!("byte {}", BYTES - 1)), value.to_string());
         assert_eq!(sender.ask(&format!("send {region} 2{value}")), "0");
         receiver.kill();
-        // It was under way, or not.
+        // The copy was under way, or not.
         let status: i32 = sender.ask("completion").parse().unwrap();
         assert!([0, ErrorCode::PEER_LOST.0].contains(&status), "{status}");
         wait("the memory to be closed", || (sender.ask("opened") == "0").then_some(()));

@@ -24,7 +24,7 @@ fn exactly_the_configured_writes_differ_in_one_byte_and_the_source_is_intact() {
         length: PAGE as u32,
         target_generation: 1,
     };
-    // The count goes through all submissions.
+    // The count goes on through all submissions.
     assert_eq!(sender.backend.submit(&submission(peer, 1, b"x"), &[page(0), page(1), page(2)]), 0);
     assert_eq!(sender.backend.submit(&submission(peer, 2, b"x"), &[page(3), page(4), page(5)]), 0);
     assert_eq!(sender.backend.submit(&submission(peer, 3, b"x"), &[page(6), page(7)]), 0);

@@ -111,7 +111,7 @@ fn writes_land_in_the_order_in_which_they_are_submitted() {
     for (i, byte) in sender.bytes_mut().iter_mut().enumerate() {
         *byte = (i / 4096) as u8;
     }
-    // All to one place: the last one named is what stays.
+    // All writes go to one place: the last one named stays.
     let write = |i: u64| Write { source_offset: i * 4096, ..page(&sender, &receiver) };
     for (tag, last) in [(1, 5), (2, 3)] {
         assert_eq!(sender.backend.submit(&submission(peer, tag, b"x"), &[7, 0, last].map(write)), 0);

@@ -9,7 +9,7 @@ mod moves_bytes;
 mod older_peers;
 mod survives_faults;
 
-/// Connections have to come about, however slow the machine is.
+/// Long enough that connections succeed, however slow the machine is.
 const CONNECTS: &str = "connect_timeout_ms = 60000\n";
 /// As [`CONNECTS`], and fences have to succeed.
 const PATIENT: &str = "connect_timeout_ms = 60000\nfence_timeout_ms = 60000\n";

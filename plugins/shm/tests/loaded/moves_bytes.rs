@@ -42,7 +42,7 @@ fn random_writes_arrive_whole_and_before_their_notification() {
 fn random_writes_between_devices_arrive_whole_and_before_their_notification() {
     crate::between_devices::load_stand_in();
     for (from, to) in crate::between_devices::PLACES {
-        // Those of whole words are copied by a kernel, the others by the driver.
+        // A kernel copies writes of whole words, the driver copies the others.
         for unit in [1, 16] {
             random_writes_arrive(from, to, unit);
         }
@@ -83,7 +83,7 @@ fn random_writes_arrive(from: Place, to: Place, unit: usize) {
             });
         }
         assert_eq!(sender.backend.submit(&submission(peer, round, &round.to_le_bytes()), &writes), 0);
-        // Told by the receiver, before the sender looks at its own completion.
+        // The receiver tells this before the sender looks at its own completion.
         assert_eq!(receiver.ask("notification"), format!("arrived prefill {}", hex(&round.to_le_bytes())));
         assert_eq!(receiver.ask(&format!("hash 0 {BYTES}")), hash(&expected).to_string(), "round {round}");
         let completion = sender.completion();

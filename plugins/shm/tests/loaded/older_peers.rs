@@ -1,6 +1,7 @@
-//! Peers whose plugin knows version 1 of the handshake alone: bytes, descriptors and pages as that version had them, by hand.
+//! Peers whose plugin knows version 1 of the handshake alone. Their bytes, descriptors and pages are made by hand, as
+//! that version had them.
 //!
-//! Nothing here comes from the plugin, whose own tests could not tell that both sides changed at once.
+//! Nothing here comes from the plugin: tests with its code could not tell when both sides change at once.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -132,7 +133,7 @@ impl OldSender {
         load(&self.live[self.region as usize % 128]) == self.region << 32 | 1
     }
 
-    /// Writes all memory as the copy thread of this number, and says so.
+    /// Writes all memory as the copy thread of this number, and notifies the receiver.
     fn write(&self, thread: usize, value: u8) {
         let line = &self.control[BUSY + 8 * thread];
         store(line, load(line) | 1);
@@ -228,10 +229,10 @@ impl OldReceiver {
         Self { listener, endpoint, control, live, event, memory }
     }
 
-    /// Answers the next hello. The connection, if it is welcome.
+    /// Answers the next hello. Returns the connection if the hello was welcome.
     fn greet(&self) -> Option<OwnedFd> {
         let socket = accept_with(&self.listener, SocketFlags::CLOEXEC).unwrap();
-        // Descriptors with a hello are not looked at.
+        // Descriptors of a refused hello are not looked at.
         let (hello, fds) = receive(&socket);
         if &hello[..8] != MAGIC {
             let why = format!("a hello is of version {}, this plugin speaks 1", hello[7]);
@@ -262,7 +263,7 @@ impl OldReceiver {
         })
     }
 
-    /// Whether nobody waits to be greeted.
+    /// Whether no connection waits for an answer.
     fn is_alone(&self) -> bool {
         rustix::io::ioctl_fionbio(&self.listener, true).unwrap();
         accept_with(&self.listener, SocketFlags::CLOEXEC).is_err()
@@ -354,7 +355,7 @@ fn memory_of_a_gpu_is_not_sent_to_a_receiver_of_version_1() {
     let receiver = receiver.join().unwrap();
     assert!(receiver.is_alone());
 
-    // Memory that comes when the connection is there.
+    // Device memory that is registered when the connection is there already.
     let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, crate::PATIENT);
     let receiver = OldReceiver::new();
     let endpoint = receiver.endpoint.clone();

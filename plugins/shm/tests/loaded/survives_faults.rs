@@ -1,4 +1,4 @@
-//! What the shared-memory plugin does when peers die, leave, lag or talk nonsense.
+//! What the shared-memory plugin does when peers die, leave, lag or send nonsense.
 
 use host_plugin_api::RegionId;
 use host_plugin_api::*;
@@ -20,7 +20,8 @@ fn everything(sender: &Worker, target: u32) -> Write {
     }
 }
 
-/// A child that writes all of our memory over and over, and the peer that stands for it.
+/// Starts a child that writes all of the receiver's memory over and over. Returns the receiver, the child, and the
+/// receiver's peer for it.
 fn flooded(directory: &std::path::Path, config: &str) -> (Worker, Remote, PeerId) {
     let receiver = Worker::open(directory, "shm", "decode", BYTES, config);
     let mut sender = Remote::start(directory, "shm", "prefill", BYTES, PATIENT);
@@ -36,7 +37,7 @@ fn no_completion() -> Completion {
     Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }
 }
 
-/// One byte in each of our pages: few, so that they are there before a late copy has come far.
+/// One byte in each page of the receiver: few, so that they are set before a late copy has come far.
 const MARKED: usize = 4096;
 
 fn mark(receiver: &Worker) {
@@ -74,7 +75,7 @@ fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing() {
         let (receiver, mut sender, peer) = flooded(directory.path(), PATIENT);
         receiver.backend.disconnect(peer).unwrap();
         mark(&receiver);
-        // Until the sender is dead it goes on trying.
+        // The sender goes on trying until it is dead.
         sender.kill();
         assert!(is_marked(&receiver), "a late write landed");
         assert_eq!(receiver.backend.notifications(&mut [empty_notification()]), 0);
@@ -119,7 +120,7 @@ fn a_receiver_killed_in_mid_transfer_ends_every_submission_with_peer_lost() {
     let target: u32 = receiver.ask("region").parse().unwrap();
     let peer = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
     let writes = [everything(&sender, target)];
-    // The receiver takes no notifications, so its ring fills and what comes after waits.
+    // The receiver takes no notifications, so its ring fills and later submissions wait.
     let mut accepted = 0u64;
     let mut completed = 0;
     while accepted < 1024 + 64 {
@@ -142,7 +143,7 @@ fn a_receiver_killed_in_mid_transfer_ends_every_submission_with_peer_lost() {
         lost += u64::from(completion.status == ErrorCode::PEER_LOST.0);
         assert_eq!(sender.backend.settled(completion.tag), 1);
     }
-    // What the ring cannot hold, and what the copy thread had not come to.
+    // Lost are notifications that the ring cannot hold, and submissions that the copy thread had not come to.
     assert!(lost >= 64, "only {lost} were lost");
     assert_eq!(sender.backend.poll(&mut [no_completion()]), 0, "each ends once");
     assert_eq!(sender.notification().kind, NotificationKind::PEER_LOST);

@@ -1,4 +1,4 @@
-//! What is declared of a model's layers.
+//! The components that are declared for a model's layers.
 
 use host_plugin_api::{ErrorCode, LayerGroup, LayerKind, Retains};
 
@@ -24,7 +24,7 @@ fn without_a_ratio_each_component_may_fill_the_pool() {
     assert_eq!(budgets(Pool { pages: 7, ..POOL }), [7, 2], "two windows of three pages");
 }
 
-/// As SGLang divides a pool by `swa_full_tokens_ratio`: so many tokens of window for each token of the full layers.
+/// As SGLang divides a pool by `swa_full_tokens_ratio`: this many tokens of window for each token of the full layers.
 #[test]
 fn a_ratio_divides_the_pool_and_what_is_left_over_is_the_full_layers() {
     let of = |ratio, pages, parts| budgets(Pool { ratio: Some(ratio), pages, parts, ..POOL });

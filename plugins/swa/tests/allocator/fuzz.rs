@@ -7,7 +7,7 @@ use host_plugin_api::{ErrorCode, PoolPage};
 
 use super::pool::{Opened, Pool};
 
-/// Who has each page that is taken.
+/// The component that has each page that is taken.
 struct Model {
     opened: Opened,
     owners: BTreeMap<PoolPage, usize>,
@@ -18,7 +18,7 @@ impl Model {
         u32::try_from(self.owners.values().filter(|of| **of == which).count()).unwrap()
     }
 
-    /// Whether so many pages of a component fit.
+    /// Whether `pages` more pages of a component fit.
     fn fits(&self, which: usize, pages: u32) -> bool {
         let parts = [1, self.opened.pool.parts][which];
         let budget = self.opened.components[which].pages * parts;
@@ -52,7 +52,7 @@ impl Model {
         self.owners.retain(|page, _| !some.contains(page));
     }
 
-    /// Gives back pages that are free, named twice, or the other component's, behind some that are right.
+    /// Gives back pages that are free, named twice, or the other component's, after some that are right.
     fn nonsense(&mut self, which: usize, random: &mut Rng, context: &str) {
         let page = PoolPage(random.u32(..self.opened.pool.pages + 2));
         let mine = self.owners.get(&page) == Some(&which);

@@ -1,4 +1,4 @@
-//! An allocator with a full and a window component, spoken to with vectors.
+//! An allocator with a full and a window component, called with vectors.
 
 use host_plugin_api::{
     Component, ComponentId, ErrorCode, LayerGroup, LayerKind, PoolAllocator, PoolOpening, PoolPage,

@@ -1,4 +1,4 @@
-//! What a dummy slot, a sentinel and a zeroed map protect from elsewhere holds here without them.
+//! The protection of SGLang's dummy slot, sentinel and zeroed map holds here without them.
 
 use host_plugin_api::{ErrorCode, PoolAllocator, PoolPage};
 
@@ -9,7 +9,7 @@ const TOO_FEW: ErrorCode = ErrorCode::WOULD_BLOCK;
 const FULL: usize = 0;
 const WINDOW: usize = 1;
 
-/// One that is shared, and one that is divided: 16 pages, of which windows have 4 of 2.
+/// A shared pool and a divided one: 16 pages, of which windows have 4 of 2.
 fn both() -> [Pool; 2] {
     let shared = Pool { page_tokens: 64, window: 40, pages: 16, parts: 2, ratio: None };
     [shared, Pool { ratio: Some(0.5), ..shared }]

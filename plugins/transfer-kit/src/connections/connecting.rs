@@ -1,5 +1,4 @@
-//! How a connection comes to be: hello from the one that will send, an inbound endpoint and a welcome from the other, and then
-//! the link.
+//! How a connection begins: a hello from the sender, an inbound endpoint and a welcome from the receiver, and then the link.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,16 +17,16 @@ use crate::wire::{Endpoint, Message};
 pub(super) struct Connecting<M> {
     id: u32,
     pub instance: Random,
-    /// What the host calls the peer, and the name it was opened under.
+    /// The host's name for the peer, and the name under which the peer was opened.
     names: (String, String),
     deadline: Instant,
     reply: Reply<PeerId>,
-    /// There, once the peer has opened its end: the link is being opened.
+    /// Set once the peer has opened its end. The link is then being opened.
     peer: Option<Arc<LinkedPeer<M>>>,
 }
 
 impl<M: Mailbox> Connecting<M> {
-    /// Ends in an error.
+    /// Ends the connect with an error.
     pub fn fail(self, error: Error) {
         if let Some(peer) = self.peer {
             peer.set_gone();
@@ -35,14 +34,14 @@ impl<M: Mailbox> Connecting<M> {
         answer(&self.reply, Err(error));
     }
 
-    /// What the host calls the peer.
+    /// The host's name for the peer.
     pub fn name(&self) -> &str {
         &self.names.0
     }
 }
 
 impl<T: Transport> Connections<T> {
-    /// Sends a hello, whose answer goes on with the call.
+    /// Sends a hello. The answer to it continues the connect.
     pub(super) fn connect(&mut self, name: String, endpoint: Endpoint, reply: Reply<PeerId>) {
         let most = self.settings.max_peers;
         if self.links.len() + self.connecting.len() >= most {
@@ -62,7 +61,7 @@ impl<T: Transport> Connections<T> {
         self.transport.say(instance, id.into(), hello);
     }
 
-    /// Another instance wants to send to us.
+    /// Handles the hello of an instance that wants to send to this one.
     pub(super) fn hello(&mut self, connection: Connection, token: Random, name: String) {
         match self.open_inbound(connection, token, name) {
             Ok(Some(address)) => self.inbound_opened(connection, Ok(address)),
@@ -99,7 +98,7 @@ impl<T: Transport> Connections<T> {
         Ok(address)
     }
 
-    /// The transport has opened an inbound endpoint, at this address, or could not.
+    /// To be called when the transport has opened an inbound endpoint at this address, or could not.
     pub fn inbound_opened(&mut self, connection: Connection, opened: Result<Vec<u8>>) {
         let Some(inbound) = self.inbound.iter_mut().find(|inbound| inbound.connection == connection) else {
             return;
@@ -112,7 +111,7 @@ impl<T: Transport> Connections<T> {
             }
             Ok(address) => {
                 inbound.opening = Opening::Open;
-                // A region that went meanwhile was behind the endpoint when it was made, and closes it.
+                // If one of these regions was deregistered meanwhile, that deregistration closes the endpoint.
                 let welcome = Message::Welcome { address, regions: inbound.regions.clone() };
                 self.transport.say(connection.instance, connection.number, welcome);
             }
@@ -123,7 +122,7 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// The answer to a hello.
+    /// Handles the answer to a hello.
     pub(super) fn welcome(
         &mut self,
         instance: Random,
@@ -132,7 +131,7 @@ impl<T: Transport> Connections<T> {
     ) {
         let matches = |c: &Connecting<_>| c.instance == instance && u64::from(c.id) == number;
         let Some(at) = self.connecting.iter().position(matches) else {
-            // Too late: nothing will come through that endpoint.
+            // The answer is too late: nothing will come through that endpoint.
             if answered.is_ok() {
                 self.transport.say(instance, number, Message::Cut);
             }
@@ -155,7 +154,7 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// The transport has opened a link, or could not.
+    /// To be called when the transport has opened a link, or could not.
     pub fn link_opened(&mut self, id: u32, opened: Result<()>) {
         let Some(at) = self.connecting.iter().position(|connecting| connecting.id == id) else { return };
         let mut connecting = self.connecting.swap_remove(at);
@@ -172,8 +171,8 @@ impl<T: Transport> Connections<T> {
         answer(&connecting.reply, Ok(PeerId(id)));
     }
 
-    /// A lost connection is replaced by the next one of that name. Its id is unknown from then on, also where something of it is
-    /// still in flight.
+    /// Replaces lost connections by a new one of that name. Their ids are unknown from then on, even if something of
+    /// them is still in flight.
     fn replace_lost_links(&mut self, name: &str) {
         let lost = |link: &Link<_>| link.stage != Stage::Open && link.peer.name == name;
         let lost: Vec<u32> = self.links.iter().filter(|(_, link)| lost(link)).map(|(id, _)| *id).collect();
@@ -193,7 +192,7 @@ impl<T: Transport> Connections<T> {
         self.shared.instance.peers.remove(PeerId(id));
     }
 
-    /// Takes out the calls that are chosen.
+    /// Takes out the connects that are chosen.
     pub(super) fn take_connecting(
         &mut self,
         chosen: impl Fn(&Connecting<T::Mailbox>) -> bool,
@@ -203,7 +202,7 @@ impl<T: Transport> Connections<T> {
         taken
     }
 
-    /// Ends the calls that no peer answered.
+    /// Ends the connects that no peer answered in time.
     pub(super) fn end_waiting(&mut self, now: Instant) {
         for connecting in self.take_connecting(|connecting| now >= connecting.deadline) {
             let text = format!("no peer answers for {}", connecting.name());

@@ -10,7 +10,7 @@ use crate::system::Random;
 use crate::wire::Message;
 
 impl<T: Transport> Connections<T> {
-    /// Something happened to a link: the one place where its stage changes.
+    /// Applies an event to a link. Only this function changes a link's stage.
     fn advance(&mut self, id: u32, event: Event) {
         let Some(link) = self.links.get_mut(&id) else { return };
         link.stage = link.stage.after(event);
@@ -23,7 +23,7 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// Ends our side of a link, if it has not, because of this event.
+    /// Ends this side of a link because of an event, unless it has ended.
     pub(super) fn end_link(&mut self, id: u32, event: Event) {
         let Some(link) = self.links.get(&id) else { return };
         let first = link.stage == Stage::Open;
@@ -35,12 +35,12 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// The transport has ended a link. `unsettled`: something of it may still land at the peer.
+    /// To be called when the transport has ended a link. `unsettled` says that something of it may still land at the peer.
     pub fn link_ended(&mut self, id: u32, unsettled: bool) {
         self.advance(id, Event::Ended { unsettled });
     }
 
-    /// A link failed. Its connection is closed at both ends.
+    /// To be called when a link failed. Closes its connection at both ends.
     pub fn link_failed(&mut self, id: u32, why: &str) {
         self.end_link(id, Event::End);
         let Some(link) = self.links.get(&id).filter(|link| !link.told) else { return };
@@ -56,7 +56,7 @@ impl<T: Transport> Connections<T> {
         self.transport.say(link.peer.instance, id.into(), Message::Cut);
     }
 
-    /// Asks again where the answer is wanted.
+    /// Repeats requests to close an end whose answer is still needed.
     pub(super) fn ask_again(&mut self, now: Instant) {
         let due = |link: &Link<_>| {
             let late = link.close_sent.is_some_and(|at| now.duration_since(at) >= self.settings.ask_again);
@@ -66,7 +66,7 @@ impl<T: Transport> Connections<T> {
         again.into_iter().for_each(|id| self.ask_to_close(id));
     }
 
-    /// A peer has closed its end of one of our links.
+    /// Handles the message that a peer has closed its end of a link of this instance.
     pub(super) fn peer_closed(&mut self, instance: Random, number: u64) {
         let Some(id) = u32::try_from(number).ok() else { return };
         let Some(link) = self.links.get_mut(&id).filter(|link| link.peer.instance == instance) else {
@@ -80,7 +80,7 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// The sender of a connection wants its inbound endpoint closed.
+    /// Handles the request of a connection's sender to close the inbound endpoint.
     pub(super) fn cut(&mut self, connection: Connection) {
         match self.inbound.iter_mut().find(|inbound| inbound.connection == connection) {
             Some(inbound) => {
@@ -102,7 +102,7 @@ impl<T: Transport> Connections<T> {
             closing.push((inbound.connection, was));
         }
         for (connection, was) in &closing {
-            // One that is being opened is closed after that.
+            // An endpoint that is being opened is closed once it is open.
             if *was == Opening::Open && self.transport.close_inbound(*connection) {
                 self.inbound_closed(*connection);
             }
@@ -110,7 +110,7 @@ impl<T: Transport> Connections<T> {
         closing.into_iter().map(|(connection, _)| connection).collect()
     }
 
-    /// The transport has closed an inbound endpoint: nothing lands through it any more.
+    /// To be called when the transport has closed an inbound endpoint: nothing lands through it any more.
     pub fn inbound_closed(&mut self, connection: Connection) {
         let Some(at) = self.inbound.iter().position(|inbound| inbound.connection == connection) else {
             return;
@@ -123,7 +123,7 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// Says that a peer is lost if no connection in either direction is left. None of its writes can land then.
+    /// Reports that a peer is lost if no connection in either direction is left. None of its writes can land then.
     fn report_if_alone(&self, instance: Random, name: &str) {
         let open = |link: &Link<_>| !link.told && link.peer.instance == instance;
         if !self.has_inbound_of(instance) && !self.links.values().any(open) {
@@ -132,7 +132,7 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// An instance is gone, or its connections are broken. It takes all of them with it. The host hears of the loss
+    /// Ends all connections of an instance that is gone, or whose connections are broken. The host hears of the loss
     /// when the instance's inbound endpoints are closed.
     pub fn lose(&mut self, instance: Random, why: &str) {
         if !self.transport.forget(instance) {

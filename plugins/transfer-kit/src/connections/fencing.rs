@@ -1,4 +1,4 @@
-//! What is proven when connections end: fences, and regions that are taken back.
+//! The proofs at the end of connections: fences, and deregistrations of regions.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::linked::{Reply, answer};
 pub(super) struct Fence {
     peer: PeerId,
     name: String,
-    /// The inbound endpoints that were there when it began. Those that come later are other connections'.
+    /// The inbound endpoints that were there when it began. Those that come later belong to other connections.
     inbound: Vec<Connection>,
     deadline: Instant,
     reply: Reply<()>,
@@ -41,7 +41,7 @@ impl<T: Transport> Connections<T> {
         self.fences.push(Fence { peer: id, name, inbound, deadline, reply });
     }
 
-    /// Takes a region back, which new submissions cannot name any more.
+    /// Deregisters a region, which new submissions cannot name any more.
     pub(super) fn deregister(&mut self, region: RegionId, reply: Reply<()>) {
         // Peers know the region by its address, and only a closed inbound endpoint keeps them away from it.
         self.close_inbound(|inbound| inbound.regions.iter().any(|behind| behind.id == region));
@@ -53,7 +53,7 @@ impl<T: Transport> Connections<T> {
     pub(super) fn finish_fences(&mut self, now: Instant) {
         for fence in std::mem::take(&mut self.fences) {
             let id = fence.peer.0;
-            // One that was replaced meanwhile went when it was over.
+            // A link that was replaced meanwhile was forgotten when it was over.
             let over = self.links.get(&id).is_none_or(|link| link.stage.is_over());
             if over && !fence.inbound.iter().any(|c| self.is_inbound_open(*c).is_some()) {
                 if self.links.contains_key(&id) {

@@ -1,9 +1,9 @@
 //! The states of a link.
 
-/// How a link stands.
+/// The state of a link.
 ///
-/// The transport's side of it runs until it has ended. The peer's inbound endpoint is there until the peer says that it is
-/// closed, or is gone. Either may come first.
+/// The transport's side of the link runs until it has ended. The peer's inbound endpoint is there until the peer says
+/// that it is closed, or the peer is gone. Either may come first.
 ///
 /// ```text
 ///   Open ──failed, told to end──► Ending ──────────ended──► Ended
@@ -19,11 +19,11 @@ pub enum Stage {
         /// The peer's end is closed.
         closed: bool,
     },
-    /// Nothing of ours is read any more.
+    /// Nothing of this instance's memory is read any more.
     Ended {
         /// The peer's end is closed.
         closed: bool,
-        /// Something had left that may land until the peer's end is closed.
+        /// Whether writes have left that may land until the peer's end is closed.
         unsettled: bool,
     },
 }
@@ -43,7 +43,7 @@ pub enum Event {
 }
 
 impl Stage {
-    /// What follows.
+    /// The stage after an event.
     pub fn after(self, event: Event) -> Self {
         match (self, event) {
             (Self::Open, Event::End) => Self::Ending { closed: false },
@@ -66,7 +66,7 @@ impl Stage {
         matches!(self, Self::Ended { closed, unsettled } if closed || !unsettled)
     }
 
-    /// Whether it has ended, and the peer's word is wanted.
+    /// Whether it has ended, and only the peer's answer can prove that nothing of it lands any more.
     pub fn is_unproven(self) -> bool {
         self == Self::Ended { closed: false, unsettled: true }
     }

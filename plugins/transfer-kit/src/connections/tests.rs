@@ -1,4 +1,4 @@
-//! The books of two instances, over a transport that keeps what it is told until the test carries it.
+//! The books of two instances, over a transport that keeps messages until the test carries them.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -18,9 +18,9 @@ struct Acts {
     said: VecDeque<(Random, u64, Message)>,
     open: HashSet<Connection>,
     links: Vec<u32>,
-    /// Opens and closes take until the test reports them.
+    /// Whether opens and closes are done only when the test reports them.
     slow: bool,
-    /// What the end of a link says.
+    /// The answer to the end of a link.
     unsettled: bool,
     /// A region that something still reads.
     read: Option<u32>,

@@ -1,4 +1,4 @@
-//! What acts for the books.
+//! The transport, which carries out the decisions of the books.
 
 use std::sync::Arc;
 
@@ -18,33 +18,33 @@ pub struct Connection {
     pub number: u64,
 }
 
-/// What a backend does for its [`Connections`](super::Connections), on the thread that owns them.
+/// The part that a backend does for its [`Connections`](super::Connections), on the thread that owns them.
 ///
-/// Nothing here may wait for a peer. What takes long is begun, and reported when it is done: with
-/// [`inbound_opened`](super::Connections::inbound_opened), [`inbound_closed`](super::Connections::inbound_closed),
+/// Nothing here may wait for a peer. A method begins work that takes long, and the backend reports when it is done:
+/// with [`inbound_opened`](super::Connections::inbound_opened), [`inbound_closed`](super::Connections::inbound_closed),
 /// [`link_opened`](super::Connections::link_opened) and [`link_ended`](super::Connections::link_ended).
 pub trait Transport {
-    /// What goes with each peer.
+    /// The backend's part of each peer.
     type Mailbox: Mailbox;
 
-    /// Makes an instance known, at the address of its endpoint, so that it can be told something. `name` is the host's, for
-    /// messages. One that is known stays as it is.
+    /// Makes an instance known, at the address of its endpoint, so that messages can be sent to it. `name` is the
+    /// host's name for it, for texts. An instance that is known stays as it is.
     ///
     /// # Errors
-    /// When it cannot be reached, or too many are known.
+    /// When the instance cannot be reached, or too many are known.
     fn meet(&mut self, instance: Random, name: &str, address: &[u8]) -> Result<()>;
 
     /// Forgets an instance that is gone. False when it was not known.
     fn forget(&mut self, instance: Random) -> bool;
 
-    /// Tells an instance something, in order, now or as soon as it listens. One that cannot be told is lost, a moment later:
-    /// see [`lose`](super::Connections::lose).
+    /// Sends a message to an instance, in order, now or as soon as the instance listens. If that fails, the instance is
+    /// lost a moment later: see [`lose`](super::Connections::lose).
     fn say(&mut self, to: Random, connection: u64, message: Message);
 
     /// A mailbox for a new peer.
     fn mailbox(&self) -> Self::Mailbox;
 
-    /// Opens an inbound endpoint for one sender, with these regions behind it. The answer is its address, or nothing when that
+    /// Opens an inbound endpoint for one sender, with these regions behind it. Returns its address, or `None` when that
     /// is reported later.
     ///
     /// # Errors
@@ -66,20 +66,20 @@ pub trait Transport {
     /// When it cannot be opened.
     fn open_link(&mut self, peer: Arc<LinkedPeer<Self::Mailbox>>, address: Vec<u8>) -> Result<bool>;
 
-    /// Ends a link, whose peer was set gone: nothing more of our memory is read for it, and all its submissions are finished.
-    /// The answer says whether something of them may still land at the peer. There is no answer when that is reported later.
+    /// Ends a link, whose peer was set gone: nothing more of this instance's memory is read for it, and all its submissions
+    /// are finished. Returns whether something of them may still land at the peer, or `None` when that is reported later.
     fn end_link(&mut self, id: u32) -> Option<bool>;
 
     /// Forgets a link that has ended.
     fn remove_link(&mut self, _id: u32) {}
 
-    /// Has the links let go of a region that was retired, once nothing that they have started reads it.
+    /// Lets the links release a region that was retired, once nothing that they have started reads it.
     fn let_go(&mut self, region: RegionId);
 
-    /// Whether they have.
+    /// Whether all links have released the region.
     ///
     /// # Errors
-    /// When the region cannot be taken back.
+    /// When the region cannot be released.
     fn has_let_go(&mut self, region: RegionId) -> Result<bool>;
 
     /// Whether the request to close an inbound endpoint may be sent again.
@@ -89,9 +89,9 @@ pub trait Transport {
         true
     }
 
-    /// A link failed: for metrics.
+    /// Notes that a link failed: for metrics.
     fn note_link_failed(&self) {}
 
-    /// The host is told that a peer is lost: for metrics.
+    /// Notes that the host is told of a lost peer: for metrics.
     fn note_peer_lost(&self) {}
 }

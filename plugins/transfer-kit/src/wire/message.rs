@@ -1,4 +1,4 @@
-//! What two instances say to each other about their connections.
+//! Messages of two instances about their connections.
 
 use host_plugin_api::Result;
 
@@ -7,14 +7,14 @@ use super::{Format, REASON_BYTES, Reader, put};
 use crate::regions::RegionDescriptor;
 use crate::system::Random;
 
-/// What one instance says to another about a connection, which the side that connected has numbered.
+/// A message from one instance to another about a connection, which the side that connected has numbered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// I want to write into your memory.
     Hello {
         /// From your endpoint.
         token: Random,
-        /// The name that I was opened under.
+        /// The name under which I was opened.
         name: String,
     },
     /// Here is an inbound endpoint for you alone, and the memory behind it.
@@ -24,7 +24,7 @@ pub enum Message {
         /// What you may write.
         regions: Vec<RegionDescriptor>,
     },
-    /// No.
+    /// Your hello is refused.
     Refused {
         /// An error code.
         code: i32,
@@ -42,7 +42,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// Appends the kind, and what goes with it.
+    /// Appends the kind of the message, and its fields.
     pub fn encode(&self, format: &Format, to: &mut Vec<u8>) {
         let [hello, welcome, refused, cut, cut_done, closed, bye] = format.kinds;
         match self {
@@ -78,7 +78,7 @@ impl Message {
         }
     }
 
-    /// Reads what goes with a kind that was read. Nothing when the kind is the backend's own.
+    /// Reads the fields of a kind that was read. `None` when the kind is the backend's own.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for damaged bytes.

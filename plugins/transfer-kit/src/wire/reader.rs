@@ -1,11 +1,11 @@
-//! Takes bytes apart that any process may have sent.
+//! Decodes bytes that any process may have sent.
 
 use host_plugin_api::{Error, ErrorCode, RegionId, Result};
 
 use super::{Format, Magic, NAME_BYTES};
 use crate::regions::{MAX_REGIONS, RegionDescriptor};
 
-/// Stands for the device of memory that is no device's.
+/// The device in a descriptor of host memory.
 pub(super) const HOST_MEMORY: u32 = u32::MAX;
 
 /// Reads fields off the front of some bytes. All lengths are checked, and every error names what was read.
@@ -16,7 +16,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Behind the first eight bytes. `what` is for messages: `a message`.
+    /// Checks the first eight bytes, and reads on after them. `what` names the bytes in error texts: `a message`.
     ///
     /// # Errors
     /// `VERSION` when they are another plugin's, or of another version.
@@ -35,12 +35,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The error that something is wrong with the bytes.
+    /// The error for damaged bytes.
     pub fn wrong(&self, why: &str) -> Error {
         Error::new(ErrorCode::INVALID_ARGUMENT, format!("{} is damaged: {why}", self.what))
     }
 
-    /// So many bytes.
+    /// Reads `N` bytes.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when there are fewer.
@@ -50,7 +50,7 @@ impl<'a> Reader<'a> {
         Ok(*array)
     }
 
-    /// A number of four bytes.
+    /// Reads a number of four bytes.
     ///
     /// # Errors
     /// As [`array`](Self::array).
@@ -58,7 +58,7 @@ impl<'a> Reader<'a> {
         self.array().map(u32::from_le_bytes)
     }
 
-    /// A number of eight bytes.
+    /// Reads a number of eight bytes.
     ///
     /// # Errors
     /// As [`array`](Self::array).
@@ -66,7 +66,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Bytes with their length before them, no more than `most`.
+    /// Reads bytes with their length before them, no more than `most`.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for another length.
@@ -85,12 +85,12 @@ impl<'a> Reader<'a> {
         self.bytes.is_empty()
     }
 
-    /// All that is left.
+    /// Takes all that is left.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.bytes)
     }
 
-    /// An instance's name, with its length before it.
+    /// Reads an instance's name, with its length before it.
     ///
     /// # Errors
     /// As [`named`](Self::named).
@@ -99,17 +99,17 @@ impl<'a> Reader<'a> {
         self.named(bytes)
     }
 
-    /// Bytes that were read, as an instance's name.
+    /// Turns bytes that were read into an instance's name.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` unless they are one.
+    /// `INVALID_ARGUMENT` unless they are a name.
     pub fn named(&self, bytes: &[u8]) -> Result<String> {
         let text = std::str::from_utf8(bytes).ok();
         let name = text.filter(|text| !text.is_empty() && text.len() <= NAME_BYTES);
         name.map(str::to_owned).ok_or_else(|| self.wrong("its name is not 1 to 64 bytes of text"))
     }
 
-    /// An address, with its length before it.
+    /// Reads an address, with its length before it.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when it is too long, or the format's check finds something wrong.
@@ -121,10 +121,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Region descriptors, with their number before them.
+    /// Reads region descriptors, with their number before them.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for too many, and for one that cannot be.
+    /// `INVALID_ARGUMENT` for too many, and for an invalid one.
     pub fn regions(&mut self, format: &Format) -> Result<Vec<RegionDescriptor>> {
         let count = self.word()? as usize;
         if count > MAX_REGIONS {
@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
     /// Makes sure that nothing is left.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` when something is.
+    /// `INVALID_ARGUMENT` when something is left.
     pub fn end(&self) -> Result<()> {
         if self.bytes.is_empty() { Ok(()) } else { Err(self.wrong("too long")) }
     }

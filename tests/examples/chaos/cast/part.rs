@@ -1,4 +1,4 @@
-//! One process, over its lives.
+//! One process of the cluster, across its restarts.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use host_tests::cluster::signal;
 use crate::memory::{self, Bound};
 use crate::network::Node;
 
-/// What a process has to end in whose plugin may have panicked, or be in a call that never returns.
+/// Time for a process to end after its plugin may have panicked or entered a call that never returns.
 const WATCHDOG: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,12 +22,12 @@ pub enum Role {
     Decode,
 }
 
-/// What is done to a process.
+/// State of a process: running, or under a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Runs,
     Frozen,
-    /// Its end was asked for.
+    /// It was killed or asked to end.
     Ends,
     /// Its link is down.
     Cut,
@@ -35,21 +35,21 @@ pub enum State {
     Loses,
     /// Its plugin does not return from calls.
     Hangs,
-    /// A call that began before may still be in progress.
+    /// The fault is over, but a call that began before may still hang.
     MayHang,
     /// Its transfer plugin panics in a call.
     Panics,
-    /// A call that began before may have panicked.
+    /// The fault is over, but a call that began before may have panicked.
     MayHavePanicked,
     /// It goes on without its storage tier, which has panicked, until it is drained.
     WithoutTier,
-    /// A plugin says what is not so, or is late.
+    /// A plugin gives wrong answers, or late ones.
     Lies,
     /// It gets no more memory.
     Starves,
 }
 
-/// Files by which the plugins of one process are told what to do.
+/// Files that tell the plugins of one process what to do.
 #[derive(Clone, Debug)]
 pub struct Switches {
     pub tier: PathBuf,
@@ -63,7 +63,7 @@ pub struct Switches {
 pub struct Part {
     pub role: Role,
     pub name: String,
-    /// Nothing ends it, so that its memory can be watched.
+    /// No fault ends it, so that its memory can be watched.
     pub stays: bool,
     pub arguments: Vec<String>,
     pub environment: Vec<(String, String)>,
@@ -71,13 +71,13 @@ pub struct Part {
     pub state: State,
     until: Instant,
     pub log: PathBuf,
-    /// Counted up when its router is killed or cannot be reached, and when it is there again.
+    /// Odd while the process is killed or its link is cut. Counted up at the beginning and at the end of that time.
     pub killed: Arc<AtomicU64>,
     pub node: Option<Node>,
     pub switches: Switches,
     /// How often the kernel has killed it for its memory.
     pub memory_kills: u64,
-    /// It got no more memory for a while, and has lived on.
+    /// Its memory was bounded at some time since it was last started.
     pub was_starved: bool,
 }
 
@@ -129,7 +129,7 @@ impl Part {
         self.child.id()
     }
 
-    /// Whether its end is a fault's doing.
+    /// Whether a fault explains its end.
     pub fn may_end(&self) -> bool {
         use State::{Ends, Hangs, MayHang, MayHavePanicked, Panics, Starves};
         matches!(self.state, Ends | Hangs | MayHang | Panics | MayHavePanicked | Starves)
@@ -137,7 +137,7 @@ impl Part {
 
     pub fn kill(&mut self) -> bool {
         self.state = State::Ends;
-        // A client that connects before it is quite dead must know, too.
+        // Counted before the kill, for clients that connect while the process dies.
         self.killed.fetch_add(1, Ordering::SeqCst);
         self.child.kill().is_ok()
     }
@@ -147,7 +147,7 @@ impl Part {
         signal(self.pid(), "TERM");
     }
 
-    /// From now on, until then.
+    /// Enters a state that lasts for `time` from now.
     fn enter(&mut self, state: State, time: Duration) {
         (self.state, self.until) = (state, Instant::now() + time);
     }
@@ -188,7 +188,7 @@ impl Part {
         self.enter(State::Panics, time);
     }
 
-    /// Tells its tier what to do, in the words of the fixture.
+    /// Writes orders for its tier, in the syntax of the fixture `faulty-tier`.
     pub fn order_tier(&mut self, orders: &str, time: Duration) {
         write_whole(&self.switches.tier, orders);
         let state = match () {
@@ -213,14 +213,14 @@ impl Part {
         std::fs::write(clock, format!("{seconds:+}\n")).is_ok()
     }
 
-    /// Ends what is done to it. What may come of that has its time all the same.
+    /// Ends its fault now. `MayHang` and `MayHavePanicked` still last their full time.
     pub fn end_early(&mut self) {
         if !matches!(self.state, State::MayHang | State::MayHavePanicked) {
             self.until = self.until.min(Instant::now());
         }
     }
 
-    /// Ends what has lasted long enough.
+    /// Ends the fault when its time is over.
     pub fn look(&mut self) {
         if matches!(self.state, State::Runs | State::Ends) || Instant::now() < self.until {
             return;
@@ -229,7 +229,7 @@ impl Part {
         match self.state {
             State::Hangs => self.enter(State::MayHang, WATCHDOG),
             State::Panics => self.enter(State::MayHavePanicked, WATCHDOG),
-            // The next one has its tier again.
+            // The next process has its tier again.
             State::WithoutTier => self.drain(),
             _ => self.state = State::Runs,
         }
@@ -256,7 +256,7 @@ impl Part {
     }
 }
 
-/// Writes a file that is read meanwhile, so that it is read whole or not at all.
+/// Replaces a file by a rename, so that a concurrent reader sees all of the text or none.
 fn write_whole(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).unwrap();

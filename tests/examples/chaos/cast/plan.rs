@@ -1,4 +1,4 @@
-//! With which flags each process is started.
+//! The flags that each process is started with.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const WORKER: &str = "--pool-pages 256 --hicache-memory 1MiB --chunk-tokens 64 -
 /// The segments take less than the small disk has.
 const TIER: &str = "size_limit_mib=64 segment_mib=2 free_floor_mib=0";
 
-/// What all processes have in common.
+/// Settings that all processes share.
 pub struct Setting {
     pub transfer: String,
     pub plugins: tempfile::TempDir,
@@ -29,7 +29,7 @@ pub struct Setting {
     folder: PathBuf,
     tier: PathBuf,
     secret: Option<PathBuf>,
-    /// No fault ends any.
+    /// No fault ends any process.
     all_stay: bool,
 }
 
@@ -77,7 +77,7 @@ impl Setting {
         }
     }
 
-    /// Every process, and of routers the URL, too.
+    /// Plans for all processes. Those of routers come with a URL.
     pub fn plans(&self, mut network: Option<&mut Network>) -> Vec<(Plan, Option<String>)> {
         let (mut plans, mut controls) = (Vec::new(), Vec::new());
         for at in 0..2 {
@@ -167,7 +167,7 @@ impl Setting {
         if let Some(node) = &plan.node {
             let address = node.address.to_string();
             match self.transfer.as_str() {
-                // UCX takes what links it is told to, and otherwise that of the process's own machine.
+                // UCX is told the node's link: without `devices` the plugin stays on the loopback device.
                 "nixl" => set("nixl.devices", "eth0"),
                 "mooncake" => set("mooncake.local_hostname", &address),
                 _ => set("remote-wire.address", &address),

@@ -1,7 +1,7 @@
-//! A file system that passes everything through to a folder, late and with errors as it is told.
+//! A file system that passes all calls to a folder, with delays and errors as ordered.
 //!
-//! This process serves it (FUSE). The kernel keeps its locks and tells of no attribute without asking, so that processes see what
-//! others have done.
+//! This process serves it (FUSE). The kernel keeps the locks. It caches no attributes, so that each process sees the changes of
+//! others.
 
 mod folder;
 mod orders;
@@ -25,9 +25,9 @@ use folder::{Folder, Open};
 use orders::Told;
 pub use orders::{Done, Orders};
 
-/// Requests that are served at a time. Each that is late takes one.
+/// Threads that serve requests. Each delayed request occupies one.
 const THREADS: usize = 48;
-/// What the kernel may keep of names and attributes.
+/// How long the kernel may cache names and attributes.
 const TTL: Duration = Duration::ZERO;
 
 /// A mounted file system. Dropping it unmounts it.
@@ -37,7 +37,7 @@ pub struct Passthrough {
 }
 
 impl Passthrough {
-    /// Mounts the folder once more, at another place.
+    /// Mounts a view of `folder` at `mount`.
     ///
     /// # Errors
     /// Without FUSE, or without the right to mount.
@@ -52,12 +52,12 @@ impl Passthrough {
         Ok(Self { session: Some(session), told })
     }
 
-    /// From now on.
+    /// Sets the orders for all calls from now on.
     pub fn tell(&self, orders: Orders) {
         self.told.tell(orders);
     }
 
-    /// What was done to reads, writes and syncs so far.
+    /// Counts of reads, writes and syncs that were late or failed so far.
     pub fn done(&self) -> Done {
         self.told.done()
     }
@@ -69,7 +69,7 @@ impl Drop for Passthrough {
         if let Some(session) = self.session.take()
             && let Err(error) = session.umount_and_join()
         {
-            // The namespace of mounts ends with this process.
+            // The mount namespace ends with this process, so the mount does, too.
             println!("the slow file system is not unmounted: {error}");
         }
     }
@@ -117,7 +117,7 @@ fn timestamp(time: Option<TimeOrNow>) -> Timespec {
     }
 }
 
-/// Fills as much as there is of a file.
+/// Reads until the buffer is full or the file ends.
 fn read(file: &std::fs::File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -130,7 +130,7 @@ fn read(file: &std::fs::File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
 }
 
 impl Served {
-    /// Attributes as a new size, mode or times leave them.
+    /// Sets mode, size and times, and returns the attributes after that.
     fn set(
         &self,
         number: u64,
@@ -156,7 +156,7 @@ impl Served {
     }
 }
 
-/// Answers with what a closure has found, or its error.
+/// Replies with a result, or with its error.
 macro_rules! answer {
     ($reply:ident, $result:expr, |$found:pat_param| $good:expr) => {
         match $result {
@@ -231,7 +231,7 @@ impl Filesystem for Served {
     }
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        // The kernel has checked the rest, and cuts files itself.
+        // Only the access mode is passed on: the kernel has checked the other flags, and truncates files itself.
         let mode = OFlags::from_bits_retain(flags.0.unsigned_abs()) & OFlags::ACCMODE;
         let opened = self
             .folder

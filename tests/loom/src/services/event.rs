@@ -1,10 +1,10 @@
-//! An eventfd as the kernel keeps it: a count under a lock.
+//! An eventfd as a model needs it: a flag under a lock.
 
 use std::sync::PoisonError;
 
 use loom::sync::{Arc, Mutex};
 
-/// Clones are descriptors of the same event.
+/// An event. Clones are descriptors of the same event.
 #[derive(Clone)]
 pub struct Event(Arc<Mutex<bool>>);
 
@@ -25,7 +25,7 @@ impl Event {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What `poll` answers.
+    /// Whether `poll` would report the descriptor as readable.
     pub fn is_readable(&self) -> bool {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

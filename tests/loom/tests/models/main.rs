@@ -1,4 +1,4 @@
-//! Protocols between threads, in every order.
+//! Models of protocols between threads, run in every order of steps.
 
 #![allow(clippy::unwrap_used, reason = "a model that goes wrong is a test that fails")]
 

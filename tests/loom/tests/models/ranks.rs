@@ -40,7 +40,7 @@ fn a_rank_that_gives_up_frees_those_that_wait_and_the_next_turn_begins_afresh() 
             let mut turn = seat.turn().unwrap();
             let first = if number == 1 { None } else { Some(turn.barrier()) };
             drop(turn);
-            // The seat of a rank that is done is gone for good, so both take the turn before either leaves.
+            // The seat is returned with the results: a dropped seat would break the turn of the other rank.
             let mut turn = seat.turn().unwrap();
             let second = turn.gather(&[number as u64]);
             turn.finish();

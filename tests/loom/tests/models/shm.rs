@@ -14,7 +14,7 @@ use loom::thread;
 
 use crate::model::every_order;
 
-/// Never comes while a model runs.
+/// A deadline that no model reaches.
 fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
@@ -23,7 +23,7 @@ fn deadline() -> Instant {
 #[derive(Default)]
 struct Memory(UnsafeCell<u64>);
 
-// SAFETY: what loom checks.
+// SAFETY: loom fails a model in which two threads access the memory unordered.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -61,7 +61,7 @@ fn nothing_lands_after_a_fence() {
         };
         page.close();
         assert!(page.wait(deadline(), || false));
-        // The page is reused.
+        // The receiver reuses the page.
         memory.write(9);
         copier.join().unwrap();
         assert_eq!(memory.read(), 9);
@@ -101,7 +101,7 @@ fn a_fence_waits_for_batches_of_devices_whose_lines_are_on_another_page_than_the
             let (pages, memory) = (pages.clone(), memory.clone());
             thread::spawn(move || {
                 let Ok(busy) = pages.enter(MAX_COPY_THREADS) else { return };
-                // The batch is under way.
+                // The batch is in flight: the line stays busy until `leave`.
                 std::mem::forget(busy);
                 memory.write(1);
                 pages.leave(MAX_COPY_THREADS);
@@ -192,7 +192,7 @@ fn a_region_that_is_taken_back_is_read_by_no_copy_and_never_mistaken_for_the_nex
             places: Places::default(),
             memory: Default::default(),
         });
-        // Ids of one slot: 2 and 4. What stands for an address is which memory it is.
+        // Ids 2 and 4 belong to one slot. The index of a memory stands for its address.
         own.places.set(2, 0, 8);
         own.live.set(2, 1);
         let copier = {
@@ -209,7 +209,7 @@ fn a_region_that_is_taken_back_is_read_by_no_copy_and_never_mistaken_for_the_nex
         };
         own.live.clear(2);
         assert!(own.line.wait(deadline(), || false));
-        // It is unmapped, as it were, and another region takes the slot.
+        // This write stands for unmapping the region. Then another region takes the slot.
         own.memory[0].write(9);
         own.memory[1].write(5);
         own.places.set(4, 1, 8);

@@ -15,7 +15,7 @@ fn new() -> (Arc<Waker>, Event) {
     (Arc::new(waker(event.clone())), event)
 }
 
-/// A waiting thread clears the event, polls, and sleeps until it is readable.
+/// Waits as a thread of the host does: clears the event, checks its work, and sleeps until the event is readable.
 fn wait_for((waker, event): &(Arc<Waker>, Event), made: &AtomicU64, all: u64) {
     loop {
         waker.clear();
@@ -29,7 +29,7 @@ fn wait_for((waker, event): &(Arc<Waker>, Event), made: &AtomicU64, all: u64) {
     }
 }
 
-/// When nothing is left, a clear leaves it quiet: else the thread would never sleep again.
+/// A clear leaves the event quiet when no wake is left. Otherwise the thread would never sleep again.
 fn is_quiet_after_a_clear((waker, event): &(Arc<Waker>, Event)) {
     waker.clear();
     assert!(!event.is_readable());

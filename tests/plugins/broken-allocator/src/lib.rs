@@ -8,27 +8,27 @@ use host_plugin_api::{
 };
 use host_plugin_swa::SwaAllocator;
 
-/// See the crate.
+/// The allocator `swa` with one defect.
 pub struct BrokenAllocator {
     inner: SwaAllocator,
     components: Vec<Component>,
     defect: String,
     opener: ThreadId,
-    /// A page that was handed out, and may be again.
+    /// A page that was handed out before, and that some defects hand out again.
     last: Mutex<Option<PoolPage>>,
-    /// How often the components were asked for.
+    /// Number of calls of `components`.
     asked: Mutex<u32>,
 }
 
 /// Opens an instance.
 ///
 /// # Errors
-/// As the allocator that it is built from.
+/// Those of the allocator `swa`.
 pub fn open(opening: &PoolOpening) -> Result<BrokenAllocator> {
     let defect = host_plugin_mark::defect();
     let mut opening = opening.clone();
     if defect == "takes-unknown-layers" {
-        // They are declared as nothing.
+        // No component is declared for the layers of the other groups.
         opening.groups.truncate(1);
     }
     let inner = host_plugin_swa::open(&opening)?;
@@ -49,7 +49,7 @@ impl BrokenAllocator {
         self.defect == defect
     }
 
-    /// Whether this is the component of the full layers, and whether there is another.
+    /// Whether this is the component of the full layers.
     fn is_full(&self, component: ComponentId) -> bool {
         self.components.iter().any(|of| of.id == component && of.retains == Retains::ALL)
     }
@@ -103,12 +103,12 @@ impl PoolAllocator for BrokenAllocator {
             if self.is_full(component) {
                 *last = pages.first().copied();
             } else if pages.len() > 3 {
-                // Even when it is in use.
+                // The first page of the full layers' last allocation, even when it is in use.
                 pages[0] = last.unwrap_or(pages[0]);
             }
         }
         if code == ErrorCode::WOULD_BLOCK.0 && self.is("keeps-what-fits") {
-            // As many as there are, one by one.
+            // Takes the pages that are free, one by one.
             for page in &mut *pages {
                 if self.inner.alloc(component, std::slice::from_mut(page)) != 0 {
                     break;
@@ -129,7 +129,7 @@ impl PoolAllocator for BrokenAllocator {
                 0
             }
             refused if refused < 0 && self.is("frees-for-others") && self.shares() && pages.len() > 1 => {
-                // Page by page, also those of the other component.
+                // Frees page by page, also pages of the other component.
                 let each = pages.iter().map(|page| {
                     let components = self.components.iter();
                     components.map(|of| self.inner.free(of.id, &[*page])).max().unwrap_or(refused)

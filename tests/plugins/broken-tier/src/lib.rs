@@ -15,10 +15,10 @@ use host_plugin_api::{
 use host_plugin_memory::MemoryTier;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// How late a get is that a later poll carries out.
+/// Delay of a get that a later poll carries out.
 const LATE: Duration = Duration::from_millis(20);
 
-/// See the crate.
+/// The tier in memory with one defect.
 pub struct BrokenTier {
     inner: MemoryTier,
     defect: String,
@@ -31,11 +31,11 @@ pub struct BrokenTier {
     full: AtomicBool,
     /// The key that was put last.
     put: Mutex<Option<Key>>,
-    /// Its pages are not reported any more.
+    /// Tag of the batch that was cancelled last. One defect hides its completions.
     cancelled: AtomicU64,
-    /// Gets that a later poll carries out, and when.
+    /// Gets that a later poll carries out, each with its time.
     late: Mutex<Vec<(Instant, Tag, Vec<TierPage>)>>,
-    /// Questions that were answered differently each time.
+    /// Number of calls of `limits`, for answers that alternate.
     asked: AtomicU64,
     /// Lengths of values by key.
     lengths: Mutex<HashMap<Key, u32>>,
@@ -74,14 +74,14 @@ impl BrokenTier {
         self.defect == defect
     }
 
-    /// What follows an answer of the calls that start batches.
+    /// Notes the result of a call that starts a batch, and signals the event descriptor.
     fn started(&self, code: i32) -> i32 {
         if code == ErrorCode::WOULD_BLOCK.0 {
             self.full.store(true, Ordering::Relaxed);
         } else if code == 0 {
             self.unpolled.fetch_add(1, Ordering::Relaxed);
             if !self.is("event-fd-silent") {
-                // A full counter is readable, too.
+                // A full counter is readable as well, so a failure is ignored.
                 let _full = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
             }
         }
@@ -93,7 +93,7 @@ impl BrokenTier {
         ["settled-always", "deregister-nothing"].contains(&self.defect.as_str())
     }
 
-    /// Carries out what is due.
+    /// Carries out the late gets that are due.
     fn catch_up(&self) {
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -108,7 +108,7 @@ impl BrokenTier {
         Some(((region.address.0 + page.offset) as *mut u8, room))
     }
 
-    /// Writes beside or into pages of a get, as the defect says.
+    /// Writes behind the pages of a get, or into missing ones, as the defect says.
     fn spoil(&self, pages: &[TierPage]) {
         let lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner);
         for page in pages {
@@ -116,7 +116,7 @@ impl BrokenTier {
             let is_there = lengths.contains_key(&page.key);
             let length = u64::from(page.length);
             if self.is("writes-past-page") && is_there && room >= length + 64 {
-                // SAFETY: inside a registered region, as far as the test that uses this keeps to it.
+                // SAFETY: the bytes are in a registered region, if the test that uses this keeps to it.
                 unsafe { start.add(page.length as usize).write_bytes(0, 64) };
             }
             if self.is("fills-missing") && !is_there && room >= length {
@@ -126,7 +126,7 @@ impl BrokenTier {
         }
     }
 
-    /// The pages that the inner tier is asked for.
+    /// The pages as the inner tier is asked for them: at most as long as the stored values.
     fn shortened(&self, pages: &[TierPage]) -> Vec<TierPage> {
         let lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner);
         let short = |page: &TierPage| {
@@ -144,7 +144,7 @@ impl BrokenTier {
     fn flip(&self, page: &TierPage) {
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(region) = regions.get(&page.region.0) else { return };
-        // SAFETY: inside a registered region, as far as the test that uses this keeps to it.
+        // SAFETY: the byte is in a registered region, if the test that uses this keeps to it.
         unsafe { *((region.address.0 + page.offset) as *mut u8) ^= 1 };
     }
 }
@@ -256,8 +256,8 @@ impl StorageTier for BrokenTier {
                 done.status = FOUND;
             }
         }
-        // Several batches were in flight. The third page of the first batch is the victim. Not with the tags that the case about
-        // threads uses, which has to find its own defect.
+        // When several batches were in flight, the third page of the first batch is the victim. Tags from 100 on are excluded:
+        // the case about threads uses them, and has to find its own defect.
         let victim = (waiting >= 6 && count > 3 && completions[2].tag.0 < 100).then_some(2);
         let cancelled = self.cancelled.load(Ordering::Relaxed);
         match victim {

@@ -1,6 +1,6 @@
 //! A fake for tests: the backend over TCP with one defect that shows only while bytes are on their way, or with several regions.
 //!
-//! Which defect is written in the file itself, see [`host_plugin_mark`].
+//! The plugin's file itself names the defect, see [`host_plugin_mark`].
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,18 +13,18 @@ use host_plugin_api::{
 };
 use host_plugin_wire::Backend;
 
-/// How much later than its notification the data is sent.
+/// Time from an early notification to the sending of its data.
 const EARLY: Duration = Duration::from_millis(3);
-/// How late a fence is that does not wait.
+/// Delay of a fence that is carried out after its call has returned.
 const LATE: Duration = Duration::from_millis(50);
-/// The longest write whose bytes all go to their places, where longer ones do not.
+/// Longest write that `misplaces-long` puts in the right place.
 const SHORT: u32 = 192 << 10;
-/// The last bytes of a submission that land after it has completed, and what a submission has at least for that.
+/// For `completes-early`: the bytes that land after their submission has completed, and the least bytes of such a submission.
 const TAIL: (u32, u64) = (4096, 1 << 20);
-/// Set in the tags of notifications that this fake sends by itself.
+/// Bit in the tags of submissions that this fake makes by itself.
 const OWN: u64 = 1 << 63;
 
-/// See the crate.
+/// The backend over TCP with one defect.
 pub struct BrokenWire {
     inner: Arc<Backend>,
     defect: String,
@@ -32,13 +32,13 @@ pub struct BrokenWire {
     regions: Mutex<Vec<(RegionId, Memory)>>,
     /// The peer that was connected last.
     peer: AtomicU32,
-    /// Questions that were answered differently each time.
+    /// Number of calls of `limits`, for answers that alternate.
     asked: AtomicU32,
     /// The submission that was cancelled last.
     cancelled: Mutex<Option<Tag>>,
-    /// What was accepted last, and its bytes, of the defects that tell of it what is not so.
+    /// Accepted submissions with their bytes, by tag, for defects that report them wrongly later.
     accepted: Mutex<HashMap<u64, (Submission, u64)>>,
-    /// By the name of a peer the id that it keeps, and by that id the one it has.
+    /// For `keeps-peer`: the id that each peer's name keeps, and the current id of the peer behind it.
     kept: Mutex<(HashMap<String, u32>, HashMap<u32, PeerId>)>,
 }
 
@@ -81,7 +81,7 @@ impl BrokenWire {
         });
     }
 
-    /// The peer that the host means.
+    /// The inner backend's id for a peer that the host names.
     fn peer(&self, named: PeerId) -> PeerId {
         match self.defect.as_str() {
             "same-peer" => PeerId(self.peer.load(Ordering::Relaxed)),
@@ -90,15 +90,15 @@ impl BrokenWire {
         }
     }
 
-    /// A descriptor that is never closed.
+    /// Opens a descriptor that is never closed.
     fn leak(&self, defect: &str) {
         if self.is(defect) {
-            // What cannot be opened is not left either.
+            // A failure to open is ignored: then nothing leaks.
             std::mem::forget(std::fs::File::open("/dev/null"));
         }
     }
 
-    /// Starts all of a submission but its last bytes, and those behind it.
+    /// Submits all but the last bytes of a submission, and then the last bytes in one of their own.
     fn without_tail(&self, submission: &Submission, writes: &[Write], bytes: u64) -> i32 {
         let Some((last, rest)) = writes.split_last().filter(|(last, _)| last.length > TAIL.0) else {
             return self.inner.submit(submission, writes);
@@ -116,7 +116,7 @@ impl BrokenWire {
         code
     }
 
-    /// Changes how a submission ended, of the defects that remember what was accepted.
+    /// Changes the completion of a submission, for defects that remember accepted ones.
     fn ended(&self, done: &mut Completion) {
         let Some((submission, bytes)) = lock(&self.accepted).remove(&done.tag.0) else { return };
         match self.defect.as_str() {
@@ -132,14 +132,14 @@ impl BrokenWire {
         }
     }
 
-    /// Changes the writes of a submission.
+    /// Changes a write of a submission, as the defect says.
     fn changed(&self, write: Write) -> Write {
         let regions = lock(&self.regions);
         match self.defect.as_str() {
             "same-source" => {
                 Write { source_region: regions.first().map_or(RegionId(0), |first| first.0), ..write }
             }
-            // Regions of both sides are of one size in the kit.
+            // In the kit, regions of both sides have the same size.
             "lands-partly" => {
                 let size = regions.first().map_or(0, |(_, memory)| memory.length);
                 let room = size.saturating_sub(write.source_offset.max(write.target_offset));
@@ -253,7 +253,7 @@ impl TransferBackend for BrokenWire {
                 let halves = |write: &Write| {
                     let first = Write { length: write.length.min(SHORT), ..*write };
                     let target_offset = write.target_offset.saturating_add(u64::from(first.length));
-                    // Its source begins where that of the first does.
+                    // The defect: the source of the second half begins where that of the first half does.
                     [first, Write { length: write.length - first.length, target_offset, ..*write }]
                 };
                 let writes: Vec<Write> = writes.iter().flat_map(halves).filter(|w| w.length > 0).collect();

@@ -1,6 +1,6 @@
 //! A fake for tests: the loopback backend with one defect, which shows that the conformance kit can fail.
 //!
-//! Which defect is written in the file itself, see [`host_plugin_mark`].
+//! The plugin's file itself names the defect, see [`host_plugin_mark`].
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use host_plugin_loopback::LoopbackBackend;
 /// The completion, counted from 1, that gets lost or repeated.
 const VICTIM: u64 = 40;
 
-/// Threads that the library keeps, and those that it has.
+/// Number of threads that the library keeps, and the count of instances that wanted one.
 const POOL_THREADS: u64 = 6;
 static POOL: AtomicU64 = AtomicU64::new(0);
 
@@ -27,9 +27,9 @@ enum Defect {
     /// Declares notifications and delivers none.
     WrongCapabilities,
     LeaksThread,
-    /// None: its first instances start a thread each that its library keeps for good, as many as there are uses for.
+    /// No defect: the first instances start one thread each, which the library keeps for good, up to a fixed number.
     FillsPool,
-    /// Stops its thread when it is told to, and not when it is dropped.
+    /// Stops its thread on `shutdown`, but not when it is dropped.
     NeedsShutdown,
     LosesCompletion,
     RepeatsCompletion,
@@ -37,7 +37,7 @@ enum Defect {
     BlocksInPoll,
     Panics,
     CorruptsByte,
-    /// Has no use for a submission without writes.
+    /// Refuses a submission without writes.
     NeedsWrites,
 }
 
@@ -61,7 +61,7 @@ impl Defect {
     }
 }
 
-/// See the crate.
+/// The loopback backend with one defect.
 pub struct BrokenBackend {
     inner: LoopbackBackend,
     defect: Defect,
@@ -121,7 +121,7 @@ impl BrokenBackend {
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(base) = regions.get(&write.source_region.0) else { return submit() };
         let victim = (base + write.source_offset + u64::from(write.length / 2)) as *mut u8;
-        // SAFETY: inside a registered region, as far as the test that uses this keeps to it. Nothing else reads it now.
+        // SAFETY: the byte is in a registered region, if the test that uses this keeps to it. Nothing else reads it now.
         unsafe { *victim ^= 1 };
         let code = submit();
         // SAFETY: as above.

@@ -1,7 +1,7 @@
 //! A fake for tests: a transfer plugin without a descriptor of its own, that logs, counts and wakes the host.
 //!
-//! It moves nothing. A thread of its own completes what was submitted, and wakes the host for each. When it is told to be
-//! stubborn, its shutdown never ends, and it goes on looking at the host's memory.
+//! It moves no bytes. Its own thread completes each submission and wakes the host. When it is told to be stubborn, its shutdown
+//! never ends and keeps reading the host's memory.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Sender, channel};
@@ -12,7 +12,7 @@ use host_plugin_api::{
     Tag, TransferBackend, TransferLimits, WAKES, Write, host, log,
 };
 
-/// See the crate.
+/// A backend that completes submissions without moving bytes.
 pub struct CallingBackend {
     started: Mutex<Option<Sender<Tag>>>,
     done: Arc<Mutex<VecDeque<Completion>>>,
@@ -25,7 +25,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What stands behind a key of the configuration, which this fake does not parse properly.
+/// The text after a key of the configuration, found without a TOML parser.
 fn value<'a>(config: &'a str, key: &str) -> Option<&'a str> {
     config.lines().find_map(|line| line.strip_prefix(key)?.trim_start().strip_prefix('=').map(str::trim))
 }
@@ -38,7 +38,7 @@ fn list<'a>(config: &'a str, key: &str) -> impl Iterator<Item = &'a str> {
 /// Whether an instance would open with this configuration.
 ///
 /// # Errors
-/// `CONFIG` when it asks to be refused.
+/// `CONFIG` when the configuration asks to be refused.
 pub fn check(role: &str, config: &str) -> Result<()> {
     match value(config, "text").map(|text| text.trim_matches('"')) {
         Some("refuse me") => {
@@ -52,10 +52,10 @@ pub fn check(role: &str, config: &str) -> Result<()> {
 /// Opens an instance.
 ///
 /// # Errors
-/// What the host says about the names of counters and gauges.
+/// The host's errors about the names of counters and gauges.
 ///
 /// # Panics
-/// When told to.
+/// When the configuration says so.
 pub fn open(opening: &Opening) -> Result<CallingBackend> {
     let config = &opening.config;
     for name in list(config, "counters") {
@@ -77,7 +77,7 @@ pub fn open(opening: &Opening) -> Result<CallingBackend> {
     let (started, tags) = channel::<Tag>();
     let done: Arc<Mutex<VecDeque<Completion>>> = Arc::default();
     let finished = done.clone();
-    // Ends when the instance's sender is dropped.
+    // The thread ends when the instance's sender is dropped.
     std::thread::spawn(move || {
         for tag in tags {
             locked(&finished).push_back(Completion { tag, bytes: 0, status: 0, reserved: 0 });

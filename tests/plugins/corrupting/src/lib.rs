@@ -1,7 +1,7 @@
 //! A fake for tests: the shared-memory backend, except that one byte of the configured writes changes on the way.
 //!
-//! The source stays intact, and everything else is as it should be: only a comparison of digests finds such a fault. The
-//! corrupted bytes go from a scratch region of this plugin's own.
+//! The source stays intact, and nothing else is wrong: only a comparison of digests finds such a fault. The corrupted bytes are
+//! sent from a scratch region of this plugin.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -31,9 +31,9 @@ struct Config {
     mix_file: String,
     /// A call that this file names panics.
     panic_file: String,
-    /// When this file is there, the notifications that come next are lost, and it is removed.
+    /// When this file is there, the next notifications are lost, and the file is removed.
     lose_file: String,
-    /// While this file is there, no completion is told.
+    /// While this file is there, no completion is reported.
     hold_file: String,
 }
 
@@ -58,13 +58,13 @@ struct State {
     sources: HashMap<u32, (u64, u64)>,
     /// Writes accepted so far.
     accepted: u64,
-    /// Submissions while the file that says to mix writes up was there.
+    /// Submissions of at least two writes while `mix_file` was there.
     mixable: u64,
-    /// Kept, since a region's file has to stay open.
+    /// Files of the scratch regions, which have to stay open.
     scratch: Vec<OwnedFd>,
 }
 
-/// See the crate.
+/// The shared-memory backend, with configured faults.
 pub struct CorruptingBackend {
     inner: ShmBackend,
     config: Config,
@@ -74,7 +74,7 @@ pub struct CorruptingBackend {
 /// Opens an instance.
 ///
 /// # Errors
-/// `CONFIG`, or what the shared-memory backend says.
+/// `CONFIG`, or an error of the shared-memory backend.
 pub fn open(opening: &Opening) -> Result<CorruptingBackend> {
     let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
     let mut config: Config = toml::from_str(&opening.config).map_err(|e| wrong(e.to_string()))?;
@@ -98,7 +98,7 @@ impl CorruptingBackend {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does not return while it is told to hang.
+    /// Never returns when `hang_file` is there.
     fn hang_if_told(&self) {
         if is_there(&self.config.hang_file) {
             loop {
@@ -107,7 +107,7 @@ impl CorruptingBackend {
         }
     }
 
-    /// Panics when it is told to in such calls.
+    /// Panics when `panic_file` names this call.
     fn panic_if_told(&self, call: &str) {
         if self.config.panic_file.is_empty() {
             return;
@@ -116,7 +116,7 @@ impl CorruptingBackend {
         assert!(!told.split_whitespace().any(|word| word == call), "told to panic in {call}");
     }
 
-    /// Whether this submission of so many writes is to send wrong bytes.
+    /// Whether this submission sends wrong bytes: every fourth one of at least two writes while `mix_file` is there.
     fn mixes(&self, state: &mut State, writes: usize) -> bool {
         let file = &self.config.mix_file;
         if writes < 2 || file.is_empty() || !Path::new(file).exists() {
@@ -144,7 +144,8 @@ impl CorruptingBackend {
         let bytes = write.length as usize;
         let fd = memfd_create("host-corrupting", MemfdFlags::CLOEXEC).map_err(io)?;
         rustix::fs::ftruncate(&fd, bytes as u64).map_err(io)?;
-        // SAFETY: a fresh mapping at an address the kernel chooses. It is leaked: the copy may be read until the end.
+        // SAFETY: a fresh mapping at an address the kernel chooses. It is leaked, because the backend may read the copy until the
+        // end.
         let scratch = unsafe {
             let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
             mmap(std::ptr::null_mut(), bytes, protection, flags, &fd, 0)
@@ -201,7 +202,7 @@ fn is_there(file: &str) -> bool {
     !file.is_empty() && Path::new(file).exists()
 }
 
-/// The same writes, except that the last one sends the bytes of the first, if those are as many.
+/// The same writes, except that the last one sends the bytes of the first, if both have the same length.
 fn mixed(writes: &[Write]) -> Vec<Write> {
     let mut writes = writes.to_vec();
     if let [first, .., last] = &mut writes[..]

@@ -1,8 +1,8 @@
-//! A fake for tests: the tier in memory, except that it does to some pages what is configured.
+//! A fake for tests: the tier in memory, with configured faults on some pages and calls.
 //!
-//! A batch waits until its time has come and is carried out inside `poll`, so a late get writes late. What is done to a
-//! value is done to the host's memory only: the store itself stays good. A batch with a victim of one of the `hang` faults never
-//! ends, not even when it is cancelled. With a control file it goes on when that file is gone.
+//! A batch waits until it is due, and `poll` carries it out, so a late get writes late. Faults change values in the host's memory
+//! only: the stored values stay intact. A batch with a victim of a `hang` fault never ends, not even when it is cancelled. With a
+//! control file it continues when that file is gone.
 
 mod shelf;
 
@@ -22,15 +22,15 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Fault {
-    /// One bit of a value that is said to be found is another.
+    /// Reports a value as found, with one bit changed.
     Flip,
-    /// The second half of a value that is said to be found is not written.
+    /// Reports a value as found, but does not write its second half.
     Truncate,
-    /// A value that is said to be found is another page's of the same batch, or all zeros.
+    /// Reports a value as found, with the bytes of another page of the batch, or with zeros.
     Foreign,
-    /// An error, after damage.
+    /// Reports an error, after damage.
     Fail,
-    /// Never there.
+    /// Never found.
     Forget,
     /// Found by `exists`, missing when it is read.
     Lie,
@@ -50,7 +50,7 @@ enum Fault {
 }
 
 impl Fault {
-    /// What becomes of a call, whatever its pages are.
+    /// Whether the fault strikes the whole call, whatever its pages are.
     fn is_of_calls(self) -> bool {
         use Fault::{BlockGet, BlockPut, PanicExists, PanicGet, PanicPoll, PanicPut};
         matches!(self, BlockPut | BlockGet | PanicExists | PanicGet | PanicPut | PanicPoll)
@@ -78,15 +78,15 @@ struct Text {
     hold_file: String,
     /// Calls block only while this file is there.
     block_file: String,
-    /// While this file is there, it says what is done.
+    /// While this file is there, its orders replace the configured ones.
     control_file: String,
-    /// Files of this directory are values that it has when it opens.
+    /// The tier begins with the files of this directory as values.
     values_dir: String,
     spare: u64,
     stop: Stop,
 }
 
-/// What is done to pages now.
+/// The faults and delays in force.
 struct Orders {
     faults: Vec<Fault>,
     every: u64,
@@ -131,7 +131,7 @@ enum Work {
 }
 
 impl Work {
-    /// In order of the pages.
+    /// The keys, in order of the pages.
     fn keys(&self) -> Vec<&Key> {
         match self {
             Self::Exists(keys) | Self::Delete(keys) => keys.iter().collect(),
@@ -156,12 +156,12 @@ struct State {
     drawn: u64,
 }
 
-/// See the crate.
+/// The tier in memory, with configured faults.
 pub struct FaultyTier {
     inner: MemoryTier,
     orders: Orders,
     text: Text,
-    /// Faults that keys have always.
+    /// Faults of single keys, named by the files of `values_dir`.
     shelf: BTreeMap<Key, Fault>,
     state: Mutex<State>,
 }
@@ -169,7 +169,7 @@ pub struct FaultyTier {
 /// Opens an instance.
 ///
 /// # Errors
-/// `CONFIG` for a fault or a file of values that there is not, or what the tier in memory says.
+/// `CONFIG` for an unknown fault or a wrong file of values, or an error of the tier in memory.
 pub fn open(opening: &Opening) -> Result<FaultyTier> {
     let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
     let text: Text = toml::from_str(&opening.config).map_err(|e| wrong(e.to_string()))?;
@@ -192,7 +192,7 @@ fn never() -> ! {
     }
 }
 
-/// A number that follows from two others and looks like none (SplitMix64's finalizer).
+/// A number that two others determine and that looks random (SplitMix64's finalizer).
 fn mixed(seed: u64, number: u64) -> u64 {
     let mut value = seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
@@ -217,7 +217,7 @@ impl FaultyTier {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the control file says, while there is one that can be read.
+    /// The orders of the control file, while it is there and can be read.
     fn told(&self) -> Option<Orders> {
         if self.text.control_file.is_empty() {
             return None;
@@ -226,7 +226,7 @@ impl FaultyTier {
         Orders::of(&text).ok()
     }
 
-    /// Does not return while it is told to block in such calls.
+    /// Never returns when the orders say that such calls block.
     fn block_if_told(&self, fault: Fault) {
         let blocks = || self.text.block_file.is_empty() || Path::new(&self.text.block_file).exists();
         let told = self.told();
@@ -235,7 +235,7 @@ impl FaultyTier {
         }
     }
 
-    /// Panics while it is told to in such calls.
+    /// Panics when the orders say so for such calls.
     fn panic_if_told(&self, fault: Fault) {
         let told = self.told();
         let panics = told.as_ref().unwrap_or(&self.orders).faults.contains(&fault);
@@ -280,7 +280,7 @@ impl FaultyTier {
         0
     }
 
-    /// Carries out what is due.
+    /// Carries out the batches that are due.
     fn carry_out(&self, state: &mut State) {
         let now = Instant::now();
         let held = !self.text.hold_file.is_empty() && Path::new(&self.text.hold_file).exists();
@@ -291,7 +291,7 @@ impl FaultyTier {
                 Work::Exists(keys) => self.inner.exists(batch.tag, keys),
                 Work::Get(pages) => self.inner.get(batch.tag, pages),
                 Work::Put(pages) => {
-                    // The others of the batch are stored.
+                    // Pages of the batch without a fault are stored.
                     let kept: Vec<TierPage> = pages
                         .iter()
                         .zip(&batch.faults)
@@ -322,7 +322,7 @@ impl FaultyTier {
     }
 }
 
-/// What is said of a victim, after what is done to it.
+/// Damages the value of a victim, and returns its changed completion.
 fn damaged(
     regions: &BTreeMap<u32, Memory>,
     batch: &Batch,
@@ -339,7 +339,8 @@ fn damaged(
     let page = pages[done.page as usize];
     let Some(region) = regions.get(&page.region.0) else { return done };
     let length = page.length as usize;
-    // SAFETY: the tier in memory has found the range inside the region. The host leaves the range alone until it is told.
+    // SAFETY: the tier in memory has found the range inside the region. The host leaves the range alone until it gets the
+    // completion.
     let value =
         unsafe { std::slice::from_raw_parts_mut((region.address.0 + page.offset) as *mut u8, length) };
     match fault {

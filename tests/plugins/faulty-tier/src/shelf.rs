@@ -1,6 +1,6 @@
-//! Values that the tier has when it opens, from the files of a directory.
+//! Values with which the tier opens, from the files of a directory.
 //!
-//! A file is named by its key in 64 hex digits. An extension is the fault that this key has always.
+//! A file is named by its key in 64 hex digits. An extension is a fault of this key.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! A fake for tests: a storage tier with a file for each value, named by its key.
 //!
-//! With the defect `in-place` a file has its name before all of its bytes. This process does not show it meanwhile, the next one
-//! does when this one is killed.
+//! With the defect `in-place` a file gets its name before it has all of its bytes. Reads of this process do not return such a
+//! value. After a kill, reads of the next process do.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -18,7 +18,7 @@ use host_tier_kit::{Limits, Store, Tier, other_length};
 const PIECE: usize = 4096;
 const GAP: Duration = Duration::from_millis(1);
 
-/// The files.
+/// A store with a file for each value.
 pub struct Files {
     dir: PathBuf,
     in_place: bool,
@@ -30,7 +30,7 @@ pub struct Files {
 /// Opens an instance.
 ///
 /// # Errors
-/// `CONFIG` for a folder that is not set and a defect that there is not.
+/// `CONFIG` when `dir` is not set, or for an unknown defect.
 pub fn open(opening: &Opening) -> Result<Tier<Files>> {
     let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
     let table: toml::Table = opening.config.parse().map_err(|error| wrong(format!("not TOML: {error}")))?;
@@ -50,7 +50,7 @@ host_plugin_api::export_plugin! {
     tier: open,
 }
 
-/// What a call on a file answered, or nothing where there is no file.
+/// The result of a call on a file, or `None` where there is no file.
 fn found<T>(answer: std::io::Result<T>) -> Result<Option<T>> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -111,7 +111,7 @@ impl Files {
 impl Store for Files {
     fn get(&self, key: &Key, to: &mut [u8]) -> Result<bool> {
         let Some(mut file) = found(File::open(self.path(key)))? else { return Ok(false) };
-        // Looked at afterwards: a put that begins now makes another file.
+        // Checked after the file was opened: a put that begins later makes another file.
         if self.unfinished().contains(key) {
             return Ok(false);
         }

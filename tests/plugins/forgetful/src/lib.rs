@@ -1,4 +1,4 @@
-//! A fake for tests: the tier in memory, whose manifest says that values outlive the process.
+//! A fake for tests: the tier in memory, with a wrong manifest that says that values outlive the process.
 
 use host_plugin_api::{Opening, Result};
 use host_plugin_memory::MemoryTier;
@@ -6,7 +6,7 @@ use host_plugin_memory::MemoryTier;
 /// Opens an instance.
 ///
 /// # Errors
-/// As the tier in memory does.
+/// Those of the tier in memory.
 pub fn open(opening: &Opening) -> Result<MemoryTier> {
     host_plugin_memory::open(opening)
 }

@@ -1,4 +1,4 @@
-//! A transfer backend that copies between instances in one process: everything the contract asks for, and no network.
+//! A transfer backend that copies between instances in one process. It fulfils the whole contract without a network.
 //!
 //! The copy happens inside `submit`, which keeps the example short. A real backend starts the work there, lets a thread
 //! or the hardware finish it, and reports it from `poll`.
@@ -14,7 +14,7 @@ use host_plugin_api::{
 
 const MAX_WRITES: u32 = 1024;
 const MAX_SUBMISSIONS: usize = 256;
-/// Notifications that wait at a receiver. A sender is told to come again when the receiver is full.
+/// Notifications that wait at a receiver, at most. When it is full, senders get `WOULD_BLOCK`.
 const MAX_INBOX: usize = 1024;
 const MAX_REGIONS: usize = 1024;
 const MAX_PEERS: usize = 1024;
@@ -23,7 +23,7 @@ const MAX_PEERS: usize = 1024;
 static INSTANCES: Mutex<Vec<(u64, Weak<Side>)>> = Mutex::new(Vec::new());
 static NEXT_INSTANCE: AtomicU64 = AtomicU64::new(1);
 
-/// See the crate.
+/// A backend that copies between instances in one process.
 pub struct LoopbackBackend {
     side: Arc<Side>,
 }
@@ -58,7 +58,7 @@ pub fn open(opening: &Opening) -> Result<LoopbackBackend> {
         regions: HashMap::new(),
         peers: HashMap::new(),
         completions: VecDeque::with_capacity(MAX_SUBMISSIONS),
-        // Room beyond the limit for senders that looked at the same time.
+        // Room beyond the limit, for senders that checked the limit at the same time.
         inbox: VecDeque::with_capacity(MAX_INBOX * 2),
     };
     let instance = NEXT_INSTANCE.fetch_add(1, Ordering::Relaxed);
@@ -88,7 +88,7 @@ impl Side {
     }
 }
 
-/// Where a range of a region starts, when it lies inside.
+/// The address of a range in a region, if the range lies inside.
 fn address(region: Option<&Memory>, offset: u64, length: u32) -> Option<u64> {
     let region = region?;
     let end = offset.checked_add(u64::from(length))?;
@@ -101,7 +101,7 @@ impl LoopbackBackend {
         if state.closed { Err(closed()) } else { Ok(state) }
     }
 
-    /// Copies, tells the peer, and queues the completion: or does nothing and says why.
+    /// Copies, notifies the peer, and queues the completion. Or does nothing and returns an error code.
     fn run(&self, submission: &Submission, writes: &mut dyn Iterator<Item = Write>, count: usize) -> i32 {
         let length = submission.notification_length as usize;
         if count > MAX_WRITES as usize || length > NOTIFICATION_BYTES {
@@ -126,7 +126,7 @@ impl LoopbackBackend {
         }
         let (mut bytes, mut status) = (0, 0);
         for write in writes {
-            // Locked one after the other, never both: two instances may write to each other.
+            // The two sides are locked one after the other, never both: two instances may write to each other.
             let source = self.side.state().regions.get(&write.source_region.0).copied();
             let state = peer.state();
             let target = state.regions.get(&write.target_region.0);

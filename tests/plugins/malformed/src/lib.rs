@@ -1,4 +1,4 @@
-//! A fake for tests: what `export_plugin!` makes right, made by hand and wrong. `MALFORMED` in the environment says how.
+//! A fake for tests: the exports of `export_plugin!`, made by hand with an error. `MALFORMED` in the environment names the error.
 
 use abi_stable::library::{LibHeader, RootModuleError, RootModuleResult};
 use abi_stable::std_types::{RBoxError, RResult, RStr};

@@ -1,7 +1,7 @@
 //! A storage tier that keeps values in this process's memory. The tier kit brings queue, threads and registered memory.
 //!
-//! To make it yours: the calls of [`Store`] are where your storage goes. They may block, allocate and fail, and take one value
-//! each. Declare `persistent` in plugin.toml when values outlive the process, and `shared` when other machines see them.
+//! To make it yours: put your storage into the calls of [`Store`]. They take one value each, and may block, allocate and fail.
+//! Declare `persistent` in plugin.toml when values outlive the process, and `shared` when other machines see them.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use host_plugin_api::{Error, ErrorCode, Key, Opening, Result, TierUsage};
 use host_tier_kit::{Limits, Store, Tier, other_length};
 
-/// Bytes of all values at most. More are refused.
+/// Most bytes of all values. Puts beyond it are refused.
 const CAPACITY: u64 = 1 << 30;
 
 /// The values, by their keys.
@@ -41,7 +41,7 @@ host_plugin_api::export_plugin! {
 
 impl Map {
     fn values(&self) -> MutexGuard<'_, Values> {
-        // A thread that panicked with the lock leaves data that is still the best there is.
+        // A poisoned lock is ignored: the values that a panicking thread left are still the best there are.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! One value in and out. `host plugins test` asks for much more. This is the place for what is yours.
+//! Tests one value in and out. `host plugins test` tests much more. Add your own tests here.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ use host_plugin_api::{
 };
 use host_plugin_map::open;
 
-/// The one completion that a batch of one page ends in.
+/// Waits for the completion of a batch of one page.
 fn ended(tier: &dyn StorageTier) -> TierCompletion {
     let mut done = [TierCompletion::default()];
     while tier.poll(&mut done) == 0 {

@@ -3,9 +3,9 @@
 //! Batches are carried out inside the call that starts them, which keeps the example short. A real tier queues them,
 //! lets a thread or the network finish them, and reports each page from `poll`.
 //!
-//! To make it yours: `State::get`, `State::put` and `State::delete` are where your storage goes. As soon as they take
-//! longer than a copy, let `batch` only queue the pages, in memory that was allocated when the tier opened, and let a
-//! thread push the completions.
+//! To make it yours: put your storage into `State::get`, `State::put` and `State::delete`. As soon as they take longer than a
+//! copy, let `batch` only queue the pages, in memory that was allocated when the tier opened, and let a thread push the
+//! completions.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,10 +20,10 @@ const MAX_PAGES: usize = 256;
 const MAX_BATCHES: usize = 64;
 const MAX_VALUE: usize = 64 << 10;
 const MAX_REGIONS: usize = 1024;
-/// Values that fit. All their memory is taken when the tier opens, because puts must not allocate.
+/// Number of values that fit. All their memory is allocated when the tier opens, because puts must not allocate.
 const SLOTS: usize = 512;
 
-/// See the crate.
+/// A storage tier in memory.
 pub struct MemoryTier {
     state: Mutex<State>,
 }
@@ -32,7 +32,7 @@ struct State {
     closed: bool,
     next: u32,
     regions: BTreeMap<u32, Memory>,
-    /// Which slot holds a key's value, and how long it is.
+    /// Slot and length of each key's value.
     index: HashMap<Key, (usize, usize)>,
     /// Keys by slot, so that a scan has an order that survives puts and deletes.
     keys: Vec<Option<Key>>,
@@ -67,7 +67,7 @@ host_plugin_api::export_plugin! {
 }
 
 impl State {
-    /// Where a page lies, when that is inside its region.
+    /// The address of a page, if the page lies inside its region.
     fn place(&self, page: &TierPage) -> Option<*mut u8> {
         let region = self.regions.get(&page.region.0)?;
         let end = page.offset.checked_add(u64::from(page.length))?;
@@ -127,7 +127,7 @@ impl MemoryTier {
         }
     }
 
-    /// Does each of the batch and queues its completion, or refuses the batch.
+    /// Carries out each item of a batch and queues its completion, or refuses the batch.
     fn batch<T>(&self, tag: Tag, items: &[T], mut each: impl FnMut(&mut State, &T) -> (i32, u64)) -> i32 {
         let mut state = self.state();
         if state.closed {
@@ -237,7 +237,7 @@ impl StorageTier for MemoryTier {
         Ok(TierUsage { values: state.index.len() as u64, bytes, capacity, reserved: [0; 5] })
     }
     fn event_fd(&self) -> i32 {
-        // Nothing to wait for: what was started has ended already. A tier with threads gives the host an eventfd.
+        // There is nothing to wait for: a batch ends in the call that starts it. A tier with threads gives the host an eventfd.
         -1
     }
     fn shutdown(&self, _deadline_ms: u64) -> Result<()> {

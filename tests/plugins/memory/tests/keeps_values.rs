@@ -1,4 +1,4 @@
-//! One value in and out. `host plugins test` asks for much more. This is the place for what is yours.
+//! Tests one value in and out. `host plugins test` tests much more. Add your own tests here.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,10 +8,10 @@ use host_plugin_api::{
 };
 use host_plugin_memory::open;
 
-/// The one completion that a batch of one page ends in.
+/// Polls for the completion of a batch of one page.
 fn ended(tier: &dyn StorageTier) -> TierCompletion {
     let mut done = [TierCompletion::default()];
-    // A tier that works in the background is polled until it says 1.
+    // A tier that works in the background is polled until it returns 1.
     assert_eq!(tier.poll(&mut done), 1);
     done[0]
 }

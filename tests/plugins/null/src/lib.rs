@@ -1,4 +1,4 @@
-//! A fake for tests and benchmarks: accepts every submission and moves nothing, so that what is measured is the call.
+//! A fake for tests and benchmarks: accepts submissions and moves nothing, so that a benchmark measures the call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use host_plugin_api::{
     TransferBackend, TransferLimits, Write,
 };
 
-/// Sums what it is given, so that no compiler drops the work.
+/// Sums the bytes of submissions, so that the compiler does not drop the work.
 #[derive(Default)]
 pub struct NullBackend {
     bytes: AtomicU64,
@@ -45,11 +45,11 @@ impl TransferBackend for NullBackend {
     fn disconnect(&self, _peer: PeerId) -> Result<()> {
         Ok(())
     }
-    // This lies in the exported function, as an author's would. What a benchmark compares it with is a call of its own.
+    // Inlined into the exported function, as an author's code would be. The benchmark compares that with a direct call.
     #[inline]
     fn submit(&self, _submission: &Submission, writes: &[Write]) -> i32 {
         let mut bytes = 0;
-        // By eights: a loop of a single cycle would measure where the linker puts it.
+        // Eight at a time: the time of a loop of a single cycle would depend on where the linker puts it.
         let (eights, rest) = writes.as_chunks::<8>();
         for eight in eights {
             if eight.iter().any(|write| write.length == 0 || write.target_region == RegionId(u32::MAX)) {

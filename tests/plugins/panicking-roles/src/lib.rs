@@ -8,7 +8,7 @@ use host_plugin_api::{
 use host_plugin_memory::MemoryTier;
 use host_plugin_plain::PlainAllocator;
 
-/// Something that panics in one of its methods.
+/// A tier or an allocator that panics in one of its methods.
 pub struct Panicking<T> {
     inner: T,
     config: String,

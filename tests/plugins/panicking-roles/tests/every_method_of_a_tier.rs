@@ -1,4 +1,4 @@
-//! A panic in any method of a storage tier stays behind the net: the call answers `PANICKED`, and so does every one after it.
+//! The guard catches a panic in any method of a storage tier: the call answers `PANICKED`, and so does every later one.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -5,7 +5,7 @@ use host_plugin_api::{
     TransferBackend, TransferLimits, Write,
 };
 
-/// Panics where `place` says.
+/// A backend that panics in the call that `place` names.
 pub struct PanickingBackend {
     place: String,
 }
@@ -13,7 +13,7 @@ pub struct PanickingBackend {
 impl PanickingBackend {
     fn at(&self, place: &str) {
         if self.place.contains(place) {
-            // The payload panics once more when it is dropped, the nastiest one there is.
+            // The payload panics again when it is dropped: the worst case for the guard.
             std::panic::panic_any(Nasty);
         }
     }
@@ -36,7 +36,7 @@ impl Drop for Nasty {
 /// Never.
 pub fn open(opening: &Opening) -> Result<PanickingBackend> {
     assert!(!opening.config.contains("\"open\""), "told to panic while opening");
-    // What no guard can hold, for a test in a process of its own.
+    // No guard can stop what follows, so its tests run in processes of their own.
     if opening.config.contains("\"abort\"") {
         std::process::abort();
     }
@@ -44,11 +44,11 @@ pub fn open(opening: &Opening) -> Result<PanickingBackend> {
         std::thread::park();
     }
     if opening.config.contains("\"exhaust\"") {
-        // Never touched: what is asked for is address space.
+        // The memory is never touched: the test is about address space.
         drop(std::hint::black_box(Vec::<u8>::with_capacity(3 << 30)));
     }
     if opening.config.contains("\"daemon\"") {
-        // A process that outlives this one, and has its output.
+        // Starts a process that outlives this one and keeps its output open.
         let text = "sleep 600 & echo $! >> \"$DAEMON\"";
         let told = std::process::Command::new("sh").args(["-c", text]).status();
         assert!(told.is_ok_and(|told| told.success()), "DAEMON says where to leave the process's number");

@@ -1,4 +1,4 @@
-//! The net around a plugin's code, linked instead of loaded, so that Miri and the sanitizers can watch it:
+//! The guard around a plugin's code, linked instead of loaded, so that Miri and the sanitizers can check it:
 //!
 //!     cargo xtask nightly asan valgrind miri
 //!
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use host_plugin_api::abi::{AllocatorObject, RSlice, RSliceMut, open_guarded_allocator};
 use host_plugin_api::{Component, ComponentId, ErrorCode, PoolAllocator, PoolOpening, PoolPage, Result};
 
-/// Panics in `components` and in its drop, and counts how often it is entered.
+/// Panics in `components` and in its drop, and counts calls of `alloc`.
 struct Panicking(Arc<AtomicU32>);
 
 impl Drop for Panicking {

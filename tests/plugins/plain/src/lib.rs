@@ -1,7 +1,7 @@
 //! A pool allocator with one free list.
 //!
-//! To make it yours: `Pool` decides which page is handed out next, and `open` what is declared of each group of layers. Every
-//! call is hot: whatever you keep is allocated in `open`.
+//! To make it yours: `Pool` decides which page is handed out next, and `open` declares a component for each group of layers.
+//! Every call is on the hot path: allocate in `open` all memory that you keep.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,7 @@ use host_plugin_api::{
 
 const INVALID: i32 = ErrorCode::INVALID_ARGUMENT.0;
 
-/// See the crate.
+/// An allocator with one free list.
 pub struct PlainAllocator {
     pool: Mutex<Pool>,
 }
@@ -21,16 +21,16 @@ struct Pool {
     components: Vec<Account>,
     /// Allocated once for all pages, because no call may allocate.
     free: Vec<PoolPage>,
-    /// By page: the place of the component that has it.
+    /// For each page, the index of the component that owns it.
     owners: Vec<Option<u8>>,
 }
 
-/// A component, and what it has.
+/// A component and its account of pool pages.
 struct Account {
     of: Component,
-    /// Pool pages that a page of it is made of.
+    /// Pool pages that make one page of the component.
     parts: usize,
-    /// Pool pages that it may take.
+    /// Pool pages that the component may still take.
     left: usize,
 }
 
@@ -50,7 +50,7 @@ pub fn open(opening: &PoolOpening) -> Result<PlainAllocator> {
     let parts = opening.groups.iter().map(|group| group.parts as usize);
     let pool = Pool {
         components: declared.into_iter().zip(parts).map(account).collect(),
-        // Low pages first.
+        // Low pages are handed out first.
         free: (0..opening.pages).rev().map(PoolPage).collect(),
         owners: vec![None; opening.pages as usize],
     };
@@ -64,7 +64,7 @@ host_plugin_api::export_plugin! {
 }
 
 impl Pool {
-    /// The place of a component, as owners are noted.
+    /// The index of a component in `components`, as `owners` has it.
     fn find(&self, component: ComponentId) -> Option<u8> {
         let place = self.components.iter().position(|account| account.of.id == component)?;
         u8::try_from(place).ok()
@@ -109,7 +109,7 @@ impl PoolAllocator for PlainAllocator {
     fn free(&self, component: ComponentId, pages: &[PoolPage]) -> i32 {
         let mut pool = self.pool();
         let Some(owner) = pool.find(component) else { return INVALID };
-        // Marked one by one, which finds a page named twice. They are taken back when one of them is not the component's.
+        // Owners are cleared page by page, which finds a page named twice. A page of another component restores them.
         for (at, page) in pages.iter().enumerate() {
             match pool.owners.get_mut(page.0 as usize) {
                 Some(of) if *of == Some(owner) => *of = None,

@@ -1,4 +1,4 @@
-//! One component. `host plugins test` asks for much more. This is the place for what is yours.
+//! Tests one component. `host plugins test` tests much more. Add your own tests here.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,6 +1,6 @@
-//! A fake for tests: the backend over TCP, which says that it reaches other machines.
+//! A fake for tests: the backend over TCP, with a manifest that says that it reaches other machines.
 //!
-//! It runs in network namespaces that tests make. Nothing that it sends is encrypted, so it is for no other network.
+//! It runs in network namespaces that tests make. It sends bytes unencrypted, so it must not run in other networks.
 
 host_plugin_api::export_plugin! {
     manifest: include_str!("../plugin.toml"),

@@ -1,4 +1,4 @@
-//! A fake for tests: the backend over TCP, which does not know what of a submission is in flight once it did not end well.
+//! A fake for tests: the backend over TCP without `settled`. It cannot tell what of a failed submission is still in flight.
 
 use host_plugin_api::{
     Completion, ErrorCode, Memory, Notification, Opening, PeerId, RegionId, Result, Submission, Tag,
@@ -6,7 +6,7 @@ use host_plugin_api::{
 };
 use host_plugin_wire::Backend;
 
-/// See the crate.
+/// The backend over TCP without `settled`.
 pub struct Unsettled(Backend);
 
 /// Opens an instance.
@@ -64,7 +64,7 @@ impl TransferBackend for Unsettled {
     }
 
     fn settled(&self, tag: Tag) -> i32 {
-        // An instance that was shut down says so.
+        // The code of an instance that was shut down is lower, so it passes.
         self.0.settled(tag).min(ErrorCode::UNSUPPORTED.0)
     }
 

@@ -1,4 +1,4 @@
-//! Receiving: a thread that accepts, and one per connection.
+//! Receiving: one thread accepts connections, and each connection has a thread.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -8,15 +8,15 @@ use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, Notification, NotificationK
 
 use crate::Shared;
 
-/// What an endpoint starts with. Another version of the protocol gets another one.
+/// First bytes of an endpoint. Another version of the protocol has other ones.
 const MAGIC: &[u8; 8] = b"WIRE0002";
 /// First byte of a submission.
 pub const DATA: u8 = 1;
-/// An end on purpose.
+/// First byte of a deliberate end.
 pub const GOODBYE: u8 = 2;
 /// The answer to a peer that may write.
 pub const WELCOME: u8 = 3;
-/// Bytes copied at once, and so how long the lock on the memory is held.
+/// Bytes copied at once. It bounds how long the lock on the memory is held.
 pub const BUFFER: usize = 64 << 10;
 
 /// How to reach an instance. The token keeps other programs out of its memory.
@@ -67,12 +67,12 @@ pub fn accept(shared: &Arc<Shared>, listener: &TcpListener, endpoint: &Endpoint)
         }
         let (shared, endpoint) = (Arc::clone(shared), endpoint.clone());
         let thread = std::thread::Builder::new().name("receive".into());
-        // Without a thread the peer's connection ends, which tells it.
+        // Without a thread the connection is closed, and the peer sees that.
         if let Ok(thread) = thread.spawn(move || serve(&shared, stream, &endpoint)) {
             threads.push(thread);
         }
     }
-    // A peer that said hello during the shutdown was not cut with the others.
+    // A peer that connected during the shutdown was not cut with the others.
     shared.regions.cut(|_| true);
     for thread in threads {
         let _panicked = thread.join();
@@ -86,8 +86,8 @@ fn serve(shared: &Shared, mut stream: TcpStream, endpoint: &Endpoint) {
     let welcomed = !shared.queues.closed() && stream.write_all(&[WELCOME]).is_ok();
     let mut buffer = vec![0; BUFFER];
     let on_purpose = welcomed && receive(shared, &mut stream, writer, &name, &mut buffer).is_ok();
-    // Dismissed first: after PEER_LOST nothing of the peer may land. The host is not told of an end that one of the two
-    // sides wanted.
+    // The peer is dismissed first: after PEER_LOST nothing of it may land. The host gets no PEER_LOST for an end that one of the
+    // two sides wanted.
     if shared.regions.dismiss(writer) && !on_purpose {
         shared.queues.notify(notification(NotificationKind::PEER_LOST, &name, &[]));
     }
@@ -131,20 +131,20 @@ fn receive(
             let mut offset = [0; 8];
             stream.read_exact(&mut offset)?;
             let offset = u64::from_le_bytes(offset);
-            // A write lands whole or not at all. Either way it is read, to get to the next.
+            // A write lands whole or not at all. In both cases its bytes are read, to get to the next write.
             let fits = shared.regions.holds(region, Some(generation), offset, length);
             let mut at = 0;
             while at < length as usize {
                 let piece = &mut buffer[..(length as usize - at).min(BUFFER)];
                 stream.read_exact(piece)?;
-                // Looked up for each piece, because the region may be gone by then.
+                // The region is looked up for each piece, because it may be gone by then.
                 if !fits || !shared.regions.land(writer, region, generation, offset + at as u64, piece) {
                     status = ErrorCode::INVALID_ARGUMENT.0;
                 }
                 at += piece.len();
             }
         }
-        // All of its data is there: only now may the host hear of it.
+        // All data of the submission has landed: only now may the host get the notification.
         if status == 0 && length > 0 {
             let payload = &payload[..length.min(NOTIFICATION_BYTES)];
             shared.queues.notify(notification(NotificationKind::ARRIVED, name, payload));

@@ -1,10 +1,10 @@
 //! A transfer backend over TCP.
 //!
 //! A submission waits in a queue until the thread of its peer ([`outbound`]) sends it. A thread of the receiving instance
-//! ([`inbound`]) lands the bytes in registered memory ([`regions`]) and answers, which is what completes the submission.
+//! ([`inbound`]) lands the bytes in registered memory ([`regions`]) and answers. The answer completes the submission.
 //!
-//! It uses nothing of the transfer kit, and wakes its host in place of having a descriptor. `examples/tcp-transfer` does the same on
-//! the kit.
+//! It does not use the transfer kit, and wakes its host instead of having a descriptor. `examples/tcp-transfer` does the same
+//! with the kit.
 
 mod inbound;
 mod outbound;
@@ -33,37 +33,37 @@ const MAX_WRITES: usize = 1024;
 const MAX_SUBMISSIONS: usize = 64;
 const MAX_PEERS: usize = 256;
 
-/// How long a peer has for its part of a connection's beginning or end. On this machine only a process that gets no processor
-/// takes long. A link to another machine may be broken.
+/// Time that a peer has for its part of a connection's beginning or end. On this machine a process is slow only when it gets no
+/// processor. A link to another machine may be broken.
 fn patience(peer: IpAddr) -> Duration {
     Duration::from_secs(if peer.is_loopback() { 60 } else { 2 })
 }
 
-/// One instance: what the host holds.
+/// An instance of the backend.
 pub struct Backend {
     shared: Arc<Shared>,
     endpoint: Endpoint,
     peers: Mutex<Vec<Arc<Peer>>>,
     next_peer: AtomicU32,
     acceptor: Mutex<Option<JoinHandle<()>>>,
-    /// How long a disconnect waits for the proof that nothing is in flight any more, if not as long as for any peer.
+    /// Time that a disconnect waits for the proof that nothing is in flight any more. None for the usual time ([`patience`]).
     fence: Option<Duration>,
 }
 
-/// What the instance's threads see.
+/// State that the instance's threads share.
 struct Shared {
     name: String,
     regions: Regions,
     queues: Queues,
 }
 
-/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML. Without keys in plugin.toml it is empty, and the
-/// instance is reached on this machine alone: to reach others, declare `address` there, and the capability `multi_host`. To add more
-/// keys, declare each, which lets the host check them, and read the text with the crate `toml`.
+/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML. Without keys in plugin.toml it is empty, and
+/// only this machine reaches the instance. To reach other machines, declare `address` there, and the capability `multi_host`. To
+/// add more keys, declare each, which lets the host check them, and read the text with the crate `toml`.
 ///
 /// # Errors
-/// `CONFIG` for an address that is none, `INVALID_ARGUMENT` for a name that notifications cannot carry, `IO` when nothing can
-/// be listened on.
+/// `CONFIG` for an invalid address, `INVALID_ARGUMENT` for a name that notifications cannot carry, `IO` when the instance cannot
+/// listen.
 pub fn open(opening: &Opening) -> Result<Backend> {
     if opening.name.len() > 64 {
         return Err(invalid("the instance's name is longer than 64 bytes"));
@@ -95,7 +95,7 @@ host_plugin_api::export_plugin! {
     transfer: open,
 }
 
-/// The key `address`. One key needs no parser. With more, take `toml`.
+/// The value of the key `address`. One key needs no parser. For more keys, use `toml`.
 fn address(config: &str) -> Result<Ipv4Addr> {
     let Some(value) = config.lines().find_map(|line| line.trim().strip_prefix("address")) else {
         return Ok(Ipv4Addr::LOCALHOST);
@@ -108,13 +108,13 @@ fn invalid(text: &str) -> Error {
     Error::new(ErrorCode::INVALID_ARGUMENT, text)
 }
 
-/// A thread that panicked with the lock leaves data that is still the best there is.
+/// Locks a mutex. A poisoned lock is ignored: the data that a panicking thread left is still the best there is.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Backend {
-    /// It with another time that a disconnect waits, for tests in which the proof does not come.
+    /// Sets the time that a disconnect waits, for tests in which the proof does not come.
     #[must_use]
     pub fn with_fence(mut self, fence: Duration) -> Self {
         self.fence = Some(fence);
@@ -171,7 +171,7 @@ impl TransferBackend for Backend {
         self.opened()?;
         let endpoint = Endpoint::from_bytes(endpoint)
             .ok_or_else(|| Error::new(ErrorCode::VERSION, "the endpoint is not one of this backend"))?;
-        // A connection under the same name gives way: most likely it was lost.
+        // An older connection under the same name is ended: most likely it was lost.
         let old = self.peers().iter().find(|peer| peer.name == name).cloned();
         if let Some(old) = old {
             self.end(&old)?;
@@ -189,7 +189,7 @@ impl TransferBackend for Backend {
         self.opened()?;
         let unknown = || invalid("no such peer");
         let peer = self.peers().iter().find(|p| p.id == peer.0).cloned().ok_or_else(unknown)?;
-        // Inbound connections first: once they are cut, nothing of the peer lands here.
+        // Inbound connections are cut first: after that nothing of the peer lands here.
         self.shared.regions.cut(|name| name == peer.name);
         self.end(&peer)
     }
@@ -225,7 +225,7 @@ impl TransferBackend for Backend {
     }
 
     fn event_fd(&self) -> i32 {
-        // This plugin has no descriptor: `queues` wakes the host where something is to be fetched.
+        // This plugin has no descriptor: `queues` wakes the host when there is something to fetch.
         WAKES
     }
 
@@ -259,7 +259,7 @@ impl TransferBackend for Backend {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        // Hosts call shutdown. This is for those that fail before they can.
+        // A host calls `shutdown` first. This is for a host that fails before it can.
         let _best_effort = self.shutdown(1000);
     }
 }

@@ -12,7 +12,7 @@ use host_plugin_api::{Error, ErrorCode, Result, Submission, Write};
 use crate::Shared;
 use crate::inbound::{BUFFER, DATA, Endpoint, GOODBYE, WELCOME};
 
-/// How long what runs may take to finish when its connection ends.
+/// Time for a running submission to finish when its connection ends.
 const FINISH: Duration = Duration::from_secs(1);
 
 /// A peer that this instance writes to.
@@ -22,11 +22,11 @@ pub struct Peer {
     address: IpAddr,
     stream: TcpStream,
     shared: Arc<Shared>,
-    /// The host wants it to end.
+    /// The host has asked for the end of the connection.
     ending: AtomicBool,
-    /// The connection is of no use any more.
+    /// The connection cannot be used any more.
     lost: AtomicBool,
-    /// The thread is done, and nothing is in flight to the peer.
+    /// The thread has ended, and nothing is in flight to the peer.
     done: Mutex<bool>,
     ended: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -79,13 +79,13 @@ impl Peer {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Ends the connection. True when it is proven in time that nothing lands at the peer any more. Else the thread goes on
-    /// waiting for the proof: what the network holds back may still land.
+    /// Ends the connection. True when it is proven in time that nothing lands at the peer any more. Else the thread keeps waiting
+    /// for the proof, because bytes that the network holds back may still land.
     pub fn end(&self, deadline: Instant) -> bool {
         self.ending.store(true, Ordering::Release);
         self.shared.queues.wake();
-        // What runs may finish in a part of the time. Then it gets an error, instead of waiting for a peer that does not
-        // read.
+        // A running submission may finish in a part of the time. Then it gets an error, instead of waiting for a peer that does
+        // not read.
         let now = Instant::now();
         let finish = now + FINISH.min(deadline.saturating_duration_since(now) / 2);
         if !self.done_by(finish) {
@@ -127,8 +127,8 @@ impl Peer {
             }
         }
         self.lost.store(true, Ordering::Release);
-        // The peer's thread answers the end of the data with the end of its own, and lands nothing after that. Until
-        // then, what was sent may be on its way.
+        // The peer's thread answers the end of this stream with the end of its own, and lands nothing after that. Until then,
+        // bytes that were sent may be on their way.
         if ending() || self.shared.queues.closed() {
             let _maybe_lost = stream.write_all(&[GOODBYE]);
         }
@@ -148,7 +148,8 @@ impl Peer {
         writes: &[Write],
         buffer: &mut [u8],
     ) -> std::io::Result<(i32, u64)> {
-        // Looked at before anything is sent: a write from outside of registered memory must land nothing.
+        // All writes are checked before anything is sent: a submission with a write from outside of registered memory must land
+        // nothing.
         let regions = &self.shared.regions;
         if !writes.iter().all(|w| regions.holds(w.source_region.0, None, w.source_offset, w.length)) {
             return Ok((ErrorCode::INVALID_ARGUMENT.0, 0));
@@ -171,7 +172,7 @@ impl Peer {
                 let piece = (write.length as usize - at).min(BUFFER);
                 if !regions.read(write.source_region.0, write.source_offset + at as u64, &mut buffer[..piece])
                 {
-                    // Deregistered meanwhile, which the host does not do to memory in use.
+                    // The region was deregistered meanwhile, which the host does not do to memory in use.
                     return Err(std::io::Error::other("the source is gone"));
                 }
                 stream.write_all(&buffer[..piece])?;

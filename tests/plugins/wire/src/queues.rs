@@ -1,4 +1,4 @@
-//! What waits: submissions to be sent, completions and notifications to be fetched.
+//! Queues: submissions to be sent, completions and notifications to be fetched.
 //!
 //! All of it is allocated when the instance opens, because the host's hot calls must not allocate, and its lock is never
 //! held while something waits for the network.
@@ -12,12 +12,12 @@ use host_plugin_api::{
 
 use crate::{MAX_SUBMISSIONS, MAX_WRITES};
 
-/// Notifications that wait for the host. Senders wait when it is full.
+/// Notifications that wait for the host, at most. When the inbox is full, receiving threads wait, and so do the senders.
 const MAX_INBOX: usize = 1024;
 
 pub struct Queues {
     state: Mutex<State>,
-    /// Something a thread may wait for has changed: a submission, room in the inbox, the end.
+    /// Signals a change that a thread may wait for: a submission, room in the inbox, the end.
     changed: Condvar,
 }
 
@@ -39,7 +39,7 @@ enum Step {
 /// A place for one submission.
 struct Job {
     step: Step,
-    /// Its turn among all accepted.
+    /// Its number in the order of acceptance.
     number: u64,
     submission: Submission,
     writes: Vec<Write>,
@@ -55,7 +55,7 @@ fn drain<T>(queue: &mut VecDeque<T>, room: &mut [T]) -> i32 {
 }
 
 impl State {
-    /// Every caller wakes the host afterwards, which sleeps while nothing happens: see `event_fd`.
+    /// Frees a slot and queues its completion. Every caller wakes the host afterwards, which may sleep: see `event_fd`.
     fn complete(&mut self, slot: usize, status: i32, bytes: u64) {
         let job = &mut self.jobs[slot];
         job.step = Step::Free;
@@ -96,13 +96,13 @@ impl Queues {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the host calls.
+    /// Queues a submission of the host, or refuses it.
     pub fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         let mut state = self.state();
         if state.closed {
             return ErrorCode::CLOSED.0;
         }
-        // A completion that was not fetched keeps its place, so that there is always room for one more.
+        // A completion that was not fetched counts as a taken place, so that there is always room for one more.
         let fetched = state.completions.len();
         let taken = state.jobs.iter().filter(|job| job.step != Step::Free).count();
         let free = state.jobs.iter().position(|job| job.step == Step::Free);
@@ -149,7 +149,7 @@ impl Queues {
                 host().wake();
                 0
             }
-            // What runs, runs to its end, which is soon.
+            // A running submission is not stopped: it ends soon.
             None if state.jobs.iter().any(|j| j.step == Step::Running && j.submission.tag == tag) => 0,
             None => ErrorCode::INVALID_ARGUMENT.0,
         }
@@ -169,16 +169,16 @@ impl Queues {
         self.state().closed
     }
 
-    /// Refuses everything from now on. Returns false when that was so before.
+    /// Refuses everything from now on. Returns false when the queues were closed before.
     pub fn close(&self) -> bool {
         let first = !std::mem::replace(&mut self.state().closed, true);
         self.changed.notify_all();
         first
     }
 
-    /// Wakes the threads, so that they see what else has changed.
+    /// Wakes the threads, so that they see changes outside of the queues.
     pub fn wake(&self) {
-        // A thread that is about to wait holds the lock until it does.
+        // Taking the lock waits until a thread that has checked its condition does wait.
         drop(self.state());
         self.changed.notify_all();
     }
@@ -212,7 +212,7 @@ impl Queues {
         host().wake();
     }
 
-    /// Ends everything that is left for a peer. Called when nothing of it is in flight any more.
+    /// Fails everything that is left for a peer. Called when nothing of the peer is in flight any more.
     pub fn fail_all(&self, peer: u32) {
         let mut state = self.state();
         for slot in 0..state.jobs.len() {

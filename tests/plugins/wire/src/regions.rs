@@ -1,4 +1,4 @@
-//! Registered memory, and which connections may write to it: under one lock, because taking either back is a fence.
+//! Registered memory and the connections that may write to it. Both are under one lock, because removing either is a fence.
 //!
 //! The only `unsafe` of the crate is here. Memory belongs to the host. It stays mapped until `deregister` returns, so nothing may
 //! touch a region once it is out of the table.
@@ -23,7 +23,7 @@ struct Table {
     next_writer: u64,
 }
 
-/// Where a range of a region starts, when it lies inside.
+/// The address of a range in a region, if the range lies inside.
 fn place(region: &Memory, offset: u64, length: usize) -> Option<*mut u8> {
     let end = offset.checked_add(length as u64)?;
     (end <= region.length).then(|| region.address.pointer().wrapping_add(offset as usize))
@@ -49,7 +49,7 @@ impl Regions {
         Ok(RegionId(id))
     }
 
-    /// After this returns nothing touches the region: threads that do hold the lock.
+    /// Removes a region. After the return no thread touches it, because threads touch regions only with the lock.
     pub fn remove(&self, region: RegionId) -> Result<()> {
         let removed = self.table().regions.remove(&region.0);
         removed.map(drop).ok_or_else(|| crate::invalid("no such region"))
@@ -68,8 +68,8 @@ impl Regions {
         let table = self.table();
         let from = table.regions.get(&region).and_then(|region| place(region, offset, into.len()));
         let Some(from) = from else { return false };
-        // SAFETY: the range lies in a region, which the host keeps mapped until it is removed, for which it needs the
-        // lock that is held here.
+        // SAFETY: the range lies in a region, which the host keeps mapped until its removal. The removal needs the lock that is
+        // held here.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         true
     }
@@ -85,7 +85,7 @@ impl Regions {
         true
     }
 
-    /// Lets a connection write. The number is its name from now on.
+    /// Lets a connection write, and returns the number that names it from now on.
     pub fn admit(&self, name: &str, stream: TcpStream) -> Option<u64> {
         let mut table = self.table();
         if table.writers.len() >= crate::MAX_PEERS {
@@ -107,7 +107,7 @@ impl Regions {
         self.table().writers.retain(|_, (name, stream)| {
             let stays = !chosen(name);
             if !stays {
-                // Wakes the thread that reads from it. It may have ended already.
+                // Wakes the thread that reads from the stream. The stream may have ended already.
                 let _ended = stream.shutdown(Shutdown::Both);
             }
             stays

@@ -1,4 +1,4 @@
-//! Two instances in one process. `host plugins test` asks for much more. This is the place for what is yours.
+//! Tests two instances in one process. `host plugins test` tests much more. Add your own tests here.
 
 #![allow(clippy::unwrap_used)]
 
@@ -52,7 +52,7 @@ fn what_was_submitted_is_in_the_peers_memory_when_it_completes() {
         std::thread::yield_now();
     }
     assert_eq!((done[0].tag, done[0].status, done[0].bytes), (Tag(1), 0, 11));
-    // No peer's write lands in memory that is not registered any more.
+    // After the deregistration no write of a peer lands in the memory.
     receiver.deregister(to).unwrap();
     assert_eq!(theirs, ours);
     sender.shutdown(60_000).unwrap();

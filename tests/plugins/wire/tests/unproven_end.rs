@@ -1,4 +1,4 @@
-//! A connection that ends without the peer's word stays open to question until the word comes.
+//! A connection that ends without the peer's confirmation is not settled until the confirmation comes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ fn a_peer_that_may_still_land_bytes_is_not_said_to_be_gone() {
     let sender = open(&Opening { name: "sender".into(), config: String::new() }).unwrap();
     let sender = sender.with_fence(Duration::from_secs(2));
     let receiver = open(&Opening { name: "receiver".into(), config: String::new() }).unwrap();
-    // A peer that welcomes, and then neither reads nor answers, as one behind a broken link.
+    // This peer welcomes the sender, and then neither reads nor answers, like a peer behind a broken link.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut endpoint = receiver.endpoint().unwrap();
     let port = endpoint.len() - 2;
@@ -55,7 +55,7 @@ fn a_peer_that_may_still_land_bytes_is_not_said_to_be_gone() {
         assert_eq!(sender.disconnect(peer).unwrap_err().code, ErrorCode::TIMEOUT);
         assert_eq!(sender.settled(Tag(1)), 0, "it was said to be over, and its bytes are on their way");
     }
-    // It has read all there is, and ends: that is the proof.
+    // The peer reads all bytes and ends the connection: that is the proof.
     let mut all = Vec::new();
     stream.read_to_end(&mut all).unwrap();
     stream.shutdown(Shutdown::Both).unwrap();

@@ -1,4 +1,4 @@
-//! Links to peers that are made, fenced and looked up by several threads.
+//! Links to peers, which several threads make, fence and look up.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::schedules::many_schedules;
 
 type Peer = u8;
 
-/// A connection of a plugin that may write until it is disconnected.
+/// A link of a plugin: connections that may write until they are disconnected.
 #[derive(Clone, Debug)]
 struct Link {
     session: u64,
@@ -29,7 +29,7 @@ impl Connected for Link {
 struct Plugin(Arc<Mutex<HashSet<(Peer, u64, u64)>>>);
 
 impl Plugin {
-    /// Two connections, unless the second fails.
+    /// Makes two connections, unless the second fails.
     fn make(&self, peer: Peer, session: u64, fails: bool) -> Result<Link, (Arc<Link>, &'static str)> {
         let mut link = Link { session, open: Vec::new() };
         for number in 0..2 {
@@ -48,7 +48,7 @@ impl Plugin {
         Ok(link)
     }
 
-    /// Ends the connections, but the first if that fails.
+    /// Ends the connections. With `fails`, the first one stays.
     fn cut(&self, peer: Peer, link: &Link, fails: bool) -> Result<(), (Arc<Link>, &'static str)> {
         for number in link.open.iter().filter(|&&number| !fails || number != 0) {
             thread::yield_now();

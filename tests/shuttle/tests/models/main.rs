@@ -1,4 +1,4 @@
-//! Locks and queues between threads, under schedules that are drawn.
+//! Models of locks and queues between threads, run under drawn schedules.
 
 #![allow(clippy::unwrap_used, reason = "a model that goes wrong is a test that fails")]
 

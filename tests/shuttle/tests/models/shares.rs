@@ -1,4 +1,4 @@
-//! What clients of the API hold of what is bounded.
+//! Shares of a bounded resource that clients of the API hold.
 
 use std::net::IpAddr;
 

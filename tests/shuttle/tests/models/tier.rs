@@ -31,7 +31,7 @@ fn key(number: u64) -> Key {
     key
 }
 
-/// Fetches completions until the queue has given `all`. A completion that is not told leaves this waiting for ever.
+/// Fetches completions until the queue has given `all`. A completion without a wake-up leaves this waiting for ever.
 fn fetch(queue: &Queue, all: usize) -> Vec<TierCompletion> {
     let mut found = Vec::new();
     while found.len() < all {
@@ -67,7 +67,7 @@ fn every_page_ends_once_and_its_completion_is_told() {
                 for tag in 1..=2 {
                     assert_eq!(queue.push_keys(Kind::Exists, Tag(tag), &[key(1), key(2)]), 0);
                 }
-                // Both slots are taken until all completions of one were fetched.
+                // Both slots stay taken until all completions of one batch were fetched.
             })
         };
         let mut ended: Vec<_> =
@@ -134,7 +134,7 @@ fn a_thread_that_sleeps_in_the_kernel_is_woken_for_each_batch() {
         let queue = queue(2, 1);
         let sleeper = {
             let queue = queue.clone();
-            // The turns of `uring::thread`, without the device.
+            // The loop of `uring::thread`, without the device.
             thread::spawn(move || {
                 let waker = queue.waker(0).unwrap();
                 let mut claim = Vec::new();

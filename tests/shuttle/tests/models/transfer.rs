@@ -37,7 +37,7 @@ fn submission(tag: u64) -> Submission {
     }
 }
 
-/// An instance with one peer, as a backend is built of these.
+/// An instance with one peer, built of the product's parts as a backend is.
 struct World {
     queue: Queue<To>,
     ready: Ready,
@@ -125,7 +125,7 @@ fn once_a_peer_is_idle_nothing_of_what_was_submitted_before_is_under_way() {
         let never = Instant::now() + Duration::from_secs(3600);
         assert!(world.queue.wait_idle(PeerId(1), never));
         assert!(world.queue.is_settled(Tag(1)));
-        // What comes later is refused by the copy thread.
+        // The copy thread refuses submissions that come later.
         assert!(world.submit(2));
         let mut ended = Vec::new();
         while ended.len() < 2 {

@@ -5,7 +5,8 @@ use super::WorkerSlot;
 /// Slots of one word of a block's holders.
 const WORD: usize = 64;
 
-/// The slots that hold a block. These are mostly few, so one word holds the first 64 workers and more are used only beyond.
+/// The slots that hold a block. There are mostly few workers, so one word holds the first 64 slots, and further words exist
+/// only for higher slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holders {
     first: u64,
@@ -27,7 +28,7 @@ impl Holders {
         }
     }
 
-    /// Whether it was not there before.
+    /// Adds a slot. Returns whether it was not there before.
     pub(super) fn insert(&mut self, slot: WorkerSlot) -> bool {
         let bit = 1 << (usize::from(slot.0) % WORD);
         let word = self.word(slot);

@@ -1,26 +1,26 @@
-//! How long a step takes, learned from those that were computed.
+//! A model of the time of a step, learned from computed steps.
 //!
-//! A step takes `fixed + sequences · s + tokens · t + context · c`, none of them negative: a pass over the weights,
-//! what each sequence that decodes adds, what each token of longer pieces adds (prompts, recomputation), and reading
-//! the KV of all contexts. The four are fitted to *bins*: means over steps that were alike in sequences and tokens, one
-//! bin per half octave. A fit over single steps, as recursive least squares with forgetting does it, forgets what it
-//! does not see: while a batch stays at its limit, all steps are alike, and the fit tells fixed from variable cost by
-//! noise alone. Bins remember the other sizes. Each is a mean over its last 32 steps or so, and counts for less the
-//! longer nothing was added, so a cost that changes is learned within that many steps where it matters.
+//! A step takes `fixed + sequences · s + tokens · t + context · c`, none of them negative: a pass over the weights, the
+//! cost of each sequence that decodes, the cost of each token of longer pieces (prompts, recomputation), and reading
+//! the KV of all contexts. The four costs are fitted to *bins*: means over steps with similar numbers of sequences and
+//! tokens, one bin per half octave. A fit over single steps (recursive least squares with forgetting) forgets sizes
+//! that do not occur: while a batch stays at its limit, all steps are alike, and only noise separates fixed from
+//! variable cost. Bins remember the other sizes. Each bin is a mean over about its last 32 steps, and loses weight
+//! while no step is added. So a changed cost is learned within about 32 steps of the sizes in use.
 //!
-//! The bins say how time depends on the batch. How fast the machine is right now is a factor over them, taken from the
-//! last 64 steps, each weighted by its sequences: as many people waited for it.
+//! The bins say how time depends on the batch. The present speed of the machine is a factor over them. It is taken from
+//! the last 64 steps, each weighted by its sequences, because that many users waited for it.
 //!
-//! Everything is bounded and a function of what was put in.
+//! All memory is bounded. The result is a function of the learned steps.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a step is made of.
+/// The load of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::scheduler) struct Load {
-    /// Sequences that compute one token.
+    /// Sequences that compute one token, beside drafted ones.
     pub sequences: usize,
-    /// Tokens of the others.
+    /// Tokens of the other sequences, and drafted tokens.
     pub tokens: usize,
     /// Positions that are read, over all sequences.
     pub context: usize,
@@ -34,18 +34,19 @@ impl Load {
 
 const TERMS: usize = 4;
 const TOKENS: usize = 2;
-/// Steps that a bin's mean goes back at most.
+/// Most steps in a bin's mean.
 const BIN_MEMORY: f64 = 32.0;
-/// After so many steps without news a bin counts half.
+/// After so many steps without a new one a bin has half its weight.
 const HALF_LIFE: f64 = 4096.0;
-/// Bins at most. The one without news for longest goes first.
+/// Most bins. The bin that got no step for the longest time goes first.
 const BINS: usize = 64;
-/// Steps that say how fast the machine is now.
+/// Steps from which the present speed of the machine is taken.
 const RECENT: usize = 64;
-/// A step counts for at most so many times what was expected: a hiccup is no trend.
+/// A step counts for at most so many times its expected time, so that a single slow step changes little.
 const OUTLIER: f64 = 4.0;
-/// How strongly each term is drawn towards zero, relative to what it explains. The fixed one most: as long as all steps
-/// seen were alike, the batch is taken to cost what its sequences cost, which promises least of a larger one.
+/// How strongly each term is drawn towards zero, relative to what it explains. The fixed term is drawn most: while all
+/// steps were alike, the whole time counts as the cost of the sequences, which gives the longest time for a larger
+/// batch.
 const SHRINK: [f64; TERMS] = [1e-2, 1e-4, 1e-4, 1e-4];
 
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +55,7 @@ struct Bin {
     seconds: f64,
     /// Steps in the means, at most [`BIN_MEMORY`].
     steps: f64,
-    /// When it last had news, counted in steps.
+    /// When the bin got its last step, counted in steps.
     seen: u64,
 }
 
@@ -65,7 +66,7 @@ pub(in crate::scheduler) struct StepModel {
     recent: VecDeque<(Load, f64)>,
     /// Seconds per term.
     cost: [f64; TERMS],
-    /// What steps take now, relative to the fit.
+    /// Present time of steps relative to the fit.
     speed: f64,
     steps: u64,
 }
@@ -101,7 +102,7 @@ impl StepModel {
     pub(in crate::scheduler) fn learn(&mut self, load: Load, seconds: f64) {
         let expected = self.predict(&load);
         let seconds = if expected > 0.0 { seconds.min(OUTLIER * expected) } else { seconds };
-        // A fit needs a time to be relative to.
+        // The fit uses relative errors, so a time must not be zero.
         let seconds = seconds.max(1e-7);
         self.steps += 1;
         self.put(load, seconds);
@@ -137,8 +138,8 @@ impl StepModel {
         bin.seconds += (seconds - bin.seconds) / bin.steps;
     }
 
-    /// Least squares of relative errors over all bins, without negative terms. With four terms there are fifteen
-    /// choices of which are not zero. Each is solved exactly, and the best one that has no negative term is taken.
+    /// Least squares of relative errors over all bins, without negative terms. With four terms there are fifteen sets
+    /// of terms that are not zero. Each set is solved exactly, and the best solution without a negative term is taken.
     fn fit(&mut self) {
         let mut square = [[0.0; TERMS]; TERMS];
         let mut right = [0.0; TERMS];
@@ -163,7 +164,7 @@ impl StepModel {
         if let Some((_, cost)) = candidates.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
             self.cost = cost;
         }
-        // As long as no step had longer pieces, a token of them is taken to cost what a sequence costs.
+        // As long as no step had longer pieces, a token of them is assumed to cost as much as a sequence.
         if square[TOKENS][TOKENS] == 0.0 {
             self.cost[TOKENS] = self.cost[1];
         }
@@ -179,8 +180,8 @@ fn half_octave(count: usize) -> u32 {
     if count == 0 { 0 } else { 1 + (2.0 * (count as f64).log2()) as u32 }
 }
 
-/// Solves the normal equations with only those terms that `which` has a bit for. `None` when one of them comes out
-/// negative or cannot be told.
+/// Solves the normal equations with only those terms that `which` has a bit for. `None` when a term comes out negative
+/// or cannot be determined.
 fn solve(square: &[[f64; TERMS]; TERMS], right: &[f64; TERMS], which: u32) -> Option<[f64; TERMS]> {
     let chosen: Vec<usize> = (0..TERMS).filter(|term| which >> term & 1 == 1).collect();
     let mut rows: Vec<Vec<f64>> = chosen
@@ -189,7 +190,7 @@ fn solve(square: &[[f64; TERMS]; TERMS], right: &[f64; TERMS], which: u32) -> Op
         .collect();
     let size = chosen.len();
     for pivot in 0..size {
-        // Symmetric and positive where the terms can be told apart, so no rows need to change places.
+        // The matrix is symmetric, and positive if the terms can be told apart, so no rows need to change places.
         let (done, rest) = rows.split_at_mut(pivot + 1);
         let row = &done[pivot];
         let divisor = row[pivot];
@@ -265,7 +266,7 @@ mod tests {
             model.learn(load(8, 0, 100), truth(&load(8, 0, 100)));
         }
         close(&model, &load(8, 0, 100), 0.01);
-        // Nothing is known of what twice as many cost. Twice as much is the most that it can be.
+        // The cost of twice as many sequences is unknown. At most it is twice as high.
         let twice = model.predict(&load(16, 0, 100));
         assert!(twice > truth(&load(16, 0, 100)) && twice < 2.01 * truth(&load(8, 0, 100)), "{twice}");
     }

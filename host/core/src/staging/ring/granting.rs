@@ -7,11 +7,11 @@ use crate::staging::PeerRank;
 use crate::staging::message::{Answer, Ask, Refusal, Verdict};
 use crate::staging::slots::Slots;
 
-/// Pieces for which there may be no gap while others get theirs, before one is kept free for them.
+/// Grants to other pieces after which a window is kept free for a piece that found no gap.
 const PATIENCE: u64 = 16;
 
 impl<N> Ring<N> {
-    /// A sender has a piece: grants it a slot, or says why not (yet).
+    /// Answers a sender that has a piece: grants a slot, or says why not (yet).
     pub fn asked(&mut self, from: PeerRank, ask: &Ask, actions: &mut Vec<Action>) {
         let verdict = match self.judge(from, ask) {
             Ok(Some(verdict)) => verdict,
@@ -35,7 +35,7 @@ impl<N> Ring<N> {
         actions.push(Action::Say { to: from, answer: Answer { key: ask.key, repeat: ask.repeat, verdict } });
     }
 
-    /// What to answer, or nothing yet for a piece that waits now.
+    /// The answer to an ask, or `None` for a piece that waits now.
     fn judge(&mut self, from: PeerRank, ask: &Ask) -> Result<Option<Verdict>, Refusal> {
         let (geometry, capacity) = (self.geometry, self.slots.capacity());
         let open = self.rooms.get_mut(&ask.key.room).filter(|open| !open.closed).ok_or(Refusal::Gone)?;
@@ -43,7 +43,8 @@ impl<N> Ring<N> {
             return Err(Refusal::Gone);
         }
         if ask.key.attempt < open.opening.attempt {
-            // Its sender does not know yet that decode asked again. The part is not wanted, which is no failure.
+            // The sender does not know yet that decode asked again. The part is not needed any more, which is no
+            // failure.
             return Ok(Some(Verdict::Done));
         }
         let lane = open.opening.lanes.iter().find(|lane| lane.0 == from.rank).ok_or(Refusal::Malformed)?;
@@ -92,7 +93,7 @@ impl<N> Ring<N> {
         Ok(None)
     }
 
-    /// Grants what can be granted, rooms in turn.
+    /// Grants as many slots as possible, to rooms in turn.
     pub(super) fn serve(&mut self, actions: &mut Vec<Action>) {
         let mut denied = 0;
         while denied < self.turns.len() {

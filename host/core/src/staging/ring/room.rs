@@ -46,9 +46,9 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Piece {
     pub span: Span,
-    /// Of the last ask.
+    /// The `repeat` of the last ask.
     pub repeat: u8,
-    /// Grants of the ring when there was first no gap for it.
+    /// Number of the ring's grants when there was first no gap for the piece.
     pub denied: Option<u64>,
     pub state: State,
 }
@@ -67,13 +67,13 @@ pub(super) struct OpenRoom {
     pub closed: bool,
     pub forgotten: bool,
     pub pieces: BTreeMap<PieceKey, Piece>,
-    /// Those that wait for a slot, in order of asking.
+    /// Pieces that wait for a slot, in order of asking.
     pub waiting: VecDeque<PieceKey>,
-    /// Bytes of its slots.
+    /// Bytes of the room's slots.
     pub held: u64,
     /// Pieces being copied.
     pub copying: u32,
-    /// Slots that may still be written, of pieces that are not wanted any more.
+    /// Slots that may still be written, of pieces that are not needed any more.
     pub kept: Vec<Held>,
     /// Blocks requested in this attempt, by source rank.
     pub requested: BTreeMap<u8, u64>,
@@ -105,7 +105,7 @@ impl OpenRoom {
         Ok(())
     }
 
-    /// Wants no piece any more. The slots of pieces stay taken. What is being copied stays until it is.
+    /// Gives up all pieces. Their slots stay taken. Pieces that are being copied stay until they are copied.
     pub(super) fn stop(&mut self) {
         for (key, piece) in &mut self.pieces {
             if let State::Granted(slot) | State::Arrived(slot) = piece.state {
@@ -116,7 +116,7 @@ impl OpenRoom {
         self.pieces.retain(|_, piece| matches!(piece.state, State::Waiting | State::Scattering(_)));
     }
 
-    /// Pieces that wait for a slot: the sender, the name, and how often it was requested for.
+    /// Pieces that wait for a slot: the sender, the name, and the `repeat` of its last ask.
     pub(super) fn waiting_pieces(&self) -> impl Iterator<Item = (PeerRank, Key, u8)> {
         let (room, peer) = (self.opening.room, self.opening.peer);
         self.waiting.iter().filter_map(move |key| {

@@ -7,19 +7,19 @@ use crate::staging::message::Ask;
 use crate::staging::{Key, Span};
 use crate::transfer::Tag;
 
-/// What a sender wants done. It gathers only when asked for work ([`Sender::next_gather`]).
+/// An action of a sender, for its caller. Copies are not actions: the caller asks for them ([`Sender::next_gather`]).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// An ask is to be sent.
+    /// Send an ask.
     Say {
         /// The receiver.
         to: Target,
         /// The ask.
         ask: Ask,
     },
-    /// A gathered piece is to be written, which is answered by [`Sender::settled`].
+    /// Write a gathered piece, and call [`Sender::settled`] when the write has ended.
     Write(Written),
-    /// A write under this id is of no use any more. It still settles.
+    /// The write with this id is of no use any more. It still settles.
     CancelWrite(u64),
     /// Nothing of the part is in flight to this target any more.
     Ended {
@@ -27,7 +27,7 @@ pub enum Action {
         tag: Tag,
         /// The target.
         target: Target,
-        /// Why not everything was written.
+        /// Why not everything was written, if so.
         fault: Option<Fault>,
     },
 }
@@ -39,19 +39,19 @@ pub struct Written {
     pub id: u64,
     /// The part.
     pub tag: Tag,
-    /// Where to.
+    /// The rank that the piece goes to.
     pub target: Target,
     /// The piece.
     pub key: Key,
-    /// How many pieces there are of the part for this target.
+    /// Number of pieces of the part for this target.
     pub pieces: u16,
     /// Bytes from the start of the own staging region.
     pub source_offset: u64,
-    /// Bytes from the start of the target's.
+    /// Bytes from the start of the target's staging region.
     pub target_offset: u64,
     /// Bytes.
     pub length: u32,
-    /// Travels in the notice behind the data.
+    /// Number of the grant, which travels in the notice behind the data.
     pub generation: u32,
 }
 
@@ -62,7 +62,7 @@ pub struct Gather {
     pub id: u64,
     /// The part.
     pub tag: Tag,
-    /// Where it will go.
+    /// The rank that the piece will go to.
     pub target: Target,
     /// The layers, heads and pages of the piece.
     pub span: Span,

@@ -1,24 +1,24 @@
-//! Whose piece is asked for next: rooms take turns, and each has few questions open.
+//! Which piece is asked for next: rooms take turns, and each has few open questions.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::super::round_trip::RoundTrip;
 use crate::ids::Room;
 
-/// Pieces asked for or granted and not yet gathered, to one target in all.
+/// Most pieces of all rooms that are asked for or granted and not yet gathered, for one target.
 const PER_TARGET: usize = 64;
-/// The same of one room: one on the wire, one being gathered, and credits for the next.
+/// The same for one room: one on the wire, one being gathered, and credits for the next.
 const PER_ROOM: usize = 4;
 
-/// What there is to ask one target rank.
+/// The questions for one target rank.
 #[derive(Debug, Default)]
 pub(super) struct Asking {
     rooms: BTreeMap<Room, Credits>,
-    /// Rooms with lanes to ask for, whose turn it is first.
+    /// Rooms with lanes to ask for, the next in turn first.
     turns: VecDeque<Room>,
     /// Credits of all rooms.
     open: usize,
-    /// Bytes of own slots whose pieces go there.
+    /// Bytes of own slots whose pieces go to this target.
     pub held: u64,
     pub round_trip: RoundTrip,
 }
@@ -39,7 +39,7 @@ impl Asking {
         }
     }
 
-    /// The lane whose next piece may be asked for now, if any. Its room has one credit more then.
+    /// The lane whose next piece may be asked for now, if any. Its room then uses one credit more.
     pub(super) fn next(&mut self) -> Option<u64> {
         if self.open >= PER_TARGET {
             return None;
@@ -58,7 +58,7 @@ impl Asking {
         None
     }
 
-    /// A lane has nothing more to be asked for.
+    /// Removes a lane that has no more pieces to ask for.
     pub(super) fn exhausted(&mut self, room: Room, lane: u64) {
         if let Some(credits) = self.rooms.get_mut(&room) {
             credits.lanes.retain(|other| *other != lane);
@@ -69,7 +69,7 @@ impl Asking {
         self.tidy(room);
     }
 
-    /// A credit was used, or is not needed any more.
+    /// Takes back a credit that was used or is not needed any more.
     pub(super) fn give_back(&mut self, room: Room) {
         if let Some(credits) = self.rooms.get_mut(&room) {
             credits.open -= 1;

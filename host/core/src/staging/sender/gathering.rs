@@ -5,11 +5,11 @@ use super::{Action, Gather, PieceOf, Sender, Written};
 use crate::ids::Time;
 use crate::staging::slots::Slots;
 
-/// Pieces for which there may be no gap while others get theirs, before one is kept free for them.
+/// Slots given to other pieces after which a window is kept free for a piece that found no gap.
 const PATIENCE: u64 = 16;
 
 impl Sender {
-    /// The next piece to gather, into a slot that is now its own.
+    /// The next piece to gather, with the own slot that it now has.
     pub fn next_gather(&mut self, now: Time, actions: &mut Vec<Action>) -> Option<Gather> {
         let (at, piece_of, slot, size) = self.next_fitting()?;
         self.ready.remove(at);
@@ -26,7 +26,7 @@ impl Sender {
         self.last_id += 1;
         let gather = Gather { id: self.last_id, tag, target, span, offset: slot };
         self.in_hand.insert(gather.id, piece_of);
-        // Its credit is free: ask for the one after next before this one is copied.
+        // The piece's credit is free: ask for a later piece before this one is copied.
         self.ask(now, target, actions);
         Some(gather)
     }
@@ -63,7 +63,7 @@ impl Sender {
         None
     }
 
-    /// A piece lies in its slot: it is written, unless it is not wanted any more.
+    /// Takes note that a piece lies in its slot, and has it written unless its lane has failed.
     pub fn gathered(&mut self, gather: u64, actions: &mut Vec<Action>) {
         let Some((id, piece)) = self.in_hand.get(&gather).copied() else { return };
         let Some(work) = self.lanes.get_mut(&id) else { return };

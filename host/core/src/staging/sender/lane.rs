@@ -1,4 +1,4 @@
-//! What a sender has to do for one part and one target rank.
+//! The work of a sender for one part and one target rank.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ pub enum Fault {
     /// By [`Sender::peer_lost`].
     #[error("the connection is gone")]
     PeerLost,
-    /// The ring will not take it.
+    /// The ring refused a piece.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The ring granted what is not its memory.
+    /// The ring granted bytes outside of its memory.
     #[error("the other worker granted staging memory that it does not have")]
     Outside,
     /// The write failed.
@@ -46,18 +46,18 @@ impl Target {
     }
 }
 
-/// What one part has for one target rank, cut into pieces.
+/// The data of one part for one target rank, cut into pieces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// The part.
     pub tag: Tag,
     /// The room.
     pub room: Room,
-    /// The try within the room.
+    /// The attempt within the room.
     pub attempt: u32,
     /// The part, as its notice counts it.
     pub sequence: u32,
-    /// Where it goes.
+    /// The rank that the pieces go to.
     pub target: Target,
     /// Bytes of the target's staging memory.
     pub target_bytes: u64,
@@ -79,7 +79,7 @@ pub enum LaneError {
     Repeated(u32, Room),
 }
 
-/// How far a piece is.
+/// The state of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Queued,

@@ -1,4 +1,4 @@
-//! Processes that die, and the fences behind which the others go on.
+//! Processes that die, and the fences after which the other workers continue.
 
 use host_core::{Instance, Room};
 
@@ -36,7 +36,7 @@ impl World {
         self.after(wait, Pending::Fence { side, instance: old });
     }
 
-    /// The other side knows, and nothing of the dead worker lands any more.
+    /// Tells the other side of a death. No write between it and the dead worker lands any more.
     pub fn fence(&mut self, side: Side, dead: Instance) {
         match side {
             Side::Prefill => {

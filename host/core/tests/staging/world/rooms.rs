@@ -1,4 +1,4 @@
-//! What schedulers do with rooms.
+//! Rooms, handled as schedulers do: attempts, parts, aborts and drains.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,7 +21,8 @@ pub enum Stage {
     /// Not begun.
     Planned,
     Open,
-    /// Decode has given up. `rings` have not closed the room yet. `drained` says that prefill has drained, or is fenced.
+    /// Decode has given up. `rings` counts the rings that have not closed the room yet. `drained` is true once prefill has drained,
+    /// or is fenced.
     Closing {
         rings: u32,
         drained: bool,
@@ -47,7 +48,7 @@ pub struct Story {
     received: BTreeSet<(usize, u8, u32, u16)>,
     /// Lanes of prefill that have not ended.
     pub(super) under_way: u32,
-    /// Prefill sends nothing of it any more.
+    /// Whether prefill sends nothing of the room any more.
     given_up: bool,
     abort_heard: bool,
     next_attempt: Option<u32>,
@@ -63,7 +64,7 @@ impl World {
     pub fn invent_room(&mut self, number: u64) {
         let prefill = self.random.below(self.prefill.len() as u64) as usize;
         let decode = self.random.below(self.decode.len() as u64) as usize;
-        // Some need many times what a ring holds.
+        // Some rooms need many times the memory of a ring.
         let most = if self.random.chance(0.3) { 200 } else { 12 };
         let page_count = self.random.within(1..most) as u32;
         let mut parts = Vec::new();
@@ -140,7 +141,7 @@ impl World {
         self.after(wait, Pending::Attempt { room, attempt });
     }
 
-    /// Prefill is told of an attempt, and begins it once nothing of the last is in flight.
+    /// Tells prefill of an attempt. Prefill begins it once nothing of the previous attempt is in flight.
     pub fn begin_attempt(&mut self, room: Room, attempt: u32) {
         let story = self.stories.get_mut(&room).unwrap();
         if story.given_up || self.prefill[story.prefill.0].instance != story.prefill.1 {
@@ -217,7 +218,7 @@ impl World {
         }
     }
 
-    /// A piece is in its pages at one target rank.
+    /// Records that a piece has been copied into its pages at one target rank.
     pub fn received(&mut self, room: Room, rank: usize, key: Key, span: &Span) {
         let prefill = self.stories[&room].prefill.0;
         let decode = self.stories[&room].decode.0;
@@ -322,7 +323,7 @@ impl World {
             return;
         }
         if !closing {
-            // By itself: tells decode, which aborts.
+            // Prefill fails by itself: it tells decode, which aborts.
             let wait = self.random.micros(100..20_000);
             self.after(wait, Pending::PrefillFailed(room));
         }

@@ -26,7 +26,7 @@ impl World {
     }
 
     pub fn hear_ask(&mut self, from: Party, to: Party, ask: &Ask) {
-        // What is said is said in 48 bytes.
+        // A message survives being encoded in 48 bytes.
         let message = Message::decode(&Message::Ask(ask.clone()).encode());
         assert_eq!(message, Some(Message::Ask(ask.clone())));
         let worker = &mut self.decode[to.0];
@@ -55,7 +55,7 @@ impl World {
         self.sender_acts(to.0, usize::from(to.2), actions);
     }
 
-    /// A write begins: it lands, then its notice and its completion come.
+    /// Begins a write: it lands, and its notice and its completion follow.
     pub fn fly(&mut self, from: Party, written: Written) {
         let once = (from.1, from.2, written.target.peer, written.target.rank, written.key);
         assert!(self.written.insert(once), "seed {}: {once:?} is written a second time", self.seed);
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// Bytes change hands: into memory that is the writer's to write, or the world ends.
+    /// Copies the bytes of a write. Panics unless they land in a slot that belongs to the writer.
     pub fn land(&mut self, flight: &Flight) {
         let (sender, written) = (&self.prefill[flight.from.0], &flight.written);
         if self.decode[flight.to.0].instance != flight.to.1 || self.is_cut(flight.from.1, flight.to.1) {
@@ -131,7 +131,7 @@ impl World {
         }
         let own = rank.ring.slots().any(|(_, _, _, range)| range.start == at.start);
         assert!(own, "seed {}: {:?} is written into a slot that is free", self.seed, written.key);
-        // A process that died sends what its memory held: nothing is left to look at, and it is not looked at.
+        // The memory of a sender that died is gone. Nothing is copied, and the slot's contents are not checked.
         if sender.instance == flight.from.1 {
             let from = written.source_offset as usize;
             let bytes = &sender.senders[usize::from(flight.from.2)].memory[from..from + length];

@@ -56,7 +56,7 @@ pub struct DecodeWorker {
     pub instance: Instance,
     pub bytes: u64,
     pub rings: Vec<RingRank>,
-    /// Whose page it is.
+    /// The room that owns each page.
     pub owners: BTreeMap<PageId, Room>,
 }
 
@@ -225,7 +225,7 @@ impl World {
         self.decode.iter().position(|worker| worker.instance == instance)
     }
 
-    /// What has to hold after every event.
+    /// Checks what must hold after every event.
     pub fn audit(&self) {
         for worker in &self.decode {
             for rank in &worker.rings {

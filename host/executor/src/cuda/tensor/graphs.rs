@@ -8,10 +8,10 @@ use host_kernels::cuda::{CudaStream, Graph};
 
 use crate::ExecutorError;
 
-/// Most graphs that are kept. One is some hundred launches, about a megabyte.
+/// Most graphs that are kept. A graph has some hundred launches and takes about a megabyte.
 const MOST: usize = 128;
 
-/// What the launches of a step depend on.
+/// Everything that the launches of a step depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub rows: usize,
@@ -19,23 +19,23 @@ pub(super) struct Key {
     /// Most positions that a row sees, rounded up.
     pub positions: usize,
     pub likeliest: bool,
-    /// Words that are copied first.
+    /// Words of the batch's arrays, which the first launch copies.
     pub words: usize,
     pub layout: KvLayout,
-    /// Addresses of all arrays. Of the partial sums of attention, which only grow, it is how many they are.
+    /// Addresses of all arrays. The partial sums of attention are represented by their number, because they only grow.
     pub addresses: Vec<u64>,
 }
 
 /// The graphs of one executor.
 #[derive(Debug, Default)]
 pub(super) struct Graphs {
-    /// Each with when it was used last.
+    /// Each graph with the number of the run that used it last.
     known: HashMap<Key, (Graph, u64)>,
     runs: u64,
 }
 
 impl Graphs {
-    /// Does what `launch` enqueues, recorded the first time.
+    /// Runs the launches that `launch` enqueues. Records them the first time.
     pub fn run(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -45,7 +45,7 @@ impl Graphs {
         self.runs += 1;
         if let Some((graph, used)) = self.known.get_mut(&key) {
             *used = self.runs;
-            // SAFETY: the key has the addresses of all arrays that the launches name, which are those of the executor now.
+            // SAFETY: the key has the addresses of all arrays that the launches name, and the executor has these arrays now.
             return Ok(unsafe { graph.launch() }?);
         }
         if self.known.len() >= MOST {

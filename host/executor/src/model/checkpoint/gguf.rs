@@ -66,8 +66,8 @@ pub(super) struct Rows<'a> {
 }
 
 impl GgufWeights {
-    /// The weights of a model of this configuration. Tensors that it does not have are refused: they would change what is
-    /// computed.
+    /// The weights of a model of this configuration. A file with tensors that such a model does not have is refused: they would
+    /// change what is computed.
     pub fn new(
         path: &Path,
         gguf: Gguf,
@@ -77,7 +77,7 @@ impl GgufWeights {
         let norms: &[_] = if config.output_norms { &OUTPUT_NORMS } else { &PLAIN_NORMS };
         let heads: &[_] = if config.head_norms { &HEAD_NORMS } else { &[] };
         let layer = [&LAYER, norms, heads].concat();
-        // llama.cpp's converter reorders them so, for Llama only.
+        // llama.cpp's converter reorders these rows for Llama only.
         let interleaved = (architecture == Architecture::Llama).then_some(config.head_dim);
         let weights = Self { path: path.to_owned(), gguf, interleaved, layer };
         let known = |name: &str| {
@@ -188,8 +188,8 @@ impl Rows<'_> {
     }
 }
 
-/// Where a row of queries or keys lies in a file that is ordered for interleaved rotation. There the two rows of each rotated
-/// pair follow each other. Hugging Face has the first rows of all of a head's pairs, then the second.
+/// The index of a row of queries or keys in a file that is ordered for interleaved rotation. In such a file the two rows of each
+/// rotated pair follow each other. In Hugging Face's order, the first rows of all pairs of a head come first, then the second rows.
 fn interleaved_row(row: usize, head_dim: usize) -> usize {
     let (head, within, pairs) = (row / head_dim, row % head_dim, head_dim / 2);
     head * head_dim + within % pairs * 2 + within / pairs

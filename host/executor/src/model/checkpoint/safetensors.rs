@@ -20,10 +20,10 @@ const MAX_INDEX: u64 = 100_000_000;
 
 /// The weight files of a directory.
 pub(crate) struct Safetensors {
-    /// The single file, or the index: what a missing tensor is missing from.
+    /// The single file, or the index. The error of a missing tensor names it.
     source: PathBuf,
     pub files: Vec<WeightFile>,
-    /// For shards: which file should hold a tensor.
+    /// For shards: the number of the file that should hold each tensor.
     placed: Option<BTreeMap<String, usize>>,
 }
 
@@ -155,7 +155,8 @@ impl Rows<'_> {
     }
 }
 
-/// Bytes of the header of a file of so many bytes, and the tensors in it. `read_at` fills a buffer from an offset.
+/// Reads the header of a file of `bytes` bytes. Returns the header's bytes and the tensors in it. `read_at` fills a buffer from an
+/// offset.
 fn read_header(
     path: &Path,
     bytes: u64,
@@ -215,7 +216,7 @@ pub(crate) fn header_of_bytes(path: &Path, bytes: &[u8]) -> bool {
     })
 }
 
-/// Tensor name to file name.
+/// Reads an index: the name of each tensor's file.
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>, LoadError> {
     let read = |source| LoadError::Read { file: path.to_owned(), source };
     let parse = |reason: String| LoadError::Parse { file: path.to_owned(), reason };
@@ -226,7 +227,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, LoadError> {
     parse_index(path, &std::fs::read(path).map_err(read)?)
 }
 
-/// Which file has each tensor, as an index says.
+/// Parses an index: the name of each tensor's file.
 pub(crate) fn parse_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, LoadError> {
     #[derive(Deserialize)]
     struct Index {

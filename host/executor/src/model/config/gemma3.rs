@@ -1,7 +1,7 @@
-//! What is different in config.json of a Gemma-3 text model.
+//! The parts of config.json that are different in a Gemma-3 text model.
 //!
-//! Layers alternate between attention to all positions and to the newest `sliding_window`. A position counts among those, as
-//! in transformers, whose mask lets position q see position k when `k > q - sliding_window`.
+//! Layers alternate between attention to all positions and to the newest `sliding_window` positions. These include the position
+//! itself, as in transformers, whose mask lets position q see position k when `k > q - sliding_window`.
 
 use host_kernels::math::{Gate, RopeScaling};
 use serde_json::Value;
@@ -9,11 +9,11 @@ use serde_json::Value;
 use super::{ModelConfig, Reader, Rope, SlidingLayers, most};
 use crate::model::LoadError;
 
-/// Which layers slide where config.json does not say: all but every sixth.
+/// If config.json does not name the sliding layers, all layers slide except every sixth.
 const PATTERN: usize = 6;
 
 impl Reader<'_> {
-    /// Refuses features that Gemma-3 text models do not have, though others of the family do.
+    /// Refuses features that Gemma-3 text models do not have, although other models of the family do.
     pub(super) fn only_gemma3(&self) -> Result<(), LoadError> {
         self.only("model_type", "gemma3_text", |value| value == "gemma3_text")?;
         self.only("hidden_activation", "gelu_pytorch_tanh", |value| value == "gelu_pytorch_tanh")?;
@@ -28,7 +28,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The configuration of a Gemma-3 text model, from what it has in common with others.
+    /// The configuration of a Gemma-3 text model, from the values that it has in common with other models.
     pub(super) fn gemma3(&self, common: ModelConfig) -> Result<ModelConfig, LoadError> {
         let scalar = self.number(self.value, "query_pre_attn_scalar", Some(256.0))? as f32;
         let window = self.size("sliding_window", Some(4096), most::WINDOW)?;
@@ -49,7 +49,7 @@ impl Reader<'_> {
             head_norms: true,
             norms_from_one: true,
             output_norms: true,
-            // In f32, as all activations here are. Implementations that compute in bf16 round it to that.
+            // The scale is f32, as all activations here are. Implementations that compute in bf16 round it to bf16.
             embedding_scale: Some((common.hidden as f32).sqrt()),
             score_scale: 1.0 / scalar.sqrt(),
             gate: Gate::GeluTanh,
@@ -57,7 +57,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Which layers slide: by `layer_types`, or all but every `sliding_window_pattern`-th.
+    /// Which layers slide: those that `layer_types` names, or all except every `sliding_window_pattern`-th.
     fn sliding_layers(&self, layers: usize) -> Result<Vec<bool>, LoadError> {
         let types = &self.value["layer_types"];
         let slides: Vec<bool> = if types.is_null() {

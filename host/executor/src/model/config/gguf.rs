@@ -1,7 +1,7 @@
-//! What the metadata of a GGUF file says about a model.
+//! The configuration of a model, from the metadata of a GGUF file.
 //!
-//! Absent keys mean what they mean in llama.cpp. Keys of the architecture that are not known here are refused, since they
-//! would change what is computed.
+//! Absent keys mean what they mean in llama.cpp. Unknown keys of the architecture are refused, because they would change what is
+//! computed.
 
 use std::path::Path;
 
@@ -12,13 +12,13 @@ use host_kernels::math::{Gate, RopeScaling};
 use super::{HEAD_DIM_UNIT, HIDDEN_UNIT, ModelConfig, Rope, SlidingLayers, most};
 use crate::model::LoadError;
 
-/// The tensor of what rotary frequencies are divided by: Llama 3.1 and later, in place of keys.
+/// The tensor with the divisors of rotary frequencies. Llama 3.1 and later have it in place of keys.
 pub(crate) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 /// The embedding, whose rows are the vocabulary.
 const EMBEDDING: &str = "token_embd.weight";
-/// Which layers of a Gemma-3 slide where no key says: all but every sixth.
+/// If no key names the sliding layers of a Gemma-3, all layers slide except every sixth.
 const PATTERN: usize = 6;
-/// Layers of the Gemma-3 of 27 billion parameters, whose queries are scaled in a way of their own.
+/// Number of layers of the Gemma-3 of 27 billion parameters, which scales its queries differently.
 const LAYERS_OF_27B: usize = 62;
 
 /// Keys of an architecture that are read.
@@ -41,18 +41,18 @@ const KEYS: [&str; 17] = [
     "rope.scaling.type",
     "vocab_size",
 ];
-/// More keys that are read, of Gemma-3.
+/// Further keys that are read for Gemma-3.
 const GEMMA3_KEYS: [&str; 4] = [
     "attention.sliding_window",
     "attention.sliding_window_pattern",
     "final_logit_softcapping",
     "rope.freq_base_swa",
 ];
-/// Keys that change nothing: where weights came from, and what only the scaling called yarn asks for.
+/// Keys that are ignored: the origin of the weights, and parameters that only the scaling called yarn uses.
 const IDLE_KEYS: [&str; 3] =
     ["rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"];
 
-/// What `general.architecture` may be.
+/// The supported values of `general.architecture`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Architecture {
     Llama,
@@ -74,8 +74,8 @@ impl Architecture {
 
 /// The configuration of the model in a GGUF file.
 ///
-/// KV is f32 where all matrices are, and bf16 otherwise: quantized files are made of bf16 models, whose config.json asks for
-/// that.
+/// KV is f32 if all matrices are f32, and bf16 otherwise: quantized files are made of bf16 models, whose config.json asks for
+/// bf16.
 pub(crate) fn read(file: &Path, gguf: &Gguf) -> Result<(Architecture, ModelConfig), LoadError> {
     let metadata = gguf.metadata();
     let plain = Reader { file, gguf, metadata, architecture: Architecture::Llama };
@@ -146,7 +146,7 @@ impl Reader<'_> {
             gate: Gate::Silu,
             tied: self.gguf.tensor("output.weight").is_none(),
             head_norms: self.architecture != Architecture::Llama,
-            // llama.cpp's converter adds the 1 of Gemma-3's norms.
+            // llama.cpp's converter adds the 1 to the weights of Gemma-3's norms.
             norms_from_one: false,
             output_norms: gemma3,
             kv_dtype: if self.gguf.tensors().iter().all(is_wide) { Dtype::F32 } else { Dtype::Bf16 },
@@ -154,7 +154,7 @@ impl Reader<'_> {
         if gemma3 { self.gemma3(common) } else { Ok(common) }
     }
 
-    /// The configuration of a Gemma-3, from what it has in common with others.
+    /// The configuration of a Gemma-3, from the values that it has in common with other models.
     fn gemma3(&self, common: ModelConfig) -> Result<ModelConfig, LoadError> {
         let softcap = self.key("final_logit_softcapping");
         self.only(&softcap, "no soft capping", |value| matches!(value, Value::F32(cap) if *cap == 0.0))?;
@@ -169,7 +169,8 @@ impl Reader<'_> {
                 slides.contains(&true).then_some(SlidingLayers { window, slides, rope })
             }
         };
-        // As llama.cpp: by the heads' dimension, but for the largest by what each head has of the residual stream.
+        // As in llama.cpp: scores are scaled by the dimension of a head. In the largest model they are scaled by the width of the
+        // residual stream divided by the number of heads.
         let scaled_by = match common.layers {
             LAYERS_OF_27B => common.hidden / common.heads,
             _ => common.head_dim,
@@ -183,7 +184,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Which layers slide: a flag for each, or all but every so many-th.
+    /// Which layers slide: those whose flag is set, or, if the key is a number n, all except every n-th.
     fn sliding_layers(&self, layers: usize) -> Result<Vec<bool>, LoadError> {
         let name = "attention.sliding_window_pattern";
         let key = self.key(name);
@@ -230,7 +231,7 @@ impl Reader<'_> {
     fn scaling(&self) -> Result<RopeScaling, LoadError> {
         let kind = self.key("rope.scaling.type");
         let factor = match self.metadata.number(&self.key("rope.scaling.factor")) {
-            // How llama.cpp says that there is none.
+            // llama.cpp writes 0 for no scaling.
             Ok(Some(0.0)) => None,
             _ => Some(self.number("rope.scaling.factor", Some(1.0))?),
         };
@@ -241,7 +242,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What frequencies are divided by, from a tensor of its own.
+    /// The divisors of rotary frequencies, from a tensor of their own.
     fn rope_divisors(&self, rope: Rope, head_dim: usize) -> Result<Option<Vec<f32>>, LoadError> {
         let Some(tensor) = self.gguf.tensor(ROPE_DIVISORS) else { return Ok(None) };
         let refused = |found: String, supported: &str| LoadError::Unsupported {
@@ -290,7 +291,7 @@ impl Reader<'_> {
         format!("{}.{name}", self.architecture.name())
     }
 
-    /// A positive whole number, or a list for each layer that repeats it.
+    /// A positive whole number, or a list that repeats it for each layer.
     fn size(&self, name: &str, default: Option<usize>, limit: usize) -> Result<usize, LoadError> {
         let key = self.key(name);
         let expected = format!("a whole number from 1 to {limit}");
@@ -340,13 +341,13 @@ impl Reader<'_> {
         self.metadata.get(key).map_or_else(|| "absent".to_owned(), Value::to_string)
     }
 
-    /// What was read, or the error with the file's name.
+    /// The value that was read, or the error with the file's name.
     fn with<T>(&self, read: Result<T, Error>) -> Result<T, LoadError> {
         read.map_err(|source| LoadError::Gguf { file: self.file.to_owned(), source })
     }
 }
 
-/// Whether a tensor is f32, or no matrix: vectors always are.
+/// Whether a tensor is f32 or no matrix. Vectors do not count, because they are always f32.
 fn is_wide(tensor: &TensorInfo) -> bool {
     tensor.kind() == Kind::F32 || tensor.dimensions().len() == 1
 }

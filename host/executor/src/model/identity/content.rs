@@ -1,9 +1,9 @@
-//! The digest of a file: of every byte in it.
+//! The digest of every byte of a file.
 //!
 //! A file is cut into pieces of 4 MiB. The digest is the SHA-256 of its length and of the XXH3-128 of each piece with the
-//! piece's number. Threads share the pieces, so it is read as fast as the disk or the memory gives it.
+//! piece's number. Threads share the pieces, so the file is read as fast as the disk or the memory allows.
 //!
-//! XXH3 finds every change that was not made to deceive it. A file can be built so that it has another's digest.
+//! XXH3 finds every change that was not made to deceive it. It is possible to build a file that has the digest of another file.
 
 use std::fs::File;
 use std::io;
@@ -18,10 +18,10 @@ pub(super) type ContentDigest = [u8; 32];
 
 /// Bytes of a piece. Part of the definition: another value gives other digests.
 const PIECE: u64 = 4 << 20;
-/// More threads than this do not read faster.
+/// Most threads: more threads do not read faster.
 const MOST_THREADS: usize = 8;
 
-/// Reads the whole file, which has `size` bytes.
+/// The digest of a file of `size` bytes. Reads all of it.
 pub(super) fn digest(file: &File, size: u64) -> io::Result<ContentDigest> {
     let pieces = size.div_ceil(PIECE);
     let next = AtomicU64::new(0);
@@ -30,7 +30,7 @@ pub(super) fn digest(file: &File, size: u64) -> io::Result<ContentDigest> {
         cores.min(MOST_THREADS).min(usize::try_from(pieces).unwrap_or(usize::MAX)).saturating_sub(1);
     let mut sums = std::thread::scope(|scope| {
         let share = || sums_of(file, size, &next);
-        // This thread does what helpers that the system refuses would have done.
+        // If the system refuses to start helpers, this thread does their share.
         let start =
             |number| std::thread::Builder::new().name(format!("digest-{number}")).spawn_scoped(scope, share);
         let started: Vec<_> = (0..helpers).filter_map(|number| start(number).ok()).collect();
@@ -94,7 +94,7 @@ mod tests {
         assert_ne!(of(&[]), of(&[0]));
     }
 
-    /// Digests name pages in stores that outlive programs.
+    /// Digests are part of page names in stores, and these outlive a version of the program.
     #[test]
     fn the_digest_of_these_bytes_is_the_one_that_stores_have() {
         let bytes: Vec<u8> = (0..PIECE + 3).map(|at| (at % 251) as u8).collect();

@@ -1,8 +1,9 @@
-//! Digests of files that were read before, so that the second start of a large model does not read it for its digest.
+//! Keeps digests of files that were read before, so that the second start of a large model does not read it for its digest.
 //!
-//! One small file per weight file, `host/digests/DEVICE-INODE` in the user's cache directory: the file's size and times when
-//! it was read, its digest, and a sum over the line. A weight file whose size, time of change or time of status change
-//! (which no program can set) is another is read again. Starts at the same time write files of their own and rename them.
+//! Each weight file has one small entry, `host/digests/DEVICE-INODE` in the user's cache directory. It holds the file's size and
+//! times when it was read, its digest, and a checksum over the line. A weight file is read again if its size, its time of change
+//! or its time of status change (which no program can set) differs. Processes that start at the same time write files of their
+//! own and rename them.
 //!
 //! A program that has mapped the file to write it may change it without changing its times at once.
 
@@ -18,23 +19,23 @@ use super::content::{self, ContentDigest};
 use super::hex;
 use crate::model::LoadError;
 
-/// Smaller files are read as fast as an entry.
+/// Smaller files have no entry, because they are read as fast as an entry.
 const SMALLEST: u64 = 16 << 20;
-/// Seconds that a file must have been left alone before it is read. A change right after the reading might get the times that
-/// were there before it: file systems count in up to 2 seconds.
+/// Seconds for which a file must not have changed before it is read, or its digest is not kept. A change right after the reading
+/// could leave the file's times as they were, because file systems count time in steps of up to 2 seconds.
 const SETTLED: i64 = 3;
-/// Bytes of an entry, at most.
+/// Most bytes of an entry.
 const ENTRY: u64 = 512;
 
-/// Where digests are kept, and of which files.
+/// A folder that keeps digests, and the conditions for a file to have an entry.
 pub(super) struct Known {
-    /// Absent where the environment names no cache directory.
+    /// Absent if the environment names no cache directory.
     directory: Option<PathBuf>,
     smallest: u64,
     settled: i64,
 }
 
-/// What changes when a file does.
+/// The metadata that changes when a file changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -46,7 +47,7 @@ struct Stamp {
 }
 
 impl Known {
-    /// In the user's cache directory.
+    /// A folder in the user's cache directory.
     pub fn of_user() -> Self {
         let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
@@ -54,7 +55,7 @@ impl Known {
         Self { directory, smallest: SMALLEST, settled: SETTLED }
     }
 
-    /// The digest of a file: as it was noted, or from the file, which is then noted.
+    /// The digest of a file, from its entry or from its content. A digest from the content is then noted in an entry.
     pub fn digest(&self, path: &Path, file: &File) -> Result<ContentDigest, LoadError> {
         self.find(path, file).map_err(|source| LoadError::Read { file: path.to_owned(), source })
     }
@@ -67,7 +68,7 @@ impl Known {
         if let Some(digest) = stamp.noted(&entry) {
             return Ok(digest);
         }
-        // Before the file is read: its times say when that began.
+        // The entry's file is made before the weight file is read, so that its time says when the reading began.
         let begun = Unfinished::begin(directory, &entry);
         let digest = content::digest(file, stamp.size)?;
         let noted = begun.and_then(|begun| {
@@ -103,12 +104,13 @@ impl Stamp {
         format!("{:x}-{:x}", self.device, self.inode)
     }
 
-    /// Seconds.
+    /// The later of the two times, in seconds.
     fn newest(&self) -> i64 {
         self.modified.0.max(self.changed.0)
     }
 
-    /// What an entry says before the digest. The number at its begin is that of this format and of the digest's definition.
+    /// The text of an entry before the digest. The number at its start is the version of this format and of the digest's
+    /// definition.
     fn text(&self) -> String {
         let Self { device, inode, size, modified, changed } = self;
         let times = format!("{}.{:09} {}.{:09}", modified.0, modified.1, changed.0, changed.1);
@@ -120,7 +122,7 @@ impl Stamp {
         format!("{said} {:016x}\n", xxh3(said.as_bytes(), 0))
     }
 
-    /// The digest that an entry has for a file with this stamp. An entry that is damaged has none.
+    /// The digest that an entry has for a file with this stamp. `None` if the entry is damaged or has another stamp.
     fn noted(&self, entry: &Path) -> Option<ContentDigest> {
         let mut text = String::new();
         File::open(entry).ok()?.take(ENTRY).read_to_string(&mut text).ok()?;
@@ -133,12 +135,12 @@ impl Stamp {
     }
 }
 
-/// An entry that is not yet at its place. Dropping it removes its file.
+/// An entry under a temporary name. Dropping it removes its file.
 struct Unfinished<'a> {
     temporary: PathBuf,
     file: File,
     entry: &'a Path,
-    /// When it was made, in seconds.
+    /// The time when the file was made, in seconds.
     at: i64,
 }
 
@@ -149,8 +151,8 @@ impl<'a> Unfinished<'a> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let temporary = entry.with_extension(format!("{}-{number}", std::process::id()));
         let open = || File::options().write(true).create_new(true).mode(0o600).open(&temporary);
-        // A process with this number left it when it was killed. Were it alive, in another container, its rename would fail, or
-        // put a line in place that has both their bytes. Neither does harm.
+        // A killed process with the same number may have left such a file. A live process with this number can only be in
+        // another container. Then its rename fails, or installs a line that has bytes of both. Neither does harm.
         let file = open().or_else(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => std::fs::remove_file(&temporary).and_then(|()| open()),
             _ => Err(error),
@@ -167,7 +169,7 @@ impl<'a> Unfinished<'a> {
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        // After a rename there is none.
+        // After a rename the file does not exist any more.
         let _gone = std::fs::remove_file(&self.temporary);
     }
 }

@@ -1,8 +1,8 @@
-//! Layers that keep a state: what they make of it, and how it lies in a page.
+//! Layers that keep a state: how a state changes, and its layout in a page.
 //!
-//! A state is one number for each head, which follows from the state before and a token. In a page it fills every row of the
-//! layer: the first eight bytes of the first row are the number, and all others follow from it. Whatever else is found there makes
-//! another number of it, so every byte of a state matters.
+//! A state is one number for each head, derived from the previous state and a token. In a page it fills every row of the layer:
+//! the first eight bytes of the first row are the number, and all other bytes are derived from it. If any byte differs, another
+//! number is read, so every byte of a state matters.
 
 use host_core::{PageId, Sequence};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -13,13 +13,14 @@ use crate::window::LayerPages;
 /// The rows of one head of a layer in a page.
 struct Place {
     page: PageId,
-    /// Of this rank's heads, which.
+    /// The index of the head among this rank's heads.
     index: usize,
     /// The layer within the page.
     layer: usize,
 }
 
-/// Goes on from the state before a sequence's new positions, and leaves the state behind each whole page and behind the last.
+/// Continues from the state before a sequence's new positions. Writes the state behind each whole page and behind the last
+/// position.
 pub(super) fn write(kv: &mut KvMemory, sequence: &Sequence, pages: &LayerPages<'_>, layer: usize) {
     let page_tokens = kv.layout().shape.page_tokens;
     let start = sequence.start as usize;
@@ -59,7 +60,7 @@ fn fill(kv: &mut KvMemory, place: &Place, state: u64) {
     }
 }
 
-/// The state in a page, or another number where any byte of it is not what it was.
+/// The state in a page, or another number if any byte of it has changed.
 fn read(kv: &KvMemory, place: &Place) -> u64 {
     let found = |side, slot| kv.read_row(place.page, place.index, place.layer, side, slot);
     let state = found(0, 0).get(..8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes);

@@ -8,7 +8,7 @@ use host_wire::endpoint::{Authorities, ConnectedTls};
 
 use super::*;
 
-/// A certificate for `localhost`, and what a client trusts.
+/// A certificate for `localhost`, and the authorities that a client trusts.
 fn certified() -> (ApiTls, Authorities) {
     let folder = tempfile::tempdir().unwrap();
     let [cert, key, ca] = ["cert.pem", "key.pem", "ca.pem"].map(|name| folder.path().join(name));
@@ -20,7 +20,7 @@ fn certified() -> (ApiTls, Authorities) {
     std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
     let server = ApiTls::load(&cert, &key).unwrap();
     let client = Authorities::of_file(&ca).unwrap();
-    // The server goes on with what it has when the files are gone.
+    // The folder is removed here: the server keeps what it has loaded.
     (server, client)
 }
 
@@ -53,7 +53,7 @@ async fn requests_are_answered_over_tls_and_one_in_plain_text_is_told_so() {
     let (address, client, _stop, _serving) = listening_with_tls(limits(8)).await;
     assert!(answer(&mut connect(address, &client).await).await.ends_with("answered"));
     let mut plain = TcpStream::connect(address).await.unwrap();
-    // More than is read of a head.
+    // The request is longer than the part of a head that the server reads.
     let request = format!("GET /now HTTP/1.1\r\nhost: x\r\ncookie: {}\r\n\r\n", "x".repeat(10_000));
     plain.write_all(request.as_bytes()).await.unwrap();
     let told = rest(&mut plain).await;
@@ -70,7 +70,7 @@ async fn clients_that_shake_no_hands_take_their_share_alone_and_are_closed_in_ti
     for _ in 0..30 {
         silent.push(TcpStream::connect(address).await.unwrap());
     }
-    // Those beyond the share are closed without a handshake.
+    // Connections beyond the share are closed without a handshake.
     let mut closed = 0;
     for connection in &mut silent[16..] {
         closed += usize::from(connection.read(&mut [0; 8]).await.is_ok_and(|count| count == 0));
@@ -81,7 +81,7 @@ async fn clients_that_shake_no_hands_take_their_share_alone_and_are_closed_in_ti
     let other = socket.connect(address).await.unwrap();
     let mut other = client.connect("localhost", other).await.unwrap();
     assert!(answer(&mut other).await.ends_with("answered"));
-    // Its deadline is over long before the wait for a head.
+    // The deadline of the handshake ends long before the time for a head.
     tokio::time::pause();
     let before = clock::now();
     assert_eq!(rest(&mut silent[0]).await, "");
@@ -97,7 +97,7 @@ async fn clients_that_shake_no_hands_take_their_share_alone_and_are_closed_in_ti
 async fn a_stop_waits_for_no_handshake() {
     let (address, _client, stop, serving) = listening_with_tls(limits(8)).await;
     let mut silent = TcpStream::connect(address).await.unwrap();
-    // It was accepted when a later one is.
+    // When a later connection was accepted, this one was, too.
     let mut later = TcpStream::connect(address).await.unwrap();
     later.write_all(ASK).await.unwrap();
     assert!(rest(&mut later).await.contains("use https://"));

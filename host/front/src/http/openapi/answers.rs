@@ -1,10 +1,10 @@
-//! The bodies of answers.
+//! Schemas of the bodies of answers.
 
 use serde_json::{Map, Value, json};
 
 use super::schema::reference;
 
-/// All bodies, and what they are made of, by their names.
+/// The schemas of all bodies and of their parts, with their names.
 pub(super) fn all() -> Vec<(&'static str, Value)> {
     vec![
         ("Error", error()),
@@ -32,7 +32,7 @@ pub(super) fn all() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// An object of these fields and no other, some of which may be left out.
+/// Schema of an object with these fields and no others. The fields of `sometimes` may be absent.
 fn object(always: Value, sometimes: Value) -> Value {
     let (Value::Object(always), Value::Object(sometimes)) = (always, sometimes) else { return json!({}) };
     let required: Vec<String> = always.keys().cloned().collect();
@@ -56,7 +56,7 @@ fn list(items: Value) -> Value {
     json!({"type": "array", "items": items})
 }
 
-/// The schema, or `null`.
+/// The schema that also accepts `null`.
 fn maybe(schema: Value) -> Value {
     json!({"anyOf": [schema, {"type": "null"}]})
 }
@@ -94,7 +94,7 @@ fn chat_logprobs() -> Value {
     object(json!({"content": list(object(with_others, json!({})))}), json!({}))
 }
 
-/// The stop string or the token that ended the answer.
+/// Schema of the stop string or token that ended the answer.
 fn stop_reason() -> Value {
     json!({"type": ["string", "integer", "null"]})
 }
@@ -104,7 +104,7 @@ fn called() -> Value {
     object(json!({"id": text(), "type": {"const": "function"}, "function": function}), json!({}))
 }
 
-/// What answers and their events have in common. Events may be without usage.
+/// The fields that answers and their events share. Events may be without usage.
 fn choices(kind: &str, choice: Value, is_event: bool) -> Value {
     let mut always = json!({
         "id": text(),

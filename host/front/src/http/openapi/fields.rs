@@ -1,4 +1,4 @@
-//! Fields that several endpoints read. The tests hold each to what reads it.
+//! Fields that several endpoints read. Tests compare each field with the code that reads it.
 
 use host_core::radix::NamespaceKey;
 use serde_json::{Map, Value, json};
@@ -13,7 +13,7 @@ use crate::http::ask::{
 use crate::http::sampling::{MOST_BIAS, MOST_REPETITION, MOST_TOKENS, MOST_WORD_BYTES, MOST_WORDS};
 use crate::http::tools::{MAX_NAME, MAX_TOOLS};
 
-/// Counts of tokens that a request may name.
+/// Range of the token counts that a request may give.
 pub(super) const TOKENS: std::ops::RangeInclusive<i64> = 1..=u32::MAX as i64;
 
 /// The served name.
@@ -24,7 +24,7 @@ pub(super) fn model(name: &str) -> Fields {
     fields
 }
 
-/// How tokens are drawn. `seed` is the name of the seed's field.
+/// Fields about how tokens are drawn. `seed` is the name of the seed's field.
 pub(super) fn sampling(vocabulary: u32, seed: &str) -> Fields {
     let counts = 0..=i64::from(u32::MAX);
     let word = json!({"type": "string", "minLength": 1, "maxLength": MOST_WORD_BYTES, "pattern": "\\S"});
@@ -80,7 +80,7 @@ pub(super) fn sampling(vocabulary: u32, seed: &str) -> Fields {
     fields
 }
 
-/// What an answer is, of chats, responses, and in `sampling_params`.
+/// Fields about answers, for chats, for responses, and in `sampling_params`.
 pub(super) fn answers(vocabulary: u32) -> Fields {
     let stop = json!({"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES});
     let stops =
@@ -101,7 +101,7 @@ pub(super) fn answers(vocabulary: u32) -> Fields {
     fields
 }
 
-/// How answers are sent.
+/// Fields about how answers are sent.
 pub(super) fn stream() -> Fields {
     let mut options = Fields::default();
     options
@@ -119,7 +119,7 @@ pub(super) fn stream() -> Fields {
     fields
 }
 
-/// When a request is served, and from which caches.
+/// Fields about when a request is served, and from which caches.
 pub(super) fn serving() -> Fields {
     let mut fields = Fields::default();
     fields
@@ -164,7 +164,7 @@ const STRUCTURE: [&str; 10] = [
     "ebnf",
 ];
 
-/// At most one of the fields limits the answer.
+/// The rule that at most one of these fields limits the answer.
 pub(super) fn one_structure() -> Value {
     let plain = json!({"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}});
     let off = nothing_or([plain]);
@@ -181,7 +181,7 @@ pub(super) fn one_structure() -> Value {
     json!({"anyOf": STRUCTURE.iter().map(without).collect::<Vec<Value>>()})
 }
 
-/// What limits an answer.
+/// Fields that limit an answer.
 pub(super) fn structure() -> Fields {
     let schema = json!({"type": ["object", "boolean", "string"], "not": {"enum": [false, ""]}});
     let expression = json!({"type": "string", "format": "regex"});
@@ -238,7 +238,8 @@ pub(super) fn structure() -> Fields {
     fields
 }
 
-/// OpenAI's format of an answer. `nests`: a schema stands in an object of its own, and may stand beside the type.
+/// OpenAI's format of an answer. Its schema stands in an object of its own, or beside the type. `nests`: lists the first form
+/// first.
 pub(super) fn format(nests: bool) -> Value {
     let typed = |kinds: Value, required: Value| json!({"type": "object", "required": required, "properties": {"type": {"enum": kinds}}});
     let schema = json!({"type": ["object", "boolean"]});
@@ -252,7 +253,7 @@ pub(super) fn format(nests: bool) -> Value {
     nothing_or(if nests { [plain, nested, flat] } else { [plain, flat, nested] })
 }
 
-/// What this server does not have, as far as a value changes nothing.
+/// Fields of features that this server does not have. They accept only values that change nothing.
 pub(super) fn unsupported() -> Fields {
     let mut fields = Fields::default();
     let off = "This server has it not: taken where it changes nothing";
@@ -273,7 +274,7 @@ pub(super) fn unsupported() -> Fields {
     fields
 }
 
-/// Tools and which of them is called. `nested`: as chats spell them.
+/// Fields for tools and for the choice of a tool. `nested`: in the form of chats.
 pub(super) fn tools(nested: bool) -> Fields {
     let name =
         json!({"type": "string", "minLength": 1, "maxLength": MAX_NAME, "pattern": "^[A-Za-z0-9_.-]+$"});
@@ -315,7 +316,7 @@ pub(super) fn tools(nested: bool) -> Fields {
     fields
 }
 
-/// A conversation.
+/// Fields of a conversation.
 pub(super) fn messages() -> Fields {
     let mut fields = Fields::default();
     fields

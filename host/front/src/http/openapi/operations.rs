@@ -1,24 +1,24 @@
-//! What is answered at which path.
+//! The operations of the API: paths, bodies and answers.
 
 use serde_json::{Map, Value, json};
 
 use super::requests;
 use super::schema::reference;
 
-/// What a path is for.
+/// One operation: a path with a method.
 struct Operation {
     path: &'static str,
     method: &'static str,
     summary: &'static str,
     /// The schema of its body, if it reads one.
     body: Option<&'static str>,
-    /// The status of success, and what comes with it.
+    /// The status of success, and the kind of answer.
     success: (&'static str, Success),
-    /// Beside those of every request.
+    /// Statuses of failures, beside those of every request.
     failures: &'static [&'static str],
 }
 
-/// What an answer has.
+/// The kind of a successful answer.
 #[derive(Clone, Copy)]
 enum Success {
     /// JSON of this schema.
@@ -33,11 +33,11 @@ enum Success {
     Document,
 }
 
-/// Every request may be answered so, by what stands before the handlers.
+/// Failures of every request: the checks in front of the handlers return them.
 const OF_ALL: [&str; 3] = ["401", "403", "421"];
-/// Where a body is read.
+/// Failures of requests with a body.
 const OF_BODIES: [&str; 7] = ["400", "404", "408", "413", "415", "429", "500"];
-/// Of operators' paths: they are nowhere else where they have an address of their own.
+/// Failures of operators' paths. Where these have an address of their own, other listeners answer 404.
 const OF_OPERATORS: [&str; 3] = ["404", "415", "500"];
 
 fn get(path: &'static str, schema: &'static str, summary: &'static str) -> Operation {
@@ -138,7 +138,7 @@ fn described(operation: &Operation, has_keys: bool) -> Value {
         };
         let mut answer = answer(status, content);
         if *status == "503" && is_health {
-            // A probe tries again when it likes.
+            // A probe tries again at its own interval, so there is no `retry-after`.
             answer["headers"] = json!({"x-request-id": {"$ref": "#/components/headers/RequestId"}});
         }
         responses.insert((*status).to_owned(), answer);
@@ -147,7 +147,7 @@ fn described(operation: &Operation, has_keys: bool) -> Value {
         "operationId": operation_id(operation),
         "summary": operation.summary,
         "responses": responses,
-        // What needs no key may have one.
+        // A request that needs no key may have one.
         "security": match (has_keys, is_health) {
             (true, true) => json!([{}, {"bearer": []}, {"key": []}]),
             (true, false) => json!([{"bearer": []}, {"key": []}]),
@@ -186,8 +186,8 @@ fn operation_id(operation: &Operation) -> String {
     [operation.method].into_iter().chain(words).collect::<Vec<_>>().join("_")
 }
 
-/// Server-sent events, each of which has JSON. Before version 3.2 of the format a schema of such a stream is that of its events.
-/// `is_named`: events are named by their type, and no `[DONE]` comes at the end.
+/// Schema of server-sent events with JSON. Before version 3.2 of the format, the schema of such a stream is the schema of its
+/// events. `is_named`: events are named by their type, and no `[DONE]` comes at the end.
 fn events(of: &str, is_named: bool) -> Value {
     let json = json!({
         "contentMediaType": "application/json",

@@ -1,4 +1,4 @@
-//! The bodies of requests.
+//! Schemas of the bodies of requests.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use crate::http::generate::SAMPLING;
 use crate::http::tokens::MOST_TOKENS;
 use crate::http::{completions, generate};
 
-/// All bodies, and what they are made of, by their names.
+/// The schemas of all bodies and of their parts, with their names.
 pub(super) fn all(about: &About) -> Vec<(&'static str, Value)> {
     vec![
         (schema::NOTHING, nothing()),
@@ -49,7 +49,7 @@ fn message() -> Value {
     if let Some(kinds) = of_assistant["anyOf"].as_array_mut() {
         kinds.push(json!({"type": "null"}));
     }
-    // Arguments are an object, as JSON in a text or as it is. None are an empty one.
+    // Arguments are an object, or a text with its JSON. Absent arguments are an empty object.
     let function = json!({
         "type": "object",
         "required": ["name"],
@@ -120,10 +120,10 @@ fn completion(about: &About) -> Value {
     streamed(fields.object(&["prompt"]))
 }
 
-/// What holds the fields of structure together.
+/// Name of the schema that allows at most one field of structure.
 const ONE_STRUCTURE: &str = "OneStructure";
 
-/// Options of a stream are for streams alone.
+/// Adds two rules to a body: at most one structure, and `stream_options` only with `stream`.
 fn streamed(mut body: Value) -> Value {
     body["allOf"] = json!([reference(ONE_STRUCTURE), {
         "if": {"properties": {"stream_options": {"type": "object"}}, "required": ["stream_options"]},
@@ -132,7 +132,7 @@ fn streamed(mut body: Value) -> Value {
     body
 }
 
-/// The tool that is to be called is one of the tools.
+/// Adds a rule to a body: a demanded call needs at least one tool.
 fn with_tools(mut body: Value) -> Value {
     let named = json!({"anyOf": [{"type": "object", "minProperties": 1}, {"const": "any"}]});
     if let Some(rules) = body["allOf"].as_array_mut() {
@@ -320,7 +320,7 @@ fn detokenize(about: &About) -> Value {
     fields.object(&["tokens"])
 }
 
-/// The header that names the time of a request.
+/// Schema of the header with the time limit of a request.
 pub(super) fn seconds() -> Value {
     let mut seconds = number(0.0, crate::http::ask::MOST_SECONDS, false);
     seconds["type"] = json!("number");

@@ -1,4 +1,4 @@
-//! What schemas are made of. `null` is the same as leaving a field out, so every schema of a field allows it.
+//! The building blocks of schemas. `null` is the same as leaving a field out, so every schema of a field allows it.
 
 use std::ops::RangeInclusive;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::http::fields;
 
-/// A value that asks for nothing: fields that are not known are taken with one.
+/// Name of the schema of values that ask for nothing. Unknown fields are accepted with such a value.
 pub(super) const NOTHING: &str = "Nothing";
 
 /// Fields of an object, with their schemas.
@@ -29,7 +29,7 @@ impl Fields {
         self
     }
 
-    /// An object with these fields. Others are taken where they ask for nothing, or where no answer depends on them.
+    /// An object with these fields. Other fields are accepted if they ask for nothing, or if no answer depends on them.
     pub fn object(mut self, required: &[&str]) -> Value {
         for name in fields::HARMLESS {
             let about = "Taken and not read: no answer depends on it";
@@ -47,7 +47,7 @@ impl Fields {
     }
 }
 
-/// A schema of the document's components.
+/// A reference to a schema among the document's components.
 pub(super) fn reference(name: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{name}")})
 }
@@ -68,7 +68,7 @@ pub(super) fn text() -> Value {
     json!({"type": ["string", "null"]})
 }
 
-/// A text of at most so many bytes.
+/// A text of at most `most` bytes.
 pub(super) fn short_text(most: usize) -> Value {
     json!({"type": ["string", "null"], "maxLength": most})
 }
@@ -84,7 +84,7 @@ pub(super) fn number(above: f64, most: f64, closed: bool) -> Value {
     json!({"type": ["number", "null"], least: above, "maximum": most})
 }
 
-/// A list of at most so many token ids.
+/// A list of at most `most` token ids.
 pub(super) fn token_list(most: usize, vocabulary: u32) -> Value {
     json!({"type": ["array", "null"], "maxItems": most, "items": token(vocabulary)})
 }
@@ -99,20 +99,20 @@ pub(super) fn any_object() -> Value {
     json!({"type": ["object", "null"]})
 }
 
-/// One of these values alone.
+/// One of these values, or `null`.
 pub(super) fn only(values: &[Value]) -> Value {
     let mut values = values.to_vec();
     values.push(Value::Null);
     json!({"enum": values})
 }
 
-/// What asks for nothing, or one of these.
+/// A value that asks for nothing, or one of these schemas.
 pub(super) fn nothing_or(others: impl IntoIterator<Item = Value>) -> Value {
     let kinds: Vec<Value> = [reference(NOTHING)].into_iter().chain(others).collect();
     json!({"anyOf": kinds})
 }
 
-/// The same as [`NOTHING`], spelt out.
+/// The schema that [`NOTHING`] names.
 pub(super) fn nothing() -> Value {
     json!({"description": "A value that asks for nothing", "enum": [null, false, 0, "", [], {}]})
 }

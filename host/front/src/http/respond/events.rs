@@ -1,4 +1,4 @@
-//! Answers as events, in the order in which their parts come.
+//! Sends answers as events, in the order in which their parts come.
 
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};
@@ -29,12 +29,12 @@ use crate::text::Tokenizer;
 /// A request whose answers are sent as events.
 pub(super) struct Streamed<S> {
     pub answers: Vec<Answer>,
-    /// Of each answer, whether it is the first to its prompt.
+    /// For each answer, whether it is the first to its prompt.
     pub leads: Vec<bool>,
     pub shape: S,
     pub record: Record,
     pub tokenizer: Arc<dyn Tokenizer>,
-    /// Of the first prompt.
+    /// The settings of the answers to the first prompt.
     pub ask: Ask,
     /// What of the answers is kept until they end, in the client's share.
     pub kept: Collected,
@@ -42,13 +42,13 @@ pub(super) struct Streamed<S> {
     pub _settings: Share,
 }
 
-/// What is known of a stream that has no head yet.
+/// The state of a stream whose head was not sent yet.
 enum Beginning {
     /// Workers were called.
     Admitted,
     /// There is something to send.
     First,
-    /// There will be nothing.
+    /// The stream has failed, and nothing will be sent.
     Failed(Box<ApiError>),
 }
 
@@ -66,19 +66,20 @@ struct Events<S> {
     _settings: Share,
     usage: Usage,
     ready: VecDeque<Bytes>,
-    /// Events of answers whose turn to appear has not come. Clients count answers in the order in which they appear.
+    /// Events of answers that may not appear yet. Clients count answers in the order in which they appear.
     held: Vec<Vec<Bytes>>,
     /// Bytes of these events.
     held_bytes: usize,
     /// Answers that have appeared.
     appeared: usize,
-    /// Answers that have not ended.
+    /// Number of answers that have not ended.
     open: usize,
     done: bool,
 }
 
-/// Sends the head when there is something to send, or [`Waits::head`] after workers were called. The rest has a task of its own, which
-/// ends with the answers, read or not. A client that waits gets a comment every `keep_alive`, if that is set.
+/// Sends the head when there is something to send, or [`Waits::head`] after workers were called. A task of its own sends the
+/// events. It ends with the answers, whether they are read or not. A client that waits gets a comment every `keep_alive`, if that
+/// is set.
 pub(super) async fn as_events<S: Shape>(
     streamed: Streamed<S>,
     (outflow, body): (Outflow, Body),
@@ -96,7 +97,7 @@ pub(super) async fn as_events<S: Shape>(
         }
     };
     let known = head.await;
-    // What fails from here on is found in the body, and what failed since the look at the clock lies here.
+    // A failure from here on is reported in the body. A failure since the timeout is still in the channel and is read below.
     beginning.close();
     match (known, beginning.try_recv()) {
         (Some(Beginning::Failed(error)), _) | (_, Ok(Beginning::Failed(error))) => return Err(*error),
@@ -108,8 +109,8 @@ pub(super) async fn as_events<S: Shape>(
     Ok(response)
 }
 
-/// Sends all of the answers. When the client hangs up or reads nothing any more, they are dropped, and with them the requests on
-/// every worker.
+/// Sends all answers. When the client hangs up or stops reading, the answers are dropped, which cancels their requests on every
+/// worker.
 async fn flow<S: Shape>(
     mut streamed: Streamed<S>,
     outflow: Outflow,
@@ -123,11 +124,11 @@ async fn flow<S: Shape>(
     if let Err(failure) = admitted {
         let error = ApiError::from(failure);
         streamed.record.failed(&error);
-        // A client that has hung up does not need it.
+        // A send error is ignored: the client has hung up and does not need the failure.
         drop(told.send(Beginning::Failed(Box::new(error))).await);
         return;
     }
-    // Full or closed: the head does not wait for it.
+    // The channel may be full or closed: the head does not depend on this message.
     drop(told.try_send(Beginning::Admitted));
     let mut events = Events::new(streamed);
     let mut told = Some(told);
@@ -167,7 +168,7 @@ async fn flow<S: Shape>(
             };
             match status {
                 Ok(()) => return,
-                // Without what ends a stream: the answer is not complete.
+                // The stream does not get its usual end, because the answer is not complete.
                 Err(error) => {
                     let last = events.shape.failed(&*events.tokenizer, &error);
                     events.ready.extend(last.into_iter().map(bytes_of::<S>));
@@ -179,7 +180,7 @@ async fn flow<S: Shape>(
             return;
         }
         if let Some(told) = told.take() {
-            // Closed: the head is out.
+            // A send error is ignored: the channel is closed after the head was sent.
             drop(told.try_send(Beginning::First));
         }
         let ready: Vec<u8> = events.ready.drain(..).flatten().collect();
@@ -273,7 +274,8 @@ impl<S: Shape> Events<S> {
     fn close(&mut self) {
         self.done = true;
         self.record.ok();
-        // One that showed nothing before its end kept the others waiting; none is left now.
+        // An answer that showed nothing before its end kept the events of later answers waiting. All have ended, so these events
+        // are sent now.
         for held in std::mem::take(&mut self.held) {
             self.ready.extend(held);
         }

@@ -13,7 +13,7 @@ use crate::http::values::Nested;
 /// Takes `instructions` and `input`.
 ///
 /// # Errors
-/// When an item is wrong, or needs what this server does not have.
+/// When an item is wrong, or needs a feature that this server does not have.
 pub(super) fn take(fields: &mut Fields) -> Result<Conversation, ApiError> {
     let mut messages = Messages::default();
     if let Some(instructions) = fields.string("instructions")?.filter(|text| !text.is_empty()) {
@@ -130,7 +130,7 @@ struct Messages {
 }
 
 impl Messages {
-    /// Templates have room for one message of this role at the beginning, so what stands together there is one.
+    /// Adds a system message. Templates take one at the beginning, so system messages that stand together there are joined.
     fn system(&mut self, text: &str) {
         if let [only] = &mut self.list[..]
             && only["role"] == "system"
@@ -149,7 +149,7 @@ impl Messages {
         }
     }
 
-    /// A call belongs to the assistant's message before it, if there is one.
+    /// Adds a call to the assistant's message before it, or to a new message if there is none.
     fn call(&mut self, call_id: &str, name: &str, arguments: Value) {
         self.has_calls = true;
         self.names.insert(call_id.to_owned(), name.to_owned());

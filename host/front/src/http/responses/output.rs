@@ -20,7 +20,7 @@ pub(super) struct Output {
     open: Option<Open>,
     /// White space that belongs to the next text, if one comes.
     space: String,
-    /// Log probabilities are told.
+    /// Whether log probabilities are sent.
     logprobs: bool,
     /// Those of tokens whose text is not told yet.
     shown: Vec<Shown>,
@@ -207,7 +207,7 @@ impl Output {
             && arguments.is_empty()
             && status == "completed"
         {
-            // Clients read them as JSON.
+            // Clients read arguments as JSON, so absent arguments become an empty object.
             events.extend(self.arguments("{}"));
         }
         let Some(open) = &self.open else { return events };

@@ -1,4 +1,4 @@
-//! What the table learns of the workers' caches.
+//! Updates the table with events of the workers' caches.
 
 use host_core::radix::PageHash;
 use host_core::routing::Applied;
@@ -9,28 +9,28 @@ use tonic::transport::Channel;
 
 use super::{Policy, WorkerTable};
 
-/// Most kinds of workers that one prompt is looked up for. Each costs hashing the prompt once more.
+/// Most kinds of caches that one prompt is looked up in. Each needs the prompt hashed once more.
 const MAX_IDENTITIES: usize = 4;
 
 /// How far a worker's cache is followed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Following {
-    /// It has no cache, or sends no events.
+    /// The worker has no cache, or sends no events.
     #[default]
     Nothing,
-    /// It is not followed at the moment, for this reason.
+    /// The worker is not followed at the moment, for this reason.
     Lost(String),
-    /// It is followed up to this event.
+    /// The worker is followed up to this event.
     At(u64),
 }
 
 impl WorkerTable {
-    /// A request's prompt was computed.
+    /// Notes that a request's prompt was computed.
     pub fn computed(&mut self, room: Room) {
         self.accounts.computed(room);
     }
 
-    /// A request's answer is complete.
+    /// Notes that a request's answer is complete.
     pub fn answered(&mut self, room: Room) {
         self.accounts.answered(room);
     }
@@ -40,13 +40,13 @@ impl WorkerTable {
         self.workers.contains_key(&instance)
     }
 
-    /// The event after which a worker's cache is to be followed, or `None` when the worker is not known any more.
+    /// The event after which to follow a worker's cache, or `None` when the worker is not known any more.
     pub fn resume(&mut self, instance: Instance) -> Option<u64> {
         let entry = self.workers.get(&instance)?;
         Some(self.accounts.resume(entry.slot))
     }
 
-    /// The channel to a worker whose cache can be followed.
+    /// The channel to a worker, if its cache can be followed.
     pub fn channel_to_follow(&self, instance: Instance) -> Option<Channel> {
         let entry = self.workers.get(&instance).filter(|entry| entry.info.cache_events)?;
         Some(entry.chosen.channel.clone())
@@ -60,21 +60,21 @@ impl WorkerTable {
             News::Part(part) => self.accounts.hear_part(entry.slot, part),
         };
         entry.following = Following::At(match news {
-            // The first may be any number, and there may be none.
+            // A worker may send any number as `first`, and an empty list.
             News::Events(first, events) => first.saturating_add(events.len() as u64).saturating_sub(1),
             News::Part(part) => part.number,
         });
         heard
     }
 
-    /// A worker's cache is followed, from this event on.
+    /// Notes that a worker's cache is followed, after this event.
     pub fn in_sight(&mut self, instance: Instance, after: u64) {
         if let Some(entry) = self.workers.get_mut(&instance) {
             entry.following = Following::At(after);
         }
     }
 
-    /// A worker's cache cannot be followed.
+    /// Notes that a worker's cache cannot be followed. Forgets its pages.
     pub fn lost_sight(&mut self, instance: Instance, why: &str) {
         let Some(entry) = self.workers.get_mut(&instance) else { return };
         entry.following = Following::Lost(why.to_owned());

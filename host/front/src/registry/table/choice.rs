@@ -1,4 +1,4 @@
-//! Chooses the workers of a request, or says why there are none.
+//! Chooses the workers of a request, or says why there is no route.
 
 use host_core::Instance;
 use host_core::routing::{Choice, Place, Preference, Reported, Sight, choose};
@@ -9,11 +9,11 @@ use host_wire::proto::WorkerInfo;
 use super::{Entry, MAX_REFUSALS, Need, NoRoute, Picked, Policy, Role, WorkerState, WorkerTable};
 use crate::registry::Chosen;
 
-/// Workers of one role that are alike in everything that decides about pairs. A cluster has many workers and few kinds.
+/// Workers of one role that are alike in all that decides about pairs. A cluster has many workers and few kinds.
 struct Kind<'a> {
-    /// One of them.
+    /// The description of one of the workers.
     info: &'a WorkerInfo,
-    /// The most that any of them holds.
+    /// The largest `max_tokens` of the workers.
     max_tokens: u32,
 }
 
@@ -55,7 +55,7 @@ impl WorkerTable {
         Ok(Picked { prefill, decode, expected })
     }
 
-    /// Writes the request to a worker's account. Returns the tokens that the worker is expected to hold.
+    /// Adds the request to a worker's account. Returns the tokens of the prompt that the worker is expected to have cached.
     fn give(&mut self, need: Need<'_>, instance: Instance, sight: &Sight<'_>) -> u64 {
         let Some(place) = self.workers.get(&instance).map(|entry| self.place(entry, need)) else { return 0 };
         self.accounts.give(need.room, &place, sight)
@@ -151,7 +151,7 @@ impl WorkerTable {
         pairs.chain(alone).max()
     }
 
-    /// Sentences for pairs that may not work together, one for each pair of kinds: all of them, or those with a newcomer.
+    /// Sentences about pairs that may not work together, one for each pair of kinds. With a `newcomer`, only pairs with it.
     pub(super) fn refusals(&self, newcomer: Option<(&WorkerInfo, Role)>) -> Vec<String> {
         let kinds = |role: Role| match newcomer {
             Some((info, its)) if its == role => vec![info],

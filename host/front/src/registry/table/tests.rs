@@ -99,7 +99,7 @@ async fn a_worker_that_drains_gets_nothing_keeps_what_it_has_and_is_forgotten_wh
     );
     assert!(no_worker(names(&mut table, &[], start)).contains("draining: \"a\""));
     assert!(table.lost(Instance(1), start).is_ok(), "its requests go on");
-    // Its successor has its name.
+    // The successor has the same name.
     table.register(worker(2, "a", "aggregated"), start).unwrap();
     assert!(names(&mut table, &[], start).is_ok());
     assert!(table.knows(Instance(1)));
@@ -124,11 +124,11 @@ async fn a_new_worker_serves_a_dummy_request_with_a_partner_before_it_gets_other
     }
     assert_eq!(table.take_cold(), [Instance(2), Instance(3)]);
     assert!(no_worker(names(&mut table, &[], now)).contains("warming up: \"p\" alone, \"d\""));
-    // A partner with which it failed comes last.
+    // A partner with which a dummy request failed comes last.
     let other = table.pick_with(Instance(1), &[Instance(2)], now).unwrap();
     assert_eq!(other.decode.name, "d2");
     table.done(Room(1), &[Instance(1), Instance(3)], now);
-    // One that is new keeps its name.
+    // A worker that is warming up keeps its name.
     assert!(table.register(worker(9, "d", "decode"), now).is_err());
     assert!(table.heartbeat(Instance(2), Load::default(), now).is_warming);
     // Both are new, and one request warms both.
@@ -138,7 +138,7 @@ async fn a_new_worker_serves_a_dummy_request_with_a_partner_before_it_gets_other
     assert!(!table.heartbeat(Instance(2), Load::default(), now).is_warming);
     assert_eq!(table.pick_with(Instance(1), &[], now).unwrap_err(), NotNow::Never);
     assert_eq!(names(&mut table, &[], now).unwrap(), ("p".to_owned(), "d".to_owned()));
-    // Known again after its router's call broke, it is warm still.
+    // A worker that registers again after a call to it broke is still warm.
     table.register(worker(1, "p", "prefill"), now).unwrap();
     assert_eq!(table.take_cold(), []);
     assert!(matches!(table.pick_with(Instance(9), &[], now), Err(NotNow::Never)));

@@ -1,4 +1,4 @@
-//! Workers that have not served yet: a dummy request touches their weights and opens their connections first.
+//! Workers that have not served yet. A dummy request first touches their weights and opens their connections.
 
 use host_core::Instance;
 use host_wire::clock::Instant;
@@ -6,28 +6,28 @@ use host_wire::pairs::compatible;
 
 use super::{Entry, Picked, Role, WorkerState, WorkerTable};
 
-/// How far a worker is.
+/// How far the warm-up of a worker is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Warmth {
-    /// Nothing was tried.
+    /// No dummy request was tried.
     Cold,
-    /// A dummy request is under way, or is waited with for this reason.
+    /// A dummy request is under way, or waits for this reason.
     Warming(String),
-    /// It has served one.
+    /// The worker has served a dummy request.
     Warm,
 }
 
-/// Why there is no route for a dummy request.
+/// The reason why there is no route for a dummy request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::registry) enum NotNow {
-    /// The worker is not known any more, or needs none.
+    /// The worker is not known any more, or needs no dummy request.
     Never,
-    /// It has no partner, or is not there.
+    /// The worker has no partner, or is not available.
     Later(String),
 }
 
 impl WorkerTable {
-    /// Workers with which nothing was tried yet. From now on something is.
+    /// Takes the workers that were not tried yet, and marks them as warming.
     pub fn take_cold(&mut self) -> Vec<Instance> {
         let cold = self.workers.values_mut().filter(|entry| entry.warmth == Warmth::Cold);
         cold.map(|entry| {
@@ -37,8 +37,8 @@ impl WorkerTable {
         .collect()
     }
 
-    /// A route through this worker, counted as load on it: with a live partner if there is one, else with another that has not
-    /// served yet. Partners with which it `failed` come last.
+    /// Picks a route through this worker and counts it as load. The partner is a live worker if there is one, else another worker
+    /// that has not served yet. Partners in `failed` come last.
     pub fn pick_with(
         &mut self,
         instance: Instance,
@@ -88,7 +88,7 @@ impl WorkerTable {
         Ok(Picked { prefill, decode: self.take(decode).ok_or(NotNow::Never)?, expected: 0 })
     }
 
-    /// These workers have served a request.
+    /// Notes that these workers have served a request.
     pub fn warmed(&mut self, instances: &[Instance]) {
         for instance in instances {
             if let Some(entry) = self.workers.get_mut(instance) {
@@ -97,7 +97,7 @@ impl WorkerTable {
         }
     }
 
-    /// Why a worker has not served yet. True when this is news.
+    /// Notes why a worker has not served yet. Returns whether the reason is new.
     pub fn not_warm(&mut self, instance: Instance, why: &str) -> bool {
         match self.workers.get_mut(&instance).map(|entry| &mut entry.warmth) {
             Some(Warmth::Warming(known)) if known != why => {

@@ -1,14 +1,14 @@
-//! How calls in tags write the value of an argument: as plain text or as JSON. That follows from the tool's schema.
+//! How calls in tags write the value of an argument: as plain text or as JSON. The tool's schema decides.
 //!
-//! Qwen3-Coder's template writes texts as they are and all else as JSON, so its models do the same. A text in quotes is a text with
-//! quotes.
+//! Qwen3-Coder's template writes texts as they are and all other values as JSON, so its models do the same. A text in quotes is a
+//! text that contains quotes.
 
 use serde_json::Value;
 
 /// Longest name of a tool or an argument, and most white space before the name of a tool, in bytes.
 pub(super) const LONGEST_NAME: usize = 512;
 
-/// Most schemas and values that are looked at for one argument. One with more may have values of any type.
+/// Most schemas and values that are read for one argument. An argument with more may have values of any type.
 const MOST: usize = 256;
 
 const NULL: u8 = 1;
@@ -26,9 +26,9 @@ pub(super) struct Types(u8);
 /// How the value of an argument is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// As the text that it is.
+    /// As plain text.
     Text,
-    /// As JSON where it is JSON of one of these types and no string, else as the text that it is.
+    /// As JSON where the value is JSON of one of these types other than a string, else as plain text.
     Mixed(Types),
     /// As JSON of these types.
     Json(Types),
@@ -57,13 +57,13 @@ fn type_called(name: &str) -> u8 {
     }
 }
 
-/// The schema that another one refers to, or itself.
+/// The schema that this schema refers to, if it refers to one.
 fn target<'a>(schema: &'a Value, parameters: &'a Value) -> Option<&'a Value> {
     let pointer = schema.get("$ref")?.as_str()?.strip_prefix('#')?;
     parameters.pointer(pointer)
 }
 
-/// What a schema is in the end, if it refers to others.
+/// The schema at the end of the references, or the schema itself.
 pub(super) fn resolved<'a>(mut schema: &'a Value, parameters: &'a Value) -> &'a Value {
     for _ in 0..8 {
         match target(schema, parameters) {
@@ -78,7 +78,7 @@ fn branches<'a>(schema: &'a Value, keys: &'static [&'static str]) -> impl Iterat
     keys.iter().filter_map(|key| schema.get(key)?.as_array()).flatten()
 }
 
-/// Adds the types of a schema, 0 where it names none. `left` counts what may still be looked at.
+/// Adds the types that a schema allows, none where it names none. `left` limits how many more schemas are read.
 fn add_types(types: &mut u8, schema: &Value, parameters: &Value, left: &mut usize) {
     if *left == 0 || *types == ANY {
         *types = ANY;
@@ -112,8 +112,8 @@ fn add_types(types: &mut u8, schema: &Value, parameters: &Value, left: &mut usiz
     }
 }
 
-/// How a tool with these parameters has the value of an argument written. Nothing is known of arguments that it does not list: they
-/// are text.
+/// How a call writes the value of an argument, for a tool with these parameters. Arguments that the parameters do not list are
+/// text.
 pub(super) fn kind(parameters: &Value, name: &str) -> Kind {
     let Some(schema) = parameters.get("properties").and_then(|all| all.get(name)) else { return Kind::Text };
     let (mut types, mut left) = (0, MOST);
@@ -126,7 +126,7 @@ pub(super) fn kind(parameters: &Value, name: &str) -> Kind {
     }
 }
 
-/// A whole value that may be JSON, as JSON.
+/// Turns a whole value that may be JSON into JSON.
 pub(super) fn json(text: &str, types: Types) -> String {
     let trimmed = text.trim();
     let python = match trimmed {
@@ -210,7 +210,7 @@ mod tests {
         let parameters = json!({"properties": {"a": {
             "anyOf": vec![reference; 3_000], "enum": (0..10_000).collect::<Vec<_>>()
         }}});
-        // Without a bound this takes minutes.
+        // Without the limit this would take minutes.
         assert_eq!(kind(&parameters, "a"), Kind::Mixed(Types(ANY)));
         assert_eq!(values(&parameters["properties"]["a"], &parameters), None);
     }

@@ -1,4 +1,4 @@
-//! Grammars of answers that must call a tool: what a reader of the format reads without fail.
+//! Grammars of answers that must call a tool. The reader of the format can read every such answer.
 
 use host_grammar::{GrammarError, MAX_TEXT, Source, json_rule, lark_text};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::CallFormat;
 use super::arguments::{Kind, LONGEST_NAME, kind, resolved, values};
 
-/// A tool, as far as its calls go.
+/// A tool: the facts that its calls depend on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Function {
     /// Its name.
@@ -35,7 +35,7 @@ pub fn calls(format: CallFormat, functions: &[Function], rule: CallRule) -> Resu
         }
         (CallFormat::Pythonic, CallRule::Several) => "start: \"[\" call (\", \" call)* \"]\"".to_owned(),
         (CallFormat::Pythonic, CallRule::One) => "start: \"[\" call \"]\"".to_owned(),
-        // These models are not trained to call more than one.
+        // Llama's models are not trained to write more than one call.
         (CallFormat::Hermes | CallFormat::Qwen3Coder, CallRule::One) | (CallFormat::Llama, _) => {
             "start: call".to_owned()
         }
@@ -69,7 +69,7 @@ pub fn calls(format: CallFormat, functions: &[Function], rule: CallRule) -> Resu
     Ok(Source::lark(lines.join("\n")))
 }
 
-/// The rules of a call in tags: those of its arguments that it must have, then any of the others, each in the schema's order.
+/// The rules of a call in tags: first its required arguments, then any of the others, each in the schema's order.
 fn tags(index: usize, function: &Function) -> Result<Vec<String>, GrammarError> {
     let tool = &function.name;
     let refuse =
@@ -112,10 +112,10 @@ fn tags(index: usize, function: &Function) -> Result<Vec<String>, GrammarError> 
     Ok(lines)
 }
 
-/// Longest text whose length a grammar of tags counts, in characters.
+/// Longest text whose length a grammar of tags can limit, in characters.
 const LONGEST_COUNTED: u64 = 1000;
 
-/// The rules of an argument that may be plain text, up to and with the tag that ends it.
+/// The rules of an argument that may be plain text, including the tag that ends it.
 fn plain(rule: &str, parameters: &Value, name: &str, kind: Kind) -> Vec<String> {
     let schema = &parameters["properties"][name];
     if let Some(values) = values(schema, parameters) {
@@ -129,13 +129,13 @@ fn plain(rule: &str, parameters: &Value, name: &str, kind: Kind) -> Vec<String> 
     let most = bound("maxLength").filter(|most| (least..=LONGEST_COUNTED).contains(most));
     let most = most.map_or(String::new(), |most| most.to_string());
     vec![
-        // Anything but the tag that ends it, and a line's end.
+        // Any text that does not contain the end tag, and the end of a line.
         format!("TEXT_{rule}: /(?s:.{{{least},{most}}})\\n/ & ~/(?s:.*)<\\/parameter>(?s:.*)/"),
         format!("value_{rule}[suffix=\"</parameter>\"]: TEXT_{rule}"),
     ]
 }
 
-/// The schema of an argument, which stands for itself.
+/// The schema of an argument, together with the definitions that it refers to.
 fn property(function: &Function, name: &str) -> Value {
     let mut schema = function.parameters["properties"][name].clone();
     let refers = schema.to_string().contains("\"$ref\"");
@@ -147,7 +147,7 @@ fn property(function: &Function, name: &str) -> Value {
     if schema == Value::Bool(true) { json!({}) } else { schema }
 }
 
-/// The names of a tool's arguments, those that a call must have first.
+/// The names of a tool's arguments: the required ones and the others.
 fn properties(function: &Function) -> (Vec<String>, Vec<String>) {
     let required = function.parameters.get("required").and_then(Value::as_array);
     let required: Vec<&str> = required.into_iter().flatten().filter_map(Value::as_str).collect();
@@ -182,7 +182,7 @@ fn keywords(index: usize, function: &Function) -> Result<String, GrammarError> {
     })
 }
 
-/// A rule for each argument. Its value is JSON, which a reader takes for what Python would write.
+/// One rule for each argument. Its value is JSON, which the reader also accepts in Python's notation.
 fn keyword_rules(index: usize, function: &Function) -> Vec<String> {
     let (required, optional) = properties(function);
     let rule = |(at, name): (usize, &String)| {

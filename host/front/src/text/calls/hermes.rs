@@ -1,4 +1,4 @@
-//! Hermes and Qwen: JSON objects between markers, with text before them.
+//! Hermes and Qwen: JSON objects between markers, after text.
 
 use super::object::{Object, Step};
 use super::{CallReader, Part, overlap, text};
@@ -10,19 +10,19 @@ const CLOSE: &str = "</tool_call>";
 enum Stage {
     Text,
     Call(Object),
-    /// Behind a call's object.
+    /// After a call's object.
     After,
 }
 
-/// See the module.
+/// The reader of this format, see the module.
 #[derive(Debug)]
 pub(super) struct Hermes {
     stage: Stage,
-    /// What may be, or belong to, a marker.
+    /// Text that may be a marker or belong to one.
     held: String,
     /// White space before the marker of a call.
     space: String,
-    /// There was a call: white space after it is no text.
+    /// Whether there was a call. White space after a call is no text.
     called: bool,
 }
 
@@ -41,7 +41,7 @@ impl CallReader for Hermes {
                 Stage::Text => {
                     self.held.push_str(&new);
                     if let Some(at) = self.held.find(OPEN) {
-                        // White space before a call belongs to the markers: templates write it themselves.
+                        // White space before a call belongs to the marker, because templates write it themselves.
                         let before = self.held[..at].trim_end();
                         text(&mut parts, before);
                         self.space = self.held[before.len()..at].to_owned();

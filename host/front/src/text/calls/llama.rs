@@ -1,21 +1,21 @@
-//! Llama 3: an answer that is one JSON object, or several behind semicolons.
+//! Llama 3: an answer that is one JSON object, or several separated by semicolons.
 
 use super::object::{Object, Step};
 use super::{CallReader, Part};
 
-/// A special token of these models. Where it is decoded, it is no part of the call.
+/// A special token of these models. If it is decoded, it is not part of the call.
 const TAG: &str = "<|python_tag|>";
 
 #[derive(Debug)]
 enum Stage {
-    /// Before a call, or behind one.
+    /// Before a call, or after one.
     Between,
     Call(Object),
     /// The rest is text.
     Text,
 }
 
-/// See the module.
+/// The reader of this format, see the module.
 #[derive(Debug)]
 pub(super) struct Llama {
     stage: Stage,
@@ -57,7 +57,7 @@ impl CallReader for Llama {
                 }
                 Stage::Call(object) => {
                     let names = &self.names;
-                    // Any answer in JSON looks like a call: only the tools that were offered are called.
+                    // Any answer in JSON looks like a call, so only names of offered tools are calls.
                     let is_tool = |name: &str| names.iter().any(|known| known == name);
                     match object.push(&new, &is_tool, &mut parts) {
                         Step::More => return parts,

@@ -1,12 +1,12 @@
-//! A call as a JSON object, `{"name": …, "arguments": {…}}`, piece by piece.
+//! Reads a call that is a JSON object, `{"name": …, "arguments": {…}}`, in pieces.
 
 use serde_json::Value;
 
 use super::Part;
 
-/// A beginning of a call is looked for in so many bytes.
+/// The beginning of a call must be within this many bytes.
 const LONGEST_HEAD: usize = 1024;
-/// What models call the arguments.
+/// The keys that models use for the arguments.
 const KEYS: [&str; 2] = ["arguments", "parameters"];
 
 /// Finds the end of a JSON object.
@@ -18,7 +18,7 @@ struct Balance {
 }
 
 impl Balance {
-    /// The length of the text up to and with the bracket that closes all.
+    /// The length of the text up to and including the bracket that closes the object.
     fn end(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {
             if std::mem::take(&mut self.escaped) {
@@ -43,29 +43,29 @@ impl Balance {
 
 #[derive(Debug)]
 enum Stage {
-    /// Up to the arguments.
+    /// Before the arguments.
     Head,
     Arguments(Balance),
-    /// Behind them.
+    /// After the arguments.
     Tail(Balance),
-    /// In another order: read when all is there.
+    /// The fields are in another order: the object is read when it is complete.
     Whole(Balance),
 }
 
-/// What became of an object.
+/// The outcome of a piece of text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     More,
-    /// It has ended, and this text follows it.
+    /// The object has ended, and this text follows it.
     Done(String),
-    /// It is no call. This is all of its text, and what follows.
+    /// The object is no call. This is all of its text, and the text after it.
     NoCall(String),
 }
 
 /// A call that is being read.
 #[derive(Debug)]
 pub(super) struct Object {
-    /// What was read and not passed on.
+    /// Text that was read and not passed on.
     raw: String,
     stage: Stage,
 }
@@ -75,17 +75,17 @@ impl Object {
         Self { raw: String::new(), stage: Stage::Head }
     }
 
-    /// Whether a part of it was passed on as a call.
+    /// Whether a part of the object was passed on as a call.
     pub(super) fn is_call(&self) -> bool {
         matches!(self.stage, Stage::Arguments(_) | Stage::Tail(_))
     }
 
-    /// What was not passed on.
+    /// Takes the text that was not passed on.
     pub(super) fn held(&mut self) -> String {
         std::mem::take(&mut self.raw)
     }
 
-    /// Reads on. `is_tool` says whether a name may be a call's.
+    /// Reads more text. `is_tool` tells whether a name may be that of a call.
     pub(super) fn push(&mut self, text: &str, is_tool: &dyn Fn(&str) -> bool, parts: &mut Vec<Part>) -> Step {
         match &mut self.stage {
             Stage::Head => {
@@ -159,11 +159,11 @@ fn call(raw: &str) -> Option<(String, String)> {
 
 enum Head {
     Incomplete,
-    /// It begins with no bracket.
+    /// The text does not begin with a bracket.
     NoObject,
-    /// An object of another kind, or in another order.
+    /// An object of another kind, or with fields in another order.
     Other,
-    /// The arguments' bracket is at this byte.
+    /// The bracket of the arguments is at this byte.
     Found {
         name: String,
         at: usize,
@@ -212,7 +212,7 @@ impl Rest<'_> {
         self.at += rest.len() - rest.trim_start().len();
     }
 
-    /// Whether the next letter is this one, which is then taken. `None` at the end.
+    /// Whether the next letter is this one. If so, takes it. `None` at the end.
     fn next_is(&mut self, letter: char) -> Option<bool> {
         self.skip_space();
         let next = self.raw[self.at..].chars().next()?;

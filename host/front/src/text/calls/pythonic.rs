@@ -1,4 +1,4 @@
-//! An answer that is a list of calls in Python's notation. A call is passed on when its last bracket is there.
+//! Reads an answer that is a list of calls in Python's notation. A call is passed on when its closing bracket has come.
 
 use serde_json::{Map, Number, Value};
 
@@ -13,28 +13,28 @@ const DEEPEST: usize = 64;
 enum Stage {
     /// Before the list.
     Before,
-    /// Before a call within it.
+    /// Before a call in the list.
     Within,
-    /// Behind the list.
+    /// After the list.
     Behind,
     /// The rest is text.
     Text,
 }
 
-/// See the module.
+/// The reader of this format, see the module.
 #[derive(Debug)]
 pub(super) struct Pythonic {
     stage: Stage,
     held: String,
-    /// What stands before the first call.
+    /// The text before the first call.
     lead: String,
     names: Vec<String>,
     called: bool,
-    /// How far brackets of the call in `held` were looked at.
+    /// The brackets of the call in `held`, as far as they were read.
     seen: Brackets,
 }
 
-/// Brackets that are open, up to a place.
+/// The brackets that are open at a position.
 #[derive(Debug, Default)]
 struct Brackets {
     at: usize,
@@ -44,7 +44,7 @@ struct Brackets {
 }
 
 impl Brackets {
-    /// Where the first bracket is closed.
+    /// The position after the bracket that closes the first one.
     fn closed(&mut self, text: &str) -> Option<usize> {
         for byte in text.bytes().skip(self.at) {
             self.at += 1;
@@ -70,7 +70,7 @@ impl Brackets {
     }
 }
 
-/// What `held` begins with.
+/// The meaning of the beginning of `held`.
 enum Begin {
     Incomplete,
     Other,
@@ -89,7 +89,7 @@ impl Pythonic {
         }
     }
 
-    /// Whether a call begins: the name of a tool and a bracket.
+    /// Whether `held` begins with a call: the name of a tool and a bracket.
     fn begin(&self) -> Begin {
         let name: &str = self.held.split('(').next().unwrap_or_default();
         let open = name.len() < self.held.len();
@@ -100,7 +100,7 @@ impl Pythonic {
         }
     }
 
-    /// What stood before the first call is text, if it was none.
+    /// If there was no call, the text before the expected call is text of the answer.
     fn restore(&mut self) {
         if !self.called {
             self.held.insert_str(0, &std::mem::take(&mut self.lead));
@@ -204,7 +204,7 @@ impl CallReader for Pythonic {
     }
 }
 
-/// `f(a=1, b='x')` as a name and a JSON object.
+/// Reads `f(a=1, b='x')` as a name and a JSON object.
 fn call(text: &str) -> Option<(String, String)> {
     let (name, rest) = text.split_once('(')?;
     let mut rest = Literal(rest.trim_start());
@@ -220,7 +220,7 @@ fn call(text: &str) -> Option<(String, String)> {
     Some((name.trim().to_owned(), Value::Object(arguments).to_string()))
 }
 
-/// What is left of a literal.
+/// The rest of a literal that is being read.
 struct Literal<'a>(&'a str);
 
 impl Literal<'_> {
@@ -230,7 +230,7 @@ impl Literal<'_> {
         rest.is_some()
     }
 
-    /// A literal of Python, or of JSON.
+    /// Reads a literal of Python or of JSON.
     fn value(&mut self, depth: usize) -> Option<Value> {
         if depth > DEEPEST {
             return None;

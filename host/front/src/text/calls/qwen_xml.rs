@@ -13,8 +13,9 @@
 //! </tool_call>
 //! ```
 //!
-//! The arguments become a JSON object, `{"path": "a.txt", "lines": [1, 2]}`. Whether a value is text or JSON follows from the tool's
-//! schema. Texts are passed on as they come. Models leave `<tool_call>` out at times: `<function=NAME>` of a known tool begins a call, too.
+//! The arguments become a JSON object, `{"path": "a.txt", "lines": [1, 2]}`. The tool's schema decides whether a value is text or
+//! JSON. Texts are passed on as they come. Models sometimes leave out `<tool_call>`: `<function=NAME>` of a known tool begins a
+//! call, too.
 
 use std::sync::Arc;
 
@@ -29,17 +30,17 @@ const FUNCTION: &str = "<function=";
 const END_FUNCTION: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "</parameter>";
-/// A value's own last line ends before its closing tag.
+/// The newline before the closing tag is not part of the value.
 const END_LINE: &str = "\n</parameter>";
-/// An answer is read in pieces of about so many bytes, so that what is held stays short.
+/// An answer is read in pieces of about this many bytes, which limits the held text.
 const PIECE: usize = 4096;
 
 #[derive(Debug)]
 enum Stage {
     Text,
-    /// Behind a marker, up to the name of the tool.
+    /// After a marker, up to the name of the tool.
     Head(&'static str),
-    /// Between the arguments of a call, of which there was one or none.
+    /// Between the arguments of a call. `some`: the call already has an argument.
     Between {
         tool: Option<usize>,
         some: bool,
@@ -48,35 +49,35 @@ enum Stage {
     Value {
         tool: Option<usize>,
         kind: Kind,
-        /// What follows is the value's first byte, or the end of the tag's line.
+        /// Whether the next byte is the first of the value, or the end of the tag's line.
         first: bool,
     },
-    /// Behind a call.
+    /// After a call.
     After,
 }
 
-/// A text inside of JSON's quotes.
+/// A text as it is between the quotes of a JSON string.
 fn escaped(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()
 }
 
-/// See the module.
+/// The reader of this format, see the module.
 #[derive(Debug)]
 pub(super) struct QwenXml {
     stage: Stage,
-    /// What was read and not passed on.
+    /// Text that was read and not passed on.
     held: String,
     /// White space before the marker of a call.
     space: String,
-    /// There was a call: white space after it is no text.
+    /// Whether there was a call. White space after a call is no text.
     called: bool,
-    /// How far what is held was searched for the end of a value.
+    /// How far `held` was searched for the end of a value.
     searched: Searched,
     functions: Arc<[Function]>,
 }
 
-/// See [`QwenXml::end`].
+/// The state of the search for the end of a value, see [`QwenXml::end`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Searched {
     bytes: usize,
@@ -94,7 +95,7 @@ impl QwenXml {
         self.functions.iter().position(|function| function.name == name)
     }
 
-    /// Reads on in what is held. Returns whether there may be more to read.
+    /// Reads one step of `held`. Returns whether there may be more to read.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         match self.stage {
             Stage::Text => self.text(parts),
@@ -108,7 +109,7 @@ impl QwenXml {
     fn text(&mut self, parts: &mut Vec<Part>) -> bool {
         let markers = [OPEN, FUNCTION].map(|marker| self.held.find(marker).map(|at| (at, marker)));
         if let Some((at, marker)) = markers.into_iter().flatten().min() {
-            // White space before a call belongs to the markers: templates write it themselves.
+            // White space before a call belongs to the marker, because templates write it themselves.
             let before = self.held[..at].trim_end();
             text(parts, before);
             self.space = self.held[before.len()..at].to_owned();
@@ -143,7 +144,7 @@ impl QwenXml {
         };
         let name = &rest[..end];
         let tool = self.tool(name);
-        // Behind the marker any name is a call's; alone, only that of a tool.
+        // After `<tool_call>`, any name begins a call. Without it, only the name of a tool does.
         if end > LONGEST_NAME
             || !rest[end..].starts_with('>')
             || name.is_empty()
@@ -158,7 +159,7 @@ impl QwenXml {
         true
     }
 
-    /// No call begins at this marker, but one may begin at the next.
+    /// Passes the marker on as text. No call begins at it, but one may begin at the next marker.
     fn no_call(&mut self, marker: &'static str, parts: &mut Vec<Part>) -> bool {
         let shown =
             if marker.is_empty() { self.held.drain(..FUNCTION.len()).collect() } else { marker.to_owned() };
@@ -174,7 +175,7 @@ impl QwenXml {
         if let Some(rest) = behind.strip_prefix(PARAMETER) {
             let end = rest.find('>');
             if end.map_or(rest.len() > LONGEST_NAME, |end| end > LONGEST_NAME) {
-                // No argument has such a name.
+                // No argument has a name of this length, so the tag is skipped.
                 self.held = rest.to_owned();
                 return true;
             }
@@ -189,7 +190,7 @@ impl QwenXml {
             return true;
         }
         if let Some(rest) = behind.strip_prefix(END_FUNCTION).or_else(|| behind.strip_prefix(CLOSE)) {
-            // Where the model has left the end of the function out, this is the end of all.
+            // Where the model has left out `</function>`, `</tool_call>` ends the call.
             let closed = behind.starts_with(CLOSE);
             parts.push(Part::Arguments("}".to_owned()));
             self.held = rest.to_owned();
@@ -199,7 +200,7 @@ impl QwenXml {
         if [PARAMETER, END_FUNCTION, CLOSE].iter().any(|tag| tag.starts_with(behind)) {
             return false;
         }
-        // Nothing that belongs here: up to the next tag.
+        // Skips text that does not belong here, up to the next tag.
         let next = behind
             .char_indices()
             .skip(1)
@@ -248,7 +249,7 @@ impl QwenXml {
         false
     }
 
-    /// Where the tag stands that ends the value. In a string of a list or an object in JSON it is text.
+    /// The position of the tag that ends the value. In a string within a JSON list or object, the tag is text.
     fn end(&mut self, kind: Kind) -> Option<usize> {
         let nested = matches!(kind, Kind::Json(_)) && self.held.trim_start().starts_with(['[', '{']);
         let Searched { mut bytes, mut quoted, mut escaped } = self.searched;
@@ -316,7 +317,7 @@ impl CallReader for QwenXml {
             Stage::Text if held.is_empty() => Vec::new(),
             Stage::Text => vec![Part::Text(held)],
             Stage::Head(marker) => vec![Part::Text(format!("{}{marker}{held}", self.space))],
-            // What was begun stays unfinished.
+            // An unfinished call stays unfinished.
             Stage::Value { kind: Kind::Text, .. } if !held.is_empty() => {
                 vec![Part::Arguments(escaped(&held))]
             }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// What an answer is in all: text, and calls with their arguments.
+/// A whole answer: its text, and its calls with their arguments.
 type All = (String, Vec<(String, String)>);
 
 fn join(parts: Vec<Part>) -> All {
@@ -128,7 +128,7 @@ fn calls_are_read_wherever_the_text_is_cut() {
             &[("f", r#"{"list": [1, {"a": null}]}"#), ("other", r#"{"x": "1"}"#)],
         ),
         (Qwen3Coder, "<tool_call>\n<function=f>\n</function>\n</tool_call> done", " done", &[("f", "{}")]),
-        // Where the model has left markers out.
+        // Answers in which the model has left out markers.
         (
             Qwen3Coder,
             "Now.\n<function=f>\n<parameter=text>\nx\n</parameter>\n</function>\n</tool_call>",
@@ -145,7 +145,7 @@ fn calls_are_read_wherever_the_text_is_cut() {
         (Qwen3Coder, "a <tool_call> is <function> text", "a <tool_call> is <function> text", &[]),
         (Qwen3Coder, "a < b <func", "a < b <func", &[]),
         (Qwen3Coder, "<tool_call>\n<function=f", "<tool_call>\n<function=f", &[]),
-        // Values by their schemas.
+        // Values whose form depends on their schemas.
         (
             Qwen3Coder,
             "<tool_call><function=f><parameter=maybe>\nNone\n</parameter>, <parameter=maybe>\n12\n</parameter><parameter=any>\nParis\n</parameter><parameter=kind>\nTrue\n</parameter><parameter=word>\n1\n</parameter></function></tool_call>",
@@ -165,7 +165,7 @@ fn calls_are_read_wherever_the_text_is_cut() {
             &[("f", r#"{"text": "<parameter=text>\n</function>\n</tool_call></paramete"#)],
         ),
         (Qwen3Coder, "<tool_call><function=f><parameter=count>\n12", "", &[("f", r#"{"count": "#)]),
-        // White space and quotes of a text stay, and in JSON's strings a tag is text.
+        // White space and quotes of a text are kept, and a tag in a JSON string is text.
         (
             Qwen3Coder,
             "<tool_call><function=f><parameter=maybe>\n    return \"1\"\n\n</parameter><parameter=any>\n\"q\"\n</parameter></function></tool_call>",
@@ -302,7 +302,7 @@ fn a_template_names_its_format() {
 /// The byte that ends an answer.
 const END: u32 = 0;
 
-/// An answer drawn byte by byte from what a grammar allows.
+/// Draws an answer byte by byte from those that a grammar allows.
 fn drawn(compiler: &Compiler, source: &host_grammar::Source, random: &mut fastrand::Rng) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let compiled = runtime.block_on(compiler.compile(0, source));
@@ -371,7 +371,7 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
     let elsewhere = Function { name: "f".into(), parameters: elsewhere };
     let error = super::calls(CallFormat::Qwen3Coder, &[elsewhere], CallRule::One).unwrap_err().to_string();
     assert!(error.contains("$ref"), "{error}");
-    // Definitions stand by those alone that refer to them, and rules without end are refused.
+    // A definition is repeated only in schemas that refer to it. Rules that get too long are refused.
     let many = |schema: Value| {
         let properties: serde_json::Map<String, Value> =
             (0..300).map(|at| (format!("a{at}"), schema.clone())).collect();

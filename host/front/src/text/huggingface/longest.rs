@@ -1,7 +1,7 @@
 //! How much of a text one token can stand for.
 //!
-//! Tokenizers may drop parts of a text, or write a run of unknown text as one token: then there is no limit. So this knows the
-//! parts of a tokenizer that do neither, and says nothing of others.
+//! Tokenizers may drop parts of a text, or write a run of unknown text as one token. Then there is no limit. So this module knows
+//! the parts of a tokenizer that do neither, and gives no limit for a tokenizer with other parts.
 
 use std::collections::HashMap;
 
@@ -11,21 +11,21 @@ use tokenizers::{ModelWrapper, Tokenizer};
 
 use super::letter_byte;
 
-/// Most bytes that NFC makes one of: 7 become the 2 of U+0390, by the decompositions of Unicode 14. What is composed never changes
-/// in later versions.
+/// Most bytes that NFC turns into one: 7 bytes become the 2 of U+0390, by the decompositions of Unicode 14. Later versions never
+/// change compositions.
 const NFC: usize = 4;
 
-/// What one token can stand for at most.
+/// The most text that one token can stand for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Longest {
-    /// Bytes of a text, without those that no token knows.
+    /// Bytes of a text, without the bytes that no token knows.
     pub bytes: usize,
-    /// Bytes that no token knows: any number of them may be dropped, or become one token. In order.
+    /// Bytes that no token knows, in ascending order. Any number of them may be dropped, or become one token.
     pub unknown: Vec<u8>,
 }
 
 impl Longest {
-    /// The tokens that a text has at least.
+    /// The least number of tokens that a text has.
     pub fn least_tokens(&self, text: &str) -> usize {
         let known = match self.unknown.as_slice() {
             [] => text.len(),
@@ -42,25 +42,25 @@ pub(super) fn longest_token(tokenizer: &Tokenizer) -> Option<Longest> {
     let growth = growth(&json(tokenizer.get_normalizer().map(serde_json::to_value))?)?;
     let cut = json(tokenizer.get_pre_tokenizer().map(serde_json::to_value))?;
     let unknown = unknown(model, has(&cut, "ByteLevel"))?;
-    // What a normalizer makes of known bytes might be unknown.
+    // A normalizer could turn known bytes into unknown ones.
     if !keeps_all(&cut) || (growth > 1 && !unknown.is_empty()) {
         return None;
     }
     let added = tokenizer.get_added_tokens_decoder();
-    // Some take the spaces beside them in.
+    // Some added tokens include the spaces beside them.
     if added.values().any(|token| token.lstrip || token.rstrip) {
         return None;
     }
     let own = model.get_vocab();
     let letters = has(&cut, "ByteLevel");
     let of_model = own.keys().map(|token| if letters { token.chars().count() } else { token.len() }).max();
-    // They are looked for in the text, or in what the normalizer has made of it.
+    // Added tokens are searched in the text, or in the normalized text.
     let normalized = |id: &u32| tokenizer.id_to_token(*id).map_or(0, |token| token.len());
     let of_added = added.iter().map(|(id, token)| token.content.len().max(normalized(id))).max();
     Some(Longest { bytes: of_model.max(of_added)?.max(1) * growth, unknown })
 }
 
-/// How many bytes of a text become one byte at most.
+/// The most bytes of a text that the normalizer turns into one byte.
 fn growth(normalizer: &Value) -> Option<usize> {
     match normalizer["type"].as_str() {
         None if normalizer.is_null() => Some(1),
@@ -75,7 +75,7 @@ fn growth(normalizer: &Value) -> Option<usize> {
     }
 }
 
-/// Whether all of a text is in the pieces that it is cut into.
+/// Whether the pieces that a text is cut into contain all of the text.
 fn keeps_all(cut: &Value) -> bool {
     match cut["type"].as_str() {
         None => cut.is_null(),
@@ -94,8 +94,8 @@ fn has(cut: &Value, kind: &str) -> bool {
     cut["type"] == kind || in_sequence()
 }
 
-/// The bytes for which there is no token: no letter that stands for them, or no token for each byte. Of a published tokenizer that
-/// was made from text these are a few control characters, and bytes that begin no character.
+/// The bytes without a token: the letter for the byte is no token, or the byte tokens are not complete. In a published tokenizer
+/// that was made from text, these are a few control characters, and bytes that begin no character.
 fn unknown(model: &BPE, byte_level: bool) -> Option<Vec<u8>> {
     if model.continuing_subword_prefix.is_some() || model.end_of_word_suffix.is_some() {
         return None;
@@ -166,7 +166,7 @@ mod tests {
     fn a_text_has_at_least_so_many_tokens_as_its_bytes_say() {
         let nfc = byte_level(|file| file["normalizer"] = json!({"type": "NFC"}));
         let mut random = fastrand::Rng::with_seed(11);
-        // Singletons and marks that compose, spaces, what is no token, and special tokens.
+        // Singletons and marks that compose, spaces, text without a token, and special tokens.
         let pieces =
             ["he", " he", "<|end|>", "🦀", "\u{1fbe}\u{344}", "\u{212a}", "e\u{301}", "  ", "\n", "漢", "\0"];
         for (tokenizer, longest) in [(byte_level(|_| ()), 7), (nfc, 28), (fallback(|_| ()), 6)] {
@@ -185,7 +185,8 @@ mod tests {
 
     #[test]
     fn bytes_that_no_token_knows_do_not_count() {
-        // As SmolLM2's: some control characters, and the first bytes of characters that nothing has.
+        // Like SmolLM2's tokenizer: it lacks tokens for some control characters, and for first bytes of characters that are not
+        // assigned.
         let tokenizer = byte_level(|file| {
             let vocabulary = file["model"]["vocab"].as_object_mut().unwrap();
             for letter in ["Ā", "Ą", "ñ", "ÿ"] {

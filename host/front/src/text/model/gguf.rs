@@ -1,4 +1,4 @@
-//! The tokenizer and the chat template out of a GGUF file's metadata.
+//! Reads the tokenizer and the chat template from a GGUF file's metadata.
 
 mod byte_level;
 mod pretokenizers;
@@ -23,14 +23,14 @@ const WAY_OUT: &str = "give a Hugging Face folder with the model's tokenizer.jso
 /// Longest template that is compiled, in bytes.
 const MAX_TEMPLATE: usize = 1 << 20;
 
-/// Whether a model is a GGUF file, or would be if it were there. All other models are directories.
+/// Whether a path is that of a GGUF file, even if the file is missing. All other models are directories.
 #[must_use]
 pub fn is_gguf(model: &Path) -> bool {
     let named = || model.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     model.is_file() || !model.is_dir() && named()
 }
 
-/// Reads what a file says about text (blocking).
+/// Reads the text side of a model from a file (blocking).
 ///
 /// # Errors
 /// When the file cannot be read, or has no tokenizer that is known. The error names the key.
@@ -40,7 +40,8 @@ pub(super) fn load(file: &Path) -> Result<TextModel, TextError> {
     text_model(gguf.metadata()).map_err(failed)
 }
 
-/// Tokens that end an answer, as far as a file names them: one that names none, or whose tokens cannot be used, has none (blocking).
+/// The tokens that end an answer, as a file names them (blocking). Empty for a file that names none, or whose tokens cannot be
+/// used.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -116,7 +117,7 @@ fn sentencepiece(metadata: &Metadata, vocabulary: Vocabulary) -> Result<Sentence
     SentencePiece::new(vocabulary, &scores, adds_space)
 }
 
-/// The template for chat: the file's one, or of several by name the one named `default`.
+/// The source of the chat template: the file's only one, or of several the one that is named `default`.
 fn template_source(metadata: &Metadata) -> Result<Option<String>, String> {
     for key in ["tokenizer.chat_template", "tokenizer.chat_template.default"] {
         match metadata.text(key).map_err(shown)? {
@@ -137,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// All 256 letters of the byte-level alphabet in order of their bytes, as ids 3 to 258, and what more there is.
+    /// All 256 letters of the byte-level alphabet in the order of their bytes, as ids 3 to 258, and some more tokens.
     fn byte_level_file() -> GgufFile {
         let mut tokens: Vec<String> = ["<s>", "</s>", "<think>"].map(str::to_owned).to_vec();
         let mut next = 0x100;
@@ -241,7 +242,7 @@ mod tests {
             (|file| file.u32("tokenizer.ggml.tokens", 1), &["tokenizer.ggml.tokens"]),
             (|file| file.texts("tokenizer.ggml.merges", ["h e", "he"]), &["merges[1] is \"he\"", "not two"]),
             (|file| file.texts("tokenizer.ggml.merges", ["h x"]), &["merges[0]", "\"hx\" is no token"]),
-            // The library takes such a merge for granted and would be out of bounds.
+            // The library does not check such a merge, and would index out of bounds.
             (|file| file.texts("tokenizer.ggml.merges", ["<think> <think>"]), &["merges[0]", "is no token"]),
             (|file| file.text("tokenizer.chat_template", "{% if %}"), &["chat_template", "not a template"]),
             (

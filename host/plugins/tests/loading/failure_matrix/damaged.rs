@@ -1,4 +1,4 @@
-//! Plugin files that were damaged, changed, or put where they should not be.
+//! Plugin files that were damaged, changed, or put in a wrong place.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub fn null() -> Vec<u8> {
     std::fs::read(plugin("null")).unwrap()
 }
 
-/// The same in every run.
+/// Pseudo-random bytes, the same in every run.
 pub fn noise(length: usize) -> Vec<u8> {
     let mut state = 1u64;
     let mut next = || {
@@ -50,19 +50,19 @@ pub fn find(bytes: &[u8], what: &[u8], from: usize) -> Option<usize> {
     bytes[from..].windows(what.len()).position(|w| w == what).map(|at| from + at)
 }
 
-/// `null` with a text of its note replaced by one that is not longer.
+/// The plugin `null` with a text in its note replaced. The note keeps its length.
 pub fn noted(from: &str, to: &str) -> Vec<u8> {
     let mut bytes = null();
     let note = find(&bytes, b"HOSTPLUG\0\0\0\0manifest_version", 0).expect("the note");
     let at = find(&bytes, from.as_bytes(), note).expect("the text in the note");
-    // What a longer text needs is taken from behind the line.
+    // A longer text uses the space that is free at the end of the line.
     let end = find(&bytes, b"\n", at + from.len()).unwrap();
     let line = [to.as_bytes(), &bytes[at + from.len()..end]].concat();
     if line.len() <= end - at {
         bytes[at..end].fill(b' ');
         bytes[at..at + line.len()].copy_from_slice(&line);
     } else {
-        // The target's line, whose start can give way.
+        // The line of the target, which is made shorter to gain space.
         let start = find(&bytes, b"target = ", note).unwrap();
         let text = std::str::from_utf8(&bytes[start..end]).unwrap().replace("unknown-", "").replace(from, to);
         bytes[start..end].fill(b' ');
@@ -71,7 +71,7 @@ pub fn noted(from: &str, to: &str) -> Vec<u8> {
     bytes
 }
 
-/// `null` with a text replaced in its note and in its code, by one of the same length.
+/// The plugin `null` with a text replaced in its note and in its code by one of the same length.
 pub fn everywhere(from: &str, to: &str) -> Vec<u8> {
     let mut bytes = null();
     let mut from_here = 0;
@@ -106,7 +106,7 @@ pub fn side_car(path: &str, sha256: Option<&str>) -> String {
     format!("manifest_version = 1\n[[file]]\ntarget = \"{target}\"\npath = \"{path}\"\n{pin}")
 }
 
-/// Pins `plugin.so` to its bytes, or to a hash that starts otherwise.
+/// Pins `plugin.so` to its hash, or to this hash with another beginning.
 pub fn pin(at: &Path, start: Option<&str>) {
     let mut hash = host_plugins::lock::sha256(&at.join("plugin.so")).unwrap();
     if let Some(start) = start {
@@ -123,13 +123,13 @@ pub fn side_car_elsewhere(at: &Path) {
     std::fs::write(at.join("null.plugin.toml"), side_car("below/plugin.so", Some(&hash))).unwrap();
 }
 
-/// `null`, which needs a newer C library than any.
+/// The plugin `null`, changed to need a newer C library than exists.
 pub fn newer_glibc(at: &Path) {
     put_plugin(at, "null");
     elf::need_glibc(&at.join("plugin.so"), "2.99");
 }
 
-/// `null`, signed by a publisher that the file `keys` lists, with more lines behind.
+/// The plugin `null`, signed by a publisher that the file `keys` lists. `more` is appended to the publisher's entry.
 pub fn signed(at: &Path, more: &str) {
     put_plugin(at, "null");
     let acme = Publisher::new("acme");
@@ -137,7 +137,7 @@ pub fn signed(at: &Path, more: &str) {
     std::fs::write(at.join("keys"), acme.entry(more)).unwrap();
 }
 
-/// As [`signed`], with another signature.
+/// As [`signed`], with a changed signature.
 pub fn signed_otherwise(at: &Path, change: impl FnOnce(String) -> String) {
     signed(at, "");
     let signature = at.join("plugin.so.minisig");
@@ -145,7 +145,7 @@ pub fn signed_otherwise(at: &Path, change: impl FnOnce(String) -> String) {
     std::fs::write(&signature, change(text)).unwrap();
 }
 
-/// A signed file without code that says that a library is to be looked for beside it, where one lies.
+/// A signed file without code that asks for a library beside it, and such a library.
 pub fn signed_with_a_library_beside(at: &Path) {
     std::fs::write(at.join("libbeside.so"), "a library").unwrap();
     // A folder to look in, a library that is needed.

@@ -1,5 +1,4 @@
-//! The table. Rows of code that runs on behalf of a loaded plugin (panics in calls) are in `panics_are_contained`,
-//! and those of the ABI's versions in `versions`.
+//! The table of failures. Panics in calls of a loaded plugin are in `panics_are_contained`, and versions of the ABI in `versions`.
 
 use std::path::Path;
 
@@ -8,7 +7,7 @@ use host_tests::signing::Publisher;
 
 use super::damaged::*;
 
-/// One way to fail: how the directory comes to be, in what environment it is loaded, and what is said.
+/// One way to fail: how the directory is made, the environment of the process that loads it, and the expected message.
 pub struct Row {
     pub name: &'static str,
     pub make: fn(&Path),
@@ -188,8 +187,8 @@ pub const ROWS: &[Row] = &[
         environment: &[("AFTER_LOAD", "head -c 300000 /dev/zero > plugin.so")],
         says: &["again opened", "opened from sealed memory"],
     },
-    // It is written over with the same bytes. Other bytes end the process at the next call, which the host cannot prevent. The
-    // most that can be had is that the next start of an instance notices.
+    // The file is written over with the same bytes. Other bytes would end the process at the next call, which the host cannot
+    // prevent. It can only notice the change when the next instance is opened.
     Row {
         name: "written over in place after it was loaded",
         make: |at| put_plugin(at, "null"),

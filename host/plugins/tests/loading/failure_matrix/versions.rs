@@ -7,7 +7,7 @@ use host_tests::{plugin_files, variant};
 
 use super::{check, load};
 
-/// A method and a root field at the ends.
+/// Changes that append a method and a field of the root.
 const APPENDED: &[variant::Change<'_>] = &[
     ("Cargo.toml", "version = \"0.2.", "version = \"0.2.99"),
     (
@@ -89,12 +89,12 @@ fn what_was_appended_since_may_be_missing_in_an_older_plugin() {
     check("an older plugin", &load("golden", directory.path(), &[]), &["opened from its place, api 0.2.0"]);
 }
 
-/// What processes say that open these files one after the other. The processes must end by themselves.
+/// The output of processes that open these files one after the other. The processes must end by themselves.
 fn open_all(files: &[&str]) -> String {
     said(&format!("{files:?}"), command(Role::Each).args(files))
 }
 
-/// The layout check remembers what it saw, over all plugins of a process. What one appended must not bar another.
+/// The layout check remembers all plugins of a process. Fields that one plugin appended must not exclude another plugin.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn older_newer_and_equal_plugins_live_in_one_process_in_whatever_order_they_come() {
@@ -111,7 +111,7 @@ fn older_newer_and_equal_plugins_live_in_one_process_in_whatever_order_they_come
     }
 }
 
-/// Two that extended the API without us, each in its own way: the first one wins, also over a host that knows neither.
+/// Two plugins extend the API independently, each in its own way. The first one wins, although the host knows neither extension.
 #[test]
 fn the_second_of_two_forks_of_the_api_is_refused_with_what_both_appended() {
     let one = variant::null_with("a-method-and-a-root-field-appended-by-a-newer-plugin", APPENDED);

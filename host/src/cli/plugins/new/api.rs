@@ -1,4 +1,4 @@
-//! Where a new crate gets `host-plugin-api` and a kit from.
+//! Sources of `host-plugin-api` and of a kit for a new crate.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use toml::Value;
 
 use super::carried::{self, Carried};
 
-/// The crate `host-plugin-api`.
+/// The source of the crate `host-plugin-api`.
 pub enum Api {
-    /// A folder.
+    /// A folder with the crate.
     Path(PathBuf),
-    /// A registry.
+    /// A registry, with a version.
     Version(VersionReq),
-    /// This program, which writes it into the new crate.
+    /// This program, which writes the crate into the new one.
     Carried,
 }
 
@@ -54,7 +54,7 @@ impl Api {
         Self::Version(VersionReq::parse(&text).unwrap_or(VersionReq::STAR))
     }
 
-    /// As `Cargo.toml` writes it.
+    /// The dependency in the form of `Cargo.toml`.
     pub fn dependency(&self) -> Value {
         match self {
             Self::Path(path) => at(&path.display().to_string()),
@@ -63,7 +63,7 @@ impl Api {
         }
     }
 
-    /// The same in the `Cargo.toml` of a kit that lies in a folder of the new crate.
+    /// The dependency in the `Cargo.toml` of a kit in a folder of the new crate.
     pub fn dependency_of_kit(&self) -> Value {
         match self {
             Self::Carried => at(&format!("../{}", carried::API.folder)),
@@ -71,8 +71,8 @@ impl Api {
         }
     }
 
-    /// The folder of a kit in the checkout that the API lies in. `None` where the kit is written into the new crate, because it
-    /// is no part of the ABI and in no registry.
+    /// The folder of a kit in the checkout that has the API. `None` if the kit must be written into the new crate: kits are no part
+    /// of the ABI and in no registry.
     pub fn kit(&self, kit: &Carried) -> Option<PathBuf> {
         let Self::Path(api) = self else { return None };
         let folder = api.join(kit.beside_api);

@@ -1,17 +1,17 @@
-//! The sources of `host-plugin-api` and of the kits as this program was built with them, for where there is no checkout.
+//! The sources of `host-plugin-api` and of the kits with which this program was built, for use without a checkout.
 
 use toml::{Table, Value};
 
-/// A crate that is written beside a new one.
+/// A crate that is written into a new one.
 pub struct Carried {
     /// Its name.
     pub name: &'static str,
     /// Its folder in a new crate.
     pub folder: &'static str,
-    /// Its folder in the checkout, from that of the API on.
+    /// Its folder in the checkout, relative to that of the API.
     pub beside_api: &'static str,
     manifest: &'static str,
-    /// Its files other than Cargo.toml: path and text.
+    /// Paths and texts of its files, without Cargo.toml.
     sources: &'static [(&'static str, &'static str)],
 }
 
@@ -29,10 +29,10 @@ macro_rules! carried {
 
 /// The API, on which every plugin depends.
 pub const API: Carried = carried!("host-plugin-api", "plugin-api", "plugin-api", "", "plugin_api.rs");
-/// What tiers are built on.
+/// The kit on which tiers are built.
 pub const TIER_KIT: Carried =
     carried!("host-tier-kit", "tier-kit", "plugins/tier-kit", "../plugins/tier-kit", "tier_kit.rs");
-/// What transfer backends are built on.
+/// The kit on which transfer backends are built.
 pub const TRANSFER_KIT: Carried = carried!(
     "host-transfer-kit",
     "transfer-kit",
@@ -44,10 +44,10 @@ pub const TRANSFER_KIT: Carried = carried!(
 const WORKSPACE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"));
 
 impl Carried {
-    /// Paths and texts of all its files, Cargo.toml first. `api` is its dependency on the API, if it has one.
+    /// Paths and texts of all its files, Cargo.toml first. `api` replaces its dependency on the API, if it has one.
     ///
     /// # Errors
-    /// When the program was built from manifests that cannot be read.
+    /// When the manifests that this program carries cannot be parsed.
     pub fn files(&self, api: Option<&Value>) -> Result<Vec<(&'static str, String)>, toml::de::Error> {
         let mut manifest = self.alone()?;
         let dependencies = manifest.get_mut("dependencies").and_then(Value::as_table_mut);
@@ -63,10 +63,10 @@ impl Carried {
         Ok([manifest].into_iter().chain(sources).collect())
     }
 
-    /// The oldest compiler that builds it, as Cargo writes versions.
+    /// The oldest compiler that builds it, in the form of Cargo's versions.
     ///
     /// # Errors
-    /// As [`files`](Self::files).
+    /// As for [`files`](Self::files).
     pub fn rust_version(&self) -> Result<String, toml::de::Error> {
         let manifest = self.alone()?;
         let version = manifest.get("package").and_then(|package| package.get("rust-version")?.as_str());
@@ -78,8 +78,8 @@ impl Carried {
     }
 }
 
-/// A manifest without its workspace. What it inherits is written out. Tests, benchmarks and lints are left out because they need
-/// the workspace, and so is what only a registry reads.
+/// Makes a manifest independent of its workspace. Writes out inherited values. Leaves out tests, benchmarks and lints, which need
+/// the workspace, and values that only a registry reads.
 fn alone(mut manifest: Table, workspace: &Table) -> Table {
     let inherited = |table: &str, key: &str| workspace.get("workspace")?.get(table)?.get(key).cloned();
     for left_out in ["dev-dependencies", "bench", "lints"] {

@@ -1,6 +1,6 @@
-//! The workflow of a plugin's repository: it builds with the oldest compiler, asks the conformance kit, and releases what it signs.
+//! The workflow of a plugin's repository: it builds with the oldest compiler, runs the conformance kit, and releases signed files.
 
-/// Where it lies in the repository.
+/// Path of the workflow in the repository.
 pub const FILE: &str = ".github/workflows/ci.yml";
 
 const HEAD: &str = include_str!("ci/head.yml.template");
@@ -8,7 +8,7 @@ const RUST: &str = include_str!("ci/rust.yml.template");
 const NATIVE: &str = include_str!("ci/native.yml.template");
 const TAIL: &str = include_str!("ci/tail.yml.template");
 
-/// What a plugin is built with.
+/// The build tool of a plugin.
 pub enum Build<'a> {
     /// Cargo, with this compiler or a newer one.
     Rust(&'a str),
@@ -18,7 +18,7 @@ pub enum Build<'a> {
 
 /// The workflow of a plugin of this name.
 pub fn workflow(name: &str, build: &Build<'_>) -> String {
-    // What is released is built by the oldest compiler.
+    // Released files are built by the oldest compiler.
     let (steps, built, released) = match build {
         Build::Rust(oldest) => (RUST, "target/release", *oldest),
         Build::Make => (NATIVE, "build", "gcc"),

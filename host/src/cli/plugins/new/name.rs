@@ -1,8 +1,8 @@
-//! Names that crates and plugins can have.
+//! Checks names of new crates and plugins.
 
 const LONGEST: usize = 64;
 
-/// Words of Rust, and crates that a plugin's would hide.
+/// Keywords of Rust, and names of crates that a plugin's crate would hide.
 const TAKEN: &[&str] = &[
     "abi-stable",
     "abstract",

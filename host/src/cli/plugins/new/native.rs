@@ -1,9 +1,9 @@
-//! Plugins in C and C++: projects that make and cmake build, with the API's headers inside. They need neither Rust nor a checkout.
+//! Plugins in C and C++: projects for make and cmake with the API's headers. They need neither Rust nor a checkout.
 
 use super::ci::{self, Build};
 use super::{Role, Source};
 
-/// What it is written in.
+/// The language of a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// C11
@@ -24,7 +24,7 @@ macro_rules! header {
     };
 }
 
-/// Files of every project, with words to fill in.
+/// Files of every project, with placeholders.
 const COMMON: &[Source] = &[
     ("plugin.toml", template!("plugin.toml.template")),
     ("CMakeLists.txt", template!("CMakeLists.txt.template")),
@@ -32,7 +32,7 @@ const COMMON: &[Source] = &[
     ("README.md", template!("README.md.template")),
 ];
 
-/// A key of the manifest that nothing has yet.
+/// The text for a manifest without a configuration: an example in comments.
 const NO_CONFIG: &str = r#"# [config.depth]
 # type = "integer"    # string, integer, float, boolean, array or table
 # default = 64
@@ -43,7 +43,7 @@ type = "integer"    # string, integer, float, boolean, array or table
 default = 512
 doc = "Values that fit, 1 to 65536.""#;
 
-/// What the manifest says of the role's example, and its source in C and in C++.
+/// A role's example: its entries for the manifest, and its source in C and in C++.
 struct Example {
     role: &'static str,
     description: &'static str,
@@ -89,7 +89,7 @@ pub(super) fn files(name: &str, role: Role, dialect: Dialect) -> Vec<(&'static s
     };
     let is_cpp = dialect == Dialect::Cpp;
     let of = |c: &'static str, cpp: &'static str| if is_cpp { cpp } else { c };
-    // A tier in C++ has the threads of host_tier.hpp.
+    // A tier in C++ gets its threads from `host_tier.hpp`.
     let has_threads = is_cpp && matches!(role, Role::Tier);
     let krate = name.replace('-', "_");
     let words = [

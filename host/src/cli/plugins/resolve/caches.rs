@@ -5,11 +5,11 @@ use host_plugins::Catalog;
 
 use crate::cli::settings::{RoleName, Settings};
 
-/// A cache of one role, and how it is turned off.
+/// A cache of one role, and the flag that turns it off.
 struct Switch {
     /// Its field in the settings.
     place: fn(&mut Settings) -> &mut Option<bool>,
-    /// Whether a process of this role has it. Without a role, all parts run here.
+    /// Whether a process with this role has the cache. Without a role, all parts run on this machine.
     is_of: fn(Option<RoleName>) -> bool,
     what: &'static str,
     off: &'static str,
@@ -42,8 +42,8 @@ pub fn all_off(settings: &Settings) -> bool {
 
 /// Turns on the caches that the operator did not set: prefix caches, and the hierarchical cache if there is a storage tier.
 ///
-/// With a transfer plugin that carries pages and does not declare `settled`, prefix caches are off by default. A storage tier that
-/// the operator named needs them all the same, and the compatibility table then refuses that plugin.
+/// Prefix caches are off by default if the transfer plugin transfers pages and does not declare `settled`. A storage tier that the
+/// operator named needs them nevertheless. Then the compatibility table refuses the transfer plugin.
 pub fn turn_on(settings: &mut Settings, catalog: &Catalog, notes: &mut Vec<String>) {
     if settings.stores().is_empty()
         && let Some(plugin) = carries_unsettled(settings, catalog)
@@ -75,7 +75,7 @@ pub fn turn_on(settings: &mut Settings, catalog: &Catalog, notes: &mut Vec<Strin
     }
 }
 
-/// The plugin that carries pages, if it does not say what has settled.
+/// The plugin that transfers pages, if it does not declare `settled`.
 fn carries_unsettled(settings: &Settings, catalog: &Catalog) -> Option<String> {
     let unsettled = |name: &String| {
         let manifest = catalog.find(name).ok().map(|entry| &entry.manifest);
@@ -155,7 +155,7 @@ mod tests {
         assert!(notes[0].contains("off in prefill and decode: unsettled does not declare"), "{notes:?}");
         let (settings, _) = with(&catalog, over("wire"), &[]);
         assert_eq!((settings.prefill_radix_cache, settings.decode_radix_cache), (Some(true), Some(true)));
-        // What the operator asks for is refused by a rule, with the reason, and not left out.
+        // A cache that the operator turned on stays on, so that a rule refuses it with the reason.
         let asked = Settings { decode_radix_cache: Some(true), ..over("unsettled") };
         let (settings, _) = with(&catalog, asked, &[]);
         assert_eq!((settings.prefill_radix_cache, settings.decode_radix_cache), (Some(false), Some(true)));

@@ -1,4 +1,4 @@
-//! Which role each plugin plays that `--plugins` names.
+//! Assigns roles to the plugins that `--plugins` names.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,8 @@ use host_plugins::Manifest;
 use super::caches;
 use crate::cli::settings::{RoleName, Settings};
 
-/// Writes down what each plugin does, where the operator did not say it, and leaves those that carry pages in `plugins`.
+/// Adds the role of each plugin to the settings where the operator did not set it. Keeps plugins with the transfer role in
+/// `plugins`.
 pub fn put_to_work(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<String>) {
     if let Some(plugins) = &mut settings.plugins {
         let mut seen = BTreeSet::new();
@@ -31,7 +32,7 @@ pub fn put_to_work(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<
             settings.allocator = Some(name.clone());
             notes.push(format!("{name} hands out pages: --plugins names it; without it the host does"));
         } else if plays("allocator") && settings.allocator.as_ref() != Some(name) {
-            // The checks refuse a plugin that would never be called.
+            // The plugin keeps its place in the list, so that the checks refuse it: it would never be called.
             continue;
         }
         if let Some(plugins) = &mut settings.plugins {
@@ -41,8 +42,8 @@ pub fn put_to_work(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<
     choose_transfer(settings, named, notes);
 }
 
-/// With `--transfer`, the others that could carry pages do nothing, unless they are named for something else. Where none of
-/// the named plugins carries pages, the standard one does.
+/// Selects the transfer plugin. With `--transfer`, other plugins that could transfer pages do nothing unless they are named for
+/// another role. If none of the named plugins can, the default plugin transfers pages.
 fn choose_transfer(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<String>) {
     let carries = |name: &String| {
         named.iter().any(|plugin| plugin.plugin.name == *name && plugin.role("transfer").is_some())
@@ -65,7 +66,7 @@ fn choose_transfer(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<
             notes.push(format!("{name} does nothing: --transfer {chosen} carries pages"));
         }
     }
-    // A plugin that stores is opened for that alone.
+    // A plugin that is named for storage is opened only for storage.
     plugins.retain(|name| *name == chosen || !carries(name));
     if !plugins.contains(&chosen) {
         plugins.insert(0, chosen);
@@ -87,7 +88,7 @@ mod tests {
         Manifest::parse(&text).unwrap()
     }
 
-    /// The settings with every plugin in its role, and the notes.
+    /// The settings with a role for every plugin, and the notes.
     fn worked(mut settings: Settings) -> (Settings, Vec<String>) {
         let all = [
             manifest("wire", &["transfer"]),
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(settings.stores(), ["disk"]);
         assert_eq!(settings.movers(), ["wire"]);
         assert!(notes.is_empty(), "{notes:?}");
-        // Its place among the tiers is the operator's.
+        // The operator's order of tiers is kept.
         let chosen = Settings { hicache_storage: Some(names(&["both", "disk"])), ..with(&["wire", "disk"]) };
         let (settings, _) = worked(chosen);
         assert_eq!(settings.stores(), ["both", "disk"]);

@@ -1,5 +1,5 @@
-//! Connections of clients that have not proved to be of the cluster: few at once, and few from one client. A new one takes the place
-//! of the oldest, so that those that stay for nothing keep no one out.
+//! Connections of clients that have not proved to be of the cluster: few at once, and few from one client. A new one takes the
+//! place of the oldest, so that idle connections do not keep others out.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -9,9 +9,9 @@ use tokio::task::AbortHandle;
 
 use crate::shares::Client;
 
-/// Most of them at once.
+/// Most such connections at once.
 pub(super) const MOST: usize = 128;
-/// One client has this part of the places at most, so that one machine leaves places to the others.
+/// One client has at most 1/`PART_OF_ONE` of the places, so that one machine leaves places to the others.
 const PART_OF_ONE: usize = 4;
 
 /// The way to end a connection.
@@ -33,14 +33,14 @@ impl Ending for AbortHandle {
     }
 }
 
-/// A connection that the server has: it has the other half.
+/// A connection that the server has taken. The server holds the receiver.
 impl Ending for oneshot::Sender<()> {
     fn has_ended(&self) -> bool {
         self.is_closed()
     }
 
     fn end(self) {
-        // One that ended meanwhile does not mind.
+        // A send error is ignored: the connection has ended by itself.
         let _ended = self.send(());
     }
 }
@@ -53,12 +53,12 @@ pub(super) struct Strangers<E> {
 }
 
 impl<E: Ending> Strangers<E> {
-    /// None yet, and never more than `most`, which is at least 1.
+    /// No connections yet. There are never more than `most`, which is at least 1.
     pub fn at_most(most: usize) -> Self {
         Self { met: VecDeque::new(), most }
     }
 
-    /// Adds another. True when that ended an older one.
+    /// Adds a connection. Returns whether that ended an older one.
     pub fn meet(&mut self, from: IpAddr, ending: E) -> bool {
         let from = Client::at(from);
         self.met.retain(|(_, ending)| !ending.has_ended());

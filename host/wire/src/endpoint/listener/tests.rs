@@ -32,7 +32,7 @@ fn is_root() -> bool {
     is_root
 }
 
-/// A folder that every user may use, so that nothing but the check of credentials is left.
+/// A folder that every user may use, so that only the check of credentials can refuse them.
 fn open_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();

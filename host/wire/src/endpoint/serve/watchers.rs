@@ -1,4 +1,4 @@
-//! Watchers that keep connections or answers for nothing.
+//! Watchers that keep connections open, or answers unread.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use crate::clock;
 use crate::endpoint::fixture::{Counting, beat, client};
 use crate::endpoint::{Address, ListenAt, unread};
 
-/// Bytes of an answer.
+/// Bytes of an answer of `/metrics`.
 const TEXT: usize = 40 << 10;
-/// Two machines.
+/// Addresses of two machines.
 const ONE: [u8; 4] = [127, 0, 0, 1];
 const OTHER: [u8; 4] = [127, 0, 0, 2];
 
@@ -33,7 +33,7 @@ impl AsRef<[u8]> for Text {
     }
 }
 
-/// `/metrics` and `/health`. Each answer of the first clones `texts`.
+/// `/metrics` and `/health`. Each answer of `/metrics` clones `texts`.
 fn watching(texts: &Arc<()>) -> Router {
     let texts = Arc::clone(texts);
     Router::new()
@@ -48,7 +48,7 @@ async fn open() -> Listener {
     Listener::bind(&ListenAt::loopback(), Credentials::None).await.unwrap()
 }
 
-/// A connection that answers pings, and of each answer allows so many bytes. The task ends with it.
+/// A connection that answers pings and lets the server send this many bytes of each answer. The task ends with the connection.
 struct Watcher {
     requests: SendRequest<Bytes>,
     connection: JoinHandle<()>,
@@ -66,14 +66,14 @@ impl Watcher {
         Ok(Self { requests, connection: tokio::spawn(async move { drop(connection.await) }) })
     }
 
-    /// The status of an answer, and its bytes to come.
+    /// The status of an answer, and its body, which is not read yet.
     async fn ask(&mut self, path: &str) -> Result<(StatusCode, h2::RecvStream), h2::Error> {
         let request = Request::get(format!("http://127.0.0.1{path}")).body(()).unwrap();
         let answer = self.requests.send_request(request, true)?.0.await?;
         Ok((answer.status(), answer.into_body()))
     }
 
-    /// Asks once more, and reads.
+    /// Sends another request, and reads its answer.
     async fn is_answered(&mut self) -> Result<(), h2::Error> {
         let (status, mut body) = self.ask("/health").await?;
         assert_eq!(status, 200);
@@ -95,7 +95,7 @@ async fn what_a_watcher_leaves_unread_is_bounded() {
         tokio::spawn(serve_watched(listener, calls, watching(&texts), std::future::pending()));
         let mut reads_nothing = Watcher::connect(&address, ONE, 0).await.unwrap();
         let (mut kept, mut refused) = (Vec::new(), 0);
-        // As many as one connection may ask without reading.
+        // As many requests as one connection may send without reading.
         for _ in 0..streams.min(1000) {
             let (status, body) = reads_nothing.ask("/metrics").await.unwrap();
             if status == 200 {
@@ -108,7 +108,7 @@ async fn what_a_watcher_leaves_unread_is_bounded() {
         assert_eq!(reads_nothing.requests.current_max_send_streams(), streams as usize);
         let held = (Arc::strong_count(&texts) - 1) * TEXT;
         assert!(!kept.is_empty() && refused > 0 && held <= most, "{held} bytes, {refused} refused");
-        // Others are served, and so is one that reads.
+        // Another client that reads is served: it gets more bytes than a connection may leave unread.
         let mut reads = Watcher::connect(&address, OTHER, 1 << 20).await.unwrap();
         for _ in 0..2 * unread::OF_ONE / TEXT {
             let (status, mut body) = reads.ask("/metrics").await.unwrap();
@@ -132,7 +132,7 @@ async fn an_answer_that_is_not_read_ends_with_its_connection() {
     let short = Duration::from_millis(500);
     let terms = Terms::Watching { age: short, grace: short };
     tokio::spawn(run(listener, bounded(watching(&texts)), terms, std::future::pending()));
-    // A machine may be so busy that the connection ends before it has asked.
+    // On a busy machine the connection may end before it has sent its request.
     let (watcher, _unread) = answered_until("an answer", async || {
         let mut watcher = Watcher::connect(&address, ONE, 0).await?;
         let answer = watcher.ask("/metrics").await?;
@@ -143,7 +143,7 @@ async fn an_answer_that_is_not_read_ends_with_its_connection() {
     answered_until("the answer's memory to be free", async || {
         tokio::task::yield_now().await;
         match Arc::strong_count(&texts) {
-            // The routes have one.
+            // The routes hold one clone.
             1 | 2 => Ok(()),
             more => Err(more),
         }
@@ -166,7 +166,7 @@ async fn watchers_that_keep_connections_open_keep_no_other_out() {
         }
         kept.push(watcher);
     }
-    // A quarter of eight: the oldest made room.
+    // A quarter of eight places: the oldest connections ended to make room.
     answered_until("the oldest to end", async || {
         tokio::task::yield_now().await;
         match kept.iter().filter(|watcher| !watcher.connection.is_finished()).count() {
@@ -189,7 +189,7 @@ async fn where_calls_are_answered_an_address_has_its_share_of_connections_and_no
     beat(&mut member).await.unwrap();
     let mut kept = Vec::new();
     for _ in 0..20 {
-        // One beyond the share is closed at any point of this.
+        // A connection beyond the share is closed at any point of this.
         let Ok(mut watcher) = Watcher::connect(&address, ONE, 1 << 16).await else { continue };
         if watcher.is_answered().await.is_ok() {
             kept.push(watcher);

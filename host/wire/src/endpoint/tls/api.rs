@@ -1,4 +1,4 @@
-//! TLS of the HTTP API: a server shows a certificate, and clients check it. Clients show none.
+//! TLS of the HTTP API: a server shows a certificate and clients check it. Clients show no certificate.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,14 +19,14 @@ use super::reloaded::Reloaded;
 use super::{TlsError, provider};
 use crate::clock;
 
-/// A connection that a client made, once its handshake is done.
+/// A connection accepted from a client, after the handshake.
 pub type AcceptedTls = server::TlsStream<TcpStream>;
 /// A connection to a server whose certificate was checked.
 pub type ConnectedTls = client::TlsStream<TcpStream>;
 
 /// The certificate that a server shows, and its key: TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1.
 ///
-/// The files are looked at for every new connection. Those that are open go on.
+/// The files are checked for changes at every new connection. Open connections continue.
 #[derive(Clone)]
 pub struct ApiTls(Arc<Reloaded<Shown>>);
 
@@ -36,7 +36,7 @@ struct Shown {
     expires: Arc<Expiry>,
 }
 
-/// When a certificate ends, and whether that was said.
+/// When a certificate expires, and whether this was logged.
 struct Expiry {
     file: PathBuf,
     at: u64,
@@ -53,8 +53,8 @@ impl ApiTls {
     /// Reads a file of certificates, the server's own first, and the file of its key (blocking). Both are PEM.
     ///
     /// # Errors
-    /// When one cannot be read or holds something else, when other users could read the key, or when it is of another
-    /// certificate. One that has expired is warned of.
+    /// When a file cannot be read or has wrong content, when other users could read the key, or when the key belongs to another
+    /// certificate. An expired certificate causes a warning only.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let files = vec![certificate.to_owned(), key.to_owned()];
         let (certificate, key) = (certificate.to_owned(), key.to_owned());
@@ -62,13 +62,13 @@ impl ApiTls {
         Ok(Self(Arc::new(Reloaded::load("the API's certificate", files, read)?)))
     }
 
-    /// Shakes hands on a connection that was accepted.
+    /// Makes the handshake on an accepted connection.
     ///
     /// # Errors
-    /// When the other end does not, or speaks something else.
+    /// When the client does not make a handshake, or does not speak TLS.
     pub async fn accept(&self, connection: TcpStream) -> io::Result<AcceptedTls> {
         let files = Arc::clone(&self.0);
-        // Apart from the control plane's threads: the files may lie on a slow file system.
+        // On another thread than those of the control plane, because the files may be on a slow file system.
         let shown = tokio::task::spawn_blocking(move || files.now()).await.map_err(io::Error::other)?;
         shown.expires.tell();
         TlsAcceptor::from(shown.config).accept(connection).await
@@ -101,7 +101,7 @@ fn shown(certificate: &Path, key: &Path) -> Result<Shown, TlsError> {
     Ok(Shown { config: Arc::new(config), expires: Arc::new(expires) })
 }
 
-/// The second at which a certificate ends. Warns of one that has not begun.
+/// Returns the second at which a certificate expires. Warns if it is not valid yet.
 fn check_date(
     file: &Path,
     certificate: &CertificateDer<'_>,
@@ -111,7 +111,7 @@ fn check_date(
         path: file.to_owned(),
         why: format!("its certificate cannot be used: {error}"),
     })?;
-    // Dates are looked at before issuers, of which none is given here. So this answers with the date, or with no issuer.
+    // Dates are checked before issuers, and no issuer is given here. So the error is about the date, or about the missing issuer.
     let problem_at = |seconds: u64| {
         let (now, none) = (UnixTime::since_unix_epoch(Duration::from_secs(seconds)), RootCertStore::empty());
         let algorithms = provider.signature_verification_algorithms.all;
@@ -132,7 +132,7 @@ fn check_date(
 }
 
 impl Expiry {
-    /// Warns, once, of a certificate that has ended.
+    /// Warns once that a certificate has expired.
     fn tell(&self) {
         let now = clock::unix_seconds();
         if now > self.at && !self.told.swap(true, Ordering::Relaxed) {
@@ -146,32 +146,32 @@ impl Expiry {
 #[derive(Clone)]
 pub struct Authorities(Arc<ClientConfig>);
 
-/// Names nothing: there may be hundreds.
+/// Shows no authorities, because there may be hundreds.
 impl std::fmt::Debug for Authorities {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Authorities")
     }
 }
 
-/// Why there are none.
+/// The reason why there are no authorities.
 #[derive(Debug, thiserror::Error)]
 pub enum NoAuthorities {
     /// The file cannot be used.
     #[error(transparent)]
     File(#[from] TlsError),
-    /// The system names none.
+    /// The system has none.
     #[error("this machine has no certificates of authorities{0}")]
     Nowhere(String),
-    /// TLS does not take them.
+    /// TLS does not accept them.
     #[error("{0}")]
     Unusable(Error),
 }
 
 impl Authorities {
-    /// Those of a file (blocking). A certificate that no authority signed is taken for its own.
+    /// The authorities of a file (blocking). A self-signed certificate counts as its own authority.
     ///
     /// # Errors
-    /// When it cannot be read, or holds no certificate.
+    /// When the file cannot be read, or has no certificate.
     pub fn of_file(file: &Path) -> Result<Self, NoAuthorities> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates(file)? {
@@ -183,14 +183,14 @@ impl Authorities {
         Self::of(roots)
     }
 
-    /// Those of this machine, or of the file that `SSL_CERT_FILE` names (blocking).
+    /// The authorities of this machine, or of the file that `SSL_CERT_FILE` names (blocking).
     ///
     /// # Errors
-    /// When there are none.
+    /// When there are no authorities.
     pub fn of_system() -> Result<Self, NoAuthorities> {
         let found = rustls_native_certs::load_native_certs();
         let mut roots = RootCertStore::empty();
-        // Some systems have one that nothing reads.
+        // Some systems have a certificate that cannot be parsed. Such certificates are left out.
         roots.add_parsable_certificates(found.certs);
         if roots.is_empty() {
             let why = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
@@ -208,11 +208,11 @@ impl Authorities {
         Ok(Self(Arc::new(config)))
     }
 
-    /// Shakes hands with a server, whose certificate must be of one of these authorities and name `host`: a name, or an IP address
-    /// without brackets.
+    /// Makes the handshake with a server. Its certificate must be signed by one of these authorities, and must name `host`: a
+    /// name, or an IP address without brackets.
     ///
     /// # Errors
-    /// When it is not. [`is_untrusted`] tells that from a broken connection.
+    /// When the certificate does not pass, or the connection breaks. [`is_untrusted`] distinguishes the two.
     pub async fn connect(&self, host: &str, connection: TcpStream) -> io::Result<ConnectedTls> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;

@@ -1,4 +1,4 @@
-//! The files that certificates, keys and secrets lie in.
+//! Reads the files of certificates, keys and secrets.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -12,28 +12,28 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use super::{TlsError, TlsSource};
 use crate::endpoint::authority::{Authority, Issued, Validity};
 
-/// The shortest secret, in characters: 32 random bytes as text are longer.
+/// The shortest secret, in characters. 32 random bytes as text are longer.
 const SHORTEST_SECRET: usize = 32;
-/// Different characters of a secret, at least: 32 random hexadecimal digits have fewer once in a million times.
+/// The fewest different characters of a secret. 32 random hexadecimal digits have fewer once in a million times.
 const FEWEST_DIFFERENT: usize = 8;
-/// A larger file is none of these.
+/// Most bytes that are read of a file. Certificates, keys and secrets are smaller.
 const LARGEST: u64 = 1 << 20;
 
-/// What is in them.
+/// The content of the files.
 pub(super) struct Material {
     /// Certificates of authorities whose certificates are accepted.
     pub roots: Vec<CertificateDer<'static>>,
-    /// The own certificate, and those between it and its authority.
+    /// The process's own certificate, and those between it and its authority.
     pub chain: Vec<CertificateDer<'static>>,
-    /// The own certificate's key.
+    /// The key of the process's own certificate.
     pub key: PrivateKeyDer<'static>,
 }
 
-/// Tells files that have changed.
+/// The stamps of files, by which changes are noticed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Stamps(Vec<Option<Stamp>>);
 
-/// Which file it is, how large, and when it last changed.
+/// The identity, the size and the time of the last change of a file.
 #[derive(Debug, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -86,7 +86,7 @@ impl Material {
         if secrets.is_empty() || secrets.iter().any(|secret| secret.len() < SHORTEST_SECRET) {
             return Err(unusable());
         }
-        // Certificates are public, so a secret can be guessed at leisure.
+        // Certificates are public, so an attacker can guess secrets without a limit of tries.
         if secrets.iter().any(|secret| different(secret) < FEWEST_DIFFERENT) {
             return Err(wrong(format!(
                 "a secret of fewer than {FEWEST_DIFFERENT} different characters can be guessed; `host certs secret FILE` writes one that cannot"
@@ -121,7 +121,7 @@ pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsErro
     let private = read(path, true)?;
     PrivateKeyDer::from_pem_slice(&private).map_err(|error| TlsError::Wrong {
         path: path.to_owned(),
-        // The error may quote the file.
+        // The error is not shown, because it may quote the file.
         why: match error {
             rustls::pki_types::pem::Error::NoItemsFound => "it holds no private key".to_owned(),
             _ => "it is no PEM file with a private key".to_owned(),
@@ -141,13 +141,13 @@ pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
     Ok(found)
 }
 
-/// A file's bytes. No other user may put another file in its place, nor read one that is `private`.
+/// Reads a file. No other user may be able to replace it, or to read it if it is `private`.
 fn read(path: &Path, private: bool) -> Result<Vec<u8>, TlsError> {
     let unreadable = |error| TlsError::Unreadable { path: path.to_owned(), error };
     let file = File::open(path).map_err(unreadable)?;
     let found = file.metadata().map_err(unreadable)?;
     let mode = found.permissions().mode() & 0o777;
-    // A group may read it, as where an orchestrator mounts secrets, and may not write it.
+    // A group may read the file, as where an orchestrator mounts secrets, but may not write it.
     if private && mode & 0o027 != 0 {
         return Err(TlsError::Exposed { path: path.to_owned(), mode });
     }

@@ -1,4 +1,4 @@
-//! What was read of files, read again when they change.
+//! A value that is read from files, and read again when they change.
 
 use std::path::PathBuf;
 
@@ -7,12 +7,12 @@ use parking_lot::Mutex;
 use super::TlsError;
 use super::files::Stamps;
 
-/// Reads the files.
+/// Reads the value from the files.
 type Read<T> = Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>;
 
-/// Something that lies in files.
+/// A value that is read from files.
 pub(super) struct Reloaded<T> {
-    /// Its name in logs.
+    /// The value's name in logs.
     what: &'static str,
     files: Vec<PathBuf>,
     read: Read<T>,
@@ -22,7 +22,7 @@ pub(super) struct Reloaded<T> {
 struct Now<T> {
     stamps: Stamps,
     value: T,
-    /// Why the files of now are not used, if they are not.
+    /// The reason why the present files are not used, or an empty text.
     trouble: String,
 }
 
@@ -30,7 +30,7 @@ impl<T: Clone> Reloaded<T> {
     /// Reads the files for the first time (blocking).
     ///
     /// # Errors
-    /// Those of reading.
+    /// The error of reading.
     pub fn load(what: &'static str, files: Vec<PathBuf>, read: Read<T>) -> Result<Self, TlsError> {
         let stamps = Stamps::of(&files);
         let value = read()?;
@@ -43,8 +43,8 @@ impl<T: Clone> Reloaded<T> {
         &self.files
     }
 
-    /// What is used from now on (blocking). Reads the files if they have changed. Files that cannot be used change nothing, and
-    /// are warned of.
+    /// The value to use from now on (blocking). Reads the files again if they have changed. Files that cannot be used change
+    /// nothing, and are warned of.
     pub fn now(&self) -> T {
         let Self { what, files, read, now } = self;
         let stamps = Stamps::of(files);
@@ -57,7 +57,7 @@ impl<T: Clone> Reloaded<T> {
                 }
                 Err(error) => {
                     let trouble = error.to_string();
-                    // Once, not for every connection.
+                    // Warns once about an error, not for every connection.
                     if trouble != now.trouble {
                         tracing::warn!(%error, "{what} stays as it was");
                         now.trouble = trouble;

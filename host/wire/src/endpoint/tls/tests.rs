@@ -12,7 +12,7 @@ use crate::endpoint::{Address, Credentials, HANDSHAKE, ListenAt, Listener};
 const ONE: &str = "0123456789abcdef0123456789abcdef";
 const OTHER: &str = "fedcba9876543210fedcba9876543210";
 
-/// Puts a file in place of another in one step, as tools that distribute secrets do.
+/// Replaces a file in one step, as tools that distribute secrets do.
 fn replace(path: &Path, text: &str, mode: u32) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).unwrap();
@@ -71,7 +71,7 @@ async fn certificates_of_one_authority_make_a_cluster() {
     let own = with_certificates(&folder.path().join("a"), &[&one], &issue(&one));
     let same = with_certificates(&folder.path().join("b"), &[&one], &issue(&one));
     let stranger = with_certificates(&folder.path().join("c"), &[&other], &issue(&other));
-    // It takes the server for one of its own, and has nothing to show that the server takes.
+    // This client trusts the server's authority, but its own certificate is from an authority that the server does not trust.
     let liar = with_certificates(&folder.path().join("d"), &[&one], &issue(&other));
     let server = Counting::default();
     let address = server.on(listener(&own).await);
@@ -90,7 +90,7 @@ async fn a_client_without_a_certificate_is_told_nothing() {
     let server = Counting::default();
     let address = server.on(listener(&tls).await);
     let Address::Tls(host) = &address else { panic!("{address}") };
-    // It knows the authority's certificate, which is no secret.
+    // The client knows the authority's certificate, which is not secret.
     let mut roots = RootCertStore::empty();
     roots.add(Authority::from_secret(ONE.as_bytes()).unwrap().certificate().der().clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -106,7 +106,7 @@ async fn a_client_without_a_certificate_is_told_nothing() {
     let mut answer = Vec::new();
     let ended = connection.read_to_end(&mut answer).await;
     assert!(ended.is_err() && answer.is_empty(), "{ended:?} {answer:?}");
-    // Nor is one that does not speak TLS.
+    // A client that does not speak TLS is refused, too.
     let plain = Address::Plain(host.clone());
     ask(&plain, &Credentials::None).await.unwrap_err();
     assert_eq!(server.calls(), 0);
@@ -120,7 +120,7 @@ async fn a_certificate_that_names_something_else_or_has_expired_is_refused_on_bo
     parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let root = parameters.self_signed(&key).unwrap();
     let issuer = rcgen::Issuer::new(parameters, key);
-    // A company's authority signs for other services, too.
+    // A company's authority may sign certificates for other services, too.
     let of = |file: &str, name: &str, last_year: i32| {
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
         let mut parameters = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -154,7 +154,8 @@ async fn a_secret_is_replaced_without_an_interruption() {
     let address = server.on(listener(&one).await);
     let mut open = client(&address, &Credentials::Tls(other.clone()));
     beat(&mut open).await.unwrap();
-    // As the documentation says: known everywhere, then used, then the earlier is forgotten. Processes change one by one.
+    // The steps of the documentation: the new secret is known everywhere, then used, then the old one is removed. Processes
+    // change one by one.
     for lines in [vec![ONE, OTHER], vec![OTHER, ONE], vec![OTHER]] {
         for file in files {
             replace(&folder.path().join(file), &lines.join("\n"), 0o600);
@@ -180,7 +181,7 @@ async fn an_authority_is_replaced_and_files_that_do_not_fit_change_nothing() {
     let address = server.on(listener(&own).await);
     ask_as(&address, &old).await.unwrap();
     ask_as(&address, &new).await.unwrap_err();
-    // Half of a change: a certificate without its key.
+    // A change that is half done: a certificate without its key.
     replace(&at.join("cert.pem"), &issue(&one).certificate.pem(), 0o644);
     ask_as(&address, &old).await.unwrap();
     replace(&at.join("ca.pem"), "nothing", 0o644);
@@ -244,13 +245,13 @@ fn what_is_shown_for_debugging_has_no_secret() {
     assert!(shown.contains("Secret") && !shown.contains(ONE), "{shown}");
 }
 
-/// A connection to an address over TCP that has sent nothing.
+/// A TCP connection to an address that has sent nothing.
 async fn silent(address: &Address) -> TcpStream {
     let (Address::Tls(host) | Address::Plain(host)) = address else { panic!("{address}") };
     TcpStream::connect((host.name.as_str(), host.port)).await.unwrap()
 }
 
-/// With certificates, and without any.
+/// Credentials with certificates, and none.
 fn both(folder: &Path) -> [Credentials; 2] {
     [Credentials::Tls(with_secrets(folder, "a", &[ONE])), Credentials::None]
 }
@@ -278,11 +279,11 @@ async fn connections_that_show_nothing_keep_no_process_out() {
         let mut waiting = Vec::new();
         for _ in 0..40 {
             waiting.push(silent(&address).await);
-            // The place of the client before comes back in its own time.
+            // The place of the previous client may become free a little later.
             answered_until("an answer", async || ask(&address, &credentials).await).await;
         }
         let mut answer = Vec::new();
-        // Before its own time is over.
+        // Ends before its own time limit is over.
         crate::clock::timeout(HANDSHAKE / 2, waiting[0].read_to_end(&mut answer)).await.unwrap().unwrap();
         assert!(answer.is_empty());
     }

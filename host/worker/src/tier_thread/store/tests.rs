@@ -11,16 +11,16 @@ use host_plugin_api::{Memory, Result, Scanned, Tag, TierUsage};
 
 use super::*;
 
-/// What the test says that the plugin does.
+/// A plugin whose behaviour the test sets.
 #[derive(Default)]
 struct Fake {
-    /// Answers to what is submitted, 0 when there are no more.
+    /// Answers to submissions. The answer is 0 when there are no more.
     answers: Mutex<VecDeque<i32>>,
     /// Tags and sizes of what was taken.
     taken: Mutex<Vec<(u64, usize)>>,
     completions: Mutex<VecDeque<TierCompletion>>,
     cancelled: Mutex<Vec<u64>>,
-    /// What polling answers, below zero.
+    /// The negative code that polling answers.
     gone: Mutex<Option<i32>>,
 }
 
@@ -116,7 +116,7 @@ fn pages(count: u8) -> Vec<(PageHash, HostSlot)> {
     (0..count).map(|page| (PageHash([page; 32]), HostSlot(page.into()))).collect()
 }
 
-/// What the plugin would have read.
+/// Writes the seals that the plugin would have read.
 fn seal_all(memory: &HostMemory, pages: &[(PageHash, HostSlot)]) {
     for (name, slot) in pages {
         for block in memory.blocks(*slot, false) {
@@ -144,7 +144,7 @@ fn ask(store: &mut Store, memory: &HostMemory, tag: TierTag, pages: std::ops::Ra
     assert_eq!(begin(store, memory, TierAction::Query { tag, tier: 0, names }), []);
 }
 
-/// One turn: what it tells, and what is to be done then.
+/// Takes one turn. Returns its events, and what is to be done then.
 fn next(store: &mut Store, memory: &HostMemory) -> (Vec<TierEvent>, Next) {
     let mut events = Vec::new();
     let next = store.turn(memory, &mut events);
@@ -171,7 +171,7 @@ fn what_a_full_plugin_does_not_take_waits_and_goes_later_in_order() {
     let ended = turn(&mut store, &memory);
     let done = |range: std::ops::Range<u32>| range.map(|page| (page, PageEnd::Done)).collect();
     assert_eq!(ended, [TierEvent::Ended { tag: READ, pages: done(0..4) }]);
-    // What has ended made room, and was not looked at for nothing.
+    // The completed batches made room, so the last objects were submitted in the same turn.
     let (tag, count) = fake.taken()[2];
     assert_eq!(count, 2);
     fake.end(tag, 0, FOUND);

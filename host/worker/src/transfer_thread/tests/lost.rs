@@ -32,7 +32,7 @@ fn news_that_a_peer_is_gone_is_of_the_link_that_was_in_use_when_it_came() {
     let (mut prefill, decode, wire) = pair((2, ORDERS[0]), (1, ORDERS[0]));
     let session = prefill.links.get(DECODE).unwrap().session;
     let (links, info) = (prefill.links.clone(), decode.info());
-    // The peer is back before the news is looked at.
+    // The peer is back before the notification is handled.
     let again = move || assert!(links.connect(&info).unwrap() > session);
     wire.lose_to(&rank_name(PREFILL, 1), &rank_name(DECODE, 0), again);
     assert_eq!(prefill.event(), Event::PeerLost { peer: DECODE, session, fenced: false });

@@ -8,7 +8,7 @@ fn a_write_that_panicked_never_settles_and_the_thread_ends() {
     let session = prefill.links.get(DECODE).unwrap().session;
     wire.panic(&rank_name(PREFILL, 0));
     parts(session).into_iter().for_each(|part| prefill.write(part));
-    // The thread has the only sender.
+    // The thread has the only sender, so the channel closes when the thread ends.
     let told = prefill.inputs.blocking_recv();
     assert!(told.is_none(), "its pages may still be read, so nothing is said of them: {told:?}");
 }

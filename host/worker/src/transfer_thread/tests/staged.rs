@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Each rank's: a piece of at most 512 bytes, of which the transfer in this test has many.
+/// Staging memory of each rank. Its pieces have at most 512 bytes, and the transfer in these tests has many of them.
 pub(super) const STAGING: usize = 4096;
 
 fn staged_pair(
@@ -102,7 +102,7 @@ fn a_staged_write_that_is_cancelled_settles_and_the_rings_are_free_when_the_room
         }
     }
     decode.ask(&Command::ForgetRoom(ROOM));
-    // Another attempt gets everything that there is.
+    // Another attempt receives all pages.
     decode.barrier.forget(ROOM);
     decode.open(2, &EXPECTED);
     for mut part in parts(session) {
@@ -141,7 +141,7 @@ fn a_rank_that_cannot_write_fails_the_staged_write_when_all_have_settled() {
     wire.fail(&rank_name(PREFILL, 2));
     let session = prefill.links.get(DECODE).unwrap().session;
     prefill.write(parts(session).swap_remove(2));
-    // Rank 2 asks and is not heard, until the write is cancelled.
+    // The asks of rank 2 fail, until the write is cancelled.
     prefill.ask(&Command::Cancel(Tag(3)));
     let Event::Written { error, .. } = prefill.event() else { panic!("not written") };
     assert!(error.is_some());

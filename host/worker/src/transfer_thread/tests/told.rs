@@ -1,4 +1,4 @@
-//! What operators are told of a transfer plugin that panics, fails, or answers what cannot be.
+//! Messages to operators about a transfer plugin that panics, fails, or gives impossible answers.
 
 use std::sync::Mutex;
 
@@ -23,15 +23,15 @@ pub enum Act {
     Answer(i32),
     /// Claims one entry more than there is room for.
     TooMany,
-    /// Tells the end of what was never submitted.
+    /// Reports the end of a submission that was never made.
     Unknown,
-    /// Says that one byte less was written.
+    /// Reports one byte less than was written.
     Bytes,
-    /// Does not return while this is what it does.
+    /// Does not return while this act is set.
     Block,
 }
 
-/// Which method of a plugin does what. Before that is [set](Script::set), no method does anything.
+/// The act of one method of a plugin. Until an act is [set](Script::set), all methods behave as they should.
 #[derive(Debug)]
 pub struct Script {
     plugin: &'static str,
@@ -55,7 +55,7 @@ impl Script {
         self.does.lock().unwrap().filter(|(of, _)| *of == method).map(|(_, act)| act)
     }
 
-    /// Behind the net that keeps panics in, as a loaded plugin is.
+    /// Puts a plugin behind the guard that catches panics, as a loaded plugin is.
     pub fn guard(self: &Arc<Self>, inner: Arc<Node>) -> Arc<dyn TransferBackend> {
         let scripted = Scripted { inner, script: self.clone() };
         let object = open_guarded(|_opening| Ok(scripted), self.plugin.into(), "".into()).into_result();
@@ -71,7 +71,7 @@ struct Scripted {
 }
 
 impl Scripted {
-    /// Panics if that is what it does in this method. Otherwise returns what it answers, if not the truth.
+    /// Panics if that is the act of this method. Otherwise returns the method's act, if it has one.
     fn play(&self, method: &str) -> Option<Act> {
         while self.script.of(method) == Some(Act::Block) {
             std::thread::yield_now();
@@ -139,12 +139,12 @@ impl TransferBackend for Scripted {
     }
 }
 
-/// Two workers of one rank, of which prefill's plugin is scripted.
+/// Two workers of one rank each. Prefill's plugin is scripted.
 fn scripted() -> (Side, Side, Arc<Wire>, Arc<Script>) {
     scripted_as("acme")
 }
 
-/// The same with a plugin of this name.
+/// Like [`scripted`], with a plugin of this name.
 fn scripted_as(plugin: &'static str) -> (Side, Side, Arc<Wire>, Arc<Script>) {
     told::listen();
     let script = Arc::new(Script::of_plugin(plugin));
@@ -155,7 +155,7 @@ fn scripted_as(plugin: &'static str) -> (Side, Side, Arc<Wire>, Arc<Script>) {
     (prefill, decode, wire, script)
 }
 
-/// They are connected, and a write is given to prefill once its plugin does this.
+/// Two connected workers. Prefill gets a write after the act of its plugin is set.
 fn writing(method: &'static str, act: Act) -> (Side, Side, Arc<Wire>) {
     let (mut prefill, mut decode, wire, script) = scripted();
     decode.links.connect(&prefill.info()).unwrap();
@@ -169,7 +169,7 @@ fn writing(method: &'static str, act: Act) -> (Side, Side, Arc<Wire>) {
     let session = prefill.links.get(DECODE).unwrap().session;
     prefill.write(parts(session).swap_remove(2));
     if method == "cancel" {
-        // What was not given to the plugin yet is not cancelled there.
+        // The plugin must have the write before it can be asked to cancel it.
         while !decode.nodes[0].is_told() {
             std::thread::yield_now();
         }
@@ -178,14 +178,14 @@ fn writing(method: &'static str, act: Act) -> (Side, Side, Arc<Wire>) {
     (prefill, decode, wire)
 }
 
-/// What is told until the thread has ended.
+/// Gives prefill a write, and waits until its thread has ended.
 fn ends(method: &'static str, act: Act) {
     let (mut prefill, _decode, _wire) = writing(method, act);
-    // The thread has the only sender.
+    // The thread has the only sender, so the channel closes when the thread ends.
     while prefill.inputs.blocking_recv().is_some() {}
 }
 
-/// What the write ends with.
+/// The error with which the write ends.
 fn written(method: &'static str, act: Act) -> Option<String> {
     let (mut prefill, _decode, _wire) = writing(method, act);
     match prefill.event() {
@@ -220,7 +220,7 @@ fn what_a_transfer_plugin_does_wrong_is_told_as_the_page_says() {
         drop(prefill);
     }
 
-    // What is no line of the log is the error of a call.
+    // Some messages are not lines of the log but errors of calls.
     let (prefill, decode, _wire, script) = scripted();
     script.set("register", Act::Panic);
     let node = Wire::scripted(Some(script.clone()));
@@ -230,7 +230,7 @@ fn what_a_transfer_plugin_does_wrong_is_told_as_the_page_says() {
     let (plugin, kv_heads) = (Some("acme".into()), HEADS);
     let opening = Opening { plugin, vram: false, kv_heads, aux_rows: 4, staging_bytes: 0 };
     said.push(Links::open(opening, vec![(kv, backend)]).err().unwrap().to_string());
-    // Each of them as the host first calls it.
+    // Each method is called as the host calls it first.
     for method in ["limits", "deregister"] {
         let script = Arc::new(Script::of_plugin("acme"));
         script.set(method, Act::Panic);
@@ -265,7 +265,7 @@ fn what_a_transfer_plugin_does_wrong_is_told_as_the_page_says() {
     told::compare("### A transfer plugin", &said);
 }
 
-/// What the watchdog says while the call lasts, in a time of its own, and when it has come back.
+/// The messages of the watchdog while the call lasts and when it has returned, in a time of its own.
 fn slow(method: &str, seconds: u64, script: &Script) -> Vec<String> {
     let of = || {
         let mut calls = host_plugins::in_progress();
@@ -294,7 +294,7 @@ fn slow(method: &str, seconds: u64, script: &Script) -> Vec<String> {
 
 #[test]
 fn a_call_that_is_slow_is_told_with_its_peer_as_the_page_says() {
-    // The calls of the whole process are looked at, and another test has the name of the page.
+    // The watchdog looks at calls of the whole process, and another test uses the plugin name of the page.
     let (prefill, decode, _wire, script) = scripted_as("acme-slow");
     decode.links.connect(&prefill.info()).unwrap();
     let mut said = Vec::new();

@@ -1,4 +1,5 @@
-//! Over a backend that does not say what has settled, what did not end well is in flight until the peer is cut off.
+//! A backend that does not say which writes have settled: a write that did not end well is in flight until its peer is
+//! cut off.
 
 use super::*;
 
@@ -13,10 +14,10 @@ fn lost(session: u64) -> Event {
     Event::PeerLost { peer: DECODE, session, fenced: false }
 }
 
-/// What the scheduler was told by the time that the thread has looked at everything again.
+/// The events that the scheduler gets until the thread has polled the plugin again.
 fn told(side: &mut Side, write: &PageWrite) -> Vec<Event> {
     let mut events = Vec::new();
-    // A write to a worker that is not connected is answered at once. The plugin is looked at between two of them.
+    // A write to a worker that is not connected is answered at once. The thread polls the plugin between two such writes.
     for mark in [1_001, 1_002].map(Tag) {
         side.write(PageWrite { tag: mark, to: Instance(99), ..write.clone() });
         loop {

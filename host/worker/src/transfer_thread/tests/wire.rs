@@ -1,5 +1,5 @@
-//! A transfer backend between instances in one process: bytes move when they are submitted, and news of them comes late,
-//! in another order, and twice.
+//! A transfer backend between instances in one process. Bytes move when they are submitted. Completions and notifications
+//! come late, in another order, and twice.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,29 +13,29 @@ use host_plugin_api::{Error, ErrorCode, Result};
 
 use super::told::Script;
 
-/// What connects the instances.
+/// The connection between all instances.
 pub struct Wire {
     nodes: Mutex<BTreeMap<String, Arc<Node>>>,
     /// Whether completions and notifications are kept back.
     hold: AtomicBool,
-    /// Fences that must be under way at once before any ends.
+    /// The number of fences that must be in progress at once before any of them ends.
     meet: Barrier,
-    /// With one, its instances are called as loaded plugins are, and do what it says.
+    /// With a script, instances are called as loaded plugins are, and act as the script says.
     pub script: Option<Arc<Script>>,
-    /// Whether it says what has settled. Else asking is a mistake.
+    /// Whether instances say which submissions have settled. If not, asking them is a mistake.
     pub settles: bool,
 }
 
-/// A barrier with an end to its patience.
+/// A barrier with a timeout.
 #[derive(Default)]
 struct Barrier {
-    /// How many are waited for, and how many are there.
+    /// The number of calls that are waited for, and the number of calls that have come.
     waiting: Mutex<(u32, u32)>,
     changed: Condvar,
 }
 
 impl Barrier {
-    /// Waits for the others. Returns false when they did not come.
+    /// Waits for the other calls. Returns false when they did not come in time.
     fn meet(&self) -> bool {
         let mut waiting = self.waiting.lock().unwrap();
         waiting.1 += 1;
@@ -46,7 +46,7 @@ impl Barrier {
     }
 }
 
-/// One instance.
+/// One instance of the backend.
 pub struct Node {
     wire: Weak<Wire>,
     name: String,
@@ -62,9 +62,9 @@ pub struct Node {
     writes_fail: AtomicBool,
     panics: AtomicBool,
     fences_fail: AtomicU32,
-    /// What happens once, when it was told that a peer is gone and before its host does anything about that.
+    /// Called once after the host has taken a notification that a peer is gone, before the host does anything about it.
     meanwhile: Mutex<Option<Meanwhile>>,
-    /// Whether it was told that a peer is gone.
+    /// Whether the host has taken a notification that a peer is gone.
     told: AtomicBool,
 }
 
@@ -79,7 +79,7 @@ impl Wire {
         Self::made(script, true)
     }
 
-    /// One that does not say what has settled.
+    /// A wire whose instances do not say which submissions have settled.
     pub fn unproven() -> Arc<Self> {
         Self::made(None, false)
     }
@@ -89,7 +89,7 @@ impl Wire {
         Arc::new(Self { nodes: Mutex::default(), hold, meet: Barrier::default(), script, settles })
     }
 
-    /// An instance as its host has it.
+    /// An instance as its host calls it.
     pub fn backend(&self, node: &Arc<Node>) -> Arc<dyn TransferBackend> {
         match &self.script {
             None => node.clone(),
@@ -124,7 +124,7 @@ impl Wire {
         self.nodes.lock().unwrap()[name].clone()
     }
 
-    /// Keeps all news back, or lets it go.
+    /// Keeps all completions and notifications back, or lets them go.
     pub fn hold(&self, hold: bool) {
         self.hold.store(hold, Ordering::SeqCst);
     }
@@ -139,12 +139,12 @@ impl Wire {
         self.find(name).writes_fail.store(true, Ordering::SeqCst);
     }
 
-    /// The next submission of this instance panics, with which everything ends there.
+    /// Submissions of this instance answer from now on as a guarded plugin does that panicked.
     pub fn panic(&self, name: &str) {
         self.find(name).panics.store(true, Ordering::SeqCst);
     }
 
-    /// So many fences of this instance fail.
+    /// The next `times` fences of this instance fail.
     pub fn fences_fail(&self, name: &str, times: u32) {
         self.find(name).fences_fail.store(times, Ordering::SeqCst);
     }
@@ -154,14 +154,14 @@ impl Wire {
         *self.meet.waiting.lock().unwrap() = (count, 0);
     }
 
-    /// One instance is told that another is gone, and before its host does anything about that, `meanwhile` happens.
+    /// Tells one instance that another is gone. `meanwhile` is called before the instance's host does anything about it.
     pub fn lose_to(&self, name: &str, lost: &str, meanwhile: impl FnOnce() + Send + 'static) {
         let node = self.find(name);
         *node.meanwhile.lock().unwrap() = Some(Box::new(meanwhile));
         node.notify(lost, NotificationKind::PEER_LOST, &[]);
     }
 
-    /// All instances that are connected to this one hear that it is gone.
+    /// Tells all instances that are connected to this one that it is gone.
     pub fn lose(&self, name: &str) {
         for node in self.nodes.lock().unwrap().values() {
             if node.peers.lock().unwrap().values().any(|peer| peer == name) {
@@ -172,7 +172,7 @@ impl Wire {
 }
 
 impl Node {
-    /// Whether something was said that it has not heard yet.
+    /// Whether it has notifications that its host has not taken.
     pub fn is_told(&self) -> bool {
         !self.notifications.lock().unwrap().is_empty()
     }
@@ -281,7 +281,7 @@ impl TransferBackend for Node {
         let cut = !peer.open_to.lock().unwrap().contains(&self.name) || fails;
         let status = if cut { ErrorCode::PEER_LOST.0 } else { 0 };
         if !cut {
-            // One lock after the other: the peer may be submitting to us.
+            // The locks are taken one after the other, because the peer may be submitting to this instance.
             let from = self.regions.lock().unwrap().clone();
             let to = peer.regions.lock().unwrap().clone();
             for write in writes {

@@ -1,15 +1,16 @@
-//! The kernels of linear.cu, and which of them is the fastest.
+//! The kernels of linear.cu, and the choice of the fastest.
 
 use super::{Size, TILE};
 
-/// Shared memory that a block may have when two of them share a multiprocessor, and when it has it alone.
+/// Shared memory that a block may have when two blocks share a multiprocessor. The second number is for a block that has the
+/// multiprocessor alone.
 pub(super) const SHARED_OF_TWO: usize = 113 << 10;
 pub(super) const SHARED_OF_ONE: usize = 227 << 10;
-/// Stages of the ring at most.
+/// Most stages of the ring.
 const MOST_STAGES: usize = 16;
-/// Of a stage: one for when it is full, and one for when it is empty.
+/// Bytes of the two barriers of a stage: one signals that it is full, the other that it is empty.
 const STAGE_BARRIERS_BYTES: usize = 16;
-/// One more barrier, and what aligns the inbox after it.
+/// Bytes of one more barrier, and of the padding that aligns the inbox after it.
 const BARRIER_BYTES: usize = 16;
 
 /// A kernel. All of them give the same bits.
@@ -17,17 +18,17 @@ const BARRIER_BYTES: usize = 16;
 pub enum Variant {
     /// A block takes one slice of 64 rows of weights, and 8 rows of X. A cluster takes all slices.
     Split8,
-    /// As before, and 16 rows of X.
+    /// As `Split8`, with 16 rows of X.
     Split16,
-    /// As before, and 32 rows of X.
+    /// As `Split8`, with 32 rows of X.
     Split32,
-    /// As before, and 64 rows of X.
+    /// As `Split8`, with 64 rows of X.
     Split64,
     /// A block takes one slice of 128 rows of weights, and 128 rows of X. A cluster takes all slices.
     Split128,
     /// A pair of blocks takes all slices of 256 rows of weights, one after the other, and 128 rows of X.
     Added128,
-    /// As before, and 192 rows of X.
+    /// As `Added128`, with 192 rows of X.
     Added192,
     /// A pair of blocks takes 256 rows of weights, and 256 rows of X. It is for matrices of one slice.
     One256,
@@ -41,7 +42,7 @@ enum Slices {
     One,
 }
 
-/// What a kernel is made for.
+/// The sizes that a kernel is made for, and its speed.
 struct Shape {
     kernel: &'static str,
     /// Tiles of 64 rows of weights that a block takes, each with a group of threads.
@@ -49,8 +50,8 @@ struct Shape {
     /// Rows of X that a block takes.
     tokens: usize,
     slices: Slices,
-    /// Nanoseconds of a block of 64 columns, and of what there is besides, as measured on an H100 when all its
-    /// multiprocessors are busy. They only compare kernels for more than 64 rows.
+    /// Nanoseconds of a block of 64 columns, and of the rest of a tile's work, measured on an H100 with all multiprocessors
+    /// busy. They are used only to compare kernels for more than 64 rows.
     nanoseconds: [usize; 2],
 }
 
@@ -105,7 +106,7 @@ impl Variant {
         self.shape().groups
     }
 
-    /// Whether it multiplies with a matrix of so many [slices](super::TensorMatrix::slices).
+    /// Whether the kernel can multiply with a matrix of so many [slices](super::TensorMatrix::slices).
     #[must_use]
     pub fn suits(self, slices: usize) -> bool {
         self.shape().slices != Slices::One || slices == 1
@@ -116,13 +117,13 @@ impl Variant {
         if self.is_split() { slices } else { 2 }
     }
 
-    /// Clusters of a product of `rows` rows. Where no slices are exchanged, a cluster takes one tile after the other.
+    /// Clusters of a product of `rows` rows. If no slices are exchanged, a cluster takes one tile after the other.
     pub(super) fn clusters(self, rows: usize, size: Size, multiprocessors: usize) -> usize {
         let tiles = self.tiles(rows, size);
         if self.is_split() && size.slices > 1 { tiles } else { tiles.min(self.room(size, multiprocessors)) }
     }
 
-    /// Rows of X that one copy brings. Of a pair, each block copies half.
+    /// Rows of X that one copy brings. In a pair, each block copies half.
     pub(super) fn copied_rows(self) -> usize {
         if self.is_split() { self.tokens() } else { self.tokens() / 2 }
     }
@@ -132,8 +133,8 @@ impl Variant {
         if self.groups() == 1 { 160 } else { 384 }
     }
 
-    /// Stages of the ring: as many as there is room for, and no more than a block fills. What it leaves is the next
-    /// kernel's.
+    /// Stages of the ring: as many as there is room for, and no more than a block fills. The next kernel can use the shared memory
+    /// that is left.
     pub(super) fn stages(self, size: Size) -> usize {
         let room = self.most_shared_bytes() - BARRIER_BYTES - self.inbox_bytes(size.slices);
         let most = if self.is_split() && size.slices > 1 {
@@ -156,7 +157,7 @@ impl Variant {
         (self.groups() * TILE + self.tokens()) * TILE * 2 + STAGE_BARRIERS_BYTES
     }
 
-    /// What the blocks of a cluster send each other: for each 8 rows of X as many sums as there are rows of weights.
+    /// Bytes that a block receives from the others of its cluster: for each 8 rows of X, the sums of all its rows of weights.
     fn inbox_bytes(self, slices: usize) -> usize {
         let eights = (self.tokens() / 8).next_multiple_of(slices);
         if self.is_split() && slices > 1 { eights * self.groups() * TILE * 8 * 4 } else { 0 }
@@ -166,7 +167,7 @@ impl Variant {
         self.shape().slices == Slices::Split
     }
 
-    /// Tiles of the result, each of one cluster.
+    /// Tiles of the result, each computed by one cluster.
     fn tiles(self, rows: usize, size: Size) -> usize {
         let weights = self.groups() * TILE * if self.is_split() { 1 } else { 2 };
         size.outputs.div_ceil(weights) * rows.div_ceil(self.tokens())
@@ -177,13 +178,13 @@ impl Variant {
         let blocks = if self.groups() == 1 { 2 * multiprocessors } else { multiprocessors };
         match self.cluster(size.slices) {
             cluster @ ..=2 => blocks / cluster,
-            // Multiprocessors are in groups of 16 or 18, and those left over have no cluster.
+            // Multiprocessors are in groups of 16 or 18. A cluster lies in one group, so some multiprocessors have no cluster.
             cluster => blocks * 7 / 8 / cluster,
         }
         .max(1)
     }
 
-    /// The fastest for this many rows.
+    /// The fastest kernel for this many rows.
     pub(super) fn best(rows: usize, size: Size, multiprocessors: usize) -> Self {
         let few = [Self::Split8, Self::Split16, Self::Split32, Self::Split64];
         if let Some(variant) = few.into_iter().find(|variant| rows <= variant.tokens()) {

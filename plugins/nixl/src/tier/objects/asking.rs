@@ -1,4 +1,4 @@
-//! Whether objects are there. NIXL's question blocks, so a thread of its own asks it, of many names at once.
+//! Asks whether objects are there. NIXL's question blocks, so a thread of its own asks it, of many names at once.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -14,7 +14,7 @@ const NAMES: usize = 256;
 #[derive(Default)]
 struct State {
     waiting: VecDeque<(u64, Vec<u8>)>,
-    /// Questions so far, and how many of them wait no more.
+    /// How many questions there were so far, and how many of them wait no more.
     questions: u64,
     sent: u64,
     answers: Vec<(u64, Option<bool>)>,
@@ -29,7 +29,7 @@ pub struct Asking {
 }
 
 impl Asking {
-    /// Returns the question's number.
+    /// Adds a question. Returns its number.
     pub fn ask(&self, page: u64, name: Vec<u8>) -> u64 {
         let mut state = locked(&self.state);
         state.waiting.push_back((page, name));
@@ -40,22 +40,22 @@ impl Asking {
         number
     }
 
-    /// Whether what a question finds out is newer than this call.
+    /// Whether a question is still to be sent, so that its answer is newer than this call.
     pub fn is_to_come(&self, number: u64) -> bool {
         number > locked(&self.state).sent
     }
 
-    /// What was answered since the last time. Unknown where the bucket gave no answer.
+    /// Takes the answers since the last call. `None` where the bucket gave no answer.
     pub fn answers(&self) -> Vec<(u64, Option<bool>)> {
         std::mem::take(&mut locked(&self.state).answers)
     }
 
-    /// Forgets questions that were not sent yet.
+    /// Forgets questions that were not sent yet, unless `wanted` accepts their page.
     pub fn keep(&self, wanted: impl Fn(u64) -> bool) {
         let mut state = locked(&self.state);
         let before = state.waiting.len();
         state.waiting.retain(|(page, _)| wanted(*page));
-        // Those behind seem to be sent sooner than they are, which is no harm.
+        // The questions after them seem to be sent sooner than they are, which does no harm.
         state.sent += (before - state.waiting.len()) as u64;
     }
 

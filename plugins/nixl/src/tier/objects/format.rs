@@ -1,9 +1,9 @@
-//! What an object holds: 32 bytes that say what follows, then the value.
+//! The format of an object: a header of 32 bytes that describes the value, then the value.
 //!
-//! The mark `HOSTNIXO`, the value's length, its checksum (as a file's, [`checksum`]), and the checksum of these 24 bytes, seeded
-//! with that of the key: so the bytes of another object are not taken for this one's. The header comes first, because a range
-//! at the start can be read of an object whose length is not known. NIXL removes nothing, so what is removed is written over
-//! with a *tombstone*: a header alone, with the mark `HOSTGONE`.
+//! The header has the mark `HOSTNIXO`, the value's length, its checksum (as a file's, [`checksum`]), and the checksum
+//! of these 24 bytes, seeded with that of the key: so the bytes of another object are not taken for this one's. The
+//! header comes first, because the start of an object can be read without its length. NIXL removes nothing, so a
+//! removed value is overwritten with a *tombstone*: a header alone, with the mark `HOSTGONE`.
 
 use host_plugin_api::Key;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -15,16 +15,16 @@ const GONE: [u8; 8] = *b"HOSTGONE";
 /// Bytes before the value.
 pub const HEADER: usize = 32;
 
-/// What an object says of itself.
+/// What an object's header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
     Value {
         length: u64,
         checksum: u64,
     },
-    /// Its value was removed.
+    /// The value was removed.
     Gone,
-    /// It says nothing that is so.
+    /// The header is damaged.
     Damaged,
 }
 
@@ -50,7 +50,7 @@ pub fn object(key: &Key, value: &[u8]) -> Vec<u8> {
     object
 }
 
-/// The object that stands where a value was.
+/// The object that replaces a removed value.
 pub fn tombstone(key: &Key) -> Vec<u8> {
     written(key, GONE, 0, 0).to_vec()
 }
@@ -98,7 +98,7 @@ mod tests {
         for length in [0, 31, 32, 5031] {
             assert_eq!(value(&key, &whole[..length]), None, "{length} bytes");
         }
-        // What a read that came short leaves behind in a buffer of the right length.
+        // A buffer of the right length after a read that came short.
         let mut short = whole.clone();
         short[4000..].fill(0);
         assert_eq!(value(&key, &short), None);

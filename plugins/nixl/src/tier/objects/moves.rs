@@ -1,8 +1,8 @@
 //! Requests that run at NIXL: one for each object, with a buffer of its own.
 //!
-//! NIXL writes what a server sends into the memory of a read while it runs, also the text of an error, and a request that was
-//! released goes on, so its memory is never the host's. A page that was given up leaves its request and its
-//! buffer here until NIXL says how the request ended. Until then they count among those that may run.
+//! While a read runs, NIXL writes into its memory what a server sends, also the text of an error. A released request
+//! goes on. So the memory of a request is never the host's. A page that was given up leaves its request and its buffer
+//! here until NIXL says how the request ended. Until then they count among those that may run.
 
 use crate::capi::{Agent, Alive, Direction, Place, Progress, Ranges, Refusal, Request, Segment};
 use crate::tier::run::Maker;
@@ -11,7 +11,7 @@ use crate::tier::run::Maker;
 const BYTES: u64 = 256 << 20;
 
 struct Moving {
-    /// Whose it is, unless it was given up.
+    /// The page of the request, unless the page was given up.
     page: Option<u64>,
     request: Request,
     progress: Progress,
@@ -27,18 +27,18 @@ pub struct Moved {
 
 /// See the module.
 pub struct Moves {
-    /// First, because it ends before the buffers do.
+    /// First, because it must be dropped before the buffers.
     agent: Agent,
     maker: Maker,
     memory: Ranges,
     objects: Ranges,
     slots: Vec<Option<Moving>>,
     bytes: u64,
-    /// Last, because the agent ends before it.
+    /// Last, because the agent must be dropped before it.
     _alive: Alive,
 }
 
-/// Names of ours for what a slot's request has registered: its buffer, and its object.
+/// Names under which a slot's request registers its buffer and its object.
 fn registered(slot: usize) -> [u32; 2] {
     [slot as u32 * 2 + 1, slot as u32 * 2 + 2]
 }
@@ -55,7 +55,7 @@ impl Moves {
         Ok(Self { agent, maker, memory, objects, slots, bytes: 0, _alive })
     }
 
-    /// Whether a request of so many bytes may run now.
+    /// Whether a request of `bytes` bytes may run now.
     pub fn has_room(&self, bytes: u64) -> bool {
         let free = self.slots.iter().any(Option::is_none);
         free && (self.bytes == 0 || self.bytes.saturating_add(bytes) <= BYTES)
@@ -65,7 +65,7 @@ impl Moves {
         self.slots.iter().all(Option::is_none)
     }
 
-    /// Starts a request for a page: its buffer becomes the object of this name, or is filled from its start.
+    /// Starts a request for a page: writes the buffer as the object of this name, or fills the buffer from the object's start.
     ///
     /// # Errors
     /// When NIXL refuses it. Then nothing runs.
@@ -115,7 +115,7 @@ impl Moves {
         self.agent.start(direction, &self.memory, &self.objects, &self.maker.name)
     }
 
-    /// Asks how requests stand. Those that have ended are handed out, unless they were given up.
+    /// Looks at the requests. Those that have ended are handed out, unless their page was given up.
     pub fn progress(&mut self, ended: &mut Vec<Moved>) {
         for slot in 0..self.slots.len() {
             let Some(moving) = &mut self.slots[slot] else { continue };
@@ -145,7 +145,7 @@ impl Moves {
             .for_each(|m| m.page = None);
     }
 
-    /// Ends it. False when something still ran. That stays behind with its buffers, because NIXL would wait for it.
+    /// Ends the requests. False when some still ran. They stay behind with their buffers, because NIXL would wait for them.
     pub fn end(self) -> bool {
         let idle = self.is_idle();
         if !idle {

@@ -1,7 +1,7 @@
 //! The tier's thread when pages are objects: takes batches, and carries each page through its [`Step`]s, many at once.
 //!
-//! Host memory is touched by this thread alone, when it copies a value out of it before a write and into it after a read that
-//! was found whole. So a page can end whatever its request does, and does after the configured deadline: with `TIMEOUT`.
+//! Only this thread touches host memory: it copies a value out before a write, and copies a value in after a read that was
+//! found whole. So a page can end while its request still runs. After the configured deadline it ends with `TIMEOUT`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError};
@@ -23,7 +23,7 @@ use crate::tier::queue::{Next, Work};
 /// How often ended requests are looked for, since NIXL has nothing to wait on.
 const PAUSE: Duration = Duration::from_micros(300);
 const IDLE: Duration = Duration::from_secs(1);
-/// How often pages are looked through for those that have waited too long.
+/// How often pages are looked through for those that have waited for too long.
 const LOOK: Duration = Duration::from_millis(10);
 /// How often it complains at most.
 const COMPLAIN: Duration = Duration::from_secs(1);
@@ -39,9 +39,9 @@ const IO: End = (ErrorCode::IO.0, 0);
 #[derive(Clone, Copy)]
 enum Waits {
     Answer,
-    /// What another page of the same key finds out.
+    /// The answer for another page of the same key.
     Another,
-    /// A request that may be started.
+    /// Its turn to start a request.
     Turn(Step),
     Request(Step),
 }
@@ -65,7 +65,8 @@ pub struct Runner {
     moves: Moves,
     pages: BTreeMap<u64, Page>,
     last: u64,
-    /// The latest page that asks after a key, and the number of its question. Many prompts that begin alike ask at once.
+    /// The latest page that asks for a key, and the number of its question. Many prompts that begin alike ask for the
+    /// same keys at once.
     questions: BTreeMap<Key, (u64, u64)>,
     /// Pages that wait for a turn: those of questions, of gets and deletes, and of puts.
     turns: [VecDeque<u64>; 3],
@@ -178,7 +179,7 @@ impl Runner {
         }
     }
 
-    /// Has a question share the answer of another that is still to be sent.
+    /// Lets a page share the answer of another page's question that is still to be sent.
     fn follows(&mut self, id: u64, key: &Key) -> bool {
         let Some((leader, question)) = self.questions.get(key).copied() else { return false };
         if !self.asking.is_to_come(question) {
@@ -203,7 +204,7 @@ impl Runner {
         fits.then(|| touch(address.pointer(), page.length as usize))
     }
 
-    /// Has a page do this, or ends it.
+    /// Takes the next step of a page, or ends the page.
     fn next(&mut self, id: u64, step: Step) {
         let Some(page) = self.pages.get_mut(&id) else { return };
         page.since = Instant::now();
@@ -269,7 +270,7 @@ impl Runner {
         self.next(id, step);
     }
 
-    /// What follows a read. A value that is whole is in host memory then.
+    /// The next step after a read. Copies a whole value into host memory.
     fn take(&self, page: &Page, bytes: Option<&[u8]>) -> Step {
         let step = page.case.read(bytes);
         match (step, bytes) {
@@ -297,7 +298,7 @@ impl Runner {
         }
     }
 
-    /// Starts what may run.
+    /// Starts requests that may run.
     fn start(&mut self) {
         for turn in 0..self.turns.len() {
             while let Some(id) = self.turns[turn].front().copied() {
@@ -333,7 +334,7 @@ impl Runner {
         let (direction, buffer) = match step {
             Step::Write => (Direction::Write, self.with_memory(of, value)),
             Step::Bury(_) => (Direction::Write, Some(tombstone(&of.key))),
-            // Zeros, so that nothing of another object stays behind a read that comes short.
+            // Zeros, so that a read that comes short leaves no bytes of another object behind.
             _ => (Direction::Read, Some(vec![0; bytes])),
         };
         let Some(buffer) = buffer else { return self.end(id, INVALID) };
@@ -351,7 +352,8 @@ impl Runner {
         }
     }
 
-    /// Ends pages of which nothing came for too long. Those that wait for others have as long since one of them ended well.
+    /// Ends pages that have waited for longer than the deadline. For a page that waits for an answer or a turn, the
+    /// time starts anew when any answer comes or any request ends well.
     fn expire(&mut self) {
         let now = Instant::now();
         if now.duration_since(self.looked) < LOOK {

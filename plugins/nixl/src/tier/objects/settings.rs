@@ -8,7 +8,7 @@ use host_plugin_api::{Error, ErrorCode, Result};
 use crate::config::Config;
 use crate::library::strings;
 
-/// What NIXL's OBJ plugin takes. It ignores what it does not know, which would hide a slip of the pen.
+/// Parameters that NIXL's OBJ plugin takes. The plugin ignores unknown parameters, which would hide a typing error.
 const KNOWN: [&str; 14] = [
     "access_key",
     "secret_key",
@@ -35,12 +35,12 @@ const LONGEST_PREFIX: usize = 512;
 /// See the module.
 pub struct Settings {
     pub parameters: Vec<(CString, CString)>,
-    /// What names of objects begin with, with its slash.
+    /// The start of all names of objects, with its slash.
     pub prefix: String,
-    /// Where it is, for people. No secrets.
+    /// The bucket and its server, for people. No secrets.
     pub place: String,
     pub requests: usize,
-    /// How long a page may wait while nothing comes of it.
+    /// How long a page may wait without progress.
     pub deadline: Duration,
     pub read_only: bool,
     /// Whether the keys are known without asking the machine that this runs on.
@@ -65,10 +65,10 @@ fn number(name: &str, value: &str, most: u64) -> Result<u64> {
 }
 
 impl Settings {
-    /// `environment` looks a variable up.
+    /// Reads the settings. `environment` looks a variable up.
     ///
     /// # Errors
-    /// `CONFIG` for what cannot be, with the key and without secrets.
+    /// `CONFIG` for an invalid setting, with the key and without secrets.
     pub fn of(config: &Config, environment: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let storage = &config.storage;
         if storage.directory.is_some() || storage.direct {

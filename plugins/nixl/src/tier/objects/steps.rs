@@ -1,7 +1,7 @@
-//! What is done next for a page: decided here, from what is known of its object, and carried out by [`run`](super::run).
+//! Decides the next step for a page, from what is known of its object. [`run`](super::run) carries it out.
 //!
-//! NIXL says of a read that failed only that it did, so whether an object is there is a question of its own, which costs a
-//! request. A get reads at once, because it mostly follows an `exists`. It asks only when the read failed.
+//! Of a read that failed NIXL says only that it failed. So whether an object is there is a separate question, which
+//! costs a request. A get reads at once, because it mostly follows an `exists`. It asks only when the read failed.
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{ErrorCode, Key};
@@ -15,30 +15,30 @@ pub type End = (i32, u64);
 const IO: End = (ErrorCode::IO.0, 0);
 const GONE: End = (MISSING, 0);
 
-/// What is to be done with a page's object.
+/// The next step for a page's object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Ask whether it is there.
+    /// Ask whether the object is there.
     Ask,
-    /// Read its header.
+    /// Read the object's header.
     Head,
-    /// Read all of it.
+    /// Read all of the object.
     Read,
     /// Write the value.
     Write,
-    /// Write a tombstone over it, and then end so.
+    /// Write a tombstone over it, and then end the page so.
     Bury(End),
     End(End),
 }
 
-/// What a page is about.
+/// A page's work, and what is known of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub work: Work,
     pub key: Key,
     /// Bytes of its value, where they are known.
     pub length: u64,
-    /// Nothing is written.
+    /// Whether nothing may be written.
     pub read_only: bool,
 }
 
@@ -51,23 +51,23 @@ impl Case {
         }
     }
 
-    /// After the question, whose answer is unknown when the bucket gave none.
+    /// The step after the question. The answer is unknown when the bucket gave none.
     pub fn answered(&self, there: Option<bool>) -> Step {
         match (self.work, there) {
             (_, None) => Step::End(IO),
             (Work::Put, Some(false)) => Step::Write,
             (_, Some(false)) => Step::End(GONE),
-            // It is there, and was not read.
+            // The object is there, but could not be read.
             (Work::Get, Some(true)) => Step::End(IO),
             (_, Some(true)) => Step::Head,
         }
     }
 
-    /// After a read of a header, of which nothing came when it failed. Of an empty object nothing can be read.
+    /// The step after a read of a header, or after a read that failed, as that of an empty object does.
     pub fn headed(&self, bytes: Option<&[u8]>) -> Step {
         let found = bytes.map(|bytes| header(&self.key, bytes));
         match (self.work, found) {
-            // It holds what was put first: a value never changes.
+            // The object holds the value that was put first: a value never changes.
             (Work::Put, Some(Header::Value { length, .. })) if length == self.length => {
                 Step::End((STORED, length))
             }
@@ -77,13 +77,13 @@ impl Case {
             (Work::Delete, _) => Step::Bury((FOUND, 0)),
             (_, None) => Step::End(IO),
             (_, Some(Header::Value { length, .. })) => Step::End((FOUND, length)),
-            // A put writes over it, unless nothing is put: then it is said.
+            // A put writes over the damaged object. A tier that puts nothing reports the damage.
             (_, Some(Header::Damaged)) if self.read_only => Step::End(IO),
             (_, Some(Header::Damaged)) => Step::End(GONE),
         }
     }
 
-    /// After a read of all of it. An end with [`FOUND`] is for the bytes behind the header.
+    /// The step after a read of the whole object. An end with [`FOUND`] is for the bytes after the header.
     pub fn read(&self, bytes: Option<&[u8]>) -> Step {
         let Some(bytes) = bytes else { return Step::Ask };
         match header(&self.key, bytes) {
@@ -95,13 +95,13 @@ impl Case {
         }
     }
 
-    /// After a write.
+    /// The step after a write.
     pub fn written(&self, well: bool) -> Step {
         Step::End(if well { (STORED, self.length) } else { IO })
     }
 }
 
-/// After a tombstone that was to end a page so.
+/// The step after a tombstone, which ends the page with `end`.
 pub fn buried(end: End, well: bool) -> Step {
     Step::End(if well { end } else { IO })
 }
@@ -151,7 +151,7 @@ mod tests {
         }
         let mut flipped = whole.clone();
         flipped[34] ^= 1;
-        // What a get of 4 bytes has of each, in a buffer that was zeros before.
+        // What a get of 4 bytes reads of each object, in a buffer that was zeros before.
         let mut short = gone.clone();
         short.resize(36, 0);
         for (what, bytes, end) in [

@@ -1,4 +1,4 @@
-//! The folder below: what the kernel knows of it, by number.
+//! The folder that is passed through: the files in it that the kernel knows, by number.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -16,14 +16,14 @@ use rustix::io::Errno;
 /// The number of the folder itself.
 const ROOT: u64 = 1;
 
-/// A file that the kernel knows. The descriptor only names it, so that it is found after its name is gone.
+/// A file that the kernel knows. The descriptor only names the file, which is thus found even after its name was removed.
 struct Node {
     fd: OwnedFd,
-    /// How often the kernel has looked it up and not forgotten it.
+    /// Lookups by the kernel that it has not forgotten yet.
     known: u64,
 }
 
-/// What is open.
+/// An open file or folder.
 pub enum Open {
     File(Arc<File>),
     Folder(Arc<Vec<Entry>>),
@@ -42,7 +42,7 @@ struct Opened {
     all: HashMap<u64, Open>,
 }
 
-/// See the module.
+/// The folder that is passed through, with its known and open files.
 pub struct Folder {
     nodes: Mutex<HashMap<u64, Node>>,
     opened: Mutex<Opened>,
@@ -52,7 +52,7 @@ fn named(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// A path that leads to what a descriptor names.
+/// A path to the file that a descriptor names.
 fn leads_to(fd: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }
@@ -63,13 +63,13 @@ impl Folder {
         Ok(Self { nodes: Mutex::new(HashMap::from([(ROOT, root)])), opened: Mutex::default() })
     }
 
-    /// A path that leads to a file that the kernel knows.
+    /// A path to a file that the kernel knows.
     pub fn path(&self, number: u64) -> io::Result<PathBuf> {
         let nodes = self.nodes.lock().unwrap();
         Ok(nodes.get(&number).map(|node| leads_to(&node.fd)).ok_or(Errno::STALE)?)
     }
 
-    /// The number of a name. The kernel knows it from now on.
+    /// The number and attributes of a name. Counts one more lookup by the kernel.
     pub fn look_up(&self, parent: u64, name: &OsStr) -> io::Result<(u64, Metadata)> {
         let fd = named(&self.path(parent)?.join(name))?;
         let mut nodes = self.nodes.lock().unwrap();
@@ -99,7 +99,7 @@ impl Folder {
             .collect()
     }
 
-    /// Keeps what is open until it is closed.
+    /// Keeps an open file or folder until it is closed.
     pub fn keep(&self, open: Open) -> FileHandle {
         let mut opened = self.opened.lock().unwrap();
         opened.last += 1;

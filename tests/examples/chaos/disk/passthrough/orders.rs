@@ -1,20 +1,20 @@
-//! What the file system is told to do to reads, writes and syncs.
+//! The orders of the file system: what it does to reads, writes and syncs.
 
 use std::io;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// None: all goes well.
+/// Delays and failures that are ordered. The default orders neither.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
-    /// Each is so many milliseconds late.
+    /// Each call is late by a random number of milliseconds from this range.
     pub late: Option<Range<u64>>,
-    /// One of so many fails with EIO.
+    /// One of so many calls fails with EIO.
     pub fails: Option<u32>,
 }
 
-/// What was done.
+/// Counts of late and failed calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     pub late: u64,
@@ -28,7 +28,7 @@ struct State {
     done: Done,
 }
 
-/// The orders that count now.
+/// The orders in force.
 #[derive(Default)]
 pub struct Told(Mutex<State>);
 
@@ -37,15 +37,15 @@ impl Told {
         self.0.lock().unwrap().orders = orders;
     }
 
-    /// What was done so far.
+    /// Counts of late and failed calls so far.
     pub fn done(&self) -> Done {
         self.0.lock().unwrap().done
     }
 
-    /// Does to one read, write or sync what is told. It is not to be carried out after an error.
+    /// Delays one read, write or sync as ordered. After an error the caller must not carry it out.
     ///
     /// # Errors
-    /// EIO.
+    /// EIO, when the call is ordered to fail.
     pub fn obey(&self) -> io::Result<()> {
         let (late, fails) = {
             let State { orders, random, done } = &mut *self.0.lock().unwrap();

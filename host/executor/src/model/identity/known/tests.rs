@@ -3,7 +3,7 @@ use std::os::unix::fs::FileExt;
 
 use super::*;
 
-/// A weight file, and digests that are kept of any file at once.
+/// A weight file, and a folder that keeps digests of files of any size and age.
 struct World {
     folder: tempfile::TempDir,
     known: Known,
@@ -29,7 +29,7 @@ impl World {
         self.known.digest(&self.path(), &self.file()).unwrap()
     }
 
-    /// What the file says, whatever was noted of it.
+    /// The digest of the file's content, independent of the entry.
     fn truth(&self) -> ContentDigest {
         content::digest(&self.file(), self.file().metadata().unwrap().len()).unwrap()
     }
@@ -39,7 +39,7 @@ impl World {
         entries.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// Notes a digest that the file does not have, which shows that the file was not read.
+    /// Notes a digest that the file does not have. If it is found later, the file was not read.
     fn note(&self, digest: &ContentDigest) {
         fs::write(&self.entries()[0], Stamp::of(&self.file()).unwrap().line(digest)).unwrap();
     }
@@ -60,7 +60,7 @@ fn a_file_that_changed_and_got_its_old_size_and_time_back_is_read_again() {
     let before = world.digest();
     world.note(&before);
     let modified = world.file().metadata().unwrap().modified().unwrap();
-    // The clock of the file system counts in ticks. The status change is later as soon as a tick has passed.
+    // The clock of the file system counts in ticks. The time of the status change differs as soon as a tick has passed.
     let changed = Stamp::of(&world.file()).unwrap().changed;
     while Stamp::of(&world.file()).unwrap().changed == changed {
         world.file().write_all_at(&[8], 100).unwrap();

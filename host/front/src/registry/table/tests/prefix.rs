@@ -1,4 +1,4 @@
-//! What the caches of workers do to the choice.
+//! How the caches of workers affect the choice of a route.
 
 use host_core::radix::{NamespaceKey, PageHash};
 use host_core::routing::{Applied, BlockKey, KvEvent, SnapshotPart};
@@ -32,7 +32,7 @@ fn store(table: &mut WorkerTable, instance: u64, prompt: &[u32], pages: usize, n
     assert_eq!(table.hear(Instance(instance), &News::Events(1, vec![KvEvent::Stored(keys)])), Applied::Yes);
 }
 
-/// Places a request and takes it off again. Gives the workers and the tokens that they are expected to have.
+/// Picks a route for a request and ends the request. Returns the workers and the tokens that they are expected to have cached.
 fn place(
     table: &mut WorkerTable,
     prompt: &[u32],
@@ -45,7 +45,7 @@ fn place(
     let picked = table.pick(need, &[], now).unwrap();
     let prefill = picked.prefill.unwrap();
     table.done(Room(9), &[prefill.instance, picked.decode.instance], now);
-    // Long enough for what it brought to count no more.
+    // Enough time that the pages of this request do not count any more.
     let later = now + Duration::from_secs(2);
     table.accounts.look(0, &[], later);
     (prefill.name, picked.decode.name, picked.expected)
@@ -65,7 +65,7 @@ async fn each_leg_goes_where_most_of_the_prompt_is() {
     }
     let snapshot = table.snapshot(now);
     assert_eq!((snapshot.decisions.all, snapshot.decisions.cached), (4, 4));
-    // Another prompt takes turns.
+    // Requests with another prompt take turns.
     let other = [9; 400];
     let used: Vec<String> = (0..2).map(|_| place(&mut table, &other, None, now).1).collect();
     assert_ne!(used[0], used[1]);

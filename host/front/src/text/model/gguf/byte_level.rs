@@ -1,4 +1,4 @@
-//! Byte-level models: merges between letters that stand for bytes, as GPT-2 began them.
+//! Byte-level models: merges of letters that stand for bytes, as GPT-2 introduced them.
 
 use serde_json::{Value as Json, json};
 use tokenizers::models::bpe::{BPE, Vocab};
@@ -8,7 +8,7 @@ use super::pretokenizers::PreTokenizer;
 use super::vocabulary::{Kind, Vocabulary};
 use crate::text::huggingface::HuggingFaceTokenizer;
 
-/// Puts together what a `tokenizer.json` of the same model would hold.
+/// Builds the tokenizer that a `tokenizer.json` of the same model would describe.
 ///
 /// # Errors
 /// The key that cannot be used, and why.
@@ -71,7 +71,7 @@ fn parts(merge: &str, ids: &Vocab) -> Result<(String, String), String> {
     Ok((left.to_owned(), right.to_owned()))
 }
 
-/// What adds `bos` and `eos` to a plain prompt.
+/// The post-processor that adds `bos` and `eos` to a plain prompt, if it has them.
 fn frame(vocabulary: &Vocabulary, pre: &PreTokenizer) -> Result<Option<PostProcessorWrapper>, String> {
     let (bos, eos) = vocabulary.frame(pre.adds_bos);
     if bos.is_none() && eos.is_none() {
@@ -97,7 +97,7 @@ fn frame(vocabulary: &Vocabulary, pre: &PreTokenizer) -> Result<Option<PostProce
     made(template).map(Some)
 }
 
-/// A part of a tokenizer from what a `tokenizer.json` writes for it.
+/// Makes a part of a tokenizer from its JSON in a `tokenizer.json`.
 fn made<T: serde::de::DeserializeOwned>(json: Json) -> Result<T, String> {
     serde_json::from_value(json).map_err(|error| format!("the tokenizer cannot be put together: {error}"))
 }

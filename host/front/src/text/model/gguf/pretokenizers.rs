@@ -1,19 +1,20 @@
-//! How byte-level models cut text into words before merging, by the name in `tokenizer.ggml.pre`.
+//! How byte-level models cut text into words before merging, by their names in `tokenizer.ggml.pre`.
 //!
-//! A GGUF file only has the name, so the expressions are those of the models' own `tokenizer.json`.
+//! A GGUF file has only the name. The expressions come from the models' own `tokenizer.json`.
 
 use serde_json::{Value as Json, json};
 
-/// What a name stands for.
+/// The way to cut text that a name stands for, with related settings.
 #[derive(Debug)]
 pub(super) struct PreTokenizer {
-    /// Each expression in turn cuts out what it matches from what those before it left.
+    /// The expressions that cut the text, in this order. Each cuts its matches out of the text that the expressions before it
+    /// left.
     splits: &'static [&'static str],
-    /// A word that is a token as a whole is not put together by merges.
+    /// Whether a word that is one token becomes that token without merges.
     pub ignores_merges: bool,
-    /// Text is brought into Unicode's composed form first.
+    /// Whether the text is first brought into Unicode's composed form.
     pub composes: bool,
-    /// A plain prompt begins with `bos` unless the file says otherwise.
+    /// Whether a plain prompt begins with `bos` unless the file says otherwise.
     pub adds_bos: bool,
 }
 
@@ -29,7 +30,7 @@ const DIGIT: &str = r"\p{N}";
 const PLAIN: PreTokenizer =
     PreTokenizer { splits: &[GPT2], ignores_merges: false, composes: false, adds_bos: false };
 
-/// The names, and what they stand for.
+/// The known names and their meanings.
 const KNOWN: &[(&[&str], PreTokenizer)] = &[
     (
         &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "midm-2.0", "lfm2"],
@@ -58,7 +59,7 @@ const KNOWN: &[(&[&str], PreTokenizer)] = &[
         &["tekken", "pixtral"],
         PreTokenizer { splits: &[TEKKEN], ignores_merges: true, adds_bos: true, ..PLAIN },
     ),
-    // What converters write that do not know the model's own: as llama.cpp reads it.
+    // The name that converters write if they do not know the model's own. Cuts text as llama.cpp does.
     (
         &["default"],
         PreTokenizer { splits: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"], ..PLAIN },
@@ -66,12 +67,12 @@ const KNOWN: &[(&[&str], PreTokenizer)] = &[
 ];
 
 impl PreTokenizer {
-    /// What a name stands for, if it is known.
+    /// The entry for a name, if the name is known.
     pub fn named(name: &str) -> Option<&'static Self> {
         KNOWN.iter().find(|(names, _)| names.contains(&name)).map(|(_, pre)| pre)
     }
 
-    /// As a `tokenizer.json` writes it.
+    /// The JSON of this entry in a `tokenizer.json`.
     pub fn to_json(&self) -> Json {
         let splits = self.splits.iter().map(
             |regex| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false}),

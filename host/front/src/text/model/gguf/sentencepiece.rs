@@ -1,6 +1,7 @@
-//! SentencePiece's byte-pair encoding: the neighbours whose union has the highest score merge first, of equals the leftmost.
+//! SentencePiece's byte-pair encoding: the two neighbours whose union has the highest score merge first, and of equal ones the
+//! leftmost.
 //!
-//! Gemma's and Llama 2's vocabularies are of this kind. Spaces are written as `▁`. What no piece covers is written in tokens for
+//! Gemma's and Llama 2's vocabularies are of this kind. Spaces are written as `▁`. Text that no piece covers becomes tokens for
 //! single bytes.
 
 use std::cmp::{Ordering, Reverse};
@@ -13,31 +14,31 @@ use super::vocabulary::{Kind, Vocabulary, same_length};
 use crate::text::decode::{TextStream, Utf8Stream};
 use crate::text::{Specials, TextError, Tokenizer};
 
-/// What SentencePiece writes for a space.
+/// SentencePiece's letter for a space.
 const SPACE: char = '▁';
 
-/// A SentencePiece model out of a GGUF file.
+/// A SentencePiece model from a GGUF file.
 pub(super) struct SentencePiece {
     vocabulary: Vocabulary,
-    /// One for each token, finite.
+    /// The score of each token. All are finite.
     scores: Vec<f64>,
-    /// What merging can make: normal tokens, and unused ones on the way to larger ones.
+    /// The pieces that merging can make: normal tokens, and unused tokens that are steps to larger ones.
     pieces: HashMap<Box<str>, u32>,
-    /// Length of the longest of them in bytes.
+    /// Length of the longest piece in bytes.
     longest: usize,
     /// The token of each byte.
     bytes: Vec<Option<u32>>,
-    /// Finds tokens that are one wherever their text stands. `whole` are their ids.
+    /// Finds the tokens that are never split, wherever their text is. `whole` has their ids.
     finder: AhoCorasick,
     whole: Vec<u32>,
     /// Bytes of the longest piece or whole token, or `None` where a run of unknown text may be one token.
     longest_token: Option<usize>,
-    /// A text begins with a space that is not there.
+    /// Whether a space is put before a text.
     adds_space: bool,
 }
 
 impl SentencePiece {
-    /// Of a vocabulary, with a score for each token.
+    /// A model from a vocabulary and a score for each token.
     ///
     /// # Errors
     /// The key that cannot be used, and why.
@@ -46,7 +47,7 @@ impl SentencePiece {
         if let Some(id) = scores.iter().position(|score| !score.is_finite()) {
             return Err(format!("tokenizer.ggml.scores of token {id} is no number"));
         }
-        // Zero may be written with a sign, which the order of candidates would mind.
+        // Removes the sign of a negative zero, which would change the order of candidates.
         let scores = scores.iter().map(|score| score + 0.0).collect();
         let mut pieces: HashMap<Box<str>, u32> = HashMap::with_capacity(vocabulary.tokens.len());
         let mut bytes = vec![None; 256];
@@ -62,7 +63,7 @@ impl SentencePiece {
                 Kind::Normal => {
                     pieces.insert(token.into(), id);
                 }
-                // A used piece of the same text wins, wherever it stands.
+                // A normal token with the same text takes precedence, wherever it is in the list.
                 Kind::Unused => {
                     pieces.entry(token.into()).or_insert(id);
                 }
@@ -107,7 +108,7 @@ impl SentencePiece {
                     "{symbol:?} has no token, and the vocabulary has none for its bytes"
                 ))
             })?;
-            // A run of unknown text is one unknown.
+            // A run of unknown text is one unknown token.
             if !unknown_before {
                 tokens.push(unknown);
             }
@@ -117,7 +118,7 @@ impl SentencePiece {
     }
 }
 
-/// As the vocabulary writes text.
+/// A text in the form of the vocabulary.
 fn escaped(text: &str) -> String {
     text.replace(' ', "▁")
 }
@@ -131,7 +132,7 @@ fn byte(token: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok()
 }
 
-/// A stretch of the text that is one symbol so far, and its neighbours. An empty one was merged into its left neighbour.
+/// A part of the text that is one symbol so far, with its neighbours. An empty symbol was merged into its left neighbour.
 struct Symbol {
     start: usize,
     end: usize,
@@ -144,7 +145,7 @@ struct Candidate {
     score: f64,
     left: usize,
     right: usize,
-    /// Bytes of the union. Another length means that a neighbour has grown since.
+    /// Length of the union in bytes. If it is not the present length, a neighbour has grown since.
     length: usize,
 }
 
@@ -168,13 +169,14 @@ impl PartialEq for Candidate {
 
 impl Eq for Candidate {}
 
-/// One text on its way from characters to pieces.
+/// A text that is being merged from characters into pieces.
 struct Merging<'a> {
     model: &'a SentencePiece,
     text: &'a str,
     symbols: Vec<Symbol>,
     candidates: BinaryHeap<Candidate>,
-    /// For a union that is an unused piece, the bytes of its left part: it comes apart again unless it grows into a used one.
+    /// For a union that is an unused piece, the length of its left part in bytes. The union is split again unless it grows into a
+    /// used piece.
     splits: HashMap<&'a str, usize>,
 }
 
@@ -232,7 +234,7 @@ impl<'a> Merging<'a> {
         }
     }
 
-    /// What the text has become, in order.
+    /// The pieces of the merged text, in order.
     fn pieces(&self) -> Vec<&'a str> {
         let mut pieces = Vec::new();
         let mut next = (!self.symbols.is_empty()).then_some(0);
@@ -301,7 +303,7 @@ impl Tokenizer for SentencePiece {
     }
 }
 
-/// Takes back the space that stands before a text where `adds_space`.
+/// Removes the space that `adds_space` puts before a text.
 struct WithoutFirstSpace {
     bytes: Utf8Stream<SentencePiece>,
     begun: bool,
@@ -337,7 +339,7 @@ mod tests {
     use super::super::vocabulary::Fields;
     use super::*;
 
-    /// Of tokens with their types and scores.
+    /// A model from tokens with their types and scores.
     fn model(tokens: &[(&str, i64, f64)], adds_space: bool) -> Result<SentencePiece, String> {
         let fields = Fields {
             tokens: tokens.iter().map(|(token, ..)| (*token).to_owned()).collect(),
@@ -350,7 +352,7 @@ mod tests {
         SentencePiece::new(Vocabulary::new(fields)?, &scores, adds_space)
     }
 
-    /// The texts of the tokens of a text.
+    /// The texts of the tokens into which a text is cut.
     fn cut(model: &SentencePiece, text: &str) -> Vec<String> {
         let tokens = model.encode(text, false).unwrap();
         tokens.into_iter().map(|token| model.vocabulary.text(Some(token)).to_owned()).collect()

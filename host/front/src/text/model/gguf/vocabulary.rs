@@ -1,15 +1,15 @@
-//! The token list of a GGUF file, checked: what each id stands for, and which ids have a special use.
+//! The token list of a GGUF file, checked: the text of each id, and the ids that have a special use.
 
 use std::collections::HashMap;
 
-/// What a token is for, as `tokenizer.ggml.token_type` numbers it.
+/// The use of a token, as numbered in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A piece of text.
     Normal,
-    /// What stands for text that the vocabulary cannot write.
+    /// Stands for text that the vocabulary cannot write.
     Unknown,
-    /// Steers the model and never shows.
+    /// Controls the model and never shows.
     Control,
     /// Text that is always one token, wherever it occurs.
     UserDefined,
@@ -33,7 +33,7 @@ impl Kind {
     }
 }
 
-/// What a file says of its tokens, unchecked.
+/// A file's fields about its tokens, unchecked.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fields {
     /// `tokens`: the text of each id.
@@ -56,21 +56,20 @@ pub(super) struct Fields {
     pub add_eos: Option<bool>,
 }
 
-/// The tokens of a file. Texts are unique, but for those of [unused](Kind::Unused) and empty ones.
+/// The tokens of a file. Texts are unique, except for the texts of [unused](Kind::Unused) tokens and empty texts.
 #[derive(Clone, Debug)]
 pub(super) struct Vocabulary {
     /// The text of each id, as the file writes it.
     pub tokens: Vec<String>,
-    /// What each id is for, with as many entries as there are tokens.
+    /// The use of each id. It has as many entries as `tokens`.
     pub kinds: Vec<Kind>,
     /// The token that begins a text, if the model has one.
     pub bos: Option<u32>,
     /// The token that ends a text, if the model has one.
     pub eos: Option<u32>,
-    /// What stands for text without tokens.
+    /// The token for text without tokens.
     pub unknown: Option<u32>,
-    /// Whether a plain prompt begins with `bos`. When the file does not say, it does where that is usual for the kind of
-    /// tokenizer.
+    /// Whether a plain prompt begins with `bos`. If absent, the kind of tokenizer decides.
     pub add_bos: Option<bool>,
     /// Whether a plain prompt ends with `eos`.
     pub add_eos: bool,
@@ -78,8 +77,8 @@ pub(super) struct Vocabulary {
     pub end: Vec<u32>,
 }
 
-/// Tokens that end a turn in every model that has them. Files name one or two ends by their ids, and models use more: a chat model
-/// ends its turn with one of these and a text with `eos`. They steer, whatever type the file gives them.
+/// Tokens that end a turn in every model that has them. Files name one or two ends by their ids, but models use more: a chat
+/// model ends its turn with one of these and a text with `eos`. They are control tokens, whatever type the file gives them.
 const ENDS: [&str; 11] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -98,10 +97,10 @@ const ENDS: [&str; 11] = [
 const RETURN: &str = "<|return|>";
 
 impl Vocabulary {
-    /// Checks what a file says.
+    /// Checks the fields of a file.
     ///
     /// # Errors
-    /// The key that contradicts itself or another, and how.
+    /// The key that contradicts itself or another key, with the contradiction.
     pub fn new(fields: Fields) -> Result<Self, String> {
         let Fields { tokens, kinds, .. } = fields;
         if tokens.is_empty() {
@@ -170,39 +169,41 @@ impl Vocabulary {
         Ok(Self { bos, eos, unknown, add_bos: fields.add_bos, add_eos, end, kinds, tokens })
     }
 
-    /// Every id with its text and what it is for.
+    /// Every id with its text and its use.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &str, Kind)> {
         (0_u32..).zip(&self.tokens).zip(&self.kinds).map(|((id, token), kind)| (id, token.as_str(), *kind))
     }
 
-    /// How many ids there are.
+    /// The number of ids.
     pub fn len(&self) -> u32 {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// The text of an id, as the file writes it, or an empty one for no id.
+    /// The text of an id, as the file writes it. Empty for no id.
     pub fn text(&self, id: Option<u32>) -> &str {
         id.and_then(|id| self.tokens.get(id as usize)).map_or("", String::as_str)
     }
 
-    /// What an id is for, or `None` outside the vocabulary.
+    /// The use of an id, or `None` outside the vocabulary.
     pub fn kind(&self, id: u32) -> Option<Kind> {
         self.kinds.get(id as usize).copied()
     }
 
-    /// True for tokens that never show in an answer.
+    /// Whether the token never shows in an answer.
     pub fn is_hidden(&self, id: u32) -> bool {
         matches!(self.kind(id), Some(Kind::Control | Kind::Unknown | Kind::Unused))
     }
 
-    /// What surrounds a plain prompt, where the kind of tokenizer begins with `bos` unless the file says otherwise.
+    /// The tokens before and after a plain prompt. Where the file does not say it, `add_bos` decides about `bos`.
     pub fn frame(&self, add_bos: bool) -> (Option<u32>, Option<u32>) {
         (self.bos.filter(|_| self.add_bos.unwrap_or(add_bos)), self.eos.filter(|_| self.add_eos))
     }
 }
 
+/// Checks that a list has one entry for each token.
+///
 /// # Errors
-/// When a list has not one entry for each token.
+/// When it has not.
 pub(super) fn same_length(key: &str, entries: usize, tokens: usize) -> Result<(), String> {
     if entries == tokens {
         return Ok(());

@@ -31,7 +31,7 @@ impl Files {
         self.authority.issue_server(&[name.to_owned(), "127.0.0.1".to_owned()], Validity::Days(1)).unwrap()
     }
 
-    /// The key first: a reader between the two finds files that do not fit.
+    /// Writes the key first. A reader between the two writes finds files that do not fit.
     fn put(&self, issued: &Issued) {
         write(&self.path("key.pem"), &issued.key.serialize_pem(), 0o600);
         write(&self.path("cert.pem"), &issued.certificate.pem(), 0o644);
@@ -47,7 +47,7 @@ impl Files {
     }
 }
 
-/// Makes one connection to a server. Returns what the server says back, or why the client refuses it.
+/// Makes one connection to a server. Returns what the server sends, or why the client refuses the server.
 async fn exchange(server: &ApiTls, client: &Authorities, name: &str) -> Result<String, io::Error> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! What operators are told of a storage tier that panics, fails, or answers what cannot be.
+//! Messages to operators about a storage tier that panics, fails, or gives impossible answers.
 
 use host_plugin_api::Tag;
 use host_plugin_api::abi::open_guarded_tier;
@@ -8,7 +8,7 @@ use super::*;
 use crate::tier_thread::OffloadTiers;
 use crate::{link, told};
 
-/// What the plugin does wrong.
+/// A fault of the plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Panic(&'static str),
@@ -16,7 +16,7 @@ enum Act {
     TooMany,
 }
 
-/// Behind the net that keeps panics in, as a loaded plugin is.
+/// A plugin behind the guard that catches panics, as a loaded plugin is.
 struct Scripted {
     fake: Arc<Fake>,
     act: Arc<Mutex<Option<Act>>>,
@@ -63,7 +63,7 @@ impl StorageTier for Scripted {
     }
 }
 
-/// A store as a worker has it, and what its plugin is told to do.
+/// A store as a worker has it, and the fault that its plugin is to have.
 fn scripted() -> (Store, Arc<Fake>, HostMemory, Arc<Mutex<Option<Act>>>) {
     let (fake, act) = (Arc::new(Fake::default()), Arc::new(Mutex::new(None)));
     let memory = memory();
@@ -78,7 +78,7 @@ fn guarded(fake: &Arc<Fake>, act: &Arc<Mutex<Option<Act>>>) -> Arc<dyn StorageTi
     Arc::new(LoadedTier::new("acme-disk", object, &Services::of("test.acme-disk").unwrap()).unwrap())
 }
 
-/// A turn in which the plugin does this.
+/// Takes turns in which the plugin has this fault.
 fn plays(act: Act) {
     let (mut store, fake, memory, does) = scripted();
     match act {
@@ -91,7 +91,7 @@ fn plays(act: Act) {
     }
     *does.lock().unwrap() = Some(act);
     if act == Act::Panic("delete") {
-        // What was found is nothing that was written, so it is to be removed.
+        // The objects that were found have no valid seal, so they are to be removed.
         (0..2).for_each(|page| fake.end(1, page, FOUND));
     }
     if act == Act::Panic("cancel") {
@@ -132,7 +132,7 @@ fn what_a_storage_tier_does_wrong_is_told_as_the_page_says() {
     *fake.gone.lock().unwrap() = Some(ErrorCode::IO.0);
     turn(&mut store, &memory);
 
-    // What is no line of the log is the error of a call.
+    // Some messages are not lines of the log but errors of calls.
     let act = Arc::new(Mutex::new(Some(Act::Panic("register"))));
     let refused = Store::open("acme-disk", guarded(&fake, &act), &memory).err().unwrap();
     let mut said = vec![refused.to_string()];
