@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_client_with_many_pushes_out_its_own_alone() {
         let refused = || Err(GrammarError::Refused("no".into()));
-        let named = |client: u64, number: u32| Source::regex(&format!("{client} {number:03}"));
+        let named = |client: u64, number: u32| Source::regex(format!("{client} {number:03}"));
         let mut cache = Cache::new(8, 1000);
         for (client, numbers) in [(1, 0..3), (2, 0..100), (3, 0..2)] {
             numbers.for_each(|number| cache.keep(client, named(client, number), refused()));
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(kept(&cache, 1), [0, 1, 2]);
         assert_eq!(kept(&cache, 2), [97, 98, 99], "the oldest of the client with the most make room");
         assert_eq!(kept(&cache, 3), [0, 1]);
-        let long = |number: u32| Source::regex(&format!("{number}{}", "x".repeat(399)));
+        let long = |number: u32| Source::regex(format!("{number}{}", "x".repeat(399)));
         (0..4).for_each(|number| cache.keep(2, long(number), refused()));
         assert_eq!((kept(&cache, 1).len(), kept(&cache, 3).len()), (3, 2), "texts are counted by bytes");
         assert!(cache.holds(&long(3)) && cache.holds(&long(2)) && !cache.holds(&long(1)));
