@@ -275,7 +275,8 @@ pub struct Settings {
     pub max_text_bytes: Option<Bytes>,
 
     /// Bytes of answers that are made and not read, at most. A client has at most four times as many as are free. What is streamed
-    /// then waits, and other answers are refused [default: 256MiB, or eight of the largest bodies]
+    /// then waits, unless it is repeated later (/generate and /v1/responses), and other answers are refused [default: 256MiB, or
+    /// eight of the largest bodies]
     #[arg(long, value_name = "BYTES")]
     pub max_answer_bytes: Option<Bytes>,
 

@@ -167,17 +167,18 @@ impl Share {
     }
 
     fn add(&mut self, amount: usize, times_free: usize) -> Result<(), NoShare> {
+        if amount == 0 {
+            return Ok(());
+        }
         let mut held = self.of.held.lock();
         let Some(free) = (self.of.total - held.all).checked_sub(amount) else { return Err(NoShare::Full) };
         let before = held.clients.get(&self.client).copied().unwrap_or(0);
         if before > 0 && before + amount > times_free.saturating_mul(free + 1) {
             return Err(NoShare::Client);
         }
-        if amount > 0 {
-            held.all += amount;
-            held.clients.insert(self.client.clone(), before + amount);
-            self.amount += amount;
-        }
+        held.all += amount;
+        held.clients.insert(self.client.clone(), before + amount);
+        self.amount += amount;
         Ok(())
     }
 }

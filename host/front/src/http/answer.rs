@@ -35,6 +35,8 @@ pub(super) struct Piece {
     pub tokens: Vec<u32>,
 }
 
+/// Most tokens without text that wait for the next token that has one, before they count as shown.
+const MOST_HIDDEN: usize = 16;
 /// Bytes of a token's log probability in an answer: the names of its fields and a number.
 const LOGPROB: usize = 64;
 /// The same for each byte of the token: in its name, which may be escaped, and in decimal digits.
@@ -51,18 +53,26 @@ impl Shown {
     pub fn memory(&self) -> usize {
         size_of::<Self>() + self.token.top.len() * size_of::<TopToken>()
     }
+
+    /// Bytes of its log probabilities as JSON, at most.
+    pub fn written(&self, tokenizer: &dyn Tokenizer) -> usize {
+        let logprob = |token: u32| LOGPROB + LOGPROB_BYTE * tokenizer.token_bytes(token).len();
+        let top: usize = self.token.top.iter().map(|top| logprob(top.token)).sum();
+        logprob(self.token.token) + top
+    }
 }
 
 impl Piece {
     /// Bytes that it takes, about, with those that it takes when it is written as JSON.
     pub fn memory(&self, tokenizer: &dyn Tokenizer) -> usize {
-        let logprob = |token: u32| LOGPROB + LOGPROB_BYTE * tokenizer.token_bytes(token).len();
-        let of_token = |shown: &Shown| {
-            let top: usize = shown.token.top.iter().map(|top| logprob(top.token)).sum();
-            shown.memory() + logprob(shown.token.token) + top
-        };
-        let shown: usize = self.shown.iter().map(of_token).sum();
-        size_of::<Self>() + self.text.len() + self.tokens.len() * size_of::<u32>() + shown
+        let written: usize = self.shown.iter().map(|shown| shown.written(tokenizer)).sum();
+        size_of::<Self>() + self.kept() + written
+    }
+
+    /// Bytes that it adds to an answer that is kept.
+    pub fn kept(&self) -> usize {
+        let shown: usize = self.shown.iter().map(Shown::memory).sum();
+        self.text.len() + size_of_val(&self.tokens[..]) + shown
     }
 }
 
@@ -333,8 +343,15 @@ impl Answer {
         self.shown += text.len();
         let all = last && !self.stops.stopped();
         let mut shown = Vec::new();
-        while let Some(token) = self.waiting.pop_front_if(|token| all || token.begins < self.shown) {
-            shown.push(token);
+        loop {
+            // Hidden tokens have no text that could show. Few of them may wait for the next one that has.
+            let many = self.waiting.len() > MOST_HIDDEN;
+            let is_shown =
+                |token: &mut Shown| all || token.begins < self.shown || many && token.begins == self.shown;
+            match self.waiting.pop_front_if(is_shown) {
+                Some(token) => shown.push(token),
+                None => break,
+            }
         }
         Piece { text, shown, tokens }
     }

@@ -56,6 +56,8 @@ pub(super) struct Ask {
     pub timeout: Option<Duration>,
 }
 
+/// Most bytes of the settings of all answers to one request: each answer has its own.
+const MOST_SETTINGS: usize = 16 << 20;
 /// Most answers to one request.
 pub(super) const MOST_ANSWERS: usize = 128;
 /// Fields of features that this server does not have. They are accepted only with values that ask for nothing.
@@ -178,6 +180,31 @@ impl Ask {
     /// Whether the token ends the answer.
     pub fn ends_at(&self, token: u32) -> bool {
         self.end_tokens.contains(&token) || self.stop_tokens.contains(&token)
+    }
+
+    /// The settings for each of so many prompts.
+    ///
+    /// # Errors
+    /// When they have more bytes together than a request may have.
+    pub fn for_prompts(self, prompts: usize) -> Result<Vec<Self>, ApiError> {
+        self.check_for(prompts * self.candidates())?;
+        Ok(vec![self; prompts])
+    }
+
+    /// Bytes of these settings in so many answers.
+    ///
+    /// # Errors
+    /// When they are more than a request may have.
+    pub fn check_for(&self, answers: usize) -> Result<usize, ApiError> {
+        let bytes = self.memory() * answers;
+        if bytes > MOST_SETTINGS {
+            let message = format!(
+                "the settings of {answers} answers have {bytes} bytes (grammar, bad words, stop strings, biases), and {MOST_SETTINGS} is \
+                 the limit; send several requests"
+            );
+            return Err(ApiError::invalid(message));
+        }
+        Ok(bytes)
     }
 
     /// Bytes of the settings whose length the client chooses.

@@ -151,7 +151,7 @@ impl Chat {
             deltas.push(json!({"content": ""}));
         }
         let shown = if deltas.is_empty() { Vec::new() } else { std::mem::take(&mut answer.waiting) };
-        self.waiting -= shown.iter().map(Shown::memory).sum::<usize>();
+        self.waiting -= shown.iter().map(|shown| shown.written(tokenizer)).sum::<usize>();
         let mut logprobs = self.logprobs.then_some(OfChat { tokenizer, shown: &shown });
         deltas.iter().map(|delta| self.delta(number, delta, logprobs.take())).collect()
     }
@@ -166,7 +166,7 @@ impl Shape for Chat {
     fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
         let mut events = self.begin(number);
         let Some(answer) = self.answers.get_mut(number) else { return events };
-        self.waiting += piece.shown.iter().map(Shown::memory).sum::<usize>();
+        self.waiting += piece.shown.iter().map(|shown| shown.written(tokenizer)).sum::<usize>();
         answer.waiting.extend(piece.shown);
         let said = answer.spoken.push(&piece.text);
         events.extend(self.deltas(number, tokenizer, &said, false));

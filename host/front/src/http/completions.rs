@@ -64,7 +64,9 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion
         echoes,
         begun: vec![!echo; prompts.len() * ask.n as usize],
     };
-    let items = prompts.into_iter().map(|prompt| Item { prompt: prompt.tokens, ask: ask.clone() }).collect();
+    let asks = ask.for_prompts(prompts.len())?;
+    let items =
+        prompts.into_iter().zip(asks).map(|(prompt, ask)| Item { prompt: prompt.tokens, ask }).collect();
     Ok(Prepared { items, shape })
 }
 
@@ -211,8 +213,14 @@ impl Shape for Completion {
         vec![last.into()]
     }
 
+    fn memory(&self) -> usize {
+        self.echoes.iter().map(String::len).sum()
+    }
+
     fn beside_pieces(&self) -> usize {
-        self.echoes.iter().map(|echo| echo.len() * self.n).sum()
+        // JSON writes a control character in six bytes.
+        let written = |echo: &String| echo.bytes().map(|byte| if byte < b' ' { 6 } else { 1 }).sum::<usize>();
+        self.echoes.iter().map(|echo| written(echo) * self.n).sum()
     }
 
     fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> String {

@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::logprobs::{top_triples, triples};
 use super::record::Usage;
-use super::respond::{Event, Item, Prepared, Shape, serve, written};
+use super::respond::{Event, Item, Prepared, Shape, serve, write_apart, written};
 use super::{App, RequestId, Shared, prompt};
 use crate::text::Tokenizer;
 
@@ -186,8 +186,7 @@ fn asks(app: &App, given: Option<Value>, prompts: usize) -> Result<Vec<Ask>, Api
     };
     // They are read once, however many prompts there are. Without a seed each prompt gets one of its own.
     let has_seed = one.get("sampling_seed").is_some_and(|seed| !seed.is_null());
-    let first = ask(app, one)?;
-    let mut asks = vec![first; prompts];
+    let mut asks = ask(app, one)?.for_prompts(prompts)?;
     if !has_seed {
         for ask in asks.iter_mut().skip(1) {
             ask.sampling.seed = random_u64()
@@ -228,12 +227,15 @@ struct Told {
     tokens: Vec<u32>,
     /// Tokens that have begun to show, when log probabilities were requested.
     shown: Vec<Shown>,
+    /// Bytes of its pieces.
+    bytes: usize,
     /// Tokens in the last event.
     tokens_told: usize,
 }
 
 impl Told {
     fn add(&mut self, piece: Piece) {
+        self.bytes += piece.kept();
         self.text.push_str(&piece.text);
         self.tokens.extend(piece.tokens);
         self.shown.extend(piece.shown);
@@ -301,22 +303,31 @@ impl Generate {
     }
 }
 
+impl Generate {
+    /// An event with all of an answer so far.
+    fn event(&self, tokenizer: &dyn Tokenizer, number: usize, end: Option<&End>) -> Vec<Event> {
+        let Some(told) = self.told.get(number) else { return Vec::new() };
+        vec![write_apart(told.bytes, || Event::written(None, &self.object(tokenizer, number, told, end)))]
+    }
+}
+
 impl Shape for Generate {
+    const REPEATS: bool = true;
+
     fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
         let nothing = piece.tokens.is_empty() && piece.text.is_empty() && piece.shown.is_empty();
         let Some(told) = self.told.get_mut(number) else { return Vec::new() };
-        self.bytes += piece.memory(tokenizer);
+        self.bytes += piece.kept();
         told.add(piece);
         if nothing || !told.is_due() {
             return Vec::new();
         }
         told.tokens_told = told.tokens.len();
-        vec![Event::written(None, &self.object(tokenizer, number, &self.told[number], None))]
+        self.event(tokenizer, number, None)
     }
 
     fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {
-        let told = self.told.get(number).into_iter();
-        told.map(|told| Event::written(None, &self.object(tokenizer, number, told, Some(end)))).collect()
+        self.event(tokenizer, number, Some(end))
     }
 
     fn keeps(&self) -> usize {
@@ -402,17 +413,16 @@ mod tests {
     }
 
     #[test]
-    fn what_a_stream_keeps_is_counted_as_it_takes_memory() {
+    fn what_a_stream_keeps_is_counted() {
         let tokenizer = crate::text::ByteTokenizer::new(300);
         let mut shape = Generate { logprobs: true, is_list: false, told: vec![Told::default()], bytes: 0 };
         let top = vec![TopToken { token: 65, logprob: -1.5 }; 20];
         let token = Token { token: 66, logprob: Some(-0.5), top };
-        let piece = Piece { shown: vec![Shown::at_the_beginning(token)], ..Piece::default() };
-        let _event = shape.piece(0, &tokenizer, piece.clone());
-        let event = shape.piece(0, &tokenizer, piece).pop().map(|event| match event {
-            Event::Written { json, .. } => json.len(),
-            Event::Value(_) => 0,
-        });
-        assert!(shape.keeps() > event.unwrap(), "{} counted, {event:?} written", shape.keeps());
+        let shown = Shown::at_the_beginning(token);
+        let bytes = 3 * (4 + shown.memory());
+        assert!(shown.memory() > 20 * size_of::<TopToken>());
+        let piece = Piece { shown: vec![shown], text: "text".into(), ..Piece::default() };
+        (0..3).for_each(|_| drop(shape.piece(0, &tokenizer, piece.clone())));
+        assert_eq!(shape.keeps(), bytes);
     }
 }

@@ -37,14 +37,20 @@ pub(super) enum NoOutflow {
     Gone,
     /// The client has taken nothing for too long.
     Stalled,
+    /// The piece is longer than an answer may be behind, and the client already has its share of unread bytes.
+    OverShare,
 }
 
-/// The error that ends the body of a client that takes nothing.
+/// The error that ends the body of an answer.
 #[derive(Debug, thiserror::Error)]
-#[error("the client did not read the answer for {0:?}")]
-struct Stalled(Duration);
+enum Broken {
+    #[error("the client did not read the answer for {0:?}")]
+    Stalled(Duration),
+    #[error("the client has its share of answers that are not read")]
+    OverShare,
+}
 
-type Sent = Result<Piece, Stalled>;
+type Sent = Result<Piece, Broken>;
 
 /// A piece of an answer, with the room that it takes.
 struct Piece {
@@ -75,7 +81,7 @@ impl AsRef<[u8]> for Owner {
 pub(super) fn outflow(patience: Duration, unread: Unread, client: Client) -> (Outflow, Body) {
     let (events, received) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(UNREAD));
-    let inflow = Inflow { received, stalled: None };
+    let inflow = Inflow { received, broken: None };
     let body = stream::unfold(inflow, |mut inflow| async move { Some((inflow.next().await?, inflow)) });
     (Outflow { events, room, patience, unread, client }, Body::from_stream(body))
 }
@@ -85,6 +91,10 @@ impl Outflow {
     pub(super) async fn send(&self, bytes: Bytes) -> Result<(), NoOutflow> {
         let mut share = self.unread.collect(&self.client);
         let share = share.grow(bytes.len()).is_ok().then_some(share);
+        if share.is_none() && bytes.len() > UNREAD {
+            drop(self.events.send(Err(Broken::OverShare)));
+            return Err(NoOutflow::OverShare);
+        }
         // A piece without a share waits until all pieces before it are sent, and later pieces wait for it.
         let wanted = if share.is_some() { bytes.len().min(UNREAD) } else { UNREAD };
         // UNREAD fits into `u32`.
@@ -98,7 +108,7 @@ impl Outflow {
             // The semaphore is never closed.
             Ok(Err(_closed)) => return Err(NoOutflow::Gone),
             Err(_elapsed) => {
-                drop(self.events.send(Err(Stalled(self.patience))));
+                drop(self.events.send(Err(Broken::Stalled(self.patience))));
                 return Err(NoOutflow::Stalled);
             }
         };
@@ -115,18 +125,18 @@ impl Outflow {
 /// The end that the client's body reads from.
 struct Inflow {
     received: mpsc::UnboundedReceiver<Sent>,
-    stalled: Option<Stalled>,
+    broken: Option<Broken>,
 }
 
 impl Inflow {
     /// Waits for pieces and returns all that are there as one. This piece holds the room and the shares of its parts until it is
     /// dropped.
-    async fn next(&mut self) -> Option<Result<Bytes, Stalled>> {
-        let first = match self.stalled.take() {
-            Some(stalled) => return Some(Err(stalled)),
+    async fn next(&mut self) -> Option<Result<Bytes, Broken>> {
+        let first = match self.broken.take() {
+            Some(broken) => return Some(Err(broken)),
             None => match self.received.recv().await? {
                 Ok(piece) => piece,
-                Err(stalled) => return Some(Err(stalled)),
+                Err(broken) => return Some(Err(broken)),
             },
         };
         let (mut all, mut takes) = (vec![first.bytes], vec![first.takes]);
@@ -136,8 +146,8 @@ impl Inflow {
                     all.push(piece.bytes);
                     takes.push(piece.takes);
                 }
-                Err(stalled) => {
-                    self.stalled = Some(stalled);
+                Err(broken) => {
+                    self.broken = Some(broken);
                     break;
                 }
             }
@@ -232,6 +242,20 @@ mod tests {
         assert_eq!(body.next().await.unwrap().unwrap().len(), UNREAD);
         let error = body.next().await.unwrap().unwrap_err();
         assert!(error.to_string().contains("did not read the answer for 300s"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_long_piece_beyond_the_clients_share_ends_the_answer() {
+        let unread = Unread::new(4 * UNREAD);
+        let (outflow, body) = super::outflow(PATIENCE, unread.clone(), client());
+        outflow.send(vec![1; 3 * UNREAD].into()).await.unwrap();
+        assert_eq!(outflow.send(vec![1; UNREAD + 1].into()).await, Err(NoOutflow::OverShare));
+        let mut body = body.into_data_stream();
+        assert_eq!(body.next().await.unwrap().unwrap().len(), 3 * UNREAD);
+        let error = body.next().await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("its share of answers"), "{error}");
+        drop((outflow, body));
+        assert_eq!(unread.taken(), 0);
     }
 
     #[tokio::test]

@@ -30,6 +30,8 @@ pub(super) trait Shape: Send + 'static {
     /// Whether events are named by their `type` and the last of them ends the stream. Otherwise they have no names, and `[DONE]`
     /// ends the stream.
     const NAMED: bool = false;
+    /// Whether each event of an answer repeats all events of the answer before it.
+    const REPEATS: bool = false;
 
     /// Events for one piece of an answer; none if it shows nothing.
     fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event>;
@@ -45,6 +47,11 @@ pub(super) trait Shape: Send + 'static {
     /// The last events of a stream that fails.
     fn failed(&mut self, _tokenizer: &dyn Tokenizer, error: &ApiError) -> Vec<Event> {
         vec![Event::Value(error.json())]
+    }
+
+    /// Bytes of the request's own fields that are kept until its answers end.
+    fn memory(&self) -> usize {
+        0
     }
 
     /// Bytes of a stream's pieces that are kept for later events.
@@ -109,7 +116,7 @@ const LONG: usize = 64 << 10;
 
 /// Runs work that takes a thread as long as so many bytes take to be written. Long work keeps no task of the control plane waiting,
 /// where the runtime has threads to spare for that.
-fn write_apart<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+pub(super) fn write_apart<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     let has_threads =
         Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
     if bytes > LONG && has_threads { tokio::task::block_in_place(work) } else { work() }
@@ -183,7 +190,10 @@ pub(super) async fn serve<S: Shape>(
             return Err(ApiError::invalid(message));
         }
         // Each answer has the settings of its prompt, and keeps them until it ends.
-        let settings = prepared.items.iter().map(|item| item.ask.memory() * item.ask.candidates()).sum();
+        let mut settings = prepared.shape.memory();
+        for Item { ask, .. } in &prepared.items {
+            settings += ask.check_for(ask.candidates())?;
+        }
         let settings = app.text_work.keep(&caller.client, settings)?;
         // Each answer takes a place.
         let mut places = vec![place];

@@ -6,6 +6,7 @@ mod output;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use host_wire::clock;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use self::output::Output;
@@ -16,7 +17,7 @@ use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::logprobs::With;
 use super::record::Usage;
-use super::respond::{Event, Item, Prepared, Shape, serve, written};
+use super::respond::{Event, Item, Prepared, Shape, serve, write_apart, written};
 use super::spoken::Spoken;
 use super::tools::{Spelling, Tools};
 use super::{App, RequestId, Shared, structured};
@@ -41,9 +42,12 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
     let mut told = told(&fields)?;
     let tools = Tools::take(app, &mut fields, Spelling::Flat)?;
     if tools.is_none() {
-        // Tools that are not part of the prompt are not repeated: only the prompt limits their length.
-        told.insert("tools".into(), json!([]));
+        // Tools that are not part of the prompt are not repeated.
+        told.retain(|(name, _)| *name != "tools");
+        told.push(("tools", "[]".to_owned()));
     }
+    let told: Vec<String> = told.iter().map(|(name, json)| format!("{name:?}:{json}")).collect();
+    let told = told.join(",");
     refuse_stored(&mut fields)?;
     // In this endpoint, the structure of the answer is in text.format, or in vLLM's fields.
     fields.refuse_unless("response_format", empty)?;
@@ -92,11 +96,12 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
 /// Longest value, in bytes of JSON, that the answer repeats and that is not part of the prompt.
 const MOST_TOLD: usize = 16 << 10;
 
-/// Fields of the request that the answer repeats as they were given, with defaults for absent ones.
+/// Fields of the request that the answer repeats as they were given, with defaults for absent ones. They are kept as JSON, because
+/// values take many times the memory.
 ///
 /// # Errors
 /// When a field is too long to be kept until the request ends.
-fn told(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
+fn told(fields: &Fields) -> Result<Vec<(&'static str, String)>, ApiError> {
     let (bounded, others) = (bounded(), others());
     let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
     if let Some((name, _)) = others.iter().find(|(name, _)| given(name).is_some_and(is_long)) {
@@ -104,10 +109,10 @@ fn told(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
         return Err(ApiError::field(name, message));
     }
     let all = bounded.into_iter().chain(others);
-    Ok(all.map(|(name, default)| (name.to_owned(), given(name).cloned().unwrap_or(default))).collect())
+    Ok(all.map(|(name, default)| (name, given(name).unwrap_or(&default).to_string())).collect())
 }
 
-/// Repeated fields whose length the prompt or the grammar limits, with their defaults.
+/// Repeated fields that may be long, with their defaults. Their bytes count while the request lasts.
 fn bounded() -> [(&'static str, Value); 3] {
     [("instructions", Value::Null), ("tools", json!([])), ("text", json!({"format": {"type": "text"}}))]
 }
@@ -215,8 +220,8 @@ struct Told {
     id: String,
     created: u64,
     model: String,
-    /// Fields of the request that the response repeats.
-    told: Map<String, Value>,
+    /// Fields of the request that the response repeats: JSON without braces.
+    told: String,
 }
 
 struct Responses {
@@ -232,9 +237,9 @@ struct Responses {
 }
 
 impl Told {
-    /// The response without its output.
-    fn response(&self, status: &str) -> Value {
-        let mut response = json!({
+    /// The fields of a response that are this server's own. The output has a placeholder.
+    fn response(&self, status: &str) -> Map<String, Value> {
+        let response = json!({
             "id": self.id,
             "object": "response",
             "created_at": self.created,
@@ -248,10 +253,21 @@ impl Told {
             "store": false,
             "usage": null,
         });
-        if let Some(fields) = response.as_object_mut() {
-            fields.extend(self.told.clone());
+        match response {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
         }
-        response
+    }
+
+    /// A response as JSON, with its output and the fields of the request.
+    fn written(&self, response: &Map<String, Value>, output: impl Serialize) -> String {
+        let mut json = written(&With { object: response, name: "output", value: output });
+        // It is an object with fields.
+        json.pop();
+        json.push(',');
+        json.push_str(&self.told);
+        json.push('}');
+        json
     }
 }
 
@@ -260,14 +276,25 @@ impl Responses {
         if std::mem::replace(&mut self.begun, true) {
             return Vec::new();
         }
-        let response = self.told.response("in_progress");
-        ["response.created", "response.in_progress"]
-            .map(|kind| self.output.event(kind, json!({"response": response})))
-            .into()
+        let nothing: &[Value] = &[];
+        let response = self.told.written(&self.told.response("in_progress"), nothing);
+        ["response.created", "response.in_progress"].map(|kind| self.event(kind, &response)).into()
+    }
+
+    /// An event with the response.
+    fn event(&mut self, kind: &'static str, response: &str) -> Event {
+        let number = self.output.next_number();
+        let json = format!("{{\"response\":{response},\"type\":\"{kind}\",\"sequence_number\":{number}}}");
+        Event::Written { kind: Some(kind), json }
+    }
+
+    /// A response as JSON, with the output so far.
+    fn written(&self, tokenizer: &dyn Tokenizer, response: &Map<String, Value>) -> String {
+        write_apart(self.bytes, || self.told.written(response, self.output.items(tokenizer)))
     }
 
     fn take(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
-        self.bytes += piece.memory(tokenizer);
+        self.bytes += piece.kept();
         let thinks = self.spoken.is_thinking();
         let said = self.spoken.push(&piece.text);
         self.output.push(tokenizer, said, piece.shown, if thinks { piece.tokens.len() } else { 0 })
@@ -276,9 +303,12 @@ impl Responses {
     fn finish(&mut self, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {
         self.reason = end.reason;
         let said = self.spoken.finish();
-        let mut events = self.output.push(tokenizer, said, Vec::new(), 0);
-        events.extend(self.output.finish(tokenizer, end.reason == "length"));
-        events
+        let (output, cut) = (&mut self.output, end.reason == "length");
+        write_apart(self.bytes, || {
+            let mut events = output.push(tokenizer, said, Vec::new(), 0);
+            events.extend(output.finish(tokenizer, cut));
+            events
+        })
     }
 
     /// The whole response without its output, when the answer has ended.
@@ -286,32 +316,17 @@ impl Responses {
         let cut = self.reason == "length";
         let mut response = self.told.response(if cut { "incomplete" } else { "completed" });
         if cut {
-            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+            response.insert("incomplete_details".into(), json!({"reason": "max_output_tokens"}));
         }
-        response["usage"] = json!({
+        let usage = json!({
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens},
             "output_tokens": usage.output_tokens,
             "output_tokens_details": {"reasoning_tokens": self.output.reasoning_tokens()},
             "total_tokens": usage.prompt_tokens + usage.output_tokens,
         });
-        response.as_object().cloned().unwrap_or_default()
-    }
-
-    /// An event with the whole response, which has the output.
-    fn whole_event(
-        &mut self,
-        tokenizer: &dyn Tokenizer,
-        kind: &'static str,
-        response: &Map<String, Value>,
-    ) -> Event {
-        let number = self.output.next_number();
-        let value = With { object: response, name: "output", value: self.output.items(tokenizer) };
-        let mut event = Map::new();
-        event.insert("response".into(), Value::Null);
-        event.insert("type".into(), json!(kind));
-        event.insert("sequence_number".into(), json!(number));
-        Event::written(Some(kind), &With { object: &event, name: "response", value })
+        response.insert("usage".into(), usage);
+        response
     }
 }
 
@@ -330,33 +345,39 @@ impl Shape for Responses {
         events
     }
 
+    fn memory(&self) -> usize {
+        self.told.told.len()
+    }
+
     fn keeps(&self) -> usize {
         self.bytes
     }
 
     fn close(&mut self, tokenizer: &dyn Tokenizer, usage: &Usage) -> Vec<Event> {
-        let response = self.ended(usage);
+        let response = self.written(tokenizer, &self.ended(usage));
         let kind = if self.reason == "length" { "response.incomplete" } else { "response.completed" };
-        vec![self.whole_event(tokenizer, kind, &response)]
+        vec![self.event(kind, &response)]
     }
 
     fn failed(&mut self, tokenizer: &dyn Tokenizer, error: &ApiError) -> Vec<Event> {
         let mut events = self.begin();
-        let mut response = self.told.response("failed").as_object().cloned().unwrap_or_default();
+        let mut response = self.told.response("failed");
         let error = json!({"code": error.code().unwrap_or("server_error"), "message": error.message()});
         response.insert("error".into(), error);
-        events.push(self.whole_event(tokenizer, "response.failed", &response));
+        // Without log probabilities: they may be what the client has no share for.
+        let response = self.told.written(&response, self.output.texts(tokenizer));
+        events.push(self.event("response.failed", &response));
         events
     }
 
     fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> String {
+        self.output.be_quiet();
         for (pieces, end) in all {
             for piece in pieces {
                 self.take(tokenizer, piece);
             }
             self.finish(tokenizer, &end);
         }
-        let response = self.ended(usage);
-        written(&With { object: &response, name: "output", value: self.output.items(tokenizer) })
+        self.told.written(&self.ended(usage), self.output.items(tokenizer))
     }
 }

@@ -78,19 +78,20 @@ pub(super) struct Collected {
 }
 
 impl Collected {
-    /// Changes it to so many bytes.
+    /// Changes it to so many bytes, which are kept of an answer under way.
     ///
     /// # Errors
-    /// As [`Unread::check`]. It stays as it was.
-    pub(super) fn set(&mut self, bytes: usize) -> Result<(), ApiError> {
-        match bytes.checked_sub(self.share.amount()) {
-            Some(0) => Ok(()),
-            Some(more) => self.grow(more),
-            None => {
-                self.share.shrink_to(bytes);
-                Ok(())
+    /// When the client, or everything, is at its limit. It stays as it was.
+    pub(super) fn keep(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let more = bytes.saturating_sub(self.share.amount());
+        self.share.shrink_to(bytes);
+        self.share.grow(more).map_err(|why| match why {
+            NoShare::Full => {
+                let message = "as many bytes of answers under way are kept as this server keeps".to_owned();
+                ApiError::full(message, Refusal::AllAnswers)
             }
-        }
+            NoShare::Client => ApiError::over_share("bytes of answers under way", Refusal::Answers),
+        })
     }
 
     /// Bytes so far.

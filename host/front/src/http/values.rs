@@ -11,7 +11,7 @@ const MOST_LISTS: usize = 1 << 16;
 /// Most values of all texts of JSON within a body.
 const MOST_NESTED_VALUES: usize = 1 << 17;
 /// Most lists and objects of all texts of JSON within a body.
-const MOST_NESTED_LISTS: usize = 1 << 14;
+const MOST_NESTED_LISTS: usize = 1 << 15;
 
 /// The body has more values than this server reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

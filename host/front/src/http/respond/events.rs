@@ -22,7 +22,7 @@ use super::super::error::ApiError;
 use super::super::outflow::{NoOutflow, Outflow};
 use super::super::record::{Record, Usage};
 use super::super::unread::Collected;
-use super::{Event, Shape, write_apart};
+use super::{Event, Shape};
 use crate::router::Waits;
 use crate::text::Tokenizer;
 
@@ -51,6 +51,11 @@ enum Beginning {
     /// The stream has failed, and nothing will be sent.
     Failed(Box<ApiError>),
 }
+
+/// Bytes that each stream may keep without a part of the client's share.
+const UNCOUNTED: usize = 16 << 10;
+/// Events are sent together until they have this many bytes.
+const TOGETHER: usize = 64 << 10;
 
 type Nexts = Pin<Box<dyn Stream<Item = (usize, Result<Next, ApiError>)> + Send>>;
 
@@ -183,15 +188,22 @@ async fn flow<S: Shape>(
             // A send error is ignored: the channel is closed after the head was sent.
             drop(told.try_send(Beginning::First));
         }
-        let ready: Vec<u8> = events.ready.drain(..).flatten().collect();
-        match outflow.send(Bytes::from(ready)).await {
-            Ok(()) if events.done => return,
-            Ok(()) => {}
-            Err(NoOutflow::Gone) => return,
-            Err(NoOutflow::Stalled) => {
-                tracing::warn!("the client does not read its answer; the request is cancelled");
-                return;
+        while let Some(together) = events.together() {
+            match outflow.send(together).await {
+                Ok(()) => {}
+                Err(NoOutflow::Gone) => return,
+                Err(NoOutflow::OverShare) => {
+                    tracing::warn!("the client has its share of unread answers; the request is cancelled");
+                    return;
+                }
+                Err(NoOutflow::Stalled) => {
+                    tracing::warn!("the client does not read its answer; the request is cancelled");
+                    return;
+                }
             }
+        }
+        if events.done {
+            return;
         }
     }
 }
@@ -248,8 +260,7 @@ impl<S: Shape> Events<S> {
         match next? {
             Next::Piece(piece) => {
                 self.usage.output_tokens += piece.tokens.len() as u64;
-                let Self { shape, tokenizer, kept, .. } = self;
-                let events = write_apart(kept.bytes(), || shape.piece(number, &**tokenizer, piece));
+                let events = self.shape.piece(number, &*self.tokenizer, piece);
                 self.send(number, events);
                 self.count()?;
             }
@@ -258,8 +269,7 @@ impl<S: Shape> Events<S> {
                 let leads = self.leads.get(number).copied().unwrap_or(false);
                 self.record.answered(&end, leads);
                 self.usage.cached_tokens += if leads { u64::from(end.cached_tokens()) } else { 0 };
-                let Self { shape, tokenizer, kept, .. } = self;
-                let events = write_apart(kept.bytes(), || shape.end(number, &**tokenizer, &end));
+                let events = self.shape.end(number, &*self.tokenizer, &end);
                 self.send(number, events);
                 self.count()?;
                 self.open -= 1;
@@ -279,8 +289,7 @@ impl<S: Shape> Events<S> {
         for held in std::mem::take(&mut self.held) {
             self.ready.extend(held);
         }
-        let Self { shape, tokenizer, kept, usage, .. } = self;
-        let last = write_apart(kept.bytes(), || shape.close(&**tokenizer, usage));
+        let last = self.shape.close(&*self.tokenizer, &self.usage);
         self.ready.extend(last.into_iter().map(bytes_of::<S>));
         if !S::NAMED {
             self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
@@ -298,6 +307,9 @@ impl<S: Shape> Events<S> {
             return;
         }
         for event in events {
+            if S::REPEATS {
+                self.held_bytes -= self.held[number].drain(..).map(|event| event.len()).sum::<usize>();
+            }
             self.held_bytes += event.len();
             self.held[number].push(event);
         }
@@ -308,12 +320,27 @@ impl<S: Shape> Events<S> {
         }
     }
 
+    /// The next events that are sent together.
+    fn together(&mut self) -> Option<Bytes> {
+        let first = self.ready.pop_front()?;
+        let mut bytes = first.len();
+        let mut events = vec![first];
+        while let Some(next) = self.ready.pop_front_if(|next| bytes + next.len() <= TOGETHER) {
+            bytes += next.len();
+            events.push(next);
+        }
+        Some(match &events[..] {
+            [only] => only.clone(),
+            several => Bytes::from(several.concat()),
+        })
+    }
+
     /// Counts what is kept in the client's share.
     ///
     /// # Errors
     /// When the share has no room for it.
     fn count(&mut self) -> Result<(), ApiError> {
-        self.kept.set(self.held_bytes + self.shape.keeps())
+        self.kept.keep((self.held_bytes + self.shape.keeps()).saturating_sub(UNCOUNTED))
     }
 }
 

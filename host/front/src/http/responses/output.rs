@@ -25,6 +25,8 @@ pub(super) struct Output {
     /// Those of tokens whose text is not told yet.
     shown: Vec<Shown>,
     reasoning_tokens: usize,
+    /// Whether events are left out, because the answer is sent at once.
+    is_quiet: bool,
 }
 
 /// An item that is complete.
@@ -52,12 +54,23 @@ impl Output {
             logprobs,
             shown: Vec::new(),
             reasoning_tokens: 0,
+            is_quiet: false,
         }
+    }
+
+    /// Makes only items from here on. Events are empty.
+    pub fn be_quiet(&mut self) {
+        self.is_quiet = true;
     }
 
     /// The items that are complete, to be written.
     pub fn items<'a>(&'a self, tokenizer: &'a dyn Tokenizer) -> Vec<impl Serialize + use<'a>> {
         self.items.iter().map(|item| item.object(tokenizer, self.logprobs)).collect()
+    }
+
+    /// The items that are complete, to be written without log probabilities.
+    pub fn texts<'a>(&'a self, tokenizer: &'a dyn Tokenizer) -> Vec<impl Serialize + use<'a>> {
+        self.items.iter().map(|item| item.object(tokenizer, false)).collect()
     }
 
     /// Tokens of the thoughts.
@@ -67,7 +80,8 @@ impl Output {
 
     /// The next event, of this type.
     pub fn event(&mut self, kind: &'static str, event: Value) -> Event {
-        Event::Value(Value::Object(self.fields(kind, event)))
+        let fields = self.fields(kind, event);
+        Event::Value(if self.is_quiet { Value::Null } else { Value::Object(fields) })
     }
 
     /// The next event, of this type. Its field `name`, which has a placeholder, is written from `value`.
@@ -79,6 +93,9 @@ impl Output {
         value: impl Serialize,
     ) -> Event {
         let object = self.fields(kind, event);
+        if self.is_quiet {
+            return Event::Value(Value::Null);
+        }
         Event::written(Some(kind), &With { object: &object, name, value })
     }
 
@@ -218,13 +235,12 @@ impl Output {
             }
             Open::Text { text, .. } => {
                 let done = self.of_part(json!({"text": text, "logprobs": null}));
-                let shown = self.open_tokens();
-                events.push(self.event_with(
-                    "response.output_text.done",
-                    done,
-                    "logprobs",
-                    list(tokenizer, &shown),
-                ));
+                let open = self.open.take();
+                if let Some(Open::Text { shown, .. }) = &open {
+                    let logprobs = list(tokenizer, shown);
+                    events.push(self.event_with("response.output_text.done", done, "logprobs", logprobs));
+                }
+                self.open = open;
             }
             Open::Call { name, arguments, .. } => {
                 let done = self.of_item(json!({"name": name, "arguments": arguments}));
@@ -242,14 +258,6 @@ impl Output {
         events.push(self.event_with("response.output_item.done", done, "item", object));
         self.items.push(item);
         events
-    }
-
-    /// The tokens of the text that is open.
-    fn open_tokens(&self) -> Vec<Shown> {
-        match &self.open {
-            Some(Open::Text { shown, .. }) => shown.clone(),
-            _ => Vec::new(),
-        }
     }
 
     /// Fields of an event about the item that is open.
