@@ -135,12 +135,13 @@ fn what_is_given_once_is_not_kept_for_each_of_many_answers() {
         )
     };
     let long = "r".repeat(7 << 20);
+    let named = |rid: &str| format!("{{\"text\":[\"a\"],\"sampling_params\":{{\"n\":128}},\"rid\":{rid}}}");
     let ids = list("65", 1_000_000);
     let attacks = [
         ("settings of many values", GENERATE, settings(&format!("\"x\":[{}]", list("0", 1_000_000)))),
         ("many bad words", GENERATE, settings(&format!("\"bad_words\":[{words}]"))),
-        ("a long name", GENERATE, format!("{{\"text\":[{prompts}],\"rid\":\"{long}\"}}")),
-        ("long names", GENERATE, format!("{{\"text\":[{prompts}],\"rid\":[\"{long}\"]}}")),
+        ("a long name", GENERATE, named(&format!("\"{long}\""))),
+        ("a long name in a list", GENERATE, named(&format!("[\"{long}\"]"))),
         ("lists in arguments of a call", CHAT, call(&nested("[0]"))),
         ("numbers in arguments of a call", CHAT, call(&nested("0"))),
         (
