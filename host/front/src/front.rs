@@ -196,7 +196,7 @@ const OPERATORS_CONNECTIONS: usize = 64;
 const HANG_UP: Duration = Duration::from_secs(1);
 
 /// Serves the HTTP API and the workers' `Registry` until `shutdown` resolves. HTTP has one listener, or one for clients and one
-/// for operators. `control` is the listener of the registry. After `shutdown`, no connection is accepted, requests under way have
+/// for operators. `control` is the listener of the registry. After `shutdown`, new requests are refused, requests under way have
 /// [`FrontConfig::drain`] to end, and the rest end with an error.
 ///
 /// The router calls workers with the credentials of `control`, the listener that they call.

@@ -161,6 +161,7 @@ impl App {
             upload_bytes,
             text_bytes: self.text_work.taken(),
             answer_bytes: self.unread.taken(),
+            grammars: self.grammars.waiting(),
         }
     }
 

@@ -56,6 +56,8 @@ pub struct Held {
     pub text_bytes: usize,
     /// Bytes of answers that are not sent.
     pub answer_bytes: usize,
+    /// Grammars that wait for their turn to be compiled, counted for each client that waits for them.
+    pub grammars: usize,
 }
 
 /// All series of a router. Times are in seconds.
@@ -86,6 +88,7 @@ pub struct Metrics {
     upload_bytes: Gauge,
     text_bytes: Gauge,
     answer_bytes: Gauge,
+    grammars: Gauge,
     workers: Family<RoleLabels, Gauge>,
     protocols: Family<ProtocolLabels, Gauge>,
     pages: Family<WorkerLabels, Gauge>,
@@ -130,6 +133,7 @@ impl Metrics {
             upload_bytes: Gauge::default(),
             text_bytes: Gauge::default(),
             answer_bytes: Gauge::default(),
+            grammars: Gauge::default(),
             workers: Family::default(),
             protocols: Family::default(),
             pages: Family::default(),
@@ -189,6 +193,11 @@ impl Metrics {
             "Bytes of answers that are made and not sent",
             metrics.answer_bytes.clone(),
         );
+        exposition.register(
+            "grammars_waiting",
+            "Grammars of clients that wait to be compiled",
+            metrics.grammars.clone(),
+        );
         exposition.register("workers", "Workers by role and state", metrics.workers.clone());
         exposition.register(
             "worker_protocol",
@@ -218,6 +227,7 @@ impl Metrics {
             (&self.upload_bytes, held.upload_bytes),
             (&self.text_bytes, held.text_bytes),
             (&self.answer_bytes, held.answer_bytes),
+            (&self.grammars, held.grammars),
         ] {
             gauge.set(i64::try_from(amount).unwrap_or(i64::MAX));
         }

@@ -56,6 +56,12 @@ impl Compiler {
         self.jobs.ask(client, source)
     }
 
+    /// Grammars that wait for their turn. One that several clients wait for counts for each.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.jobs.waiting()
+    }
+
     /// Compiles a grammar, or finds its outcome in the cache, which holds failures too. Several requests for one grammar compile it
     /// once. Blocks no thread. The runtime must have its timer enabled.
     ///

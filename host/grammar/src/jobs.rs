@@ -109,6 +109,11 @@ impl Jobs {
         Ok(Asked(answer))
     }
 
+    /// Grammars in the queues of all clients.
+    pub(crate) fn waiting(&self) -> usize {
+        self.state.lock().queue.waiting()
+    }
+
     /// Starts all jobs whose turn has come.
     fn start(self: &Arc<Self>) {
         loop {

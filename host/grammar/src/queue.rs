@@ -32,6 +32,12 @@ impl<T> Queue<T> {
         found.map(|(_, queue)| queue.iter()).unwrap_or_default()
     }
 
+    /// The number of waiting items of all clients.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.iter().map(|(_, queue)| queue.len()).sum()
+    }
+
     /// Adds an item of a client.
     pub fn push(&mut self, client: u64, one: T) {
         match self.waiting.iter_mut().find(|(of, _)| *of == client) {

@@ -2,8 +2,8 @@
 //!
 //! A client may hold at most [`TIMES_FREE`] times the amount that stays free (the dynamic threshold of Choudhury and Hahne,
 //! "Dynamic queue length thresholds for shared-memory packet switches", 1998). A client alone gets four fifths. The more clients
-//! hold much, the less each of them gets, and some stays free for a client that holds nothing: `k` greedy clients leave `1 / (1 +
-//! 4 k)` of all.
+//! hold much, the less each of them gets, and some stays free for a client that holds nothing: `k` greedy clients leave
+//! `1 / (1 + 4 k)` of all.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -159,9 +159,26 @@ impl Share {
         self.add(amount, TIMES_FREE)
     }
 
+    /// Adds to the part for work that is under way, which another client's beginning should not end. A client may hold so much of
+    /// all as it could alone.
+    ///
+    /// # Errors
+    /// As [`Shares::take`]. The part stays as it was.
+    pub fn grow_under_way(&mut self, amount: usize) -> Result<(), NoShare> {
+        let held = self.of.held.lock().clients.get(&self.client).copied().unwrap_or(0);
+        let most = self.of.total / (TIMES_FREE + 1) * TIMES_FREE;
+        if held > 0 && held.saturating_add(amount) > most {
+            return if amount == 0 { Ok(()) } else { Err(NoShare::Client) };
+        }
+        self.add(amount, usize::MAX)
+    }
+
     /// Gives back all but so much.
     pub fn shrink_to(&mut self, amount: usize) {
         let less = self.amount.saturating_sub(amount);
+        if less == 0 {
+            return;
+        }
         self.of.give_back(&self.client, less);
         self.amount -= less;
     }
@@ -200,6 +217,20 @@ mod tests {
     /// Takes one after the other until the client gets no more.
     fn all_for(shares: &Shares, number: u8) -> Vec<Share> {
         std::iter::from_fn(|| shares.take(&client(number), 1).ok()).collect()
+    }
+
+    #[test]
+    fn work_under_way_grows_up_to_what_a_client_has_alone() {
+        let shares = Shares::new(1000);
+        let mut first = shares.take(&client(1), 300).unwrap();
+        let others: Vec<_> = (2..5).map(|number| shares.take(&client(number), 200).unwrap()).collect();
+        assert_eq!(first.grow(50), Err(NoShare::Client), "more than four times of what is free with it");
+        first.grow_under_way(80).unwrap();
+        assert_eq!(first.grow_under_way(100), Err(NoShare::Full));
+        drop(others);
+        first.grow_under_way(420).unwrap();
+        assert_eq!((first.amount(), first.grow_under_way(1)), (800, Err(NoShare::Client)));
+        assert_eq!(first.grow_under_way(0), Ok(()));
     }
 
     #[test]

@@ -66,7 +66,7 @@ fn pieces(text: &str, step: usize) -> Vec<&str> {
 }
 
 fn calls(format: CallFormat, pieces: &[&str]) -> Answer {
-    let mut reader = format.reader(&TOOLS);
+    let mut reader = format.readers(&TOOLS).reader();
     let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
     parts.extend(reader.finish());
     let mut answer = Answer::default();

@@ -8,7 +8,7 @@ use host_wire::clock::{self, Instant};
 use host_wire::proto::{Began, Finished, Token, TopToken};
 use tokio::sync::watch;
 
-use super::ask::Ask;
+use super::ask::{Ask, MAX_STOP_BYTES};
 use crate::metrics::Metrics;
 use crate::router::{Event, Failure, Generation, ServedBy};
 use crate::text::{StopMatcher, TextStream, Tokenizer};
@@ -37,6 +37,8 @@ pub(super) struct Piece {
 
 /// Most tokens without text that wait for the next token that has one, before they count as shown.
 const MOST_HIDDEN: usize = 16;
+/// Most tokens that wait until it is known whether their text is part of a stop string.
+const MOST_WAITING: usize = MAX_STOP_BYTES + MOST_HIDDEN;
 /// Bytes of a token's log probability in an answer: the names of its fields and a number.
 const LOGPROB: usize = 64;
 /// The same for each byte of the token: in its name, which may be escaped, and in decimal digits.
@@ -138,7 +140,7 @@ pub(super) struct Answer {
     metrics: Arc<Metrics>,
     tokenizer: Arc<dyn Tokenizer>,
     ask: Ask,
-    /// Becomes true when the prompt's pages are cached. Other answers to the same prompt wait for it.
+    /// Becomes true when the KV of the whole prompt is there. Other answers to the same prompt wait for it.
     leads: watch::Sender<bool>,
     follows: Option<watch::Receiver<bool>>,
     text: Box<dyn TextStream>,
@@ -199,7 +201,7 @@ impl Answer {
         }
     }
 
-    /// Makes this answer begin only when the pages of `leader`'s prompt are cached. Both have the same prompt.
+    /// Makes this answer begin only when the KV of `leader`'s prompt is there, or `leader` has ended. Both have the same prompt.
     pub fn after(self, leader: &Answer) -> Self {
         Self { follows: Some(leader.leads.subscribe()), ..self }
     }
@@ -345,9 +347,13 @@ impl Answer {
         let mut shown = Vec::new();
         loop {
             // Hidden tokens have no text that could show. Few of them may wait for the next one that has.
-            let many = self.waiting.len() > MOST_HIDDEN;
-            let is_shown =
-                |token: &mut Shown| all || token.begins < self.shown || many && token.begins == self.shown;
+            let is_hidden =
+                matches!(self.waiting.get(1), Some(next) if next.begins == self.waiting[0].begins);
+            let many = is_hidden && self.waiting.len() > MOST_HIDDEN;
+            let too_many = self.waiting.len() > MOST_WAITING;
+            let is_shown = |token: &mut Shown| {
+                all || too_many || token.begins < self.shown || many && token.begins == self.shown
+            };
             match self.waiting.pop_front_if(is_shown) {
                 Some(token) => shown.push(token),
                 None => break,

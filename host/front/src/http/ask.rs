@@ -215,7 +215,8 @@ impl Ask {
             bad_words.iter().map(|word| size_of_val(word) + word.tokens.len() * size_of::<u32>()).sum();
         let texts: usize = self.stop.iter().map(|stop| size_of_val(stop) + stop.len()).sum();
         let grammar = self.grammar.as_ref().map_or(0, |grammar| grammar.text.len());
-        tokens * size_of::<u32>() + size_of_val(&logit_bias[..]) + words + texts + grammar
+        // The answer has them, and its request to workers.
+        2 * (tokens * size_of::<u32>() + size_of_val(&logit_bias[..]) + words + texts + grammar)
     }
 
     /// Answers that are computed.

@@ -59,6 +59,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion
         model: app.model.clone(),
         logprobs: ask.sampling.logprobs.is_some(),
         include_usage: ask.include_usage,
+        usage_in_all: ask.usage_in_all,
         cache_details: ask.cache_details,
         n: ask.n as usize,
         echoes,
@@ -138,6 +139,7 @@ struct Completion {
     model: String,
     logprobs: bool,
     include_usage: bool,
+    usage_in_all: bool,
     cache_details: bool,
     /// Answers to each prompt.
     n: usize,
@@ -177,14 +179,24 @@ impl Completion {
     }
 
     /// An event with a piece of an answer, of some tokens.
-    fn event(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: &Piece, end: Option<&End>) -> Value {
-        let mut choice = self.choice(number, piece, end);
-        choice["logprobs"] = json!(self.logprobs(tokenizer, &piece.shown));
-        let mut event = self.object(json!([choice]));
-        if self.include_usage {
-            event["usage"] = Value::Null;
+    fn event(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: &Piece, end: Option<&End>) -> Event {
+        let choice = self.choice(number, piece, end);
+        let mut event = self.object(Value::Null).as_object().cloned().unwrap_or_default();
+        if self.include_usage && !self.usage_in_all {
+            event.insert("usage".into(), Value::Null);
         }
-        event
+        if let Some(end) = end.filter(|_| self.cache_details) {
+            event.insert("sglext".into(), end.cache_details());
+        }
+        let value = self.logprobs(tokenizer, &piece.shown);
+        Event::written(
+            None,
+            &With {
+                object: &event,
+                name: "choices",
+                value: [With { object: &choice, name: "logprobs", value }],
+            },
+        )
     }
 }
 
@@ -193,15 +205,11 @@ impl Shape for Completion {
         if piece.text.is_empty() && piece.shown.is_empty() {
             return Vec::new();
         }
-        vec![self.event(number, tokenizer, &piece, None).into()]
+        vec![self.event(number, tokenizer, &piece, None)]
     }
 
     fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {
-        let mut event = self.event(number, tokenizer, &Piece::default(), Some(end));
-        if self.cache_details {
-            event["sglext"] = end.cache_details();
-        }
-        vec![event.into()]
+        vec![self.event(number, tokenizer, &Piece::default(), Some(end))]
     }
 
     fn close(&mut self, _tokenizer: &dyn Tokenizer, usage: &Usage) -> Vec<Event> {

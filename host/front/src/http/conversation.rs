@@ -1,7 +1,5 @@
 //! Turns a conversation into a prompt, and reads the answer to it.
 
-use std::sync::Arc;
-
 use host_wire::clock;
 use serde_json::{Map, Value, json};
 
@@ -11,8 +9,7 @@ use super::fields::Fields;
 use super::spoken::Spoken;
 use super::tools::{self, Choice, Tools};
 use super::{App, prompt};
-use crate::text::CallFormat;
-use crate::text::calls::Function;
+use crate::text::calls::Readers;
 use crate::text::reasoning::{Thoughts, closes_thoughts, opens_thoughts};
 
 /// The input of a chat template.
@@ -32,7 +29,7 @@ pub(super) struct Turn {
     pub prompt: Vec<u32>,
     thoughts: Option<Thoughts>,
     /// The format of the calls, and the tools.
-    calls: Option<(CallFormat, Arc<[Function]>)>,
+    calls: Option<Readers>,
     /// Most calls that are passed on to the client.
     most_calls: usize,
 }
@@ -125,14 +122,14 @@ impl Turn {
         Ok(Self {
             prompt,
             thoughts: thinks.then(|| Thoughts::after(&text)),
-            calls: reads.map(|(tools, format)| (format, Arc::from(tools.functions.as_slice()))),
+            calls: reads.map(|(tools, format)| format.readers(&tools.functions)),
             most_calls: if tools.is_some_and(|tools| tools.parallel) { usize::MAX } else { 1 },
         })
     }
 
     /// Makes a reader that takes one answer apart.
     pub fn spoken(&self) -> Spoken {
-        let calls = self.calls.as_ref().map(|(format, tools)| format.reader(tools));
+        let calls = self.calls.as_ref().map(Readers::reader);
         Spoken::new(self.thoughts.clone(), calls, self.most_calls)
     }
 }

@@ -20,6 +20,8 @@ use super::unread::{Collected, Unread};
 
 /// Most bytes of one answer that wait for its client: about a thousand events.
 const UNREAD: usize = 256 << 10;
+/// How often a long piece asks for a part of the client's share.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// The end that the generation writes to.
 pub(super) struct Outflow {
@@ -89,12 +91,11 @@ pub(super) fn outflow(patience: Duration, unread: Unread, client: Client) -> (Ou
 impl Outflow {
     /// Sends bytes when there is room for them. Bytes that exceed the whole room are sent when all of it is free.
     pub(super) async fn send(&self, bytes: Bytes) -> Result<(), NoOutflow> {
-        let mut share = self.unread.collect(&self.client);
-        let share = share.grow(bytes.len()).is_ok().then_some(share);
-        if share.is_none() && bytes.len() > UNREAD {
-            drop(self.events.send(Err(Broken::OverShare)));
-            return Err(NoOutflow::OverShare);
-        }
+        let share = if bytes.len() > UNREAD {
+            Some(self.share_of(bytes.len()).await?)
+        } else {
+            self.try_share(bytes.len())
+        };
         // A piece without a share waits until all pieces before it are sent, and later pieces wait for it.
         let wanted = if share.is_some() { bytes.len().min(UNREAD) } else { UNREAD };
         // UNREAD fits into `u32`.
@@ -114,6 +115,30 @@ impl Outflow {
         };
         let takes = Takes { _room: room, _share: share };
         self.events.send(Ok(Piece { bytes, takes })).map_err(|_unsent| NoOutflow::Gone)
+    }
+
+    /// A part of the client's share, if there is room for it now.
+    fn try_share(&self, bytes: usize) -> Option<Collected> {
+        let mut share = self.unread.collect(&self.client);
+        share.grow_under_way(bytes).is_ok().then_some(share)
+    }
+
+    /// A part of the client's share for a long piece. Waits for other answers of the client to be read.
+    async fn share_of(&self, bytes: usize) -> Result<Collected, NoOutflow> {
+        let until = clock::now() + self.patience;
+        loop {
+            if let Some(share) = self.try_share(bytes) {
+                return Ok(share);
+            }
+            if clock::now() >= until {
+                drop(self.events.send(Err(Broken::OverShare)));
+                return Err(NoOutflow::OverShare);
+            }
+            tokio::select! {
+                () = clock::sleep(RETRY) => {}
+                () = self.gone() => return Err(NoOutflow::Gone),
+            }
+        }
     }
 
     /// Resolves when the client has hung up.
@@ -244,17 +269,27 @@ mod tests {
         assert!(error.to_string().contains("did not read the answer for 300s"), "{error}");
     }
 
-    #[tokio::test]
-    async fn a_long_piece_beyond_the_clients_share_ends_the_answer() {
+    #[tokio::test(start_paused = true)]
+    async fn a_long_piece_waits_for_a_share_and_one_that_gets_none_ends_the_answer() {
         let unread = Unread::new(4 * UNREAD);
         let (outflow, body) = super::outflow(PATIENCE, unread.clone(), client());
         outflow.send(vec![1; 3 * UNREAD].into()).await.unwrap();
-        assert_eq!(outflow.send(vec![1; UNREAD + 1].into()).await, Err(NoOutflow::OverShare));
         let mut body = body.into_data_stream();
-        assert_eq!(body.next().await.unwrap().unwrap().len(), 3 * UNREAD);
+        {
+            let mut long = std::pin::pin!(outflow.send(vec![1; UNREAD + 1].into()));
+            assert!(clock::timeout(PATIENCE / 2, &mut long).await.is_err(), "there is no share for it");
+            assert_eq!(body.next().await.unwrap().unwrap().len(), 3 * UNREAD);
+            assert_eq!(long.await, Ok(()), "what was read is free");
+        }
+        assert_eq!(body.next().await.unwrap().unwrap().len(), UNREAD + 1);
+        let mut other = unread.collect(&client());
+        other.grow(3 * UNREAD).unwrap();
+        let before = clock::now();
+        assert_eq!(outflow.send(vec![1; UNREAD + 1].into()).await, Err(NoOutflow::OverShare));
+        assert_eq!(clock::now() - before, PATIENCE);
         let error = body.next().await.unwrap().unwrap_err();
         assert!(error.to_string().contains("its share of answers"), "{error}");
-        drop((outflow, body));
+        drop((outflow, body, other));
         assert_eq!(unread.taken(), 0);
     }
 

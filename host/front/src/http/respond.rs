@@ -177,7 +177,7 @@ pub(super) async fn serve<S: Shape>(
             let compiling = structured::ask(&of_work, &client, prepared.named())?;
             Ok((prepared, compiling))
         };
-        let ((prepared, compiling), text) = app.text_work.run(text, work).await?;
+        let ((mut prepared, compiling), text) = app.text_work.run(text, work).await?;
         // Grammars compile without a permit for work on text, because other requests need the permits. The body's bytes still
         // count.
         compiling.done().await?;
@@ -193,6 +193,10 @@ pub(super) async fn serve<S: Shape>(
         let mut settings = prepared.shape.memory();
         for Item { ask, .. } in &prepared.items {
             settings += ask.check_for(ask.candidates())?;
+        }
+        for item in &mut prepared.items {
+            // They have compiled.
+            item.ask.named = Arc::default();
         }
         let settings = app.text_work.keep(&caller.client, settings)?;
         // Each answer takes a place.

@@ -52,7 +52,7 @@ impl TextWork {
     /// Takes a client's share for a body of `bytes` bytes.
     ///
     /// # Errors
-    /// When the body and all that waits exceed the client's share, or the limit of all clients.
+    /// When the body does not fit into the rest of the client's share, or of the limit of all clients.
     pub(super) fn take(&self, client: &Client, bytes: usize) -> Result<Share, ApiError> {
         self.bytes.take(client, bytes).map_err(|why| match why {
             NoShare::Full => {

@@ -85,7 +85,7 @@ impl Collected {
     pub(super) fn keep(&mut self, bytes: usize) -> Result<(), ApiError> {
         let more = bytes.saturating_sub(self.share.amount());
         self.share.shrink_to(bytes);
-        self.share.grow(more).map_err(|why| match why {
+        self.share.grow_under_way(more).map_err(|why| match why {
             NoShare::Full => {
                 let message = "as many bytes of answers under way are kept as this server keeps".to_owned();
                 ApiError::full(message, Refusal::AllAnswers)
@@ -97,6 +97,14 @@ impl Collected {
     /// Bytes so far.
     pub(super) fn bytes(&self) -> usize {
         self.share.amount()
+    }
+
+    /// A long piece of it is made, of an answer that is under way.
+    ///
+    /// # Errors
+    /// As [`Collected::keep`].
+    pub(super) fn grow_under_way(&mut self, bytes: usize) -> Result<(), NoShare> {
+        self.share.grow_under_way(bytes)
     }
 
     /// More of it is made.

@@ -34,7 +34,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// Adds the values of a text. A text that is not JSON is counted up to the point where it is.
+    /// Adds the values of a text. Of a text that is not JSON, at least the values before its first error are counted.
     fn add(&mut self, json: &[u8]) {
         self.values += 1;
         let mut bytes = json.iter();

@@ -19,6 +19,7 @@ mod object;
 mod pythonic;
 mod qwen_xml;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 pub use grammar::{CallRule, Function, calls};
@@ -87,15 +88,45 @@ impl CallFormat {
         }
     }
 
-    /// A reader for an answer to a request that offers these tools.
+    /// What reads the answers to a request that offers these tools.
     #[must_use]
-    pub fn reader(self, functions: &Arc<[Function]>) -> Box<dyn CallReader> {
-        let names = || functions.iter().map(|function| function.name.clone()).collect();
-        match self {
-            Self::Hermes => Box::new(hermes::Hermes::default()),
-            Self::Llama => Box::new(llama::Llama::new(names())),
-            Self::Pythonic => Box::new(pythonic::Pythonic::new(names())),
-            Self::Qwen3Coder => Box::new(qwen_xml::QwenXml::new(Arc::clone(functions))),
+    pub fn readers(self, functions: &[Function]) -> Readers {
+        let tool = |function: &Function| {
+            let kinds = match self {
+                Self::Qwen3Coder => arguments::kinds(&function.parameters),
+                Self::Hermes | Self::Llama | Self::Pythonic => HashMap::new(),
+            };
+            Tool { name: function.name.clone(), kinds }
+        };
+        Readers { format: self, tools: functions.iter().map(tool).collect() }
+    }
+}
+
+/// A tool as readers know it. They keep no schema, because its values take many times the memory of its text.
+#[derive(Debug)]
+struct Tool {
+    name: String,
+    /// How the values of its arguments are written, where they are not plain text.
+    kinds: HashMap<String, arguments::Kind>,
+}
+
+/// Makes readers for the answers to one request. Clones share the tools.
+#[derive(Clone, Debug)]
+pub struct Readers {
+    format: CallFormat,
+    tools: Arc<[Tool]>,
+}
+
+impl Readers {
+    /// A reader for one answer.
+    #[must_use]
+    pub fn reader(&self) -> Box<dyn CallReader> {
+        let names = || self.tools.iter().map(|tool| tool.name.clone()).collect();
+        match self.format {
+            CallFormat::Hermes => Box::new(hermes::Hermes::default()),
+            CallFormat::Llama => Box::new(llama::Llama::new(names())),
+            CallFormat::Pythonic => Box::new(pythonic::Pythonic::new(names())),
+            CallFormat::Qwen3Coder => Box::new(qwen_xml::QwenXml::new(Arc::clone(&self.tools))),
         }
     }
 }

@@ -175,6 +175,9 @@ async fn flow<S: Shape>(
                 Ok(()) => return,
                 // The stream does not get its usual end, because the answer is not complete.
                 Err(error) => {
+                    // The end needs room, too. Events that wait are what there was no room for.
+                    events.ready.clear();
+                    let _room = events.kept.keep(0).is_ok();
                     let last = events.shape.failed(&*events.tokenizer, &error);
                     events.ready.extend(last.into_iter().map(bytes_of::<S>));
                 }
@@ -190,7 +193,8 @@ async fn flow<S: Shape>(
         }
         while let Some(together) = events.together() {
             match outflow.send(together).await {
-                Ok(()) => {}
+                // Fewer bytes wait, so this cannot fail.
+                Ok(()) => drop(events.count()),
                 Err(NoOutflow::Gone) => return,
                 Err(NoOutflow::OverShare) => {
                     tracing::warn!("the client has its share of unread answers; the request is cancelled");
@@ -275,6 +279,8 @@ impl<S: Shape> Events<S> {
                 self.open -= 1;
                 if self.open == 0 {
                     self.close();
+                    self.count()?;
+                    self.record.ok();
                 }
             }
         }
@@ -283,7 +289,6 @@ impl<S: Shape> Events<S> {
 
     fn close(&mut self) {
         self.done = true;
-        self.record.ok();
         // An answer that showed nothing before its end kept the events of later answers waiting. All have ended, so these events
         // are sent now.
         for held in std::mem::take(&mut self.held) {
@@ -340,7 +345,8 @@ impl<S: Shape> Events<S> {
     /// # Errors
     /// When the share has no room for it.
     fn count(&mut self) -> Result<(), ApiError> {
-        self.kept.keep((self.held_bytes + self.shape.keeps()).saturating_sub(UNCOUNTED))
+        let ready: usize = self.ready.iter().map(Bytes::len).sum();
+        self.kept.keep((ready + self.held_bytes + self.shape.keeps()).saturating_sub(UNCOUNTED))
     }
 }
 

@@ -134,9 +134,10 @@ impl Messages {
     fn system(&mut self, text: &str) {
         if let [only] = &mut self.list[..]
             && only["role"] == "system"
+            && let Some(Value::String(content)) = only.get_mut("content")
         {
-            let all = format!("{}\n\n{text}", only["content"].as_str().unwrap_or_default());
-            only.insert("content".into(), json!(all));
+            content.push_str("\n\n");
+            content.push_str(text);
             return;
         }
         self.message("system", text);

@@ -3,6 +3,8 @@
 //! Qwen3-Coder's template writes texts as they are and all other values as JSON, so its models do the same. A text in quotes is a
 //! text that contains quotes.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 /// Longest name of a tool or an argument, and most white space before the name of a tool, in bytes.
@@ -124,6 +126,13 @@ pub(super) fn kind(parameters: &Value, name: &str) -> Kind {
         types if types & STRING != 0 => Kind::Mixed(Types(types)),
         types => Kind::Json(Types(types)),
     }
+}
+
+/// The kinds of all arguments that these parameters list, but for plain texts.
+pub(super) fn kinds(parameters: &Value) -> HashMap<String, Kind> {
+    let listed = parameters.get("properties").and_then(Value::as_object).into_iter().flatten();
+    let kinds = listed.map(|(name, _)| (name.clone(), kind(parameters, name)));
+    kinds.filter(|(_, kind)| *kind != Kind::Text).collect()
 }
 
 /// Turns a whole value that may be JSON into JSON.

@@ -182,7 +182,7 @@ fn keywords(index: usize, function: &Function) -> Result<String, GrammarError> {
     })
 }
 
-/// One rule for each argument. Its value is JSON, which the reader also accepts in Python's notation.
+/// One rule for each argument. Its value is JSON, which the reader accepts like a literal of Python.
 fn keyword_rules(index: usize, function: &Function) -> Vec<String> {
     let (required, optional) = properties(function);
     let rule = |(at, name): (usize, &String)| {

@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::arguments::{Kind, LONGEST_NAME, json, kind};
-use super::{CallReader, Function, Part, overlap, text};
+use super::arguments::{Kind, LONGEST_NAME, json};
+use super::{CallReader, Part, Tool, overlap, text};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -74,7 +74,7 @@ pub(super) struct QwenXml {
     called: bool,
     /// How far `held` was searched for the end of a value.
     searched: Searched,
-    functions: Arc<[Function]>,
+    tools: Arc<[Tool]>,
 }
 
 /// The state of the search for the end of a value, see [`QwenXml::end`].
@@ -86,13 +86,13 @@ struct Searched {
 }
 
 impl QwenXml {
-    pub(super) fn new(functions: Arc<[Function]>) -> Self {
+    pub(super) fn new(tools: Arc<[Tool]>) -> Self {
         let (held, space) = (String::new(), String::new());
-        Self { stage: Stage::Text, held, space, called: false, searched: Searched::default(), functions }
+        Self { stage: Stage::Text, held, space, called: false, searched: Searched::default(), tools }
     }
 
     fn tool(&self, name: &str) -> Option<usize> {
-        self.functions.iter().position(|function| function.name == name)
+        self.tools.iter().position(|tool| tool.name == name)
     }
 
     /// Reads one step of `held`. Returns whether there may be more to read.
@@ -181,7 +181,8 @@ impl QwenXml {
             }
             let Some(end) = end else { return false };
             let name = &rest[..end];
-            let kind = tool.map_or(Kind::Text, |tool| kind(&self.functions[tool].parameters, name));
+            let kind =
+                tool.and_then(|tool| self.tools[tool].kinds.get(name)).map_or(Kind::Text, |kind| *kind);
             let quote = if kind == Kind::Text { "\"" } else { "" };
             let comma = if some { ", " } else { "" };
             parts.push(Part::Arguments(format!("{comma}{}: {quote}", Value::from(name))));

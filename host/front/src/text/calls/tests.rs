@@ -1,7 +1,5 @@
 //! Every sample gives the same parts however its text is cut.
 
-use std::sync::Arc;
-
 use host_grammar::{Compiler, Limits, Vocabulary};
 use serde_json::{Value, json};
 
@@ -33,7 +31,7 @@ fn read(format: CallFormat, pieces: &[&str]) -> All {
     }, "$defs": {"kind": {"type": ["boolean", "string"]}}});
     let tools =
         ["f", "get_weather"].map(|name| Function { name: name.into(), parameters: parameters.clone() });
-    let mut reader = format.reader(&Arc::from(tools));
+    let mut reader = format.readers(&tools).reader();
     let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
     parts.extend(reader.finish());
     join(parts)
@@ -254,7 +252,7 @@ fn any_answer_is_read_the_same_wherever_it_is_cut() {
 
 #[test]
 fn a_name_comes_whole_and_arguments_as_they_are_written() {
-    let mut reader = CallFormat::Hermes.reader(&Arc::from([]));
+    let mut reader = CallFormat::Hermes.readers(&[]).reader();
     let mut parts = Vec::new();
     for piece in [
         "<tool_call>\n{\"na",
@@ -344,7 +342,7 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
             let mut most = 0;
             for _ in 0..30 {
                 let answer = drawn(&compiler, &source, &mut random);
-                let mut reader = format.reader(&Arc::from(functions.as_slice()));
+                let mut reader = format.readers(&functions).reader();
                 let mut parts = reader.push(&answer);
                 parts.extend(reader.finish());
                 let (text, calls) = join(parts);
