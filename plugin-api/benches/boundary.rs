@@ -25,7 +25,7 @@ use host_plugins::{Catalog, load_root, open_transfer};
 use host_tests::plugin_files;
 
 const REPETITIONS: usize = 60;
-/// The limit: from this many writes in a call, the ratio of the boundary's cost.
+/// From this many writes in a call up, *loaded* and *held* may cost at most this many times as much as *direct*.
 const GATE: (usize, f64) = (64, 1.05);
 
 #[inline(never)]

@@ -1,7 +1,7 @@
 //! Services that a plugin may use of its host: log lines, plugin metrics, and a wake, which asks to be polled.
 //!
-//! [`host()`](host()) gives the services of the host that loaded this plugin. They are available before the plugin's
-//! first factory runs, and as long as the process. A host that is older than this module has none of them, and a test
+//! [`host()`](host()) gives the services of the host that loaded this plugin. They are available from before the plugin's
+//! first factory runs until the end of the process. A host that is older than this module has none of them, and a test
 //! that links the plugin instead of loading it has none. Then log lines vanish, metrics are not shown, and a wake has
 //! no effect. So a plugin never has to check whether a service is there.
 //!

@@ -159,8 +159,8 @@ pub trait StorageTier: Send + Sync + 'static {
     /// completion. Returns 0, or `INVALID_ARGUMENT` for a tag that is not in flight.
     fn cancel(&self, tag: Tag) -> i32;
 
-    /// **Hot.** Whether a tag is settled, which means that none of its pages touches memory any more. Returns 1 when
-    /// settled, 0 when not yet, or a code. A tag never seen is settled. A batch that has settled stays settled.
+    /// **Hot.** Whether a tag is settled, which means that no work on any of its pages touches memory any more. Returns 1
+    /// when settled, 0 when not yet, or a code. A tag never seen is settled. A batch that has settled stays settled.
     fn settled(&self, tag: Tag) -> i32;
 
     /// Lists stored keys: writes the next keys, from `cursor` on, into `keys`. A cursor of 0 starts a scan. A scan returns

@@ -44,11 +44,11 @@ pub struct OneCase<'a> {
     pub name: &'a str,
     /// Whether it is the second process of a case that needs two.
     pub second: bool,
-    /// The run of the case, the same in all its processes.
+    /// Number of the run. Both processes of a case that needs two have the same.
     pub run: u64,
     /// How long to wait without any progress for something that must happen.
     pub patience: Duration,
-    /// The limit of the case's time. Calls that are still in progress are named shortly before.
+    /// The limit of the case's time. Calls that are still in progress are named after half and after nine tenths of it.
     pub time: Duration,
 }
 
@@ -68,8 +68,8 @@ pub fn limit_this_process(memory: u64, processor_seconds: u64) -> std::io::Resul
     at_most(Resource::Core, 0, 0)?;
     at_most(Resource::Nofile, DESCRIPTORS, DESCRIPTORS)?;
     at_most(Resource::As, memory, memory)?;
-    // If both limits were equal, the system would kill the process without a reason. With a lower first limit it sends the signal
-    // for this case.
+    // If both limits were equal, the system would kill the process without a reason. With a lower first limit it sends SIGXCPU,
+    // which names the reason.
     at_most(Resource::Cpu, processor_seconds, processor_seconds.saturating_add(1))?;
     Ok(())
 }

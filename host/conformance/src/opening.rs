@@ -105,7 +105,8 @@ fn unknown_key(subject: &Subject) -> Outcome {
 }
 
 fn garbage(subject: &Subject) -> Outcome {
-    // Calls the root directly, because the host's own check would refuse the text. The plugin must not fail badly on it.
+    // Calls the root directly, because the host's own check would refuse the text. The plugin may accept the text, or
+    // refuse it with `CONFIG`.
     let root = load_root(&subject.entry).map_err(|error| error.to_string())?;
     for garbage in ["= [not toml", "\u{0}\u{1}\u{fffd}", &"[".repeat(5000)] {
         let opening = Opening { name: "config".to_owned(), config: garbage.to_owned() };

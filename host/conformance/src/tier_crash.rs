@@ -25,7 +25,7 @@ pub(super) const CASES: &[Case] = &[Case {
 
 /// How often a process is killed and another one looks. Each round kills at another point.
 pub(super) const ROUNDS: u64 = 4;
-/// Number of values that are put in a round.
+/// Most values that are put in a round: the process may end before the last one.
 const VALUES: u32 = 48;
 /// Values in flight at once, each in memory of its own.
 const AT_ONCE: u32 = 8;

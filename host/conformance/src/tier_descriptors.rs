@@ -19,7 +19,8 @@ pub(super) const CASES: &[Case] = &[Case {
 const VALUES: u32 = 48;
 /// Values in flight at once, each in memory of its own.
 const AT_ONCE: u32 = 8;
-/// Rounds, which stop when one leaves no descriptors behind. Descriptors that a tier keeps open for good are open after the first.
+/// Rounds, which stop when one leaves fewer descriptors than values behind. Descriptors that a tier keeps open for good are open
+/// after the first.
 const ROUNDS: u64 = 3;
 
 fn left_open(subject: &Subject) -> Outcome {

@@ -124,7 +124,8 @@ fn leaves_no_descriptor(subject: &Subject) -> Outcome {
     })
 }
 
-/// Calls `make` up to `MADE` times, fewer if that takes too long, and counts the descriptors that stay open.
+/// Calls `make` `MADE` times, fewer if that takes too long, and looks for descriptors that stay open. Fails if that leaves some
+/// each of `TIMES` times.
 fn leave_none(what: &str, mut make: impl FnMut() -> Outcome) -> Outcome {
     make()?;
     let mut last = String::new();

@@ -59,7 +59,7 @@ enum Of {
     Parts,
 }
 
-/// Writes of as many bytes as one submission of the round has, in up to 8 parts.
+/// The writes of submission `number` of a round: all of its bytes in 8 pieces, or in one if the backend takes fewer than 8 writes.
 fn writes(pair: &Pair, of: Of, number: u64) -> Vec<Write> {
     let (base, bytes) = match of {
         Of::All => (0, BYTES as u64),

@@ -47,7 +47,7 @@ impl Default for Drafter {
 
 impl Drafter {
     /// Guesses at most `most` tokens behind `known` ones. `at` gives the token at a position below `known`. At most `unindexed`
-    /// tokens are added to the index, and their number is subtracted from it.
+    /// tokens are added to the index, and their number is subtracted from `unindexed`.
     pub(crate) fn guess(
         &mut self,
         known: usize,
@@ -85,7 +85,7 @@ impl Drafter {
         }
     }
 
-    /// Adds tokens that have become known since the last call to the index.
+    /// Adds to the index the tokens that have become known since the last call.
     fn index(&mut self, known: usize, at: &impl Fn(usize) -> u32, unindexed: &mut usize) {
         let first = KEY + self.older.len();
         for place in (first..=known).take(*unindexed) {

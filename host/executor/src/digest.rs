@@ -34,7 +34,7 @@ pub struct Place {
 pub struct PagePart {
     /// The page.
     pub page: PageId,
-    /// The page's index among the digested pages.
+    /// The page's index in the sequence or the transfer, as in [`Place::page`].
     pub index: usize,
     /// Which layers.
     pub layers: Range<usize>,

@@ -105,8 +105,7 @@ pub fn sampled(token: u32) -> Sampled {
     Sampled { token, logprob: None, top: Vec::new() }
 }
 
-/// The results of a batch. `draw` returns the next token of a sequence, which it gets cut off at the position to draw
-/// behind.
+/// The results of a batch. `draw` gets a sequence that ends with the token to draw behind, and returns the next token.
 pub fn outputs(batch: &Batch, mut draw: impl FnMut(&Sequence) -> u32) -> Vec<SequenceOutput> {
     let output = |sequence: &Sequence| {
         let (drawn, _none) = sequence.sampled(|before, _draw| {

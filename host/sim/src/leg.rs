@@ -251,7 +251,7 @@ impl Leg {
         }
     }
 
-    /// Reports that no thread copies into the pages of rooms that were given up any more.
+    /// Reports that no thread copies any more into the pages of rooms that were given up.
     pub fn close_rooms(&mut self) {
         for room in std::mem::take(&mut self.closing) {
             self.event(Event::RoomClosed { room });

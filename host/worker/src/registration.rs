@@ -27,8 +27,8 @@ enum Known {
     /// The router sends no requests yet.
     Warming,
     Registered,
-    /// The router sends no requests. If its version of the protocol cannot be told so, its requests are refused and go to
-    /// other workers.
+    /// The router sends no requests, or its version of the protocol cannot be told to send none. Then its requests are
+    /// refused, and go to other workers.
     Draining,
 }
 

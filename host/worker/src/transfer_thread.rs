@@ -48,7 +48,7 @@ const BATCH: usize = 64;
 pub(super) enum Command {
     /// Write the rank's share. [`Report::Settled`] answers, also when the rank has no share.
     Write(Arc<PageWrite>),
-    /// Do not start parts of a write that have not started.
+    /// Do not start fragments of a write that have not started.
     Cancel(Tag),
     /// Open a room: its parts may arrive.
     OpenRoom(Arc<RoomOpening>),

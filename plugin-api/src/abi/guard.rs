@@ -19,7 +19,8 @@ use crate::transfer::{
     TransferLimits, Write,
 };
 
-/// Wraps the author's backend and catches its panics. After the first panic every call answers `PANICKED` with its text.
+/// Wraps the author's instance and catches its panics. After the first panic every call that returns a code answers
+/// `PANICKED`. Calls that also return a text give that panic's text.
 pub(super) struct Guard<T> {
     inner: ManuallyDrop<T>,
     poisoned: AtomicBool,

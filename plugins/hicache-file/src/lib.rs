@@ -44,8 +44,9 @@
 //! # Opening
 //!
 //! Opening reads the directory, nothing more. A thread then reads the `.idx` files, newest first, while requests are
-//! served. A request for a key that is not known yet waits for this thread until `load_wait_ms` after opening. The key
-//! is then `MISSING`. A put of a key that is not known yet is written, whether or not an older segment has it.
+//! served. A request for a key that is not known yet waits for this thread until `load_wait_ms` after opening. A key that
+//! is still not known then is `MISSING`. A put of a key that is not known yet is written, whether or not an older segment
+//! has it.
 //!
 //! # Several processes and machines
 //!

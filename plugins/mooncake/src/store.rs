@@ -362,8 +362,8 @@ impl MooncakeTier {
 impl Drop for MooncakeTier {
     fn drop(&mut self) {
         self.stop();
-        // The process may crash at its exit while Mooncake's own threads still run, so wait for them. Threads that hang
-        // are not waited for: they own their part of all that they share.
+        // The process may crash at its exit while Mooncake's own threads still run. So this waits for the tier's threads,
+        // which close the client. Threads that hang for longer than `END` are left: they own their part of all that they share.
         let _hangs = !self.ended_within(END);
     }
 }

@@ -20,7 +20,7 @@ use crate::wire::{Body, Frame};
 pub const MAX_PEERS: usize = 256;
 /// How often a peer gets a ping, so that a broken connection shows.
 const PING: Duration = Duration::from_millis(500);
-/// After this many pings without an answer, how often. The peer may be stopped, and messages to it pile up.
+/// After this many pings without an answer, how often it gets one: it may be stopped, and messages to it pile up.
 const PATIENT: (u32, Duration) = (20, Duration::from_secs(10));
 /// How long a thread of NIXL's sleeps at most until it looks for bytes. It wakes up when bytes come.
 const THREAD_LOOKS: Duration = Duration::from_millis(10);

@@ -31,10 +31,10 @@ const KEEN: Duration = Duration::from_micros(50);
 /// happened. A kernel's buffer of 128 KiB fills within a moment, but fetching bytes in larger pieces costs less.
 const FLYING: Duration = Duration::from_micros(20);
 const BRISK: Duration = Duration::from_millis(10);
-/// The driver's pause for as long as [`LIVELY`] after something happened.
+/// The driver's pause while calls of the host wait for other instances, and for as long as [`LIVELY`] after something happened.
 const WAKEFUL: Duration = Duration::from_micros(100);
 const LIVELY: Duration = Duration::from_millis(50);
-/// The driver's pause when nothing happens for longer.
+/// The driver's pause otherwise.
 const DROWSY: Duration = Duration::from_millis(1);
 
 /// See the module.

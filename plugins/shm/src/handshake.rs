@@ -82,7 +82,7 @@ pub fn greet(core: &Core, stranger: &OwnedFd) {
     if let Err(refusal) = Hello::decode(&bytes).and_then(|hello| admit(core, stranger, process, hello)) {
         log!(Level::WARN, "a connection was refused: {refusal}");
         let version = Version::of(&bytes).unwrap_or(Version::NEWEST);
-        // A refusal that cannot be delivered closes the connection, which tells the same.
+        // A failure is ignored: the connection is closed after this, which tells the peer the same.
         let _undelivered = socket::send(stranger, &encode_refusal(version, &refusal), &[]);
     }
 }

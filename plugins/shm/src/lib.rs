@@ -15,7 +15,8 @@
 //!
 //! Peers are processes of the same user. The token in the endpoint protects from accidents, not from attackers. Files
 //! that are handed over are sealed as far as a peer's work allows: no page changes its size, and only its owner writes
-//! the table of live regions. Regions belong to the host, which fixes their size, and peers have to write them.
+//! the table of live regions. Regions belong to the host, which fixes their size, and peers must be able to write
+//! them.
 
 mod backend;
 mod config;

@@ -6,10 +6,10 @@ use super::{Cache, Holding, Tokens};
 use crate::hierarchy::Hierarchy;
 
 impl Cache {
-    /// Gives the tree all full pages that a request has computed or received. The request continues with the tree's pages. Its
-    /// own copies of pages that the tree had already are freed. If a transfer or a batch may still read them (`may_be_read`),
-    /// they become spare pages of the request instead. Spare pages must not be kept without need: a request that runs alone
-    /// could lack them in the end.
+    /// Gives the tree all whole pages that a request has computed or received. The request continues with the tree's
+    /// pages. Its own copies of pages that the tree had already are freed. If a transfer or a batch may still read them
+    /// (`may_be_read`), they become spare pages of the request instead. Spare pages must not be kept without need: a
+    /// request that runs alone could lack them in the end.
     pub(crate) fn keep(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, may_be_read: bool) {
         // Prefill sends a decode worker its windows, so they need not be kept here. Only those of an answer are, if
         // storage is written: prefill never computed them and can read them from there.
@@ -77,7 +77,7 @@ impl Cache {
         }
         let (Some(lock), Some(held)) = (kv.lock.take(), kv.held.take()) else { return };
         let computed = tokens.range(0..kv.computed);
-        // In the tree larger numbers stay longer. In a request smaller numbers go first.
+        // Requests with smaller numbers are more urgent, and in the tree pages with larger numbers stay longer.
         let priority = tokens.request.priority.saturating_neg();
         let inserted = tree.insert(&mut self.pool, lock, &computed, held, priority, &mut self.changes);
         let mut table = Vec::with_capacity(kv.table.len());

@@ -64,8 +64,8 @@ impl Cache {
         self.unlock(prefix.map(|prefix| prefix.lock));
     }
 
-    /// The same for a request that is computed here and restores windows. It continues at the best place that tree and
-    /// tiers offer together.
+    /// Like [`probe`](Self::probe), for a request that is computed here and restores windows. It continues at the best
+    /// place that tree and tiers offer together.
     fn probe_tiers(&mut self, now: Time, tokens: &Tokens<'_>, promised: Pages) -> Option<Prefix> {
         if self.sends(tokens) || tokens.request.no_cache {
             return None;

@@ -123,8 +123,8 @@ impl Outgoing {
     }
 
     /// The pages to send now, and the first of their layers that was not sent. `None` if there is nothing to send.
-    /// `whole` full pages are computed. `computing` says that a batch computes more. `last` says that nothing is left
-    /// to compute.
+    /// The first `whole` pages of the prompt are computed. `computing` says that a batch computes more. `last` says that
+    /// nothing is left to compute.
     pub(crate) fn next(
         &mut self,
         room: Room,

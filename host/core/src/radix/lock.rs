@@ -134,7 +134,7 @@ impl RadixTree {
         }
     }
 
-    /// Follows tokens down from the node `from`, at whose end their first `start` pages end.
+    /// Follows tokens down from the node `from`. Their first `start` pages lead to the end of that node.
     pub(super) fn walk(&self, namespace: Namespace, from: NodeIndex, start: usize, tokens: &[u32]) -> Walk {
         let page = self.page_tokens;
         let full = tokens.len() / page * page;

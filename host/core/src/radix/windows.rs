@@ -190,9 +190,9 @@ impl Windows {
 
 impl RadixTree {
     /// Locks the longest cached prefix of these tokens at whose end the window is cached, and that window. If less has
-    /// to be computed then ([`WindowShape::reach`]), it locks the whole cached prefix instead, to recompute the window
-    /// at its end ([`PrefixLock::from`]). Like [`hold`](Self::hold), it does not count as a use yet: the window becomes
-    /// useful only when a request continues there.
+    /// to be computed by recomputing the window at the end of the whole cached prefix ([`WindowShape::reach`]), it locks
+    /// that prefix instead ([`PrefixLock::from`]). Like [`hold`](Self::hold), it does not count as a use yet: the window
+    /// becomes useful only when a request continues there.
     pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;

@@ -13,7 +13,7 @@ use crate::request::{Failure, FailureCode, Request};
 
 /// How often a request that lacks pages may be skipped for later ones.
 const MOST_SKIPS: u32 = 32;
-/// Most requests that lack pages at which one tick looks: each costs a walk through the cache.
+/// The most requests that a tick finds to lack pages before it stops looking: each costs a walk through the cache.
 const LACKING: usize = 64;
 
 impl Scheduler {

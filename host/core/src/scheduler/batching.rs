@@ -180,7 +180,7 @@ impl Scheduler {
         let (before, complete) = (job.kv.computed(), job.answer.complete);
         let drafted = end.saturating_sub(known);
         let drawn = &output.sampled[..job.taken(&output.sampled, drafted)];
-        // KV behind the first drafted token that was not drawn is wrong.
+        // From the first drafted token on that was not drawn, the KV is wrong.
         let mut end = end.min(known + drawn.len().saturating_sub(1));
         let late = self.config.may_draw_late() && output.undrawn == Some(Undrawn::Late);
         let nothing_yet = late && drawn.is_empty() && end == known;

@@ -140,7 +140,7 @@ pub enum Action {
     },
     /// Write pages into a peer's memory, and answer with [`Event::Written`] once the write has settled.
     Write(PageWrite),
-    /// Do not start the pieces of a write that have not started. The write still settles.
+    /// Do not start the fragments of a write that have not started. The write still settles.
     CancelWrite(Tag),
     /// Expect parts of a room's pages, which the peer writes or our threads copy. This action comes before the peer is
     /// asked for them. Opening again with a later attempt replaces the earlier one, some of whose parts may not have

@@ -4,7 +4,7 @@ use super::{Flushed, Scheduler};
 use crate::ids::Room;
 
 impl Scheduler {
-    /// Gives the cache all full pages that a job has computed or received.
+    /// Gives the cache all whole pages that a job has computed or received.
     pub(super) fn keep(&mut self, room: Room) {
         self.keep_as(room, false);
     }

@@ -314,7 +314,7 @@ impl Scheduler {
         }
     }
 
-    /// Sends computed pages that were not sent: full pages while the prompt is computed, and at its end everything that is left,
+    /// Sends computed pages that were not sent: whole pages while the prompt is computed, and at its end everything that is left,
     /// with the aux row. Does nothing for a request without a transfer.
     pub(super) fn push_pages(&mut self, room: Room, actions: &mut Vec<Action>) {
         let page_tokens = self.config.page_tokens as usize;

@@ -49,7 +49,7 @@ impl Leaders {
         hasher.finish()
     }
 
-    /// Adds a leader, which brings all full pages of its prompt behind the first `cached`.
+    /// Adds a leader, which brings all whole pages of its prompt behind the first `cached`.
     fn add(&mut self, room: Room, prompt: &[u32], cached: usize, page_tokens: usize) {
         self.remove(room);
         let pages = prompt.chunks_exact(page_tokens).enumerate().skip(cached);

@@ -63,7 +63,7 @@ pub struct Lane {
 /// Why two pools cannot exchange pages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// A head of a page has another shape or type in each pool.
+    /// A head of a page has different shapes or types in the two pools.
     #[error(
         "pages of {source_shape} do not fit pages of {target_shape}: start both workers with the same model and page size"
     )]

@@ -291,7 +291,7 @@ impl ExactModel {
         self.logits.resize(rows * vocabulary, 0.0);
         logits.download(math.stream(), &mut self.logits)?;
         turn.gather_columns_on_rank_0(&mut self.logits, &shards.vocabulary, &mut a.logits.all)?;
-        // The gathered logits are in `all`.
+        // On rank 0 the gathered logits are in `all`.
         std::mem::swap(&mut self.logits, &mut a.logits.all);
         Ok(())
     }

@@ -81,8 +81,8 @@ impl Sliding {
         memory.words[Self::place(memory, sequence, layer, position)]
     }
 
-    /// Computes the sliding layers of a batch whose first layer is computed. Checks all words that a position sees,
-    /// except of positions that are computed for their window alone.
+    /// Computes the sliding layers of a batch whose first layer is computed. Checks all words that each position sees,
+    /// unless the position is computed for its window alone.
     pub(super) fn compute(self, memory: &mut Memory, batch: &Batch) {
         for sequence in &batch.sequences {
             let new = sequence.start as usize..sequence.end();
@@ -99,8 +99,7 @@ impl Sliding {
                 let place = Self::place(memory, sequence, layer, position);
                 memory.words[place] = value;
             }
-            // Parts of a page that no layer uses are zero, so that pages of the same name are equal, as executors leave
-            // them.
+            // As in executors, parts of a page that no layer uses are zero, so that pages of the same name are equal.
             let parts = memory.kv.window().map_or(0, |shape| shape.parts);
             let unused = self.layers..parts * memory.kv.layers;
             for (layer, position) in unused.flat_map(|layer| new.clone().map(move |at| (layer, at))) {

@@ -338,7 +338,7 @@ mod tests {
         let (threads, compiler) = (MaskThreads::new().unwrap(), compiler());
         let many: Vec<_> =
             (0..2 * threads.pool.current_num_threads()).map(|_| followed(&compiler, 1)).collect();
-        // Rooms of the first client are never worked off.
+        // Rooms of the first client are held, so that none of them is worked off meanwhile.
         let held: Vec<_> = many.iter().map(|followed| followed.progress.lock()).collect();
         many.iter().for_each(|followed| threads.work(followed, part(0, "x")));
         for _again in 0..3 {

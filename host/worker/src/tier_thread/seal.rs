@@ -20,8 +20,8 @@ const LEAST_PARTS: usize = 16;
 
 /// Bytes of an object with so many bytes of KV, for a plugin that takes multiples of `alignment`.
 ///
-/// Objects of KV that is a multiple of a large power of two are such multiples, too. Plugins can move them without a copy
-/// of their own.
+/// If the bytes of the KV are a multiple of a large power of two, the bytes of the object are, too. Plugins can move such
+/// objects without a copy of their own.
 pub(super) fn object_bytes(kv: usize, alignment: usize) -> usize {
     let even = 1 << kv.trailing_zeros().min(LARGEST_STEP.trailing_zeros());
     let small = (kv / LEAST_PARTS).checked_ilog2().map_or(1, |bits| 1 << bits);

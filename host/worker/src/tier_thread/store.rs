@@ -60,8 +60,8 @@ pub(super) struct Store {
     regions: Vec<RegionId>,
     length: u32,
     requests: BTreeMap<TierTag, Request>,
-    /// Requests whose objects the plugin has not been given, oldest first: queries and reads, which requests wait for,
-    /// and then writes.
+    /// Requests with objects that the plugin has not been given, oldest first: queries and reads, which waiting requests
+    /// need (`awaited`), and writes.
     awaited: VecDeque<TierTag>,
     writes: VecDeque<TierTag>,
     batches: BTreeMap<u64, Batch>,

@@ -199,7 +199,8 @@ impl Sending {
         std::mem::take(&mut self.pieces)
     }
 
-    /// Records that nothing of a share is in flight any more. Returns the page write if it has settled with it.
+    /// Records that nothing of a staged share, or of a direct fragment, is in flight any more. Returns the page write if it
+    /// has settled with it.
     pub(super) fn lane_ended(&mut self, tag: Tag, error: Option<String>) -> Option<(Tag, Option<String>)> {
         let part = self.parts.get_mut(&tag)?;
         part.left -= 1;

@@ -17,7 +17,7 @@ use super::*;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 16;
-/// So long that no call in these tests counts as unsettled, and that nothing waits for it.
+/// So long that no call in these tests counts as unsettled, and that nothing waits for that long.
 const NEVER: Duration = Duration::from_secs(3600);
 
 /// What the fake has to do, and what happened to it.

@@ -125,7 +125,7 @@ impl Service {
         let stranger = frame.to != self.shared.id;
         let hello = matches!(frame.body, Body::Connection(Message::Hello { .. }));
         if frame.body == Body::Stranger {
-            // It is about this instance, or about an earlier one at this address that is gone.
+            // It is addressed to this instance, or to an earlier one at this address that is gone.
             if !stranger {
                 self.connections.lose(frame.from, "it does not know us any more");
             }
@@ -149,7 +149,7 @@ impl Service {
                 return;
             }
         }
-        // The frame is not taken: the sender repeats it, or hears that the inbound endpoint is closed.
+        // Whether an arrival cannot be taken now: the sender then repeats it, or hears that the inbound endpoint is closed.
         let connection = Connection { instance: frame.from, number: frame.connection };
         let ending = || self.connections.is_inbound_open(connection) == Some(false);
         let untaken = matches!(frame.body, Body::Arrived { .. })

@@ -18,7 +18,7 @@ use super::queue::Work;
 use super::store::{Found, Lookup, Store, Unfinished, checksum};
 use crate::capi::{Agent, Direction, Library, Place, Progress, Ranges, Refusal, Segment};
 
-/// Most pages in one request, and the bytes with which it takes no more.
+/// Most pages in one request. With the bytes below it takes no more, either.
 const PAGES: usize = 64;
 const BYTES: u64 = 64 << 20;
 /// How often a request is polled.

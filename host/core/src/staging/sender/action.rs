@@ -27,7 +27,7 @@ pub enum Action {
         tag: Tag,
         /// The target.
         target: Target,
-        /// Why not everything was written, if so.
+        /// Why not everything was written. `None` if everything was, or was not needed any more.
         fault: Option<Fault>,
     },
 }

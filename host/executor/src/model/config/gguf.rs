@@ -347,7 +347,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a tensor is f32 or no matrix. Vectors do not count, because they are always f32.
+/// Whether a tensor is f32, or no matrix. Vectors pass, because they are always f32.
 fn is_wide(tensor: &TensorInfo) -> bool {
     tensor.kind() == Kind::F32 || tensor.dimensions().len() == 1
 }

@@ -145,7 +145,8 @@ impl Moves {
             .for_each(|m| m.page = None);
     }
 
-    /// Ends the requests. False when some still ran. They stay behind with their buffers, because NIXL would wait for them.
+    /// Ends the agent. False when some requests still run: then the agent, the requests and their buffers stay behind, because
+    /// NIXL would wait for the requests.
     pub fn end(self) -> bool {
         let idle = self.is_idle();
         if !idle {

@@ -63,7 +63,7 @@ impl Case {
         }
     }
 
-    /// The step after a read of a header, or after a read that failed, as that of an empty object does.
+    /// The step after a read of a header. `bytes` is `None` when the read failed, as it does for an empty object.
     pub fn headed(&self, bytes: Option<&[u8]>) -> Step {
         let found = bytes.map(|bytes| header(&self.key, bytes));
         match (self.work, found) {
@@ -77,7 +77,7 @@ impl Case {
             (Work::Delete, _) => Step::Bury((FOUND, 0)),
             (_, None) => Step::End(IO),
             (_, Some(Header::Value { length, .. })) => Step::End((FOUND, length)),
-            // A put writes over the damaged object. A tier that puts nothing reports the damage.
+            // A put writes over the damaged object. A read-only tier reports the damage.
             (_, Some(Header::Damaged)) if self.read_only => Step::End(IO),
             (_, Some(Header::Damaged)) => Step::End(GONE),
         }
