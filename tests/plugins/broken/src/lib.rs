@@ -171,8 +171,9 @@ impl TransferBackend for BrokenBackend {
         }
     }
     fn poll(&self, completions: &mut [Completion]) -> i32 {
-        // The repeated completion needs room for one more.
-        let spare = usize::from(self.defect == Defect::RepeatsCompletion && completions.len() > 1);
+        // The repeated completion needs room for one more. The case about limits, which polls 64 at once, has to find its own defect.
+        let is_repeated = self.defect == Defect::RepeatsCompletion && (2..64).contains(&completions.len());
+        let spare = usize::from(is_repeated);
         let room = completions.len() - spare;
         let Some(count) =
             usize::try_from(self.inner.poll(&mut completions[..room])).ok().filter(|count| *count > 0)

@@ -37,8 +37,8 @@ fn changed_types_are_named_in_one_line_and_appended_ones_are_allowed() {
             &[
                 (
                     "src/transfer.rs",
-                    "    /// Bytes, at least 1.\n    pub length: u32,\n    /// Generation of the target region that the host means.\n    pub target_generation: u32,",
-                    "    /// Bytes, at least 1.\n    pub length: u64,\n    /// Generation of the target region that the host means.\n    pub target_generation: u32,",
+                    "    pub length: u32,\n    /// Generation",
+                    "    pub length: u64,\n    /// Generation",
                 ),
                 ("src/transfer.rs", "size_of::<Write>() == 32", "size_of::<Write>() == 40"),
             ],
