@@ -104,19 +104,27 @@ fn blocks_of_every_length_have_the_digests_of_xxh3() {
     compare(Shape { rows: [16, 32], ..shape }, &parts, 3, 0);
 }
 
+/// Blocks of up to 240 bytes and longer ones are for different kernels. There are more parts than a call has scratch memory for
+/// at first.
 #[test]
-fn more_blocks_than_a_launch_has_scratch_for_are_several_launches() {
+fn short_and_long_blocks_are_digested_in_one_call() {
     let shape = Shape {
         order: Order::PageLayerHead,
         pages: 2,
-        page_tokens: 1,
-        layers: 64,
-        heads: 64,
+        page_tokens: 5,
+        layers: 3,
+        heads: 2,
         first_head: 5,
-        rows: [4, 4],
+        rows: [64, 64],
     };
-    let part = |index| PagePart { page: index as usize % 2, index, layers: 0..64, heads: 5..69, tokens: 1 };
-    compare(shape, &(0..300).map(part).collect::<Vec<_>>(), 4, 0);
+    let part = |index: usize| PagePart {
+        page: index % 2,
+        index: index as u64,
+        layers: 0..index % 4,
+        heads: 5..7,
+        tokens: index % 7,
+    };
+    compare(shape, &(0..1500).map(part).collect::<Vec<_>>(), 4, 0);
 }
 
 #[test]

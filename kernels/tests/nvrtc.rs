@@ -112,7 +112,7 @@ fn digests_load_sixteen_bytes_at_a_time_and_keep_everything_in_registers() {
             else {
                 panic!("machine code where assembly was requested");
             };
-            let body = kernel(&text, "digest_folds");
+            let body = kernel(&text, "digest_long");
             assert!(!body.contains(".local"), "{body}");
             // Two batches in the loop, two behind it, and the last stripe.
             assert_eq!(body.matches("ld.global.cs.v2.u64").count(), 4 * 8 + 1, "{body}");

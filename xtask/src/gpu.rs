@@ -18,7 +18,7 @@ then, with one line for each in `results/summary.txt`.
 
 On that machine: NVIDIA's driver (525 or later) and NVRTC (the package nvidia-cuda-nvrtc, or CUDA). The variable NVRTC names NVRTC's
 library or a folder with it, such as Python's site-packages. With compute-sanitizer in PATH, the checks of kernels run a second time
-under it.
+under it, all at the same time.
 
 Usage: cargo xtask gpu [OPTIONS]
 
@@ -41,6 +41,9 @@ struct Program {
     sanitized: Option<&'static str>,
 }
 
+/// Seconds that a program may take under compute-sanitizer.
+const SANITIZED_SECONDS: u32 = 240;
+
 const fn bench(name: &'static str, package: &'static str, seconds: u32, sanitized: bool) -> Program {
     let sanitized = if sanitized { Some("--bench check") } else { None };
     Program { name, package, target: ["--bench", name], arguments: "--bench", seconds, sanitized }
@@ -50,8 +53,8 @@ const PROGRAMS: [Program; 8] = [
     bench("cuda_copy", "host-kernels", 60, true),
     bench("cuda_exact", "host-kernels", 60, true),
     bench("cuda_digest", "host-kernels", 60, true),
-    bench("cuda_linear", "host-kernels", 60, false),
-    bench("cuda_attention", "host-kernels", 60, false),
+    bench("cuda_linear", "host-kernels", 60, true),
+    bench("cuda_attention", "host-kernels", 60, true),
     Program {
         name: "cuda_executor",
         package: "host-executor",
@@ -139,20 +142,24 @@ fn script(commit: &str) -> String {
         "#!/bin/sh\n# Runs every program of this folder. See `cargo xtask gpu --help`.\ncd \"$(dirname \"$0\")\" || exit 1\n\
          mkdir -p results\nexport HOST_CUDA=device\n: > results/summary.txt\nfailed=0\n\
          one() {{\n    name=$1; seconds=$2; shift 2\n    timeout \"$seconds\" \"$@\" > \"results/$name.txt\" 2>&1\n    code=$?\n    \
-         [ $code = 0 ] || failed=1\n    echo \"$name: exit status $code\" | tee -a results/summary.txt\n}}\n\
+         [ $code = 0 ] || failed=1\n    echo \"$name: exit status $code\" | tee -a results/summary.txt\n    return $code\n}}\n\
          {{ date -u +%Y-%m-%d; echo 'commit {commit}'; nvidia-smi -L; uname -r; }} > results/machine.txt 2>&1\n",
     );
-    for Program { name, arguments, seconds, sanitized, .. } in &PROGRAMS {
+    for Program { name, arguments, seconds, .. } in &PROGRAMS {
         // Writing to a String cannot fail.
         let _written = writeln!(script, "one {name} {seconds} ./{name} {arguments}");
+    }
+    script.push_str("if command -v compute-sanitizer > /dev/null; then\n    running=\n");
+    for Program { name, sanitized, .. } in &PROGRAMS {
         if let Some(arguments) = sanitized {
             let _written = writeln!(
                 script,
-                "command -v compute-sanitizer > /dev/null && one {name}.sanitized 60 \
-                 compute-sanitizer --error-exitcode 9 ./{name} {arguments}"
+                "    one {name}.sanitized {SANITIZED_SECONDS} compute-sanitizer --error-exitcode 9 ./{name} {arguments} &\n    \
+                 running=\"$running $!\""
             );
         }
     }
+    script.push_str("    for each in $running; do wait \"$each\" || failed=1; done\nfi\n");
     script.push_str("exit $failed\n");
     script
 }
@@ -184,6 +191,28 @@ mod tests {
         );
         assert!(read("cuda_executor.txt").contains("--test-threads=1 --nocapture device"));
         assert!(read("machine.txt").contains("commit 0123abcd"));
+    }
+
+    /// With a stand-in for the sanitizer, which finds something in one program.
+    #[test]
+    fn checks_run_again_under_the_sanitizer_and_what_it_finds_fails_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        for program in &PROGRAMS {
+            crate::executable::write(&folder.path().join(program.name), "#!/bin/sh\n");
+        }
+        let sanitizer = "#!/bin/sh\necho \"$*\"\n[ \"$3\" != ./cuda_linear ] || exit 9\n";
+        crate::executable::write(&folder.path().join("compute-sanitizer"), sanitizer);
+        write_script(folder.path(), &script("0123abcd")).unwrap();
+        let path = format!("{}:/usr/bin:/bin", folder.path().display());
+        let status = Command::new("sh").arg("run.sh").env("PATH", path).current_dir(folder.path()).status();
+        assert_eq!(status.unwrap().code(), Some(1));
+        let read = |name: &str| std::fs::read_to_string(folder.path().join("results").join(name)).unwrap();
+        let summary = read("summary.txt");
+        let sanitized = PROGRAMS.iter().filter(|program| program.sanitized.is_some()).count();
+        assert_eq!(summary.lines().count(), PROGRAMS.len() + sanitized, "{summary}");
+        assert!(summary.contains("cuda_linear.sanitized: exit status 9"), "{summary}");
+        assert!(summary.contains("cuda_attention.sanitized: exit status 0"), "{summary}");
+        assert_eq!(read("cuda_copy.sanitized.txt"), "--error-exitcode 9 ./cuda_copy --bench check\n");
     }
 
     #[test]

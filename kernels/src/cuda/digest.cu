@@ -1,11 +1,11 @@
 // Digests of parts of pages: XXH3-64 of each block, mixed with its place, and added up (see `digest.rs`).
 //
-// No thread reads what another one of the same launch writes, so that threads may run one after the other: a C compiler
-// compiles this too, for the tests, which run it on a CPU. It keeps to what C and CUDA share.
+// A C compiler compiles this too, for the tests, which run it on a CPU, one thread after the other. So it keeps to what C and
+// CUDA share, but for shuffles between threads: without them, the first of the threads that share a block does the work of all.
 //
 // XXH3 (xxHash's specification, doc/xxhash_spec.md) of more than 240 bytes keeps eight sums of 64 bits, to each of which every
 // stripe of 64 bytes adds its words. Four threads share a block, each with two neighbouring sums, which take nothing from the
-// other six. What they come to is added up by a second kernel.
+// other six.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -70,8 +70,6 @@ typedef struct {
 typedef struct {
     // Of the page in what is digested.
     u64 index;
-    // Number of its first block among all blocks of the launch.
-    u64 first_block;
     u32 page;
     u32 tokens;
     u32 first_layer;
@@ -297,27 +295,11 @@ static __device__ APART u64 hash_of_more(const Pool *pool, const Rows *rows)
     return avalanche(hash);
 }
 
-// ---- kernels: a grid of (parts, threads over blocks) ----
+// ---- blocks of more than SHORT bytes whose rows consist of pieces of 16 bytes ----
 
-// What each pair of sums comes to, for blocks of more than SHORT bytes whose rows consist of pieces of 16 bytes. Four threads
-// share a block.
-EXPORTED __global__ void __launch_bounds__(THREADS) digest_folds(const __grid_constant__ Pool pool, const Part *parts, u64 *folds)
+// What the pair of sums of this share comes to.
+static __device__ __forceinline__ u64 fold_of(const Pool *pool, const Rows *rows, u32 share)
 {
-    u32 number = blockIdx.y * THREADS + threadIdx.x;
-    u32 block = number / SHARES;
-    u32 share = number % SHARES;
-    Part part;
-    part.heads = LOAD(&parts[blockIdx.x].heads);
-    part.layers = LOAD(&parts[blockIdx.x].layers);
-    if (block >= part.heads * part.layers)
-        return;
-    part.tokens = LOAD(&parts[blockIdx.x].tokens);
-    part.page = LOAD(&parts[blockIdx.x].page);
-    part.first_layer = LOAD(&parts[blockIdx.x].first_layer);
-    part.first_head = LOAD(&parts[blockIdx.x].first_head);
-    Rows rows = rows_of(&pool, &part, block);
-    if (rows.length <= SHORT)
-        return;
     // The words of the secret that these two sums meet.
     u64 keys[ROUND + 2];
 #pragma unroll
@@ -327,8 +309,8 @@ EXPORTED __global__ void __launch_bounds__(THREADS) digest_folds(const __grid_co
     u64 b = FIRST[2 * share + 1];
     u32 own = 16 * share;
     // The last byte is always in the last stripe, which overlaps what is before it.
-    u32 stripes = (rows.length - 1) / 64;
-    ulonglong2 last = piece(&pool, &rows, rows.length - 64 + own);
+    u32 stripes = (rows->length - 1) / 64;
+    ulonglong2 last = piece(pool, rows, rows->length - 64 + own);
     u32 first = 0;
     for (; first + ROUND <= stripes; first += ROUND) {
 #pragma unroll
@@ -336,7 +318,7 @@ EXPORTED __global__ void __launch_bounds__(THREADS) digest_folds(const __grid_co
             ulonglong2 words[EACH];
 #pragma unroll
             for (u32 i = 0; i < EACH; i++)
-                words[i] = piece(&pool, &rows, 64 * (first + from + i) + own);
+                words[i] = piece(pool, rows, 64 * (first + from + i) + own);
 #pragma unroll
             for (u32 i = 0; i < EACH; i++) {
                 accumulate(&a, &b, words[i].x, keys[from + i]);
@@ -352,7 +334,7 @@ EXPORTED __global__ void __launch_bounds__(THREADS) digest_folds(const __grid_co
 #pragma unroll
         for (u32 i = 0; i < EACH; i++)
             if (first + from + i < stripes)
-                words[i] = piece(&pool, &rows, 64 * (first + from + i) + own);
+                words[i] = piece(pool, rows, 64 * (first + from + i) + own);
 #pragma unroll
         for (u32 i = 0; i < EACH; i++)
             if (first + from + i < stripes) {
@@ -363,50 +345,96 @@ EXPORTED __global__ void __launch_bounds__(THREADS) digest_folds(const __grid_co
     // The secret's bytes from 121 on, and from 11 on.
     accumulate(&a, &b, last.x, between(keys[15], keys[16], 1));
     accumulate(&b, &a, last.y, between(keys[16], keys[17], 1));
-    u64 result = fold(a ^ between(keys[1], keys[2], 3), b ^ between(keys[2], keys[3], 3));
-    STORE(folds + (LOAD(&parts[blockIdx.x].first_block) + block) * SHARES + share, result);
+    return fold(a ^ between(keys[1], keys[2], 3), b ^ between(keys[2], keys[3], 3));
 }
 
-// Adds the terms of each part's blocks to the part's digest. A thread has several blocks. Without `folds` each block is hashed
-// here, as short ones always are.
-EXPORTED __global__ void __launch_bounds__(THREADS)
-    digest_terms(const __grid_constant__ Pool pool, const Part *parts, const u64 *folds, u64 *digests)
+// XXH3 of 32 bytes: the block's place and its hash.
+static __device__ __forceinline__ u64 term_of(const Pool *pool, const Part *part, u32 block, u64 hash)
+{
+    u64 layer = part->first_layer + block / part->heads;
+    u64 head = pool->first_head + part->first_head + block % part->heads;
+    return avalanche(32 * PRIME_64_1 + fold(part->index ^ SECRET[0], layer ^ SECRET[1]) +
+                     fold(head ^ SECRET[2], hash ^ SECRET[3]));
+}
+
+static __device__ __forceinline__ Part part_at(const Part *parts)
 {
     Part part;
-    part.heads = LOAD(&parts[blockIdx.x].heads);
-    part.layers = LOAD(&parts[blockIdx.x].layers);
+    part.index = LOAD(&parts->index);
+    part.page = LOAD(&parts->page);
+    part.tokens = LOAD(&parts->tokens);
+    part.first_layer = LOAD(&parts->first_layer);
+    part.layers = LOAD(&parts->layers);
+    part.first_head = LOAD(&parts->first_head);
+    part.heads = LOAD(&parts->heads);
+    return part;
+}
+
+// ---- kernels: a grid of (parts, threads over blocks) ----
+
+// Adds the terms of each part's blocks to the part's digest, if they are of more than SHORT bytes and their rows consist of
+// pieces of 16 bytes. Four threads share a block.
+EXPORTED __global__ void __launch_bounds__(THREADS) digest_long(const __grid_constant__ Pool pool, const Part *parts, u64 *digests)
+{
+    u32 number = blockIdx.y * THREADS + threadIdx.x;
+    u32 share = number % SHARES;
+    u32 block = number / SHARES;
+    Part part = part_at(&parts[blockIdx.x]);
+    u32 end = part.heads * part.layers;
+    u32 length = part.tokens * (pool.sides[0].row + pool.sides[1].row);
+    // The same for all threads of a block of the grid, so that all of them meet below.
+    if (length <= SHORT || blockIdx.y * (THREADS / SHARES) >= end)
+        return;
+    u64 term = 0;
+#ifdef __cplusplus
+    // Threads behind the last block do the last one, and drop what it comes to.
+    u32 present = block < end ? block : end - 1;
+    Rows rows = rows_of(&pool, &part, present);
+    u64 sum = fold_of(&pool, &rows, share);
+    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    if (share == 0 && block < end)
+        term = term_of(&pool, &part, block, avalanche(length * PRIME_64_1 + sum));
+    // The terms of a warp are added up.
+#pragma unroll
+    for (u32 distance = SHARES; distance < 32; distance *= 2)
+        term += __shfl_xor_sync(0xffffffff, term, distance);
+    if (number % 32 != 0)
+        return;
+#else
+    if (share != 0 || block >= end)
+        return;
+    Rows rows = rows_of(&pool, &part, block);
+    u64 sum = length * PRIME_64_1;
+    for (u32 each = 0; each < SHARES; each++)
+        sum += fold_of(&pool, &rows, each);
+    term = term_of(&pool, &part, block, avalanche(sum));
+#endif
+    ADD_AT_ONCE(digests + blockIdx.x, term);
+}
+
+// The same for all other blocks. With `wide`, rows consist of pieces of 16 bytes. A thread has several blocks.
+EXPORTED __global__ void __launch_bounds__(THREADS)
+    digest_rest(const __grid_constant__ Pool pool, const Part *parts, u32 wide, u64 *digests)
+{
+    Part part = part_at(&parts[blockIdx.x]);
     u32 block = (blockIdx.y * THREADS + threadIdx.x) * TERMS;
     u32 end = part.heads * part.layers;
-    if (block >= end)
+    u32 length = part.tokens * (pool.sides[0].row + pool.sides[1].row);
+    if (block >= end || (wide && length > SHORT))
         return;
     end = block + TERMS < end ? block + TERMS : end;
-    part.index = LOAD(&parts[blockIdx.x].index);
-    part.first_block = LOAD(&parts[blockIdx.x].first_block);
-    part.tokens = LOAD(&parts[blockIdx.x].tokens);
-    part.page = LOAD(&parts[blockIdx.x].page);
-    part.first_layer = LOAD(&parts[blockIdx.x].first_layer);
-    part.first_head = LOAD(&parts[blockIdx.x].first_head);
     u64 sum = 0;
     for (; block < end; block++) {
         Rows rows = rows_of(&pool, &part, block);
         u64 hash;
-        if (rows.length <= 16)
+        if (length <= 16)
             hash = hash_of_16(&pool, &rows);
-        else if (rows.length <= SHORT)
+        else if (length <= SHORT)
             hash = hash_of_240(&pool, &rows);
-        else if (folds == 0)
+        else
             hash = hash_of_more(&pool, &rows);
-        else {
-            hash = rows.length * PRIME_64_1;
-            for (u32 share = 0; share < SHARES; share++)
-                hash += LOAD(folds + (part.first_block + block) * SHARES + share);
-            hash = avalanche(hash);
-        }
-        // XXH3 of 32 bytes: the block's place and its hash.
-        u64 layer = part.first_layer + block / part.heads;
-        u64 head = pool.first_head + part.first_head + block % part.heads;
-        sum += avalanche(32 * PRIME_64_1 + fold(part.index ^ SECRET[0], layer ^ SECRET[1]) +
-                         fold(head ^ SECRET[2], hash ^ SECRET[3]));
+        sum += term_of(&pool, &part, block, hash);
     }
     ADD_AT_ONCE(digests + blockIdx.x, sum);
 }

@@ -9,11 +9,11 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, sys};
+use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::device::function;
 use super::launch::Divisor;
-use super::{Array, CudaError, Device, Source, refused};
+use super::{Array, CudaError, Device, Pinned, Source, WaitsFor, refused};
 
 /// The kernels of [`DigestKernels`].
 pub const SOURCE: Source = Source { name: "digest.cu", text: include_str!("digest.cu"), options: &[] };
@@ -22,8 +22,8 @@ pub const SOURCE: Source = Source { name: "digest.cu", text: include_str!("diges
 const THREADS: usize = 128;
 const SHARES: usize = 4;
 const TERMS: usize = 8;
-/// Most blocks of a launch, unless one part has more. Each block takes 32 bytes of scratch.
-const BLOCKS: usize = 1 << 20;
+/// Bytes of the longest block that the first kernel leaves to the second.
+const SHORT: usize = 240;
 /// Most blocks of a grid in its second dimension.
 const COLUMNS: usize = 65_535;
 /// A block has fewer bytes than this, so that divisions are exact.
@@ -102,10 +102,9 @@ struct DevicePool {
 unsafe impl DeviceRepr for DevicePool {}
 
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct DevicePart {
     index: u64,
-    first_block: u64,
     page: u32,
     tokens: u32,
     first_layer: u32,
@@ -117,19 +116,21 @@ struct DevicePart {
 // SAFETY: numbers only, in C's layout, without padding.
 unsafe impl DeviceRepr for DevicePart {}
 
-/// Memory on the device for one call.
+/// Memory for one call: on the device, and pinned for the copies to and from it.
 #[derive(Debug)]
 struct Scratch {
     parts: Array<DevicePart>,
-    folds: Array<u64>,
     digests: Array<u64>,
+    sent: Pinned<DevicePart>,
+    received: Pinned<u64>,
 }
 
 /// The kernels on one device.
 #[derive(Debug)]
 pub struct DigestKernels {
-    folds: CudaFunction,
-    terms: CudaFunction,
+    device: Arc<Device>,
+    long: CudaFunction,
+    rest: CudaFunction,
     /// Used by one call at a time.
     scratch: Mutex<Scratch>,
 }
@@ -143,12 +144,14 @@ impl DigestKernels {
         let module = device.module(&SOURCE)?;
         let scratch = Scratch {
             parts: Array::new(device, 1024)?,
-            folds: Array::new(device, 1024 * SHARES)?,
             digests: Array::new(device, 1024)?,
+            sent: Pinned::new(device, 1024)?,
+            received: Pinned::new(device, 1024)?,
         };
         Ok(Self {
-            folds: function(&module, "digest_folds")?,
-            terms: function(&module, "digest_terms")?,
+            device: Arc::clone(device),
+            long: function(&module, "digest_long")?,
+            rest: function(&module, "digest_rest")?,
             scratch: Mutex::new(scratch),
         })
     }
@@ -157,7 +160,7 @@ impl DigestKernels {
     /// are served one at a time.
     ///
     /// # Errors
-    /// When the driver refuses, or the device has no memory left for 40 bytes per part and 32 bytes per block.
+    /// When the driver refuses, or the device or the host has no memory left for 40 bytes per part.
     ///
     /// # Panics
     /// When the pool does not hold all of a part, or its blocks are of 1 GiB or more.
@@ -167,73 +170,81 @@ impl DigestKernels {
         pool: &Pool,
         parts: &[PagePart],
     ) -> Result<Vec<u64>, CudaError> {
-        let on_device: Vec<DevicePart> = parts.iter().map(|part| pool.part(part)).collect();
-        let mut digests = vec![0; parts.len()];
+        let count = parts.len();
+        if count == 0 {
+            return Ok(Vec::new());
+        }
         // The lock may be poisoned by a panic. No call uses what an earlier one left in the scratch memory.
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut from, mut results) = (0, &mut digests[..]);
-        while from < on_device.len() {
-            let mut blocks = 0;
-            let fits = |part: &&DevicePart| {
-                let before = blocks;
-                blocks += part.blocks();
-                before == 0 || blocks <= BLOCKS
-            };
-            let count = on_device[from..].iter().take_while(fits).count();
-            let (now, later) = results.split_at_mut(count);
-            self.launch(&mut scratch, stream, pool, &on_device[from..from + count], now)?;
-            (from, results) = (from + count, later);
+        let Scratch { parts: parts_there, digests, sent, received } = &mut *scratch;
+        parts_there.reserve(count)?;
+        digests.reserve(count)?;
+        sent.reserve(count)?;
+        received.reserve(count)?;
+        // SAFETY: every call waits for its copies, also after an error or a panic.
+        let sent_parts = unsafe { &mut sent.elements_mut()[..count] };
+        for (to, part) in sent_parts.iter_mut().zip(parts) {
+            *to = pool.part(part);
         }
-        Ok(digests)
+        let launches = Launches::of(pool, sent_parts);
+        let end = WaitsFor::new(&self.device, stream);
+        parts_there.copy_from(stream, &sent.array(), count)?;
+        self.launch(stream, pool, &launches, parts_there, &digests.part(0, count))?;
+        received.array().copy_from(stream, digests, count)?;
+        end.wait()?;
+        // SAFETY: the copy was waited for.
+        Ok(unsafe { received.elements()[..count].to_vec() })
     }
 
+    /// Clears the digests, and adds the terms of all parts to them.
     fn launch(
         &self,
-        scratch: &mut Scratch,
-        stream: &Arc<CudaStream>,
+        stream: &CudaStream,
         pool: &Pool,
-        parts: &[DevicePart],
-        results: &mut [u64],
+        launches: &Launches,
+        parts: &Array<DevicePart>,
+        digests: &Array<u64>,
     ) -> Result<(), CudaError> {
-        let (mut blocks, mut most) = (0, 0);
-        let mut numbered = Vec::with_capacity(parts.len());
-        for part in parts {
-            numbered.push(DevicePart { first_block: blocks as u64, ..*part });
-            blocks += part.blocks();
-            most = most.max(part.blocks());
+        digests.part(0, digests.len()).zero(stream)?;
+        let count = digests.len();
+        let (parts, digests, pool) = (parts.address(), digests.address(), pool.on_device());
+        if launches.long > 0 {
+            let mut builder = stream.launch_builder(&self.long);
+            builder.arg(&pool).arg(&parts).arg(&digests);
+            // SAFETY: these are the kernel's arguments. It reads rows of parts that the pool holds. It adds to as many digests as
+            // there are parts.
+            unsafe { builder.launch(grid(count, launches.long * SHARES)) }
+                .map_err(refused("launch the kernel digest_long"))?;
         }
-        scratch.parts.reserve(parts.len())?;
-        scratch.folds.reserve(blocks * SHARES)?;
-        scratch.digests.reserve(parts.len())?;
-        scratch.parts.upload(stream, &numbered)?;
-        results.fill(0);
-        if most == 0 {
-            return Ok(());
+        if launches.rest > 0 {
+            let wide = u32::from(launches.wide);
+            let mut builder = stream.launch_builder(&self.rest);
+            builder.arg(&pool).arg(&parts).arg(&wide).arg(&digests);
+            // SAFETY: as above.
+            unsafe { builder.launch(grid(count, launches.rest.div_ceil(TERMS))) }
+                .map_err(refused("launch the kernel digest_rest"))?;
         }
-        // SAFETY: the array has as many elements as `results`. `upload` has bound the context.
-        unsafe {
-            sys::cuMemsetD8Async(scratch.digests.address(), 0, size_of_val(results), stream.cu_stream())
-        }
-        .result()
-        .map_err(refused("clear digests"))?;
-        let (parts_at, digests_at) = (scratch.parts.address(), scratch.digests.address());
+        Ok(())
+    }
+}
+
+/// Most blocks of a part that each kernel has to do. A kernel that has none is not launched.
+struct Launches {
+    wide: bool,
+    long: usize,
+    rest: usize,
+}
+
+impl Launches {
+    fn of(pool: &Pool, parts: &[DevicePart]) -> Self {
         let wide = pool.is_wide();
-        let folds_at = if wide { scratch.folds.address() } else { 0 };
-        let device_pool = pool.on_device();
-        if wide {
-            let config = grid(parts.len(), most * SHARES);
-            let mut builder = stream.launch_builder(&self.folds);
-            builder.arg(&device_pool).arg(&parts_at).arg(&folds_at);
-            // SAFETY: these are the kernel's arguments. It reads rows of parts that the pool holds. It writes as many folds as
-            // there is room for.
-            unsafe { builder.launch(config) }.map_err(refused("launch the kernel digest_folds"))?;
+        let row: usize = pool.sides.iter().map(|side| side.row).sum();
+        let (mut long, mut rest) = (0, 0);
+        for part in parts {
+            let most = if wide && part.tokens as usize * row > SHORT { &mut long } else { &mut rest };
+            *most = part.blocks().max(*most);
         }
-        let config = grid(parts.len(), most.div_ceil(TERMS));
-        let mut builder = stream.launch_builder(&self.terms);
-        builder.arg(&device_pool).arg(&parts_at).arg(&folds_at).arg(&digests_at);
-        // SAFETY: as above. The kernel adds to as many digests as there are parts.
-        unsafe { builder.launch(config) }.map_err(refused("launch the kernel digest_terms"))?;
-        scratch.digests.download(stream, results)
+        Self { wide, long, rest }
     }
 }
 
@@ -283,7 +294,6 @@ impl Pool {
         };
         DevicePart {
             index,
-            first_block: 0,
             page: number(page),
             tokens: number(tokens),
             first_layer: if layers.is_empty() { 0 } else { number(layers.start) },

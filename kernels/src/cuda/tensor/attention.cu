@@ -9,13 +9,13 @@
 //                 |              chunk                |        chunk    ...
 //
 // Within a chunk, blocks follow each other in an online softmax, which starts anew with every chunk. Chunks are merged in
-// ascending order by `merge`. A warp has 16 * M rows side by side: a row's sums do not see other rows. Positions that a row
+// ascending order by `merge`. A warp has 16 rows side by side: a row's sums do not see other rows. Positions that a row
 // does not see weigh exactly 0, and adding 0 changes no sum: a row that goes through blocks behind its position stays as it
 // is. (K and V are finite. An infinite V would reach earlier rows, as 0 times infinity.)
 //
-// Decode: one thread block per sequence, KV head and chunk. The group's query heads are its rows, and its warps share a block.
-// What the chunks give goes to memory, and the last thread block merges it. Prefill: one thread block per tile of rows and KV
-// head. A tile's rows are tokens times the heads of the group, each warp has some of them, and merges as it goes.
+// This text has decode, and what prefill (prefill.cu) shares with it. Decode: one thread block per sequence, KV head and chunk.
+// The group's query heads are its rows, and its warps share a block. What the chunks give goes to memory, and the last thread
+// block merges it.
 
 // Positions of a block and of a chunk. Other numbers give other bits.
 constexpr u32 BLOCK = 64;
@@ -23,12 +23,10 @@ constexpr u32 CHUNK = 256;
 
 constexpr u32 DIM = HEAD_DIM;
 
-// Warps of a thread block, blocks of which K and V are in shared memory or on their way, rows of a warp in 16, and thread
-// blocks that a multiprocessor holds. No bit depends on them. (On an H100 these were the fastest of those that fit.)
-constexpr int DECODE_WARPS = 4, PREFILL_WARPS = 4;
-constexpr int DECODE_STAGES = DIM == 64 ? 3 : 2, PREFILL_STAGES = 2;
-constexpr int PREFILL_M = DIM == 64 ? 2 : 1;
-constexpr int PREFILL_RESIDENT = 2;
+// Warps of a thread block, and blocks of which K and V are in shared memory or on their way. No bit depends on them. (On an H100
+// these were the fastest of those that fit.)
+constexpr int DECODE_WARPS = 4;
+constexpr int DECODE_STAGES = DIM == 64 ? 3 : 2;
 static_assert(DIM == 64 || DIM == 128, "sizes of heads that there are numbers for");
 
 // Steps of 16 along a head and along a block, tiles of 8 along a block and along a head.
@@ -37,13 +35,22 @@ constexpr int KEY_STEPS = BLOCK / 16;
 constexpr int KEY_TILES = BLOCK / 8;
 constexpr int DIM_TILES = DIM / 8;
 
-// Shared memory holds K and then V of a block, as rows of DIM elements. The 16-byte granules of a row are permuted by its
-// number, so that the 8 rows that `ldmatrix` reads at once lie in different banks.
+// Shared memory holds K and then V of a block. Each consists of lines of 64 elements: the first 64 of all rows, and with heads of
+// 128 the others after them. The 16-byte granules of a line are permuted by its number, as `wgmma` reads them ("128-byte
+// swizzle"). So the 8 rows that `ldmatrix` reads at once lie in different banks.
+constexpr u32 LINE_BYTES = 128;
 constexpr u32 ROW_BYTES = DIM * 2;
 constexpr u32 GRANULES = ROW_BYTES / 16;
 constexpr u32 SIDE_BYTES = BLOCK * ROW_BYTES;
 constexpr u32 STAGE_BYTES = 2 * SIDE_BYTES;
+
 extern __shared__ __align__(128) unsigned char memory[];
+
+// Where a granule of a row of K or V lies.
+INLINE u32 place(u32 row, u32 granule)
+{
+    return granule / 8 * (BLOCK * LINE_BYTES) + row * LINE_BYTES + (granule % 8 ^ row % 8) * 16;
+}
 
 // Two ones in bf16.
 constexpr u32 BF16_ONES = 0x3f803f80;
@@ -60,16 +67,9 @@ struct Attend {
     u32 query_stride;
     // What scores are multiplied by, times the binary logarithm of e.
     float scale;
-};
-
-// Rows of one sequence that one thread block computes.
-struct Tile {
-    u32 first_row;
-    u32 rows;
-    // Position of the first row.
-    u32 start;
-    // Where the sequence's pages begin.
-    u32 table;
+    // Tokens of a page that prefill copies at once.
+    u32 copied;
+    u32 unused;
 };
 
 // What chunks give, by [row of the batch][head][chunk].
@@ -129,90 +129,28 @@ INLINE float merge(float before, float after, Factors by)
     return __fmaf_rn(before, by.before, __fmul_rn(after, by.after));
 }
 
-// Softmax of 16 * M rows over some positions: references, sums of weights, and weighted sums of V, of whose columns a warp
-// has one of SPLIT parts. They lie as `mma` distributes a product: of 16 rows a thread has lane / 4 and the eighth after it,
-// of 8 columns lane % 4 * 2 and the next. Sums of weights are products with a V of ones, so that their columns are all the
-// same.
-template <int M, int SPLIT> struct Softmax {
-    float top[M][2];
-    float sum[M][4];
-    float out[M][DIM_TILES / SPLIT][4];
+// Softmax of 16 rows over some positions: references, sums of weights, and weighted sums of V, of whose columns a warp has one
+// of SPLIT parts. They lie as `mma` distributes a product: a thread has rows lane / 4 and the eighth after it, and of 8 columns
+// lane % 4 * 2 and the next. Sums of weights are products with a V of ones, so that their columns are all the same.
+template <int SPLIT> struct Softmax {
+    float top[2];
+    float sum[4];
+    float out[DIM_TILES / SPLIT][4];
 };
 
-template <int M, int SPLIT> INLINE void clear(Softmax<M, SPLIT> &softmax)
+template <int SPLIT> INLINE void clear(Softmax<SPLIT> &softmax)
 {
+    softmax.top[0] = softmax.top[1] = MINUS_INFINITY;
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        softmax.top[m][0] = softmax.top[m][1] = MINUS_INFINITY;
+    for (int i = 0; i < 4; i++) {
+        softmax.sum[i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            softmax.sum[m][i] = 0.0f;
-#pragma unroll
-            for (int n = 0; n < DIM_TILES / SPLIT; n++)
-                softmax.out[m][n][i] = 0.0f;
-        }
-    }
-}
-
-// The merged chunks of prefill. What is weighted sums of V in a softmax lies in shared memory here, [tile][thread]: it is
-// touched once per chunk, and registers are short.
-template <int M> struct Merged {
-    float top[M][2];
-    float sum[M][2];
-    float4 *out;
-};
-
-template <int M, u32 THREADS> INLINE void merge(Merged<M> &all, const Softmax<M, 1> &chunk)
-{
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        Factors by[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            by[half] = factors(all.top[m][half], chunk.top[m][half]);
-            all.sum[m][half] = merge(all.sum[m][half], chunk.sum[m][2 * half], by[half]);
-        }
-#pragma unroll
-        for (int n = 0; n < DIM_TILES; n++) {
-            float4 *out = all.out + (m * DIM_TILES + n) * THREADS + threadIdx.x;
-            const float4 before = *out;
-            *out = make_float4(merge(before.x, chunk.out[m][n][0], by[0]), merge(before.y, chunk.out[m][n][1], by[0]),
-                               merge(before.z, chunk.out[m][n][2], by[1]), merge(before.w, chunk.out[m][n][3], by[1]));
-        }
-    }
-}
-
-template <int M, u32 THREADS> INLINE void clear(Merged<M> &all)
-{
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            all.top[m][half] = MINUS_INFINITY;
-            all.sum[m][half] = 0.0f;
-        }
-#pragma unroll
-        for (int n = 0; n < DIM_TILES; n++)
-            all.out[(m * DIM_TILES + n) * THREADS + threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int n = 0; n < DIM_TILES / SPLIT; n++)
+            softmax.out[n][i] = 0.0f;
     }
 }
 
 // ---- One block
-
-// Reads four matrices of 8 x 8 elements. Each thread gives the address of a row of one.
-INLINE void load_matrices(u32 (&to)[4], u32 address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address));
-}
-
-INLINE void load_transposed(u32 (&to)[4], u32 address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address));
-}
 
 // Adds the product of 16 x 16 and 16 x 8 elements.
 INLINE void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1)
@@ -223,169 +161,74 @@ INLINE void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 16 * M query rows, as `mma` takes them, and how many positions each sees.
-template <int M> struct Queries {
-    u32 bits[M][DIM_STEPS][4];
-    u32 seen[M][2];
+// 16 query rows, as products take them, and how many positions each sees.
+struct Queries {
+    u32 bits[DIM_STEPS][4];
+    u32 seen[2];
 };
 
-// What warps tell each other that share a block: the maxima of their scores, and their weights, as `mma` takes them.
-template <int M, int SPLIT> struct Exchange {
-    float highest[SPLIT][M][16];
-    uint4 weights[M][KEY_STEPS][32];
-};
-
-// Takes a block of positions from `first` on into the softmax. `shared` is where its K and V lie. `whole`: every row sees all
-// of it. SPLIT warps share the block: each has as many keys for the scores, and as many columns of V. Alone or not, each score
-// and each sum is the same chain of products.
-template <int M, int SPLIT>
-INLINE void attend(Softmax<M, SPLIT> &softmax, const Queries<M> &queries, u32 shared, u32 first, bool whole, float scale,
-                   Exchange<M, SPLIT> *exchange)
+// Positions that a row does not see have the score minus infinity. `first` is the position of the first score.
+template <int TILES> INLINE void hide(float (&scores)[TILES][4], u32 first, const u32 (&seen)[2])
 {
-    constexpr int OWN_KEYS = KEY_TILES / SPLIT, OWN_STEPS = KEY_STEPS / SPLIT, OWN_DIMS = DIM_TILES / SPLIT;
-    const u32 lane = threadIdx.x % 32;
-    const u32 part = SPLIT == 1 ? 0 : threadIdx.x / 32;
-    const u32 first_key = part * OWN_KEYS * 8;
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (first + n * 8 + threadIdx.x % 4 * 2 + i % 2 >= seen[i / 2])
+                scores[n][i] = MINUS_INFINITY;
+        }
+    }
+}
 
-    float scores[M][OWN_KEYS][4] = {};
-    {
-        // Of two tiles of 8 keys, the lower and the upper 8 of 16 dimensions.
-        const u32 row = first_key + lane / 16 * 8 + lane % 8;
-        const u32 granule = lane / 8 % 2;
+// The highest score of each of the thread's rows.
+template <int TILES> INLINE void highest_of(float (&highest)[2], const float (&scores)[TILES][4])
+{
 #pragma unroll
-        for (int k = 0; k < DIM_STEPS; k++) {
-            const u32 at = shared + row * ROW_BYTES + ((2 * k + granule) ^ (lane % 8)) * 16;
+    for (int half = 0; half < 2; half++) {
+        float most = MINUS_INFINITY;
 #pragma unroll
-            for (int n = 0; n < OWN_KEYS; n += 2) {
-                u32 keys[4];
-                load_matrices(keys, at + n * 8 * ROW_BYTES);
-#pragma unroll
-                for (int m = 0; m < M; m++) {
-                    multiply(scores[m][n], queries.bits[m][k], keys[0], keys[1]);
-                    multiply(scores[m][n + 1], queries.bits[m][k], keys[2], keys[3]);
-                }
-            }
-        }
+        for (int n = 0; n < TILES; n++)
+            most = fmaxf(most, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
+        highest[half] = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
     }
-    if (!whole) {
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-#pragma unroll
-            for (int n = 0; n < OWN_KEYS; n++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    if (first + first_key + n * 8 + lane % 4 * 2 + i % 2 >= queries.seen[m][i / 2])
-                        scores[m][n][i] = MINUS_INFINITY;
-                }
-            }
-        }
-    }
+}
 
-    float highest[M][2];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float most = MINUS_INFINITY;
-#pragma unroll
-            for (int n = 0; n < OWN_KEYS; n++)
-                most = fmaxf(most, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
-            most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
-            highest[m][half] = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
-            if constexpr (SPLIT > 1)
-                exchange->highest[part][m][half * 8 + lane / 4] = highest[m][half];
-        }
-    }
-    if constexpr (SPLIT > 1) {
-        __syncthreads();
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-#pragma unroll
-                for (int other = 0; other < SPLIT; other++)
-                    highest[m][half] = fmaxf(highest[m][half], exchange->highest[other][m][half * 8 + lane / 4]);
-            }
-        }
-    }
-
-    float base[M][2], kept[M][2];
+// Makes references fit these scores, too. Returns what is subtracted from scaled scores.
+template <int SPLIT>
+INLINE void raise(float (&base)[2], Softmax<SPLIT> &softmax, const float (&highest)[2], float scale)
+{
+    float kept[2];
     bool rises = false;
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float top = fmaxf(softmax.top[m][half], reference_of(__fmul_rn(highest[m][half], scale)));
-            base[m][half] = base_of(top);
-            kept[m][half] = exp2_of(softmax.top[m][half] - base[m][half]);
-            rises |= softmax.top[m][half] != top;
-            softmax.top[m][half] = top;
-        }
+    for (int half = 0; half < 2; half++) {
+        const float top = fmaxf(softmax.top[half], reference_of(__fmul_rn(highest[half], scale)));
+        base[half] = base_of(top);
+        kept[half] = exp2_of(softmax.top[half] - base[half]);
+        rises |= softmax.top[half] != top;
+        softmax.top[half] = top;
     }
     // References rarely rise, and a factor of 1 changes nothing.
     if (__any_sync(0xffffffff, rises)) {
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                softmax.sum[m][i] = __fmul_rn(softmax.sum[m][i], kept[m][i / 2]);
-#pragma unroll
-                for (int n = 0; n < OWN_DIMS; n++)
-                    softmax.out[m][n][i] = __fmul_rn(softmax.out[m][n][i], kept[m][i / 2]);
-            }
-        }
-    }
-
-    // The weights of 16 keys become a factor of the second product as they lie.
-    auto weigh = [&](u32 (&weights)[4], int m, int k) {
-#pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float(&pair)[4] = scores[m][2 * k + i / 2];
-            const int half = i % 2;
-            weights[i] = bf16_pair(exp2_of(__fmaf_rn(pair[2 * half], scale, -base[m][half])),
-                                   exp2_of(__fmaf_rn(pair[2 * half + 1], scale, -base[m][half])));
-        }
-    };
-    if constexpr (SPLIT > 1) {
+            softmax.sum[i] = __fmul_rn(softmax.sum[i], kept[i / 2]);
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-#pragma unroll
-            for (int k = 0; k < OWN_STEPS; k++) {
-                u32 weights[4];
-                weigh(weights, m, k);
-                exchange->weights[m][part * OWN_STEPS + k][lane] = make_uint4(weights[0], weights[1], weights[2], weights[3]);
-            }
+            for (int n = 0; n < DIM_TILES / SPLIT; n++)
+                softmax.out[n][i] = __fmul_rn(softmax.out[n][i], kept[i / 2]);
         }
-        __syncthreads();
     }
+}
 
-    // Of 8 and 8 more keys, two tiles of 8 dimensions. The weights of the next keys are computed while these are multiplied.
-    const u32 row = lane % 16;
-    const u32 granule = part * OWN_DIMS + lane / 16;
+// The weights of 16 keys, which become a factor of the second product as they lie.
+INLINE void weigh(u32 (&weights)[4], const float (&low)[4], const float (&high)[4], float scale, const float (&base)[2])
+{
 #pragma unroll
-    for (int k = 0; k < KEY_STEPS; k++) {
-        u32 weights[M][4];
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            if constexpr (SPLIT > 1) {
-                const uint4 all = exchange->weights[m][k][lane];
-                weights[m][0] = all.x, weights[m][1] = all.y, weights[m][2] = all.z, weights[m][3] = all.w;
-            } else {
-                weigh(weights[m], m, k);
-            }
-            multiply(softmax.sum[m], weights[m], BF16_ONES, BF16_ONES);
-        }
-        const u32 at = shared + SIDE_BYTES + (k * 16 + row) * ROW_BYTES;
-#pragma unroll
-        for (int n = 0; n < OWN_DIMS; n += 2) {
-            u32 values[4];
-            load_transposed(values, at + ((n + granule) ^ (lane % 8)) * 16);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                multiply(softmax.out[m][n], weights[m], values[0], values[1]);
-                multiply(softmax.out[m][n + 1], weights[m], values[2], values[3]);
-            }
-        }
+    for (int i = 0; i < 4; i++) {
+        const float(&pair)[4] = i < 2 ? low : high;
+        const int half = i % 2;
+        weights[i] = bf16_pair(exp2_of(__fmaf_rn(pair[2 * half], scale, -base[half])),
+                               exp2_of(__fmaf_rn(pair[2 * half + 1], scale, -base[half])));
     }
 }
 
@@ -433,7 +276,7 @@ template <u32 THREADS> INLINE void load_block(u32 shared, const Pool &pool, cons
         if (BLOCK % ROWS != 0 && row >= BLOCK)
             break;
         const u64 from = __shfl_sync(0xffffffff, row < 32 ? low : high, row % 32) * (u64)ROW_BYTES;
-        const u32 to = shared + row * ROW_BYTES + (granule ^ (row % 8)) * 16;
+        const u32 to = shared + place(row, granule);
         copy_granule(to, keys + from, first + row < limit);
         copy_granule(to + SIDE_BYTES, values + from, first + row < limit);
     }
@@ -498,6 +341,99 @@ INLINE void load_query(u32 (&bits)[DIM_STEPS][4], int half, const u16 *row)
 
 // ---- Decode
 
+// Reads four matrices of 8 x 8 elements. Each thread gives the address of a row of one.
+INLINE void load_matrices(u32 (&to)[4], u32 address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+}
+
+INLINE void load_transposed(u32 (&to)[4], u32 address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+}
+
+// What warps tell each other that share a block: the maxima of their scores, and their weights, as `mma` takes them.
+struct Exchange {
+    float highest[DECODE_WARPS][16];
+    uint4 weights[KEY_STEPS][32];
+};
+
+// Takes a block of positions from `first` on into the softmax. `shared` is where its K and V lie. `whole`: every row sees all
+// of it. The warps share the block: each has as many keys for the scores, and as many columns of V. Each score and each sum is
+// the same chain of products as in prefill.
+INLINE void attend(Softmax<DECODE_WARPS> &softmax, const Queries &queries, u32 shared, u32 first, bool whole, float scale,
+                   Exchange *exchange)
+{
+    constexpr int OWN_KEYS = KEY_TILES / DECODE_WARPS, OWN_STEPS = KEY_STEPS / DECODE_WARPS;
+    constexpr int OWN_DIMS = DIM_TILES / DECODE_WARPS;
+    const u32 lane = threadIdx.x % 32, part = threadIdx.x / 32;
+    const u32 first_key = part * OWN_KEYS * 8;
+
+    float scores[OWN_KEYS][4] = {};
+    {
+        // Of two tiles of 8 keys, the lower and the upper 8 of 16 dimensions.
+        const u32 row = first_key + lane / 16 * 8 + lane % 8;
+        const u32 granule = lane / 8 % 2;
+#pragma unroll
+        for (int k = 0; k < DIM_STEPS; k++) {
+            const u32 at = shared + place(row, 2 * k + granule);
+#pragma unroll
+            for (int n = 0; n < OWN_KEYS; n += 2) {
+                u32 keys[4];
+                load_matrices(keys, at + n * 8 * LINE_BYTES);
+                multiply(scores[n], queries.bits[k], keys[0], keys[1]);
+                multiply(scores[n + 1], queries.bits[k], keys[2], keys[3]);
+            }
+        }
+    }
+    if (!whole)
+        hide(scores, first + first_key, queries.seen);
+
+    float highest[2];
+    highest_of(highest, scores);
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        exchange->highest[part][half * 8 + lane / 4] = highest[half];
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int other = 0; other < DECODE_WARPS; other++)
+            highest[half] = fmaxf(highest[half], exchange->highest[other][half * 8 + lane / 4]);
+    }
+    float base[2];
+    raise(base, softmax, highest, scale);
+#pragma unroll
+    for (int k = 0; k < OWN_STEPS; k++) {
+        u32 weights[4];
+        weigh(weights, scores[2 * k], scores[2 * k + 1], scale, base);
+        exchange->weights[part * OWN_STEPS + k][lane] = make_uint4(weights[0], weights[1], weights[2], weights[3]);
+    }
+    __syncthreads();
+
+    // Of 8 and 8 more keys, two tiles of 8 dimensions.
+    const u32 row = lane % 16;
+    const u32 granule = part * OWN_DIMS + lane / 16;
+#pragma unroll
+    for (int k = 0; k < KEY_STEPS; k++) {
+        const uint4 all = exchange->weights[k][lane];
+        const u32 weights[4] = {all.x, all.y, all.z, all.w};
+        multiply(softmax.sum, weights, BF16_ONES, BF16_ONES);
+        const u32 at = shared + SIDE_BYTES + k * 16 * LINE_BYTES;
+#pragma unroll
+        for (int n = 0; n < OWN_DIMS; n += 2) {
+            u32 values[4];
+            load_transposed(values, at + place(row, n + granule));
+            multiply(softmax.out[n], weights, values[0], values[1]);
+            multiply(softmax.out[n + 1], weights, values[2], values[3]);
+        }
+    }
+}
+
 // Merges the chunks of a row and head, and writes the output. A warp does it, of which each thread has DIM / 32 columns.
 INLINE void combine(const Partials &partials, u64 row_and_head, u32 chunks, u16 *outputs)
 {
@@ -549,11 +485,11 @@ INLINE void decode(const Attend &a, const Partials &partials, const u32 *positio
     const u32 group = a.group.value;
     const u64 first_head = row * (u64)a.heads + head * group;
 
-    Queries<1> queries;
-    Softmax<1, DECODE_WARPS> softmax;
+    Queries queries;
+    Softmax<DECODE_WARPS> softmax;
     clear(softmax);
     const u32 first = chunk * (CHUNK / BLOCK), end = (limit + BLOCK - 1) / BLOCK;
-    Exchange<1, DECODE_WARPS> *exchange = (Exchange<1, DECODE_WARPS> *)(memory + STAGES * STAGE_BYTES);
+    Exchange *exchange = (Exchange *)(memory + STAGES * STAGE_BYTES);
     each_block<32 * DECODE_WARPS, STAGES>(
         a.pool, pages, head, first, end, limit, own,
         [&] {
@@ -562,8 +498,8 @@ INLINE void decode(const Attend &a, const Partials &partials, const u32 *positio
             for (int half = 0; half < 2; half++) {
                 const u32 member = lane / 4 + 8 * half;
                 const u16 *from = a.queries + row * (u64)a.query_stride + (head * group + member) * DIM;
-                load_query(queries.bits[0], half, member < group ? from : nullptr);
-                queries.seen[0][half] = limit;
+                load_query(queries.bits, half, member < group ? from : nullptr);
+                queries.seen[half] = limit;
             }
         },
         [&](u32 shared, u32 at) { attend(softmax, queries, shared, at, at + BLOCK <= limit, a.scale, exchange); });
@@ -578,36 +514,35 @@ INLINE void decode(const Attend &a, const Partials &partials, const u32 *positio
         const u32 column = warp * (DIM / DECODE_WARPS) + lane % 4 * 2;
         if (chunks == 1) {
             // As merged with nothing.
-            const float share = __frcp_rn(softmax.sum[0][2 * half]);
+            const float share = __frcp_rn(softmax.sum[2 * half]);
             u16 *to = outputs + (first_head + member) * DIM + column;
 #pragma unroll
             for (int n = 0; n < DIM_TILES / DECODE_WARPS; n++)
                 *(u32 *)(to + n * 8) =
-                    bf16_pair(softmax.out[0][n][2 * half] * share, softmax.out[0][n][2 * half + 1] * share);
+                    bf16_pair(softmax.out[n][2 * half] * share, softmax.out[n][2 * half + 1] * share);
         } else {
             const u64 index = (first_head + member) * partials.chunks + chunk;
             if (lane % 4 == 0 && warp == 0)
-                partials.sums[index] = make_float2(softmax.top[0][half], softmax.sum[0][2 * half]);
+                partials.sums[index] = make_float2(softmax.top[half], softmax.sum[2 * half]);
             float *to = partials.values + index * DIM + column;
 #pragma unroll
             for (int n = 0; n < DIM_TILES / DECODE_WARPS; n++)
-                *(float2 *)(to + n * 8) = make_float2(softmax.out[0][n][2 * half], softmax.out[0][n][2 * half + 1]);
+                *(float2 *)(to + n * 8) = make_float2(softmax.out[n][2 * half], softmax.out[n][2 * half + 1]);
         }
     }
     if (chunks == 1)
         return;
 
     // The last thread block of a row and KV head merges what all of them have written.
-    __shared__ bool last;
     __syncthreads();
+    bool last = false;
     if (threadIdx.x == 0) {
         u32 *done = partials.done + row * gridDim.y + head;
         last = count(done) + 1 == chunks;
         if (last)
             *done = 0;
     }
-    __syncthreads();
-    if (last) {
+    if (__syncthreads_or(last)) {
         for (u32 member = warp; member < group; member += DECODE_WARPS)
             combine(partials, first_head + member, chunks, outputs);
     }
@@ -626,77 +561,4 @@ extern "C" __global__ void __launch_bounds__(32 * DECODE_WARPS)
                          const u32 *table, u16 *outputs)
 {
     decode<CHUNK / BLOCK + 1>(a, partials, position, table, outputs);
-}
-
-// ---- Prefill
-
-// Grid: KV heads, tiles. A tile's rows are its tokens times the heads of a group, heads side by side.
-extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS, PREFILL_RESIDENT)
-    attention_prefill(const __grid_constant__ Attend a, const Tile *tiles, u16 *outputs)
-{
-    constexpr int M = PREFILL_M;
-    constexpr u32 THREADS = 32 * PREFILL_WARPS;
-    const Tile tile = tiles[blockIdx.y];
-    const u32 head = blockIdx.x;
-    const u32 lane = threadIdx.x % 32;
-    const u32 first_row = threadIdx.x / 32 * (16 * M);
-    const u32 limit = tile.start + tile.rows;
-    Queries<M> queries;
-    auto load_queries = [&] {
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const u32 row = first_row + m * 16 + half * 8 + lane / 4;
-                const u32 token = divide(row, a.group), member = row - token * a.group.value;
-                const u16 *from =
-                    a.queries + (tile.first_row + token) * (u64)a.query_stride + (head * a.group.value + member) * DIM;
-                load_query(queries.bits[m], half, token < tile.rows ? from : nullptr);
-                queries.seen[m][half] = tile.start + token + 1;
-            }
-        }
-    };
-    // Positions that every row of the warp sees, and that none sees.
-    const u32 first_token = divide(first_row, a.group), last_token = divide(first_row + 16 * M - 1, a.group);
-    const u32 seen_by_all = tile.start + first_token + 1;
-    const u32 seen_by_none = first_token < tile.rows ? tile.start + min(last_token + 1, tile.rows) : 0;
-
-    Merged<M> all;
-    all.out = (float4 *)(memory + PREFILL_STAGES * STAGE_BYTES);
-    clear<M, THREADS>(all);
-    Softmax<M, 1> softmax;
-    clear(softmax);
-    const u32 end = (limit + BLOCK - 1) / BLOCK;
-    each_block<THREADS, PREFILL_STAGES>(
-        a.pool, a.pages + tile.table, head, 0, end, limit, 0,
-        [&] {
-            follow();
-            load_queries();
-        },
-        [&](u32 shared, u32 at) {
-            if (at < seen_by_none)
-                attend(softmax, queries, shared, at, at + BLOCK <= seen_by_all, a.scale, (Exchange<M, 1> *)nullptr);
-            if ((at + BLOCK) % CHUNK == 0 || at + BLOCK >= limit) {
-                merge<M, THREADS>(all, softmax);
-                clear(softmax);
-            }
-        });
-
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const u32 row = first_row + m * 16 + half * 8 + lane / 4;
-            const u32 token = divide(row, a.group), member = row - token * a.group.value;
-            if (token >= tile.rows)
-                continue;
-            const float share = __frcp_rn(all.sum[m][half]);
-            u16 *to = outputs + ((tile.first_row + token) * (u64)a.heads + head * a.group.value + member) * DIM + lane % 4 * 2;
-#pragma unroll
-            for (int n = 0; n < DIM_TILES; n++) {
-                const float *out = (const float *)(all.out + (m * DIM_TILES + n) * THREADS + threadIdx.x) + 2 * half;
-                *(u32 *)(to + n * 8) = bf16_pair(out[0] * share, out[1] * share);
-            }
-        }
-    }
 }

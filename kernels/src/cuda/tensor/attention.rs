@@ -1,9 +1,10 @@
 //! Attention over a paged pool of K and V in bf16.
 
+use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::sys::{self, CUdevice_attribute};
 use cudarc::driver::{CudaStream, DeviceRepr};
 
 use super::launch::{Geometry, Kernel, argument};
@@ -12,22 +13,51 @@ use crate::cuda::batch::{Attention, KvView, Rows};
 use crate::cuda::launch::Divisor;
 use crate::cuda::{Array, CudaError, Device, Source, refused};
 
-const TEXT: &str = source!("attention.cu");
+const TEXT: &str = source!("hopper.cu", "pool.cuh", "attention.cu", "prefill.cu");
 
-/// The kernels' source, for heads of 64 elements.
-pub const SOURCE_64: Source = Source { name: "attention.cu", text: TEXT, options: &["-DHEAD_DIM=64"] };
-/// The kernels' source, for heads of 128 elements.
-pub const SOURCE_128: Source = Source { name: "attention.cu", text: TEXT, options: &["-DHEAD_DIM=128"] };
+/// The kernels' source, for heads of 64 elements. It is for devices of compute capability 9.0: no other devices have `wgmma`
+/// instructions.
+pub const SOURCE_64: Source =
+    Source { name: "attention.cu", text: TEXT, options: &["--gpu-architecture=sm_90a", "-DHEAD_DIM=64"] };
+/// The kernels' source, for heads of 128 elements, and the same devices.
+pub const SOURCE_128: Source =
+    Source { name: "attention.cu", text: TEXT, options: &["--gpu-architecture=sm_90a", "-DHEAD_DIM=128"] };
 
 /// Positions of a chunk, whose sums are merged as one, as in `attention.cu`. Decode has a thread block for each chunk.
 pub const CHUNK: usize = 256;
 
 /// Positions of a block, as in `attention.cu`.
 const BLOCK: usize = 64;
-/// Warps of a thread block, as there.
+/// Warps of a thread block of decode, as there.
 const WARPS: usize = 4;
-/// Blocks of K and V that prefill has in shared memory, as there.
-const PREFILL_STAGES: usize = 2;
+/// The numbers of `prefill.cu`: groups of 128 threads that compute 64 rows each, and blocks of K and V in shared memory.
+#[derive(Clone, Copy)]
+struct Prefill {
+    groups: usize,
+    stages: usize,
+}
+
+impl Prefill {
+    fn of(head_dim: usize) -> Self {
+        if head_dim == 64 { Self { groups: 4, stages: 4 } } else { Self { groups: 3, stages: 3 } }
+    }
+
+    /// Rows of a tile: tokens times heads of a group.
+    fn rows(self) -> usize {
+        64 * self.groups
+    }
+
+    /// Threads of a thread block: those that compute, and a group for the warp that copies.
+    fn threads(self) -> usize {
+        128 * (self.groups + 1)
+    }
+
+    /// Bytes of shared memory of a thread block: K and V of its stages, sums of V in f32, and two barriers of each stage.
+    fn shared(self, head_dim: usize) -> usize {
+        self.stages * (2 * BLOCK * head_dim * 2 + 16) + self.rows() * head_dim * 4
+    }
+}
+
 /// Blocks of K and V that decode with few thread blocks has in shared memory: a chunk, and room for the block after it.
 const FEW_STAGES: usize = CHUNK / BLOCK + 1;
 /// Most query heads of a KV head: the rows of a matrix of `mma`.
@@ -46,15 +76,12 @@ fn decode_shared(head_dim: usize, stages: usize) -> usize {
     stages * 2 * BLOCK * head_dim * 2 + WARPS * 16 * 4 + 16 * BLOCK * 2
 }
 
-/// Rows of a tile of prefill: tokens times heads of a group.
-fn prefill_rows(head_dim: usize) -> usize {
-    16 * WARPS * if head_dim == 64 { 2 } else { 1 }
-}
+/// The driver's description of an array, as a kernel's parameter.
+#[repr(transparent)]
+struct TensorMap(sys::CUtensorMap);
 
-/// Bytes of shared memory of a thread block of prefill: K and V of [`PREFILL_STAGES`] blocks, and sums of V in f32.
-fn prefill_shared(head_dim: usize) -> usize {
-    PREFILL_STAGES * 2 * BLOCK * head_dim * 2 + prefill_rows(head_dim) * head_dim * 4
-}
+// SAFETY: numbers only, in C's layout.
+unsafe impl DeviceRepr for TensorMap {}
 
 /// Rows of one sequence that lie side by side in a batch, at ascending positions.
 #[repr(C)]
@@ -84,6 +111,8 @@ struct Attend {
     group: Divisor,
     query_stride: u32,
     scale: f32,
+    copied: u32,
+    unused: u32,
 }
 
 // SAFETY: numbers only, in C's layout, without padding.
@@ -151,6 +180,7 @@ impl Partials {
 /// it is a product ([`TensorLinear`](super::linear::TensorLinear)), the kernel before it must not write them either.
 #[derive(Debug)]
 pub struct TensorAttention {
+    device: Arc<Device>,
     head_dim: usize,
     decode: Kernel,
     decode_few: Kernel,
@@ -167,11 +197,15 @@ impl TensorAttention {
     /// Compiles the kernels for heads of `head_dim` elements: 64 or 128.
     ///
     /// # Errors
-    /// As [`Device::module`].
+    /// When the device's compute capability is not 9.0, and as [`Device::module`].
     ///
     /// # Panics
     /// When heads have another size.
     pub fn new(device: &Arc<Device>, head_dim: usize) -> Result<Self, CudaError> {
+        if device.capability() != 90 {
+            let found = device.capability();
+            return Err(CudaError::Capability { what: "attention on tensor cores", needed: &[90], found });
+        }
         let source = match head_dim {
             64 => SOURCE_64,
             128 => SOURCE_128,
@@ -186,11 +220,12 @@ impl TensorAttention {
         let shared = size(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?;
         let few_at_once = shared / (decode_shared(head_dim, FEW_STAGES) + RESERVED);
         Ok(Self {
+            device: Arc::clone(device),
             head_dim,
             decode: kernel("attention_decode", decode_shared(head_dim, decode_stages(head_dim)))?,
             decode_few: kernel("attention_decode_few", decode_shared(head_dim, FEW_STAGES))?,
             few: size(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? * few_at_once,
-            prefill: kernel("attention_prefill", prefill_shared(head_dim))?,
+            prefill: kernel("attention_prefill", Prefill::of(head_dim).shared(head_dim))?,
         })
     }
 
@@ -271,7 +306,7 @@ impl TensorAttention {
     #[must_use]
     pub fn tiles(&self, attention: &Attention, runs: &[Run]) -> Vec<Run> {
         let group = attention.heads / attention.kv_heads;
-        cut(runs, number(prefill_rows(self.head_dim) / group))
+        cut(runs, number(Prefill::of(self.head_dim).rows() / group))
     }
 
     /// Attention of the first `count` of these tiles, of a batch of `rows` rows.
@@ -301,16 +336,50 @@ impl TensorAttention {
             "{count} tiles in an array of {}, at most 65535",
             tiles.len()
         );
+        let numbers = Prefill::of(self.head_dim);
         let geometry = Geometry {
             grid: [attention.kv_heads, count, 1],
-            threads: 32 * WARPS as u32,
-            shared: number(prefill_shared(self.head_dim)),
+            threads: number(numbers.threads()),
+            shared: number(numbers.shared(self.head_dim)),
         };
+        let [keys, values] = [0, 1].map(|side| self.map(view, side, attention.kv_heads, attend.copied));
+        let (keys, values) = (keys?, values?);
         let (tiles, outputs) = (tiles.address(), outputs.address());
-        let arguments = [argument(&attend), argument(&tiles), argument(&outputs)];
+        let arguments =
+            [argument(&keys), argument(&values), argument(&attend), argument(&tiles), argument(&outputs)];
         // SAFETY: the parameters of `attention_prefill`, which stays within the arrays by the checks above. The caller
         // vouches for the view, the tiles and the pages.
         unsafe { self.prefill.launch(stream, geometry, &arguments) }
+    }
+
+    /// The map by which copies find a box of `copied` tokens of a page in K (`side` 0) or V, 64 elements wide. Its dimensions are
+    /// element, token, head, page. How many pages there are is not known here: there is no limit.
+    fn map(&self, view: &KvView, side: usize, heads: usize, copied: u32) -> Result<TensorMap, CudaError> {
+        self.device.bind()?;
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let sizes = [self.head_dim as u64, u64::from(view.page_tokens), heads as u64, 1 << 31];
+        let strides = [view.token[side], view.head[side], view.page[side]];
+        let (window, steps) = ([64, copied, 1, 1], [1; 4]);
+        // SAFETY: four sizes, three strides, and four sizes and steps of the window. The call encodes them and follows no address.
+        unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &raw mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                4,
+                view.start[side] as *mut c_void,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                window.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        }
+        .result()
+        .map_err(refused("describe the pages of K and V"))?;
+        Ok(TensorMap(map))
     }
 
     fn attend(
@@ -355,6 +424,9 @@ impl TensorAttention {
             group: Divisor::of(number(heads / kv_heads)),
             query_stride: number(query_stride),
             scale: scale * std::f32::consts::LOG2_E,
+            // The largest power of two that divides a page's tokens and a block's.
+            copied: 1 << view.page_tokens.trailing_zeros().min(BLOCK.trailing_zeros()),
+            unused: 0,
         }
     }
 }

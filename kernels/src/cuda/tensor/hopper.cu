@@ -1,9 +1,5 @@
 // Hopper's instructions that kernels are written in: barriers, copies, and products on the tensor cores. Addresses of
-// 32 bits are in shared memory. It is text that the sources of kernels begin with.
-
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+// 32 bits are in shared memory. It is text that the sources of kernels begin with, after bits.cuh.
 
 /// A tensor map of the driver (CUtensorMap).
 struct alignas(64) Map {
@@ -118,6 +114,15 @@ __device__ __forceinline__ void copy_box(u32 target, const Map *map, u32 column,
         : "memory");
 }
 
+/// As `copy_box`, of a map of four dimensions.
+__device__ __forceinline__ void copy_box(u32 target, const Map *map, const u32 (&at)[4], u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+            target),
+        "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(barrier)
+        : "memory");
+}
+
 /// As `copy_box`, into the same place of both blocks of a pair.
 __device__ __forceinline__ void copy_box_to_pair(u32 target, const Map *map, u32 column, u32 row, u32 barrier) {
     asm volatile(
@@ -125,6 +130,14 @@ __device__ __forceinline__ void copy_box_to_pair(u32 target, const Map *map, u32
         "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(target),
         "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<u16>(3))
         : "memory");
+}
+
+/// Tensor cores see what this thread has stored in shared memory.
+__device__ __forceinline__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// Waits for the other warps of the group.
+__device__ __forceinline__ void meet_group(u32 group) {
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
 // ---------------------------------------------------------------------------------------------- Loads, stores and sums
@@ -150,12 +163,6 @@ __device__ __forceinline__ void store_at(u32 address, u32 barrier, u32 peer, con
                  : "memory");
 }
 
-__device__ __forceinline__ u32 bf16_pair(float low, float high) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
 /// Adds where the numbers lie, in L2: nothing waits for what was there. Each sum is rounded once, to the nearest.
 __device__ __forceinline__ void add(float *out, float2 value) {
     asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(out), "f"(value.x), "f"(value.y) : "memory");
@@ -177,12 +184,41 @@ __device__ __forceinline__ u64 operand(u32 address) {
     return static_cast<u64>(address >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
+/// sums = (add ? sums : 0) + the product of 64 x 16 elements in registers, as `mma` distributes them, and 16 x 64 elements in
+/// shared memory. Of those, 64 lie side by side: with TRANSPOSED the columns, and otherwise the rows.
+template <int TRANSPOSED>
+__device__ __forceinline__ void multiply_64(float (&sums)[8][4], const u32 (&a)[4], u64 b, bool add) {
+#define FOUR(i) "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])
+    asm volatile("{ .reg .pred add;\nsetp.ne.u32 add, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+                 "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, add, 1, 1, %38; }"
+                 : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(add)), "n"(TRANSPOSED));
+#undef FOUR
+}
+
+/// What is done with these registers before stays before, and what is done after stays after.
+template <int ROWS>
+__device__ __forceinline__ void hold(float (&sums)[ROWS][4]) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+        asm volatile("" : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])::"memory");
+}
+template <int ROWS>
+__device__ __forceinline__ void hold(u32 (&factors)[ROWS][4]) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+        asm volatile("" : "+r"(factors[i][0]), "+r"(factors[i][1]), "+r"(factors[i][2]), "+r"(factors[i][3])::"memory");
+}
+
 #define PLACES_0_7 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define PLACES_8_15 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define PLACES_16_31 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define PLACES_32_47 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define PLACES_48_63 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define PLACES_64_79 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define PLACES_64_87 PLACES_64_79 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define PLACES_80_95 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define PLACES_96_111 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define PLACES_112_127 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
@@ -191,6 +227,7 @@ __device__ __forceinline__ u64 operand(u32 address) {
 #define PLACES_16 PLACES_8 PLACES_8_15
 #define PLACES_32 PLACES_16 PLACES_16_31
 #define PLACES_64 PLACES_32 PLACES_32_47 PLACES_48_63
+#define PLACES_88 PLACES_64 PLACES_64_87
 #define PLACES_96 PLACES_64 PLACES_64_79 PLACES_80_95
 #define PLACES_128 PLACES_96 PLACES_96_111 PLACES_112_127
 #define SUMS_4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
@@ -198,6 +235,7 @@ __device__ __forceinline__ u64 operand(u32 address) {
 #define SUMS_16(i) SUMS_8(i), SUMS_8(i + 8)
 #define SUMS_32(i) SUMS_16(i), SUMS_16(i + 16)
 #define SUMS_64(i) SUMS_32(i), SUMS_32(i + 32)
+#define SUMS_88(i) SUMS_64(i), SUMS_16(i + 64), SUMS_8(i + 80)
 #define SUMS_96(i) SUMS_64(i), SUMS_32(i + 64)
 #define SUMS_128(i) SUMS_64(i), SUMS_64(i + 64)
 
@@ -217,5 +255,6 @@ MULTIPLY(16, 8, 8, 9, 10)
 MULTIPLY(32, 16, 16, 17, 18)
 MULTIPLY(64, 32, 32, 33, 34)
 MULTIPLY(128, 64, 64, 65, 66)
+MULTIPLY(176, 88, 88, 89, 90)
 MULTIPLY(192, 96, 96, 97, 98)
 MULTIPLY(256, 128, 128, 129, 130)

@@ -429,6 +429,7 @@ KERNEL(linear_split_32, 160, 1, 32, SPLIT)
 KERNEL(linear_split_64, 160, 1, 64, SPLIT)
 KERNEL(linear_split_128, 384, 2, 128, SPLIT)
 KERNEL(linear_added_128, 384, 2, 128, ADDED)
+KERNEL(linear_added_176, 384, 2, 176, ADDED)
 KERNEL(linear_added_192, 384, 2, 192, ADDED)
 KERNEL(linear_one_256, 384, 2, 256, ONE)
 

@@ -31,7 +31,7 @@ pub use variant::Variant;
 /// The source of the kernels. It is for devices of compute capability 9.0: no other devices have `wgmma` instructions.
 pub const SOURCE: Source = Source {
     name: "linear.cu",
-    text: concat!(include_str!("hopper.cu"), include_str!("linear.cu")),
+    text: concat!(include_str!("bits.cuh"), include_str!("hopper.cu"), include_str!("linear.cu")),
     options: &["--gpu-architecture=sm_90a"],
 };
 
@@ -198,7 +198,7 @@ impl TensorLinear {
                 .map_err(refused("give a kernel its shared memory"))?;
             Ok(kernel)
         };
-        let [a, b, c, d, e, f, g, h] = Variant::ALL.map(kernel);
+        let [a, b, c, d, e, f, g, h, i] = Variant::ALL.map(kernel);
         let multiprocessors = device
             .context()
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
@@ -206,7 +206,7 @@ impl TensorLinear {
         Ok(Self {
             device: Arc::clone(device),
             pack: function(&module, "linear_pack")?,
-            kernels: [a?, b?, c?, d?, e?, f?, g?, h?],
+            kernels: [a?, b?, c?, d?, e?, f?, g?, h?, i?],
             multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
         })
     }

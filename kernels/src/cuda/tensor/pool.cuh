@@ -1,9 +1,5 @@
-// What the kernels of this folder share: names of types, following the kernel before, and where K and V lie. It stands before
-// each of their sources.
-
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+// What the kernels of rows and attention share: following the kernel before, and where K and V lie. It stands before each of their
+// sources, after bits.cuh.
 
 #define INLINE static __device__ __forceinline__
 
@@ -19,14 +15,6 @@ INLINE void follow()
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
-}
-
-// Two numbers as bf16, the first one in the lower bits.
-INLINE u32 bf16_pair(float low, float high)
-{
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
 }
 
 // Division by a number that the host knows, exact for dividends below 2^31.

@@ -3,10 +3,10 @@
 use crate::cuda::batch::KvView;
 use crate::cuda::launch::Divisor;
 
-/// The text of a source of this folder, with `pool.cuh` in front.
+/// The text of these sources of this folder, with `bits.cuh` in front.
 macro_rules! source {
-    ($file:literal) => {
-        concat!(include_str!("pool.cuh"), "#line 1 \"", $file, "\"\n", include_str!($file))
+    ($($file:literal),+) => {
+        concat!(include_str!("bits.cuh"), $("#line 1 \"", $file, "\"\n", include_str!($file)),+)
     };
 }
 pub(super) use source;

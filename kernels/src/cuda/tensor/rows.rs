@@ -10,7 +10,7 @@ use crate::cuda::batch::{KvView, Rows};
 use crate::cuda::{Array, CudaError, Device, Source};
 
 /// The kernels' source.
-pub const SOURCE: Source = Source { name: "rows.cu", text: source!("rows.cu"), options: &[] };
+pub const SOURCE: Source = Source { name: "rows.cu", text: source!("pool.cuh", "rows.cu"), options: &[] };
 
 /// Vectors of 4 elements that a thread of the norm keeps, as in `rows.cu`.
 const NORM_VECTORS: usize = 8;

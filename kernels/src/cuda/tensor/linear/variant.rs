@@ -28,6 +28,8 @@ pub enum Variant {
     Split128,
     /// A pair of blocks takes all slices of 256 rows of weights, one after the other, and 128 rows of X.
     Added128,
+    /// As `Added128`, with 176 rows of X.
+    Added176,
     /// As `Added128`, with 192 rows of X.
     Added192,
     /// A pair of blocks takes 256 rows of weights, and 256 rows of X. It is for matrices of one slice.
@@ -57,13 +59,14 @@ struct Shape {
 
 impl Variant {
     /// All of them, in the order of the enum.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Split8,
         Self::Split16,
         Self::Split32,
         Self::Split64,
         Self::Split128,
         Self::Added128,
+        Self::Added176,
         Self::Added192,
         Self::One256,
     ];
@@ -82,8 +85,9 @@ impl Variant {
             Self::Split32 => shape("linear_split_32", 1, 32, Slices::Split, [0; 2]),
             Self::Split64 => shape("linear_split_64", 1, 64, Slices::Split, [0; 2]),
             Self::Split128 => shape("linear_split_128", 2, 128, Slices::Split, [400, 5000]),
-            Self::Added128 => shape("linear_added_128", 2, 128, Slices::Added, [360, 3000]),
-            Self::Added192 => shape("linear_added_192", 2, 192, Slices::Added, [490, 4000]),
+            Self::Added128 => shape("linear_added_128", 2, 128, Slices::Added, [420, 2500]),
+            Self::Added176 => shape("linear_added_176", 2, 176, Slices::Added, [490, 6000]),
+            Self::Added192 => shape("linear_added_192", 2, 192, Slices::Added, [540, 5500]),
             Self::One256 => shape("linear_one_256", 2, 256, Slices::One, [660, 4000]),
         }
     }
@@ -196,7 +200,7 @@ impl Variant {
             let rounds = variant.tiles(rows, size).div_ceil(variant.room(size, multiprocessors));
             rounds * (blocks * block + rest)
         };
-        let many = [Self::Split128, Self::Added128, Self::Added192, Self::One256];
+        let many = [Self::Split128, Self::Added128, Self::Added176, Self::Added192, Self::One256];
         many.into_iter()
             .filter(|variant| variant.suits(size.slices))
             .min_by_key(time)
@@ -246,6 +250,7 @@ mod tests {
             (qkv, 2048, Variant::Added192),
             (qkv, 8192, Variant::Added192),
             (output, 8192, Variant::Added128),
+            (down, 8192, Variant::Added176),
             (gate_up, 192, Variant::Added192),
             (gate_up, 256, Variant::One256),
             (gate_up, 384, Variant::Added192),
