@@ -473,11 +473,12 @@ INLINE u32 count(u32 *counter)
 template <int STAGES>
 INLINE void decode(const Attend &a, const Partials &partials, const u32 *position, const u32 *table, u16 *outputs)
 {
+    start_the_next_kernel();
     const u32 chunk = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
     const u32 own = position[row];
     const u32 *pages = a.pages + table[row];
     if (own == NO_POSITION || own < chunk * CHUNK) {
-        follow();
+        wait_for_the_kernel_before();
         return;
     }
     const u32 limit = min(own + 1, (chunk + 1) * CHUNK);
@@ -493,7 +494,7 @@ INLINE void decode(const Attend &a, const Partials &partials, const u32 *positio
     each_block<32 * DECODE_WARPS, STAGES>(
         a.pool, pages, head, first, end, limit, own,
         [&] {
-            follow();
+            wait_for_the_kernel_before();
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const u32 member = lane / 4 + 8 * half;

@@ -176,8 +176,9 @@ impl Partials {
 /// do not depend on other rows, on how a prompt is cut, or on pages.
 ///
 /// The content of arrays is not checked: pages must be pages of the pool, and positions must lie in their sequence's pages.
-/// Positions, tables, pages and tiles are read while the preceding kernel may still run, so that kernel must not write them. If
-/// it is a product ([`TensorLinear`](super::linear::TensorLinear)), the kernel before it must not write them either.
+/// Positions, tables, pages and tiles are read while preceding kernels may still run. So they must be written by copies, or by
+/// kernels up to the last [`embed`](super::rows::TensorRows::embed) or
+/// [`copy_words`](super::rows::TensorRows::copy_words).
 #[derive(Debug)]
 pub struct TensorAttention {
     device: Arc<Device>,

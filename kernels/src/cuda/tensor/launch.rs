@@ -12,9 +12,12 @@ use crate::cuda::{CudaError, Device, refused};
 /// A kernel of this folder.
 ///
 /// Each kernel calls `griddepcontrol.wait`, where the device has it (compute capability 9.0), before it reads the output of the
-/// preceding kernel. So its launch and its first instructions overlap the end of that kernel. A product on tensor cores lets the
-/// next kernel start before the product itself has waited. Then the kernel before the product, too, may still write while the next
-/// kernel has not waited.
+/// preceding kernel. So its launch and its first instructions overlap the end of that kernel.
+///
+/// Products, norms, rotations and decode's attention let the next kernel start before they have waited themselves. A product
+/// then loads weights while the kernels before it still run. So a kernel's first instructions may overlap several kernels. The other
+/// kernels, which are `embed`, `copy_words`, prefill's attention and `argmax`, wait first: all kernels before them are done when
+/// the next one starts.
 #[derive(Debug)]
 pub(super) struct Kernel {
     function: CudaFunction,

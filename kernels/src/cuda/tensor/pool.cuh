@@ -8,13 +8,27 @@ constexpr u32 NO_POSITION = 0xffffffffu;
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
-// Waits until the kernels before this one are done, and lets the next one start where there is room.
-INLINE void follow()
+// Waits until the kernel before this one is done, and what it wrote is seen.
+INLINE void wait_for_the_kernel_before()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel start where there is room. It waits for the end of this one by itself.
+INLINE void start_the_next_kernel()
+{
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+
+// In this order, all kernels before this one are done when the next one starts.
+INLINE void follow()
+{
+    wait_for_the_kernel_before();
+    start_the_next_kernel();
 }
 
 // Division by a number that the host knows, exact for dividends below 2^31.

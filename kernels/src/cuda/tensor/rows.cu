@@ -47,6 +47,7 @@ INLINE float warp_sum(float sum)
 extern "C" __global__ void __launch_bounds__(512)
     rms_norm(const float *residual, const u32 *selected, const float *weight, u16 *normed, u32 hidden, float epsilon)
 {
+    start_the_next_kernel();
     const u32 vectors = hidden / 4;
     float4 weights[NORM_VECTORS], kept[NORM_VECTORS];
 #pragma unroll
@@ -55,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(512)
         if (at < vectors)
             weights[i] = ((const float4 *)weight)[at];
     }
-    follow();
+    wait_for_the_kernel_before();
     const u32 row = selected ? selected[blockIdx.x] : blockIdx.x;
     const float4 *from = (const float4 *)(residual + row * (u64)hidden);
     uint2 *to = (uint2 *)(normed + blockIdx.x * (u64)hidden);
@@ -116,13 +117,14 @@ struct Rotate {
 template <u32 DIM> INLINE void rotate_and_store(const Rotate &r)
 {
     constexpr u32 THREADS = DIM / 4;
+    start_the_next_kernel();
     const u32 row = blockIdx.x, position = r.position[row];
     const u32 head = blockIdx.y * (blockDim.x / THREADS) + threadIdx.x / THREADS;
     const u32 heads = r.heads + 2 * r.kv_heads;
     const u32 at = threadIdx.x % THREADS * 2;
     const bool query = head < r.heads, value = head >= r.heads + r.kv_heads;
     if (position == NO_POSITION || head >= heads) {
-        follow();
+        wait_for_the_kernel_before();
         return;
     }
     u16 *to;
@@ -136,7 +138,7 @@ template <u32 DIM> INLINE void rotate_and_store(const Rotate &r)
     }
     const u64 angle = row * (u64)(DIM / 2) + at;
     const float2 c = *(const float2 *)(r.cosines + angle), s = *(const float2 *)(r.sines + angle);
-    follow();
+    wait_for_the_kernel_before();
 
     const float *from = r.qkv + (row * (u64)heads + head) * DIM + at;
     float2 low = *(const float2 *)from, high = *(const float2 *)(from + DIM / 2);

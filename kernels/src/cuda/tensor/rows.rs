@@ -71,8 +71,8 @@ unsafe impl DeviceRepr for Rotate {}
 ///
 /// Each function enqueues its launches and returns. It panics if an array is shorter than the sizes say. The content of arrays
 /// is not checked: tokens, pages and positions must be valid for the model and the pool. Weights, positions, tables, pages and
-/// angles are read while the preceding kernel may still run, so that kernel must not write them. If it is a product
-/// ([`TensorLinear`](super::linear::TensorLinear)), the kernel before it must not write them either.
+/// angles are read while preceding kernels may still run. So they must be written by copies, or by kernels up to the last
+/// [`embed`](Self::embed) or [`copy_words`](Self::copy_words).
 #[derive(Debug)]
 pub struct TensorRows {
     embed: Kernel,
