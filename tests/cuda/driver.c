@@ -3,8 +3,12 @@
  *
  * It is lazy: what is put into a stream is done when something waits for it and not before, so that a program that does not wait
  * finds memory as it was. In a process that is started with STAND_IN_COPY_US, a thread does it instead, and each copy and launch
- * takes so many microseconds, so that it is under way when a test looks. */
+ * takes so many microseconds, so that it is under way when a test looks.
+ *
+ * STAND_IN_LOST names a file in which a test writes ids of processes. Such a process loses its device: from then on each of its
+ * calls that use the device answers CUDA_ERROR_ILLEGAL_ADDRESS, and nothing is done any more. */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -37,6 +41,27 @@ void fake_capability(int value) { capability = value; }
  * process. */
 static int lost;
 void fake_lost(int value) { lost = value; }
+
+/* ILLEGAL_ADDRESS once STAND_IN_LOST has named this process, else OK. */
+static int of_device(void)
+{
+    static _Atomic int gone;
+    const char *path = getenv("STAND_IN_LOST");
+    FILE *file = gone || path == NULL ? NULL : fopen(path, "re");
+    int process = 0;
+    while (file != NULL && fscanf(file, "%d", &process) == 1)
+        gone |= process == getpid();
+    if (file != NULL)
+        fclose(file);
+    return gone ? ILLEGAL_ADDRESS : OK;
+}
+
+/* Begins each call that uses the device. */
+#define DEVICE()                                                                                                       \
+    do {                                                                                                               \
+        if (of_device() != OK)                                                                                         \
+            return ILLEGAL_ADDRESS;                                                                                    \
+    } while (0)
 /* The launch behind so many from now on is refused, once. Never if it is negative. */
 static int refused_after = -1;
 void fake_refused_after(int value) { refused_after = value; }
@@ -239,7 +264,7 @@ static int perform(Work *work)
 static void do_next(Stream *stream)
 {
     Work *work = stream->first;
-    int result = lost == OK ? perform(work) : OK;
+    int result = lost == OK && of_device() == OK ? perform(work) : OK;
     if (result != OK)
         stream->failed = result;
     stream->first = work->next;
@@ -296,13 +321,15 @@ static void carry_out_all(void)
 /* What a call that waits for a stream, or adds to it, answers. A failure is told once, so that tests go on. */
 static int told(Stream *stream)
 {
-    int result = lost != OK ? lost : stream->failed;
+    int device = of_device();
+    int result = device != OK ? device : lost != OK ? lost : stream->failed;
     stream->failed = OK;
     return result;
 }
 
 int cuStreamCreate(void **handle, unsigned flags)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Stream *stream = streams;
     while (stream != NULL && !stream->gone)
@@ -320,6 +347,7 @@ int cuStreamCreate(void **handle, unsigned flags)
 
 int cuStreamDestroy_v2(void *handle)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Stream *stream = stream_of(handle);
     if (stream == NULL || stream == &first_stream)
@@ -331,6 +359,7 @@ int cuStreamDestroy_v2(void *handle)
 
 int cuStreamSynchronize(void *handle)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Stream *stream = stream_of(handle);
     if (stream == NULL)
@@ -341,6 +370,7 @@ int cuStreamSynchronize(void *handle)
 
 int cuCtxSynchronize(void)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     carry_out_all();
     int result = lost;
@@ -364,6 +394,7 @@ static int asked(Stream *stream, unsigned long long after)
 
 int cuStreamQuery(void *handle)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Stream *stream = stream_of(handle);
     return unlocked(stream == NULL ? INVALID_HANDLE : asked(stream, stream->added));
@@ -371,6 +402,7 @@ int cuStreamQuery(void *handle)
 
 int cuLaunchHostFunc(void *handle, void (*function)(void *), void *data)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Stream *stream = stream_of(handle);
     if (stream == NULL)
@@ -385,6 +417,7 @@ int cuLaunchHostFunc(void *handle, void (*function)(void *), void *data)
 
 int cuEventCreate(Place **event, unsigned flags)
 {
+    DEVICE();
     *event = calloc(1, sizeof **event);
     return OK;
 }
@@ -397,6 +430,7 @@ int cuEventDestroy_v2(Place *event)
 
 int cuEventRecord(Place *event, void *handle)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Stream *stream = stream_of(handle);
     if (stream == NULL)
@@ -407,6 +441,7 @@ int cuEventRecord(Place *event, void *handle)
 
 int cuStreamWaitEvent(void *handle, Place *event, unsigned flags)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Stream *stream = stream_of(handle);
     if (stream == NULL)
@@ -418,12 +453,14 @@ int cuStreamWaitEvent(void *handle, Place *event, unsigned flags)
 
 int cuEventQuery(Place *event)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     return unlocked(event->stream == NULL ? lost : asked(event->stream, event->after));
 }
 
 int cuEventSynchronize(Place *event)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Place place = *event;
     if (place.stream == NULL)
@@ -440,6 +477,7 @@ int cuEventElapsedTime_v2(float *ms, void *from, void *to) { *ms = 1; return OK;
 /* Takes the lock. */
 static int allocate(void **memory, size_t bytes, size_t alignment)
 {
+    DEVICE();
     *memory = NULL;
     if (bytes == 0)
         return INVALID_VALUE;
@@ -453,6 +491,7 @@ static int allocate(void **memory, size_t bytes, size_t alignment)
 /* Memory goes when everything in every stream is done, which may use it. Takes the lock. */
 static int released(unsigned long long start)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     carry_out_all();
     return unlocked(forget(start));
@@ -475,6 +514,7 @@ int cuMemHostUnregister(void *memory) { return released((unsigned long long)memo
 
 int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     return unlocked(note((unsigned long long)memory, bytes));
 }
@@ -496,6 +536,7 @@ int cuMemGetInfo_v2(size_t *free, size_t *total)
 
 int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t bytes, void *handle)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Stream *stream = stream_of(handle);
     if (stream == NULL)
@@ -551,6 +592,7 @@ int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes)
 /* Takes the lock. */
 static int filled(unsigned long long to, unsigned value, size_t width, size_t count, void *handle)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Stream *stream = stream_of(handle);
     if (stream == NULL)
@@ -628,6 +670,7 @@ static const Kernel *const lists[] = {page_copy_kernels, exact_kernels, digest_k
 
 int cuModuleLoadData(void **module, const void *image)
 {
+    DEVICE();
     *module = &something;
     /* What the compiler below gives, the text of copy_pieces, or machine code of the real one. */
     int taken = memcmp(image, "compiled", 8) == 0 || memcmp(image, "//", 2) == 0 || memcmp(image, "\177ELF", 4) == 0;
@@ -636,6 +679,7 @@ int cuModuleLoadData(void **module, const void *image)
 
 int cuModuleUnload(void *module)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     carry_out_all();
     return unlocked(OK);
@@ -656,14 +700,11 @@ int cuFuncSetAttribute(void *function, int attribute, int value) { return OK; }
 int cuLaunchKernel(const Kernel *kernel, unsigned bx, unsigned by, unsigned bz, unsigned tx, unsigned ty, unsigned tz,
                    unsigned shared, void *handle, void **parameters, void **extra)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     Stream *stream = stream_of(handle);
     if (stream == NULL)
         return unlocked(INVALID_HANDLE);
-    /* A process that is started with this variable loses its device at that launch. */
-    const char *last = getenv("STAND_IN_LAUNCHES");
-    if (last != NULL && launches >= strtoull(last, NULL, 10))
-        lost = ILLEGAL_ADDRESS;
     int before = told(stream);
     if (before != OK)
         return unlocked(before);

@@ -2,7 +2,6 @@
  *
  * CUDA_VISIBLE_DEVICES is numbers of one digit with commas. */
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/mman.h>
 
 int memfd_create(const char *name, unsigned flags);
@@ -60,6 +59,7 @@ static size_t part_count, part_room;
 
 int cuMemAlloc_v2(unsigned long long *address, size_t bytes)
 {
+    DEVICE();
     *address = 0;
     if (bytes == 0)
         return INVALID_VALUE;
@@ -88,6 +88,7 @@ int cuMemAlloc_v2(unsigned long long *address, size_t bytes)
 
 int cuMemFree_v2(unsigned long long address)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     carry_out_all();
     if (address == 0)
@@ -152,6 +153,7 @@ static struct { Handle handle; void *memory; int count; } opened[256];
 
 int cuIpcGetMemHandle(Handle *handle, unsigned long long address)
 {
+    DEVICE();
     Range range;
     if (arena == NULL || address < (unsigned long long)arena || address >= (unsigned long long)arena + ALL ||
         !range_of(address, &range) || range.start != address)
@@ -166,6 +168,7 @@ int cuIpcGetMemHandle(Handle *handle, unsigned long long address)
 
 int cuIpcOpenMemHandle_v2(unsigned long long *address, Handle handle, unsigned flags)
 {
+    DEVICE();
     if (handle.process == getpid())
         return 201;
     pthread_mutex_lock(&lock);
@@ -198,6 +201,7 @@ int cuIpcOpenMemHandle_v2(unsigned long long *address, Handle handle, unsigned f
 
 int cuIpcCloseMemHandle(unsigned long long address)
 {
+    DEVICE();
     pthread_mutex_lock(&lock);
     carry_out_all();
     int at = 0;

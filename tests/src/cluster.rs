@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::cuda;
 use crate::lines::Lines;
 pub use crate::wait::PATIENCE;
 use crate::wait::{try_until, until};
@@ -67,6 +68,15 @@ impl Cluster {
     /// When it does not come up, with its log.
     #[must_use]
     pub fn start(start: &Start<'_>) -> Self {
+        Self::start_with(start, &[])
+    }
+
+    /// As [`start`](Self::start), with these variables.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    #[must_use]
+    pub fn start_with(start: &Start<'_>, environment: &[(&str, &Path)]) -> Self {
         let names = |key: &str| {
             let is_flag = |flag: &String| flag.trim_start_matches("--").trim_start_matches("no-") == key;
             start.flags.iter().any(is_flag) || start.config.contains(key)
@@ -84,10 +94,11 @@ impl Cluster {
         flags.push("--no-warm-up".to_owned());
         let config = start.config.clone();
         let start = Start { program: start.program, flags, config, workers: start.workers };
-        Self::start_as_given(&start, &[])
+        Self::start_as_given(&start, environment)
     }
 
-    /// Starts it with only these flags, as an operator does, and with these variables. Waits until it serves.
+    /// Starts it with only these flags, as an operator does, and with these variables. Waits until it serves. With
+    /// `--executor cuda` it has the [stand-in](crate::cuda::stand_in) for a GPU.
     ///
     /// # Panics
     /// As [`start`](Self::start).
@@ -97,10 +108,13 @@ impl Cluster {
         let log = directory.path().join("log");
         let config = directory.path().join("host.toml");
         std::fs::write(&config, &start.config).expect("the configuration is written");
+        let on_gpu = start.flags.windows(2).any(|flags| flags == ["--executor", "cuda"]);
+        let gpu = on_gpu.then(cuda::environment).into_iter().flatten();
         let mut child = Command::new(start.program)
             .args(&start.flags)
             .args(["--port", "0", "--log-format", "json", "--config"])
             .arg(&config)
+            .envs(gpu)
             .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -6,11 +6,13 @@
 //! was not written. It shows nothing of a GPU's memory model or speed.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::built::{repository, target};
+use crate::model::TinyModel;
 
 /// Sources of the stand-in. Each file that lists kernels includes their source.
 const FILES: [&str; 4] = ["driver.c", "page_copy.c", "exact.c", "digest.c"];
@@ -19,7 +21,7 @@ const NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvrtc.so.12"];
 
 /// The folder of the stand-in. Builds it unless it was built from the same files before.
 ///
-/// A program has a GPU when it is started with the folder in `LD_LIBRARY_PATH` and as its folder of NVRTC. A test that has loaded
+/// A program has a GPU when it is started with the [variables](environment) that name the folder. A test that has loaded
 /// [`library`] has one, too: later loads of that name find the library that is loaded.
 ///
 /// # Panics
@@ -72,6 +74,77 @@ pub fn stand_in() -> PathBuf {
         assert!(folder.is_dir(), "the stand-in cannot be moved to {}", folder.display());
     }
     folder
+}
+
+/// The variables with which a program has the stand-in for a GPU.
+///
+/// # Panics
+/// As [`stand_in`].
+#[must_use]
+pub fn environment() -> [(&'static str, PathBuf); 2] {
+    let folder = stand_in();
+    [("LD_LIBRARY_PATH", folder.clone()), ("NVRTC", folder)]
+}
+
+/// The variable that names the file of [`LostGpus`].
+const LOST: &str = "STAND_IN_LOST";
+
+/// A file with the ids of the processes that have lost their GPU.
+pub struct LostGpus(tempfile::NamedTempFile);
+
+impl LostGpus {
+    /// No process has lost its GPU yet.
+    ///
+    /// # Panics
+    /// When there is no room for a file.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(tempfile::NamedTempFile::new().expect("a file for ids of processes"))
+    }
+
+    /// The variable for programs that may lose their GPU.
+    #[must_use]
+    pub fn variable(&self) -> (&'static str, &Path) {
+        (LOST, self.0.path())
+    }
+
+    /// Takes a process's GPU away: from now on, each of its calls to the driver fails.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn lose(&self, pid: u32) {
+        self.0.as_file().write_all(format!("{pid}\n").as_bytes()).expect("an id is written");
+    }
+}
+
+/// A tiny model of two layers. A worker on the CPU and a worker on the stand-in compute the same bits of it.
+pub struct OnBoth(tempfile::TempDir);
+
+impl OnBoth {
+    /// Makes the model.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    #[must_use]
+    pub fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory for a model");
+        let model = TinyModel { layers: 2, kv_heads: 4, seed: 3, ..TinyModel::default() };
+        model.write(directory.path()).expect("the model is written");
+        Self(directory)
+    }
+
+    /// Flags of a worker that computes the model on the `cpu`, or on the GPU with `cuda`.
+    #[must_use]
+    pub fn on(&self, executor: &str) -> [String; 4] {
+        let directory = self.0.path().display().to_string();
+        ["--executor".to_owned(), executor.to_owned(), "--model".to_owned(), directory]
+    }
+}
+
+impl Default for OnBoth {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// The library in the [stand-in's folder](stand_in), to be loaded by its path before anything looks for a driver. It also stands

@@ -1,4 +1,5 @@
-//! A thousand conversations over real processes, with radix caches and without: every answer is the same.
+//! A thousand conversations over real processes, with radix caches and without: every answer is the same. Some more compare a GPU
+//! with caches and a CPU without.
 //!
 //! Groups of conversations begin with the same tokens. Conversations belong to several tenants, and some are cut off in the middle
 //! of an answer and go on. The pools are so small that prefixes are evicted and requests preempted, and at times an operator
@@ -10,19 +11,19 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use host_tests::cluster::{Cluster, PATIENCE, Start};
+use host_tests::cuda::OnBoth;
 use host_tests::plugin_files;
 use serde_json::{Value, json};
 
-const CONVERSATIONS: u64 = 1000;
 const AT_ONCE: usize = 24;
 const VOCABULARY: u64 = 200;
 
 /// A server with prefill and decode workers that have room for a few conversations.
-fn start(cache: bool) -> (Cluster, tempfile::TempDir) {
+fn start(executor: &[String], cache: bool) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm"]);
     let mut flags = vec!["--plugins-dir".to_owned(), plugins.path().display().to_string()];
     let small = "--page-size 8 --pool-pages 64 --chunk-tokens 64 --max-batch 16 --reserved-decode-tokens 8";
-    flags.extend(["--executor", "synthetic"].into_iter().chain(small.split(' ')).map(str::to_owned));
+    flags.extend(executor.iter().cloned().chain(small.split(' ').map(str::to_owned)));
     if cache {
         flags.extend(["--decode-radix-cache", "--prefill-radix-cache"].map(str::to_owned));
     }
@@ -74,6 +75,12 @@ fn break_off(cluster: &Cluster, prompt: &[u64], count: u64, salt: &str, bytes: u
     connection.take(bytes).read_to_end(&mut Vec::new()).unwrap();
 }
 
+/// How much is said, and how often an operator empties all caches.
+struct Scale {
+    conversations: u64,
+    turns_for_a_flush: u64,
+}
+
 #[derive(Default)]
 struct Seen {
     turns: AtomicU64,
@@ -82,7 +89,7 @@ struct Seen {
 }
 
 /// One conversation, turn by turn on both servers.
-fn converse(seed: u64, number: u64, plain: &Cluster, cached: &Cluster, seen: &Seen) {
+fn converse(seed: u64, number: u64, flush: u64, plain: &Cluster, cached: &Cluster, seen: &Seen) {
     let mut random = Random(seed ^ number.wrapping_mul(0x9e37_79b9));
     let mut own = Random(seed ^ random.below(12));
     let beginning = 1 + random.below(120);
@@ -95,7 +102,7 @@ fn converse(seed: u64, number: u64, plain: &Cluster, cached: &Cluster, seen: &Se
             break_off(cached, &conversation, count, salt, bytes);
             seen.broken_off.fetch_add(1, Ordering::Relaxed);
         }
-        if random.below(100) == 0 {
+        if random.below(flush) == 0 {
             cached.flush();
             seen.flushes.fetch_add(1, Ordering::Relaxed);
         }
@@ -111,10 +118,23 @@ fn converse(seed: u64, number: u64, plain: &Cluster, cached: &Cluster, seen: &Se
 
 #[test]
 fn a_thousand_conversations_get_the_same_answers_with_caches_as_without() {
+    let synthetic = ["--executor", "synthetic"].map(str::to_owned);
+    converse_all(&Scale { conversations: 1000, turns_for_a_flush: 100 }, &synthetic, &synthetic);
+}
+
+#[test]
+fn conversations_get_the_answers_of_a_cpu_without_caches_from_a_gpu_with_caches() {
+    let model = OnBoth::new();
+    let scale = Scale { conversations: 40, turns_for_a_flush: 10 };
+    converse_all(&scale, &model.on("cpu"), &model.on("cuda"));
+}
+
+/// Compares the answers of two servers, the second of which has caches. They have these flags for their executors.
+fn converse_all(scale: &Scale, plain: &[String], cached: &[String]) {
     let seed = std::env::var("HOST_TEST_SEED").map_or(0x5eed, |seed| seed.parse().unwrap());
     println!("HOST_TEST_SEED={seed}");
-    let (plain, _plugins) = start(false);
-    let (cached, _more) = start(true);
+    let (plain, _plugins) = start(plain, false);
+    let (cached, _more) = start(cached, true);
     let next = AtomicU64::new(0);
     let seen = Seen::default();
     std::thread::scope(|scope| {
@@ -122,10 +142,10 @@ fn a_thousand_conversations_get_the_same_answers_with_caches_as_without() {
             scope.spawn(|| {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= CONVERSATIONS {
+                    if number >= scale.conversations {
                         return;
                     }
-                    converse(seed, number, &plain, &cached, &seen);
+                    converse(seed, number, scale.turns_for_a_flush, &plain, &cached, &seen);
                 }
             });
         }
@@ -136,7 +156,7 @@ fn a_thousand_conversations_get_the_same_answers_with_caches_as_without() {
     let [turns, broken_off, flushes] =
         [&seen.turns, &seen.broken_off, &seen.flushes].map(|count| count.load(Ordering::Relaxed));
     println!("{turns} turns, {broken_off} broken off, {flushes} flushes; decode: {decode:?}");
-    assert!(turns >= 2 * CONVERSATIONS && broken_off > 0 && flushes > 0);
+    assert!(turns >= 2 * scale.conversations && broken_off > 0 && flushes > 0);
     assert!(decode["host_prefix_delivered_tokens_total{tier=\"device\"}"] > 0.0);
     assert!(count("pages_evicted") > 0.0 && count("retractions") > 0.0);
     assert_eq!(count("integrity_failures"), 0.0);

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use host_tests::caches::{RESTORES, TRIES, sum};
 use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::cuda::OnBoth;
 use host_tests::hold::Hold;
 use host_tests::plugin_files;
 
@@ -17,8 +18,13 @@ const PAIR: &[&str] = &["--decode-radix-cache", "--prefill-radix-cache"];
 const STEPS: &str = "[synthetic]\nstep-us = 1000\n";
 
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
+    computing(&["--executor", "synthetic"].map(str::to_owned), flags, config)
+}
+
+/// A server with these flags for its executor.
+fn computing(executor: &[String], flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm", "faulty-tier", "hicache-file"]);
-    let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
+    let mut all = executor.to_vec();
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
@@ -65,17 +71,37 @@ fn no_damage_to_stored_pages_reaches_an_answer() {
     for (flags, fault) in
         [(ALONE, "flip"), (PAIR, "truncate"), (PAIR, "foreign"), (&ranks, "flip truncate foreign")]
     {
-        let (cluster, _plugins) = faulty(flags, &format!("faults = {fault:?}\nevery = 3\nseed = 7\n"));
-        for turn in 0..3 {
-            assert_eq!(ask(&cluster), expected, "{fault} in turn {turn} with {flags:?}");
-            cluster.await_none("host_storage_queue_pages");
-            cluster.flush();
-        }
-        cluster.await_nothing_held();
-        cluster.wait(&format!("pages that {fault} has met, with {flags:?}"), || {
-            cluster.all_storage_pages("read") > 0.0 && cluster.all_storage_pages("damaged") > 0.0
-        });
+        let (cluster, _plugins) = faulty(flags, &damage(fault));
+        damaged_pages_change_nothing(&cluster, &expected, fault);
     }
+}
+
+#[test]
+fn no_damage_to_stored_pages_of_a_gpu_reaches_an_answer() {
+    let model = OnBoth::new();
+    let (alone, _more) = computing(&model.on("cpu"), &["--role", "aggregated"], "");
+    let fault = "flip truncate foreign";
+    let flags = [PAIR, &["--hierarchical-cache", "--hicache-storage", "faulty-tier"]].concat();
+    let config = format!("{RESTORES}[plugin.faulty-tier]\n{}", damage(fault));
+    let (cluster, _plugins) = computing(&model.on("cuda"), &flags, &config);
+    damaged_pages_change_nothing(&cluster, &ask(&alone), fault);
+}
+
+fn damage(fault: &str) -> String {
+    format!("faults = {fault:?}\nevery = 3\nseed = 7\n")
+}
+
+/// Asks several times, and each time finds only storage, some of whose pages are damaged.
+fn damaged_pages_change_nothing(cluster: &Cluster, expected: &[Vec<u64>], fault: &str) {
+    for turn in 0..3 {
+        assert_eq!(ask(cluster), expected, "{fault} in turn {turn}");
+        cluster.await_none("host_storage_queue_pages");
+        cluster.flush();
+    }
+    cluster.await_nothing_held();
+    cluster.wait(&format!("pages that {fault} has met"), || {
+        cluster.all_storage_pages("read") > 0.0 && cluster.all_storage_pages("damaged") > 0.0
+    });
 }
 
 #[test]

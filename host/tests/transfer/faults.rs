@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use host_tests::cluster::{Cluster, PATIENCE, Start, runs, signal};
+use host_tests::cuda::OnBoth;
 use host_tests::hold::Hold;
 use host_tests::plugin_files;
 use host_tests::wait::until;
@@ -17,13 +18,18 @@ const STEADY: &str = "prefill-token-us = 500\n";
 
 /// A synthetic server with a prefill and a decode worker. `synthetic` is its cost model.
 fn split(flags: &[&str], synthetic: &str) -> (Cluster, tempfile::TempDir) {
+    computing(&["--executor", "synthetic"].map(str::to_owned), flags, &format!("[synthetic]\n{synthetic}"))
+}
+
+/// Workers with these flags for their executor.
+fn computing(executor: &[String], flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm"]);
-    let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
+    let mut all = executor.to_vec();
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
-    let config = format!("[synthetic]\n{synthetic}");
-    (Cluster::start(&Start { program, flags: all, config, workers: 2 }), plugins)
+    let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
+    (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
 }
 
 struct Random(u64);
@@ -79,10 +85,10 @@ fn footprint(pid: u32) -> (u64, usize, usize) {
     (kib << 10, count("fd"), count("task"))
 }
 
-/// Sends 200 requests of random lengths at once. About half of the clients close the connection at a random moment.
-fn storm(cluster: &Cluster, seed: u64) -> usize {
+/// Sends requests of random lengths at once. About half of the clients close the connection at a random moment.
+fn storm(cluster: &Cluster, requests: u32, seed: u64) -> usize {
     let mut random = Random(seed);
-    let plans: Vec<_> = (0..200)
+    let plans: Vec<_> = (0..requests)
         .map(|_| {
             let prompt: Vec<u32> = (0..=random.below(300)).map(|_| random.below(256) as u32).collect();
             let count = 1 + random.below(40);
@@ -118,12 +124,12 @@ fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_
     let at_rest = footprints();
     // The first storms warm up: thread stacks, allocator arenas, connection buffers.
     for warm in 1..=2 {
-        assert!(storm(&cluster, seed + warm) > 0);
+        assert!(storm(&cluster, 200, seed + warm) > 0);
         settle();
     }
     let before = footprints();
     for round in 0..4 {
-        assert!(storm(&cluster, seed + 10 + round) > 0);
+        assert!(storm(&cluster, 200, seed + 10 + round) > 0);
         settle();
     }
     let grown = footprints();
@@ -147,14 +153,51 @@ fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_
     });
 }
 
+/// A prompt of a hundred pages.
+fn long() -> Vec<u32> {
+    (0..1600).map(|token| token % 256).collect()
+}
+
+#[test]
+fn random_aborts_on_a_gpu_leave_every_page_free_and_change_no_answer() {
+    let model = OnBoth::new();
+    let (alone, _more) = computing(&model.on("cpu"), &["--role", "aggregated"], "");
+    let small = ["--pool-pages", "64", "--chunk-tokens", "64", "--max-batch", "16"];
+    let (cluster, _plugins) = computing(&model.on("cuda"), &small, "");
+    let seed = 0x5eed_0002;
+    println!("seed {seed:#x}");
+    for round in 0..2 {
+        assert!(storm(&cluster, 30, seed + round) > 0);
+        cluster.wait("all pages to be free", || cluster.all_free());
+    }
+    let prompt = &long()[..150];
+    assert_eq!(cluster.generate(prompt, 20).unwrap().tokens, alone.generate(prompt, 20).unwrap().tokens);
+}
+
 #[test]
 fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_answered() {
     // 50 pages, in two parts each, are sent before the hold, so the kill comes during the transfer.
     let hold = Hold::new();
     let synthetic = format!("{STEADY}{}", hold.prompts_from(800));
     let (cluster, _plugins) = split(&["--chunk-tokens", "16", "--layer-groups", "2"], &synthetic);
-    let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
-    let right = cluster.generate(&prompt, 8).unwrap();
+    let right = cluster.generate(&long(), 8).unwrap().tokens;
+    prefill_killed_mid_transfer(&cluster, &hold, &long(), &right);
+}
+
+#[test]
+fn a_prefill_worker_on_a_gpu_killed_mid_transfer_is_restarted_and_its_request_answered() {
+    let model = OnBoth::new();
+    let (alone, _more) = computing(&model.on("cpu"), &["--role", "aggregated"], "");
+    let (cluster, _plugins) =
+        computing(&model.on("cuda"), &["--chunk-tokens", "16", "--layer-groups", "2"], "");
+    let prompt = &long()[..800];
+    let right = alone.generate(prompt, 8).unwrap().tokens;
+    // The prompt takes a second, of which the first pages are a tenth, so nothing holds it.
+    prefill_killed_mid_transfer(&cluster, &Hold::new(), prompt, &right);
+}
+
+/// Kills the prefill worker while it sends this prompt's pages. `right` is the answer.
+fn prefill_killed_mid_transfer(cluster: &Cluster, hold: &Hold, prompt: &[u32], right: &[u64]) {
     let first = cluster.worker("prefill");
     let pages_sent = |worker| {
         let metrics = cluster.metrics(worker);
@@ -163,12 +206,12 @@ fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_an
     let before = pages_sent(&first);
     std::thread::scope(|scope| {
         let held = hold.begin();
-        let request = scope.spawn(|| cluster.generate(&prompt, 8));
+        let request = scope.spawn(|| cluster.generate(prompt, 8));
         cluster.wait("some pages of the request to be sent", || pages_sent(&first) > before + 5.0);
         signal(cluster.pid("prefill").unwrap(), "KILL");
         held.end();
         // The router tries the request again on the restarted worker. The client does not notice.
-        assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens);
+        assert_eq!(request.join().unwrap().unwrap().tokens, right);
     });
     cluster.wait_for_another(&first);
     assert!(pages_sent(&cluster.worker("prefill")) < before + 200.0);
@@ -184,7 +227,7 @@ fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_an
 fn a_killed_decode_worker_is_restarted_and_the_request_answered_or_failed_within_the_deadline() {
     let hold = Hold::new();
     let (cluster, _plugins) = split(&["--chunk-tokens", "16"], &hold.prompts_from(800));
-    let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
+    let prompt = long();
     let right = cluster.generate(&prompt, 8).unwrap();
     std::thread::scope(|scope| {
         let held = hold.begin();
@@ -214,7 +257,7 @@ fn a_killed_router_answers_again_at_the_same_address() {
 fn a_frozen_prefill_worker_costs_seconds_and_no_page() {
     let hold = Hold::new();
     let (cluster, _plugins) = split(&["--chunk-tokens", "16"], &hold.prompts_from(800));
-    let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
+    let prompt = long();
     let right = cluster.generate(&prompt[..40], 8).unwrap();
     let prefill = cluster.pid("prefill").unwrap();
     std::thread::scope(|scope| {

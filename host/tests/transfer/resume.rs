@@ -1,8 +1,9 @@
-//! An answer goes on when its workers die in the middle of it. Its client reads the same tokens as otherwise.
+//! An answer goes on when its workers die, or lose their GPU, in the middle of it. Its client reads the same tokens as otherwise.
 
 use std::path::Path;
 
 use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::cuda::{LostGpus, OnBoth};
 use host_tests::streaming::Events;
 use host_tests::{plugin_files, streaming};
 use serde_json::{Value, json};
@@ -18,12 +19,25 @@ fn split(flags: &[&str]) -> (Cluster, tempfile::TempDir) {
 }
 
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
+    let executor = ["--executor", "synthetic"].map(str::to_owned);
+    computing(&executor, flags, config, &[])
+}
+
+/// Workers with these flags for their executor, and these variables.
+fn computing(
+    executor: &[String],
+    flags: &[&str],
+    config: &str,
+    variables: &[(&str, &Path)],
+) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm"]);
-    let mut all = ["--executor", "synthetic", "--retry-timeout", "600"].map(str::to_owned).to_vec();
+    let mut all = [executor, &["--retry-timeout", "600"].map(str::to_owned)].concat();
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
-    (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers: 2 }), plugins)
+    let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
+    let start = Start { program, flags: all, config: config.to_owned(), workers };
+    (Cluster::start_with(&start, variables), plugins)
 }
 
 /// Reads a streamed answer of `count` tokens and returns its events. Calls `strike` when 20 tokens have arrived.
@@ -75,31 +89,62 @@ fn an_answer_goes_on_when_its_workers_are_killed() {
     for sampling in samplings() {
         let right = read(&cluster.url, &sampling, TOKENS, || {});
         for victims in [&["decode"][..], &["prefill"], &["decode", "prefill"]] {
-            // On a slow machine an answer may be complete before the kill. Then the test repeats it.
-            cluster.wait("an answer to be struck in the middle", || {
-                let before: Vec<_> = victims.iter().map(|role| cluster.worker(role)).collect();
-                let (earlier, mut is_under_way) = (resumed(&cluster), false);
-                let events = read(&cluster.url, &sampling, TOKENS, || {
-                    for role in victims {
-                        signal(cluster.pid(role).unwrap(), "KILL");
-                    }
-                    is_under_way = victims.contains(&"decode") || computes(&cluster);
-                });
-                assert_eq!(tokens(&events), tokens(&right), "{victims:?} killed, {sampling}");
-                let counts = events.iter().map(|event| event["output_ids"].as_array().unwrap().len());
-                assert!(counts.is_sorted_by(|a, b| a <= b), "no token was told twice or taken back");
-                let meta = &events.last().unwrap()["meta_info"];
-                let said = (&meta["prompt_tokens"], &meta["completion_tokens"]);
-                assert_eq!(said, (&json!(100), &json!(TOKENS)));
-                for worker in &before {
-                    cluster.wait_for_another(worker);
-                }
-                // Decode already has the prompt's KV when prefill dies.
-                is_under_way && (!victims.contains(&"decode") || resumed(&cluster) > earlier)
-            });
+            goes_on(&cluster, victims, &sampling, tokens(&right), |pid| signal(pid, "KILL"));
         }
     }
     cluster.wait("all pages to be free", || cluster.all_free());
+}
+
+#[test]
+fn an_answer_of_a_gpu_goes_on_when_its_workers_are_killed_or_lose_the_gpu() {
+    let (model, gpus) = (OnBoth::new(), LostGpus::none());
+    let (alone, _more) = computing(&model.on("cpu"), &["--role", "aggregated"], "", &[]);
+    let (cluster, _plugins) = computing(&model.on("cuda"), &[], "", &[gpus.variable()]);
+    let kill = |pid| signal(pid, "KILL");
+    let lose = |pid| gpus.lose(pid);
+    for (sampling, strike) in samplings().iter().zip([&kill as &dyn Fn(u32), &lose]) {
+        let right = read(&alone.url, sampling, TOKENS, || {});
+        goes_on(&cluster, &["decode"], sampling, tokens(&right), strike);
+    }
+    // A worker without requests ends when it gets one.
+    let prefill = cluster.worker("prefill");
+    gpus.lose(cluster.pid("prefill").unwrap());
+    let prompt: Vec<u32> = (0..50).collect();
+    assert_eq!(cluster.generate(&prompt, 8).unwrap().tokens, alone.generate(&prompt, 8).unwrap().tokens);
+    cluster.wait_for_another(&prefill);
+    let told = |what: &str| cluster.log().matches(what).count();
+    assert!(told("the GPU is lost for this process") >= 2, "{}", cluster.log());
+    cluster.wait("all pages to be free", || cluster.all_free());
+}
+
+/// Strikes the workers of these roles in the middle of an answer, by their process ids. The answer has the `right` tokens, and the
+/// workers are started again.
+fn goes_on(cluster: &Cluster, victims: &[&str], sampling: &Value, right: &Value, strike: impl Fn(u32)) {
+    // On a slow machine an answer may be complete before the strike. Then the test repeats it.
+    cluster.wait("an answer to be struck in the middle", || {
+        let before: Vec<_> = victims.iter().map(|role| cluster.worker(role)).collect();
+        let (earlier, mut is_under_way) = (resumed(cluster), false);
+        let events = read(&cluster.url, sampling, TOKENS, || {
+            for role in victims {
+                strike(cluster.pid(role).unwrap());
+            }
+            is_under_way = victims.contains(&"decode") || computes(cluster);
+        });
+        assert_eq!(tokens(&events), right, "{victims:?} struck, {sampling}");
+        let counts = events.iter().map(|event| event["output_ids"].as_array().unwrap().len());
+        assert!(counts.is_sorted_by(|a, b| a <= b), "no token was told twice or taken back");
+        let meta = &events.last().unwrap()["meta_info"];
+        let said = (&meta["prompt_tokens"], &meta["completion_tokens"]);
+        assert_eq!(said, (&json!(100), &json!(TOKENS)));
+        // Decode already has the prompt's KV when prefill dies.
+        let is_struck = is_under_way && (!victims.contains(&"decode") || resumed(cluster) > earlier);
+        // A worker that has lost its GPU ends at its next batch, which may be this one.
+        cluster.generate(&[1, 2, 3], 2).unwrap();
+        for worker in &before {
+            cluster.wait_for_another(worker);
+        }
+        is_struck
+    });
 }
 
 #[test]

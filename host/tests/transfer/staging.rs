@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::cuda::OnBoth;
 use host_tests::hold::Hold;
 use host_tests::plugin_files;
 
@@ -20,10 +21,16 @@ struct Server {
 impl Server {
     /// A synthetic server of four KV heads.
     fn start(plugin: &str, config: &str, synthetic: &str, flags: &[&str]) -> Self {
+        Self::computing(&synthetic_executor(), plugin, config, synthetic, flags)
+    }
+
+    /// A server with these flags for its executor.
+    fn computing(executor: &[String], plugin: &str, config: &str, synthetic: &str, flags: &[&str]) -> Self {
         let plugins = plugin_files::directory(&[plugin]);
         let directory = plugins.path().display().to_string();
-        let always = ["--executor", "synthetic", "--plugins", plugin, "--plugins-dir", &directory];
-        let flags: Vec<String> = always.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+        let always = ["--plugins", plugin, "--plugins-dir", &directory];
+        let flags = always.iter().chain(flags).map(|flag| (*flag).to_owned());
+        let flags: Vec<String> = executor.iter().cloned().chain(flags).collect();
         let workers = if flags.iter().any(|flag| flag == "aggregated") { 1 } else { 2 };
         let config = format!("{config}[synthetic]\nkv-heads = 4\n{synthetic}");
         let program = Path::new(env!("CARGO_BIN_EXE_host"));
@@ -68,6 +75,10 @@ impl Server {
     }
 }
 
+fn synthetic_executor() -> [String; 2] {
+    ["--executor", "synthetic"].map(str::to_owned)
+}
+
 fn prompts() -> Vec<Vec<u32>> {
     let prompt = |length: u32| (0..length).map(|token| (token * 7 + length) % 250).collect();
     [1, 15, 16, 17, 33, 64, 100, 200, 400].map(prompt).to_vec()
@@ -101,14 +112,26 @@ fn staged_answers_are_those_of_an_aggregated_worker_for_every_layout() {
 
 #[test]
 fn pools_of_different_ranks_are_staged_where_it_pays_and_answer_as_an_aggregated_worker() {
-    let whole = Server::shm("", &["--role", "aggregated"]);
-    let right = whole.tokens();
-    for (prefill, decode) in [("4", "2"), ("2", "4"), ("3", "2")] {
+    let right = Server::shm("", &["--role", "aggregated"]).tokens();
+    staged_where_it_pays(&synthetic_executor(), &[("4", "2"), ("2", "4"), ("3", "2")], &right);
+}
+
+#[test]
+fn pools_of_a_gpu_are_staged_where_it_pays_and_answer_as_a_cpu() {
+    let model = OnBoth::new();
+    let whole = Server::computing(&model.on("cpu"), "shm", "", "", &["--role", "aggregated"]);
+    staged_where_it_pays(&model.on("cuda"), &[("2", "1")], &whole.tokens());
+}
+
+/// Compares the answers of workers with these numbers of ranks, for each way of staging, with those of another server.
+fn staged_where_it_pays(executor: &[String], ranks: &[(&str, &str)], right: &[Vec<u64>]) {
+    for (prefill, decode) in ranks {
         for (mode, staged) in [("auto", true), ("always", true), ("never", false)] {
             let ranks = ["--prefill-tp", prefill, "--decode-tp", decode];
             let flags = ["--staging", mode, "--chunk-tokens", "64"];
             let bytes: &[&str] = if staged { &["--staging-bytes", "1MiB"] } else { &[] };
-            let split = Server::shm("", &[&LAYER_FIRST[..], &ranks, &flags, bytes].concat());
+            let flags = [&LAYER_FIRST[..], &ranks, &flags, bytes].concat();
+            let split = Server::computing(executor, "shm", "", "", &flags);
             let how = format!("{prefill} to {decode}, {mode}");
             assert_eq!(split.tokens(), right, "{how}");
             split.settles();

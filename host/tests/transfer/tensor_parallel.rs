@@ -11,6 +11,7 @@ use host_core::request::{FailureCode, Request};
 use host_core::{Batch, Room, Sampling, SequenceOutput};
 use host_executor::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 use host_tests::cluster::{Cluster, PATIENCE, Start};
+use host_tests::cuda::OnBoth;
 use host_tests::model::TinyModel;
 use host_tests::plugin_files;
 use host_wire::Answer;
@@ -101,19 +102,32 @@ fn every_number_of_ranks_gives_the_same_tokens_and_pages() {
 #[test]
 fn kv_moves_between_any_numbers_of_ranks() {
     let directory = tempfile::tempdir().unwrap();
-    let plugins = plugin_files::directory(&["shm"]);
-    let plugins = plugins.path().display().to_string();
     for (name, model) in models(directory.path()) {
         let reference = ask(&start(&model, &["--role", "aggregated"]));
-        for (prefill, decode) in [("1", "2"), ("2", "1"), ("2", "3"), ("4", "4"), ("8", "2"), ("3", "8")] {
-            let how = ["--plugins-dir", &plugins, "--prefill-tp", prefill, "--decode-tp", decode];
-            let cluster = start(&model, &how);
-            for (role, ranks) in [("prefill", prefill), ("decode", decode)] {
-                let found = cluster.metrics(&cluster.worker(role)).get("host_ranks").copied();
-                assert_eq!(found, Some(ranks.parse().unwrap()), "{role}");
-            }
-            assert_eq!(ask(&cluster), reference, "{name}, {prefill} to {decode} ranks");
+        let ranks = [("1", "2"), ("2", "1"), ("2", "3"), ("4", "4"), ("8", "2"), ("3", "8")];
+        moves_between(name, &model, &ranks, &reference);
+    }
+}
+
+#[test]
+fn kv_on_a_gpu_moves_between_numbers_of_ranks_and_equals_that_of_a_cpu() {
+    let model = OnBoth::new();
+    let reference = ask(&start(&model.on("cpu"), &["--role", "aggregated"]));
+    moves_between("on a GPU", &model.on("cuda"), &[("2", "2"), ("1", "2"), ("2", "1")], &reference);
+}
+
+/// Compares what prefill and decode workers with these numbers of ranks answer and hold with that of another server.
+fn moves_between(name: &str, model: &[String], ranks: &[(&str, &str)], reference: &Found) {
+    let plugins = plugin_files::directory(&["shm"]);
+    let plugins = plugins.path().display().to_string();
+    for (prefill, decode) in ranks {
+        let how = ["--plugins-dir", &plugins, "--prefill-tp", prefill, "--decode-tp", decode];
+        let cluster = start(model, &how);
+        for (role, ranks) in [("prefill", prefill), ("decode", decode)] {
+            let found = cluster.metrics(&cluster.worker(role)).get("host_ranks").copied();
+            assert_eq!(found, Some(ranks.parse().unwrap()), "{role}");
         }
+        assert_eq!(ask(&cluster), *reference, "{name}, {prefill} to {decode} ranks");
     }
 }
 

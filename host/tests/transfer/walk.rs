@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use host_tests::cluster::{Answer, Cluster, Start};
+use host_tests::cuda::OnBoth;
 use host_tests::plugin_files;
 
 /// The program under test.
@@ -77,24 +78,42 @@ fn every_arrangement_gives_the_same_tokens() {
         let mut reference = None;
         for role in [Some("aggregated"), None] {
             for (chunk, batch) in [(512, 64), (16, 4), (7, 1), (33, 2)] {
+                let how = format!("{name}, chunk {chunk}, batch {batch}");
                 let cluster = start(role, model, chunk, batch, plugins.path(), &[]);
-                let answers = answers(&cluster, 12);
-                let how = role.unwrap_or("1P1D over shm");
-                println!("{name}, {how}, chunk {chunk}, batch {batch}");
-                for answer in &answers {
-                    assert_eq!(answer.tokens.len(), 12);
-                    assert_eq!(answer.transferred_bytes > 0, role.is_none(), "{how} moved {answer:?}");
-                }
-                let tokens: Vec<_> = answers.into_iter().map(|answer| answer.tokens).collect();
-                match &reference {
-                    None => reference = Some(tokens),
-                    Some(reference) => {
-                        assert_eq!(*reference, tokens, "{name}, {how}, chunk {chunk}, batch {batch}");
-                    }
-                }
-                cluster.wait("all pages to be free", || cluster.all_free());
+                gives_the_same(&cluster, role, &how, &mut reference);
             }
         }
+    }
+}
+
+/// Compares the tokens that a server gives with those of the first server.
+fn gives_the_same(cluster: &Cluster, role: Option<&str>, how: &str, first: &mut Option<Vec<Vec<u64>>>) {
+    let answers = answers(cluster, 12);
+    let how = format!("{how}, {}", role.unwrap_or("1P1D over shm"));
+    println!("{how}");
+    for answer in &answers {
+        assert_eq!(answer.tokens.len(), 12);
+        assert_eq!(answer.transferred_bytes > 0, role.is_none(), "{how} moved {answer:?}");
+    }
+    let tokens: Vec<_> = answers.into_iter().map(|answer| answer.tokens).collect();
+    assert_eq!(*first.get_or_insert_with(|| tokens.clone()), tokens, "{how}");
+    cluster.wait("all pages to be free", || cluster.all_free());
+}
+
+#[test]
+fn a_gpu_gives_the_tokens_of_the_cpu_in_every_arrangement() {
+    let (model, plugins) = (OnBoth::new(), plugin_files::directory(&["shm"]));
+    let mut reference = None;
+    for (executor, role, chunk, batch) in [
+        ("cpu", Some("aggregated"), 512, 64),
+        ("cuda", Some("aggregated"), 512, 64),
+        ("cuda", Some("aggregated"), 7, 1),
+        ("cuda", None, 33, 2),
+        ("cuda", None, 16, 4),
+    ] {
+        let how = format!("{executor}, chunk {chunk}, batch {batch}");
+        let cluster = start(role, &model.on(executor), chunk, batch, plugins.path(), &[]);
+        gives_the_same(&cluster, role, &how, &mut reference);
     }
 }
 
@@ -112,11 +131,22 @@ fn kv_bytes_are_equal_on_prefill_after_transfer_and_aggregated() {
     let directory = tempfile::tempdir().unwrap();
     let model = directory.path().join("tiny");
     host_tests::model::tiny_qwen3(&model, 1).unwrap();
+    let model = ["--model".to_owned(), model.display().to_string()];
+    equal_kv_bytes(&model, &model);
+}
+
+#[test]
+fn kv_bytes_of_a_gpu_are_equal_on_prefill_after_transfer_and_to_those_of_a_cpu() {
+    let model = OnBoth::new();
+    equal_kv_bytes(&model.on("cuda"), &model.on("cpu"));
+}
+
+/// Compares pages of a prefill and a decode worker with those of an aggregated worker.
+fn equal_kv_bytes(split: &[String], whole: &[String]) {
     let plugins = plugin_files::directory(&["shm"]);
-    let model = vec!["--model".to_owned(), model.display().to_string()];
     let log = ["--log-level", "info,host::pages=debug"];
-    let split = start(None, &model, 24, 8, plugins.path(), &log);
-    let whole = start(Some("aggregated"), &model, 512, 8, plugins.path(), &log);
+    let split = start(None, split, 24, 8, plugins.path(), &log);
+    let whole = start(Some("aggregated"), whole, 512, 8, plugins.path(), &log);
     for length in [16_usize, 75] {
         let prompt: Vec<u32> = (0..length as u32).map(|token| token * 13 % 250).collect();
         split.generate(&prompt, 4).unwrap();
