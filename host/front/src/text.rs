@@ -9,6 +9,7 @@ pub mod reasoning;
 pub mod stop;
 pub mod strftime;
 pub mod template;
+mod work;
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ pub use byte::ByteTokenizer;
 pub use calls::CallFormat;
 pub use decode::TextStream;
 pub use model::{Dialect, TextModel};
-pub use stop::StopMatcher;
+pub use stop::{StopMatcher, Stops};
 pub use template::ChatTemplate;
 
 /// Text that could not be turned into tokens, a template that could not be rendered, or a model folder that could not be read.

@@ -183,7 +183,7 @@ impl Answer {
             follows: None,
             text: Arc::clone(&tokenizer).stream(ask.specials),
             tokenizer,
-            stops: StopMatcher::new(ask.stop.clone()).showing(ask.shows_stop),
+            stops: StopMatcher::new(ask.stops.clone()).showing(ask.shows_stop),
             ask,
             decoded: 0,
             shown: 0,
@@ -250,7 +250,7 @@ impl Answer {
             Event::Token(token) => Ok(Next::Piece(self.token(token))),
             Event::Restarted => {
                 self.text = Arc::clone(&self.tokenizer).stream(self.ask.specials);
-                self.stops = StopMatcher::new(self.ask.stop.clone()).showing(self.ask.shows_stop);
+                self.stops = StopMatcher::new(self.ask.stops.clone()).showing(self.ask.shows_stop);
                 (self.decoded, self.characters, self.shown, self.output_tokens) = (0, 0, 0, 0);
                 (self.began, self.ended_by, self.logprobs) = (None, None, 0.0);
                 self.waiting.clear();

@@ -16,7 +16,7 @@ use super::fields::{Fields, empty};
 use super::structured::{self, Named};
 use super::{App, sampling};
 use crate::router::{Deadline, Job};
-use crate::text::Specials;
+use crate::text::{Specials, Stops};
 
 /// All fields of a request except its prompt.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Ask {
     pub grammar: Option<Source>,
     /// Grammars that have to compile before the request is served. Clones share them.
     pub named: Arc<Vec<Named>>,
-    pub stop: Vec<String>,
+    pub stops: Stops,
     /// The model's end tokens, unless they are ignored.
     pub end_tokens: Vec<u32>,
     /// The stop tokens of the request itself.
@@ -106,7 +106,7 @@ impl Ask {
             sampling,
             grammar: None,
             named: Arc::default(),
-            stop: Vec::new(),
+            stops: Stops::default(),
             end_tokens: if ignores_end { Vec::new() } else { app.text.end.clone() },
             stop_tokens,
             shows_stop,
@@ -126,7 +126,7 @@ impl Ask {
         if let Some(named) = structured::take(fields)? {
             ask.follow(named.source.clone(), [named]);
         }
-        ask.stop = stops(fields)?;
+        ask.stops = stops(fields)?.into();
         Ok(ask)
     }
 
@@ -196,7 +196,7 @@ impl Ask {
     /// # Errors
     /// When they are more than a request may have.
     pub fn check_for(&self, answers: usize) -> Result<usize, ApiError> {
-        let bytes = self.memory() * answers;
+        let bytes = self.memory() * answers + self.stops.memory();
         if bytes > MOST_SETTINGS {
             let message = format!(
                 "the settings of {answers} answers have {bytes} bytes (grammar, bad words, stop strings, biases), and {MOST_SETTINGS} is \
@@ -207,16 +207,15 @@ impl Ask {
         Ok(bytes)
     }
 
-    /// Bytes of the settings whose length the client chooses.
+    /// Bytes of the settings whose length the client chooses, without the stop strings, which all answers share.
     pub fn memory(&self) -> usize {
         let Sampling { end_tokens, logit_bias, allowed_tokens, bad_words, .. } = &self.sampling;
         let tokens = end_tokens.len() + allowed_tokens.len() + self.end_tokens.len() + self.stop_tokens.len();
         let words: usize =
             bad_words.iter().map(|word| size_of_val(word) + word.tokens.len() * size_of::<u32>()).sum();
-        let texts: usize = self.stop.iter().map(|stop| size_of_val(stop) + stop.len()).sum();
         let grammar = self.grammar.as_ref().map_or(0, |grammar| grammar.text.len());
         // The answer has them, and its request to workers.
-        2 * (tokens * size_of::<u32>() + size_of_val(&logit_bias[..]) + words + texts + grammar)
+        2 * (tokens * size_of::<u32>() + size_of_val(&logit_bias[..]) + words + grammar)
     }
 
     /// Answers that are computed.
