@@ -3,13 +3,14 @@
 pub mod byte;
 pub mod calls;
 pub mod decode;
+pub(crate) mod held;
 pub mod huggingface;
 pub mod model;
 pub mod reasoning;
 pub mod stop;
 pub mod strftime;
 pub mod template;
-mod work;
+pub(crate) mod work;
 
 use std::sync::Arc;
 

@@ -1,5 +1,7 @@
 //! Thoughts before an answer, which some models write between `<think>` and `</think>`.
 
+use super::held::Held;
+
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
 
@@ -17,7 +19,7 @@ enum Stage {
 #[derive(Clone, Debug)]
 pub struct Thoughts {
     stage: Stage,
-    held: String,
+    held: Held,
 }
 
 /// A piece of an answer.
@@ -50,7 +52,7 @@ impl Thoughts {
             (_, true) => Stage::Answer,
             _ => Stage::Start,
         };
-        Self { stage, held: String::new() }
+        Self { stage, held: Held::default() }
     }
 
     /// Whether the answer, or the white space before it, has begun.
@@ -62,41 +64,42 @@ impl Thoughts {
     /// Takes more text.
     pub fn push(&mut self, text: &str) -> Split {
         let mut split = Split::default();
-        self.held.push_str(text);
+        self.held.push(text);
         loop {
             match self.stage {
                 Stage::Start => {
-                    let begin = self.held.trim_start();
-                    if let Some(rest) = begin.strip_prefix(OPEN) {
-                        (self.held, self.stage) = (rest.to_owned(), Stage::Inside);
-                    } else if OPEN.starts_with(begin) {
+                    let begin = self.held.skip_space();
+                    let is_open = begin.starts_with(OPEN);
+                    if !is_open && OPEN.starts_with(begin) {
                         return split;
+                    }
+                    if is_open {
+                        self.held.drop(OPEN.len());
+                        self.stage = Stage::Inside;
                     } else {
+                        self.held.rewind();
                         self.stage = Stage::Answer;
                     }
                 }
                 Stage::Inside => {
-                    if let Some(at) = self.held.find(CLOSE) {
-                        split.thoughts.push_str(self.held[..at].trim_end());
-                        (self.held, self.stage) = (self.held[at + CLOSE.len()..].to_owned(), Stage::Behind);
-                        continue;
-                    }
-                    let held = (1..CLOSE.len()).rev().find(|length| self.held.ends_with(&CLOSE[..*length]));
-                    let known = self.held[..self.held.len() - held.unwrap_or(0)].trim_end().len();
-                    let rest = self.held.split_off(known);
-                    split.thoughts.push_str(&std::mem::replace(&mut self.held, rest));
-                    return split;
-                }
-                Stage::Behind => {
-                    let rest = self.held.trim_start().to_owned();
-                    if rest.is_empty() {
-                        self.held.clear();
+                    let (thoughts, marker) = self.held.take_until(&[CLOSE]);
+                    split.thoughts.push_str(&thoughts);
+                    if marker.is_none() {
                         return split;
                     }
-                    (self.held, self.stage) = (rest, Stage::Answer);
+                    self.held.drop(CLOSE.len());
+                    self.stage = Stage::Behind;
+                }
+                Stage::Behind => {
+                    let is_over = !self.held.skip_space().is_empty();
+                    self.held.drop_seen();
+                    if !is_over {
+                        return split;
+                    }
+                    self.stage = Stage::Answer;
                 }
                 Stage::Answer => {
-                    split.text.push_str(&std::mem::take(&mut self.held));
+                    split.text.push_str(&self.held.take());
                     return split;
                 }
             }
@@ -105,7 +108,7 @@ impl Thoughts {
 
     /// Returns the held text, at the end of the answer.
     pub fn finish(&mut self) -> Split {
-        let held = std::mem::take(&mut self.held);
+        let held = self.held.take();
         match self.stage {
             Stage::Inside => Split { thoughts: held.trim_end().to_owned(), text: String::new() },
             Stage::Behind => Split::default(),
@@ -117,6 +120,7 @@ impl Thoughts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::work::steps;
 
     fn split(prompt: &str, pieces: &[&str]) -> (String, String) {
         let mut thoughts = Thoughts::after(prompt);
@@ -147,6 +151,45 @@ mod tests {
             }
             let letters: Vec<&str> = answer.split("").collect();
             assert_eq!(split(prompt, &letters), (thoughts.into(), text.into()), "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn each_letter_is_looked_at_few_times() {
+        for (prompt, before, unit) in [
+            ("x", "", " "),
+            ("x", "<think>", " "),
+            ("x", "<think>so", " \n"),
+            ("x", "<think>so", " </thin"),
+            ("x", "<think>so", "<"),
+            ("x", "<think>so</think>", " "),
+            ("x", "<think>so</think>yes", " "),
+        ] {
+            let answer = before.to_owned() + &unit.repeat(20_000 / unit.len());
+            let pieces: Vec<&str> = answer.split("").collect();
+            let (taken, _) = steps(|| split(prompt, &pieces));
+            assert!(taken <= 8 * answer.len(), "{before}{unit}: {taken} steps for {} bytes", answer.len());
+        }
+    }
+
+    #[test]
+    fn any_answer_is_split_the_same_wherever_it_is_cut() {
+        const PIECES: [&str; 9] = ["<think>", "</think>", "</thi", " ", "\n\n  ", "\u{3000}", "<", "so", "é"];
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        for _ in 0..10_000 {
+            let answer: String = (0..random.usize(1..10)).map(|_| *random.choice(&PIECES).unwrap()).collect();
+            let prompt = *random.choice(&["x", "x<think>\n", "x</think>"]).unwrap();
+            let whole = split(prompt, &[&answer]);
+            let letters: Vec<&str> = answer.split("").collect();
+            assert_eq!(split(prompt, &letters), whole, "{prompt} {answer:?}");
+            let cut = answer.floor_char_boundary(random.usize(0..=answer.len()));
+            assert_eq!(
+                split(prompt, &[&answer[..cut], &answer[cut..]]),
+                whole,
+                "{prompt} {answer:?} at {cut}"
+            );
         }
     }
 }

@@ -6,7 +6,7 @@ thread_local! {
 }
 
 /// Notes that so many bytes were looked at or moved.
-pub(super) fn looked_at(bytes: usize) {
+pub(crate) fn looked_at(bytes: usize) {
     #[cfg(test)]
     STEPS.set(STEPS.get() + bytes);
     #[cfg(not(test))]

@@ -8,6 +8,7 @@ use crate::http::logprobs::{With, list};
 use crate::http::respond::Event;
 use crate::http::spoken::Said;
 use crate::text::Tokenizer;
+use crate::text::held::Held;
 
 /// The items of one response. A stream and a whole answer are built by the same steps.
 pub(super) struct Output {
@@ -19,7 +20,7 @@ pub(super) struct Output {
     items: Vec<Item>,
     open: Option<Open>,
     /// White space that belongs to the next text, if one comes.
-    space: String,
+    space: Held,
     /// Whether log probabilities are sent.
     logprobs: bool,
     /// Those of tokens whose text is not told yet.
@@ -50,7 +51,7 @@ impl Output {
             sequence: 0,
             items: Vec::new(),
             open: None,
-            space: String::new(),
+            space: Held::default(),
             logprobs,
             shown: Vec::new(),
             reasoning_tokens: 0,
@@ -129,7 +130,7 @@ impl Output {
                 Said::Thoughts(text) => events.extend(self.thoughts(tokenizer, &text)),
                 Said::Text(text) => events.extend(self.text(tokenizer, &text)),
                 Said::Call { id, name, .. } => {
-                    self.space.clear();
+                    self.space = Held::default();
                     events.extend(self.close(tokenizer, "completed"));
                     events.extend(self.open(Open::Call { call_id: id, name, arguments: String::new() }));
                 }
@@ -145,7 +146,7 @@ impl Output {
         if self.open.is_none() && self.items.is_empty() {
             // An answer has an item, even if it says nothing.
             events.extend(self.open(Open::Text { text: String::new(), shown: Vec::new() }));
-            let space = std::mem::take(&mut self.space);
+            let space = self.space.take();
             events.extend(self.text_delta(tokenizer, &space));
         } else if !self.shown.is_empty() {
             events.extend(self.text_delta(tokenizer, ""));
@@ -172,11 +173,11 @@ impl Output {
         if matches!(self.open, Some(Open::Text { .. })) {
             return self.text_delta(tokenizer, more);
         }
-        self.space.push_str(more);
-        if self.space.trim().is_empty() {
+        self.space.push(more);
+        if self.space.skip_space().is_empty() {
             return Vec::new();
         }
-        let text = std::mem::take(&mut self.space);
+        let text = self.space.take();
         let mut events = self.close(tokenizer, "completed");
         events.extend(self.open(Open::Text { text: String::new(), shown: Vec::new() }));
         events.extend(self.text_delta(tokenizer, &text));
@@ -366,5 +367,32 @@ fn map(object: Value) -> Map<String, Value> {
     match object {
         Value::Object(fields) => fields,
         _ => Map::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::ByteTokenizer;
+    use crate::text::work::steps;
+
+    /// The items that these texts make, as JSON.
+    fn items<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
+        let tokenizer = ByteTokenizer::new(300);
+        let mut output = Output::new("r".to_owned(), false);
+        for text in texts {
+            output.push(&tokenizer, vec![Said::Text(text.to_owned())], Vec::new(), 0);
+        }
+        output.finish(&tokenizer, false);
+        json!(output.texts(&tokenizer))
+    }
+
+    #[test]
+    fn held_white_space_is_looked_at_once() {
+        let answer = " ".repeat(20_000) + "x";
+        let (taken, letters) = steps(|| items(answer.split("")));
+        assert_eq!(letters[0]["content"][0]["text"], answer.as_str());
+        assert_eq!(letters, items([answer.as_str()]));
+        assert!(taken <= 4 * answer.len(), "{taken} steps for {} bytes", answer.len());
     }
 }
