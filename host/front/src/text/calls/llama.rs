@@ -1,7 +1,8 @@
 //! Llama 3: an answer that is one JSON object, or several separated by semicolons.
 
 use super::object::{Object, Step};
-use super::{CallReader, Part};
+use super::{CallReader, Part, text};
+use crate::text::held::Held;
 
 /// A special token of these models. If it is decoded, it is not part of the call.
 const TAG: &str = "<|python_tag|>";
@@ -9,7 +10,12 @@ const TAG: &str = "<|python_tag|>";
 #[derive(Debug)]
 enum Stage {
     /// Before a call, or after one.
-    Between,
+    Between {
+        /// Whether a semicolon may come.
+        semicolon: bool,
+        /// Whether the tag may come.
+        tag: bool,
+    },
     Call(Object),
     /// The rest is text.
     Text,
@@ -19,39 +25,37 @@ enum Stage {
 #[derive(Debug)]
 pub(super) struct Llama {
     stage: Stage,
-    held: String,
+    held: Held,
     names: Vec<String>,
     called: bool,
 }
 
 impl Llama {
     pub(super) fn new(names: Vec<String>) -> Self {
-        Self { stage: Stage::Between, held: String::new(), names, called: false }
+        let stage = Stage::Between { semicolon: false, tag: true };
+        Self { stage, held: Held::default(), names, called: false }
     }
 }
 
 impl CallReader for Llama {
     fn push(&mut self, new: &str) -> Vec<Part> {
         let mut parts = Vec::new();
-        let mut new = new.to_owned();
+        self.held.push(new);
         loop {
             match &mut self.stage {
-                Stage::Between => {
-                    self.held.push_str(&new);
-                    let mut next = self.held.trim_start();
-                    if self.called {
-                        next = next.strip_prefix(';').map_or(next, str::trim_start);
-                    }
-                    let next = next.strip_prefix(TAG).map_or(next, str::trim_start);
-                    if TAG.starts_with(next) {
+                Stage::Between { semicolon, tag } => {
+                    self.held.skip_space();
+                    if *semicolon && self.held.skip(";") {
+                        *semicolon = false;
+                    } else if *tag && self.held.skip(TAG) {
+                        (*semicolon, *tag) = (false, false);
+                    } else if TAG.starts_with(self.held.ahead()) {
                         return parts;
-                    }
-                    if next.starts_with('{') {
-                        new = next.to_owned();
-                        self.held.clear();
+                    } else if self.held.ahead().starts_with('{') {
+                        self.held.drop_seen();
                         self.stage = Stage::Call(Object::new());
                     } else {
-                        new = std::mem::take(&mut self.held);
+                        self.held.rewind();
                         self.stage = Stage::Text;
                     }
                 }
@@ -59,22 +63,17 @@ impl CallReader for Llama {
                     let names = &self.names;
                     // Any answer in JSON looks like a call, so only names of offered tools are calls.
                     let is_tool = |name: &str| names.iter().any(|known| known == name);
-                    match object.push(&new, &is_tool, &mut parts) {
+                    match object.read(&mut self.held, &is_tool, &mut parts) {
                         Step::More => return parts,
-                        Step::Done(rest) => {
-                            (self.stage, self.called) = (Stage::Between, true);
-                            new = rest;
+                        Step::Done => {
+                            self.stage = Stage::Between { semicolon: true, tag: true };
+                            self.called = true;
                         }
-                        Step::NoCall(raw) => {
-                            self.stage = Stage::Text;
-                            new = raw;
-                        }
+                        Step::NoCall => self.stage = Stage::Text,
                     }
                 }
                 Stage::Text => {
-                    if !new.is_empty() {
-                        parts.push(Part::Text(new));
-                    }
+                    text(&mut parts, &self.held.take());
                     return parts;
                 }
             }
@@ -82,12 +81,11 @@ impl CallReader for Llama {
     }
 
     fn finish(&mut self) -> Vec<Part> {
-        let held = std::mem::take(&mut self.held);
-        let rest = match &mut self.stage {
-            Stage::Between if self.called => String::new(),
-            Stage::Between | Stage::Text => held,
-            Stage::Call(object) => object.held(),
-        };
-        if rest.is_empty() { Vec::new() } else { vec![Part::Text(rest)] }
+        let mut parts = Vec::new();
+        let held = self.held.take();
+        if !(self.called && matches!(self.stage, Stage::Between { .. })) {
+            text(&mut parts, &held);
+        }
+        parts
     }
 }

@@ -1,16 +1,21 @@
 //! Reads a call that is a JSON object, `{"name": …, "arguments": {…}}`, in pieces.
 
+mod syntax;
+
 use serde_json::Value;
+use syntax::Syntax;
 
 use super::Part;
+use crate::text::held::Held;
+use crate::text::work::looked_at;
 
 /// The beginning of a call must be within this many bytes.
 const LONGEST_HEAD: usize = 1024;
 /// The keys that models use for the arguments.
 const KEYS: [&str; 2] = ["arguments", "parameters"];
 
-/// Finds the end of a JSON object.
-#[derive(Clone, Copy, Debug, Default)]
+/// Finds the end of a JSON object that was passed on, right or wrong.
+#[derive(Clone, Copy, Debug)]
 struct Balance {
     depth: usize,
     quoted: bool,
@@ -18,9 +23,14 @@ struct Balance {
 }
 
 impl Balance {
+    fn new(depth: usize) -> Self {
+        Self { depth, quoted: false, escaped: false }
+    }
+
     /// The length of the text up to and including the bracket that closes the object.
     fn end(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {
+            looked_at(1);
             if std::mem::take(&mut self.escaped) {
                 continue;
             }
@@ -49,94 +59,99 @@ enum Stage {
     /// After the arguments.
     Tail(Balance),
     /// The fields are in another order: the object is read when it is complete.
-    Whole(Balance),
+    Whole(Syntax),
 }
 
 /// The outcome of a piece of text.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     More,
-    /// The object has ended, and this text follows it.
-    Done(String),
-    /// The object is no call. This is all of its text, and the text after it.
-    NoCall(String),
+    /// The object has ended, and was passed on. The held text follows it.
+    Done,
+    /// The object is no call. The held text begins with it.
+    NoCall,
 }
 
 /// A call that is being read.
 #[derive(Debug)]
-pub(super) struct Object {
-    /// Text that was read and not passed on.
-    raw: String,
-    stage: Stage,
-}
+pub(super) struct Object(Stage);
 
 impl Object {
     pub(super) fn new() -> Self {
-        Self { raw: String::new(), stage: Stage::Head }
+        Self(Stage::Head)
     }
 
     /// Whether a part of the object was passed on as a call.
     pub(super) fn is_call(&self) -> bool {
-        matches!(self.stage, Stage::Arguments(_) | Stage::Tail(_))
+        matches!(self.0, Stage::Arguments(_) | Stage::Tail(_))
     }
 
-    /// Takes the text that was not passed on.
-    pub(super) fn held(&mut self) -> String {
-        std::mem::take(&mut self.raw)
-    }
-
-    /// Reads more text. `is_tool` tells whether a name may be that of a call.
-    pub(super) fn push(&mut self, text: &str, is_tool: &dyn Fn(&str) -> bool, parts: &mut Vec<Part>) -> Step {
-        match &mut self.stage {
-            Stage::Head => {
-                self.raw.push_str(text);
-                match head(&self.raw) {
-                    Head::Incomplete if self.raw.len() <= LONGEST_HEAD => Step::More,
-                    Head::NoObject => Step::NoCall(std::mem::take(&mut self.raw)),
-                    Head::Found { name, at } if is_tool(&name) => {
-                        parts.push(Part::Call(name));
-                        let rest = std::mem::take(&mut self.raw).split_off(at);
-                        self.stage = Stage::Arguments(Balance::default());
-                        self.push(&rest, is_tool, parts)
-                    }
-                    Head::Incomplete | Head::Other | Head::Found { .. } => {
-                        self.stage = Stage::Whole(Balance::default());
-                        let raw = std::mem::take(&mut self.raw);
-                        self.push(&raw, is_tool, parts)
+    /// Reads the held text, which begins with the part of the object that was not passed on. `is_tool` tells whether a name may be
+    /// that of a call.
+    pub(super) fn read(
+        &mut self,
+        held: &mut Held,
+        is_tool: &dyn Fn(&str) -> bool,
+        parts: &mut Vec<Part>,
+    ) -> Step {
+        loop {
+            match &mut self.0 {
+                Stage::Head => {
+                    let rest = held.rest();
+                    let most = rest.ceil_char_boundary(LONGEST_HEAD + 1);
+                    match head(&rest[..most]) {
+                        Head::Incomplete if rest.len() <= LONGEST_HEAD => return Step::More,
+                        Head::NoObject => return Step::NoCall,
+                        Head::Found { name, at } if is_tool(&name) => {
+                            parts.push(Part::Call(name));
+                            held.drop(at);
+                            self.0 = Stage::Arguments(Balance::new(0));
+                        }
+                        Head::Incomplete | Head::Other | Head::Found { .. } => {
+                            self.0 = Stage::Whole(Syntax::new());
+                        }
                     }
                 }
-            }
-            Stage::Arguments(balance) => {
-                let end = balance.end(text);
-                let (more, rest) = text.split_at(end.unwrap_or(text.len()));
-                if !more.is_empty() {
-                    parts.push(Part::Arguments(more.to_owned()));
-                }
-                if end.is_none() {
-                    return Step::More;
-                }
-                self.stage = Stage::Tail(Balance { depth: 1, ..Balance::default() });
-                self.push(rest, is_tool, parts)
-            }
-            Stage::Tail(balance) => match balance.end(text) {
-                Some(end) => Step::Done(text[end..].to_owned()),
-                None => Step::More,
-            },
-            Stage::Whole(balance) => {
-                let end = balance.end(text);
-                self.raw.push_str(&text[..end.unwrap_or(text.len())]);
-                let Some(end) = end else { return Step::More };
-                let raw = std::mem::take(&mut self.raw);
-                match call(&raw).filter(|(name, _)| is_tool(name)) {
-                    Some((name, arguments)) => {
-                        parts.extend([Part::Call(name), Part::Arguments(arguments)]);
-                        Step::Done(text[end..].to_owned())
+                Stage::Arguments(balance) => {
+                    let ended = advance(held, |text| balance.end(text));
+                    let more = held.take_seen();
+                    if !more.is_empty() {
+                        parts.push(Part::Arguments(more));
                     }
-                    None => Step::NoCall(raw + &text[end..]),
+                    if !ended {
+                        return Step::More;
+                    }
+                    self.0 = Stage::Tail(Balance::new(1));
+                }
+                Stage::Tail(balance) => {
+                    let ended = advance(held, |text| balance.end(text));
+                    held.drop_seen();
+                    return if ended { Step::Done } else { Step::More };
+                }
+                Stage::Whole(syntax) => {
+                    if !advance(held, |text| syntax.end(text)) {
+                        return Step::More;
+                    }
+                    let raw = &held.rest()[..held.seen()];
+                    looked_at(raw.len());
+                    let Some((name, arguments)) = call(raw).filter(|(name, _)| is_tool(name)) else {
+                        held.rewind();
+                        return Step::NoCall;
+                    };
+                    parts.extend([Part::Call(name), Part::Arguments(arguments)]);
+                    held.drop_seen();
+                    return Step::Done;
                 }
             }
         }
     }
+}
+
+/// Moves the cursor to the end of the object, or of the text. Returns whether the object ends.
+fn advance(held: &mut Held, end: impl FnOnce(&str) -> Option<usize>) -> bool {
+    let end = end(held.ahead());
+    held.advance(end.unwrap_or(held.ahead().len()));
+    end.is_some()
 }
 
 /// The name and the arguments of a whole call.
@@ -209,7 +224,9 @@ struct Rest<'a> {
 impl Rest<'_> {
     fn skip_space(&mut self) {
         let rest = &self.raw[self.at..];
-        self.at += rest.len() - rest.trim_start().len();
+        let space = rest.len() - rest.trim_start().len();
+        looked_at(space + 1);
+        self.at += space;
     }
 
     /// Whether the next letter is this one. If so, takes it. `None` at the end.
@@ -240,12 +257,14 @@ impl Rest<'_> {
                 _ if std::mem::take(&mut escaped) => {}
                 b'\\' => escaped = true,
                 b'"' => {
+                    looked_at(2 * at);
                     self.at += at + 1;
                     return serde_json::from_str(&self.raw[start..self.at]).map_err(|_wrong| Head::Other);
                 }
                 _ => {}
             }
         }
+        looked_at(self.raw.len() - self.at);
         Err(Head::Incomplete)
     }
 }

@@ -2,21 +2,35 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::{CallReader, Part};
+use super::{CallReader, Part, text};
+use crate::text::held::Held;
+use crate::text::work::looked_at;
 
 /// Special tokens that may stand around the list.
 const MARKERS: [&str; 2] = ["<|python_start|>", "<|python_end|>"];
 /// Deepest nesting of a value.
 const DEEPEST: usize = 64;
 
-#[derive(Debug, PartialEq, Eq)]
+/// The beginning of a call must be within this many bytes.
+const LONGEST_HEAD: usize = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
+    /// Before the list, where the marker may come.
+    Start,
     /// Before the list.
     Before,
-    /// Before a call in the list.
-    Within,
-    /// After the list.
+    /// Before the first call in the list.
+    First,
+    Call,
+    /// After a call, where a comma may come.
+    After,
+    /// Before another call, or the end of the list.
+    Next,
+    /// After the list, where the marker may come.
     Behind,
+    /// After the list and its marker.
+    End,
     /// The rest is text.
     Text,
 }
@@ -25,29 +39,27 @@ enum Stage {
 #[derive(Debug)]
 pub(super) struct Pythonic {
     stage: Stage,
-    held: String,
-    /// The text before the first call.
+    held: Held,
+    /// The text before the first call, while it may be text of the answer.
     lead: String,
     names: Vec<String>,
-    called: bool,
-    /// The brackets of the call in `held`, as far as they were read.
+    /// The brackets of the call in `held`, before the cursor.
     seen: Brackets,
 }
 
 /// The brackets that are open at a position.
 #[derive(Debug, Default)]
 struct Brackets {
-    at: usize,
     depth: usize,
     quote: Option<u8>,
     escaped: bool,
 }
 
 impl Brackets {
-    /// The position after the bracket that closes the first one.
+    /// Reads more text. The position after the bracket that closes the first one.
     fn closed(&mut self, text: &str) -> Option<usize> {
-        for byte in text.bytes().skip(self.at) {
-            self.at += 1;
+        for (at, byte) in text.bytes().enumerate() {
+            looked_at(1);
             if std::mem::take(&mut self.escaped) {
                 continue;
             }
@@ -60,7 +72,7 @@ impl Brackets {
                 (b')' | b']' | b'}', None) => {
                     self.depth = self.depth.saturating_sub(1);
                     if self.depth == 0 {
-                        return Some(self.at);
+                        return Some(at + 1);
                     }
                 }
                 _ => {}
@@ -70,7 +82,7 @@ impl Brackets {
     }
 }
 
-/// The meaning of the beginning of `held`.
+/// The meaning of the text ahead.
 enum Begin {
     Incomplete,
     Other,
@@ -79,128 +91,113 @@ enum Begin {
 
 impl Pythonic {
     pub(super) fn new(names: Vec<String>) -> Self {
-        Self {
-            stage: Stage::Before,
-            held: String::new(),
-            lead: String::new(),
-            names,
-            called: false,
-            seen: Brackets::default(),
-        }
+        let (held, lead) = (Held::default(), String::new());
+        Self { stage: Stage::Start, held, lead, names, seen: Brackets::default() }
     }
 
-    /// Whether `held` begins with a call: the name of a tool and a bracket.
+    /// Whether the text ahead begins with a call: the name of a tool and a bracket.
     fn begin(&self) -> Begin {
-        let name: &str = self.held.split('(').next().unwrap_or_default();
-        let open = name.len() < self.held.len();
+        let ahead = self.held.ahead();
+        let head = &ahead[..ahead.floor_char_boundary(LONGEST_HEAD)];
+        let name = head.split('(').next().unwrap_or_default();
+        looked_at(name.len());
+        let open = name.len() < head.len();
         match open {
             true if self.names.iter().any(|known| known == name.trim()) => Begin::Call,
-            false if self.names.iter().any(|known| known.starts_with(name.trim_end())) => Begin::Incomplete,
+            false
+                if head.len() == ahead.len()
+                    && self.names.iter().any(|known| known.starts_with(name.trim_end())) =>
+            {
+                Begin::Incomplete
+            }
             _ => Begin::Other,
         }
     }
 
-    /// If there was no call, the text before the expected call is text of the answer.
-    fn restore(&mut self) {
-        if !self.called {
-            self.held.insert_str(0, &std::mem::take(&mut self.lead));
-        }
-    }
-
+    /// Goes on to the next stage, or returns false where that needs more text.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
-        let trimmed = self.held.trim_start();
-        match self.stage {
-            Stage::Before => {
-                let next = trimmed.strip_prefix(MARKERS[0]).map_or(trimmed, str::trim_start);
-                if next.is_empty() || MARKERS[0].starts_with(next) {
-                    return false;
-                }
-                let Some(rest) = next.strip_prefix('[') else {
-                    self.stage = Stage::Text;
-                    return true;
-                };
-                let rest = rest.trim_start().to_owned();
-                let whole = std::mem::replace(&mut self.held, rest);
+        let may_be = |held: &mut Held, marker: &str| marker.starts_with(held.skip_space());
+        self.stage = match self.stage {
+            Stage::Start if self.held.skip_behind_space(MARKERS[0]) => Stage::Before,
+            Stage::Start | Stage::Before if may_be(&mut self.held, MARKERS[0]) => return false,
+            Stage::Start | Stage::Before if self.held.skip("[") => Stage::First,
+            Stage::Start | Stage::Before => Stage::Text,
+            Stage::First => {
+                self.held.skip_space();
                 match self.begin() {
+                    Begin::Incomplete => return false,
+                    Begin::Other => Stage::Text,
                     Begin::Call => {
-                        self.lead = whole[..whole.len() - self.held.len()].to_owned();
-                        self.stage = Stage::Within;
-                    }
-                    Begin::Incomplete => {
-                        self.held = whole;
-                        return false;
-                    }
-                    Begin::Other => {
-                        self.held = whole;
-                        self.stage = Stage::Text;
+                        self.lead = self.held.take_seen();
+                        Stage::Call
                     }
                 }
-                true
             }
-            Stage::Within => {
-                let next = if self.called {
-                    trimmed.strip_prefix(',').unwrap_or(trimmed).trim_start()
-                } else {
-                    trimmed
-                };
-                if next.is_empty() {
+            Stage::Call => {
+                let Some(end) = self.seen.closed(self.held.ahead()) else {
+                    self.held.advance(self.held.ahead().len());
                     return false;
-                }
-                if let Some(rest) = next.strip_prefix(']') {
-                    (self.held, self.stage) = (rest.to_owned(), Stage::Behind);
-                    return true;
-                }
-                if self.seen.at == 0 {
-                    self.held = next.to_owned();
-                }
-                let Some(end) = self.seen.closed(&self.held) else { return false };
+                };
+                self.held.advance(end);
                 self.seen = Brackets::default();
-                let rest = self.held.split_off(end);
-                match call(&self.held) {
+                let raw = &self.held.rest()[..self.held.seen()];
+                looked_at(raw.len());
+                match call(raw) {
                     Some((name, arguments)) => {
                         parts.extend([Part::Call(name), Part::Arguments(arguments)]);
-                        (self.held, self.called) = (rest, true);
+                        self.held.drop_seen();
+                        self.lead.clear();
+                        Stage::After
                     }
-                    None => {
-                        self.held.push_str(&rest);
-                        self.restore();
-                        self.stage = Stage::Text;
-                    }
+                    None => Stage::Text,
                 }
-                true
             }
-            Stage::Behind => {
-                let rest = trimmed.strip_prefix(MARKERS[1]).map_or(trimmed, str::trim_start);
-                if rest.is_empty() || MARKERS[1].starts_with(rest) {
-                    return false;
-                }
-                self.held = rest.to_owned();
-                self.stage = Stage::Text;
-                true
+            Stage::After if self.held.skip_space().is_empty() => return false,
+            Stage::After => {
+                self.held.skip(",");
+                Stage::Next
+            }
+            Stage::Next if self.held.skip_space().is_empty() => return false,
+            Stage::Next => {
+                let is_end = self.held.skip("]");
+                self.held.drop_seen();
+                if is_end { Stage::Behind } else { Stage::Call }
+            }
+            Stage::Behind if self.held.skip_behind_space(MARKERS[1]) => Stage::End,
+            Stage::Behind | Stage::End if may_be(&mut self.held, MARKERS[1]) => return false,
+            Stage::Behind | Stage::End => {
+                self.held.drop_seen();
+                Stage::Text
             }
             Stage::Text => {
-                if !self.held.is_empty() {
-                    parts.push(Part::Text(std::mem::take(&mut self.held)));
-                }
-                false
+                text(parts, &(std::mem::take(&mut self.lead) + &self.held.take()));
+                return false;
             }
-        }
+        };
+        true
     }
 }
 
 impl CallReader for Pythonic {
     fn push(&mut self, new: &str) -> Vec<Part> {
         let mut parts = Vec::new();
-        self.held.push_str(new);
+        self.held.push(new);
         while self.step(&mut parts) {}
         parts
     }
 
     fn finish(&mut self) -> Vec<Part> {
-        self.restore();
-        let held = std::mem::take(&mut self.held);
-        let dropped = self.called && (self.stage == Stage::Behind || held.trim().is_empty());
-        if held.is_empty() || dropped { Vec::new() } else { vec![Part::Text(held)] }
+        let mut parts = Vec::new();
+        let rest = std::mem::take(&mut self.lead) + &self.held.take();
+        let dropped = match self.stage {
+            Stage::After | Stage::Next => rest.trim().is_empty(),
+            Stage::Behind | Stage::End => true,
+            Stage::Start | Stage::Before | Stage::First | Stage::Call | Stage::Text => false,
+        };
+        if !dropped {
+            text(&mut parts, &rest);
+        }
+        parts
     }
 }
 

@@ -23,6 +23,8 @@ use serde_json::Value;
 
 use super::arguments::{Kind, LONGEST_NAME, json};
 use super::{CallReader, Part, Tool, overlap, text};
+use crate::text::held::Held;
+use crate::text::work::looked_at;
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -67,7 +69,7 @@ fn escaped(text: &str) -> String {
 pub(super) struct QwenXml {
     stage: Stage,
     /// Text that was read and not passed on.
-    held: String,
+    held: Held,
     /// White space before the marker of a call.
     space: String,
     /// Whether there was a call. White space after a call is no text.
@@ -87,8 +89,14 @@ struct Searched {
 
 impl QwenXml {
     pub(super) fn new(tools: Arc<[Tool]>) -> Self {
-        let (held, space) = (String::new(), String::new());
-        Self { stage: Stage::Text, held, space, called: false, searched: Searched::default(), tools }
+        Self {
+            stage: Stage::Text,
+            held: Held::default(),
+            space: String::new(),
+            called: false,
+            searched: Searched::default(),
+            tools,
+        }
     }
 
     fn tool(&self, name: &str) -> Option<usize> {
@@ -107,39 +115,37 @@ impl QwenXml {
     }
 
     fn text(&mut self, parts: &mut Vec<Part>) -> bool {
-        let markers = [OPEN, FUNCTION].map(|marker| self.held.find(marker).map(|at| (at, marker)));
-        if let Some((at, marker)) = markers.into_iter().flatten().min() {
-            // White space before a call belongs to the marker, because templates write it themselves.
-            let before = self.held[..at].trim_end();
-            text(parts, before);
-            self.space = self.held[before.len()..at].to_owned();
-            self.held.drain(..at + if marker == OPEN { OPEN.len() } else { 0 });
-            self.stage = Stage::Head(if marker == OPEN { OPEN } else { "" });
-            return true;
-        }
-        let known = self.held.len() - overlap(&self.held, OPEN).max(overlap(&self.held, FUNCTION));
-        let known = self.held[..known].trim_end().len();
-        let rest = self.held.split_off(known);
-        let shown = std::mem::replace(&mut self.held, rest);
-        if !shown.is_empty() {
-            self.called = false;
-        }
+        // White space before a call belongs to the marker, because templates write it themselves.
+        let (shown, marker) = self.held.take_until(&[OPEN, FUNCTION]);
         text(parts, &shown);
-        false
+        let Some(marker) = marker else {
+            if !shown.is_empty() {
+                self.called = false;
+            }
+            return false;
+        };
+        self.space = marker.space;
+        let is_open = marker.marker == OPEN;
+        self.held.drop(if is_open { OPEN.len() } else { 0 });
+        self.stage = Stage::Head(if is_open { OPEN } else { "" });
+        true
     }
 
     fn head(&mut self, marker: &'static str, parts: &mut Vec<Part>) -> bool {
-        let behind = self.held.trim_start();
-        if self.held.len() - behind.len() > LONGEST_NAME {
+        self.held.skip_space();
+        if self.held.seen() > LONGEST_NAME {
             return self.no_call(marker, parts);
         }
+        let behind = self.held.ahead();
         let Some(rest) = behind.strip_prefix(FUNCTION) else {
             if FUNCTION.starts_with(behind) {
                 return false;
             }
             return self.no_call(marker, parts);
         };
-        let Some(end) = rest.find(['>', '<', '\n']) else {
+        let end = rest.find(['>', '<', '\n']);
+        looked_at(end.unwrap_or(rest.len()));
+        let Some(end) = end else {
             return rest.len() > LONGEST_NAME && self.no_call(marker, parts);
         };
         let name = &rest[..end];
@@ -154,15 +160,16 @@ impl QwenXml {
         }
         parts.push(Part::Call(name.to_owned()));
         parts.push(Part::Arguments("{".to_owned()));
-        self.held = rest[end + 1..].to_owned();
+        self.held.drop(FUNCTION.len() + end + 1);
         self.stage = Stage::Between { tool, some: false };
         true
     }
 
     /// Passes the marker on as text. No call begins at it, but one may begin at the next marker.
     fn no_call(&mut self, marker: &'static str, parts: &mut Vec<Part>) -> bool {
-        let shown =
-            if marker.is_empty() { self.held.drain(..FUNCTION.len()).collect() } else { marker.to_owned() };
+        self.held.rewind();
+        let shown = if marker.is_empty() { FUNCTION } else { marker };
+        self.held.drop(if marker.is_empty() { FUNCTION.len() } else { 0 });
         text(parts, &format!("{}{shown}", self.space));
         self.called = false;
         self.stage = Stage::Text;
@@ -170,31 +177,33 @@ impl QwenXml {
     }
 
     fn between(&mut self, tool: Option<usize>, some: bool, parts: &mut Vec<Part>) -> bool {
-        self.skip_space();
-        let behind = self.held.as_str();
+        self.held.skip_space();
+        self.held.drop_seen();
+        let behind = self.held.rest();
         if let Some(rest) = behind.strip_prefix(PARAMETER) {
-            let end = rest.find('>');
-            if end.map_or(rest.len() > LONGEST_NAME, |end| end > LONGEST_NAME) {
+            let end = rest.bytes().take(LONGEST_NAME + 1).position(|byte| byte == b'>');
+            looked_at(end.unwrap_or(LONGEST_NAME + 1));
+            let Some(end) = end else {
                 // No argument has a name of this length, so the tag is skipped.
-                self.held = rest.to_owned();
-                return true;
-            }
-            let Some(end) = end else { return false };
+                let skips = rest.len() > LONGEST_NAME;
+                self.held.drop(if skips { PARAMETER.len() } else { 0 });
+                return skips;
+            };
             let name = &rest[..end];
             let kind =
                 tool.and_then(|tool| self.tools[tool].kinds.get(name)).map_or(Kind::Text, |kind| *kind);
             let quote = if kind == Kind::Text { "\"" } else { "" };
             let comma = if some { ", " } else { "" };
             parts.push(Part::Arguments(format!("{comma}{}: {quote}", Value::from(name))));
-            self.held = rest[end + 1..].to_owned();
+            self.held.drop(PARAMETER.len() + end + 1);
             self.stage = Stage::Value { tool, kind, first: true };
             return true;
         }
-        if let Some(rest) = behind.strip_prefix(END_FUNCTION).or_else(|| behind.strip_prefix(CLOSE)) {
+        if let Some(tag) = [END_FUNCTION, CLOSE].into_iter().find(|tag| behind.starts_with(tag)) {
             // Where the model has left out `</function>`, `</tool_call>` ends the call.
-            let closed = behind.starts_with(CLOSE);
+            let closed = tag == CLOSE;
             parts.push(Part::Arguments("}".to_owned()));
-            self.held = rest.to_owned();
+            self.held.drop(tag.len());
             (self.stage, self.called) = (if closed { Stage::Text } else { Stage::After }, true);
             return true;
         }
@@ -207,18 +216,18 @@ impl QwenXml {
             .skip(1)
             .find(|(_, letter)| *letter == '<')
             .map_or(behind.len(), |(at, _)| at);
-        self.held = behind[next..].to_owned();
+        looked_at(next);
+        self.held.drop(next);
         true
     }
 
     fn value(&mut self, tool: Option<usize>, kind: Kind, first: bool, parts: &mut Vec<Part>) -> bool {
         if first {
-            if self.held.is_empty() {
+            if self.held.rest().is_empty() {
                 return false;
             }
-            if self.held.starts_with('\n') {
-                self.held.remove(0);
-            }
+            self.held.skip("\n");
+            self.held.drop_seen();
             self.stage = Stage::Value { tool, kind, first: false };
             self.searched = Searched::default();
         }
@@ -228,7 +237,8 @@ impl QwenXml {
             }
         };
         if let Some(at) = self.end(kind) {
-            let value = &self.held[..at];
+            let value = &self.held.rest()[..at];
+            looked_at(value.len());
             let value = value.strip_suffix('\n').unwrap_or(value);
             argument(
                 parts,
@@ -237,14 +247,16 @@ impl QwenXml {
                     Kind::Mixed(types) | Kind::Json(types) => json(value, types),
                 },
             );
-            self.held.drain(..at + END_PARAMETER.len());
+            self.held.rewind();
+            self.held.drop(at + END_PARAMETER.len());
             self.stage = Stage::Between { tool, some: true };
             return true;
         }
         if kind == Kind::Text {
-            let held = overlap(&self.held, END_LINE).max(overlap(&self.held, END_PARAMETER));
-            let rest = self.held.split_off(self.held.len() - held);
-            argument(parts, escaped(&std::mem::replace(&mut self.held, rest)));
+            let rest = self.held.rest();
+            let known = rest.len() - overlap(rest, END_LINE).max(overlap(rest, END_PARAMETER));
+            self.held.advance(known);
+            argument(parts, escaped(&self.held.take_seen()));
             self.searched = Searched::default();
         }
         false
@@ -252,10 +264,11 @@ impl QwenXml {
 
     /// The position of the tag that ends the value. In a string within a JSON list or object, the tag is text.
     fn end(&mut self, kind: Kind) -> Option<usize> {
-        let nested = matches!(kind, Kind::Json(_)) && self.held.trim_start().starts_with(['[', '{']);
+        let nested = matches!(kind, Kind::Json(_)) && self.held.skip_space().starts_with(['[', '{']);
         let Searched { mut bytes, mut quoted, mut escaped } = self.searched;
         let mut found = None;
-        while let Some(byte) = self.held.as_bytes().get(bytes) {
+        let value = self.held.rest().as_bytes();
+        while let Some(byte) = value.get(bytes) {
             if std::mem::take(&mut escaped) {
                 bytes += 1;
                 continue;
@@ -264,7 +277,7 @@ impl QwenXml {
                 b'\\' if quoted => escaped = true,
                 b'"' if nested => quoted = !quoted,
                 b'<' if !quoted => {
-                    let rest = &self.held.as_bytes()[bytes..];
+                    let rest = &value[bytes..];
                     if rest.starts_with(END_PARAMETER.as_bytes()) {
                         found = Some(bytes);
                         break;
@@ -277,22 +290,19 @@ impl QwenXml {
             }
             bytes += 1;
         }
+        looked_at(bytes - self.searched.bytes + 1);
         self.searched = Searched { bytes, quoted, escaped };
         found
     }
 
-    fn skip_space(&mut self) {
-        let space = self.held.len() - self.held.trim_start().len();
-        self.held.drain(..space);
-    }
-
     fn after(&mut self) -> bool {
-        let behind = self.held.trim_start();
-        if let Some(rest) = behind.strip_prefix(CLOSE) {
-            self.held = rest.to_owned();
+        let behind = self.held.skip_space();
+        if behind.starts_with(CLOSE) {
+            self.held.drop(CLOSE.len());
         } else if CLOSE.starts_with(behind) {
             return false;
         }
+        self.held.rewind();
         self.stage = Stage::Text;
         true
     }
@@ -304,7 +314,7 @@ impl CallReader for QwenXml {
         let mut rest = new;
         while !rest.is_empty() {
             let (piece, next) = rest.split_at(rest.floor_char_boundary(PIECE));
-            self.held.push_str(piece);
+            self.held.push(piece);
             while self.step(&mut parts) {}
             rest = next;
         }
@@ -312,7 +322,7 @@ impl CallReader for QwenXml {
     }
 
     fn finish(&mut self) -> Vec<Part> {
-        let held = std::mem::take(&mut self.held);
+        let held = self.held.take();
         match self.stage {
             Stage::Text if self.called && held.trim().is_empty() => Vec::new(),
             Stage::Text if held.is_empty() => Vec::new(),

@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod work;
+
 /// A whole answer: its text, and its calls with their arguments.
 type All = (String, Vec<(String, String)>);
 
@@ -199,7 +201,7 @@ fn calls_are_read_wherever_the_text_is_cut() {
 
 #[test]
 fn any_answer_is_read_the_same_wherever_it_is_cut() {
-    const PIECES: [&str; 36] = [
+    const PIECES: [&str; 43] = [
         "<tool_call>",
         "</tool_call>",
         "<function=f>",
@@ -236,6 +238,13 @@ fn any_answer_is_read_the_same_wherever_it_is_cut() {
         "<|python_tag|>",
         "[f(count=",
         "<|python_start|>",
+        "<|python_end|>",
+        "[f(), f()",
+        " ,",
+        "\n\u{3000} \n",
+        "; {\"name\": \"f\"}",
+        "<tool_call>{\"name\": \"f\"}",
+        "<parameter=list>",
     ];
     let seed = fastrand::u64(..);
     println!("seed {seed}");
@@ -246,6 +255,10 @@ fn any_answer_is_read_the_same_wherever_it_is_cut() {
             let whole = read(format, &[&answer]);
             let letters: Vec<&str> = answer.split("").collect();
             assert_eq!(read(format, &letters), whole, "{format:?} {answer:?}");
+            let [one, two] = [(); 2].map(|()| answer.floor_char_boundary(random.usize(0..=answer.len())));
+            let (one, two) = (one.min(two), one.max(two));
+            let pieces = [&answer[..one], &answer[one..two], &answer[two..]];
+            assert_eq!(read(format, &pieces), whole, "{format:?} {answer:?} at {one} and {two}");
         }
     }
 }
