@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use host_core::{Batch, Dtype, KvLayout, Sampled, Sampling, Sequence, SequenceOutput};
 use host_kernels::cuda::batch::KvView;
-use host_kernels::cuda::{Array, CudaError, Device};
+use host_kernels::cuda::{Array, CudaError, CudaStream, Device};
 
 use self::exact::ExactModel;
 use self::tensor::{Found, TensorModel};
@@ -118,6 +118,8 @@ enum Model {
 pub struct CudaExecutor {
     shape: ModelShape,
     device: Arc<Device>,
+    /// Nothing is ever put into it: waiting for it only asks for the state of the device.
+    idle: Arc<CudaStream>,
     model: Model,
     seat: Seat,
     constraint: Option<Arc<dyn Constraint>>,
@@ -147,7 +149,7 @@ impl CudaExecutor {
             TENSOR_MATH => Model::Tensor(Box::new(TensorModel::load(&device, opened, shards)?)),
             _ => Model::Exact(Box::new(ExactModel::load(&device, opened, shards)?)),
         };
-        Ok(Self { shape, device, model, seat, constraint: None })
+        Ok(Self { shape, idle: device.stream()?, device, model, seat, constraint: None })
     }
 
     /// Computes a batch and returns the logits of all its tokens, `[token][vocabulary]`, instead of sampling. Ranks other than 0
@@ -182,6 +184,10 @@ impl Executor for CudaExecutor {
 
     fn constrain(&mut self, constraint: Arc<dyn Constraint>) {
         self.constraint = Some(constraint);
+    }
+
+    fn check(&mut self) -> Result<(), ExecutorError> {
+        Ok(self.device.wait(&self.idle)?)
     }
 
     fn forward_by_layer(

@@ -182,6 +182,15 @@ pub trait Executor: Send {
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Vec<SequenceOutput>, ExecutorError>;
 
+    /// Whether batches can still be computed, as far as it can be known without one. A worker calls it while there is nothing to
+    /// compute.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Lost`] if the device is lost.
+    fn check(&mut self) -> Result<(), ExecutorError> {
+        Ok(())
+    }
+
     /// Computes one batch and reports no layers.
     ///
     /// # Errors

@@ -106,7 +106,11 @@ fn an_answer_of_a_gpu_goes_on_when_its_workers_are_killed_or_lose_the_gpu() {
         let right = read(&alone.url, sampling, TOKENS, || {});
         goes_on(&cluster, &["decode"], sampling, tokens(&right), strike);
     }
-    // A worker without requests ends when it gets one.
+    // A prefill worker without its GPU cannot connect to the new decode worker, and gets no batch. It ends nevertheless.
+    let sampling = &samplings()[0];
+    let right = read(&alone.url, sampling, TOKENS, || {});
+    goes_on(&cluster, &["decode", "prefill"], sampling, tokens(&right), lose);
+    // A worker without requests ends, too.
     let prefill = cluster.worker("prefill");
     gpus.lose(cluster.pid("prefill").unwrap());
     let prompt: Vec<u32> = (0..50).collect();

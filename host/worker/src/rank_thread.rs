@@ -6,8 +6,9 @@ mod page_digests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use host_core::{Batch, Event, PageId, Room};
 use host_executor::{Executor, ExecutorError, KvMemory, LayersDone};
@@ -18,6 +19,10 @@ use self::batch::{Outcome, RanksOfBatch};
 use self::page_digests::PageDigests;
 use super::alive::Alive;
 use super::channels::Input;
+
+/// How long a rank without work waits before it [checks](Executor::check) its device. A worker that has lost it must not wait for a
+/// batch that may never come: it cannot connect to its peers any more.
+const CHECKED_AFTER: Duration = Duration::from_secs(1);
 
 /// A command to a rank. Commands are carried out in order.
 #[derive(Clone, Debug)]
@@ -88,7 +93,18 @@ pub(super) fn start(
 
 impl Rank {
     fn run(mut self, commands: &Receiver<Command>) {
-        while let Ok(command) = commands.recv() {
+        loop {
+            let command = match commands.recv_timeout(CHECKED_AFTER) {
+                Ok(command) => command,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => match self.executor.check() {
+                    Err(error @ ExecutorError::Lost(_)) => {
+                        tracing::error!(%error, "this rank ends");
+                        return;
+                    }
+                    _ => continue,
+                },
+            };
             match command {
                 Command::Run(batch) => {
                     let mut layers_done =
