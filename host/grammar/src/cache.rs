@@ -78,8 +78,8 @@ impl Cache {
         }
     }
 
-    #[cfg(test)]
-    fn holds(&self, source: &Source) -> bool {
+    /// Whether the cache has a grammar. This is no use of it.
+    pub(crate) fn holds(&self, source: &Source) -> bool {
         self.kept.contains_key(source)
     }
 }

@@ -52,7 +52,10 @@ impl Compiler {
     /// # Errors
     /// When the grammar is too large or too deep, or too many grammars of the client wait.
     pub fn ask(&self, client: u64, source: &Source) -> Result<Asked, GrammarError> {
-        source.check()?;
+        // What is in the cache or under way was checked.
+        if !self.jobs.knows(source) {
+            source.check()?;
+        }
         self.jobs.ask(client, source)
     }
 

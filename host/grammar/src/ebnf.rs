@@ -7,6 +7,7 @@
 //!
 //! It reads texts, character classes with their escapes, `.`, groups, `* + ?`, `{m,n}` and comments.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::iter::Peekable;
 use std::str::Chars;
@@ -45,17 +46,16 @@ enum Token {
 
 fn rules(tokens: &[Token]) -> Result<String, String> {
     let mut lark = String::from("start: r_root\n");
-    let mut defined: Vec<&str> = Vec::new();
+    let mut defined: HashSet<&str> = HashSet::new();
     let mut used: Vec<&str> = Vec::new();
     let mut rest = tokens.iter().enumerate().peekable();
     while let Some((at, token)) = rest.next() {
         let begins = matches!(tokens.get(at + 1), Some(Token::Defined));
         match token {
             Token::Name(name) if begins => {
-                if defined.contains(&name.as_str()) {
+                if !defined.insert(name.as_str()) {
                     return Err(format!("the rule {name} is defined twice"));
                 }
-                defined.push(name);
                 rest.next();
                 let empty = match rest.peek() {
                     None => true,
@@ -86,10 +86,10 @@ fn rules(tokens: &[Token]) -> Result<String, String> {
             }
         }
     }
-    if !defined.contains(&"root") {
+    if !defined.contains("root") {
         return Err("it has no rule named root, at which an answer begins".to_owned());
     }
-    match used.into_iter().find(|name| !defined.contains(name)) {
+    match used.into_iter().find(|name| !defined.contains(*name)) {
         Some(name) => Err(format!("the rule {name} is used and not defined")),
         None => Ok(lark),
     }

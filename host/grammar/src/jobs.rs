@@ -109,6 +109,12 @@ impl Jobs {
         Ok(Asked(answer))
     }
 
+    /// Whether a grammar is in the cache, waits or is being compiled.
+    pub(crate) fn knows(&self, source: &Source) -> bool {
+        let state = self.state.lock();
+        state.cache.holds(source) || state.under_way.contains_key(source)
+    }
+
     /// Grammars in the queues of all clients.
     pub(crate) fn waiting(&self) -> usize {
         self.state.lock().queue.waiting()

@@ -262,7 +262,7 @@ fn repeats(text: &str) -> u64 {
                 keep(&mut open, last);
             }
             '{' => {
-                if let Some(times) = bound(&text[at + 1..]) {
+                if let Some(times) = bound(text[at + 1..].chars()) {
                     last = last.saturating_mul(times.max(1));
                     keep(&mut open, last);
                 }
@@ -280,13 +280,28 @@ fn keep(open: &mut [u64], product: u64) {
     }
 }
 
-/// The larger number of `m}`, `m,}` or `m,n}`.
-fn bound(rest: &str) -> Option<u64> {
-    let inner = rest.split_once('}')?.0;
-    let (low, high) = inner.split_once([',', '.']).unwrap_or((inner, ""));
-    let number = |text: &str| text.trim_matches(['.', ' ']).parse::<u64>().ok();
-    let low = number(low).or_else(|| low.is_empty().then_some(0))?;
-    Some(number(high).unwrap_or(low).max(low))
+/// The larger number of `m}`, `m,}` or `m,n}`. Reads no further than to the first character that no bound has, so that two braces
+/// never read the same text.
+fn bound(rest: impl Iterator<Item = char>) -> Option<u64> {
+    let mut inner = String::new();
+    for letter in rest {
+        match letter {
+            '}' => {
+                let (low, high) = inner.split_once([',', '.']).unwrap_or((&inner, ""));
+                let number = |text: &str| {
+                    text.trim_matches(|letter: char| letter == '.' || letter.is_whitespace())
+                        .parse::<u64>()
+                        .ok()
+                };
+                let low = number(low).or_else(|| low.is_empty().then_some(0))?;
+                return Some(number(high).unwrap_or(low).max(low));
+            }
+            '0'..='9' | ',' | '.' | '+' => inner.push(letter),
+            letter if letter.is_whitespace() => inner.push(letter),
+            _ => return None,
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -339,6 +354,29 @@ mod tests {
             ("[^{]{40}", 40),
         ] {
             assert_eq!(repeats(text), product, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_bounds_of_repetitions_are_read_in_as_many_steps_as_the_text_has_characters() {
+        let text = "{)".repeat(MAX_TEXT / 2 - 1) + "}";
+        for text in
+            [text.as_str(), &"{1".repeat(MAX_TEXT / 2), &"{".repeat(MAX_TEXT), &"a{1}".repeat(MAX_TEXT / 4)]
+        {
+            let mut steps = 0_usize;
+            for (at, _) in text.match_indices('{') {
+                bound(text[at + 1..].chars().inspect(|_| steps += 1));
+                assert!(steps <= 2 * text.len(), "{:.8}: {steps} steps at {at} of {}", text, text.len());
+            }
+        }
+        assert_eq!(Source::regex(text).check(), Ok(()), "the engine refuses it");
+        for (bound_of, times) in
+            [("3}", Some(3)), (" 3 , 7 }", Some(7)), (",7}", Some(7)), ("3,}", Some(3)), ("3..7}x", Some(7))]
+        {
+            assert_eq!(bound(bound_of.chars()), times, "{bound_of}");
+        }
+        for none in ["a}", "3", "3{4}", "}", "3,7"] {
+            assert!(bound(none.chars()).unwrap_or(0) == 0, "{none}");
         }
     }
 
