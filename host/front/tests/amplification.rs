@@ -6,6 +6,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use host_front::http::fuzzing;
+use host_front::text::CallFormat;
+use host_front::text::calls::{CallRule, Function, calls};
+use serde_json::{Map, Value, json};
 
 /// Counts the bytes that a thread has allocated.
 struct Counting;
@@ -13,6 +16,8 @@ struct Counting;
 thread_local! {
     /// Bytes now, and the most since the last reset.
     static BYTES: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
+    /// All bytes since the last reset, of memory that was given back, too.
+    static ALL_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
 fn count(bytes: isize) {
@@ -21,6 +26,7 @@ fn count(bytes: isize) {
         let (now, most) = counted.get();
         counted.set((now + bytes, most.max(now + bytes)));
     });
+    let _ended = ALL_BYTES.try_with(|all| all.set(all.get() + bytes.max(0)));
 }
 
 // SAFETY: everything is passed on to the system's allocator.
@@ -157,6 +163,67 @@ fn what_is_given_once_is_not_kept_for_each_of_many_answers() {
         println!("{name}: {} bytes take {bytes}, accepted: {accepted}", body.len());
         if bytes > MOST {
             large.push((name, bytes));
+        }
+    }
+    assert!(large.is_empty(), "{large:?}");
+}
+
+/// Most bytes during some work, and all bytes that it allocated one after the other.
+fn cost_of<T>(work: impl FnOnce() -> T) -> (T, isize, isize) {
+    BYTES.with(|counted| counted.set((0, 0)));
+    ALL_BYTES.with(|all| all.set(0));
+    let done = work();
+    (done, BYTES.with(Cell::get).1, ALL_BYTES.with(Cell::get))
+}
+
+#[test]
+fn rules_and_readers_of_calls_take_no_more_than_the_schemas_of_the_tools() {
+    let tool = |count: usize, schema: &dyn Fn(usize) -> Value, required: bool, more: (String, Value)| {
+        let mut properties: Map<String, Value> =
+            (0..count).map(|at| (format!("a{at}"), schema(at))).collect();
+        let names: Vec<String> = properties.keys().filter(|_| required).cloned().collect();
+        let mut parameters = json!({"type": "object", "required": names});
+        if more.0 == "$defs" {
+            parameters["$defs"] = more.1;
+        } else {
+            properties.insert(more.0, more.1);
+        }
+        parameters["properties"] = Value::Object(properties);
+        Function { name: "f".to_owned(), parameters }
+    };
+    let none = || ("z".to_owned(), json!({}));
+    let long = "k".repeat(50_000);
+    let circle = json!({"$ref": format!("#/properties/{long}")});
+    let definitions = json!({"x": {"enum": [long.as_str()]}, "y": {"enum": [1]}});
+    let texts = json!({"anyOf": vec![json!({"$ref": "#/$defs/x"}); 100]});
+    let refers = json!({"$ref": "#/$defs/y"});
+    let tools = [
+        ("many that are optional", tool(10_000, &|_| json!({"type": "integer"}), false, none())),
+        ("many that are required", tool(10_000, &|_| json!({"type": "integer"}), true, none())),
+        ("many texts", tool(10_000, &|_| json!({"type": "string"}), false, none())),
+        (
+            "a long reference in a circle",
+            tool(200, &|_| circle.clone(), false, (long.clone(), circle.clone())),
+        ),
+        ("long definitions", tool(500, &|_| refers.clone(), true, ("$defs".to_owned(), definitions.clone()))),
+        (
+            "a long text, many times",
+            tool(500, &|_| texts.clone(), false, ("$defs".to_owned(), definitions.clone())),
+        ),
+    ];
+    let mut large = Vec::new();
+    for (name, tool) in tools {
+        let tool = [tool];
+        for format in [CallFormat::Hermes, CallFormat::Llama, CallFormat::Pythonic, CallFormat::Qwen3Coder] {
+            let (rules, most, all) = cost_of(|| calls(format, &tool, CallRule::Several));
+            let (_readers, of_readers, all_of_readers) = cost_of(|| format.readers(&tool));
+            let accepted = rules.is_ok_and(|rules| rules.check().is_ok());
+            println!(
+                "{name}, {format:?}: {most} bytes of {all}, readers {of_readers} of {all_of_readers}, accepted: {accepted}"
+            );
+            if most.max(of_readers) > 16 << 20 || all.max(all_of_readers) > 64 << 20 {
+                large.push((name, format));
+            }
         }
     }
     assert!(large.is_empty(), "{large:?}");

@@ -13,6 +13,8 @@ use crate::text::calls::{CallRule, Function, calls};
 
 /// Most tools of a request: OpenAI's limit.
 pub(super) const MAX_TOOLS: usize = 128;
+/// Most arguments of a tool. The grammar of its calls has some rules for each.
+pub(super) const MAX_PROPERTIES: usize = 512;
 /// Longest name of a tool: OpenAI's limit.
 pub(super) const MAX_NAME: usize = 64;
 
@@ -196,6 +198,12 @@ fn functions(fields: &Fields, given: &Value, spelling: Spelling) -> Result<Vec<F
             }
             Some(other) => return Err(fields.wrong(&at(".parameters"), "a JSON schema", other)),
         };
+        let properties = parameters.get("properties").and_then(Value::as_object).map_or(0, Map::len);
+        if properties > MAX_PROPERTIES {
+            let message =
+                format!("the tool {name} has {properties} properties; at most {MAX_PROPERTIES} are taken");
+            return Err(ApiError::field(&at(".parameters"), message));
+        }
         functions.push(Function { name: name.to_owned(), parameters });
     }
     Ok(functions)

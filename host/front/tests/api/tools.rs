@@ -215,8 +215,12 @@ async fn what_cannot_be_done_is_said_in_a_sentence() {
     let (able, _prefill, _decode) = front(TEMPLATE, false, "x").await;
     let call = |arguments: &str| json!({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]});
     let bad_schema = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "strange"}}}}}]);
+    let wide: serde_json::Map<String, Value> = (0..513).map(|at| (format!("a{at}"), json!({}))).collect();
+    let wide =
+        json!([{"type": "function", "function": {"name": "wide", "parameters": {"properties": wide}}}]);
     for (front, more, words) in [
         (&plain, json!({}), "has no place for them"),
+        (&able, json!({"tools": wide}), "the tool wide has 513 properties; at most 512 are taken"),
         (
             &plain,
             json!({"tools": [], "messages": [{"role": "tool", "content": "x"}]}),

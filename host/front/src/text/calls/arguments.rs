@@ -4,6 +4,7 @@
 //! text that contains quotes.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use serde_json::Value;
 
@@ -12,6 +13,12 @@ pub(super) const LONGEST_NAME: usize = 512;
 
 /// Most schemas and values that are read for one argument. An argument with more may have values of any type.
 const MOST: usize = 256;
+/// Most schemas and values that are read for all arguments of a tool. The arguments after that may have values of any type.
+const MOST_OF_TOOL: usize = 64 * MOST;
+/// Longest `$ref` that is followed, in bytes.
+const LONGEST_REFERENCE: usize = 1 << 10;
+/// Most bytes of references that are followed for all arguments of a tool.
+const MOST_REFERENCES: usize = 256 << 10;
 
 const NULL: u8 = 1;
 const BOOLEAN: u8 = 2;
@@ -59,79 +66,163 @@ fn type_called(name: &str) -> u8 {
     }
 }
 
-/// The schema that this schema refers to, if it refers to one.
-fn target<'a>(schema: &'a Value, parameters: &'a Value) -> Option<&'a Value> {
-    let pointer = schema.get("$ref")?.as_str()?.strip_prefix('#')?;
-    parameters.pointer(pointer)
+/// The schemas of a tool's arguments. The work for all arguments together is limited, because a schema may refer to another as often
+/// as it likes.
+pub(super) struct Schemas<'a> {
+    parameters: &'a Value,
+    /// What each reference leads to.
+    targets: HashMap<&'a str, Option<&'a Value>>,
+    /// Schemas and values that may still be read for the tool, and for the present argument.
+    left: usize,
+    left_here: usize,
+    /// Bytes of references that may still be followed.
+    left_bytes: usize,
 }
 
-/// The schema at the end of the references, or the schema itself.
-pub(super) fn resolved<'a>(mut schema: &'a Value, parameters: &'a Value) -> &'a Value {
-    for _ in 0..8 {
-        match target(schema, parameters) {
-            Some(next) => schema = next,
-            None => break,
+impl<'a> Schemas<'a> {
+    /// The schemas of a tool with these parameters.
+    pub fn new(parameters: &'a Value) -> Self {
+        let targets = HashMap::new();
+        Self { parameters, targets, left: MOST_OF_TOOL, left_here: 0, left_bytes: MOST_REFERENCES }
+    }
+
+    /// The schema of an argument, if the parameters list it.
+    pub fn of(&self, name: &str) -> Option<&'a Value> {
+        self.parameters.get("properties")?.get(name)
+    }
+
+    /// How a call writes the value of an argument. Arguments that the parameters do not list are text.
+    pub fn kind(&mut self, name: &str) -> Kind {
+        let Some(schema) = self.of(name) else { return Kind::Text };
+        self.begin();
+        let mut types = 0;
+        self.add_types(&mut types, schema);
+        match types {
+            0 => Kind::Mixed(Types(ANY)),
+            STRING => Kind::Text,
+            types if types & STRING != 0 => Kind::Mixed(Types(types)),
+            types => Kind::Json(Types(types)),
         }
     }
-    schema
+
+    /// The schema at the end of the references, or the schema itself.
+    pub fn resolved(&mut self, mut schema: &'a Value) -> &'a Value {
+        for _ in 0..8 {
+            match self.target(schema) {
+                Some(next) => schema = next,
+                None => break,
+            }
+        }
+        schema
+    }
+
+    /// The values that a schema allows, where it lists them.
+    pub fn values(&mut self, schema: &'a Value) -> Option<Vec<&'a Value>> {
+        self.begin();
+        let mut all = Vec::new();
+        self.list(schema, &mut all)?;
+        Some(all).filter(|all| !all.is_empty())
+    }
+
+    fn begin(&mut self) {
+        self.left_here = self.left.min(MOST);
+    }
+
+    /// Counts a schema or value that is read. `None` if it is one too many.
+    fn step(&mut self) -> Option<()> {
+        self.left_here = self.left_here.checked_sub(1)?;
+        self.left -= 1;
+        Some(())
+    }
+
+    /// The schema that this schema refers to, if it refers to one.
+    fn target(&mut self, schema: &'a Value) -> Option<&'a Value> {
+        let reference = schema.get("$ref")?.as_str().filter(|text| text.len() <= LONGEST_REFERENCE)?;
+        self.left_bytes = self.left_bytes.checked_sub(reference.len())?;
+        match self.targets.entry(reference) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                let pointer = reference.strip_prefix('#');
+                *new.insert(pointer.and_then(|pointer| self.parameters.pointer(pointer)))
+            }
+        }
+    }
+
+    /// Adds the types that a schema allows, none where it names none, and all where too much would have to be read.
+    fn add_types(&mut self, types: &mut u8, schema: &'a Value) {
+        if self.add_some(types, schema).is_none() {
+            *types = ANY;
+        }
+    }
+
+    fn add_some(&mut self, types: &mut u8, schema: &'a Value) -> Option<()> {
+        if *types == ANY {
+            return Some(());
+        }
+        self.step()?;
+        if let Some(target) = self.target(schema) {
+            return self.add_some(types, target);
+        }
+        match schema.get("type") {
+            Some(Value::String(name)) => *types |= type_called(name),
+            Some(Value::Array(names)) => {
+                for name in names {
+                    self.step()?;
+                    *types |= name.as_str().map_or(0, type_called);
+                }
+            }
+            _ => {
+                let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
+                for value in values.chain(schema.get("const")) {
+                    self.step()?;
+                    *types |= type_of(value);
+                }
+            }
+        }
+        for branch in branches(schema, &["anyOf", "oneOf", "allOf"]) {
+            if *types == ANY {
+                break;
+            }
+            self.add_some(types, branch)?;
+        }
+        Some(())
+    }
+
+    fn list(&mut self, schema: &'a Value, all: &mut Vec<&'a Value>) -> Option<()> {
+        self.step()?;
+        if let Some(target) = self.target(schema) {
+            return self.list(target, all);
+        }
+        let given = schema.get("enum").and_then(Value::as_array);
+        if given.is_some() || schema.get("const").is_some() {
+            for value in given.into_iter().flatten().chain(schema.get("const")) {
+                self.step()?;
+                all.push(value);
+            }
+            return Some(());
+        }
+        if schema.get("type").is_some_and(|name| name == "null") {
+            all.push(&Value::Null);
+            return Some(());
+        }
+        let mut some = false;
+        for branch in branches(schema, &["anyOf", "oneOf"]) {
+            some = true;
+            self.list(branch, all)?;
+        }
+        some.then_some(())
+    }
 }
 
 fn branches<'a>(schema: &'a Value, keys: &'static [&'static str]) -> impl Iterator<Item = &'a Value> {
     keys.iter().filter_map(|key| schema.get(key)?.as_array()).flatten()
 }
 
-/// Adds the types that a schema allows, none where it names none. `left` limits how many more schemas are read.
-fn add_types(types: &mut u8, schema: &Value, parameters: &Value, left: &mut usize) {
-    if *left == 0 || *types == ANY {
-        *types = ANY;
-        return;
-    }
-    *left -= 1;
-    if let Some(target) = target(schema, parameters) {
-        return add_types(types, target, parameters, left);
-    }
-    match schema.get("type") {
-        Some(Value::String(name)) => *types |= type_called(name),
-        Some(Value::Array(names)) => {
-            names.iter().take(MOST).filter_map(Value::as_str).for_each(|name| *types |= type_called(name));
-        }
-        _ => {
-            let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
-            for value in values.chain(schema.get("const")) {
-                if *left == 0 {
-                    break;
-                }
-                *left -= 1;
-                *types |= type_of(value);
-            }
-        }
-    }
-    for branch in branches(schema, &["anyOf", "oneOf", "allOf"]) {
-        add_types(types, branch, parameters, left);
-    }
-    if *left == 0 {
-        *types = ANY;
-    }
-}
-
-/// How a call writes the value of an argument, for a tool with these parameters. Arguments that the parameters do not list are
-/// text.
-pub(super) fn kind(parameters: &Value, name: &str) -> Kind {
-    let Some(schema) = parameters.get("properties").and_then(|all| all.get(name)) else { return Kind::Text };
-    let (mut types, mut left) = (0, MOST);
-    add_types(&mut types, schema, parameters, &mut left);
-    match types {
-        0 => Kind::Mixed(Types(ANY)),
-        STRING => Kind::Text,
-        types if types & STRING != 0 => Kind::Mixed(Types(types)),
-        types => Kind::Json(Types(types)),
-    }
-}
-
 /// The kinds of all arguments that these parameters list, but for plain texts.
 pub(super) fn kinds(parameters: &Value) -> HashMap<String, Kind> {
+    let mut schemas = Schemas::new(parameters);
     let listed = parameters.get("properties").and_then(Value::as_object).into_iter().flatten();
-    let kinds = listed.map(|(name, _)| (name.clone(), kind(parameters, name)));
+    let kinds = listed.map(|(name, _)| (name.clone(), schemas.kind(name)));
     kinds.filter(|(_, kind)| *kind != Kind::Text).collect()
 }
 
@@ -151,38 +242,6 @@ pub(super) fn json(text: &str, types: Types) -> String {
     }
 }
 
-/// The values that a schema allows, where it lists them.
-pub(super) fn values(schema: &Value, parameters: &Value) -> Option<Vec<Value>> {
-    fn list(schema: &Value, parameters: &Value, left: &mut usize, all: &mut Vec<Value>) -> Option<()> {
-        *left = left.checked_sub(1)?;
-        if let Some(target) = target(schema, parameters) {
-            return list(target, parameters, left, all);
-        }
-        let given = schema.get("enum").and_then(Value::as_array);
-        if given.is_some() || schema.get("const").is_some() {
-            let given = given.into_iter().flatten().chain(schema.get("const"));
-            for value in given {
-                *left = left.checked_sub(1)?;
-                all.push(value.clone());
-            }
-            return Some(());
-        }
-        if schema.get("type").is_some_and(|name| name == "null") {
-            all.push(Value::Null);
-            return Some(());
-        }
-        let mut some = false;
-        for branch in branches(schema, &["anyOf", "oneOf"]) {
-            some = true;
-            list(branch, parameters, left, all)?;
-        }
-        some.then_some(())
-    }
-    let (mut all, mut left) = (Vec::new(), MOST);
-    list(schema, parameters, &mut left, &mut all)?;
-    Some(all).filter(|all| !all.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -195,7 +254,8 @@ mod tests {
             "text": {"type": "string"}, "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "any": {},
             "count": {"$ref": "#/$defs/count"}, "color": {"$ref": "#/$defs/color"}, "words": {"enum": ["a", 1]}, "loop": {"$ref": "#/properties/loop"}
         }, "$defs": {"count": {"type": ["integer", "null"]}, "color": {"enum": ["red", "green"]}}});
-        let of = |name: &str| kind(&parameters, name);
+        let mut schemas = Schemas::new(&parameters);
+        let mut of = |name: &str| schemas.kind(name);
         assert_eq!([of("text"), of("color"), of("unknown")], [Kind::Text; 3]);
         assert_eq!(
             (of("maybe"), of("words")),
@@ -205,7 +265,10 @@ mod tests {
             (of("count"), of("any"), of("loop")),
             (Kind::Json(Types(NUMBER | NULL)), Kind::Mixed(Types(ANY)), Kind::Mixed(Types(ANY)))
         );
-        let listed = |name: &str| values(&parameters["properties"][name], &parameters);
+        let mut listed = |name: &str| {
+            let values = schemas.values(&parameters["properties"][name])?;
+            Some(values.into_iter().cloned().collect::<Vec<_>>())
+        };
         assert_eq!(listed("color"), Some(vec![json!("red"), json!("green")]));
         assert_eq!(
             (listed("words"), listed("text"), listed("loop")),
@@ -220,8 +283,37 @@ mod tests {
             "anyOf": vec![reference; 3_000], "enum": (0..10_000).collect::<Vec<_>>()
         }}});
         // Without the limit this would take minutes.
-        assert_eq!(kind(&parameters, "a"), Kind::Mixed(Types(ANY)));
-        assert_eq!(values(&parameters["properties"]["a"], &parameters), None);
+        let mut schemas = Schemas::new(&parameters);
+        assert_eq!(schemas.kind("a"), Kind::Mixed(Types(ANY)));
+        assert_eq!(schemas.values(&parameters["properties"]["a"]), None);
+        assert_eq!(MOST_OF_TOOL - schemas.left, 2 * MOST);
+    }
+
+    #[test]
+    fn all_arguments_of_a_tool_share_a_limit_of_steps_and_of_bytes() {
+        let long = "k".repeat(LONGEST_REFERENCE);
+        let near = "n".repeat(LONGEST_REFERENCE - "#/properties/".len());
+        let refers = |name: &str| json!({"$ref": format!("#/properties/{name}")});
+        let of = |target: &str| {
+            let mut properties: serde_json::Map<String, Value> =
+                (0..10_000).map(|at| (at.to_string(), refers(target))).collect();
+            properties.insert(target.to_owned(), refers(target));
+            json!({"properties": properties})
+        };
+        // Each argument leads in a circle. The third reference is too long to be followed.
+        for (target, bytes) in
+            [("x", MOST_OF_TOOL * "#/properties/x".len()), (&near, MOST_REFERENCES), (&long, 0)]
+        {
+            let parameters = of(target);
+            let mut schemas = Schemas::new(&parameters);
+            for name in parameters["properties"].as_object().unwrap().keys() {
+                assert_eq!(schemas.kind(name), Kind::Mixed(Types(ANY)), "{name:.8}");
+                assert_eq!(schemas.values(&parameters["properties"][name]), None, "{name:.8}");
+            }
+            let (steps, read) = (MOST_OF_TOOL - schemas.left, MOST_REFERENCES - schemas.left_bytes);
+            assert!(steps <= MOST_OF_TOOL && read <= bytes, "{target:.8}: {steps} steps, {read} bytes");
+            assert!(schemas.targets.len() <= 1, "a reference is resolved once");
+        }
     }
 
     #[test]

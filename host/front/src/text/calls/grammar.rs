@@ -1,10 +1,12 @@
 //! Grammars of answers that must call a tool. The reader of the format can read every such answer.
 
+use std::collections::HashSet;
+
 use host_grammar::{GrammarError, MAX_TEXT, Source, json_rule, lark_text};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::CallFormat;
-use super::arguments::{Kind, LONGEST_NAME, kind, resolved, values};
+use super::arguments::{Kind, LONGEST_NAME, Schemas};
 
 /// A tool: the facts that its calls depend on.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,174 +26,352 @@ pub enum CallRule {
     Several,
 }
 
+/// Rules as they are written, line by line.
+struct Rules {
+    text: String,
+}
+
+impl Rules {
+    /// Adds a line of a tool's rules.
+    ///
+    /// # Errors
+    /// When the rules become longer than a grammar may be.
+    fn add(&mut self, tool: &str, line: &str) -> Result<(), GrammarError> {
+        self.have_room(tool, line.len() + 1)?;
+        self.text.push('\n');
+        self.text.push_str(line);
+        Ok(())
+    }
+
+    /// Adds the rule of a value that follows a schema.
+    ///
+    /// # Errors
+    /// As [`Rules::add`]. A schema that is too long is not copied.
+    fn add_json(&mut self, tool: &str, name: &str, schema: &Schema<'_>) -> Result<(), GrammarError> {
+        self.have_room(tool, schema.bytes)?;
+        self.add(tool, &format!("{name}: {}", json_rule(&schema.value(), false)))
+    }
+
+    fn have_room(&self, tool: &str, bytes: usize) -> Result<(), GrammarError> {
+        if self.text.len() + bytes <= MAX_TEXT {
+            return Ok(());
+        }
+        let why = format!("the parameters of the tool {tool} make more than {MAX_TEXT} bytes of rules");
+        Err(GrammarError::Refused(why))
+    }
+}
+
+/// A tool whose calls are written with a rule for each argument.
+struct Arguments<'a> {
+    function: &'a Function,
+    /// The names, the required ones first, else in the schema's order.
+    names: Vec<&'a str>,
+    /// How many of them are required.
+    required: usize,
+    /// The definitions to which schemas may refer, and their bytes as JSON.
+    definitions: Vec<(&'static str, &'a Value)>,
+    bytes: usize,
+}
+
+/// The schema of an argument, together with the definitions that it refers to.
+struct Schema<'a> {
+    schema: &'a Value,
+    definitions: &'a [(&'static str, &'a Value)],
+    /// Its length as JSON.
+    bytes: usize,
+}
+
+impl<'a> Arguments<'a> {
+    fn new(function: &'a Function) -> Self {
+        let parameters = &function.parameters;
+        let required = parameters.get("required").and_then(Value::as_array);
+        let required: HashSet<&str> = required.into_iter().flatten().filter_map(Value::as_str).collect();
+        let all = parameters.get("properties").and_then(Value::as_object);
+        let all = all.into_iter().flat_map(Map::keys).map(String::as_str);
+        let (mut names, others): (Vec<&str>, Vec<&str>) = all.partition(|name| required.contains(name));
+        let required = names.len();
+        names.extend(others);
+        let definitions = ["$defs", "definitions"].into_iter();
+        let definitions: Vec<_> = definitions.filter_map(|key| Some((key, parameters.get(key)?))).collect();
+        let bytes = definitions.iter().map(|(_, all)| all.to_string().len()).sum();
+        Self { function, names, required, definitions, bytes }
+    }
+
+    fn schema(&self, name: &str) -> Schema<'_> {
+        let schema = &self.function.parameters["properties"][name];
+        let text = schema.to_string();
+        let (definitions, bytes): (&[_], _) =
+            if text.contains("\"$ref\"") { (&self.definitions, self.bytes) } else { (&[], 0) };
+        Schema { schema, definitions, bytes: text.len() + bytes }
+    }
+}
+
+impl Schema<'_> {
+    fn value(&self) -> Value {
+        let mut schema = self.schema.clone();
+        if let Value::Object(fields) = &mut schema {
+            fields.extend(self.definitions.iter().map(|(key, all)| ((*key).to_owned(), (*all).clone())));
+        }
+        if schema == Value::Bool(true) { json!({}) } else { schema }
+    }
+}
+
 /// The grammar of an answer that calls some of these tools.
 ///
 /// # Errors
-/// When the format cannot write the arguments of one of them.
+/// When the format cannot write the arguments of one of them, or when the grammar becomes too long.
 pub fn calls(format: CallFormat, functions: &[Function], rule: CallRule) -> Result<Source, GrammarError> {
-    let mut lines = vec![match (format, rule) {
-        (CallFormat::Hermes | CallFormat::Qwen3Coder, CallRule::Several) => {
-            "start: call (\"\\n\" call)*".to_owned()
-        }
-        (CallFormat::Pythonic, CallRule::Several) => "start: \"[\" call (\", \" call)* \"]\"".to_owned(),
-        (CallFormat::Pythonic, CallRule::One) => "start: \"[\" call \"]\"".to_owned(),
+    let start = match (format, rule) {
+        (CallFormat::Hermes | CallFormat::Qwen3Coder, CallRule::Several) => "start: call (\"\\n\" call)*",
+        (CallFormat::Pythonic, CallRule::Several) => "start: \"[\" call (\", \" call)* \"]\"",
+        (CallFormat::Pythonic, CallRule::One) => "start: \"[\" call \"]\"",
         // Llama's models are not trained to write more than one call.
         (CallFormat::Hermes | CallFormat::Qwen3Coder, CallRule::One) | (CallFormat::Llama, _) => {
-            "start: call".to_owned()
+            "start: call"
         }
-    }];
+    };
     let names: Vec<String> = (0..functions.len()).map(|index| format!("call_{index}")).collect();
-    lines.push(format!("call: {}", names.join(" | ")));
+    let mut rules = Rules { text: format!("{start}\ncall: {}", names.join(" | ")) };
     for (index, function) in functions.iter().enumerate() {
         let name = Value::from(function.name.as_str());
-        let (before, after) = match format {
+        match format {
             CallFormat::Hermes => {
-                (format!("<tool_call>\n{{\"name\": {name}, \"arguments\": "), "}\n</tool_call>")
+                let before = format!("<tool_call>\n{{\"name\": {name}, \"arguments\": ");
+                object(&mut rules, index, function, &before, "}\n</tool_call>")?;
             }
-            CallFormat::Llama => (format!("{{\"name\": {name}, \"parameters\": "), "}"),
-            CallFormat::Pythonic => {
-                lines.push(format!(
-                    "call_{index}: {} {} \")\"",
-                    lark_text(&format!("{}(", function.name)),
-                    keywords(index, function)?.trim()
-                ));
-                lines.extend(keyword_rules(index, function));
-                continue;
+            CallFormat::Llama => {
+                let before = format!("{{\"name\": {name}, \"parameters\": ");
+                object(&mut rules, index, function, &before, "}")?;
             }
-            CallFormat::Qwen3Coder => {
-                lines.extend(tags(index, function)?);
-                continue;
-            }
-        };
-        lines.push(format!("call_{index}: {} args_{index} {}", lark_text(&before), lark_text(after)));
-        lines.push(format!("args_{index}: {}", json_rule(&function.parameters, false)));
+            CallFormat::Pythonic => keywords(&mut rules, index, &Arguments::new(function))?,
+            CallFormat::Qwen3Coder => tags(&mut rules, index, &Arguments::new(function))?,
+        }
     }
-    Ok(Source::lark(lines.join("\n")))
+    Ok(Source::lark(rules.text))
+}
+
+/// The rules of a call whose arguments are one JSON object.
+fn object(
+    rules: &mut Rules,
+    index: usize,
+    function: &Function,
+    before: &str,
+    after: &str,
+) -> Result<(), GrammarError> {
+    let (tool, schema) = (&function.name, &function.parameters);
+    let call = format!("call_{index}: {} args_{index} {}", lark_text(before), lark_text(after));
+    rules.add(tool, &call)?;
+    let bytes = schema.to_string().len();
+    rules.add_json(tool, &format!("args_{index}"), &Schema { schema, definitions: &[], bytes })
 }
 
 /// The rules of a call in tags: first its required arguments, then any of the others, each in the schema's order.
-fn tags(index: usize, function: &Function) -> Result<Vec<String>, GrammarError> {
-    let tool = &function.name;
+fn tags(rules: &mut Rules, index: usize, arguments: &Arguments<'_>) -> Result<(), GrammarError> {
+    let Function { name: tool, parameters } = arguments.function;
     let refuse =
         |why: String| Err(GrammarError::Refused(format!("this model writes calls in tags, and {why}")));
-    let (required, optional) = properties(function);
-    let odd =
-        |name: &&String| name.is_empty() || name.len() > LONGEST_NAME || name.contains(['>', '<', '\n']);
-    if let Some(name) = required.iter().chain(&optional).find(odd) {
+    let odd = |name: &&&str| name.is_empty() || name.len() > LONGEST_NAME || name.contains(['>', '<', '\n']);
+    if let Some(name) = arguments.names.iter().find(odd) {
+        let name = start_of(name);
         return refuse(format!("an argument of the tool {tool} is called {name:?}, which no tag can name"));
     }
     let elsewhere = ["$ref", "allOf", "anyOf", "oneOf"];
-    if let Some(key) = elsewhere.iter().find(|key| function.parameters.get(**key).is_some()) {
+    if let Some(key) = elsewhere.iter().find(|key| parameters.get(**key).is_some()) {
         return refuse(format!(
             "the arguments of the tool {tool} are not listed in its properties alone, but in {key}, too"
         ));
     }
-    let must: String = (0..required.len()).map(|at| format!(" arg_{index}_{at}")).collect();
-    let may = required.len()..required.len() + optional.len();
-    let may: String = may.map(|at| format!(" arg_{index}_{at}?")).collect();
+    let all = (0..arguments.names.len())
+        .map(|at| format!(" arg_{index}_{at}{}", if at < arguments.required { "" } else { "?" }));
     let before = lark_text(&format!("<tool_call>\n<function={tool}>\n"));
     let after = lark_text("</function>\n</tool_call>");
-    let mut lines = vec![format!("call_{index}: {before}{must}{may} {after}")];
-    for (at, name) in required.iter().chain(&optional).enumerate() {
+    rules.add(tool, &format!("call_{index}: {before}{} {after}", all.collect::<String>()))?;
+    let mut schemas = Schemas::new(parameters);
+    for (at, name) in arguments.names.iter().enumerate() {
         let (rule, before) = (format!("{index}_{at}"), lark_text(&format!("<parameter={name}>\n")));
-        lines.push(format!("arg_{rule}: {before} value_{rule} \"\\n\""));
-        let after = lark_text("\n</parameter>");
-        match kind(&function.parameters, name) {
+        rules.add(tool, &format!("arg_{rule}: {before} value_{rule} \"\\n\""))?;
+        match schemas.kind(name) {
             Kind::Json(_) => {
-                lines.push(format!("value_{rule}: json_{rule} {after}"));
-                lines.push(format!("json_{rule}: {}", json_rule(&property(function, name), false)));
+                let after = lark_text("\n</parameter>");
+                rules.add(tool, &format!("value_{rule}: json_{rule} {after}"))?;
+                rules.add_json(tool, &format!("json_{rule}"), &arguments.schema(name))?;
             }
-            kind => lines.extend(plain(&rule, &function.parameters, name, kind)),
-        }
-        if lines.iter().map(String::len).sum::<usize>() > MAX_TEXT {
-            return refuse(format!(
-                "the parameters of the tool {tool} make more than {MAX_TEXT} bytes of rules"
-            ));
+            kind => plain(rules, tool, &rule, &mut schemas, &parameters["properties"][name], kind)?,
         }
     }
-    Ok(lines)
+    Ok(())
+}
+
+/// As much of a name as an error repeats.
+fn start_of(name: &str) -> String {
+    name.chars().take(64).collect()
 }
 
 /// Longest text whose length a grammar of tags can limit, in characters.
 const LONGEST_COUNTED: u64 = 1000;
 
 /// The rules of an argument that may be plain text, including the tag that ends it.
-fn plain(rule: &str, parameters: &Value, name: &str, kind: Kind) -> Vec<String> {
-    let schema = &parameters["properties"][name];
-    if let Some(values) = values(schema, parameters) {
-        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let texts: Vec<String> = values.iter().map(|value| lark_text(&text(value))).collect();
-        return vec![format!("value_{rule}: ({}) {}", texts.join(" | "), lark_text("\n</parameter>"))];
+fn plain<'a>(
+    rules: &mut Rules,
+    tool: &str,
+    rule: &str,
+    schemas: &mut Schemas<'a>,
+    schema: &'a Value,
+    kind: Kind,
+) -> Result<(), GrammarError> {
+    if let Some(values) = schemas.values(schema) {
+        let mut texts = String::new();
+        for value in values {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            rules.have_room(tool, texts.len() + text.len())?;
+            let or = if texts.is_empty() { "" } else { " | " };
+            texts += &format!("{or}{}", lark_text(&text));
+        }
+        return rules.add(tool, &format!("value_{rule}: ({texts}) {}", lark_text("\n</parameter>")));
     }
-    let schema = resolved(schema, parameters);
+    let schema = schemas.resolved(schema);
     let bound = |key: &str| schema.get(key).and_then(Value::as_u64).filter(|_| kind == Kind::Text);
     let least = bound("minLength").unwrap_or(0).min(LONGEST_COUNTED);
     let most = bound("maxLength").filter(|most| (least..=LONGEST_COUNTED).contains(most));
     let most = most.map_or(String::new(), |most| most.to_string());
-    vec![
-        // Any text that does not contain the end tag, and the end of a line.
-        format!("TEXT_{rule}: /(?s:.{{{least},{most}}})\\n/ & ~/(?s:.*)<\\/parameter>(?s:.*)/"),
-        format!("value_{rule}[suffix=\"</parameter>\"]: TEXT_{rule}"),
-    ]
+    // Any text that does not contain the end tag, and the end of a line.
+    let text = format!("TEXT_{rule}: /(?s:.{{{least},{most}}})\\n/ & ~/(?s:.*)<\\/parameter>(?s:.*)/");
+    rules.add(tool, &text)?;
+    rules.add(tool, &format!("value_{rule}[suffix=\"</parameter>\"]: TEXT_{rule}"))
 }
 
-/// The schema of an argument, together with the definitions that it refers to.
-fn property(function: &Function, name: &str) -> Value {
-    let mut schema = function.parameters["properties"][name].clone();
-    let refers = schema.to_string().contains("\"$ref\"");
-    for key in ["$defs", "definitions"].into_iter().filter(|_| refers) {
-        if let (Some(definitions), Value::Object(fields)) = (function.parameters.get(key), &mut schema) {
-            fields.insert(key.to_owned(), definitions.clone());
-        }
-    }
-    if schema == Value::Bool(true) { json!({}) } else { schema }
-}
-
-/// The names of a tool's arguments: the required ones and the others.
-fn properties(function: &Function) -> (Vec<String>, Vec<String>) {
-    let required = function.parameters.get("required").and_then(Value::as_array);
-    let required: Vec<&str> = required.into_iter().flatten().filter_map(Value::as_str).collect();
-    let all = function.parameters.get("properties").and_then(Value::as_object);
-    let all = all.into_iter().flat_map(|all| all.keys().cloned());
-    all.partition(|name| required.contains(&name.as_str()))
-}
-
-fn keywords(index: usize, function: &Function) -> Result<String, GrammarError> {
-    let (required, optional) = properties(function);
-    let odd = |name: &&String| !name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
-    if let Some(name) = required.iter().chain(&optional).find(odd) {
-        let tool = &function.name;
+/// The rules of a call in Python's notation: first its required arguments, then any of the others, each in the schema's order. Values
+/// are JSON, which the reader accepts like literals of Python.
+///
+/// ```text
+/// required  call: "f(" arg_0 ", " arg_1 (", " arg_2)? (", " arg_3)? ")"
+/// none      call: "f(" some_1? ")"
+///           some_0: arg_0
+///           some_1: some_0 (", " arg_1)? | arg_1       at least one of the arguments up to the second
+/// ```
+fn keywords(rules: &mut Rules, index: usize, arguments: &Arguments<'_>) -> Result<(), GrammarError> {
+    let Arguments { function, names, required, .. } = arguments;
+    let tool = &function.name;
+    let odd = |name: &&&str| !name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
+    if let Some(name) = names.iter().find(odd) {
+        let name = start_of(name);
         return Err(GrammarError::Refused(format!(
             "this model writes calls in Python's notation, and an argument of the tool {tool} is called {name:?}, which is no name there"
         )));
     }
     let rule = |at: usize| format!("arg_{index}_{at}");
-    let count = required.len();
-    let must: Vec<String> = (0..count).map(rule).collect();
-    let may = |from: usize| -> String {
-        (from..count + optional.len()).map(|at| format!(" (\", \" {})?", rule(at))).collect()
-    };
-    Ok(match (must.is_empty(), optional.is_empty()) {
-        (true, true) => String::new(),
-        (false, _) => format!("{}{}", must.join(" \", \" "), may(count)),
-        (true, false) => {
-            let firsts: Vec<String> =
-                (0..optional.len()).map(|first| format!("{}{}", rule(first), may(first + 1))).collect();
-            format!("({})?", firsts.join(" | "))
+    let all = match (required, names.len()) {
+        (0, 0) => String::new(),
+        (0, count) => format!("some_{index}_{}? ", count - 1),
+        (required, count) => {
+            let must: Vec<String> = (0..*required).map(rule).collect();
+            let may: String = (*required..count).map(|at| format!(" (\", \" {})?", rule(at))).collect();
+            format!("{}{may} ", must.join(" \", \" "))
         }
-    })
+    };
+    rules.add(tool, &format!("call_{index}: {} {all}\")\"", lark_text(&format!("{tool}("))))?;
+    for (at, name) in names.iter().enumerate() {
+        let arg = rule(at);
+        match (required, at) {
+            (1.., _) => {}
+            (0, 0) => rules.add(tool, &format!("some_{index}_0: {arg}"))?,
+            (0, at) => {
+                let before = at - 1;
+                rules.add(
+                    tool,
+                    &format!("some_{index}_{at}: some_{index}_{before} (\", \" {arg})? | {arg}"),
+                )?;
+            }
+        }
+        let value = format!("value_{index}_{at}");
+        rules.add(tool, &format!("{arg}: {} {value}", lark_text(&format!("{name}="))))?;
+        rules.add_json(tool, &value, &arguments.schema(name))?;
+    }
+    Ok(())
 }
 
-/// One rule for each argument. Its value is JSON, which the reader accepts like a literal of Python.
-fn keyword_rules(index: usize, function: &Function) -> Vec<String> {
-    let (required, optional) = properties(function);
-    let rule = |(at, name): (usize, &String)| {
-        let schema = property(function, name);
-        format!(
-            "arg_{index}_{at}: {} value_{index}_{at}\nvalue_{index}_{at}: {}",
-            lark_text(&format!("{name}=")),
-            json_rule(&schema, false)
-        )
-    };
-    required.iter().chain(&optional).enumerate().map(rule).collect()
+#[cfg(test)]
+mod tests {
+    use host_grammar::{Compiler, Limits, Vocabulary};
+
+    use super::*;
+
+    const END: u32 = 0;
+
+    /// A tool whose arguments are called `a` to `e`. The bits of `required` say which of them are required.
+    fn tool(count: usize, required: usize) -> Function {
+        let name = |at: usize| ["a", "b", "c", "d", "e"][at].to_owned();
+        let properties: Map<String, Value> = (0..count).map(|at| (name(at), json!({"const": at}))).collect();
+        let required: Vec<String> = (0..count).filter(|at| required >> at & 1 == 1).map(name).collect();
+        let parameters = json!({"type": "object", "properties": properties, "required": required});
+        Function { name: "f".to_owned(), parameters }
+    }
+
+    /// The rule of a call as it was written before its optional arguments became a chain of rules.
+    fn one_rule(count: usize, required: usize) -> String {
+        let may =
+            |from: usize| -> String { (from..count).map(|at| format!(" (\", \" arg_0_{at})?")).collect() };
+        let first = |at: usize| format!("arg_0_{at}{}", may(at + 1));
+        let must: Vec<String> = (0..required).map(|at| format!("arg_0_{at}")).collect();
+        let arguments = match (required, count) {
+            (0, 0) => String::new(),
+            (0, _) => format!("({})?", (0..count).map(first).collect::<Vec<_>>().join(" | ")),
+            _ => format!("{}{}", must.join(" \", \" "), may(required)),
+        };
+        format!("call_0: \"f(\" {arguments} \")\"")
+    }
+
+    /// Which of these texts a grammar takes as whole answers.
+    fn taken<'a>(compiler: &Compiler, source: &Source, texts: &'a [String]) -> Vec<&'a str> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let compiled = runtime.block_on(compiler.compile(0, source)).unwrap();
+        let takes = |text: &&String| {
+            let mut state = compiled.begin(vec![END]);
+            text.bytes()
+                .map(u32::from)
+                .all(|byte| state.mask().unwrap().allows(byte) && state.consume(byte).is_ok())
+                && state.mask().unwrap().allows(END)
+        };
+        texts.iter().filter(takes).map(String::as_str).collect()
+    }
+
+    #[test]
+    fn a_chain_of_rules_takes_the_calls_that_one_long_rule_takes() {
+        let compiler = Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap();
+        for count in 0..=5 {
+            for required in 0..1 << count {
+                let function = tool(count, required);
+                let source =
+                    calls(CallFormat::Pythonic, std::slice::from_ref(&function), CallRule::One).unwrap();
+                let lines: Vec<&str> =
+                    source.text.lines().filter(|line| !line.starts_with("some_")).collect();
+                let at = lines.iter().position(|line| line.starts_with("call_0:")).unwrap();
+                let of_required = required.count_ones() as usize;
+                let long = one_rule(count, of_required);
+                let before = [&lines[..at], &[long.as_str()], &lines[at + 1..]].concat().join("\n");
+                // Any of the arguments, in the grammar's order, in the reverse order, and with the first one again.
+                let arguments = Arguments::new(&function);
+                let all: Vec<String> = arguments
+                    .names
+                    .iter()
+                    .map(|name| format!("{name}={}", function.parameters["properties"][name]["const"]))
+                    .collect();
+                let some = (0..1_usize << count).map(|set| -> Vec<&str> {
+                    let chosen = all.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
+                    chosen.map(|(_, text)| text.as_str()).collect()
+                });
+                let texts: Vec<String> = some
+                    .flat_map(|some| {
+                        let reverse: Vec<&str> = some.iter().rev().copied().collect();
+                        let again: Vec<&str> = some.iter().chain(some.first()).copied().collect();
+                        [some, reverse, again].map(|some| format!("[f({})]", some.join(", ")))
+                    })
+                    .collect();
+                let now = taken(&compiler, &source, &texts);
+                assert_eq!(now, taken(&compiler, &Source::lark(before), &texts), "{}", source.text);
+                let kinds: HashSet<&str> = now.into_iter().collect();
+                assert_eq!(kinds.len(), 1 << (count - of_required), "{}", source.text);
+            }
+        }
+    }
 }
