@@ -65,6 +65,8 @@ pub struct Job {
     pub session: Option<u64>,
     /// Smaller numbers go first.
     pub priority: i32,
+    /// When the request arrived. The router's time limit begins here.
+    pub arrived: Instant,
     /// The client's time limit, if it ends before the router's.
     pub deadline: Option<Deadline>,
 }
@@ -176,13 +178,19 @@ impl Router {
         )
     }
 
+    /// How long a request may take, from its arrival on.
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        self.retry.longest
+    }
+
     /// Begins a request. Dropping the generation cancels it on every worker.
     #[must_use]
     pub fn generate(&self, place: Place, job: Job) -> Generation {
         let now = clock::now();
         let deadline = now + self.retry.total;
         let progress = Progress::new(Answer::new(Arc::clone(&job.prompt)));
-        let longest = now + self.retry.longest;
+        let longest = job.arrived + self.retry.longest;
         let ends = job.deadline.map_or(longest, |deadline| deadline.at.min(longest));
         Generation {
             router: self.clone(),

@@ -1,7 +1,8 @@
 //! Places that clients take in turns: a client with many waiting requests does not delay a client with few.
 //!
 //! This is Nagle's fair queueing (RFC 970, 1985): each client has a queue, and the queues take turns to give one request. The
-//! requests of one client keep their order.
+//! requests of one client keep their order. A client may have fewer places than there are: then a client that begins finds one
+//! free, however much another waits with.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,8 +20,12 @@ pub struct Turns {
 
 #[derive(Debug)]
 struct State {
-    /// Free places. Above 0 only while no request waits.
+    /// Free places. Above 0 only while each client that waits has as many places as it may have.
     free: usize,
+    /// Most places of a client.
+    most: usize,
+    /// The places of each client that has some.
+    held: HashMap<Client, usize>,
     /// The clients that wait, each once. The next client comes first.
     order: VecDeque<Client>,
     waiting: HashMap<Client, Waiting>,
@@ -41,14 +46,25 @@ const FEW: usize = 16;
 #[derive(Debug)]
 pub struct Turn {
     /// Absent when the place was given to another request.
-    of: Option<Turns>,
+    of: Option<(Turns, Client)>,
 }
 
 impl Turns {
-    /// A number of places, all free.
+    /// A number of places, all free. A client may have all of them.
     #[must_use]
     pub fn new(places: usize) -> Self {
-        let state = State { free: places, order: VecDeque::new(), waiting: HashMap::new() };
+        Self::with(places, places)
+    }
+
+    /// A number of places, all free. A client may have half of them, and at least one.
+    #[must_use]
+    pub fn halved(places: usize) -> Self {
+        Self::with(places, (places / 2).max(1))
+    }
+
+    fn with(free: usize, most: usize) -> Self {
+        let (held, waiting) = (HashMap::new(), HashMap::new());
+        let state = State { free, most, held, order: VecDeque::new(), waiting };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -57,9 +73,9 @@ impl Turns {
         loop {
             let turn = {
                 let mut state = self.state.lock();
-                if state.free > 0 {
-                    state.free -= 1;
-                    return Turn { of: Some(self.clone()) };
+                if state.may_have(client) {
+                    state.give(client);
+                    return Turn { of: Some((self.clone(), client.clone())) };
                 }
                 state.wait(client)
             };
@@ -72,6 +88,26 @@ impl Turns {
 }
 
 impl State {
+    /// Whether there is a place for a client now.
+    fn may_have(&self, client: &Client) -> bool {
+        self.free > 0 && self.held.get(client).is_none_or(|held| *held < self.most)
+    }
+
+    fn give(&mut self, client: &Client) {
+        self.free -= 1;
+        *self.held.entry(client.clone()).or_default() += 1;
+    }
+
+    fn take_back(&mut self, client: &Client) {
+        self.free += 1;
+        if let Some(held) = self.held.get_mut(client) {
+            *held -= 1;
+            if *held == 0 {
+                self.held.remove(client);
+            }
+        }
+    }
+
     fn wait(&mut self, client: &Client) -> oneshot::Receiver<Turn> {
         let (sender, receiver) = oneshot::channel();
         if !self.waiting.contains_key(client) {
@@ -84,17 +120,21 @@ impl State {
         receiver
     }
 
-    /// Takes the next request. Its client goes to the end of the order if it has more.
-    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
-        let client = self.order.pop_front()?;
+    /// Gives a place to the next request of the first client that may have one. The client goes to the end of the order if it has
+    /// more.
+    fn next(&mut self) -> Option<(Client, oneshot::Sender<Turn>)> {
+        let at = self.order.iter().position(|client| self.may_have(client))?;
+        let client = self.order.remove(at)?;
         let waiting = self.waiting.get_mut(&client)?;
         let next = waiting.queue.pop_front();
         if waiting.queue.is_empty() {
             self.waiting.remove(&client);
         } else {
-            self.order.push_back(client);
+            self.order.push_back(client.clone());
         }
-        next
+        let next = next?;
+        self.give(&client);
+        Some((client, next))
     }
 }
 
@@ -112,21 +152,18 @@ impl Waiting {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let Some(turns) = self.of.take() else { return };
+        let Some((turns, mut client)) = self.of.take() else { return };
         loop {
             let next = {
                 let mut state = turns.state.lock();
-                let next = state.next();
-                if next.is_none() {
-                    state.free += 1;
-                }
-                next
+                state.take_back(&client);
+                state.next()
             };
-            let Some(next) = next else { return };
-            match next.send(Self { of: Some(turns.clone()) }) {
+            let Some((of_next, sender)) = next else { return };
+            match sender.send(Self { of: Some((turns.clone(), of_next.clone())) }) {
                 Ok(()) => return,
                 // The request was abandoned. This loop gives the place to the next one, so dropping `turn` must not.
-                Err(mut turn) => turn.of = None,
+                Err(mut turn) => (turn.of, client) = (None, of_next),
             }
         }
     }
@@ -210,6 +247,30 @@ mod tests {
         }
         assert!(looked <= 100, "{looked} of 10,000 looked through the queue");
         assert!(queue() <= 2 * stay.len() + FEW, "{}", queue());
+    }
+
+    #[test]
+    fn a_client_has_half_of_the_places_and_another_finds_one_free() {
+        for (places, half) in [(1, 1), (2, 1), (3, 1), (8, 4)] {
+            let turns = Turns::halved(places);
+            let first: Vec<Turn> =
+                std::iter::from_fn(|| turns.take(&client(1)).now_or_never()).take(places + 1).collect();
+            assert_eq!(first.len(), half, "{places}");
+            if places == 1 {
+                continue;
+            }
+            let mut more = [(); 2].map(|()| waiting(&turns, 1));
+            let other = turns.take(&client(2)).now_or_never().expect("a place is free");
+            drop(other);
+            assert!(more.iter_mut().all(|more| more.as_mut().now_or_never().is_none()), "it has its half");
+            // Its own place is the next one's, also past one that was abandoned.
+            let [abandoned, more] = more;
+            drop(abandoned);
+            drop(first);
+            drop(more.now_or_never().expect("it has places again"));
+            let state = turns.state.lock();
+            assert_eq!((state.free, state.held.len(), state.order.len()), (places, 0, 0));
+        }
     }
 
     #[test]

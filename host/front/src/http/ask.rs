@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::http::HeaderMap;
 use host_core::radix::NamespaceKey;
 use host_grammar::Source;
-use host_wire::clock::Instant;
+use host_wire::clock::{self, Instant};
 use host_wire::proto::Sampling;
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::structured::{self, Named};
 use super::{App, sampling};
-use crate::router::{Deadline, Job};
+use crate::router::{Deadline, Failure, Job};
 use crate::text::{Specials, Stops};
 
 /// All fields of a request except its prompt.
@@ -321,6 +321,7 @@ impl Ask {
             no_cache: self.no_cache,
             session: self.session,
             priority: self.priority.unwrap_or(0),
+            arrived,
             deadline: self.timeout.map(|given| Deadline { at: arrived + given, given }),
         }
     }
@@ -350,6 +351,30 @@ pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, ApiError>
                 format!("the header {TIMEOUT_HEADER} must be seconds, above 0 and up to {MOST_SECONDS}");
             Err(ApiError::field(TIMEOUT_HEADER, message))
         }
+    }
+}
+
+/// Work of a request before it is sent to workers: its body arrives, waits for its turn, and its grammars compile. `given`: the client's
+/// time limit, if it is known.
+///
+/// # Errors
+/// Those of the work, and an error when the request's time is over.
+pub(super) async fn in_time<T>(
+    app: &App,
+    arrived: Instant,
+    given: Option<Duration>,
+    work: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    let longest = app.router.longest();
+    tokio::select! {
+        done = work => done,
+        () = clock::sleep_until(arrived + given.map_or(longest, |given| given.min(longest))) => match given {
+            Some(given) if given <= longest => Err(Failure::Late(given).into()),
+            _ => Err(ApiError::busy(format!(
+                "the request waited {} s for its turn to be read, which is the limit (--request-timeout); try again soon",
+                longest.as_secs_f64()
+            ))),
+        },
     }
 }
 

@@ -164,8 +164,11 @@ pub(super) async fn serve<S: Shape>(
     let Some(caller) = request.extensions().get::<Caller>().cloned() else {
         return Err(ApiError::internal("a request without a caller".to_owned()));
     };
-    let started = async {
-        let timeout = ask::timeout(request.headers())?;
+    let arrived = record.arrived();
+    let timeout = ask::timeout(request.headers());
+    let given = timeout.as_ref().ok().copied().flatten();
+    let started = ask::in_time(app, arrived, given, async {
+        let timeout = timeout?;
         // The body is read before the request takes a place, so that a client that sends slowly does not keep other requests out.
         let (body, sent) = app.body(&caller.client, request).await?;
         let place = app.router.admit(&caller)?;
@@ -189,10 +192,10 @@ pub(super) async fn serve<S: Shape>(
             );
             return Err(ApiError::invalid(message));
         }
-        // Each answer has the settings of its prompt, and keeps them until it ends.
+        // Each answer has the settings of its prompt, and keeps them until it ends. The answers to a prompt share its tokens.
         let mut settings = prepared.shape.memory();
-        for Item { ask, .. } in &prepared.items {
-            settings += ask.check_for(ask.candidates())?;
+        for Item { prompt, ask } in &prepared.items {
+            settings += ask.check_for(ask.candidates())? + size_of_val(&prompt[..]);
         }
         for item in &mut prepared.items {
             // They have compiled.
@@ -205,7 +208,7 @@ pub(super) async fn serve<S: Shape>(
             places.push(app.router.admit(&caller)?);
         }
         Ok::<_, ApiError>((places, prepared, timeout, settings))
-    };
+    });
     let (mut places, prepared, timeout, settings) = match started.await {
         Ok(started) => started,
         Err(error) => {

@@ -5,7 +5,7 @@
 //!
 //! The bytes that wait or are worked on have a limit, and each client has a share of it: a client that sends prompts faster than
 //! they are read gets an error. Clients take turns, so that a client that waits with many bodies does not delay one that waits
-//! with one.
+//! with one. A client has at most half of the turns for long bodies, because nothing limits the time that one takes.
 
 use std::thread::available_parallelism;
 
@@ -39,7 +39,7 @@ impl TextWork {
     fn over(threads: usize, bytes: usize) -> Self {
         Self {
             short: Turns::new(threads * SHORT_PER_THREAD),
-            long: Turns::new(threads.min(LONG_AT_ONCE)),
+            long: Turns::halved(threads.min(LONG_AT_ONCE)),
             bytes: Shares::new(bytes),
         }
     }
@@ -63,7 +63,7 @@ impl TextWork {
         })
     }
 
-    /// A client's share for the settings of a request, of so many bytes, which are kept until its answers end. Short ones do not count.
+    /// A client's share for the settings and the prompts of a request, of so many bytes, which are kept until its answers end. Short ones do not count.
     ///
     /// # Errors
     /// As [`TextWork::take`].
@@ -98,6 +98,39 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_client_with_endless_long_bodies_delays_no_other() {
+        let text = TextWork::over(4, 1 << 20);
+        let (many, one) = (Client::at(IpAddr::from([10, 0, 0, 1])), Client::at(IpAddr::from([10, 0, 0, 2])));
+        let (begun, has_begun) = mpsc::channel();
+        let work = |client: &Client| {
+            let (text, begun) = (text.clone(), begun.clone());
+            let share = text.take(client, SHORT + 1).unwrap();
+            let (end, ended) = mpsc::channel::<()>();
+            let task = tokio::spawn(async move {
+                let work = move || {
+                    begun.send(()).unwrap();
+                    ended.recv().unwrap_err();
+                    Ok(())
+                };
+                text.run(share, work).await.unwrap();
+            });
+            (task, end)
+        };
+        let endless: Vec<_> = (0..8).map(|_| work(&many)).collect();
+        tokio::task::yield_now().await;
+        let (other, end) = work(&one);
+        drop(end);
+        other.await.unwrap();
+        assert_eq!(has_begun.try_iter().count(), 3, "two of the one, and one of the other");
+        let (tasks, ends): (Vec<_>, Vec<_>) = endless.into_iter().unzip();
+        drop(ends);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(text.taken(), 0);
+    }
 
     #[tokio::test]
     async fn a_client_with_many_long_bodies_delays_another_by_one_of_them() {

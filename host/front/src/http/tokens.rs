@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
+use host_wire::clock;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::ask::{MOST_ANSWERS, check_model};
+use super::ask::{MOST_ANSWERS, check_model, in_time};
 use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
@@ -41,15 +42,18 @@ async fn on_text(
     request: Request,
     work: fn(&App, &[u8]) -> Result<String, ApiError>,
 ) -> Result<Response, ApiError> {
-    let (body, sent) = app.body(&caller.client, request).await?;
-    // Takes a place, as generation does: so waiting requests are counted one by one, however short they are.
-    let place = app.router.admit(caller)?;
-    let text = app.text_work.take(&caller.client, body.len())?;
-    drop(sent);
-    let of_work = Arc::clone(app);
-    let (done, text) = app.text_work.run(text, move || work(&of_work, &body)).await?;
-    drop((text, place));
-    Ok(json_text(done))
+    let answered = async {
+        let (body, sent) = app.body(&caller.client, request).await?;
+        // Takes a place, as generation does: so waiting requests are counted one by one, however short they are.
+        let place = app.router.admit(caller)?;
+        let text = app.text_work.take(&caller.client, body.len())?;
+        drop(sent);
+        let of_work = Arc::clone(app);
+        let (done, text) = app.text_work.run(text, move || work(&of_work, &body)).await?;
+        drop((text, place));
+        Ok(json_text(done))
+    };
+    in_time(app, clock::now(), None, answered).await
 }
 
 /// Whether one of the two endpoints would answer a body.

@@ -1,14 +1,15 @@
 //! Clients that take more than their share of places, threads or memory. Other clients are still served.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::Request;
+use host_front::front::FrontConfig;
 use host_front::text::decode::Utf8Stream;
-use host_front::text::{ByteTokenizer, TextError, TextModel, TextStream, Tokenizer};
+use host_front::text::{ByteTokenizer, TextError, TextStream, Tokenizer};
 use host_tests::wait::{PATIENCE, answered_until};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -19,6 +20,7 @@ use tokio::time::timeout;
 use super::client::{connect_from, send_from};
 use super::fake_worker::{Step, echoes, steps};
 use super::fixture::{Front, config, passes};
+use super::gated::with_gate;
 
 const PATH: &str = "/v1/completions";
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
@@ -100,86 +102,10 @@ async fn a_client_with_its_share_of_the_places_gets_429_and_another_is_served() 
     front.until_metrics_say("host_requests_running 0").await;
 }
 
-/// A tokenizer of bytes that waits while its gate is closed.
-struct Gated {
-    bytes: Arc<ByteTokenizer>,
-    open: Mutex<bool>,
-    changed: Condvar,
-    begun: AtomicUsize,
-    working: AtomicUsize,
-    most_working: AtomicUsize,
-}
-
-impl Gated {
-    fn new() -> Arc<Self> {
-        Arc::new(Self {
-            bytes: Arc::new(ByteTokenizer::new(300)),
-            open: Mutex::new(false),
-            changed: Condvar::new(),
-            begun: AtomicUsize::new(0),
-            working: AtomicUsize::new(0),
-            most_working: AtomicUsize::new(0),
-        })
-    }
-
-    fn open(&self) {
-        *self.open.lock().unwrap() = true;
-        self.changed.notify_all();
-    }
-
-    async fn until_begun(&self, count: usize) {
-        answered_until("the tokenizer to begin", async || {
-            tokio::task::yield_now().await;
-            let begun = self.begun.load(Ordering::SeqCst);
-            if begun >= count { Ok(()) } else { Err(format!("{begun} of {count} begun")) }
-        })
-        .await;
-    }
-}
-
-impl Tokenizer for Gated {
-    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
-        let working = self.working.fetch_add(1, Ordering::SeqCst) + 1;
-        self.most_working.fetch_max(working, Ordering::SeqCst);
-        let open = self.open.lock().unwrap();
-        let (_open, timeout) = self.changed.wait_timeout_while(open, PATIENCE, |open| !*open).unwrap();
-        assert!(!timeout.timed_out(), "the gate was not opened");
-        self.working.fetch_sub(1, Ordering::SeqCst);
-        self.bytes.encode(text, add_special)
-    }
-
-    fn token_bytes(&self, token: u32) -> Vec<u8> {
-        self.bytes.token_bytes(token)
-    }
-
-    fn is_special(&self, token: u32) -> bool {
-        self.bytes.is_special(token)
-    }
-
-    fn vocabulary(&self) -> u32 {
-        self.bytes.vocabulary()
-    }
-
-    fn stream(self: Arc<Self>, specials: host_front::text::Specials) -> Box<dyn TextStream> {
-        Arc::clone(&self.bytes).stream(specials)
-    }
-}
-
-async fn with_gate() -> (Front, super::fake_worker::FakeWorker, Arc<Gated>) {
-    let gate = Gated::new();
-    let mut config = config();
-    config.text =
-        TextModel { tokenizer: gate.clone(), template: None, end: Vec::new(), dialect: Default::default() };
-    let mut front = Front::start(config).await;
-    let worker = front.worker("all", "aggregated", echoes()).await;
-    (front, worker, gate)
-}
-
 /// In these tests, one thread serves all of the front's connections: work on text would block that thread.
 #[tokio::test]
 async fn while_texts_are_tokenized_other_requests_are_answered() {
-    let (front, _worker, gate) = with_gate().await;
+    let (front, _worker, gate) = with_gate(config(), echoes()).await;
     let short = tokio::spawn(send_body(front.http, body(false)));
     gate.until_begun(1).await;
     assert_eq!(front.get("/v1/models").await.status, 200);
@@ -193,7 +119,7 @@ async fn send_body(to: std::net::SocketAddr, body: Value) -> u16 {
 
 #[tokio::test]
 async fn requests_that_are_abandoned_while_their_text_waits_are_never_tokenized() {
-    let (front, _worker, gate) = with_gate().await;
+    let (front, _worker, gate) = with_gate(config(), echoes()).await;
     let mut long = body(false);
     long["prompt"] = "x".repeat(100_000).into();
     let abandoned: Vec<_> = (0..40).map(|_| tokio::spawn(send_body(front.http, long.clone()))).collect();
@@ -217,13 +143,8 @@ async fn requests_that_are_abandoned_while_their_text_waits_are_never_tokenized(
 
 #[tokio::test]
 async fn a_client_with_its_share_of_text_that_waits_gets_429_and_another_is_served() {
-    let gate = Gated::new();
-    let mut config = config();
-    config.text =
-        TextModel { tokenizer: gate.clone(), template: None, end: Vec::new(), dialect: Default::default() };
-    config.max_text_bytes = 1_000_000;
-    let mut front = Front::start(config).await;
-    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let config = FrontConfig { max_text_bytes: 1_000_000, ..config() };
+    let (front, _worker, gate) = with_gate(config, echoes()).await;
     // A body that counts as long, with a prompt of three tokens.
     let padded = body(false).to_string() + &" ".repeat(100_000);
     let send = |from| {
@@ -614,13 +535,7 @@ async fn a_client_with_many_grammars_that_wait_gets_429_and_another_waits_for_it
 
 #[tokio::test]
 async fn texts_that_wait_to_be_tokenized_are_a_share_of_the_requests() {
-    let gate = Gated::new();
-    let mut config = config();
-    config.max_requests = 10;
-    config.text =
-        TextModel { tokenizer: gate.clone(), template: None, end: Vec::new(), dialect: Default::default() };
-    let mut front = Front::start(config).await;
-    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let (front, _worker, gate) = with_gate(FrontConfig { max_requests: 10, ..config() }, echoes()).await;
     let body = json!({"prompt": "abc"}).to_string();
     let send = |from| {
         let (to, body) = (front.http, body.clone());

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::fake_worker::{Script, Step, steps};
+use super::fake_worker::{FakeWorker, Script, Step, steps};
 use super::fixture::{Front, config};
 
 /// Bytes of answers that this server keeps. A client alone has four fifths of them.
@@ -81,4 +81,29 @@ async fn a_whole_answer_with_log_probabilities_counts_as_many_bytes_as_it_is_wri
     let (front, text) = stream("/v1/chat/completions", &chat).await;
     assert!(text.contains("80000 bytes") || text.contains("answers that it has not read"), "{text:.300}");
     front.until_metrics_say("host_answer_bytes 0\n").await;
+}
+
+#[tokio::test]
+async fn the_prompt_of_a_running_request_counts_in_its_clients_share() {
+    let mut config = config();
+    config.max_text_bytes = 1_000_000;
+    let mut front = Front::start(config).await;
+    let mut worker = FakeWorker::start("all", "aggregated", 7, steps(vec![Step::Token(97), Step::Hang]));
+    worker.info.max_tokens = 1 << 20;
+    assert!(front.register(worker.info.clone()).await.accepted);
+    // Tokens of one digit: a body of 40 kB, and 80 kB as a prompt.
+    let body = json!({"prompt": vec![7; 20_000], "n": 2, "stream": true, "max_tokens": 9});
+    let mut running = Vec::new();
+    let refused = loop {
+        let reply = front.post("/v1/completions", &body).await;
+        if reply.status != 200 {
+            break reply;
+        }
+        running.push(reply);
+        assert!(running.len() < 12, "more than the client's share of 800 kB");
+    };
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    assert!(running.len() >= 8, "{}: answers to one prompt share it", running.len());
+    drop(running);
+    front.until_metrics_say("host_text_bytes 0\n").await;
 }
