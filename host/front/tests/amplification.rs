@@ -120,9 +120,17 @@ fn no_body_takes_more_than_its_share_of_memory() {
 
 #[test]
 fn long_conversations_and_long_lists_of_tokens_are_taken() {
-    let messages = vec![r#"{"role":"user","content":[{"type":"text","text":"a"}]}"#; 20_000].join(",");
-    let (_, accepted) = cost(format!("{{\"messages\":[{messages}]}}").as_bytes());
-    assert!(accepted);
+    let messages = |count| vec![r#"{"role":"user","content":[{"type":"text","text":"a"}]}"#; count].join(",");
+    for (count, taken) in [(4096, true), (4097, false)] {
+        let (_, accepted) = cost(format!("{{\"messages\":[{}]}}", messages(count)).as_bytes());
+        assert_eq!(accepted, taken, "{count} messages");
+    }
+    let call = r#"{"function":{"name":"f","arguments":"{}"}}"#;
+    for (count, taken) in [(4095, true), (4096, false)] {
+        let calls = vec![call; count].join(",");
+        let body = format!("{{\"messages\":[{{\"role\":\"assistant\",\"tool_calls\":[{calls}]}}]}}");
+        assert_eq!(cost(body.as_bytes()).1, taken, "{count} calls in a message");
+    }
     let tokens = vec!["7"; 1_000_000].join(",");
     let of_completions = format!("\0{{\"prompt\":[{tokens}]}}");
     assert!(fuzzing::body(of_completions.as_bytes()));

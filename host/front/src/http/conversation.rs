@@ -12,6 +12,10 @@ use super::{App, prompt};
 use crate::text::calls::Readers;
 use crate::text::reasoning::{Thoughts, closes_thoughts, opens_thoughts};
 
+/// Most messages and calls of a conversation. A template may copy its whole text so far for each, so its work can grow with the
+/// square of this number.
+pub(super) const MOST_MESSAGES: usize = 4096;
+
 /// The input of a chat template.
 pub(super) struct Conversation {
     /// The name of the field that has the conversation.
@@ -67,6 +71,14 @@ impl Conversation {
             let message = format!("model {:?} has no chat template: use /v1/completions{add}", app.model);
             return Err(ApiError::invalid(message));
         };
+        let calls = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
+        let count: usize =
+            self.messages.as_array().into_iter().flatten().map(|message| 1 + calls(message)).sum();
+        if count > MOST_MESSAGES {
+            let message =
+                format!("{} has {count} messages and calls; at most {MOST_MESSAGES} are taken", self.field);
+            return Err(ApiError::field(self.field, message));
+        }
         if self.has_calls && !template.takes_calls() {
             let message = format!(
                 "model {:?} cannot be told of calls of tools and their results: its chat template has no place for them",

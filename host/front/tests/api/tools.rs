@@ -226,6 +226,11 @@ async fn what_cannot_be_done_is_said_in_a_sentence() {
             json!({"tools": [], "messages": [{"role": "tool", "content": "x"}]}),
             "calls of tools and their results",
         ),
+        (
+            &able,
+            json!({"messages": vec![json!({"role": "user", "content": ""}); 4097]}),
+            "messages has 4097 messages and calls; at most 4096 are taken",
+        ),
         (&unknown, json!({}), "--tool-parser"),
         (&able, json!({"tool_choice": "other"}), "tool_choice must be"),
         (

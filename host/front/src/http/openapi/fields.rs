@@ -10,6 +10,7 @@ use super::schema::{
 use crate::http::ask::{
     ABSENT, MAX_SESSION, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, MOST_ANSWERS, MOST_SECONDS,
 };
+use crate::http::conversation::MOST_MESSAGES;
 use crate::http::sampling::{MOST_BIAS, MOST_REPETITION, MOST_TOKENS, MOST_WORD_BYTES, MOST_WORDS};
 use crate::http::tools::{MAX_NAME, MAX_TOOLS};
 
@@ -320,7 +321,11 @@ pub(super) fn tools(nested: bool) -> Fields {
 pub(super) fn messages() -> Fields {
     let mut fields = Fields::default();
     fields
-        .add("messages", json!({"type": "array", "minItems": 1, "items": reference("Message")}), "")
+        .add(
+            "messages",
+            json!({"type": "array", "minItems": 1, "maxItems": MOST_MESSAGES, "items": reference("Message")}),
+            "",
+        )
         .add("add_generation_prompt", boolean(), "False leaves the assistant's turn out")
         .add("chat_template_kwargs", any_object(), "Variables of the template");
     fields
