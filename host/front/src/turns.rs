@@ -56,10 +56,10 @@ impl Turns {
         Self::with(places, places)
     }
 
-    /// A number of places, all free. A client may have half of them, and at least one.
+    /// A number of places, all free. A client may have half of them, rounded up, but not all unless there is only one.
     #[must_use]
     pub fn halved(places: usize) -> Self {
-        Self::with(places, (places / 2).max(1))
+        Self::with(places, places.div_ceil(2).min(places.saturating_sub(1)).max(1))
     }
 
     fn with(free: usize, most: usize) -> Self {
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_client_has_half_of_the_places_and_another_finds_one_free() {
-        for (places, half) in [(1, 1), (2, 1), (3, 1), (8, 4)] {
+        for (places, half) in [(1, 1), (2, 1), (3, 2), (8, 4)] {
             let turns = Turns::halved(places);
             let first: Vec<Turn> =
                 std::iter::from_fn(|| turns.take(&client(1)).now_or_never()).take(places + 1).collect();

@@ -9,7 +9,7 @@ use toktrie::InferenceCapabilities;
 
 use crate::compiled::Compiled;
 use crate::jobs::{Asked, Jobs};
-use crate::source::{Kind, Source, with_white_space};
+use crate::source::{Kind, MAX_TEXT, Source, with_white_space};
 use crate::state::first_line;
 use crate::{GrammarError, Limits, Vocabulary};
 
@@ -52,8 +52,8 @@ impl Compiler {
     /// # Errors
     /// When the grammar is too large or too deep, or too many grammars of the client wait.
     pub fn ask(&self, client: u64, source: &Source) -> Result<Asked, GrammarError> {
-        // What is in the cache or under way was checked.
-        if !self.jobs.knows(source) {
+        // What is in the cache or under way was checked. A text that is too long is not looked for.
+        if source.text.len() > MAX_TEXT || !self.jobs.knows(source) {
             source.check()?;
         }
         self.jobs.ask(client, source)

@@ -261,13 +261,16 @@ fn repeats(text: &str) -> u64 {
                 last = if open.len() > 1 { open.pop().unwrap_or(1) } else { 1 };
                 keep(&mut open, last);
             }
-            '{' => {
-                if let Some(times) = bound(text[at + 1..].chars()) {
+            '{' => match bound(text[at + 1..].chars()) {
+                Some((times, read)) => {
                     last = last.saturating_mul(times.max(1));
                     keep(&mut open, last);
+                    bytes.nth(read - 1);
                 }
-            }
-            '}' | ',' | '0'..='9' => {}
+                None => last = 1,
+            },
+            // They repeat the item once more, or make its repetition lazy.
+            '?' | '*' | '+' => {}
             _ => last = 1,
         }
     }
@@ -280,24 +283,24 @@ fn keep(open: &mut [u64], product: u64) {
     }
 }
 
-/// The larger number of `m}`, `m,}` or `m,n}`. Reads no further than to the first character that no bound has, so that two braces
-/// never read the same text.
-fn bound(rest: impl Iterator<Item = char>) -> Option<u64> {
+/// The larger number of `m}`, `m,}` or `m,n}`, and the number of characters up to the brace. White space may be anywhere. Reads no
+/// further than to the first character that no bound has, so that two braces never read the same text. A comment behind a number,
+/// which some regular expressions may have there, counts as a number that is too large.
+fn bound(rest: impl Iterator<Item = char>) -> Option<(u64, usize)> {
     let mut inner = String::new();
-    for letter in rest {
+    for (read, letter) in rest.enumerate() {
         match letter {
             '}' => {
                 let (low, high) = inner.split_once([',', '.']).unwrap_or((&inner, ""));
-                let number = |text: &str| {
-                    text.trim_matches(|letter: char| letter == '.' || letter.is_whitespace())
-                        .parse::<u64>()
-                        .ok()
-                };
+                let number = |text: &str| text.trim_matches('.').parse::<u64>().ok();
                 let low = number(low).or_else(|| low.is_empty().then_some(0))?;
-                return Some(number(high).unwrap_or(low).max(low));
+                return Some((number(high).unwrap_or(low).max(low), read + 1));
             }
             '0'..='9' | ',' | '.' | '+' => inner.push(letter),
-            letter if letter.is_whitespace() => inner.push(letter),
+            '#' if inner.starts_with(|first: char| first.is_ascii_digit()) => {
+                return Some((u64::MAX, read + 1));
+            }
+            letter if letter.is_whitespace() => {}
             _ => return None,
         }
     }
@@ -352,6 +355,11 @@ mod tests {
             ("a{3,}", 3),
             ("(a)(b{6})c", 6),
             ("[^{]{40}", 40),
+            ("a{10 }{ 20}{1 0}", 2000),
+            ("a{10}?{20}?", 200),
+            ("a{10}+{20}*{3}", 600),
+            ("a{10}b?{20}", 20),
+            ("a{10} {20}", 20),
         ] {
             assert_eq!(repeats(text), product, "{text}");
         }
@@ -373,10 +381,12 @@ mod tests {
         for (bound_of, times) in
             [("3}", Some(3)), (" 3 , 7 }", Some(7)), (",7}", Some(7)), ("3,}", Some(3)), ("3..7}x", Some(7))]
         {
-            assert_eq!(bound(bound_of.chars()), times, "{bound_of}");
+            assert_eq!(bound(bound_of.chars()).map(|(times, _)| times), times, "{bound_of}");
         }
-        for none in ["a}", "3", "3{4}", "}", "3,7"] {
-            assert!(bound(none.chars()).unwrap_or(0) == 0, "{none}");
+        assert_eq!(bound(" 3 }x".chars()), Some((3, 4)), "up to the brace");
+        assert_eq!(bound("1000#a\n}".chars()), Some((u64::MAX, 5)), "a comment");
+        for none in ["a}", "3", "3{4}", "}", "3,7", "#}"] {
+            assert!(bound(none.chars()).is_none_or(|(times, _)| times == 0), "{none}");
         }
     }
 

@@ -371,7 +371,8 @@ pub(super) async fn in_time<T>(
         () = clock::sleep_until(arrived + given.map_or(longest, |given| given.min(longest))) => match given {
             Some(given) if given <= longest => Err(Failure::Late(given).into()),
             _ => Err(ApiError::busy(format!(
-                "the request waited {} s for its turn to be read, which is the limit (--request-timeout); try again soon",
+                "the request did not arrive and begin within {} s, which is the limit (--request-timeout); send it faster if the network is \
+                 slow, or try again soon",
                 longest.as_secs_f64()
             ))),
         },

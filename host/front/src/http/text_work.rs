@@ -5,7 +5,8 @@
 //!
 //! The bytes that wait or are worked on have a limit, and each client has a share of it: a client that sends prompts faster than
 //! they are read gets an error. Clients take turns, so that a client that waits with many bodies does not delay one that waits
-//! with one. A client has at most half of the turns for long bodies, because nothing limits the time that one takes.
+//! with one. A client has at most half of the turns for long bodies, rounded up, because nothing limits the time that one takes. If
+//! there is only one turn, it may have that.
 
 use std::thread::available_parallelism;
 

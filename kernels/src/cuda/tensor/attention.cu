@@ -284,8 +284,8 @@ template <u32 THREADS> INLINE void load_block(u32 shared, const Pool &pool, cons
 
 // Calls `attend` with the shared memory and the first position of each block from `first` to before `end`, in ascending
 // order, while the blocks after it are on their way. Before, it calls `ready`, which waits for the kernel before. Until then
-// it looks up pages, and loads blocks that lie before the position `settled`, which that kernel does not write. All threads
-// of the thread block take part.
+// it looks up pages, and loads blocks that lie before the position `settled`, which no kernel writes that may still run. All
+// threads of the thread block take part.
 template <u32 THREADS, int STAGES, class Ready, class Attend>
 INLINE void each_block(const Pool &pool, const u32 *table, u32 head, u32 first, u32 end, u32 limit, u32 settled, Ready ready,
                        Attend attend)

@@ -176,8 +176,8 @@ impl Partials {
 /// do not depend on other rows, on how a prompt is cut, or on pages.
 ///
 /// The content of arrays is not checked: pages must be pages of the pool, and positions must lie in their sequence's pages.
-/// Positions, tables, pages and tiles are read while preceding kernels may still run. So they must be written by copies, or by
-/// kernels up to the last [`embed`](super::rows::TensorRows::embed) or
+/// Positions, tables, pages and tiles are read while preceding kernels may still run. Decode reads K and V of positions before a
+/// row's own in that way, too. So all of them must be written by copies, or by kernels up to the last [`embed`](super::rows::TensorRows::embed) or
 /// [`copy_words`](super::rows::TensorRows::copy_words).
 #[derive(Debug)]
 pub struct TensorAttention {
@@ -231,7 +231,7 @@ impl TensorAttention {
     }
 
     /// Attention of `rows` of the batch, each of which is the last one of its sequence. The preceding kernel may store the K and V
-    /// of these rows, but not those of earlier positions.
+    /// of these rows. Those of earlier positions are older, as the type says.
     ///
     /// Positions are read on the device, so a captured graph serves sequences of all lengths up to `positions`. Positions beyond
     /// are not seen. The graph also serves fewer sequences than rows: rows with [`NO_POSITION`](super::rows::NO_POSITION) are left

@@ -6,7 +6,7 @@ use host_grammar::{GrammarError, MAX_TEXT, Source, json_rule, lark_text};
 use serde_json::{Map, Value, json};
 
 use super::CallFormat;
-use super::arguments::{Kind, LONGEST_NAME, Schemas};
+use super::arguments::{Kind, LONGEST_NAME, Schemas, kinds};
 
 /// A tool: the facts that its calls depend on.
 #[derive(Clone, Debug, PartialEq)]
@@ -186,11 +186,13 @@ fn tags(rules: &mut Rules, index: usize, arguments: &Arguments<'_>) -> Result<()
     let before = lark_text(&format!("<tool_call>\n<function={tool}>\n"));
     let after = lark_text("</function>\n</tool_call>");
     rules.add(tool, &format!("call_{index}: {before}{} {after}", all.collect::<String>()))?;
+    // The reader has the same, also where a limit ends the search.
+    let kinds = kinds(parameters);
     let mut schemas = Schemas::new(parameters);
     for (at, name) in arguments.names.iter().enumerate() {
         let (rule, before) = (format!("{index}_{at}"), lark_text(&format!("<parameter={name}>\n")));
         rules.add(tool, &format!("arg_{rule}: {before} value_{rule} \"\\n\""))?;
-        match schemas.kind(name) {
+        match kinds.get(*name).copied().unwrap_or(Kind::Text) {
             Kind::Json(_) => {
                 let after = lark_text("\n</parameter>");
                 rules.add(tool, &format!("value_{rule}: json_{rule} {after}"))?;
