@@ -110,7 +110,10 @@ impl Cache {
             is_sent: config.role.receives_kv(),
             pool: PagePool::open(limits, source),
             tree: config.radix_cache.map(tree),
-            tiers: config.hierarchy.clone().map(|tiers| Hierarchy::new(tiers, config.page_tokens)),
+            tiers: config
+                .hierarchy
+                .clone()
+                .map(|tiers| Hierarchy::new(tiers, config.page_tokens, config.chunk_tokens)),
             changes: CacheChanges::new(config.cache_events),
             quarantine: Quarantine::default(),
         }

@@ -178,7 +178,9 @@ pub(crate) struct Hierarchy {
     copying: LinearFit,
     read_trial: Trial,
     load_trial: Trial,
-    /// Seconds of computing, by tokens.
+    /// Most tokens of prompts in a step.
+    step_tokens: usize,
+    /// Seconds of a step, by tokens of prompts.
     computing: LinearFit,
     /// Tokens of prompts that admitted requests still have to compute.
     backlog: usize,
@@ -194,7 +196,8 @@ const PATIENCE: f64 = 4.0;
 const GRACE: Duration = Duration::from_millis(50);
 
 impl Hierarchy {
-    pub(crate) fn new(config: HierarchyConfig, page_tokens: u32) -> Self {
+    /// `step_tokens`: most tokens of prompts in a step, above 0.
+    pub(crate) fn new(config: HierarchyConfig, page_tokens: u32, step_tokens: u32) -> Self {
         config.check();
         let page = config.page_bytes as f64;
         let sizes = [page, page * f64::from(config.batch_pages)];
@@ -227,6 +230,7 @@ impl Hierarchy {
             tiers: tiers.collect(),
             host: HostPool::new(config.host_slots),
             page_tokens: page_tokens as usize,
+            step_tokens: step_tokens as usize,
             last_tag: 0,
             ops: BTreeMap::new(),
             fetches: BTreeMap::new(),

@@ -170,6 +170,10 @@ impl Backend for Shm {
         if peer.devices().next().is_some() {
             self.use_devices()?;
         }
+        let peers = self.core.instance.peers.all();
+        for lost in peers.iter().filter(|old| old.name == name && old.is_closed()) {
+            service::lose(&self.core, lost);
+        }
         let replaced = |old: &Outbound| old.is_gone() && old.name == name;
         if !self.core.instance.peers.add(peer, MAX_PEERS, replaced) {
             let text = format!("{MAX_PEERS} peers are connected, disconnect one first");

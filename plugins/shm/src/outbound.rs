@@ -122,6 +122,12 @@ impl Outbound {
         })
     }
 
+    /// Whether the receiver has closed the connection. Submissions fail from then on. The end of the socket, which tells the
+    /// service thread of it, comes later.
+    pub fn is_closed(&self) -> bool {
+        !self.pages.control.is_open()
+    }
+
     /// Notes that nothing more may be sent. True the first time.
     pub fn set_gone(&self) -> bool {
         !self.gone.swap(true, Ordering::SeqCst)

@@ -55,12 +55,9 @@ pub fn run(core: &Core, listener: &OwnedFd) {
                 continue;
             }
             match socket::hear(&peer.socket) {
-                Heard::End if peer.set_gone() => {
-                    report_outbound(core, &peer);
-                    close_memory(core, &peer);
-                }
+                Heard::End => lose(core, &peer),
                 Heard::Message(bytes) => let_go(core, &peer, &bytes),
-                Heard::End | Heard::Nothing => {}
+                Heard::Nothing => {}
             }
         }
         let mut speaking = speaking.into_iter();
@@ -89,6 +86,14 @@ fn readable<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, timeout: Option<&Time
         Ok(_) => fds.iter().map(|fd| !fd.revents().is_empty()).collect(),
         // Interrupted: nothing is known to be readable, the loop looks again.
         Err(_) => Vec::new(),
+    }
+}
+
+/// Takes note that the peer of an outbound connection is gone, unless that is known.
+pub fn lose(core: &Core, peer: &Outbound) {
+    if peer.set_gone() {
+        report_outbound(core, peer);
+        close_memory(core, peer);
     }
 }
 

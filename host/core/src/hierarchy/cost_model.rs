@@ -87,7 +87,19 @@ impl Hierarchy {
     /// Seconds to compute these pages after `tokens` other tokens. Infinite if that is not known.
     fn seconds_behind(&self, tokens: usize, pages: Range<usize>) -> f64 {
         let tokens = tokens + pages.len() * self.page_tokens;
-        self.computing.predict(tokens as f64).unwrap_or(f64::INFINITY)
+        self.seconds_to_compute(tokens).unwrap_or(f64::INFINITY)
+    }
+
+    /// Seconds to compute so many tokens, in steps that are as large as they may be. The fit is asked only for such steps and
+    /// smaller ones, because it has learned of no others: steps that are all of about one size say nothing of larger ones.
+    fn seconds_to_compute(&self, tokens: usize) -> Option<f64> {
+        let step = |tokens: usize| self.computing.predict(tokens as f64);
+        let (full, rest) = (tokens / self.step_tokens, tokens % self.step_tokens);
+        if self.config.costs.is_some() || full == 0 {
+            return step(tokens);
+        }
+        let rest = if rest == 0 { 0.0 } else { step(rest)? };
+        Some(full as f64 * step(self.step_tokens)? + rest)
     }
 
     /// Tokens that are computed before those of this request in any case: those of admitted requests, and the uncached ones
@@ -113,7 +125,7 @@ impl Hierarchy {
             return Duration::ZERO;
         }
         let ahead = self.ahead(fetch);
-        let seconds = if ahead == 0 { Some(0.0) } else { self.computing.predict(ahead as f64) };
+        let seconds = if ahead == 0 { Some(0.0) } else { self.seconds_to_compute(ahead) };
         Duration::try_from_secs_f64(seconds.unwrap_or_default())
             .unwrap_or(Duration::MAX)
             .min(self.config.wait_base)
@@ -154,5 +166,30 @@ impl Hierarchy {
             self.fetches.get(&room).map_or(f64::INFINITY, |fetch| self.seconds_without(fetch, pages));
         let without = Duration::try_from_secs_f64(without).unwrap_or(Duration::MAX);
         told.min(self.config.longest_wait).min(without.max(SHORTEST_WAIT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hierarchy::HierarchyConfig;
+
+    /// Later steps of a prompt are slower or faster than the first. A fit through such steps has any slope.
+    #[test]
+    fn a_long_prompt_takes_as_many_times_as_it_has_steps_although_all_steps_are_alike() {
+        for slower in [-1.0, 1.0] {
+            let mut tiers = Hierarchy::new(HierarchyConfig::new(1, 1, Vec::new()), 16, 512);
+            assert_eq!(tiers.seconds_behind(0, 0..10), f64::INFINITY, "nothing was learned");
+            for step in 0..40 {
+                let tokens = 512 - step % 3;
+                let seconds = 0.040 + slower * 0.001 * f64::from(u32::try_from(step % 3).unwrap());
+                tiers.computed(tokens, Duration::from_secs_f64(seconds));
+            }
+            // 16 steps, of which 4 are ahead.
+            let seconds = tiers.seconds_behind(2048, 0..384);
+            assert!((0.6..0.7).contains(&seconds), "{seconds} s");
+            let part = tiers.seconds_behind(0, 0..1);
+            assert!((0.0..0.06).contains(&part), "{part} s for a part of a step");
+        }
     }
 }
