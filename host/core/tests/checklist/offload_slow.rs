@@ -6,7 +6,7 @@ use std::time::Duration;
 use host_core::hierarchy::{HierarchyConfig, PageEnd, TierAction, TierConfig, TierEvent, TierTag};
 use host_core::message::Body;
 use host_core::radix::PageHash;
-use host_core::{Event, Role};
+use host_core::{Config, Event, Role};
 use host_sim::Leg;
 
 use super::leg::tokens;
@@ -23,9 +23,10 @@ fn take_query(leg: &mut Leg) -> (TierTag, Vec<PageHash>) {
     (tag, names)
 }
 
-/// A worker that answered a prompt of 40 tokens in 10 s and emptied all caches but storage.
+/// A worker that answered a prompt of 40 tokens in one step of 10 s and emptied all caches but storage.
 fn forgotten(offload: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
-    let mut leg = Leg::with(with_offload(Role::Aggregated, 64, offload));
+    let config = Config { chunk_tokens: 64, ..with_offload(Role::Aggregated, 64, offload) };
+    let mut leg = Leg::with(config);
     let mut stored = BTreeSet::new();
     leg.submit(0, &tokens(0..40), 1);
     leg.serve(&mut stored);
