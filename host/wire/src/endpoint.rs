@@ -55,6 +55,8 @@ const CONNECT: Duration = Duration::from_secs(if cfg!(test) { 300 } else { 2 });
 /// Longest time that an accepted connection may take to show its certificate, or to send a first byte where no certificate is
 /// needed. Longer in tests, which check other properties.
 const HANDSHAKE: Duration = Duration::from_secs(if cfg!(test) { 300 } else { 5 });
+/// Most calls of one connection at once: more than a worker queues and runs. Further ones wait at the caller.
+const MAX_CALLS: u32 = 1 << 14;
 /// How often each side asks a silent connection for a sign of life.
 const PING_EVERY: Duration = Duration::from_secs(5);
 /// Time after which a connection without a sign of life is closed. Work for its other end is then cancelled.

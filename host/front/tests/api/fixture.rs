@@ -96,8 +96,14 @@ impl Front {
 
     /// Starts a worker and registers it.
     pub async fn worker(&mut self, name: &str, role: &str, script: Script) -> FakeWorker {
+        self.worker_for(512, name, role, script).await
+    }
+
+    /// Like [`worker`](Self::worker), for a worker that holds this many tokens.
+    pub async fn worker_for(&mut self, tokens: u32, name: &str, role: &str, script: Script) -> FakeWorker {
         let instance = name.bytes().fold(7, |hash: u64, byte| hash.wrapping_mul(31) + u64::from(byte));
-        let worker = FakeWorker::start(name, role, instance, script);
+        let mut worker = FakeWorker::start(name, role, instance, script);
+        worker.info.max_tokens = tokens;
         let reply = self.register(worker.info.clone()).await;
         assert!(reply.accepted, "{}", reply.message);
         worker

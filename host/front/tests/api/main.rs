@@ -22,5 +22,6 @@ mod responses;
 mod serving;
 mod stopping;
 mod tools;
+mod unread;
 mod waiting;
 mod workers;

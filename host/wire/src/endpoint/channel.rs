@@ -16,11 +16,19 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use super::address::Address;
 use super::connection::Stream;
 use super::credentials::{Credentials, Mismatch, check_user};
-use super::{CONNECT, PING_EVERY, PING_WAIT, RESOLVE};
+use super::{CONNECT, MAX_CALLS, PING_EVERY, PING_WAIT, RESOLVE};
 use crate::clock;
 
 /// The origin of all requests. It names no machine, because credentials identify the other process.
 const ORIGIN: &str = "http://host-cluster";
+/// Bytes of one answer that the other process may send before the caller reads: about a thousand tokens. Answers that are not
+/// read wait in the process that sends them.
+const UNREAD_OF_A_CALL: u32 = 16 << 10;
+/// Bytes of all answers of a connection: more than all calls together may have unread. So calls whose answers are not read do not
+/// hold up others. The HTTP/2 library closes a connection whose many small frames are not read, after an amount that grows with
+/// this number: here it takes 2,900 such calls at once.
+const UNREAD_OF_ALL: u32 = (1 << 31) - 1;
+const _: () = assert!(MAX_CALLS as u64 * (UNREAD_OF_A_CALL as u64) < UNREAD_OF_ALL as u64);
 
 /// A connection that opens when it is first used, and opens again after it broke.
 ///
@@ -30,6 +38,11 @@ pub fn channel(address: &Address, credentials: &Credentials) -> Result<Channel, 
     credentials.fit(address)?;
     let dial = Dial(Arc::new((address.clone(), credentials.clone())));
     let endpoint = Endpoint::from_static(ORIGIN)
+        .initial_stream_window_size(UNREAD_OF_A_CALL)
+        .initial_connection_window_size(UNREAD_OF_ALL)
+        // Clients may hang up as often as they want, and what workers still send for them is no fault of the connection.
+        .http2_max_concurrent_reset_streams(MAX_CALLS as usize)
+        .http2_max_local_error_reset_streams(None)
         .http2_keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_WAIT)
         .keep_alive_while_idle(true);

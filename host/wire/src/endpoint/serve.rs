@@ -11,10 +11,8 @@ use super::credentials::Credentials;
 use super::listener::Listener;
 use super::pages::{calls_alone, without_pages};
 use super::unread::bounded;
-use super::{PING_EVERY, PING_WAIT};
+use super::{MAX_CALLS, PING_EVERY, PING_WAIT};
 
-/// Most calls of one connection at once: more than a worker queues and runs. Further ones wait at the caller.
-const MAX_CALLS: u32 = 1 << 14;
 /// Most requests at once of a connection that only watches. A probe and a scrape are one each.
 const MAX_WATCHED: u32 = 16;
 /// Age at which a connection that only watches is asked to end. Its client connects again.
@@ -95,7 +93,10 @@ async fn run(
         .accept_http1(!matches!(terms, Terms::Calls));
     let (mut server, connections) = match terms {
         Terms::Calls | Terms::CallsAndWatching => {
-            (server.max_concurrent_streams(Some(MAX_CALLS)), listener.incoming())
+            // Clients may hang up as soon as they have asked, so calls may be cancelled before they were looked at.
+            let cancelled = Some(MAX_CALLS as usize);
+            let server = server.max_concurrent_streams(Some(MAX_CALLS));
+            (server.http2_max_pending_accept_reset_streams(cancelled), listener.incoming())
         }
         Terms::Watching { age, grace } => {
             let server = server.max_concurrent_streams(Some(MAX_WATCHED));
@@ -171,6 +172,29 @@ mod tests {
         beat(&mut client).await.unwrap_err();
         counting.on(Listener::bind(&at, Credentials::None).await.unwrap());
         host_tests::wait::answered_until("a new connection", async || beat(&mut client).await).await;
+    }
+
+    #[tokio::test]
+    async fn calls_that_are_cancelled_at_once_do_not_break_the_connection() {
+        let Address::Plain(host) = Counting::default().on(open().await) else { panic!("another address") };
+        let connection = TcpStream::connect((host.name.as_str(), host.port)).await.unwrap();
+        let (requests, driver) = h2::client::handshake(connection).await.unwrap();
+        let driver = tokio::spawn(driver);
+        let call = || {
+            let request = axum::http::Request::post(format!("http://{host}/host.v1.Registry/Heartbeat"));
+            request.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
+        };
+        let mut requests = requests.ready().await.unwrap();
+        for _ in 0..90 {
+            // The driver writes both frames together, when this task waits.
+            let (_answer, mut sent) = requests.send_request(call(), false).unwrap();
+            sent.send_reset(h2::Reason::CANCEL);
+        }
+        let mut requests = requests.ready().await.unwrap();
+        let (answer, mut sent) = requests.send_request(call(), false).unwrap();
+        sent.send_data(b"\0\0\0\0\0"[..].into(), true).unwrap();
+        assert_eq!(answer.await.unwrap().status(), 200);
+        assert!(!driver.is_finished());
     }
 
     const CALL: &str = "POST /host.v1.Registry/Heartbeat";
