@@ -23,7 +23,7 @@ use host_wire::proto;
 use host_wire::proto::worker_client::WorkerClient;
 use host_wire::random::random_u64;
 use host_wire::shares::{NoShare, Share, Shares};
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 
 use self::attempt::{Attempt, Step};
 pub use self::failure::Failure;
@@ -41,6 +41,8 @@ pub struct Job {
     pub request_id: String,
     /// At least one token.
     pub prompt: Arc<Vec<u32>>,
+    /// The names of the prompt's pages. The answers to a prompt share them, because finding them hashes the whole prompt.
+    pub pages: Pages,
     /// Most tokens of the answer. If absent: [`Job::default_max_tokens`], or less if the model's context leaves less.
     pub max_new_tokens: Option<u32>,
     /// The name of the request's field with that number.
@@ -70,6 +72,10 @@ pub struct Job {
     /// The client's time limit, if it ends before the router's.
     pub deadline: Option<Deadline>,
 }
+
+/// The names of a prompt's pages, once an answer has needed them.
+#[derive(Clone, Debug, Default)]
+pub struct Pages(Arc<OnceCell<Vec<Chain>>>);
 
 /// When an answer has to be complete.
 #[derive(Clone, Copy, Debug)]
@@ -205,7 +211,6 @@ impl Router {
             attempt: None,
             served_by: None,
             progress,
-            chains: None,
         }
     }
 }
@@ -238,8 +243,6 @@ pub struct Generation {
     decode: Option<Chosen>,
     served_by: Option<ServedBy>,
     progress: Progress,
-    /// The names of the pages of the next try's prompt, once they are computed.
-    chains: Option<Vec<Chain>>,
 }
 
 impl Generation {
@@ -415,7 +418,7 @@ impl Generation {
             self.router.metrics.resumed.inc();
             self.progress.answer.keep(Arc::make_mut);
             // The prompt of the next try includes the answer so far, so it has more pages.
-            self.chains = None;
+            self.job.pages = Pages::default();
         }
         clock::sleep(wait).await;
         Ok(restarts)
@@ -491,16 +494,16 @@ impl Generation {
             0 => self.job.max_new_tokens.unwrap_or(1),
             _ => self.progress.answer.left(),
         };
-        let chains = match self.chains.take() {
-            Some(chains) => chains,
-            None if self.job.no_cache => Vec::new(),
-            None => {
+        let pages = self.job.pages.clone();
+        let chains: &[Chain] = match self.job.no_cache {
+            true => &[],
+            false => {
                 let (namespace, prompt) =
                     (self.job.namespace.clone(), Arc::clone(self.progress.answer.prompt()));
-                name_pages(self.router.registry.clone(), namespace, prompt).await?
+                let names = || name_pages(self.router.registry.clone(), namespace, prompt);
+                pages.0.get_or_try_init(names).await?
             }
         };
-        let chains = self.chains.insert(chains);
         let session = self.job.session;
         let need = Need { room, tokens: prompt + u64::from(answer), prompt_tokens: prompt, chains, session };
         loop {

@@ -15,7 +15,7 @@ use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::structured::{self, Named};
 use super::{App, sampling};
-use crate::router::{Deadline, Failure, Job};
+use crate::router::{Deadline, Failure, Job, Pages};
 use crate::text::{Specials, Stops};
 
 /// All fields of a request except its prompt.
@@ -60,6 +60,8 @@ pub(super) struct Ask {
 const MOST_SETTINGS: usize = 16 << 20;
 /// Most answers to one request.
 pub(super) const MOST_ANSWERS: usize = 128;
+/// Most tokens of the prompts of all answers to one request: each answer's workers get a copy.
+pub(super) const MOST_PROMPT_TOKENS: usize = 1 << 21;
 /// Fields of features that this server does not have. They are accepted only with values that ask for nothing.
 pub(super) const ABSENT: [&str; 12] = [
     "tools",
@@ -304,11 +306,12 @@ impl Ask {
     }
 
     /// The request in tokens, as the router takes it. `arrived`: when the request arrived.
-    pub fn job(&self, request_id: String, prompt: Arc<Vec<u32>>, arrived: Instant) -> Job {
+    pub fn job(&self, request_id: String, prompt: Arc<Vec<u32>>, pages: Pages, arrived: Instant) -> Job {
         let ends = [&self.end_tokens[..], &self.stop_tokens].concat();
         Job {
             request_id,
             prompt,
+            pages,
             max_new_tokens: self.max_new_tokens,
             answer_field: self.answer_field,
             default_max_tokens: self.default_max_tokens,

@@ -46,7 +46,7 @@ impl Conversation {
     pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let mut messages = messages(fields)?;
         let has_calls = tools::prepare(&mut messages)?;
-        let mut extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
+        let mut extra = variables(fields)?;
         if let Some(add) = fields.boolean("add_generation_prompt")? {
             extra.insert("add_generation_prompt".into(), Value::Bool(add));
         }
@@ -96,6 +96,32 @@ impl Conversation {
             }
         }
         Ok(template.render(&self.messages, &self.extra, clock::unix_seconds())?)
+    }
+}
+
+/// The client's variables for the template.
+///
+/// # Errors
+/// When they are not an object, or have too many entries in lists and objects: a template may do as much for each as for a message.
+pub(super) fn variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    const FIELD: &str = "chat_template_kwargs";
+    let variables = fields.object(FIELD, "chat_template_kwargs.")?.into_map();
+    let entries: usize = variables.values().map(entries).sum();
+    if entries > MOST_MESSAGES {
+        let message = format!(
+            "{FIELD} has lists and objects with {entries} entries; at most {MOST_MESSAGES} are taken"
+        );
+        return Err(ApiError::field(FIELD, message));
+    }
+    Ok(variables)
+}
+
+/// Entries of all lists and objects in a value.
+fn entries(value: &Value) -> usize {
+    match value {
+        Value::Array(values) => values.iter().map(|value| 1 + entries(value)).sum(),
+        Value::Object(values) => values.values().map(|value| 1 + entries(value)).sum(),
+        _ => 0,
     }
 }
 

@@ -15,14 +15,14 @@ use serde_json::Value;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use super::answer::{Answer, End, Next, Piece};
-use super::ask::{self, Ask, MOST_ANSWERS};
+use super::ask::{self, Ask, MOST_ANSWERS, MOST_PROMPT_TOKENS};
 use super::error::ApiError;
 use super::outflow::outflow;
 use super::record::{Record, Usage};
 use super::unread::Collected;
 use super::{App, RequestId, structured};
 use crate::identity::Caller;
-use crate::router::Job;
+use crate::router::{Job, Pages};
 use crate::text::Tokenizer;
 
 /// Writes answers in the form of an endpoint. Answers are numbered from 0, beginning with those to the first prompt.
@@ -192,6 +192,15 @@ pub(super) async fn serve<S: Shape>(
             );
             return Err(ApiError::invalid(message));
         }
+        let tokens =
+            prepared.items.iter().map(|item| item.prompt.len() * item.ask.candidates()).sum::<usize>();
+        if tokens > MOST_PROMPT_TOKENS {
+            let message = format!(
+                "the request's answers have {tokens} tokens of prompts, counted once for each answer, and {MOST_PROMPT_TOKENS} is \
+                 the limit; send several requests"
+            );
+            return Err(ApiError::invalid(message));
+        }
         // Each answer has the settings of its prompt, and keeps them until it ends. The answers to a prompt share its tokens.
         let mut settings = prepared.shape.memory();
         for Item { prompt, ask } in &prepared.items {
@@ -229,13 +238,14 @@ pub(super) async fn serve<S: Shape>(
         ask.timeout = ask.timeout.or(timeout);
         ask.priority = caller.priority(ask.priority);
         let leader = answers.len();
-        let prompt = Arc::new(prompt);
+        let (prompt, pages) = (Arc::new(prompt), Pages::default());
         for candidate in 0..ask.candidates() {
             let Some(place) = places.pop() else { break };
             let ask = ask.candidate(candidate);
             let number = answers.len();
             let request_id = if number == 0 { id.0.clone() } else { format!("{}-{number}", id.0) };
-            let job = Job { session, ..ask.job(request_id, Arc::clone(&prompt), record.arrived()) };
+            let job =
+                Job { session, ..ask.job(request_id, Arc::clone(&prompt), pages.clone(), record.arrived()) };
             let generation = app.router.generate(place, job);
             let tokenizer = Arc::clone(&app.text.tokenizer);
             let metrics = Arc::clone(&app.metrics);

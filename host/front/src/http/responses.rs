@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use self::output::Output;
 use super::answer::{End, Piece};
 use super::ask::{Ask, check_model};
-use super::conversation::Turn;
+use super::conversation::{self, Turn};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::logprobs::With;
@@ -73,7 +73,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
     let top = top.filter(|top| wants_logprobs || *top > 0);
     ask.sampling.logprobs = top.or(wants_logprobs.then_some(0));
     let mut conversation = input::take(&mut fields)?;
-    conversation.extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
+    conversation.extra = conversation::variables(&mut fields)?;
     effort(&mut fields, &mut conversation.extra)?;
     fields.refuse_rest(|_| None)?;
     let turn = Turn::new(app, conversation, tools.as_ref(), &mut ask)?;

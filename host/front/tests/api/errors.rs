@@ -103,6 +103,13 @@ async fn wrong_requests_are_refused_by_name() {
             Value::Null,
             "180 answers, and 128 is the limit",
         ),
+        (
+            path,
+            json!({"prompt": vec![97; 20_000], "n": 128}),
+            400,
+            Value::Null,
+            "have 2560000 tokens of prompts, counted once for each answer, and 2097152 is the limit",
+        ),
         (path, json!({"prompt": "a", "n": 3, "best_of": 2}), 400, json!("best_of"), "it must be n or more"),
         (
             path,

@@ -231,6 +231,11 @@ async fn what_cannot_be_done_is_said_in_a_sentence() {
             json!({"messages": vec![json!({"role": "user", "content": ""}); 4097]}),
             "messages has 4097 messages and calls; at most 4096 are taken",
         ),
+        (
+            &able,
+            json!({"chat_template_kwargs": {"tools": vec![json!({"function": {}}); 2049]}}),
+            "chat_template_kwargs has lists and objects with 4098 entries; at most 4096 are taken",
+        ),
         (&unknown, json!({}), "--tool-parser"),
         (&able, json!({"tool_choice": "other"}), "tool_choice must be"),
         (
