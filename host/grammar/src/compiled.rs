@@ -10,6 +10,8 @@ pub struct Compiled {
     /// The engine at the beginning of an answer. It is copied and never advanced.
     fresh: Mutex<Matcher>,
     width: u32,
+    /// The work that the lexer was made with, in the engine's units.
+    lexer: u64,
 }
 
 impl std::fmt::Debug for Compiled {
@@ -20,14 +22,20 @@ impl std::fmt::Debug for Compiled {
 
 impl Compiled {
     /// Wraps an engine that is at the beginning of an answer.
-    pub(crate) fn new(fresh: Matcher, width: u32) -> Self {
-        Self { fresh: Mutex::new(fresh), width }
+    pub(crate) fn new(fresh: Matcher, width: u32, lexer: u64) -> Self {
+        Self { fresh: Mutex::new(fresh), width, lexer }
+    }
+
+    /// The work that a copy of the lexer was made with, as of [`State::lexer`].
+    #[must_use]
+    pub fn lexer(&self) -> u64 {
+        self.lexer
     }
 
     /// The state at the beginning of an answer. The tokens `ends` end the answer.
     #[must_use]
     pub fn begin(&self, ends: Vec<u32>) -> State {
         // A deep copy has its own lexer, so answers under one grammar never wait for each other.
-        State::new(self.fresh.lock().deep_clone(), self.width, ends)
+        State::new(self.fresh.lock().deep_clone(), self.width, ends, self.lexer)
     }
 }

@@ -102,11 +102,12 @@ impl Engine {
             InferenceCapabilities::default(),
             limits,
         );
+        let lexer = parser.as_ref().map_or(0, |parser| parser.parser.stats().lexer_cost);
         let mut matcher = Matcher::new(parser);
         match matcher.get_error() {
             Some(error) => Err(failed(first_line(&error))),
             None => match matcher.is_accepting() {
-                Ok(_) => Ok(Compiled::new(matcher, self.width)),
+                Ok(_) => Ok(Compiled::new(matcher, self.width, lexer)),
                 Err(error) => Err(failed(first_line(&error.to_string()))),
             },
         }

@@ -21,7 +21,7 @@ pub struct Limits {
     pub kept_bytes: usize,
     /// Symbols of a compiled grammar.
     pub symbols: usize,
-    /// States of a grammar's lexer, 1 to 2 kB each. An answer has its own.
+    /// States of a grammar's lexer, 1 to 2 kB each. An answer has its own: see [`State::lexer`](crate::State::lexer).
     pub lexer_states: usize,
     /// Work to compile a lexer, in the engine's units. 50,000 take a millisecond.
     pub compile_fuel: u64,

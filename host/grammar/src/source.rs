@@ -116,7 +116,7 @@ impl Source {
                 let schema = serde_json::from_str(&self.text).unwrap_or_else(|_wrong| json!({}));
                 format!("answer: {}", json_rule(&schema, self.compact))
             }
-            Kind::Regex => format!("answer: /{}/", self.text.replace('/', "\\/")),
+            Kind::Regex => format!("answer: /{}/", within_slashes(&self.text)),
             Kind::Lark => renamed(&self.text),
         };
         let rules = "think[suffix=\"</think>\"]: /(?s:.*)/\nspace: /[ \\n]*/";
@@ -175,6 +175,21 @@ impl Source {
             _ => Err(GrammarError::Refused("a JSON schema must be an object".into())),
         }
     }
+}
+
+/// A regular expression as it stands between the slashes of Lark's notation, which may have no slash and no line's end in it.
+fn within_slashes(regex: &str) -> String {
+    let (mut within, mut is_escaped) = (String::with_capacity(regex.len()), false);
+    for letter in regex.chars() {
+        match letter {
+            '/' if !is_escaped => within.push_str("\\/"),
+            '\n' if is_escaped => within.push('n'),
+            '\n' => within.push_str("\\n"),
+            letter => within.push(letter),
+        }
+        is_escaped = letter == '\\' && !is_escaped;
+    }
+    within
 }
 
 /// White space between parts of JSON: a line's end and an indentation, as programs write it. The limit stops a model that would

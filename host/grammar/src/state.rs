@@ -12,6 +12,7 @@ pub struct State {
     /// Tokens that end the answer. They stand for no text.
     ends: Vec<u32>,
     ended: bool,
+    lexer: u64,
 }
 
 impl std::fmt::Debug for State {
@@ -28,8 +29,15 @@ pub struct Mask {
 }
 
 impl State {
-    pub(crate) fn new(matcher: Matcher, width: u32, ends: Vec<u32>) -> Self {
-        Self { matcher, width, ends, ended: false }
+    /// `lexer`: see [`lexer`](Self::lexer).
+    pub(crate) fn new(matcher: Matcher, width: u32, ends: Vec<u32>, lexer: u64) -> Self {
+        Self { matcher, width, ends, ended: false, lexer }
+    }
+
+    /// The work that the answer's lexer was made with, in the engine's units. Its memory grows with it.
+    #[must_use]
+    pub fn lexer(&self) -> u64 {
+        self.lexer
     }
 
     /// Advances by one token of the answer.
@@ -60,7 +68,11 @@ impl State {
         let over = self.ended || (self.matcher.is_stopped() && !self.matcher.is_error());
         let mut allowed = match over {
             true => SimpleVob::alloc(self.width as usize + 1),
-            false => self.matcher.compute_mask().map_err(stuck)?,
+            false => {
+                let allowed = self.matcher.compute_mask().map_err(stuck)?;
+                self.lexer += self.matcher.last_step_stats().map_or(0, |stats| stats.lexer_cost);
+                allowed
+            }
         };
         let may_end = over || allowed.get(self.width as usize);
         for &end in &self.ends {

@@ -100,9 +100,14 @@ fn thoughts_may_or_must_come_before_an_answer() {
         &json!({"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": false}),
     );
     let compact = Source { compact: true, ..object.clone() };
-    for (source, answer) in
-        [(&lark, "12"), (&Source::regex("a/b"), "a/b"), (&object, "{}"), (&compact, "{\"a\":null}")]
-    {
+    for (source, answer) in [
+        (&lark, "12"),
+        (&Source::regex("a/b"), "a/b"),
+        (&Source::regex(r"a\/b\\[/]\\/c"), r"a/b\/\/c"),
+        (&Source::regex("a\nb"), "a\nb"),
+        (&object, "{}"),
+        (&compact, "{\"a\":null}"),
+    ] {
         let free = source.after_thoughts(false);
         for text in [answer.to_owned(), format!("<think>\nso </b>\n</think>\n\n{answer}")] {
             assert!(takes(&compiler, &free, &text), "{free:?}: {text:?}");

@@ -13,6 +13,7 @@
 //! A step waits for its masks no longer than its [`Patience`]. It waits for a mask that was late before only if it has
 //! nothing else to do. A sequence draws in the first step that finds its mask known.
 
+mod lexers;
 mod patience;
 mod turns;
 
@@ -29,10 +30,15 @@ use tokio::task::spawn_blocking;
 
 use crate::clock::Clock;
 
+use self::lexers::Lexers;
 pub use self::patience::Patience;
 use self::patience::StepTime;
 pub(crate) use self::turns::Followed;
 use self::turns::{Looked, MaskThreads, Part};
+
+/// Most work of the lexers of all answers, in the engine's units: about 1 GiB. A unit was 3 to 30 bytes with schemas of 3,000
+/// properties, choices of 6,000 texts, and expressions whose automata grow without end.
+const MOST_LEXERS: u64 = 1 << 25;
 
 /// Reads a model's vocabulary. It is called when the first grammar comes.
 pub type ReadVocabulary = Box<dyn Fn() -> Result<Vocabulary, String> + Send + Sync>;
@@ -45,6 +51,7 @@ pub struct Grammars {
     clock: Clock,
     time: StepTime,
     threads: MaskThreads,
+    lexers: Arc<Lexers>,
 }
 
 impl std::fmt::Debug for Grammars {
@@ -71,7 +78,8 @@ impl Grammars {
         let threads = MaskThreads::new()?;
         let time = StepTime::new(patience);
         let clock = Clock::start();
-        Ok(Self { read, compiler: OnceLock::new(), rooms: Mutex::default(), clock, time, threads })
+        let lexers = Lexers::new(MOST_LEXERS);
+        Ok(Self { read, compiler: OnceLock::new(), rooms: Mutex::default(), clock, time, threads, lexers })
     }
 
     /// Compiles a request's grammar in its client's turn, and follows the answer so far in it. `None` when the runtime is
@@ -97,8 +105,10 @@ impl Grammars {
             Ok(compiled) => compiled,
             Err(error) => return Some(Err(error)),
         };
-        let begin =
-            move || Followed::begin(&compiled, &request, answered).map(|followed| (request, followed));
+        let lexers = Arc::clone(&self.lexers);
+        let begin = move || {
+            Followed::begin(compiled, &lexers, &request, answered).map(|followed| (request, followed))
+        };
         spawn_blocking(begin).await.ok()
     }
 
@@ -389,6 +399,35 @@ mod tests {
         assert_eq!(grammars.known(&both), Some(1), "whichever is known");
         quick.take();
         assert_eq!(grammars.known(&both[..1]), None);
+    }
+
+    #[test]
+    fn an_answer_whose_lexer_takes_too_much_memory_ends_and_one_that_waits_has_none() {
+        let mut grammars = Grammars::new(Box::new(|| Ok(Vocabulary::bytes())), Patience::All).unwrap();
+        // A client has half of it, enough for the beginnings of a few answers.
+        grammars.lexers = Lexers::new(40_000);
+        let grammars = Arc::new(grammars);
+        let under = |text: &str| Under { source: Source::regex(text), answered: 0 };
+        let waiting: Vec<_> =
+            (0..50).map(|_| follow(&grammars, request(b"x", vec![END]), under("(a|b)*c")).unwrap()).collect();
+        grammars.begin(Room(1), Arc::clone(&waiting[0]));
+        assert_eq!(after(&grammars, &batch(0, "x", true)).unwrap(), "abc");
+        drop(waiting);
+        grammars.end(Room(1));
+        let grows = r"(.*[a-q][^u-z]{13}x)*";
+        grammars.begin(Room(1), follow(&grammars, request(b"x", vec![END]), under(grows)).unwrap());
+        // Letters without a period, so that the lexer meets new text again and again.
+        let (mut place, mut letters) = (0, 1_u32);
+        let error = loop {
+            letters = letters.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let next = if place == 0 { "x" } else { ["a", "b", "q", "r"][letters as usize >> 30] };
+            match after(&grammars, &batch(place, next, true)) {
+                Ok(_more) => place += 1,
+                Err(error) => break error,
+            }
+            assert!(place < 10_000, "the lexer has no limit");
+        };
+        assert!(error.contains("Refused") && error.contains("take too much memory"), "{error}");
     }
 
     #[test]

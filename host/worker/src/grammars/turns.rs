@@ -16,6 +16,8 @@ use host_core::request::Request;
 use host_grammar::{Compiled, GrammarError, Mask, Queue, State};
 use parking_lot::{Condvar, Mutex};
 
+use super::lexers::{Lexer, Lexers};
+
 /// The most threads that work out masks for one client.
 const THREADS: usize = 4;
 
@@ -125,7 +127,11 @@ pub struct Followed {
 /// The state of the grammar behind the tokens that were consumed.
 #[derive(Debug)]
 struct Progress {
-    state: State,
+    compiled: Arc<Compiled>,
+    ends: Vec<u32>,
+    /// Absent until the first part of the request is computed: requests that wait hold no lexer.
+    state: Option<State>,
+    lexer: Lexer,
     /// The position of the next token that is not consumed.
     next: usize,
 }
@@ -170,20 +176,19 @@ pub(super) enum Looked {
 impl Followed {
     /// Follows the answer so far, whose `answered` tokens are at the prompt's end.
     pub(super) fn begin(
-        compiled: &Compiled,
+        compiled: Arc<Compiled>,
+        lexers: &Arc<Lexers>,
         request: &Request,
         answered: usize,
     ) -> Result<Arc<Self>, GrammarError> {
-        let mut state = compiled.begin(request.stop_tokens.clone());
-        let answer = request.prompt.len().saturating_sub(answered);
-        for token in &request.prompt[answer..] {
-            state.consume(*token)?;
+        let (lexer, next) = (lexers.of(request.client), request.prompt.len());
+        let mut progress = Progress { compiled, ends: request.stop_tokens.clone(), state: None, lexer, next };
+        let answer = &request.prompt[next.saturating_sub(answered)..];
+        if !answer.is_empty() {
+            let state = progress.state()?;
+            answer.iter().try_for_each(|token| state.consume(*token))?;
         }
-        Ok(Arc::new(Self {
-            client: request.client,
-            progress: Mutex::new(Progress { state, next: request.prompt.len() }),
-            place: Mutex::default(),
-        }))
+        Ok(Arc::new(Self { client: request.client, progress: Mutex::new(progress), place: Mutex::default() }))
     }
 
     /// Adds a part that is computed. Returns whether the room has to wait for a turn.
@@ -243,15 +248,36 @@ impl Progress {
     fn go_on(&mut self, part: &Part) -> Known {
         let Part { start, ref tokens, draws } = *part;
         let end = start + tokens.len();
-        let consumed = match self.next.checked_sub(start) {
-            // All or some of the tokens were consumed before.
-            Some(before) => tokens.iter().skip(before).try_for_each(|token| self.state.consume(*token)),
-            None => Err(GrammarError::Stuck(format!("tokens {} to {start} of it are missing", self.next))),
+        let next = self.next;
+        self.next = next.max(end);
+        let state = match self.state() {
+            Ok(state) => state,
+            Err(error) => return Some(Err(error)),
         };
-        self.next = self.next.max(end);
-        match consumed {
-            Err(error) => Some(Err(error)),
-            Ok(()) => draws.then(|| self.state.mask()),
+        let consumed = match next.checked_sub(start) {
+            // All or some of the tokens were consumed before.
+            Some(before) => tokens.iter().skip(before).try_for_each(|token| state.consume(*token)),
+            None => Err(GrammarError::Stuck(format!("tokens {next} to {start} of it are missing"))),
+        };
+        if let Err(error) = consumed {
+            return Some(Err(error));
+        }
+        if !draws {
+            return None;
+        }
+        let (mask, work) = (state.mask(), state.lexer());
+        Some(mask.and_then(|mask| self.lexer.has(work).map(|()| mask)))
+    }
+
+    /// The state, which begins with the first call.
+    fn state(&mut self) -> Result<&mut State, GrammarError> {
+        match &mut self.state {
+            Some(state) => Ok(state),
+            none => {
+                // Counted first: the copy takes memory.
+                self.lexer.has(self.compiled.lexer())?;
+                Ok(none.insert(self.compiled.begin(self.ends.clone())))
+            }
         }
     }
 }
@@ -275,7 +301,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let compiled = runtime.block_on(compiler.compile(client, &Source::regex("ab"))).unwrap();
         let request = Request { client, stop_tokens: vec![0], ..host_sim::request(1, &[120], 9) };
-        Followed::begin(&compiled, &request, 0).unwrap()
+        Followed::begin(compiled, &Lexers::new(u64::MAX), &request, 0).unwrap()
     }
 
     fn compiler() -> Compiler {
