@@ -31,8 +31,40 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 const FAILURES: u32 = 3;
 /// Wait after a failed call.
 const AFTER_FAILURE: Duration = Duration::from_millis(200);
-/// How long a handshake may take.
+/// How long a handshake may take. After each handshake that took longer, the next one with the same peer may take twice as long:
+/// a plugin may need more time to connect on a machine that is busy.
 const HANDSHAKE: Duration = Duration::from_secs(5);
+/// The longest that a handshake may take.
+const LONGEST_HANDSHAKE: Duration = Duration::from_secs(20);
+/// Peers whose late handshakes are remembered.
+const MOST_LATE: usize = 1024;
+
+/// Peers whose last handshakes took too long, and how many of them in a row.
+#[derive(Debug, Default)]
+struct LateHandshakes(Mutex<HashMap<Instance, u32>>);
+
+impl LateHandshakes {
+    /// How long the next handshake with a peer may take.
+    fn allowed(&self, peer: Instance) -> Duration {
+        let late = self.0.lock().get(&peer).copied().unwrap_or(0);
+        (HANDSHAKE * 2_u32.pow(late.min(8))).min(LONGEST_HANDSHAKE)
+    }
+
+    /// Notes a handshake that took too long.
+    fn late(&self, peer: Instance) {
+        let mut late = self.0.lock();
+        if late.len() >= MOST_LATE {
+            late.clear();
+        }
+        let count = late.entry(peer).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    /// Notes a handshake that was answered.
+    fn answered(&self, peer: Instance) {
+        self.0.lock().remove(&peer);
+    }
+}
 
 struct Queued {
     floor: u64,
@@ -54,13 +86,14 @@ pub struct Peers {
     worker: Handle,
     credentials: Credentials,
     lines: Arc<Mutex<HashMap<Instance, Line>>>,
+    late: Arc<LateHandshakes>,
 }
 
 impl Peers {
     /// A set without peers. All peers that come are called with these credentials.
     #[must_use]
     pub fn new(worker: Handle, credentials: Credentials) -> Self {
-        Self { worker, credentials, lines: Arc::default() }
+        Self { worker, credentials, lines: Arc::default(), late: Arc::default() }
     }
 
     fn client(&self, address: &str) -> Result<WorkerClient<Channel>, String> {
@@ -155,15 +188,17 @@ impl Peers {
             let unreachable = |why| format!("the prefill worker at {address} cannot be reached: {why}");
             reply.map_err(|status| unreachable(reason(&status)))
         };
-        let reply = timeout(HANDSHAKE, attempt)
-            .await
-            .unwrap_or_else(|_elapsed| {
-                let seconds = HANDSHAKE.as_secs();
-                Err(format!(
-                    "the prefill worker at {address} does not answer a handshake within {seconds} s: it hangs, or its transfer \
-                     plugin is slow to connect, of which its log names the call"
-                ))
-            })?;
+        let allowed = self.late.allowed(instance);
+        let Ok(reply) = timeout(allowed, attempt).await else {
+            self.late.late(instance);
+            return Err(format!(
+                "the prefill worker at {address} does not answer a handshake within {} s: it hangs, or its transfer plugin is slow \
+                 to connect, of which its log names the call",
+                allowed.as_secs()
+            ));
+        };
+        self.late.answered(instance);
+        let reply = reply?;
         if !reply.accepted {
             return Err(reply.message);
         }
@@ -276,4 +311,25 @@ pub(super) async fn connect(worker: &Handle, peer: &WorkerInfo) -> Result<u64, S
     tokio::task::spawn_blocking(move || links.connect(&peer))
         .await
         .unwrap_or_else(|panic| Err(format!("the transfer plugin failed: {panic}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_was_late_gets_more_time_until_it_answers() {
+        let (late, peer, other) = (LateHandshakes::default(), Instance(1), Instance(2));
+        let allowed = [5, 10, 20, 20].map(|seconds| {
+            let allowed = late.allowed(peer);
+            late.late(peer);
+            (allowed, Duration::from_secs(seconds))
+        });
+        assert!(allowed.iter().all(|(is, expected)| is == expected), "{allowed:?}");
+        assert_eq!(late.allowed(other), HANDSHAKE);
+        late.answered(peer);
+        assert_eq!(late.allowed(peer), HANDSHAKE);
+        (0..5000).for_each(|peer| late.late(Instance(peer)));
+        assert!(late.0.lock().len() <= MOST_LATE);
+    }
 }
