@@ -39,14 +39,14 @@ const MAX_LINKS: usize = 40;
 
 /// The properties of a file or directory that decide which users can replace it or its content.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct FileAttributes {
     user: u32,
     group: u32,
     mode: u32,
     directory: bool,
 }
 
-impl Place {
+impl FileAttributes {
     fn of(metadata: &Metadata) -> Self {
         Self {
             user: metadata.uid(),
@@ -80,7 +80,10 @@ impl Trusted {
                 // The path in the link may not exist any more. The link itself still leads to the file.
                 let file = std::fs::metadata("/proc/self/exe").ok();
                 let above = program.ancestors().skip(1).filter_map(|path| std::fs::metadata(path).ok());
-                file.into_iter().chain(above).map(|metadata| Place::of(&metadata)).collect::<Vec<_>>()
+                file.into_iter()
+                    .chain(above)
+                    .map(|metadata| FileAttributes::of(&metadata))
+                    .collect::<Vec<_>>()
             });
             let user = rustix::process::geteuid().as_raw();
             let group = rustix::process::getegid().as_raw();
@@ -88,7 +91,7 @@ impl Trusted {
         })
     }
 
-    fn of(user: u32, group: u32, program: &[Place]) -> Self {
+    fn of(user: u32, group: u32, program: &[FileAttributes]) -> Self {
         let mut trusted = Self { own_groups: [group, ROOT], ..Self::default() };
         trusted.users.extend([ROOT, user]);
         for place in program {
@@ -115,7 +118,7 @@ pub struct Findings {
 /// When a part of the way cannot be read.
 pub fn check(path: &Path, file: &Metadata) -> io::Result<Findings> {
     let (resolved, mut places) = way_to(path)?;
-    places.insert(0, (resolved, Place::of(file)));
+    places.insert(0, (resolved, FileAttributes::of(file)));
     Ok(judge(Trusted::of_process(), &places))
 }
 
@@ -143,7 +146,7 @@ pub fn on_the_path(name: &str) -> Option<PathBuf> {
 }
 
 /// Resolves a path. Returns its end, and the directories and links that the system passes on the way there, each once.
-fn way_to(path: &Path) -> io::Result<(PathBuf, Vec<(PathBuf, Place)>)> {
+fn way_to(path: &Path) -> io::Result<(PathBuf, Vec<(PathBuf, FileAttributes)>)> {
     let path = std::path::absolute(path)?;
     // The remaining steps of the way, the next step last.
     let mut left: Vec<PathBuf> = steps(&path).collect();
@@ -166,7 +169,7 @@ fn way_to(path: &Path) -> io::Result<(PathBuf, Vec<(PathBuf, Place)>)> {
             at.clone_from(&next);
         }
         if (metadata.is_symlink() || metadata.is_dir()) && places.iter().all(|(seen, _)| *seen != next) {
-            places.push((next, Place::of(&metadata)));
+            places.push((next, FileAttributes::of(&metadata)));
         }
     }
     Ok((at, places))
@@ -181,10 +184,10 @@ fn steps(path: &Path) -> impl Iterator<Item = PathBuf> {
 /// Whether every user may change a file, while not every user may change the program.
 #[must_use]
 pub fn every_user_may_change(file: &Metadata) -> bool {
-    Place::of(file).lets(OTHERS_WRITE) && !Trusted::of_process().all_users
+    FileAttributes::of(file).lets(OTHERS_WRITE) && !Trusted::of_process().all_users
 }
 
-fn judge(trusted: &Trusted, places: &[(PathBuf, Place)]) -> Findings {
+fn judge(trusted: &Trusted, places: &[(PathBuf, FileAttributes)]) -> Findings {
     let mut findings = Findings::default();
     for (path, place) in places {
         let shown = path.display();
@@ -214,16 +217,16 @@ mod tests {
     const ME: u32 = 1000;
     const OTHER: u32 = 1001;
 
-    fn file(user: u32, group: u32, mode: u32) -> Place {
-        Place { user, group, mode, directory: false }
+    fn file(user: u32, group: u32, mode: u32) -> FileAttributes {
+        FileAttributes { user, group, mode, directory: false }
     }
 
-    fn directory(user: u32, group: u32, mode: u32) -> Place {
-        Place { user, group, mode, directory: true }
+    fn directory(user: u32, group: u32, mode: u32) -> FileAttributes {
+        FileAttributes { user, group, mode, directory: true }
     }
 
     /// Numbers of refusals and warnings for a plugin, given the places of the program and of the plugin.
-    fn found(user: u32, program: &[Place], plugin: &[Place]) -> (usize, usize) {
+    fn found(user: u32, program: &[FileAttributes], plugin: &[FileAttributes]) -> (usize, usize) {
         let places: Vec<_> = plugin.iter().map(|place| (PathBuf::from("/p"), *place)).collect();
         let findings = judge(&Trusted::of(user, user, program), &places);
         (findings.refused.len(), findings.warned.len())
@@ -321,7 +324,7 @@ mod tests {
         let trusted = &Trusted::of(rustix::process::geteuid().as_raw(), ME, &[]);
         let refused = || {
             let (resolved, mut places) = way_to(&program).unwrap();
-            places.insert(0, (resolved, Place::of(&std::fs::metadata(&program).unwrap())));
+            places.insert(0, (resolved, FileAttributes::of(&std::fs::metadata(&program).unwrap())));
             judge(trusted, &places).refused
         };
         assert_eq!(refused(), [""; 0]);
@@ -340,7 +343,7 @@ mod tests {
         std::os::unix::fs::symlink("nowhere", &link).unwrap();
         // When root runs the test, root gives the link to another user, because root is always trusted.
         let _own = std::os::unix::fs::lchown(&link, Some(OTHER), None).is_err();
-        let place = Place::of(&std::fs::symlink_metadata(&link).unwrap());
+        let place = FileAttributes::of(&std::fs::symlink_metadata(&link).unwrap());
         assert!(!place.lets(OTHERS_WRITE) && !place.lets(GROUP_WRITES));
         let found = |user| judge(&Trusted::of(user, user, &[]), &[(link.clone(), place)]).refused.len();
         assert_eq!((found(place.user), found(place.user + 1)), (0, 1));

@@ -15,4 +15,4 @@ mod incoming;
 mod outgoing;
 
 pub(crate) use incoming::{Incoming, Reclaiming};
-pub(crate) use outgoing::{Orphan, Orphans, Outgoing, Part, Wanted};
+pub(crate) use outgoing::{Orphan, Orphans, Outgoing, TransferPart, Wanted};

@@ -76,7 +76,7 @@ use std::time::Duration;
 
 pub use config::{CostModel, HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
 pub use exchange::{Direction, PageEnd, TierAction, TierEvent, TierTag};
-pub use host_pool::{Found, HostCounts, HostPool, HostSlot};
+pub use host_pool::{FoundSlot, HostCounts, HostPool, HostSlot};
 pub use stats::{HierarchyStats, TierStats};
 
 use crate::ids::{PageId, Room, Time};

@@ -9,7 +9,7 @@ use crate::ids::Room;
 
 /// The data that the worker found in its own memory after the last notice.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct FoundData {
     /// The aux row's bytes.
     pub aux_row: [u8; AUX_ROW_BYTES],
     /// The sums of each lane from prefill's ranks to ours: as sent, and as found here. `None` when integrity is
@@ -89,7 +89,7 @@ pub enum Mismatch {
 ///
 /// # Errors
 /// When the row or the pages are not as expected. The pages must then be sent again.
-pub fn verify(expected: Expected, found: &Found) -> Result<Verified, Mismatch> {
+pub fn verify(expected: Expected, found: &FoundData) -> Result<Verified, Mismatch> {
     let row = AuxRow::decode(&found.aux_row).map_err(|_damaged| Mismatch::Row)?;
     let said =
         Expected { room: row.room, attempt: row.attempt, prompt_tokens: row.prompt_tokens, pages: row.pages };
@@ -126,7 +126,7 @@ mod tests {
     fn only_the_expected_row_with_the_right_sum_of_every_lane_passes() {
         let expected = Expected { room: Room(5), attempt: 1, prompt_tokens: 30, pages: 2 };
         let lane = |target, found| LaneSum { source: 0, target, sent: 99, found };
-        let found = |row: AuxRow, lanes| Found { aux_row: row.encode(), lanes };
+        let found = |row: AuxRow, lanes| FoundData { aux_row: row.encode(), lanes };
         let intact = || Some(vec![lane(0, 99), lane(1, 99)]);
         assert_eq!(verify(expected, &found(row(), intact())).unwrap().first().token, 4);
         assert!(verify(expected, &found(row(), None)).is_ok(), "integrity switched off");
@@ -142,7 +142,7 @@ mod tests {
             assert!(matches!(verify(expected, &found(other, intact())), Err(Mismatch::Foreign(_))));
         }
         assert_eq!(
-            verify(expected, &Found { aux_row: [0; AUX_ROW_BYTES], lanes: intact() }),
+            verify(expected, &FoundData { aux_row: [0; AUX_ROW_BYTES], lanes: intact() }),
             Err(Mismatch::Row)
         );
     }

@@ -38,7 +38,7 @@ pub use event::{EventSink, TreeEvent};
 pub use insertion::Inserted;
 pub use lock::PrefixLock;
 pub use namespace::{Namespace, NamespaceKey};
-pub use node::Component;
+pub use node::NodeData;
 pub use order::Policy;
 pub use windows::KeptWindows;
 

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::aux_row::AUX_ROW_BYTES;
 use crate::heads::HeadLane;
 use crate::ids::{Instance, Room};
-use crate::integrity::{Found, LaneSum};
+use crate::integrity::{FoundData, LaneSum};
 use crate::notice::{LaneNotice, Notice};
 use crate::scheduler::{Event, RoomOpening};
 use crate::transfer::Tag;
@@ -117,7 +117,7 @@ struct OpenRoom {
     lanes: Vec<HeadLane>,
     /// Most parts of a transfer.
     parts: u32,
-    arriving: BTreeMap<u32, Part>,
+    arriving: BTreeMap<u32, PartArrival>,
     arrived: BTreeSet<u32>,
     /// Sums of the arrived parts, by the ranks of sender and receiver.
     sums: BTreeMap<(usize, usize), u64>,
@@ -128,7 +128,7 @@ struct OpenRoom {
 
 /// A part of which fragments have arrived.
 #[derive(Debug)]
-struct Part {
+struct PartArrival {
     notice: Notice,
     alone: bool,
     lanes: BTreeMap<(usize, usize), LaneArrival>,
@@ -275,7 +275,7 @@ impl OpenRoom {
             return Ok(None);
         }
         let part = self.arriving.entry(notice.sequence);
-        let part = part.or_insert_with(|| Part { notice, alone: lane.alone, lanes: BTreeMap::new() });
+        let part = part.or_insert_with(|| PartArrival { notice, alone: lane.alone, lanes: BTreeMap::new() });
         if part.notice != notice || part.alone != lane.alone {
             return Err("its ranks disagree about the part");
         }
@@ -308,7 +308,12 @@ impl OpenRoom {
     }
 
     /// Takes the check of a rank. Returns the results of all ranks if this was the last one.
-    fn checked(&mut self, rank: usize, aux_row: Option<&[u8; AUX_ROW_BYTES]>, sums: Sums) -> Option<Found> {
+    fn checked(
+        &mut self,
+        rank: usize,
+        aux_row: Option<&[u8; AUX_ROW_BYTES]>,
+        sums: Sums,
+    ) -> Option<FoundData> {
         let check = self.check.as_mut()?;
         if !check.waiting.remove(&rank) {
             return None;
@@ -337,7 +342,7 @@ impl OpenRoom {
             };
             self.lanes.iter().map(lane).collect()
         });
-        Some(Found { aux_row, lanes })
+        Some(FoundData { aux_row, lanes })
     }
 }
 

@@ -21,7 +21,7 @@ mod policy;
 mod sessions;
 mod tries;
 
-pub use accounts::{Accounts, CacheCounts, Chain, Place, Sight};
+pub use accounts::{Accounts, CacheCounts, Chain, Sight, WorkerFacts};
 pub use answer::Answer;
 pub use choice::{Choice, Preference, Reported, choose};
 pub use event::{KvEvent, SnapshotPart};

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use host_core::hierarchy::{Found, HostCounts, HostPool, HostSlot};
+use host_core::hierarchy::{FoundSlot, HostCounts, HostPool, HostSlot};
 use host_core::radix::PageHash;
 use host_sim::Random;
 
@@ -161,8 +161,8 @@ impl World {
         for number in 0..NAMES {
             let there = self.model.iter().find(|(_, page)| page.name == Some(number));
             let expected = there.map(|(slot, page)| match page.is {
-                Is::Ready => Found::Ready(*slot),
-                _ => Found::Filling(*slot),
+                Is::Ready => FoundSlot::Ready(*slot),
+                _ => FoundSlot::Filling(*slot),
             });
             assert_eq!(self.pool.find(&name(number)), expected);
         }

@@ -19,7 +19,7 @@ use host_kernels::cuda::batch::KvView;
 use host_kernels::cuda::{Array, CudaError, CudaStream, Device};
 
 use self::exact::ExactModel;
-use self::tensor::{Found, TensorModel};
+use self::tensor::{BatchResult, TensorModel};
 use super::group::Seat;
 use super::model::{LoadError, ModelConfig, Opened, Shards};
 use super::sampling::{draw_from, outputs};
@@ -163,8 +163,8 @@ impl CudaExecutor {
         let logits = match &mut self.model {
             Model::Exact(model) => model.forward(&mut turn, kv, batch, wanted)?,
             Model::Tensor(model) => match model.forward(kv, batch, wanted, false, &mut |_layers| {})? {
-                Found::Logits(logits) => logits,
-                Found::Likeliest(_) => &[],
+                BatchResult::Logits(logits) => logits,
+                BatchResult::Likeliest(_) => &[],
             },
         };
         turn.finish();
@@ -204,7 +204,7 @@ impl Executor for CudaExecutor {
         }
         let found = match &mut self.model {
             Model::Exact(model) => {
-                Found::Logits(model.forward(&mut turn, kv, batch, Sequence::drawing_rows)?)
+                BatchResult::Logits(model.forward(&mut turn, kv, batch, Sequence::drawing_rows)?)
             }
             Model::Tensor(model) => {
                 let likeliest = batch.sequences.iter().all(|sequence| draws_likeliest(sequence, constraint));
@@ -219,8 +219,12 @@ impl Executor for CudaExecutor {
         }
         let vocabulary = self.shape.vocabulary;
         Ok(outputs(&batch.sequences, constraint, |sequence, row, before, next| match &found {
-            Found::Likeliest(tokens) => Ok(Sampled { token: tokens[row], logprob: None, top: Vec::new() }),
-            Found::Logits(logits) => draw_from(logits, vocabulary, constraint, (sequence, row, before, next)),
+            BatchResult::Likeliest(tokens) => {
+                Ok(Sampled { token: tokens[row], logprob: None, top: Vec::new() })
+            }
+            BatchResult::Logits(logits) => {
+                draw_from(logits, vocabulary, constraint, (sequence, row, before, next))
+            }
         }))
     }
 }

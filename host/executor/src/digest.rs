@@ -20,7 +20,7 @@ mod device;
 
 /// The place of a block in the digested KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BlockPlace {
     /// The page: its index in the sequence or the transfer, not its id.
     pub page: usize,
     /// The layer.
@@ -34,7 +34,7 @@ pub struct Place {
 pub struct PagePart {
     /// The page.
     pub page: PageId,
-    /// The page's index in the sequence or the transfer, as in [`Place::page`].
+    /// The page's index in the sequence or the transfer, as in [`BlockPlace::page`].
     pub index: usize,
     /// Which layers.
     pub layers: Range<usize>,
@@ -48,7 +48,7 @@ pub struct PagePart {
 ///
 /// The same block at two places has unrelated terms, so that a digest shows blocks that were swapped.
 #[must_use]
-pub fn term(place: Place, block: u64) -> u64 {
+pub fn term(place: BlockPlace, block: u64) -> u64 {
     let mut bytes = [0; 32];
     for (part, value) in bytes.as_chunks_mut::<8>().0.iter_mut().zip([
         place.page as u64,
@@ -116,7 +116,7 @@ pub fn part(kv: &KvMemory, part: &PagePart) -> u64 {
     let PagePart { page, index, layers, heads, tokens } = part;
     let blocks = layers.clone().flat_map(|layer| heads.clone().map(move |head| (layer, head)));
     sum(blocks.map(|(layer, head)| {
-        term(Place { page: *index, layer, head }, block(kv, *page, head, layer, *tokens))
+        term(BlockPlace { page: *index, layer, head }, block(kv, *page, head, layer, *tokens))
     }))
 }
 
@@ -178,19 +178,19 @@ mod tests {
 
     #[test]
     fn blocks_that_changed_places_show() {
-        let place = Place { page: 1, layer: 2, head: 3 };
+        let place = BlockPlace { page: 1, layer: 2, head: 3 };
         let others = [
-            Place { page: 2, ..place },
-            Place { layer: 1, ..place },
-            Place { head: 0, ..place },
-            Place { page: 2, layer: 1, ..place },
+            BlockPlace { page: 2, ..place },
+            BlockPlace { layer: 1, ..place },
+            BlockPlace { head: 0, ..place },
+            BlockPlace { page: 2, layer: 1, ..place },
         ];
         for other in others {
             assert_ne!(term(place, 5), term(other, 5));
             assert_ne!(sum([term(place, 5), term(other, 6)]), sum([term(place, 6), term(other, 5)]));
         }
         assert_ne!(term(place, 5), term(place, 6));
-        assert_ne!(term(Place { page: 0, layer: 0, head: 0 }, 0), 0, "an empty block counts");
+        assert_ne!(term(BlockPlace { page: 0, layer: 0, head: 0 }, 0), 0, "an empty block counts");
     }
 
     #[test]

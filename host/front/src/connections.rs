@@ -32,7 +32,7 @@ use super::audit::{Audit, Refusal};
 use handshake::shake_hands;
 use host_wire::clock;
 use host_wire::endpoint::{ApiTls, Refusals};
-use listener::Caller;
+use listener::ClientStream;
 pub use listener::HttpListener;
 
 /// The limits of a listener's connections.
@@ -212,15 +212,15 @@ struct Terms {
 
 impl Terms {
     /// Serves one connection until it ends.
-    async fn hold(self, caller: Caller, address: IpAddr, stop: watch::Receiver<bool>) {
+    async fn hold(self, caller: ClientStream, address: IpAddr, stop: watch::Receiver<bool>) {
         if let Err(error) = caller.check() {
             self.refusals.note(&address, &error);
             return;
         }
         let Self { routes, tls, head, refusals } = self;
         match (caller, tls) {
-            (Caller::Unix(connection), _) => converse(connection, address, routes, head, stop).await,
-            (Caller::Tcp(connection), tls) => {
+            (ClientStream::Unix(connection), _) => converse(connection, address, routes, head, stop).await,
+            (ClientStream::Tcp(connection), tls) => {
                 // Sends each token in a packet of its own: waiting for more would add to the latency of every token.
                 if let Err(error) = connection.set_nodelay(true) {
                     tracing::debug!(%error, "cannot send small packets at once");

@@ -169,19 +169,19 @@ impl Router {
     /// # Errors
     /// [`Failure::Busy`] when all places are taken, [`Failure::OverShare`] when the caller already has its share of them, or as
     /// many as its key allows.
-    pub fn admit(&self, caller: &Caller) -> Result<Place, Failure> {
+    pub fn admit(&self, caller: &Caller) -> Result<RequestPlace, Failure> {
         let of_key = caller.places.as_ref().map(|places| places.take_any(&caller.client, 1)).transpose();
         let of_key = of_key.map_err(|_none| Failure::OverShare)?;
         let place = self.places.take(&caller.client, 1);
-        place.map(|place| Place { _place: place, _of_key: of_key, client: number(&caller.client) }).map_err(
-            |why| match why {
+        place
+            .map(|place| RequestPlace { _place: place, _of_key: of_key, client: number(&caller.client) })
+            .map_err(|why| match why {
                 NoShare::Full => Failure::Busy(format!(
                     "{} requests are under way, which is the limit; try again when some have been answered",
                     self.places.total()
                 )),
                 NoShare::Client => Failure::OverShare,
-            },
-        )
+            })
     }
 
     /// How long a request may take, from its arrival on.
@@ -192,7 +192,7 @@ impl Router {
 
     /// Begins a request. Dropping the generation cancels it on every worker.
     #[must_use]
-    pub fn generate(&self, place: Place, job: Job) -> Generation {
+    pub fn generate(&self, place: RequestPlace, job: Job) -> Generation {
         let now = clock::now();
         let deadline = now + self.retry.total;
         let progress = Progress::new(Answer::new(Arc::clone(&job.prompt)));
@@ -217,7 +217,7 @@ impl Router {
 
 /// One of the places for concurrent requests. Dropping it frees the place.
 #[derive(Debug)]
-pub struct Place {
+pub struct RequestPlace {
     _place: Share,
     _of_key: Option<Share>,
     /// The number by which workers know the client.
@@ -227,7 +227,7 @@ pub struct Place {
 /// A request under way.
 pub struct Generation {
     router: Router,
-    place: Place,
+    place: RequestPlace,
     job: Job,
     /// When the request has to end.
     ends: Instant,

@@ -27,7 +27,7 @@ use super::services::Services;
 #[derive(Default)]
 struct Loaded {
     /// Files that were not sealed, by device and inode.
-    places: HashMap<(u64, u64), Place>,
+    places: HashMap<(u64, u64), LoadedFile>,
     /// Sealed copies, by sha256. Their descriptors stay open: the system's loader knows a library by its path, and would mistake
     /// another file with the same descriptor number for this one.
     sealed: HashMap<String, PathBuf>,
@@ -35,7 +35,7 @@ struct Loaded {
 
 /// A file that was loaded.
 #[derive(Clone)]
-struct Place {
+struct LoadedFile {
     /// The stamp of the file at that time.
     stamp: Stamp,
     /// The path that the system's loader got.
@@ -142,7 +142,7 @@ fn load_opened(file: PluginFile, entry: &Entry, in_place: bool) -> Result<Root, 
                 // The descriptor stays open: the loader knows the library by the path with its number.
                 std::mem::forget(file);
             }
-            Place { stamp, from }
+            LoadedFile { stamp, from }
         });
     });
     Ok(root)

@@ -54,7 +54,7 @@ pub struct Broken {
 
 /// A case that fails, as short as it could be made.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FailingCase {
     /// The seed of the original case.
     pub seed: u64,
     /// The shortened case.
@@ -65,7 +65,7 @@ pub struct Found {
     pub mishaps: Vec<Mishap>,
 }
 
-impl Display for Found {
+impl Display for FailingCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seed {} fails: {}", self.seed, self.broken.what)?;
         for mishap in &self.mishaps {
@@ -138,7 +138,7 @@ pub struct Summary {
     /// How requests ended.
     pub tally: Tally,
     /// Cases that fail.
-    pub found: Vec<Found>,
+    pub found: Vec<FailingCase>,
 }
 
 impl Display for Summary {

@@ -7,7 +7,7 @@ pub(crate) mod names;
 
 use host_core::radix::{CacheEvent, PageHash};
 use host_core::routing::{
-    Accounts, BlockKey, Chain, Choice, Place, Preference, Reported, Sight, WorkerSlot, choose,
+    Accounts, BlockKey, Chain, Choice, Preference, Reported, Sight, WorkerFacts, WorkerSlot, choose,
 };
 use host_core::{Instance, Room, Time};
 
@@ -144,9 +144,9 @@ impl Router {
         Preference { avoided: u32::from(avoid.contains(&place)), load: policy.load(cost, &reported), turn }
     }
 
-    fn place(&self, place: usize) -> Place {
+    fn place(&self, place: usize) -> WorkerFacts {
         let worker = &self.workers[place];
-        Place {
+        WorkerFacts {
             slot: worker.slot,
             role: worker.role,
             cache: worker.names.is_some().then_some(IDENTITY),

@@ -17,7 +17,7 @@ use super::output::say;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Makes a certificate for --cluster-certs, and the authority that signs it if the folder has none
-    New(Place),
+    New(NewCertificate),
     /// Makes a certificate for --tls-cert and --tls-key, and the authority that signs it if the folder has none
     Server(Server),
     /// Makes a secret for --cluster-secret
@@ -26,7 +26,7 @@ pub enum Command {
 
 /// Where a new certificate comes, and what signs it.
 #[derive(Debug, Args)]
-pub struct Place {
+pub struct NewCertificate {
     /// Folder for ca.pem, cert.pem and key.pem, and for the authority's key, ca-key.pem, which stays there
     dir: PathBuf,
 
@@ -43,7 +43,7 @@ pub struct Place {
 #[derive(Debug, Args)]
 pub struct Server {
     #[command(flatten)]
-    place: Place,
+    place: NewCertificate,
 
     /// Name or IP address by which clients call the server. The flag may be given several times
     #[arg(long = "name", value_name = "NAME", required = true)]
@@ -99,7 +99,7 @@ impl Command {
     }
 }
 
-impl Place {
+impl NewCertificate {
     /// Makes a certificate. Returns true if its authority is new.
     fn make(
         &self,

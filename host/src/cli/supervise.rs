@@ -70,26 +70,26 @@ enum Stage {
 
 /// A part of the server, run as a child.
 #[derive(Clone, Debug)]
-enum Part {
+enum ServerPart {
     /// This program. The child inherits `sockets`, on which it listens.
     Own { role: RoleName, arguments: Vec<String>, sockets: Vec<Arc<OwnedFd>> },
     /// A companion.
     Companion(Companion),
 }
 
-impl Part {
+impl ServerPart {
     fn name(&self) -> &str {
         match self {
-            Part::Own { role, .. } => role.as_str(),
-            Part::Companion(companion) => &companion.name,
+            ServerPart::Own { role, .. } => role.as_str(),
+            ServerPart::Companion(companion) => &companion.name,
         }
     }
 
     fn ends_at(&self) -> Stage {
         match self {
-            Part::Own { role: RoleName::Router, .. } => Stage::RouterEnds,
-            Part::Own { .. } => Stage::WorkersEnd,
-            Part::Companion(_) => Stage::CompanionsEnd,
+            ServerPart::Own { role: RoleName::Router, .. } => Stage::RouterEnds,
+            ServerPart::Own { .. } => Stage::WorkersEnd,
+            ServerPart::Companion(_) => Stage::CompanionsEnd,
         }
     }
 }
@@ -110,7 +110,7 @@ impl Program {
     }
 
     /// Starts a child. A companion has no lifeline.
-    fn spawn(&self, part: &Part) -> std::io::Result<(Child, Option<Lifeline>)> {
+    fn spawn(&self, part: &ServerPart) -> std::io::Result<(Child, Option<Lifeline>)> {
         let mut held = None;
         let mut own = std::env::args_os();
         let mut command = Command::new(&self.path);
@@ -118,7 +118,7 @@ impl Program {
             command.arg0(name);
         }
         match part {
-            Part::Own { arguments, sockets, .. } => {
+            ServerPart::Own { arguments, sockets, .. } => {
                 let (ours, childs) = lifeline::pair()?;
                 held = Some(ours);
                 command.args(own).args(arguments).stdin(childs);
@@ -126,7 +126,7 @@ impl Program {
                     hand_down(&mut command, sockets.clone());
                 }
             }
-            Part::Companion(companion) => {
+            ServerPart::Companion(companion) => {
                 let parent = std::process::id().to_string();
                 command.args(["companion", "--parent", &parent]);
                 for (name, value) in &companion.environment {
@@ -192,13 +192,13 @@ pub async fn run(settings: &Settings, clients: &Clients, supplied: &[String]) ->
             arguments.extend(["--threads".to_owned(), threads.clone()]);
         }
         arguments.extend(supplied.iter().flat_map(|pair| ["--set".to_owned(), pair.clone()]));
-        start(Part::Own { role, arguments, sockets: Vec::new() })
+        start(ServerPart::Own { role, arguments, sockets: Vec::new() })
     };
     let prefill = worker(RoleName::Prefill);
     let decode = worker(RoleName::Decode);
     let mut arguments = role_arguments(RoleName::Router, "router");
     arguments.extend(["--listen-fds".to_owned(), fds.join(",")]);
-    let router = start(Part::Own { role: RoleName::Router, arguments, sockets });
+    let router = start(ServerPart::Own { role: RoleName::Router, arguments, sockets });
     if let Some(url) = url_of_operators {
         listeners::say_operators(&url);
     }
@@ -263,7 +263,7 @@ type Kept = tokio::task::JoinHandle<anyhow::Result<()>>;
 /// When a companion does not become ready, or its address is in use.
 async fn start_companions(
     companions: Vec<Companion>,
-    start: impl Fn(Part, oneshot::Sender<()>) -> Kept,
+    start: impl Fn(ServerPart, oneshot::Sender<()>) -> Kept,
 ) -> anyhow::Result<Vec<Kept>> {
     let mut all = Vec::new();
     for companion in companions {
@@ -278,7 +278,7 @@ async fn start_companions(
             return Err(Refused(message).into());
         }
         let (first, started) = oneshot::channel();
-        let mut kept = start(Part::Companion(companion.clone()), first);
+        let mut kept = start(ServerPart::Companion(companion.clone()), first);
         let ready = async {
             // An error means that the task has ended, for which the `select!` below waits.
             drop(started.await);
@@ -325,14 +325,14 @@ fn role_arguments(role: RoleName, name: &str) -> Vec<String> {
 /// `first` gets a message after the first attempt to start, whether it succeeded or not.
 async fn keep(
     program: Arc<Program>,
-    part: Part,
+    part: ServerPart,
     mut stage: watch::Receiver<Stage>,
     grace: Duration,
     first: oneshot::Sender<()>,
 ) -> anyhow::Result<()> {
     let mut first = Some(first);
     let mut restarts = Restarts::default();
-    let (role, own) = (part.name(), matches!(part, Part::Own { .. }));
+    let (role, own) = (part.name(), matches!(part, ServerPart::Own { .. }));
     loop {
         let (pid, how, why, refusal) = match program.spawn(&part) {
             Ok((mut child, mut lifeline)) => {
@@ -454,13 +454,13 @@ async fn ends_within(wait: Duration, stage: &mut watch::Receiver<Stage>) -> bool
 /// Waits for a child to end, and kills it if that takes too long. The caller has closed its standard input; a companion gets a
 /// signal here.
 async fn end(
-    part: &Part,
+    part: &ServerPart,
     mut child: Child,
     grace: Duration,
     stage: &mut watch::Receiver<Stage>,
 ) -> anyhow::Result<()> {
     let pid = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.try_into().ok()?));
-    if let (Part::Companion(_), Some(pid)) = (part, pid) {
+    if let (ServerPart::Companion(_), Some(pid)) = (part, pid) {
         // A child that has ended but was not waited for keeps its number, so no other process has it.
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)
             .context("a companion cannot be sent SIGTERM")?;
@@ -488,7 +488,7 @@ mod tests {
     async fn a_program_that_does_not_start_is_tried_again_before_everything_is_given_up() {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::Serving);
-        let part = Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
+        let part = ServerPart::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
         tokio::time::pause();
         let kept = keep(program, part, now, GRACE, oneshot::channel().0).await;
         let message = kept.unwrap_err().to_string();
@@ -517,7 +517,7 @@ mod tests {
         tokio::time::pause();
         let folder = tempfile::tempdir().unwrap();
         let (_stage, now) = watch::channel(Stage::Serving);
-        let part = || Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
+        let part = || ServerPart::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
 
         let (program, log) = script(&folder, "exit 2");
         let kept = keep(program, part(), now.clone(), GRACE, oneshot::channel().0).await;
@@ -549,7 +549,7 @@ mod tests {
         tokio::time::pause();
         let folder = tempfile::tempdir().unwrap();
         let (stage, now) = watch::channel(Stage::Serving);
-        let part = Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
+        let part = ServerPart::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
         // The child's standard input is a socket, so its text reaches the supervisor. Every sixth life becomes ready.
         let say = "[ $((runs % 6)) -eq 0 ] && printf r >&0";
         let (program, log) = script(&folder, &format!("{say}\nexit 1"));
@@ -569,7 +569,7 @@ mod tests {
     async fn nothing_is_started_again_once_everything_ends() {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::RouterEnds);
-        let part = Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
+        let part = ServerPart::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
         keep(program, part, now, GRACE, oneshot::channel().0).await.unwrap();
     }
 
@@ -583,7 +583,7 @@ mod tests {
         for role in [RoleName::Prefill, RoleName::Router, RoleName::Decode] {
             let handed = role == RoleName::Router;
             let sockets = if handed { vec![Arc::clone(&socket)] } else { Vec::new() };
-            let part = Part::Own { role, arguments: Vec::new(), sockets };
+            let part = ServerPart::Own { role, arguments: Vec::new(), sockets };
             let (mut child, _lifeline) = program.spawn(&part).unwrap();
             assert!(child.wait().await.unwrap().success());
             let open = std::fs::read_to_string(&open).unwrap();

@@ -59,9 +59,9 @@ fn page_digests(cluster: &Cluster) -> Vec<(u64, String)> {
 }
 
 /// Tokens of prompts of lengths around the page size, requested at once, and the digests of the pages of each.
-type Found = (Vec<Vec<u64>>, Vec<(u64, String)>);
+type FoundData = (Vec<Vec<u64>>, Vec<(u64, String)>);
 
-fn ask(cluster: &Cluster) -> Found {
+fn ask(cluster: &Cluster) -> FoundData {
     let lengths = [1, 15, 16, 17, 50, 100, 130];
     let prompts = lengths.map(|length| (0..length).map(|token| (token * 37 + length) % 250).collect());
     let tokens: Vec<Vec<u64>> = std::thread::scope(|scope| {
@@ -117,7 +117,7 @@ fn kv_on_a_gpu_moves_between_numbers_of_ranks_and_equals_that_of_a_cpu() {
 }
 
 /// Compares what prefill and decode workers with these numbers of ranks answer and hold with that of another server.
-fn moves_between(name: &str, model: &[String], ranks: &[(&str, &str)], reference: &Found) {
+fn moves_between(name: &str, model: &[String], ranks: &[(&str, &str)], reference: &FoundData) {
     let plugins = plugin_files::directory(&["shm"]);
     let plugins = plugins.path().display().to_string();
     for (prefill, decode) in ranks {

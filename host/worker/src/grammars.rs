@@ -34,7 +34,7 @@ use self::lexers::Lexers;
 pub use self::patience::Patience;
 use self::patience::StepTime;
 pub(crate) use self::turns::Followed;
-use self::turns::{Looked, MaskThreads, Part};
+use self::turns::{BatchPart, Looked, MaskThreads};
 
 /// Most work of the lexers of all answers, in the engine's units: about 1 GiB. A unit was 3 to 30 bytes with schemas of 3,000
 /// properties, choices of 6,000 texts, and expressions whose automata grow without end.
@@ -169,7 +169,7 @@ impl Constraint for Grammars {
             // The step computes a part of a prompt, or draws without a mask.
             gains |= sequence.sample.is_none() || followed.is_none();
             let Some(followed) = followed else { continue };
-            let part = Part {
+            let part = BatchPart {
                 start: sequence.start as usize,
                 tokens: sequence.tokens[..sequence.tokens.len() - sequence.draft().len()].to_vec(),
                 draws: sequence.sample.is_some(),
@@ -212,7 +212,7 @@ impl Constraint for Grammars {
         let Some(followed) = self.room(sequence.room) else { return Ok(()) };
         if let Some(drawn) = before.checked_sub(1) {
             let tokens = sequence.draft()[drawn..before].to_vec();
-            self.threads.work(&followed, Part { start: sequence.known() + drawn, tokens, draws: true });
+            self.threads.work(&followed, BatchPart { start: sequence.known() + drawn, tokens, draws: true });
         }
         self.wait(&followed)?;
         match followed.take() {

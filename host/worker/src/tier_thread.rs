@@ -165,7 +165,7 @@ pub(super) fn start(start: Start<'_>) -> anyhow::Result<Started> {
     let copied = Arc::new(Traffic::default());
     let (send, copies) = queue::channel();
     let mut inbox = Inbox { copies: send, stores: Vec::new() };
-    let copier = Copies {
+    let copier = CopyThread {
         alive: alive("copies"),
         memory: memory.clone(),
         traffic: copied.clone(),
@@ -177,7 +177,7 @@ pub(super) fn start(start: Start<'_>) -> anyhow::Result<Started> {
         let mailbox = Arc::new(Mailbox::new()?);
         inbox.stores.push(mailbox.clone());
         let caller =
-            Caller { alive: alive("storage"), store, memory: memory.clone(), inputs: inputs.clone() };
+            StorageThread { alive: alive("storage"), store, memory: memory.clone(), inputs: inputs.clone() };
         let thread = std::thread::Builder::new().name("storage".into());
         let thread = thread.spawn(move || caller.run(&mailbox))?;
         tiers.push(RunningTier { name, tier, memory: memory.clone(), thread });
@@ -190,7 +190,7 @@ fn tell(inputs: &mpsc::Sender<Input>, event: TierEvent) -> Result<(), ()> {
 }
 
 /// The thread that copies pages.
-struct Copies {
+struct CopyThread {
     /// The first field, so that this thread's end is reported before the ends of other threads that follow from it.
     #[expect(dead_code, reason = "held for its drop")]
     alive: Alive,
@@ -199,7 +199,7 @@ struct Copies {
     inputs: mpsc::Sender<Input>,
 }
 
-impl Copies {
+impl CopyThread {
     fn run(self, copies: &queue::Receiver<Copy>) {
         for Copy { tag, direction, pages } in copies {
             let loads = direction == Direction::Load;
@@ -226,8 +226,8 @@ impl Copies {
 }
 
 /// The thread that calls one plugin.
-struct Caller {
-    /// The first field, as in [`Copies`].
+struct StorageThread {
+    /// The first field, as in [`CopyThread`].
     #[expect(dead_code, reason = "held for its drop")]
     alive: Alive,
     store: Store,
@@ -235,7 +235,7 @@ struct Caller {
     inputs: mpsc::Sender<Input>,
 }
 
-impl Caller {
+impl StorageThread {
     fn run(mut self, mailbox: &Mailbox) {
         let mut events = Vec::new();
         while let Some(actions) = mailbox.take() {

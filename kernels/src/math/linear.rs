@@ -49,12 +49,12 @@ impl Math {
             let (x, y) = (x, &y);
             match &weight.data {
                 PanelData::F32(data) => {
-                    let part = Part { x, inputs, weight: data.as_slice(), y, outputs, rows, panels };
-                    dispatch!(self.instructions, product::<f32>(part: Part<'_, f32>));
+                    let part = ProductPart { x, inputs, weight: data.as_slice(), y, outputs, rows, panels };
+                    dispatch!(self.instructions, product::<f32>(part: ProductPart<'_, f32>));
                 }
                 PanelData::Bf16(data) => {
-                    let part = Part { x, inputs, weight: data.as_slice(), y, outputs, rows, panels };
-                    dispatch!(self.instructions, product::<u16>(part: Part<'_, u16>));
+                    let part = ProductPart { x, inputs, weight: data.as_slice(), y, outputs, rows, panels };
+                    dispatch!(self.instructions, product::<u16>(part: ProductPart<'_, u16>));
                 }
             }
         });
@@ -62,7 +62,7 @@ impl Math {
 }
 
 /// A range of rows and panels of one product. No two parts of a product overlap in `y`.
-struct Part<'a, W> {
+struct ProductPart<'a, W> {
     x: &'a [f32],
     inputs: usize,
     weight: &'a [W],
@@ -104,7 +104,7 @@ impl Weight for u16 {
 struct Widened([f32; 2 * DEPTH * PANEL]);
 
 #[inline(always)]
-fn product<S: InstructionSet, W: Weight>(part: Part<'_, W>) {
+fn product<S: InstructionSet, W: Weight>(part: ProductPart<'_, W>) {
     assert!(part.x.len() >= part.rows.end * part.inputs);
     assert!(part.weight.len() >= part.panels.end * PANEL * part.inputs);
     let rows = part.rows.len();

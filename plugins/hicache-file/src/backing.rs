@@ -46,7 +46,7 @@ pub struct DirectoryLock {
 
 /// One file of a segment.
 #[derive(Clone, Copy, Debug)]
-pub struct Found {
+pub struct SegmentFile {
     pub name: Name,
     pub is_index: bool,
 }
@@ -115,7 +115,7 @@ impl Directory {
     }
 
     /// Lists the files of segments, in no order.
-    pub fn list(&self) -> io::Result<Vec<Found>> {
+    pub fn list(&self) -> io::Result<Vec<SegmentFile>> {
         let mut found = Vec::new();
         let fd = openat(&self.fd, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         for entry in Dir::new(fd)? {
@@ -123,7 +123,7 @@ impl Directory {
             if let Some((name, is_index)) = Name::parse(entry.file_name().to_bytes())
                 && found.len() < MOST_NAMES
             {
-                found.push(Found { name, is_index });
+                found.push(SegmentFile { name, is_index });
             }
         }
         Ok(found)
@@ -222,7 +222,7 @@ impl Directory {
     }
 
     /// A file's size in bytes, and its modification time. That of a data file is when the segment was used last.
-    pub fn size(&self, found: Found) -> Option<(u64, (i64, u64))> {
+    pub fn size(&self, found: SegmentFile) -> Option<(u64, (i64, u64))> {
         let file = if found.is_index { found.name.index() } else { found.name.data() };
         let stat = statat(&self.fd, file.as_str(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some((u64::try_from(stat.st_size).unwrap_or(0), (stat.st_mtime, stat.st_mtime_nsec as u64)))

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use host_plugin_api::{Level, log};
 
-use crate::backing::{Found, length, try_lock, write_at};
+use crate::backing::{SegmentFile, length, try_lock, write_at};
 use crate::config::Fsync;
 use crate::format::{BLOCK, Name, RECORD, position, seal};
 use crate::sealer::{self, Sealer};
@@ -229,7 +229,7 @@ impl Keeper<'_> {
     }
 
     /// Loads new segments and forgets those that are gone.
-    fn compare(&mut self, found: &[Found], first: bool) {
+    fn compare(&mut self, found: &[SegmentFile], first: bool) {
         let mut names: Vec<Name> = found.iter().filter(|f| f.is_index).map(|f| f.name).collect();
         names.sort_unstable_by(|a, b| b.cmp(a));
         let there: std::collections::HashSet<Name> = names.iter().copied().collect();
@@ -267,7 +267,7 @@ impl Keeper<'_> {
 
     /// The pages that a segment can have by the lengths of its files: each takes a record and a block at least.
     fn most_pages(&self, name: Name) -> u64 {
-        let size = |is_index| self.store.directory.size(Found { name, is_index }).unwrap_or_default().0;
+        let size = |is_index| self.store.directory.size(SegmentFile { name, is_index }).unwrap_or_default().0;
         (size(true) / RECORD as u64).min(size(false) / BLOCK)
     }
 
@@ -310,7 +310,7 @@ impl Keeper<'_> {
     }
 
     fn read(&self, index: &OwnedFd, name: Name, first: u32) -> io::Result<Records> {
-        let data = self.store.directory.size(Found { name, is_index: false });
+        let data = self.store.directory.size(SegmentFile { name, is_index: false });
         let (data, _) = data.ok_or(io::ErrorKind::NotFound)?;
         read_records(index, name, first, data)
     }

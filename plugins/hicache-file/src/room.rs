@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use host_plugin_api::{ErrorCode, Level, log};
 
-use crate::backing::{DirectoryLock, Found, length, try_lock};
+use crate::backing::{DirectoryLock, SegmentFile, length, try_lock};
 use crate::config::Fsync;
 use crate::format::{Name, RECORD};
 use crate::keeper::Keeper;
@@ -218,7 +218,7 @@ impl Keeper<'_> {
     pub fn remove_lonely(&self, names: &[Name]) {
         let Ok(_lock) = self.store.directory.lock() else { return };
         for name in names {
-            if self.store.directory.size(Found { name: *name, is_index: true }).is_none() {
+            if self.store.directory.size(SegmentFile { name: *name, is_index: true }).is_none() {
                 self.store.directory.remove(*name);
             }
         }
@@ -232,7 +232,7 @@ impl Keeper<'_> {
             && let Ok(index) = directory.index(name, false)
             && try_lock(&index)
             && (length(&index).is_ok_and(|length| length < RECORD as u64)
-                || directory.size(Found { name, is_index: false }).is_none())
+                || directory.size(SegmentFile { name, is_index: false }).is_none())
         {
             directory.remove(name);
         }

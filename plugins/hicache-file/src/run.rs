@@ -13,7 +13,7 @@ use crate::segment::Segment;
 use crate::writer::OpenSegment;
 
 /// A page of a run.
-pub struct Part {
+pub struct RunPage {
     pub page: Claimed,
     pub value: Value,
     /// Number of its record, for a read.
@@ -22,7 +22,7 @@ pub struct Part {
     pub buffer: Option<Buffer>,
 }
 
-pub enum Place {
+pub enum RunPlace {
     /// Read from this segment.
     From(Arc<Segment>),
     /// Written to this segment.
@@ -31,8 +31,8 @@ pub enum Place {
 
 /// See the module. While the system works on it, it must neither move nor be dropped.
 pub struct Run {
-    pub place: Place,
-    pub parts: Vec<Part>,
+    pub place: RunPlace,
+    pub parts: Vec<RunPage>,
     pub file: Arc<OwnedFd>,
     start: u64,
     vectors: Vec<Vector>,
@@ -47,8 +47,8 @@ unsafe impl Send for Run {}
 
 impl Run {
     /// Makes a run of parts that lie one after the other in the file.
-    pub fn new(place: Place, file: Arc<OwnedFd>, mut parts: Vec<Part>) -> Self {
-        let vector = |part: &mut Part| match (&mut part.buffer, part.page.span) {
+    pub fn new(place: RunPlace, file: Arc<OwnedFd>, mut parts: Vec<RunPage>) -> Self {
+        let vector = |part: &mut RunPage| match (&mut part.buffer, part.page.span) {
             (Some(buffer), _) => buffer.vector(),
             (None, Some(span)) => span.vector(),
             (None, None) => Vector { base: std::ptr::null_mut(), length: 0 },
@@ -72,20 +72,21 @@ impl Run {
     }
 
     pub fn is_read(&self) -> bool {
-        matches!(self.place, Place::From(_))
+        matches!(self.place, RunPlace::From(_))
     }
 
     /// The piece of `size` bytes of the host's memory that contains the whole run: its region, its number and its
     /// place. None when there is no such piece.
     pub fn piece(&self, size: u64) -> Option<(u32, u64, Vector)> {
-        let of = |part: &Part| {
+        let of = |part: &RunPage| {
             let span = part.page.span.filter(|_| part.buffer.is_none())?;
             let (number, piece) = span.piece(size)?;
             Some((part.page.what.region.0, number, piece))
         };
         let first = self.parts.first().and_then(of)?;
-        let same =
-            |part: &Part| of(part).is_some_and(|(region, number, _)| (region, number) == (first.0, first.1));
+        let same = |part: &RunPage| {
+            of(part).is_some_and(|(region, number, _)| (region, number) == (first.0, first.1))
+        };
         self.parts[1..].iter().all(same).then_some(first)
     }
 

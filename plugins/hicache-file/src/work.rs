@@ -10,7 +10,7 @@ use host_plugin_api::{Level, log};
 use crate::format::{BLOCK, Value, checksum, padded};
 use crate::memory::Buffer;
 use crate::queue::{CLAIM_BYTES, Claimed, Ended, Kind};
-use crate::run::{Part, Place, Run};
+use crate::run::{Run, RunPage, RunPlace};
 use crate::segment::Segment;
 use crate::store::{Store, code_of};
 use crate::writer::{NoRoom, Room};
@@ -69,11 +69,11 @@ fn buffer_for(page: &Claimed) -> Result<Option<Buffer>, ()> {
 }
 
 fn start_gets(store: &Store, claim: &[Claimed], ended: &mut Vec<Ended>, runs: &mut Vec<Run>) {
-    let mut run: Option<(Arc<Segment>, Vec<Part>)> = None;
-    let mut flush = |run: Option<(Arc<Segment>, Vec<Part>)>, ended: &mut Vec<Ended>| {
+    let mut run: Option<(Arc<Segment>, Vec<RunPage>)> = None;
+    let mut flush = |run: Option<(Arc<Segment>, Vec<RunPage>)>, ended: &mut Vec<Ended>| {
         let Some((segment, parts)) = run else { return };
         match store.files.get(&store.directory, &segment) {
-            Ok(file) => runs.push(Run::new(Place::From(segment), file, parts)),
+            Ok(file) => runs.push(Run::new(RunPlace::From(segment), file, parts)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 store.forget(&segment);
                 store.metrics.misses.add(parts.len() as u64);
@@ -103,7 +103,7 @@ fn start_gets(store: &Store, claim: &[Claimed], ended: &mut Vec<Ended>, runs: &m
             ended.push(page.failed(ErrorCode::NO_RESOURCE));
             continue;
         };
-        let part = Part { page: *page, value: hit.value, number: hit.number, buffer };
+        let part = RunPage { page: *page, value: hit.value, number: hit.number, buffer };
         let behind = run.as_ref().is_some_and(|(segment, parts)| {
             let end = parts.last().map(|part| part.value.end());
             segment.id == hit.segment.id && end == Some(hit.value.start())
@@ -116,7 +116,7 @@ fn start_gets(store: &Store, claim: &[Claimed], ended: &mut Vec<Ended>, runs: &m
     flush(run, ended);
 }
 
-fn failed_read(store: &Store, error: &io::Error, parts: &[Part], ended: &mut Vec<Ended>) {
+fn failed_read(store: &Store, error: &io::Error, parts: &[RunPage], ended: &mut Vec<Ended>) {
     let path = store.directory.path().display();
     log!(Level::WARN, "{} pages in {path} cannot be read: {error}", parts.len());
     store.metrics.read_errors.add(parts.len() as u64);
@@ -181,14 +181,14 @@ fn write_run(store: &Store, room: Room, pages: &[&Claimed], ended: &mut Vec<Ende
         let (key, length) = (page.what.key, page.what.length);
         let value = Value { key, checksum: span.checksum(&key), block, length };
         block += (padded(length.into()) / BLOCK) as u32;
-        parts.push(Part { page: **page, value, number: 0, buffer });
+        parts.push(RunPage { page: **page, value, number: 0, buffer });
     }
     if parts.is_empty() {
         room.open.ended();
         return None;
     }
     let data = room.open.data.clone();
-    Some(Run::new(Place::To(room.open), data, parts))
+    Some(Run::new(RunPlace::To(room.open), data, parts))
 }
 
 /// Ends the pages of a run, which ended with an error or with `run.done` bytes.
@@ -201,7 +201,7 @@ pub fn finish(store: &Store, run: Run, result: io::Result<()>, ended: &mut Vec<E
 }
 
 fn finish_read(store: &Store, run: Run, result: io::Result<()>, ended: &mut Vec<Ended>) {
-    let Place::From(segment) = &run.place else { return };
+    let RunPlace::From(segment) = &run.place else { return };
     segment.used();
     let (mut end, mut hits, mut bytes) = (0, 0, 0);
     let mut unread = Vec::new();
@@ -243,7 +243,7 @@ fn finish_read(store: &Store, run: Run, result: io::Result<()>, ended: &mut Vec<
 }
 
 fn finish_write(store: &Store, run: Run, result: io::Result<()>, ended: &mut Vec<Ended>) {
-    let Place::To(open) = &run.place else { return };
+    let RunPlace::To(open) = &run.place else { return };
     let values: Vec<Value> = run.parts.iter().map(|part| part.value).collect();
     match result.and_then(|()| open.publish(&values, store.config.fsync)) {
         Ok(first) => {

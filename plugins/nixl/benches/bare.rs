@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use host_memory::SharedMemory;
 use host_plugin_api::*;
-use plugin::capi::{Agent, Library, Place, Progress, Ranges, Segment};
+use plugin::capi::{Agent, Extent, Library, Progress, Ranges, Segment};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -172,7 +172,7 @@ fn bare_agent(name: &str, memory: &SharedMemory) -> (Arc<Library>, Agent) {
     let parameters = [(c"engine_config".to_owned(), c"TLS=^sm,NET_DEVICES=lo".to_owned())];
     let mut agent = Agent::new(&library, &name, c"UCX", &parameters, None).unwrap();
     let address = memory.address().as_ptr() as u64;
-    let place = Place { segment: Segment::Dram, address, length: BYTES as u64, device: 0 };
+    let place = Extent { segment: Segment::Dram, address, length: BYTES as u64, device: 0 };
     agent.register(1, place).unwrap();
     (library, agent)
 }

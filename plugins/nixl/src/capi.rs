@@ -12,7 +12,7 @@ mod exit;
 mod objects;
 mod requests;
 
-pub use agent::{Agent, Place};
+pub use agent::{Agent, Extent};
 pub use exit::{Alive, guard};
 pub use requests::{Direction, Progress, Request};
 

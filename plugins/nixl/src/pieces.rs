@@ -5,7 +5,7 @@ use std::sync::Arc;
 use host_plugin_api::{RegionId, Write};
 use host_transfer_kit::{RegionDescriptor, source, target};
 
-use crate::capi::{Agent, Library, Place, Ranges, Refusal, Segment};
+use crate::capi::{Agent, Extent, Library, Ranges, Refusal, Segment};
 
 /// Ranges in one request, so that a long submission does not keep the driver from everything else while it is posted.
 /// Over TCP a range takes NIXL about 5 µs.
@@ -19,7 +19,7 @@ pub struct Scratch {
 
 /// The part of a submission that one request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct RequestPiece {
     /// Whether the memory is a device's: on this side, on the peer's.
     kinds: (bool, bool),
     /// How many writes it takes, from the start of those that were offered.
@@ -36,10 +36,10 @@ struct Run {
 }
 
 /// A region as NIXL takes it.
-pub fn place(region: &RegionDescriptor) -> Place {
+pub fn place(region: &RegionDescriptor) -> Extent {
     let RegionDescriptor { address, length, device, .. } = *region;
     let segment = if device.is_some() { Segment::Vram } else { Segment::Dram };
-    Place { segment, address, length, device: device.unwrap_or_default().into() }
+    Extent { segment, address, length, device: device.unwrap_or_default().into() }
 }
 
 impl Scratch {
@@ -49,7 +49,7 @@ impl Scratch {
     }
 
     /// The local ranges, and the peer's.
-    pub fn of(&self, piece: &Piece) -> (&Ranges, &Ranges) {
+    pub fn of(&self, piece: &RequestPiece) -> (&Ranges, &Ranges) {
         (&self.local[usize::from(piece.kinds.0)], &self.remote[usize::from(piece.kinds.1)])
     }
 
@@ -57,7 +57,7 @@ impl Scratch {
         self.local.iter_mut().chain(&mut self.remote).try_for_each(Ranges::clear)
     }
 
-    fn add(&mut self, piece: &Piece, run: &Run) -> Result<(), Refusal> {
+    fn add(&mut self, piece: &RequestPiece, run: &Run) -> Result<(), Refusal> {
         self.local[usize::from(piece.kinds.0)].add(run.from, run.length, run.devices.0)?;
         self.remote[usize::from(piece.kinds.1)].add(run.to, run.length, run.devices.1)
     }
@@ -73,9 +73,9 @@ impl Scratch {
         (ours, theirs): (&[RegionDescriptor], &[RegionDescriptor]),
         writes: impl Iterator<Item = Write>,
         most: usize,
-    ) -> Result<Option<Piece>, Refusal> {
+    ) -> Result<Option<RequestPiece>, Refusal> {
         self.clear()?;
-        let mut piece = Piece { kinds: (false, false), writes: 0, bytes: 0 };
+        let mut piece = RequestPiece { kinds: (false, false), writes: 0, bytes: 0 };
         let mut open: Option<Run> = None;
         let mut regions = (RegionId(0), RegionId(0));
         let mut ranges = 0;

@@ -70,8 +70,8 @@ pub type Refusal = ErrorCode;
 fn carry(core: &Core, thread: usize, index: u32, content: &mut Content, peer: &Outbound) -> Step {
     while content.progress.next < content.len() {
         match copy_piece(core, thread, index, content, peer) {
-            Ok(Piece::Copied) => {}
-            Ok(Piece::ByDevice) => return Step::ByDevice,
+            Ok(PieceResult::Copied) => {}
+            Ok(PieceResult::ByDevice) => return Step::ByDevice,
             Err(code) => return Step::Ended(code.0),
         }
     }
@@ -153,7 +153,7 @@ impl Core {
     }
 }
 
-enum Piece {
+enum PieceResult {
     Copied,
     /// Nothing was copied: a device has to copy it.
     ByDevice,
@@ -166,7 +166,7 @@ fn copy_piece(
     index: u32,
     content: &mut Content,
     peer: &Outbound,
-) -> Result<Piece, Refusal> {
+) -> Result<PieceResult, Refusal> {
     // Two marks: the one of this instance keeps the host from unmapping the source, the receiver's keeps it from
     // reusing the target. Everything that could forbid the copy is checked after both are set.
     let _ours = core.holds[thread].enter();
@@ -178,7 +178,7 @@ fn copy_piece(
     {
         let (source, target) = places(core, peer, &write)?;
         if source.device.is_some() || target.device.is_some() {
-            return Ok(if budget == PIECE { Piece::ByDevice } else { Piece::Copied });
+            return Ok(if budget == PIECE { PieceResult::ByDevice } else { PieceResult::Copied });
         }
         let (source, target) = (source.address as *const u8, target.address as *mut u8);
         let bytes = budget.min(write.length - content.progress.copied);
@@ -190,5 +190,5 @@ fn copy_piece(
         budget -= bytes;
         content.progress.advance(&write, bytes);
     }
-    Ok(Piece::Copied)
+    Ok(PieceResult::Copied)
 }

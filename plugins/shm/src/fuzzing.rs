@@ -3,7 +3,7 @@
 use host_plugin_api::{Error, ErrorCode};
 
 use crate::cuda::{Export, IpcHandle, Uuid};
-use crate::regions::{Place, RegionDescriptor};
+use crate::regions::{RegionDescriptor, RegionPlace};
 use crate::wire::{Endpoint, Hello, LetGo, Version, Welcome, decode_welcome, encode_refusal, encode_welcome};
 
 const VERSIONS: [Version; 2] = [Version::One, Version::Two];
@@ -42,9 +42,10 @@ pub fn wire(bytes: &[u8]) -> bool {
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let name = || "prefill-0".to_owned();
-    let region = RegionDescriptor { id: 130, generation: 7, length: 9, place: Place::File { offset: 4096 } };
+    let region =
+        RegionDescriptor { id: 130, generation: 7, length: 9, place: RegionPlace::File { offset: 4096 } };
     let export = Export { uuid: Uuid([8; 16]), handle: IpcHandle([9; 64]), offset: 512 };
-    let on_device = RegionDescriptor { place: Place::Device(export), ..region };
+    let on_device = RegionDescriptor { place: RegionPlace::Device(export), ..region };
     let error = Error::new(ErrorCode::VERSION, "another version");
     let hello = |version| Hello { version, token: [4; 16], instance: [5; 16], name: name() }.encode();
     let mut seeds = vec![

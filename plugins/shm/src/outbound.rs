@@ -12,7 +12,7 @@ use crate::cuda::{Device, Devices, Opened, Pinned, Refused};
 use crate::live::LiveTable;
 use crate::mapping::{Mapping, SharedPage, cannot_shrink};
 use crate::pages::Pages;
-use crate::regions::{Place, RegionDescriptor, Spot, in_this_process};
+use crate::regions::{RegionDescriptor, RegionPlace, Spot, in_this_process};
 use crate::wire::Version;
 
 /// See the module.
@@ -66,7 +66,7 @@ impl Outbound {
         let Handover { id, name, own_name, instance, welcomed } = handover;
         let Welcomed { version, socket, regions, fds } = welcomed;
         let knows_devices = version == Version::Two;
-        let files = regions.iter().filter(|region| matches!(region.place, Place::File { .. })).count();
+        let files = regions.iter().filter(|region| matches!(region.place, RegionPlace::File { .. })).count();
         if fds.len() != files + 3 + usize::from(knows_devices) {
             let text = format!("{name} sent {} descriptors for {files} regions in files", fds.len());
             return Err(Error::new(ErrorCode::IO, text));
@@ -88,14 +88,14 @@ impl Outbound {
         let mut targets = Vec::with_capacity(regions.len());
         for region in regions {
             let target = match &region.place {
-                Place::File { offset } => {
+                RegionPlace::File { offset } => {
                     let length = usize::try_from(region.length).ok();
                     let length = length.ok_or_else(|| io(rustix::io::Errno::OVERFLOW))?;
                     // One descriptor for each such region.
                     let mapping = Mapping::new(next()?, *offset, length, true).map_err(io)?;
                     Target::Host { mapping, pinned: AtomicBool::new(false) }
                 }
-                Place::Device(export) => {
+                RegionPlace::Device(export) => {
                     let opened = devices.open(export, in_this_process(&instance, region.id));
                     Target::Device(opened.map_err(|why| {
                         let what = format!("shm cannot write to the GPU memory of {name}: {why}");

@@ -19,12 +19,12 @@ pub struct RegionDescriptor {
     pub id: u32,
     pub generation: u32,
     pub length: u64,
-    pub place: Place,
+    pub place: RegionPlace,
 }
 
 /// Where a peer finds a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum RegionPlace {
     /// In a file, which travels as a descriptor, from an offset on.
     File { offset: u64 },
     /// On a device.
@@ -122,7 +122,7 @@ impl Regions {
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, format!("cannot register {text}")));
         }
         let fd = rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(io)?;
-        self.hold(memory, Place::File { offset: memory.fd_offset }, 0, Some(fd))
+        self.hold(memory, RegionPlace::File { offset: memory.fd_offset }, 0, Some(fd))
     }
 
     /// Adds memory of a device.
@@ -132,10 +132,16 @@ impl Regions {
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
         }
         let export = device.export(memory.address.0, memory.length).map_err(|e| no_device(&e))?;
-        self.hold(memory, Place::Device(export), memory.device + 1, None)
+        self.hold(memory, RegionPlace::Device(export), memory.device + 1, None)
     }
 
-    fn hold(&self, memory: &Memory, place: Place, device: u32, fd: Option<OwnedFd>) -> Result<RegionId> {
+    fn hold(
+        &self,
+        memory: &Memory,
+        place: RegionPlace,
+        device: u32,
+        fd: Option<OwnedFd>,
+    ) -> Result<RegionId> {
         let mut book = self.book();
         let free = (0..MAX_REGIONS).find(|slot| book.slots[*slot].is_none());
         let epoch = free.map(|slot| book.uses[slot] + 1).filter(|e| *e < u32::MAX / MAX_REGIONS as u32);

@@ -5,7 +5,7 @@ use host_transfer_kit::Random;
 use host_transfer_kit::wire::{Magic, Reader};
 
 use crate::cuda::{Export, IpcHandle, Uuid};
-use crate::regions::{MAX_REGIONS, Place, RegionDescriptor};
+use crate::regions::{MAX_REGIONS, RegionDescriptor, RegionPlace};
 
 /// A version of the handshake. It is the last byte of the [`Magic`] that a message begins with.
 ///
@@ -145,13 +145,13 @@ pub fn encode_welcome(version: Version, regions: &[RegionDescriptor]) -> Option<
         bytes.extend(region.generation.to_le_bytes());
         bytes.extend(region.length.to_le_bytes());
         match (version, &region.place) {
-            (Version::One, Place::File { offset }) => bytes.extend(offset.to_le_bytes()),
-            (Version::One, Place::Device(_)) => return None,
-            (Version::Two, Place::File { offset }) => {
+            (Version::One, RegionPlace::File { offset }) => bytes.extend(offset.to_le_bytes()),
+            (Version::One, RegionPlace::Device(_)) => return None,
+            (Version::Two, RegionPlace::File { offset }) => {
                 bytes.extend(FILE.to_le_bytes());
                 bytes.extend(offset.to_le_bytes());
             }
-            (Version::Two, Place::Device(export)) => {
+            (Version::Two, RegionPlace::Device(export)) => {
                 bytes.extend(DEVICE.to_le_bytes());
                 bytes.extend(export.offset.to_le_bytes());
                 bytes.extend(export.uuid.0);
@@ -188,10 +188,10 @@ pub fn decode_welcome(bytes: &[u8], asked: Version) -> Result<Welcome> {
         let kind = if version == Version::One { FILE } else { at.word()? };
         let offset = at.number()?;
         let place = match kind {
-            FILE => Place::File { offset },
+            FILE => RegionPlace::File { offset },
             DEVICE => {
                 let (uuid, handle) = (Uuid(at.array()?), IpcHandle(at.array()?));
-                Place::Device(Export { uuid, handle, offset })
+                RegionPlace::Device(Export { uuid, handle, offset })
             }
             _ => return Err(at.wrong("a region is of an unknown kind")),
         };
@@ -210,12 +210,12 @@ mod tests {
     const VERSIONS: [Version; 2] = [Version::One, Version::Two];
 
     fn in_a_file() -> RegionDescriptor {
-        RegionDescriptor { id: 130, generation: 7, length: 9, place: Place::File { offset: 4096 } }
+        RegionDescriptor { id: 130, generation: 7, length: 9, place: RegionPlace::File { offset: 4096 } }
     }
 
     fn on_a_device() -> RegionDescriptor {
         let (uuid, handle) = (Uuid([6; 16]), IpcHandle([7; 64]));
-        RegionDescriptor { place: Place::Device(Export { uuid, handle, offset: 512 }), ..in_a_file() }
+        RegionDescriptor { place: RegionPlace::Device(Export { uuid, handle, offset: 512 }), ..in_a_file() }
     }
 
     fn endpoint() -> Endpoint {

@@ -29,13 +29,13 @@ pub(crate) struct Regions {
 
 /// A page's bytes, in use by one call of the store until it is [given back](Regions::give_back).
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct PageBytes {
     region: u32,
     address: usize,
     length: usize,
 }
 
-impl Place {
+impl PageBytes {
     /// # Safety
     /// The host neither changes nor unmaps the page until its completion: this is a page of a put that has none yet.
     pub(crate) unsafe fn bytes(&self) -> &[u8] {
@@ -100,7 +100,7 @@ impl Regions {
     }
 
     /// Takes a page's bytes into use, when they lie inside a region and keep the limits.
-    pub(crate) fn take(&mut self, page: &TierPage, limits: &Limits) -> Option<Place> {
+    pub(crate) fn take(&mut self, page: &TierPage, limits: &Limits) -> Option<PageBytes> {
         let at = self.find(page.region.0)?;
         let region = &mut self.list[at];
         let length = u64::from(page.length);
@@ -114,11 +114,11 @@ impl Regions {
         let address = usize::try_from(region.address + page.offset).ok()?;
         let length = usize::try_from(length).ok()?;
         region.users += 1;
-        Some(Place { region: region.id, address, length })
+        Some(PageBytes { region: region.id, address, length })
     }
 
     /// Ends the use of these bytes by a call of the store.
-    pub(crate) fn give_back(&mut self, place: &Place) {
+    pub(crate) fn give_back(&mut self, place: &PageBytes) {
         if let Some(at) = self.find(place.region) {
             self.list[at].users -= 1;
         }

@@ -13,7 +13,7 @@ use host_plugin_api::{
 
 use crate::cursors::Cursors;
 use crate::queue::{Job, Kind, Queue};
-use crate::regions::{Place, Regions};
+use crate::regions::{PageBytes, Regions};
 use crate::store::{Limits, Store};
 
 /// How long deregistering waits for calls of the store, in seconds.
@@ -202,7 +202,7 @@ impl<S: Store> Shared<S> {
     }
 
     /// Calls the store, and turns the result into a status.
-    fn guarded(&self, job: &Job, place: Option<&mut Place>) -> (i32, u64) {
+    fn guarded(&self, job: &Job, place: Option<&mut PageBytes>) -> (i32, u64) {
         // After a panic the store is never called again, so nothing sees what it left half done.
         match catch_unwind(AssertUnwindSafe(|| self.call(job, place))) {
             Ok(Ok(ended)) => ended,
@@ -221,7 +221,7 @@ impl<S: Store> Shared<S> {
         }
     }
 
-    fn call(&self, job: &Job, place: Option<&mut Place>) -> Result<(i32, u64)> {
+    fn call(&self, job: &Job, place: Option<&mut PageBytes>) -> Result<(i32, u64)> {
         let key = &job.page.key;
         let length = u64::from(job.page.length);
         let known = |found: Option<u64>| found.map_or((MISSING, 0), |bytes| (FOUND, bytes));

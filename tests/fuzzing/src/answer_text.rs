@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use host_front::text::calls::{CallFormat, Function, Part};
+use host_front::text::calls::{AnswerPart, CallFormat, Function};
 use host_front::text::reasoning::Thoughts;
 use host_front::text::stop::StopMatcher;
 
@@ -67,14 +67,16 @@ fn pieces(text: &str, step: usize) -> Vec<&str> {
 
 fn calls(format: CallFormat, pieces: &[&str]) -> Answer {
     let mut reader = format.readers(&TOOLS).reader();
-    let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
+    let mut parts: Vec<AnswerPart> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
     parts.extend(reader.finish());
     let mut answer = Answer::default();
     for part in parts {
         match part {
-            Part::Text(more) => answer.text.push_str(&more),
-            Part::Call(name) => answer.calls.push((name, String::new())),
-            Part::Arguments(more) => answer.calls.last_mut().expect("a call has begun").1.push_str(&more),
+            AnswerPart::Text(more) => answer.text.push_str(&more),
+            AnswerPart::Call(name) => answer.calls.push((name, String::new())),
+            AnswerPart::Arguments(more) => {
+                answer.calls.last_mut().expect("a call has begun").1.push_str(&more)
+            }
         }
     }
     answer

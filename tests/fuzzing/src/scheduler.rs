@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use host_core::aux_row::AuxRow;
-use host_core::integrity::{Found, LaneSum};
+use host_core::integrity::{FoundData, LaneSum};
 use host_core::message::{Body, Message, Reserve};
 use host_core::notice::Notice;
 use host_core::request::Request;
@@ -183,7 +183,7 @@ impl World {
             found: 5 + u64::from(decisions.below(2)),
         };
         let lanes = (decisions.below(4) > 0).then(|| vec![sum(decisions)]);
-        let found = Box::new(Found { aux_row: row, lanes });
+        let found = Box::new(FoundData { aux_row: row, lanes });
         self.leg.event(Event::Verified { room, attempt, found });
     }
 }

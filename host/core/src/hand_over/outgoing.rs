@@ -57,7 +57,7 @@ struct Begun {
 
 /// One part of a transfer, as decode sees it.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct TransferPart {
     pub notice: Notice,
     /// Decode's pages.
     pub target: Vec<PageId>,
@@ -160,7 +160,7 @@ impl Outgoing {
         layers: Range<u32>,
         completes: bool,
         last: bool,
-    ) -> Part {
+    ) -> TransferPart {
         let places = pages.start - self.start()..pages.end - self.start();
         let mut target = self.reserve.pages[places.clone()].to_vec();
         if last {
@@ -176,7 +176,7 @@ impl Outgoing {
         self.sequence += 1;
         self.complete = last;
         self.tags.insert(tag);
-        Part { notice, target, first_page: count(places.start) }
+        TransferPart { notice, target, first_page: count(places.start) }
     }
 
     /// Pages that decode asked for, of prompt and window.

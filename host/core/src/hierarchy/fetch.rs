@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::window_pieces::Windows;
-use super::{Found, Hierarchy, HostSlot, PrefetchPolicy, TierTag};
+use super::{FoundSlot, Hierarchy, HostSlot, PrefetchPolicy, TierTag};
 use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
 use crate::window::WindowShape;
@@ -201,7 +201,7 @@ impl Hierarchy {
     fn hold(&mut self, room: Room) {
         let Some(fetch) = self.fetches.get(&room) else { return };
         let ready = |page: usize| match self.host.find(&fetch.names[page]) {
-            Some(Found::Ready(slot)) => Some((page, slot)),
+            Some(FoundSlot::Ready(slot)) => Some((page, slot)),
             _ => None,
         };
         let here: Vec<(usize, HostSlot)> = (fetch.in_l1..fetch.names.len()).filter_map(ready).collect();
@@ -281,8 +281,8 @@ impl Hierarchy {
             }
             let (name, tier) = (fetch.name(page), fetch.stored(page));
             let piece = match self.host.find(&name) {
-                Some(Found::Ready(slot)) => FetchState::Ready(slot),
-                Some(Found::Filling(slot)) => FetchState::Filling(slot),
+                Some(FoundSlot::Ready(slot)) => FetchState::Ready(slot),
+                Some(FoundSlot::Filling(slot)) => FetchState::Filling(slot),
                 None => {
                     let Some(tier) = tier.filter(|_| self.free_for_reads() > 0) else { return };
                     let Some(slot) = self.host.begin(name) else { return };

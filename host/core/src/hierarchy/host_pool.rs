@@ -61,7 +61,7 @@ pub struct HostCounts {
 
 /// A page of the host memory, found by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum FoundSlot {
     /// The slot holds the page.
     Ready(HostSlot),
     /// The page is being written to the slot.
@@ -125,11 +125,11 @@ impl HostPool {
 
     /// Where a page is, or will be.
     #[must_use]
-    pub fn find(&self, name: &PageHash) -> Option<Found> {
+    pub fn find(&self, name: &PageHash) -> Option<FoundSlot> {
         let slot = *self.by_name.get(name)?;
         match self.slots[slot.0 as usize].state {
-            State::Ready => Some(Found::Ready(slot)),
-            _ => Some(Found::Filling(slot)),
+            State::Ready => Some(FoundSlot::Ready(slot)),
+            _ => Some(FoundSlot::Filling(slot)),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::fetch::{FetchState, Phase};
-use super::{Found, Hierarchy, PrefetchPolicy};
+use super::{FoundSlot, Hierarchy, PrefetchPolicy};
 use crate::ids::{PageId, Room, Time};
 
 /// State of a restore.
@@ -27,8 +27,8 @@ impl Hierarchy {
         let mut end = in_l1;
         while end < fetch.names.len() {
             match self.host.find(&fetch.names[end]) {
-                Some(Found::Ready(_)) => {}
-                Some(Found::Filling(_)) if in_flight => {}
+                Some(FoundSlot::Ready(_)) => {}
+                Some(FoundSlot::Filling(_)) if in_flight => {}
                 _ => break,
             }
             end += 1;
@@ -61,8 +61,8 @@ impl Hierarchy {
         }
         for page in inside {
             let piece = match self.host.find(&self.fetches[&room].name(page)) {
-                Some(Found::Ready(slot)) => FetchState::Ready(slot),
-                Some(Found::Filling(slot)) => FetchState::Filling(slot),
+                Some(FoundSlot::Ready(slot)) => FetchState::Ready(slot),
+                Some(FoundSlot::Filling(slot)) => FetchState::Filling(slot),
                 None => unreachable!("piece {page} of {room:?} was there before"),
             };
             self.add_piece(room, page, piece);

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use super::fetch::Fetch;
 use super::window_pieces::Windows;
-use super::{Found, Hierarchy};
+use super::{FoundSlot, Hierarchy};
 use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
 use crate::window::Reach;
@@ -165,7 +165,7 @@ impl Hierarchy {
     /// parts are there, too. Changes nothing. In the same tick [`restore_end`](Self::restore_end) finds the same pieces.
     pub(crate) fn end_for(&self, now: Time, room: Room, in_l1: &[bool]) -> Option<End> {
         let fetch = self.fetches.get(&room).filter(|fetch| fetch.windows.is_some())?;
-        let has = |piece: usize| matches!(self.host.find(&fetch.name(piece)), Some(Found::Ready(_)));
+        let has = |piece: usize| matches!(self.host.find(&fetch.name(piece)), Some(FoundSlot::Ready(_)));
         let (end, alone) = self.deepest(fetch, in_l1, has);
         let pieces = fetch.pieces(in_l1.len(), &end).len();
         let gained = alone.start..end.reach.start;

@@ -2,7 +2,7 @@
 
 use super::namespace::Namespace;
 use super::node::{ComponentPages, NO_NODE, Node, NodeIndex, Owner};
-use super::{Component, RadixTree};
+use super::{NodeData, RadixTree};
 use crate::ids::PageId;
 
 /// A cached prefix that stays for as long as this receipt is out.
@@ -206,7 +206,7 @@ impl RadixTree {
             end: node.end - node.pages() as u32,
             priority: node.priority,
         };
-        const { assert!(Component::COUNT == 1, "the upper half needs every component") };
+        const { assert!(NodeData::COUNT == 1, "the upper half needs every component") };
         let hash = self.children.hash(owner, &upper.tokens[..self.page_tokens]);
         let upper = self.nodes.insert(upper);
         self.children.replace(hash, lower, upper);

@@ -14,12 +14,12 @@ pub(super) const NO_NODE: NodeIndex = u32::MAX;
 /// Every node has the KV of full attention. Data that some nodes lack (of a sliding window, of a recurrent state) is
 /// kept beside the nodes, for models that need it (`windows.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Component {
+pub enum NodeData {
     /// KV of layers that attend to the whole sequence.
     Full,
 }
 
-impl Component {
+impl NodeData {
     /// The number of components.
     pub const COUNT: usize = 1;
 }
@@ -49,7 +49,7 @@ impl Owner {
     }
 }
 
-/// The pages that a node keeps for one [`Component`].
+/// The pages that a node keeps for one [`NodeData`].
 #[derive(Debug)]
 pub(super) struct ComponentPages {
     /// One page for each page of tokens.
@@ -76,7 +76,7 @@ impl ComponentPages {
 pub(super) struct Node {
     /// The tokens of the edge that leads here, whole pages.
     pub tokens: Box<[u32]>,
-    pub parts: [ComponentPages; Component::COUNT],
+    pub parts: [ComponentPages; NodeData::COUNT],
     pub owner: Owner,
     /// Children in the tree.
     pub children: u32,
@@ -88,11 +88,11 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn full(&self) -> &ComponentPages {
-        &self.parts[Component::Full as usize]
+        &self.parts[NodeData::Full as usize]
     }
 
     pub(super) fn full_mut(&mut self) -> &mut ComponentPages {
-        &mut self.parts[Component::Full as usize]
+        &mut self.parts[NodeData::Full as usize]
     }
 
     /// Pages of this node alone.

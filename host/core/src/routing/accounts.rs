@@ -48,7 +48,7 @@ pub struct CacheCounts {
 
 /// The facts about a worker that the accounts need.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct WorkerFacts {
     /// Its slot in the index.
     pub slot: WorkerSlot,
     /// The worker's role.
@@ -164,7 +164,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
 
     /// The cost of a request at a worker.
     #[must_use]
-    pub fn cost(&self, place: &Place, sight: &Sight<'_>) -> Cost {
+    pub fn cost(&self, place: &WorkerFacts, sight: &Sight<'_>) -> Cost {
         let (prompt, held) = seen(place, sight);
         let (account, queued) = match place.role {
             Role::Decode => (&self.answers, f64::from(place.queued) * QUEUED),
@@ -175,7 +175,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
     }
 
     /// Writes a request to a worker's account. Returns the tokens of its prompt that the worker is expected to have.
-    pub fn give(&mut self, room: Room, place: &Place, sight: &Sight<'_>) -> u64 {
+    pub fn give(&mut self, room: Room, place: &WorkerFacts, sight: &Sight<'_>) -> u64 {
         let cost = self.cost(place, sight);
         let (prompt, _) = seen(place, sight);
         match place.role {
@@ -230,7 +230,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
     }
 }
 
-fn seen<'a>(place: &Place, sight: &Sight<'a>) -> (Prompt<'a>, u32) {
+fn seen<'a>(place: &WorkerFacts, sight: &Sight<'a>) -> (Prompt<'a>, u32) {
     let chain = sight.chains.iter().find(|(chain, _)| Some(chain.identity) == place.cache);
     let held = chain.and_then(|(_, held)| held.get(usize::from(place.slot.0)).copied());
     let blocks = chain.map_or(&[][..], |(chain, _)| &chain.keys);

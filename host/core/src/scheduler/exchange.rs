@@ -7,7 +7,7 @@ use crate::aux_row::AuxRow;
 use crate::batch::{Batch, Sampled, SequenceOutput};
 use crate::hierarchy::{TierAction, TierEvent};
 use crate::ids::{Instance, PageId, Room};
-use crate::integrity::Found;
+use crate::integrity::FoundData;
 use crate::message::Message;
 use crate::notice::Notice;
 use crate::radix::CacheEvent;
@@ -95,7 +95,7 @@ pub enum Event {
         /// The attempt within the room.
         attempt: u32,
         /// The data found in our memory.
-        found: Box<Found>,
+        found: Box<FoundData>,
     },
     /// An event from the offload tiers.
     Tier(TierEvent),

@@ -4,7 +4,7 @@ use super::stage::Stage;
 use super::{Action, RoomOpening, Scheduler};
 use crate::hand_over::{Incoming, Reclaiming};
 use crate::ids::{Instance, Room, Time};
-use crate::integrity::{Expected, Found, verify};
+use crate::integrity::{Expected, FoundData, verify};
 use crate::message::{Body, Reserve};
 use crate::notice::Notice;
 use crate::request::{Failure, FailureCode};
@@ -77,7 +77,7 @@ impl Scheduler {
         now: Time,
         room: Room,
         attempt: u32,
-        found: &Found,
+        found: &FoundData,
         actions: &mut Vec<Action>,
     ) {
         let cleared = self.cache.verification_ended(room);

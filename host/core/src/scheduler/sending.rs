@@ -8,7 +8,7 @@ use super::stage::Stage;
 use super::{Action, PageWrite, Scheduler};
 use crate::aux_row::AuxRow;
 use crate::batch::Sequence;
-use crate::hand_over::{Orphan, Outgoing, Part, Wanted};
+use crate::hand_over::{Orphan, Outgoing, TransferPart, Wanted};
 use crate::ids::{Instance, Room, Time};
 use crate::message::{Body, Reserve};
 use crate::request::{Failure, FailureCode, FinishReason};
@@ -361,7 +361,7 @@ impl Scheduler {
         let window = part.target.len() - pages.len();
         let window = self.cache.window_tail(&job.tokens(), &job.kv, window);
         let source = [job.kv.pages(pages), &window].concat();
-        let Part { notice, target, first_page } = part;
+        let TransferPart { notice, target, first_page } = part;
         self.stats.pages_sent += u64::from(notice.pages);
         actions.push(Action::Write(PageWrite {
             tag,

@@ -1,7 +1,7 @@
 //! Which arrivals a decode worker accepts.
 
 use host_core::aux_row::AuxRow;
-use host_core::integrity::{Found, LaneSum};
+use host_core::integrity::{FoundData, LaneSum};
 use host_core::notice::Notice;
 use host_core::{Event, Role, Room, Sampled};
 use host_sim::{DRAWN, Leg};
@@ -86,12 +86,12 @@ fn an_aux_row_of_another_room_attempt_length_or_count_is_refused() {
         ("not written yet", [0; host_core::aux_row::AUX_ROW_BYTES]),
         ("torn", torn),
     ];
-    let wrong = wrong.map(|(case, aux_row)| (case, Found { aux_row, lanes: Some(vec![lane(3)]) }));
+    let wrong = wrong.map(|(case, aux_row)| (case, FoundData { aux_row, lanes: Some(vec![lane(3)]) }));
     let aux_row = row.encode();
     let pages = [
-        ("other pages", Found { aux_row, lanes: Some(vec![lane(4)]) }),
-        ("other pages from one rank of two", Found { aux_row, lanes: Some(vec![lane(3), lane(4)]) }),
-        ("pages that were not looked at", Found { aux_row, lanes: Some(Vec::new()) }),
+        ("other pages", FoundData { aux_row, lanes: Some(vec![lane(4)]) }),
+        ("other pages from one rank of two", FoundData { aux_row, lanes: Some(vec![lane(3), lane(4)]) }),
+        ("pages that were not looked at", FoundData { aux_row, lanes: Some(Vec::new()) }),
     ];
     for (case, found) in wrong.into_iter().chain(pages) {
         let mut leg = transferring();
@@ -102,7 +102,7 @@ fn an_aux_row_of_another_room_attempt_length_or_count_is_refused() {
     }
     let mut leg = transferring();
     leg.arrive(1);
-    let found = Box::new(Found { aux_row: row.encode(), lanes: Some(vec![lane(3), lane(3)]) });
+    let found = Box::new(FoundData { aux_row: row.encode(), lanes: Some(vec![lane(3), lane(3)]) });
     leg.event(Event::Verified { room: Room(1), attempt: 1, found });
     assert_eq!(leg.finished, [Room(1)]);
 }

@@ -89,7 +89,7 @@ struct Plan {
 }
 
 /// The result of a batch.
-pub(super) enum Found<'a> {
+pub(super) enum BatchResult<'a> {
     /// The likeliest token of each wanted row.
     Likeliest(&'a [u32]),
     /// The logits of each wanted row.
@@ -201,7 +201,7 @@ impl TensorModel {
         wanted: impl Fn(&Sequence) -> usize,
         likeliest: bool,
         layers_done: &mut LayersDone<'_>,
-    ) -> Result<Found<'_>, ExecutorError> {
+    ) -> Result<BatchResult<'_>, ExecutorError> {
         // Other streams use the pool after this call, so it also waits for launches before an error or a panic.
         let end = WaitsFor::new(self.activations.residual.device(), &self.kernels.stream);
         let computed = self.compute(kv, batch, wanted, likeliest, layers_done);
@@ -210,8 +210,8 @@ impl TensorModel {
         // SAFETY: the stream was waited for, and nothing else writes the results.
         Ok(unsafe {
             match likeliest {
-                true => Found::Likeliest(&a.likeliest.elements()[..rows]),
-                false => Found::Logits(&a.read_logits.elements()[..rows * self.config.vocabulary]),
+                true => BatchResult::Likeliest(&a.likeliest.elements()[..rows]),
+                false => BatchResult::Logits(&a.read_logits.elements()[..rows * self.config.vocabulary]),
             }
         })
     }

@@ -8,7 +8,7 @@ use host_core::Sequence;
 use host_core::window::WindowShape;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::digest::{self, Place};
+use crate::digest::{self, BlockPlace};
 use crate::window::{LayerPages, LayerPlace};
 use crate::{ExecutorError, KvMemory, ModelShape, window};
 
@@ -91,7 +91,7 @@ impl Content {
             let tokens = seen.start.saturating_sub(first)..page_tokens.min(seen.end - first);
             for (head, digest) in kv.heads().zip(&mut *digests) {
                 let rows = digest::rows(kv, pages.page(index), head, pages.layer, tokens.clone());
-                *digest = digest::sum([*digest, digest::term(Place { page: index, layer, head }, rows)]);
+                *digest = digest::sum([*digest, digest::term(BlockPlace { page: index, layer, head }, rows)]);
             }
         }
     }

@@ -151,25 +151,25 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
 }
 
 /// A piece of an answer that HTTP has taken. It is dropped when it was sent or discarded.
-struct Piece {
+struct TakenPiece {
     bytes: Bytes,
     activity: Arc<Activity>,
 }
 
-impl Piece {
+impl TakenPiece {
     fn new(bytes: Bytes, activity: Arc<Activity>) -> Self {
         activity.note(&|state| state.unsent += 1);
         Self { bytes, activity }
     }
 }
 
-impl AsRef<[u8]> for Piece {
+impl AsRef<[u8]> for TakenPiece {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Piece {
+impl Drop for TakenPiece {
     fn drop(&mut self) {
         self.activity.note(&|state| state.unsent -= 1);
     }
@@ -220,7 +220,7 @@ impl HttpBody for Watched {
             return Poll::Ready(None);
         }
         let length = self.rest.len().min(PIECE);
-        let piece = Piece::new(self.rest.split_to(length), Arc::clone(&self.activity));
+        let piece = TakenPiece::new(self.rest.split_to(length), Arc::clone(&self.activity));
         if self.rest.is_empty() {
             self.has_ended = self.body.is_end_stream();
         }

@@ -22,7 +22,7 @@ enum Socket {
 
 /// A client that has connected.
 #[derive(Debug)]
-pub(super) enum Caller {
+pub(super) enum ClientStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
@@ -61,26 +61,26 @@ impl HttpListener {
     }
 
     /// Accepts the next client. The address of a client of a Unix socket is this machine's.
-    pub(super) async fn accept(&self) -> io::Result<(Caller, IpAddr)> {
+    pub(super) async fn accept(&self) -> io::Result<(ClientStream, IpAddr)> {
         match &self.socket {
             Socket::Tcp(socket) => {
                 let (connection, address) = socket.accept().await?;
-                Ok((Caller::Tcp(connection), address.ip()))
+                Ok((ClientStream::Tcp(connection), address.ip()))
             }
             Socket::Unix(socket) => {
                 let (connection, _unnamed) = socket.accept().await?;
-                Ok((Caller::Unix(connection), Ipv4Addr::LOCALHOST.into()))
+                Ok((ClientStream::Unix(connection), Ipv4Addr::LOCALHOST.into()))
             }
         }
     }
 }
 
-impl Caller {
+impl ClientStream {
     /// Checks that a process at a Unix socket belongs to this user, or to root.
     pub(super) fn check(&self) -> io::Result<()> {
         match self {
-            Caller::Tcp(_) => Ok(()),
-            Caller::Unix(connection) => check_user(connection),
+            ClientStream::Tcp(_) => Ok(()),
+            ClientStream::Unix(connection) => check_user(connection),
         }
     }
 }

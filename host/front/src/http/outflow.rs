@@ -52,10 +52,10 @@ enum Broken {
     OverShare,
 }
 
-type Sent = Result<Piece, Broken>;
+type Sent = Result<UnsentPiece, Broken>;
 
 /// A piece of an answer, with the room that it takes.
-struct Piece {
+struct UnsentPiece {
     bytes: Bytes,
     takes: Takes,
 }
@@ -114,7 +114,7 @@ impl Outflow {
             }
         };
         let takes = Takes { _room: room, _share: share };
-        self.events.send(Ok(Piece { bytes, takes })).map_err(|_unsent| NoOutflow::Gone)
+        self.events.send(Ok(UnsentPiece { bytes, takes })).map_err(|_unsent| NoOutflow::Gone)
     }
 
     /// A part of the client's share, if there is room for it now.

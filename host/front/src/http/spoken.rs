@@ -3,7 +3,7 @@
 use host_wire::random::random_u64;
 use serde_json::{Map, Value, json};
 
-use crate::text::calls::{CallReader, Part};
+use crate::text::calls::{AnswerPart, CallReader};
 use crate::text::reasoning::{Split, Thoughts};
 
 /// Takes an answer's text apart. The result is the same for an answer in pieces and as a whole.
@@ -89,24 +89,24 @@ impl Spoken {
         let mut parts = match &mut self.calls {
             Some(reader) => reader.push(&split.text),
             None if split.text.is_empty() => Vec::new(),
-            None => vec![Part::Text(split.text)],
+            None => vec![AnswerPart::Text(split.text)],
         };
         if let Some(reader) = self.calls.as_mut().filter(|_| last) {
             parts.extend(reader.finish());
         }
         for part in parts {
             match part {
-                Part::Text(text) => said.push(Said::Text(text)),
-                Part::Call(name) => {
+                AnswerPart::Text(text) => said.push(Said::Text(text)),
+                AnswerPart::Call(name) => {
                     self.count += 1;
                     if self.count <= self.most {
                         said.push(Said::Call { index: self.count - 1, id: id(), name });
                     }
                 }
-                Part::Arguments(text) if self.count <= self.most => {
+                AnswerPart::Arguments(text) if self.count <= self.most => {
                     said.push(Said::Arguments { index: self.count - 1, text });
                 }
-                Part::Arguments(_) => {}
+                AnswerPart::Arguments(_) => {}
             }
         }
         said

@@ -39,7 +39,7 @@ pub enum CallFormat {
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum AnswerPart {
     /// Text that belongs to no call.
     Text(String),
     /// A call of this tool begins.
@@ -51,10 +51,10 @@ pub enum Part {
 /// Reads one answer.
 pub trait CallReader: Send {
     /// The parts that became certain with this text.
-    fn push(&mut self, text: &str) -> Vec<Part>;
+    fn push(&mut self, text: &str) -> Vec<AnswerPart>;
 
     /// Returns the parts that were held back. Call it once, at the end. An unfinished call stays unfinished.
-    fn finish(&mut self) -> Vec<Part>;
+    fn finish(&mut self) -> Vec<AnswerPart>;
 }
 
 impl CallFormat {
@@ -132,9 +132,9 @@ impl Readers {
 }
 
 /// Adds text, if there is some.
-fn text(parts: &mut Vec<Part>, text: &str) {
+fn text(parts: &mut Vec<AnswerPart>, text: &str) {
     if !text.is_empty() {
-        parts.push(Part::Text(text.to_owned()));
+        parts.push(AnswerPart::Text(text.to_owned()));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Messages and pages of the worker on the other side.
 
 use host_core::aux_row::AuxRow;
-use host_core::integrity::{Found, LaneSum};
+use host_core::integrity::{FoundData, LaneSum};
 use host_core::message::{Body, Message, Reserve};
 use host_core::notice::Notice;
 use host_core::radix::NamespaceKey;
@@ -108,7 +108,7 @@ impl Leg {
             first: sampled(token),
         };
         let lanes = Some(vec![LaneSum { source: 0, target: 0, sent: 5, found: if intact { 5 } else { 6 } }]);
-        let found = Box::new(Found { aux_row: row.encode(), lanes });
+        let found = Box::new(FoundData { aux_row: row.encode(), lanes });
         Event::Verified { room: Room(room), attempt, found }
     }
 

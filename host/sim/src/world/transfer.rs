@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use host_core::integrity::{Found, LaneSum};
+use host_core::integrity::{FoundData, LaneSum};
 use host_core::scheduler::PageWrite;
 use host_core::{Event, Instance, PageId, Room};
 
@@ -125,7 +125,7 @@ impl<C: Clients> World<C> {
         let sent = sums.fold(0, |all: u64, sum| all.wrapping_add(*sum));
         let found = worker.memory.sum(pages, 0, 0..layers);
         let lanes = Some(vec![LaneSum { source: 0, target: 0, sent, found }]);
-        let found = Found { aux_row: worker.aux[aux_slot as usize], lanes };
+        let found = FoundData { aux_row: worker.aux[aux_slot as usize], lanes };
         let event = Event::Verified { room, attempt, found: Box::new(found) };
         self.later(Work::Verify { at: self.place(at), pages: pages.len() }, Pending::Tell { at, event });
     }

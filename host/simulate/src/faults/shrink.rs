@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Broken, Case, Found, run};
+use super::{Broken, Case, FailingCase, run};
 
 /// Runs that shrinking one case takes at most.
 const RUNS: usize = 1500;
@@ -10,7 +10,7 @@ const RUNS: usize = 1500;
 /// Leaves requests and mishaps out of a case for as long as the same check fails (Zeller's ddmin, with one chunk left out at a
 /// time).
 #[must_use]
-pub fn shrink(case: &Case, broken: &Broken) -> Found {
+pub fn shrink(case: &Case, broken: &Broken) -> FailingCase {
     let mut left = RUNS;
     let mut best = case.clone();
     let mut fails = |case: &Case| {
@@ -39,8 +39,10 @@ pub fn shrink(case: &Case, broken: &Broken) -> Found {
     }
     let last = run(&best, true);
     match last.broken {
-        Some(broken) => Found { seed: case.seed, case: best, broken, mishaps: last.mishaps },
-        None => Found { seed: case.seed, case: case.clone(), broken: broken.clone(), mishaps: Vec::new() },
+        Some(broken) => FailingCase { seed: case.seed, case: best, broken, mishaps: last.mishaps },
+        None => {
+            FailingCase { seed: case.seed, case: case.clone(), broken: broken.clone(), mishaps: Vec::new() }
+        }
     }
 }
 

@@ -99,7 +99,7 @@ impl Output {
 }
 
 /// The content of a file of answers.
-struct Found {
+struct AnswerFile {
     earlier: Earlier,
     /// Number of bytes up to the end of the last complete line.
     whole: u64,
@@ -111,7 +111,7 @@ struct Found {
 ///
 /// # Errors
 /// When the file has other content.
-fn read(file: &File, input: &Input) -> anyhow::Result<Found> {
+fn read(file: &File, input: &Input) -> anyhow::Result<AnswerFile> {
     let mut reader = BufReader::new(file);
     let (mut earlier, mut answers) = (Earlier::default(), Vec::new());
     let (mut number, mut whole, mut all_answered) = (0, 0, true);
@@ -128,7 +128,7 @@ fn read(file: &File, input: &Input) -> anyhow::Result<Found> {
                 return Err(other("is no answer of a batch").into());
             }
             let answers = (!all_answered).then_some(answers);
-            return Ok(Found { earlier, whole, answers });
+            return Ok(AnswerFile { earlier, whole, answers });
         }
         let line: Value =
             serde_json::from_slice(&bytes).map_err(|_error| other("is no answer of a batch"))?;

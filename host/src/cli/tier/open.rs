@@ -42,7 +42,7 @@ pub struct Tier {
 }
 
 /// A plugin, with its configuration from the flags.
-pub struct Found {
+pub struct ConfiguredTier {
     entry: Entry,
     config: Table,
 }
@@ -52,7 +52,7 @@ impl Tier {
     ///
     /// # Errors
     /// When the plugin is not found, is no tier, or its configuration cannot be read.
-    pub fn find(&self) -> anyhow::Result<Found> {
+    pub fn find(&self) -> anyhow::Result<ConfiguredTier> {
         let mut settings = self.directories.settings();
         settings.config.clone_from(&self.config);
         settings.hicache_storage = self.plugin.clone().map(|name| vec![name]);
@@ -98,11 +98,11 @@ impl Tier {
             let bare = pair.strip_prefix(&format!("{name}.")).unwrap_or(pair);
             set_key(&mut config, Some(&entry.manifest), bare, pair)?;
         }
-        Ok(Found { entry, config })
+        Ok(ConfiguredTier { entry, config })
     }
 }
 
-impl Found {
+impl ConfiguredTier {
     /// Refuses a plugin that cannot list its keys.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use clap::Args;
 use host_plugin_api::tier::{FOUND, MISSING};
 use host_plugin_api::{ErrorCode, Key};
 
-use super::open::{Found, Tier};
+use super::open::{ConfiguredTier, Tier};
 use super::selected::Prefix;
 use super::session::Session;
 use crate::cli::Refused;
@@ -95,7 +95,7 @@ struct There {
 }
 
 /// Looks at the selected values. `removed` is sorted. Refuses a configuration under which opening to write would evict.
-fn look(found: &Found, prefix: &Prefix, removed: &[Key]) -> anyhow::Result<There> {
+fn look(found: &ConfiguredTier, prefix: &Prefix, removed: &[Key]) -> anyhow::Result<There> {
     let mut session: Session = found.open_to_read()?;
     let usage = session.usage()?;
     if usage.capacity > 0 && usage.bytes > usage.capacity {

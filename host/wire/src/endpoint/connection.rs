@@ -26,14 +26,14 @@ pub(super) enum Stream {
 pub(super) struct Connection {
     pub stream: Stream,
     /// Its place among a listener's connections.
-    pub place: Place,
+    pub place: ConnectionPlace,
     /// The limit of answers that the client leaves unread.
     pub unread: Unread,
 }
 
 /// A place among a listener's connections, until dropped.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum ConnectionPlace {
     /// For as long as the connection lasts.
     Lasting { _share: Share },
     /// Until a newer connection takes it: then this receiver gets a message.
@@ -44,17 +44,17 @@ pub(super) enum Place {
     Taken,
 }
 
-impl Place {
+impl ConnectionPlace {
     /// Fails once a newer connection has the place. Otherwise the task is woken when that happens.
     fn keep(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        if let Place::Passing(taken) = self
+        if let ConnectionPlace::Passing(taken) = self
             && let Poll::Ready(said) = Pin::new(taken).poll(context)
         {
-            *self = if said.is_ok() { Place::Taken } else { Place::Last };
+            *self = if said.is_ok() { ConnectionPlace::Taken } else { ConnectionPlace::Last };
         }
         match self {
-            Place::Taken => Err(io::ErrorKind::ConnectionAborted.into()),
-            Place::Lasting { .. } | Place::Passing(_) | Place::Last => Ok(()),
+            ConnectionPlace::Taken => Err(io::ErrorKind::ConnectionAborted.into()),
+            ConnectionPlace::Lasting { .. } | ConnectionPlace::Passing(_) | ConnectionPlace::Last => Ok(()),
         }
     }
 }

@@ -24,7 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::HANDSHAKE;
 use super::address::{Address, LONGEST_PATH, ListenAt};
-use super::connection::{Connection, Place, Stream};
+use super::connection::{Connection, ConnectionPlace, Stream};
 use super::credentials::{Credentials, check_user};
 use super::refusals::Refusals;
 use super::tls::Tls;
@@ -200,13 +200,13 @@ pub fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// A process that connected.
-enum Caller {
+enum PeerStream {
     Tcp(TcpStream, SocketAddr),
     Unix(tokio::net::UnixStream),
 }
 
 impl Socket {
-    async fn accept(&self) -> io::Result<Caller> {
+    async fn accept(&self) -> io::Result<PeerStream> {
         match self {
             Socket::Tcp(socket) => {
                 let (connection, address) = socket.accept().await?;
@@ -214,20 +214,20 @@ impl Socket {
                 if let Err(error) = connection.set_nodelay(true) {
                     tracing::debug!(%error, "cannot send small packets at once");
                 }
-                Ok(Caller::Tcp(connection, address))
+                Ok(PeerStream::Tcp(connection, address))
             }
             Socket::Unix(socket) => {
-                socket.accept().await.map(|(connection, _unnamed)| Caller::Unix(connection))
+                socket.accept().await.map(|(connection, _unnamed)| PeerStream::Unix(connection))
             }
         }
     }
 }
 
-impl Caller {
+impl PeerStream {
     fn name(&self) -> String {
         match self {
-            Caller::Tcp(_, address) => address.to_string(),
-            Caller::Unix(connection) => match connection.peer_cred() {
+            PeerStream::Tcp(_, address) => address.to_string(),
+            PeerStream::Unix(connection) => match connection.peer_cred() {
                 Ok(process) => format!("process {} of user {}", process.pid().unwrap_or(0), process.uid()),
                 Err(_unknown) => "a process".to_owned(),
             },
@@ -261,14 +261,14 @@ async fn accept(listener: Listener, places: Places, checked: mpsc::Sender<io::Re
             }
         };
         match (caller, &credentials) {
-            (Caller::Unix(connection), _) => match check_user(&connection) {
+            (PeerStream::Unix(connection), _) => match check_user(&connection) {
                 Ok(()) => {
                     let here = Ipv4Addr::LOCALHOST.into();
                     server.take(Stream::Unix(connection), here, &"a process of this user").await;
                 }
-                Err(error) => server.refusals.note(&Caller::Unix(connection).name(), &error),
+                Err(error) => server.refusals.note(&PeerStream::Unix(connection).name(), &error),
             },
-            (Caller::Tcp(connection, address), credentials) => {
+            (PeerStream::Tcp(connection, address), credentials) => {
                 let (credentials, of_task) = (credentials.clone(), server.clone());
                 let task = tokio::spawn(async move {
                     let begun = async {
@@ -337,7 +337,7 @@ impl Places {
     ///
     /// # Errors
     /// The reason why there is no place.
-    fn place(&self, from: IpAddr) -> Result<(Place, Unread, bool), String> {
+    fn place(&self, from: IpAddr) -> Result<(ConnectionPlace, Unread, bool), String> {
         let client = Client::at(from);
         match self {
             Places::Lasting { connections, unread, are_shared } => {
@@ -348,13 +348,13 @@ impl Places {
                     NoShare::Full => format!("{most} connections are open, which is the limit"),
                     NoShare::Client => format!("its address has its share of the {most} connections"),
                 })?;
-                Ok((Place::Lasting { _share: place }, Unread::new(unread.clone(), client), false))
+                Ok((ConnectionPlace::Lasting { _share: place }, Unread::new(unread.clone(), client), false))
             }
             Places::Passing(strangers) => {
                 let (newer, taken) = oneshot::channel();
                 let ended = strangers.lock().meet(from, newer);
                 let unread = Unread::new(Shares::new(unread::OF_ONE), client);
-                Ok((Place::Passing(taken), unread, ended))
+                Ok((ConnectionPlace::Passing(taken), unread, ended))
             }
         }
     }

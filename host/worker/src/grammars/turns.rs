@@ -58,7 +58,7 @@ impl MaskThreads {
     }
 
     /// Queues one more part of a room. Does not wait.
-    pub(super) fn work(&self, followed: &Arc<Followed>, part: Part) {
+    pub(super) fn work(&self, followed: &Arc<Followed>, part: BatchPart) {
         if !followed.take_part(part) {
             return;
         }
@@ -121,7 +121,7 @@ pub struct Followed {
     client: u64,
     /// Held while a mask is worked out.
     progress: Mutex<Progress>,
-    place: Mutex<Place>,
+    place: Mutex<RoomMask>,
 }
 
 /// The state of the grammar behind the tokens that were consumed.
@@ -138,13 +138,13 @@ struct Progress {
 
 /// The mask of a room, and the parts that are to be worked on.
 #[derive(Debug, Default)]
-struct Place {
+struct RoomMask {
     /// The mask behind the last part.
     mask: Known,
     /// The position behind the last part, if a token is drawn there: its mask is known, or will be.
     draws_at: Option<usize>,
     /// Parts of batches that are not worked on yet, in their order.
-    waiting: VecDeque<Part>,
+    waiting: VecDeque<BatchPart>,
     /// Whether a thread works on the parts, or will.
     working: bool,
     /// Whether a step went on without the mask.
@@ -155,7 +155,7 @@ struct Place {
 
 /// A sequence's part of a batch.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct BatchPart {
     /// The position of its first token.
     pub(super) start: usize,
     pub(super) tokens: Vec<u32>,
@@ -192,7 +192,7 @@ impl Followed {
     }
 
     /// Adds a part that is computed. Returns whether the room has to wait for a turn.
-    fn take_part(&self, part: Part) -> bool {
+    fn take_part(&self, part: BatchPart) -> bool {
         let mut place = self.place.lock();
         let draws_at = part.draws.then(|| part.start.saturating_add(part.tokens.len()));
         // The part is computed again, because its mask was too late for the last draw.
@@ -221,7 +221,7 @@ impl Followed {
     }
 
     fn give_up(&self) {
-        *self.place.lock() = Place { broken: true, ..Place::default() };
+        *self.place.lock() = RoomMask { broken: true, ..RoomMask::default() };
     }
 
     /// Whether the mask is known.
@@ -245,8 +245,8 @@ impl Followed {
 
 impl Progress {
     /// Consumes the tokens of a part. Returns the mask behind them if a token is drawn there.
-    fn go_on(&mut self, part: &Part) -> Known {
-        let Part { start, ref tokens, draws } = *part;
+    fn go_on(&mut self, part: &BatchPart) -> Known {
+        let BatchPart { start, ref tokens, draws } = *part;
         let end = start + tokens.len();
         let next = self.next;
         self.next = next.max(end);
@@ -308,8 +308,8 @@ mod tests {
         Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap()
     }
 
-    fn part(start: usize, tokens: &str) -> Part {
-        Part { start, tokens: tokens.bytes().map(u32::from).collect(), draws: true }
+    fn part(start: usize, tokens: &str) -> BatchPart {
+        BatchPart { start, tokens: tokens.bytes().map(u32::from).collect(), draws: true }
     }
 
     fn allowed(known: Known) -> String {
@@ -354,7 +354,7 @@ mod tests {
         // Behind another token, and again when the same tokens are computed a second time.
         threads.work(&followed, part(1, "a"));
         assert_eq!(allowed(known(&threads, &followed)), "b");
-        threads.work(&followed, Part { draws: false, ..part(0, "x") });
+        threads.work(&followed, BatchPart { draws: false, ..part(0, "x") });
         threads.work(&followed, part(1, "a"));
         assert_eq!(allowed(known(&threads, &followed)), "b");
     }

@@ -13,11 +13,11 @@ pub(super) struct PageDigests {
     room: Room,
     tokens: usize,
     pages: Vec<PageId>,
-    found: Mutex<Found>,
+    found: Mutex<Collected>,
 }
 
 #[derive(Debug)]
-struct Found {
+struct Collected {
     /// Ranks that have not added their digests.
     missing: usize,
     digests: Vec<u64>,
@@ -26,7 +26,7 @@ struct Found {
 impl PageDigests {
     pub(super) fn new(ranks: usize, room: Room, tokens: usize, pages: Vec<PageId>) -> Self {
         let digests = vec![0; pages.len()];
-        Self { room, tokens, pages, found: Mutex::new(Found { missing: ranks, digests }) }
+        Self { room, tokens, pages, found: Mutex::new(Collected { missing: ranks, digests }) }
     }
 
     /// Adds the digests of a rank's heads of the pages. A head that several ranks hold counts once. The last rank logs.

@@ -18,7 +18,7 @@ use crate::complaints::{Code, Complaints, Failed};
 use crate::link::Links;
 
 /// The progress of one page write, which has one or more submissions.
-struct Part {
+struct WriteProgress {
     left: usize,
     error: Option<String>,
 }
@@ -30,7 +30,7 @@ pub(super) type Settled = Vec<(Tag, Option<String>)>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// A fragment of a page write.
-    Part(Tag),
+    WriteProgress(Tag),
     /// A staged piece, by the name that the staging sender gave it.
     Piece(u64),
     /// A message without data. The thread does not wait for its end, because a peer that misses it asks again.
@@ -65,7 +65,7 @@ pub(super) struct Sending {
     max_writes: usize,
     /// Submissions that the plugin has no room for yet.
     waiting: VecDeque<(Purpose, Submission, Vec<Write>)>,
-    parts: HashMap<Tag, Part>,
+    parts: HashMap<Tag, WriteProgress>,
     last_submission: u64,
     by_submission: HashMap<api::Tag, Submitted>,
     /// Staged pieces whose writes have settled.
@@ -134,12 +134,18 @@ impl Sending {
                 let fragment = u32::try_from(first + index).unwrap_or(u32::MAX);
                 let notice = LaneNotice { fragment, ..notice };
                 let over = Some((write.to, write.session));
-                self.queue(Purpose::Part(write.tag), share.peer, over, notice.encode(), writes.to_vec());
+                self.queue(
+                    Purpose::WriteProgress(write.tag),
+                    share.peer,
+                    over,
+                    notice.encode(),
+                    writes.to_vec(),
+                );
                 left += 1;
             }
             left += usize::from(!share.staged.is_empty());
         }
-        self.parts.insert(write.tag, Part { left, error: None });
+        self.parts.insert(write.tag, WriteProgress { left, error: None });
     }
 
     fn queue(
@@ -160,7 +166,9 @@ impl Sending {
         match purpose {
             // A message goes first, because a peer waits for it and it is small.
             Purpose::Message => self.waiting.push_front((purpose, submission, writes)),
-            Purpose::Part(_) | Purpose::Piece(_) => self.waiting.push_back((purpose, submission, writes)),
+            Purpose::WriteProgress(_) | Purpose::Piece(_) => {
+                self.waiting.push_back((purpose, submission, writes))
+            }
         }
     }
 
@@ -226,7 +234,7 @@ impl Sending {
                 let counters = self.links.counters();
                 let way = match purpose {
                     Purpose::Piece(_) => &counters.staged,
-                    Purpose::Part(_) | Purpose::Message => &counters.direct,
+                    Purpose::WriteProgress(_) | Purpose::Message => &counters.direct,
                 };
                 way.count(writes);
                 self.waiting.pop_front();
@@ -252,7 +260,7 @@ impl Sending {
 
     /// Cancels the direct writes of a page write: no more of them start.
     pub(super) fn cancel(&mut self, tag: Tag) -> Settled {
-        self.drop_all(Purpose::Part(tag))
+        self.drop_all(Purpose::WriteProgress(tag))
     }
 
     fn drop_all(&mut self, purpose: Purpose) -> Settled {
@@ -382,7 +390,7 @@ impl Sending {
 
     fn ended(&mut self, submission: api::Tag, error: Option<String>) -> Option<(Tag, Option<String>)> {
         match self.by_submission.remove(&submission)?.purpose {
-            Purpose::Part(tag) => self.lane_ended(tag, error),
+            Purpose::WriteProgress(tag) => self.lane_ended(tag, error),
             Purpose::Piece(id) => {
                 self.pieces.push((id, error));
                 None

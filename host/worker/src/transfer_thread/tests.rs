@@ -9,7 +9,7 @@ mod wire;
 use host_core::Event;
 use host_core::aux_row::AuxRow;
 use host_core::heads::rank_heads;
-use host_core::integrity::Found;
+use host_core::integrity::FoundData;
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
 use host_core::notice::Notice;
 use host_core::rank_barrier::RankBarrier;
@@ -188,7 +188,7 @@ impl Side {
         self.ask(&Command::OpenRoom(Arc::new(opening)));
     }
 
-    fn verify(&mut self, attempt: u32, pages: &[u32]) -> Found {
+    fn verify(&mut self, attempt: u32, pages: &[u32]) -> FoundData {
         let lanes = self.barrier.verify(ROOM);
         let pages = pages.iter().map(|page| PageId(*page)).collect();
         self.ask(&Command::Verify(Arc::new(Verification { room: ROOM, attempt, pages, aux_slot: 1, lanes })));

@@ -2,7 +2,7 @@
 
 use super::super::lanes::Vector;
 use super::super::panels::PANEL;
-use super::{Part, Weight};
+use super::{ProductPart, Weight};
 
 /// Rows of the tallest tile. AVX has 16 registers, of which 6 rows x 16 columns take 12. AVX-512 has 32, of which 14 rows x
 /// 32 columns take 28. The remaining registers hold the weights of one k and an input.
@@ -45,7 +45,7 @@ pub(super) struct Block {
 /// lie fully inside y.
 #[inline(always)]
 pub(super) unsafe fn add_block<V: Vector, W, K: Weight>(
-    part: &Part<'_, W>,
+    part: &ProductPart<'_, W>,
     block: &Block,
     weights: *const K,
     stride: usize,
@@ -85,7 +85,7 @@ pub(super) unsafe fn add_block<V: Vector, W, K: Weight>(
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "register tiles are indexed by row and column")]
 unsafe fn tile<V: Vector, W, K: Weight, const M: usize, const P: usize>(
-    part: &Part<'_, W>,
+    part: &ProductPart<'_, W>,
     block: &Block,
     row: usize,
     weights: *const K,

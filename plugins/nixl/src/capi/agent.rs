@@ -36,7 +36,7 @@ unsafe extern "C" {
 
 /// A place in memory, in a file or in a bucket.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct Extent {
     pub segment: Segment,
     pub address: u64,
     pub length: u64,
@@ -168,12 +168,12 @@ impl Agent {
     }
 
     /// Registers memory under the name `region`. The caller keeps it mapped until it is deregistered or the agent is dropped.
-    pub fn register(&mut self, region: u32, place: Place) -> Result<(), Refusal> {
+    pub fn register(&mut self, region: u32, place: Extent) -> Result<(), Refusal> {
         self.register_all(region, place.segment, &[place])
     }
 
     /// Registers several places of one kind under one name.
-    pub fn register_all(&mut self, region: u32, segment: Segment, places: &[Place]) -> Result<(), Refusal> {
+    pub fn register_all(&mut self, region: u32, segment: Segment, places: &[Extent]) -> Result<(), Refusal> {
         let named: Vec<_> = places.iter().map(|place| (*place, &[][..])).collect();
         self.register_named(region, segment, &named)
     }
@@ -183,7 +183,7 @@ impl Agent {
         &mut self,
         region: u32,
         segment: Segment,
-        places: &[(Place, &[u8])],
+        places: &[(Extent, &[u8])],
     ) -> Result<(), Refusal> {
         let api = &self.library.api;
         let list = self.described(segment, places)?;
@@ -202,7 +202,7 @@ impl Agent {
     }
 
     /// A list of places, which the caller destroys.
-    pub(super) fn described(&self, segment: Segment, places: &[(Place, &[u8])]) -> Result<Handle, Refusal> {
+    pub(super) fn described(&self, segment: Segment, places: &[(Extent, &[u8])]) -> Result<Handle, Refusal> {
         let api = &self.library.api;
         let segment = segment as c_int;
         // SAFETY: the place for the handle is ours.

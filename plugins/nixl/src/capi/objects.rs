@@ -1,6 +1,6 @@
 //! Questions about objects in a bucket.
 
-use super::{Agent, Place, Refusal, Segment, check, made};
+use super::{Agent, Extent, Refusal, Segment, check, made};
 
 impl Agent {
     /// Whether there are objects of these names. Blocks until all are answered, for which NIXL takes at most 30 s.
@@ -8,7 +8,7 @@ impl Agent {
     /// # Errors
     /// When one of them could not be queried. Then nothing is known of any.
     pub fn query_objects(&mut self, names: &[Vec<u8>]) -> Result<Vec<bool>, Refusal> {
-        let place = |device| Place { segment: Segment::Object, address: 0, length: 0, device };
+        let place = |device| Extent { segment: Segment::Object, address: 0, length: 0, device };
         let places: Vec<_> = (0..).zip(names).map(|(number, name)| (place(number), &name[..])).collect();
         let list = self.described(Segment::Object, &places)?;
         let api = &self.library.api;

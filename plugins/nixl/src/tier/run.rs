@@ -15,8 +15,8 @@ use host_plugin_api::{Address, ErrorCode, Key, Level, Memory, TierPage, host, lo
 
 use super::front::Front;
 use super::queue::Work;
-use super::store::{Found, Lookup, Store, Unfinished, checksum};
-use crate::capi::{Agent, Direction, Library, Place, Progress, Ranges, Refusal, Segment};
+use super::store::{Lookup, Store, StoredFile, Unfinished, checksum};
+use crate::capi::{Agent, Direction, Extent, Library, Progress, Ranges, Refusal, Segment};
 
 /// Most pages in one request. With the bytes below it takes no more, either.
 const PAGES: usize = 64;
@@ -71,7 +71,7 @@ struct Item {
 
 enum Kept {
     Written(Unfinished, u64),
-    Read(Found),
+    Read(StoredFile),
 }
 
 impl Item {
@@ -225,7 +225,7 @@ impl Runner {
         for (id, memory) in regions {
             if !agent.has_registered(id) {
                 let Memory { address: Address(address), length, .. } = memory;
-                agent.register(id, Place { segment: Segment::Dram, address, length, device: 0 })?;
+                agent.register(id, Extent { segment: Segment::Dram, address, length, device: 0 })?;
             }
         }
         self.memory.clear()?;
@@ -234,7 +234,7 @@ impl Runner {
         for item in &*items {
             let length = u64::from(item.of.length);
             let device = item.descriptor();
-            places.push(Place { segment: Segment::File, address: 0, length, device });
+            places.push(Extent { segment: Segment::File, address: 0, length, device });
             self.memory.add(item.address, item.of.length as usize, 0)?;
             self.files.add(0, item.of.length as usize, device)?;
         }

@@ -57,7 +57,7 @@ pub struct Unfinished {
 }
 
 /// A value that was found.
-pub struct Found {
+pub struct StoredFile {
     pub file: File,
     checksum: u64,
 }
@@ -67,7 +67,7 @@ pub enum Lookup {
     Missing,
     /// A file that is too short, too long, or has a wrong trailer.
     Damaged,
-    There(Found),
+    There(StoredFile),
 }
 
 /// Checksum of a value, which says that these are the bytes of this key.
@@ -255,7 +255,7 @@ impl Store {
         }
         let unbuffered = || self.opened(&name, OFlags::RDONLY | OFlags::DIRECT);
         let file = if self.direct { unbuffered()? } else { Some(plain) };
-        let there = |file| Lookup::There(Found { file, checksum: number(16) });
+        let there = |file| Lookup::There(StoredFile { file, checksum: number(16) });
         Ok(file.map_or(Lookup::Missing, there))
     }
 
@@ -263,7 +263,7 @@ impl Store {
     ///
     /// # Errors
     /// When the system cannot read the file, which says nothing of its bytes.
-    pub fn is_whole(&self, key: &Key, found: &Found, length: u64) -> io::Result<bool> {
+    pub fn is_whole(&self, key: &Key, found: &StoredFile, length: u64) -> io::Result<bool> {
         let mut value = vec![0; length as usize];
         let file = self.opened(&name_of(key), OFlags::RDONLY)?.ok_or(io::ErrorKind::NotFound)?;
         match file.read_exact_at(&mut value, 0) {
@@ -323,7 +323,7 @@ impl Unfinished {
     }
 }
 
-impl Found {
+impl StoredFile {
     /// Whether these are the bytes that were put.
     pub fn is(&self, key: &Key, value: &[u8]) -> bool {
         checksum(key, value) == self.checksum

@@ -28,7 +28,7 @@ const BLOCKS: u32 = 528;
 /// A piece as the kernel reads it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Piece {
+struct DevicePiece {
     to: u64,
     from: u64,
     bytes: u64,
@@ -38,7 +38,7 @@ struct Piece {
 struct Slot {
     event: Object,
     /// `PIECES` of them, in memory that the device reads. Null without a kernel.
-    list: *mut Piece,
+    list: *mut DevicePiece,
 }
 
 /// See the module. It belongs to one thread.
@@ -87,7 +87,7 @@ impl Stream {
             let made = unsafe { (driver.cuEventCreate)(&raw mut slot.event, DISABLE_TIMING) };
             driver.check(made, "make an event")?;
             let mut list: *mut c_void = std::ptr::null_mut();
-            let bytes = PIECES * size_of::<Piece>();
+            let bytes = PIECES * size_of::<DevicePiece>();
             // SAFETY: it writes one pointer.
             let given = unsafe { (driver.cuMemHostAlloc)(&raw mut list, bytes, PORTABLE_AND_MAPPED) };
             slot.list = list.cast();
@@ -138,7 +138,8 @@ impl Stream {
                 continue;
             }
             for at in (0..run.bytes).step_by(PIECE as usize) {
-                let piece = Piece { to: run.to + at, from: run.from + at, bytes: PIECE.min(run.bytes - at) };
+                let piece =
+                    DevicePiece { to: run.to + at, from: run.from + at, bytes: PIECE.min(run.bytes - at) };
                 assert!(pieces < PIECES, "a batch is bounded");
                 // SAFETY: the list has room for `PIECES`, and no kernel reads it: the slot is unused.
                 unsafe { list.add(pieces).write(piece) };
@@ -152,7 +153,7 @@ impl Stream {
         driver.check(unsafe { (driver.cuEventRecord)(event, self.stream) }, "mark the end of a copy")
     }
 
-    fn launch(&self, driver: &Driver, mut list: *mut Piece, mut pieces: u32) -> Result<(), Refused> {
+    fn launch(&self, driver: &Driver, mut list: *mut DevicePiece, mut pieces: u32) -> Result<(), Refused> {
         let blocks = pieces.min(BLOCKS);
         let mut parameters: [*mut c_void; 2] = [(&raw mut list).cast(), (&raw mut pieces).cast()];
         let parameters = parameters.as_mut_ptr();

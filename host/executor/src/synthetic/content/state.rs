@@ -11,7 +11,7 @@ use crate::KvMemory;
 use crate::window::LayerPages;
 
 /// The rows of one head of a layer in a page.
-struct Place {
+struct HeadRows {
     page: PageId,
     /// The index of the head among this rank's heads.
     index: usize,
@@ -28,7 +28,7 @@ pub(super) fn write(kv: &mut KvMemory, sequence: &Sequence, pages: &LayerPages<'
         let which = (head as u64) << 32 | layer as u64;
         let place = |position: usize| {
             let page = pages.page(position / page_tokens);
-            Place { page, index, layer: pages.layer }
+            HeadRows { page, index, layer: pages.layer }
         };
         let mut state = match start.checked_sub(1) {
             Some(before) => read(kv, &place(before)),
@@ -54,14 +54,14 @@ fn row(state: u64, side: usize, slot: usize, bytes: &mut [u8]) {
     }
 }
 
-fn fill(kv: &mut KvMemory, place: &Place, state: u64) {
+fn fill(kv: &mut KvMemory, place: &HeadRows, state: u64) {
     for (slot, side) in slots(kv) {
         row(state, side, slot, kv.write_row(place.page, place.index, place.layer, side, slot));
     }
 }
 
 /// The state in a page, or another number if any byte of it has changed.
-fn read(kv: &KvMemory, place: &Place) -> u64 {
+fn read(kv: &KvMemory, place: &HeadRows) -> u64 {
     let found = |side, slot| kv.read_row(place.page, place.index, place.layer, side, slot);
     let state = found(0, 0).get(..8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes);
     let mut expected = vec![0; found(0, 0).len()];

@@ -322,7 +322,7 @@ impl Open {
     }
 
     /// The only part of its content, to be written.
-    fn part<'a>(&'a self, tokenizer: &'a dyn Tokenizer, with_logprobs: bool) -> Option<Part<'a>> {
+    fn part<'a>(&'a self, tokenizer: &'a dyn Tokenizer, with_logprobs: bool) -> Option<ContentPart<'a>> {
         let mut fields = map(self.bare_part()?);
         let (text, shown): (&str, &[Shown]) = match self {
             Self::Thoughts(text) => (text, &[]),
@@ -330,19 +330,19 @@ impl Open {
             Self::Call { .. } => return None,
         };
         fields.insert("text".into(), Value::from(text));
-        Some(Part { fields, tokenizer, shown })
+        Some(ContentPart { fields, tokenizer, shown })
     }
 }
 
 /// A part of an item's content.
-struct Part<'a> {
+struct ContentPart<'a> {
     fields: Map<String, Value>,
     tokenizer: &'a dyn Tokenizer,
     /// Tokens whose log probabilities are told.
     shown: &'a [Shown],
 }
 
-impl Serialize for Part<'_> {
+impl Serialize for ContentPart<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let value = list(self.tokenizer, self.shown);
         With { object: &self.fields, name: "logprobs", value }.serialize(serializer)
@@ -352,12 +352,12 @@ impl Serialize for Part<'_> {
 /// An item with its content.
 struct Object<'a> {
     fields: Map<String, Value>,
-    part: Option<Part<'a>>,
+    part: Option<ContentPart<'a>>,
 }
 
 impl Serialize for Object<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let value: Vec<&Part<'_>> = self.part.iter().collect();
+        let value: Vec<&ContentPart<'_>> = self.part.iter().collect();
         With { object: &self.fields, name: "content", value }.serialize(serializer)
     }
 }

@@ -1,7 +1,7 @@
 //! Chooses the workers of a request, or says why there is no route.
 
 use host_core::Instance;
-use host_core::routing::{Choice, Place, Preference, Reported, Sight, choose};
+use host_core::routing::{Choice, Preference, Reported, Sight, WorkerFacts, choose};
 use host_wire::clock::Instant;
 use host_wire::pairs::compatible;
 use host_wire::proto::WorkerInfo;
@@ -61,9 +61,9 @@ impl WorkerTable {
         self.accounts.give(need.room, &place, sight)
     }
 
-    fn place(&self, entry: &Entry, need: Need<'_>) -> Place {
+    fn place(&self, entry: &Entry, need: Need<'_>) -> WorkerFacts {
         let at = entry.chosen.instance;
-        Place {
+        WorkerFacts {
             slot: entry.slot,
             role: entry.role.into(),
             cache: entry.info.cache_events.then_some(entry.identity),

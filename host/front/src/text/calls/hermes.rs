@@ -1,7 +1,7 @@
 //! Hermes and Qwen: JSON objects between markers, after text.
 
 use super::object::{Object, Step};
-use super::{CallReader, Part, text};
+use super::{AnswerPart, CallReader, text};
 use crate::text::held::Held;
 
 const OPEN: &str = "<tool_call>";
@@ -34,7 +34,7 @@ impl Default for Hermes {
 }
 
 impl CallReader for Hermes {
-    fn push(&mut self, new: &str) -> Vec<Part> {
+    fn push(&mut self, new: &str) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         self.held.push(new);
         loop {
@@ -79,7 +79,7 @@ impl CallReader for Hermes {
         }
     }
 
-    fn finish(&mut self) -> Vec<Part> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         let held = self.held.take();
         let rest = match &self.stage {
             Stage::Text if self.called && held.trim().is_empty() => String::new(),
@@ -88,6 +88,6 @@ impl CallReader for Hermes {
             Stage::Call(_) => format!("{}{OPEN}{held}", self.space),
             Stage::After => String::new(),
         };
-        if rest.is_empty() { Vec::new() } else { vec![Part::Text(rest)] }
+        if rest.is_empty() { Vec::new() } else { vec![AnswerPart::Text(rest)] }
     }
 }

@@ -1,7 +1,7 @@
 //! Llama 3: an answer that is one JSON object, or several separated by semicolons.
 
 use super::object::{Object, Step};
-use super::{CallReader, Part, text};
+use super::{AnswerPart, CallReader, text};
 use crate::text::held::Held;
 
 /// A special token of these models. If it is decoded, it is not part of the call.
@@ -38,7 +38,7 @@ impl Llama {
 }
 
 impl CallReader for Llama {
-    fn push(&mut self, new: &str) -> Vec<Part> {
+    fn push(&mut self, new: &str) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         self.held.push(new);
         loop {
@@ -80,7 +80,7 @@ impl CallReader for Llama {
         }
     }
 
-    fn finish(&mut self) -> Vec<Part> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         let held = self.held.take();
         if !(self.called && matches!(self.stage, Stage::Between { .. })) {

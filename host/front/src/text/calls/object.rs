@@ -5,7 +5,7 @@ mod syntax;
 use serde_json::Value;
 use syntax::Syntax;
 
-use super::Part;
+use super::AnswerPart;
 use crate::text::held::Held;
 use crate::text::work::looked_at;
 
@@ -92,7 +92,7 @@ impl Object {
         &mut self,
         held: &mut Held,
         is_tool: &dyn Fn(&str) -> bool,
-        parts: &mut Vec<Part>,
+        parts: &mut Vec<AnswerPart>,
     ) -> Step {
         loop {
             match &mut self.0 {
@@ -103,7 +103,7 @@ impl Object {
                         Head::Incomplete if rest.len() <= LONGEST_HEAD => return Step::More,
                         Head::NoObject => return Step::NoCall,
                         Head::Found { name, at } if is_tool(&name) => {
-                            parts.push(Part::Call(name));
+                            parts.push(AnswerPart::Call(name));
                             held.drop(at);
                             self.0 = Stage::Arguments(Balance::new(0));
                         }
@@ -116,7 +116,7 @@ impl Object {
                     let ended = advance(held, |text| balance.end(text));
                     let more = held.take_seen();
                     if !more.is_empty() {
-                        parts.push(Part::Arguments(more));
+                        parts.push(AnswerPart::Arguments(more));
                     }
                     if !ended {
                         return Step::More;
@@ -138,7 +138,7 @@ impl Object {
                         held.rewind();
                         return Step::NoCall;
                     };
-                    parts.extend([Part::Call(name), Part::Arguments(arguments)]);
+                    parts.extend([AnswerPart::Call(name), AnswerPart::Arguments(arguments)]);
                     held.drop_seen();
                     return Step::Done;
                 }

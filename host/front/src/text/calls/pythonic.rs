@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::{CallReader, Part, text};
+use super::{AnswerPart, CallReader, text};
 use crate::text::held::Held;
 use crate::text::work::looked_at;
 
@@ -115,7 +115,7 @@ impl Pythonic {
     }
 
     /// Goes on to the next stage, or returns false where that needs more text.
-    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+    fn step(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         let may_be = |held: &mut Held, marker: &str| marker.starts_with(held.skip_space());
         self.stage = match self.stage {
             Stage::Start if self.held.skip_behind_space(MARKERS[0]) => Stage::Before,
@@ -144,7 +144,7 @@ impl Pythonic {
                 looked_at(raw.len());
                 match call(raw) {
                     Some((name, arguments)) => {
-                        parts.extend([Part::Call(name), Part::Arguments(arguments)]);
+                        parts.extend([AnswerPart::Call(name), AnswerPart::Arguments(arguments)]);
                         self.held.drop_seen();
                         self.lead.clear();
                         Stage::After
@@ -179,14 +179,14 @@ impl Pythonic {
 }
 
 impl CallReader for Pythonic {
-    fn push(&mut self, new: &str) -> Vec<Part> {
+    fn push(&mut self, new: &str) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         self.held.push(new);
         while self.step(&mut parts) {}
         parts
     }
 
-    fn finish(&mut self) -> Vec<Part> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         let rest = std::mem::take(&mut self.lead) + &self.held.take();
         let dropped = match self.stage {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::arguments::{Kind, LONGEST_NAME, json};
-use super::{CallReader, Part, Tool, overlap, text};
+use super::{AnswerPart, CallReader, Tool, overlap, text};
 use crate::text::held::Held;
 use crate::text::work::looked_at;
 
@@ -104,7 +104,7 @@ impl QwenXml {
     }
 
     /// Reads one step of `held`. Returns whether there may be more to read.
-    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+    fn step(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         match self.stage {
             Stage::Text => self.text(parts),
             Stage::Head(marker) => self.head(marker, parts),
@@ -114,7 +114,7 @@ impl QwenXml {
         }
     }
 
-    fn text(&mut self, parts: &mut Vec<Part>) -> bool {
+    fn text(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         // White space before a call belongs to the marker, because templates write it themselves.
         let (shown, marker) = self.held.take_until(&[OPEN, FUNCTION]);
         text(parts, &shown);
@@ -131,7 +131,7 @@ impl QwenXml {
         true
     }
 
-    fn head(&mut self, marker: &'static str, parts: &mut Vec<Part>) -> bool {
+    fn head(&mut self, marker: &'static str, parts: &mut Vec<AnswerPart>) -> bool {
         self.held.skip_space();
         if self.held.seen() > LONGEST_NAME {
             return self.no_call(marker, parts);
@@ -158,15 +158,15 @@ impl QwenXml {
         {
             return self.no_call(marker, parts);
         }
-        parts.push(Part::Call(name.to_owned()));
-        parts.push(Part::Arguments("{".to_owned()));
+        parts.push(AnswerPart::Call(name.to_owned()));
+        parts.push(AnswerPart::Arguments("{".to_owned()));
         self.held.drop(FUNCTION.len() + end + 1);
         self.stage = Stage::Between { tool, some: false };
         true
     }
 
     /// Passes the marker on as text. No call begins at it, but one may begin at the next marker.
-    fn no_call(&mut self, marker: &'static str, parts: &mut Vec<Part>) -> bool {
+    fn no_call(&mut self, marker: &'static str, parts: &mut Vec<AnswerPart>) -> bool {
         self.held.rewind();
         let shown = if marker.is_empty() { FUNCTION } else { marker };
         self.held.drop(if marker.is_empty() { FUNCTION.len() } else { 0 });
@@ -176,7 +176,7 @@ impl QwenXml {
         true
     }
 
-    fn between(&mut self, tool: Option<usize>, some: bool, parts: &mut Vec<Part>) -> bool {
+    fn between(&mut self, tool: Option<usize>, some: bool, parts: &mut Vec<AnswerPart>) -> bool {
         self.held.skip_space();
         self.held.drop_seen();
         let behind = self.held.rest();
@@ -194,7 +194,7 @@ impl QwenXml {
                 tool.and_then(|tool| self.tools[tool].kinds.get(name)).map_or(Kind::Text, |kind| *kind);
             let quote = if kind == Kind::Text { "\"" } else { "" };
             let comma = if some { ", " } else { "" };
-            parts.push(Part::Arguments(format!("{comma}{}: {quote}", Value::from(name))));
+            parts.push(AnswerPart::Arguments(format!("{comma}{}: {quote}", Value::from(name))));
             self.held.drop(PARAMETER.len() + end + 1);
             self.stage = Stage::Value { tool, kind, first: true };
             return true;
@@ -202,7 +202,7 @@ impl QwenXml {
         if let Some(tag) = [END_FUNCTION, CLOSE].into_iter().find(|tag| behind.starts_with(tag)) {
             // Where the model has left out `</function>`, `</tool_call>` ends the call.
             let closed = tag == CLOSE;
-            parts.push(Part::Arguments("}".to_owned()));
+            parts.push(AnswerPart::Arguments("}".to_owned()));
             self.held.drop(tag.len());
             (self.stage, self.called) = (if closed { Stage::Text } else { Stage::After }, true);
             return true;
@@ -221,7 +221,7 @@ impl QwenXml {
         true
     }
 
-    fn value(&mut self, tool: Option<usize>, kind: Kind, first: bool, parts: &mut Vec<Part>) -> bool {
+    fn value(&mut self, tool: Option<usize>, kind: Kind, first: bool, parts: &mut Vec<AnswerPart>) -> bool {
         if first {
             if self.held.rest().is_empty() {
                 return false;
@@ -231,9 +231,9 @@ impl QwenXml {
             self.stage = Stage::Value { tool, kind, first: false };
             self.searched = Searched::default();
         }
-        let argument = |parts: &mut Vec<Part>, text: String| {
+        let argument = |parts: &mut Vec<AnswerPart>, text: String| {
             if !text.is_empty() {
-                parts.push(Part::Arguments(text));
+                parts.push(AnswerPart::Arguments(text));
             }
         };
         if let Some(at) = self.end(kind) {
@@ -309,7 +309,7 @@ impl QwenXml {
 }
 
 impl CallReader for QwenXml {
-    fn push(&mut self, new: &str) -> Vec<Part> {
+    fn push(&mut self, new: &str) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         let mut rest = new;
         while !rest.is_empty() {
@@ -321,16 +321,16 @@ impl CallReader for QwenXml {
         parts
     }
 
-    fn finish(&mut self) -> Vec<Part> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         let held = self.held.take();
         match self.stage {
             Stage::Text if self.called && held.trim().is_empty() => Vec::new(),
             Stage::Text if held.is_empty() => Vec::new(),
-            Stage::Text => vec![Part::Text(held)],
-            Stage::Head(marker) => vec![Part::Text(format!("{}{marker}{held}", self.space))],
+            Stage::Text => vec![AnswerPart::Text(held)],
+            Stage::Head(marker) => vec![AnswerPart::Text(format!("{}{marker}{held}", self.space))],
             // An unfinished call stays unfinished.
             Stage::Value { kind: Kind::Text, .. } if !held.is_empty() => {
-                vec![Part::Arguments(escaped(&held))]
+                vec![AnswerPart::Arguments(escaped(&held))]
             }
             Stage::Value { .. } | Stage::Between { .. } | Stage::After => Vec::new(),
         }

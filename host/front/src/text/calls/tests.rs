@@ -10,13 +10,13 @@ mod work;
 /// A whole answer: its text, and its calls with their arguments.
 type All = (String, Vec<(String, String)>);
 
-fn join(parts: Vec<Part>) -> All {
+fn join(parts: Vec<AnswerPart>) -> All {
     let (mut text, mut calls) = (String::new(), Vec::<(String, String)>::new());
     for part in parts {
         match part {
-            Part::Text(more) => text.push_str(&more),
-            Part::Call(name) => calls.push((name, String::new())),
-            Part::Arguments(more) => calls.last_mut().expect("a call has begun").1.push_str(&more),
+            AnswerPart::Text(more) => text.push_str(&more),
+            AnswerPart::Call(name) => calls.push((name, String::new())),
+            AnswerPart::Arguments(more) => calls.last_mut().expect("a call has begun").1.push_str(&more),
         }
     }
     (text, calls)
@@ -34,7 +34,7 @@ fn read(format: CallFormat, pieces: &[&str]) -> All {
     let tools =
         ["f", "get_weather"].map(|name| Function { name: name.into(), parameters: parameters.clone() });
     let mut reader = format.readers(&tools).reader();
-    let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
+    let mut parts: Vec<AnswerPart> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
     parts.extend(reader.finish());
     join(parts)
 }
@@ -278,14 +278,14 @@ fn a_name_comes_whole_and_arguments_as_they_are_written() {
     ] {
         parts.push(reader.push(piece));
     }
-    let arguments = |text: &str| Part::Arguments(text.to_owned());
+    let arguments = |text: &str| AnswerPart::Arguments(text.to_owned());
     assert_eq!(
         parts,
         [
             vec![],
             vec![],
             vec![],
-            vec![Part::Call("get_weather".into()), arguments("{\"a\"")],
+            vec![AnswerPart::Call("get_weather".into()), arguments("{\"a\"")],
             vec![arguments(": 1")],
             vec![arguments("}")],
             vec![]

@@ -4,7 +4,7 @@
 //! goes on. So the memory of a request is never the host's. A page that was given up leaves its request and its buffer
 //! here until NIXL says how the request ended. Until then they count among those that may run.
 
-use crate::capi::{Agent, Alive, Direction, Place, Progress, Ranges, Refusal, Request, Segment};
+use crate::capi::{Agent, Alive, Direction, Extent, Progress, Ranges, Refusal, Request, Segment};
 use crate::tier::run::Maker;
 
 /// Most bytes in buffers, unless one alone has more.
@@ -104,9 +104,9 @@ impl Moves {
     ) -> Result<(Request, Progress), Refusal> {
         let [own, object] = registered(slot);
         let (address, length) = (buffer.as_ptr() as u64, buffer.len() as u64);
-        self.agent.register(own, Place { segment: Segment::Dram, address, length, device: 0 })?;
+        self.agent.register(own, Extent { segment: Segment::Dram, address, length, device: 0 })?;
         let device = slot as u64 + 1;
-        let place = Place { segment: Segment::Object, address: 0, length, device };
+        let place = Extent { segment: Segment::Object, address: 0, length, device };
         self.agent.register_named(object, Segment::Object, &[(place, name)])?;
         self.memory.clear()?;
         self.memory.add(address, buffer.len(), 0)?;
