@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use host_wire::clock::{self, Instant};
+use host_wire::clock;
+use host_wire::log_rate::LogRate;
 use parking_lot::Mutex;
 
 /// Shortest time between two lines with the same reason.
@@ -87,25 +88,12 @@ impl Refusal {
 }
 
 /// Writes the lines of the audit log. All listeners of a router share one.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Audit(Arc<Mutex<[Told; REASONS]>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Audit(Arc<Mutex<[LogRate; REASONS]>>);
 
-/// What the log has of one reason.
-#[derive(Clone, Copy, Debug, Default)]
-struct Told {
-    last: Option<Instant>,
-    left_out: u64,
-}
-
-impl Told {
-    /// Counts one refusal. If a line for it is due, returns how many refusals had no line since the last line.
-    fn due(&mut self, now: Instant) -> Option<u64> {
-        if self.last.is_some_and(|last| now.duration_since(last) < EVERY) {
-            self.left_out += 1;
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.left_out))
+impl Default for Audit {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new([LogRate::one_in(EVERY); REASONS])))
     }
 }
 
@@ -125,22 +113,13 @@ impl Audit {
     }
 
     fn due(&self, refusal: Refusal) -> Option<u64> {
-        self.0.lock().get_mut(refusal as usize)?.due(clock::now())
+        self.0.lock().get_mut(refusal as usize)?.line(clock::now())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_reason_has_a_line_a_second_and_the_others_are_counted() {
-        let (mut told, now) = (Told::default(), clock::now());
-        assert_eq!(told.due(now), Some(0));
-        assert_eq!((told.due(now), told.due(now + EVERY / 2)), (None, None));
-        assert_eq!(told.due(now + EVERY), Some(2));
-        assert_eq!(told.due(now + EVERY * 2), Some(0));
-    }
 
     #[test]
     fn reasons_are_counted_apart() {

@@ -32,6 +32,7 @@ use super::audit::{Audit, Refusal};
 use handshake::shake_hands;
 use host_wire::clock;
 use host_wire::endpoint::{ApiTls, Refusals};
+use host_wire::log_rate::LogRate;
 use listener::ClientStream;
 pub use listener::HttpListener;
 
@@ -111,9 +112,9 @@ pub async fn serve(
         Terms { routes, tls: listener.tls.clone(), head, refusals: Arc::new(Refusals::of("an HTTP")) };
     let most = shares.total();
     let places = Arc::new(Semaphore::new(most));
-    let (mut full, mut refused) = (Seldom::default(), Seldom::default());
+    let (mut full, mut refused) = (LogRate::one_in(WARN_EVERY), LogRate::one_in(WARN_EVERY));
     loop {
-        if places.available_permits() == 0 && full.is_due(clock::now()) {
+        if places.available_permits() == 0 && full.line(clock::now()).is_some() {
             tracing::warn!(
                 most,
                 "as many HTTP connections are open as --max-connections, or else the limit of open files (ulimit -n), allows; new ones wait"
@@ -131,7 +132,7 @@ pub async fn serve(
             Ok(accepted) => accepted,
             Err(error) if is_of_one_connection(&error) => continue,
             Err(error) => {
-                if refused.is_due(clock::now()) {
+                if refused.line(clock::now()).is_some() {
                     tracing::warn!(%error, "no HTTP connection can be accepted; trying again every second");
                 }
                 tokio::select! {
@@ -292,22 +293,6 @@ async fn converse(
                 going_on = false;
             }
         }
-    }
-}
-
-/// Limits how often a warning is written.
-#[derive(Debug, Default)]
-struct Seldom {
-    last: Option<clock::Instant>,
-}
-
-impl Seldom {
-    fn is_due(&mut self, now: clock::Instant) -> bool {
-        let due = self.last.is_none_or(|last| now.duration_since(last) >= WARN_EVERY);
-        if due {
-            self.last = Some(now);
-        }
-        due
     }
 }
 

@@ -13,6 +13,7 @@ pub mod convert;
 pub mod endpoint;
 pub mod exposition;
 pub mod identity;
+pub mod log_rate;
 pub mod pairs;
 pub mod protocol;
 pub mod random;

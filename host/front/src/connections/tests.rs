@@ -214,15 +214,6 @@ fn connections_leave_descriptors_to_the_rest() {
     }
 }
 
-#[test]
-fn a_warning_comes_once_in_a_while() {
-    let (mut seldom, now) = (Seldom::default(), clock::now());
-    assert!(seldom.is_due(now));
-    assert!(!seldom.is_due(now + WARN_EVERY / 2));
-    assert!(seldom.is_due(now + WARN_EVERY));
-    assert!(!seldom.is_due(now + WARN_EVERY));
-}
-
 /// An HTTP/2 connection, and a task that ends when it has ended.
 async fn http2(
     address: std::net::SocketAddr,
