@@ -40,8 +40,9 @@ pub fn channel(address: &Address, credentials: &Credentials) -> Result<Channel, 
     let endpoint = Endpoint::from_static(ORIGIN)
         .initial_stream_window_size(UNREAD_OF_A_CALL)
         .initial_connection_window_size(UNREAD_OF_ALL)
-        // Clients may hang up as often as they want, and what workers still send for them is no fault of the connection.
-        .http2_max_concurrent_reset_streams(MAX_CALLS as usize)
+        // Clients may hang up as often as they want, and what workers still send for them is no fault of the connection. The library
+        // counts small frames for calls that it remembers, and never less, so it remembers none.
+        .http2_max_concurrent_reset_streams(0)
         .http2_max_local_error_reset_streams(None)
         .http2_keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_WAIT)
