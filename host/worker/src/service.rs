@@ -125,18 +125,26 @@ impl Worker for WorkerService {
         let HandshakeRequest { from, floor } = request.into_inner();
         let from = from.ok_or_else(|| Status::invalid_argument("a handshake needs a worker"))?;
         let peer = Instance(from.instance);
-        let connected = match fits(&self.info, &from) {
-            Err(refusal) => Err(refusal),
-            Ok(protocol) => connect(&self.worker, &from).await.map(|session| (session, protocol)),
-        };
-        match &connected {
-            Ok((session, protocol)) => {
-                tracing::info!(name = %from.name, instance = %peer, %protocol, "peer connected");
-                self.peers.add(peer, (*session, *protocol), &from.address);
-                self.worker.event(Event::PeerReady { peer, floor, session: *session }).await;
+        let protocol = fits(&self.info, &from);
+        let (worker, peers) = (self.worker.clone(), self.peers.clone());
+        // A task of its own: a caller that gives up ends this call, and a link that was made meanwhile must be known, so that it is
+        // cut off when its peer is lost.
+        let connected = tokio::spawn(async move {
+            let connected = match protocol {
+                Err(refusal) => Err(refusal),
+                Ok(protocol) => connect(&worker, &from).await.map(|session| (session, protocol)),
+            };
+            match &connected {
+                Ok((session, protocol)) => {
+                    tracing::info!(name = %from.name, instance = %peer, %protocol, "peer connected");
+                    peers.add(peer, (*session, *protocol), &from.address);
+                    worker.event(Event::PeerReady { peer, floor, session: *session }).await;
+                }
+                Err(refusal) => tracing::warn!(name = %from.name, refusal, "handshake refused"),
             }
-            Err(refusal) => tracing::warn!(name = %from.name, refusal, "handshake refused"),
-        }
+            connected
+        });
+        let connected = connected.await.unwrap_or_else(|panic| Err(format!("the handshake failed: {panic}")));
         Ok(Response::new(HandshakeReply {
             accepted: connected.is_ok(),
             // The endpoints hold tokens of transfer plugins, so only a peer that fits gets them.
