@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn an_answer_whose_lexer_takes_too_much_memory_ends_and_one_that_waits_has_none() {
         let mut grammars = Grammars::new(Box::new(|| Ok(Vocabulary::bytes())), Patience::All).unwrap();
-        // A client has half of it, enough for the beginnings of a few answers.
+        // A client has half of it.
         grammars.lexers = Lexers::new(40_000);
         let grammars = Arc::new(grammars);
         let under = |text: &str| Under { source: Source::regex(text), answered: 0 };

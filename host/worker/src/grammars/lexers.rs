@@ -1,14 +1,17 @@
 //! The memory of the lexers of a worker's answers.
 //!
 //! Each answer under a grammar has a lexer of its own, which grows as the answer meets new text. Its memory grows with the work that
-//! made it. All lexers of a worker have a limit, and those of one client half of it. An answer that exceeds the limit ends: one of a
-//! client beyond its half, or one that holds more than a 256th of all.
+//! made it. All lexers of a worker have a limit, and those of one client half of it. When there is more, answers with large lexers end,
+//! each as its lexer grows. An answer with a small one goes on: as many as a worker runs have less than the limit together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use host_grammar::GrammarError;
 use parking_lot::Mutex;
+
+/// A lexer with this part of the limit is small: 2 MiB of a GiB.
+const SMALL: u64 = 512;
 
 /// The work of all lexers of a worker, by client.
 #[derive(Debug)]
@@ -56,7 +59,7 @@ impl Lexer {
         let of_client = *of_client;
         held.all = held.all.saturating_sub(self.work).saturating_add(work);
         self.work = work;
-        if of_client > most / 2 || held.all > most && work > most / 256 {
+        if (of_client > most / 2 || held.all > most) && work > most / SMALL {
             return Err(GrammarError::Stuck(
                 "the grammars of this client's answers take too much memory; ask for fewer answers at once, or make the grammar simpler"
                     .into(),
@@ -84,17 +87,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_has_half_and_beyond_all_the_large_end() {
-        let lexers = Lexers::new(1024);
+    fn a_client_has_half_and_beyond_it_the_large_end() {
+        let lexers = Lexers::new(5120);
         let [mut one, mut two, mut three] = [1, 2, 3].map(|client| lexers.of(client));
-        assert_eq!((one.has(500), one.has(512), two.has(510)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!((one.has(2500), one.has(2560), two.has(2555)), (Ok(()), Ok(()), Ok(())));
         // A small one goes on, although all is taken.
-        assert_eq!((three.has(3), three.has(4)), (Ok(()), Ok(())));
-        assert!(three.has(5).is_err() && two.has(511).is_err());
+        assert_eq!((three.has(5), three.has(10)), (Ok(()), Ok(())));
+        assert!(three.has(11).is_err() && two.has(2556).is_err());
         drop(one);
-        assert!(three.has(5).is_ok() && two.has(511).is_ok() && two.has(513).is_err());
+        assert!(three.has(11).is_ok() && two.has(2556).is_ok() && two.has(2561).is_err());
         let mut more = lexers.of(2);
-        assert!(more.has(1).is_err(), "another one of the same client");
+        assert!(more.has(10).is_ok() && more.has(11).is_err(), "another one of the same client");
         drop((two, three, more));
         let held = lexers.held.lock();
         assert!(held.all == 0 && held.of_clients.is_empty(), "{held:?}");

@@ -129,6 +129,8 @@ pub struct Followed {
 struct Progress {
     compiled: Arc<Compiled>,
     ends: Vec<u32>,
+    /// Tokens of the answer that an earlier try drew.
+    answered: Vec<u32>,
     /// Absent until the first part of the request is computed: requests that wait hold no lexer.
     state: Option<State>,
     lexer: Lexer,
@@ -182,12 +184,13 @@ impl Followed {
         answered: usize,
     ) -> Result<Arc<Self>, GrammarError> {
         let (lexer, next) = (lexers.of(request.client), request.prompt.len());
-        let mut progress = Progress { compiled, ends: request.stop_tokens.clone(), state: None, lexer, next };
-        let answer = &request.prompt[next.saturating_sub(answered)..];
-        if !answer.is_empty() {
-            let state = progress.state()?;
-            answer.iter().try_for_each(|token| state.consume(*token))?;
+        let ends = request.stop_tokens.clone();
+        let answered = request.prompt[next.saturating_sub(answered)..].to_vec();
+        if !answered.is_empty() {
+            // Checked now, so that a request that cannot go on ends before anything is computed for it.
+            replayed(&compiled, &ends, &answered)?;
         }
+        let progress = Progress { compiled, ends, answered, state: None, lexer, next };
         Ok(Arc::new(Self { client: request.client, progress: Mutex::new(progress), place: Mutex::default() }))
     }
 
@@ -276,10 +279,17 @@ impl Progress {
             none => {
                 // Counted first: the copy takes memory.
                 self.lexer.has(self.compiled.lexer())?;
-                Ok(none.insert(self.compiled.begin(self.ends.clone())))
+                Ok(none.insert(replayed(&self.compiled, &self.ends, &self.answered)?))
             }
         }
     }
+}
+
+/// The state behind the tokens of an answer so far.
+fn replayed(compiled: &Compiled, ends: &[u32], answered: &[u32]) -> Result<State, GrammarError> {
+    let mut state = compiled.begin(ends.to_vec());
+    answered.iter().try_for_each(|token| state.consume(*token))?;
+    Ok(state)
 }
 
 #[cfg(test)]
