@@ -312,6 +312,10 @@ impl Generation {
                 Some(attempt) => attempt,
                 None => {
                     let first = self.decode.is_none();
+                    if first && self.tries.failed() == 0 {
+                        // An answer may have waited long for another one to the same prompt.
+                        self.deadline = clock::now() + self.router.retry.total;
+                    }
                     let begun = self.begin().await?;
                     if first {
                         self.attempt = Some(begun);

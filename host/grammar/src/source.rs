@@ -112,15 +112,32 @@ impl Source {
     pub fn after_thoughts(&self, open: bool) -> Self {
         let begin = if open { "think space" } else { "(\"<think>\" think space)?" };
         let body = match self.kind {
-            Kind::JsonSchema => {
-                let schema = serde_json::from_str(&self.text).unwrap_or_else(|_wrong| json!({}));
-                format!("answer: {}", json_rule(&schema, self.compact))
-            }
-            Kind::Regex => format!("answer: /{}/", within_slashes(&self.text)),
-            Kind::Lark => renamed(&self.text),
+            Kind::Lark => renamed(&self.text, "answer"),
+            Kind::JsonSchema | Kind::Regex => format!("answer: {}", self.rule()),
         };
         let rules = "think[suffix=\"</think>\"]: /(?s:.*)/\nspace: /[ \\n]*/";
         Self::lark(format!("start: {begin} answer\n{rules}\n{body}"))
+    }
+
+    /// An answer under this grammar, or one under `rules`, which are Lark's and have no rule `first` and `second`. `None` if this
+    /// grammar is of rules itself: their names may be the same.
+    #[must_use]
+    pub fn or(&self, rules: &Self) -> Option<Self> {
+        (self.kind != Kind::Lark && rules.kind == Kind::Lark).then(|| {
+            let second = renamed(&rules.text, "second");
+            Self::lark(format!("start: first | second\nfirst: {}\n{second}", self.rule()))
+        })
+    }
+
+    /// A schema or an expression as the right side of one of Lark's rules.
+    fn rule(&self) -> String {
+        match self.kind {
+            Kind::JsonSchema => {
+                let schema = serde_json::from_str(&self.text).unwrap_or_else(|_wrong| json!({}));
+                json_rule(&schema, self.compact)
+            }
+            Kind::Regex | Kind::Lark => format!("/{}/", within_slashes(&self.text)),
+        }
     }
 
     /// Refuses a text that is too large or too deep for the engine, or has an option that clients may not set.
@@ -216,10 +233,10 @@ pub fn json_rule(schema: &Value, compact: bool) -> String {
     format!("%json {}", with_white_space(schema, compact))
 }
 
-/// Rules with the rule `start` renamed to `answer`.
-fn renamed(rules: &str) -> String {
+/// Rules with the rule `start` renamed.
+fn renamed(rules: &str, name: &str) -> String {
     let line = |line: &str| match line.trim_start().strip_prefix("start") {
-        Some(rest) if rest.trim_start().starts_with(':') => format!("answer{rest}"),
+        Some(rest) if rest.trim_start().starts_with(':') => format!("{name}{rest}"),
         _ => line.to_owned(),
     };
     rules.lines().map(line).collect::<Vec<_>>().join("\n")

@@ -119,6 +119,19 @@ fn thoughts_may_or_must_come_before_an_answer() {
 }
 
 #[test]
+fn an_answer_may_follow_one_of_two_grammars() {
+    let compiler = compiler();
+    let calls = Source::lark("start: call call*\ncall: \"<\" /[a-z]/ \">\"");
+    let object = Source::json_schema(&json!({"type": "object", "additionalProperties": false}));
+    let either = object.or(&calls).unwrap();
+    assert!(takes(&compiler, &either, "{}") && takes(&compiler, &either, "<a><b>"));
+    assert!(!takes(&compiler, &either, "{}<a>") && !takes(&compiler, &either, "x"));
+    assert!(takes(&compiler, &either.after_thoughts(true), "so</think><a>"));
+    assert!(takes(&compiler, &Source::regex("a/b").or(&calls).unwrap(), "a/b"));
+    assert!(calls.or(&calls).is_none() && object.or(&object).is_none());
+}
+
+#[test]
 fn what_cannot_be_carried_out_is_refused_with_a_reason() {
     let compiler = compiler();
     for (source, words) in [

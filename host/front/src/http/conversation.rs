@@ -50,6 +50,9 @@ impl Conversation {
         if let Some(add) = fields.boolean("add_generation_prompt")? {
             extra.insert("add_generation_prompt".into(), Value::Bool(add));
         }
+        if let Some(effort) = fields.string("reasoning_effort")? {
+            think(&mut extra, effort);
+        }
         Ok(Self { field: "messages", messages, has_calls, extra })
     }
 
@@ -116,6 +119,15 @@ pub(super) fn variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiEr
     Ok(variables)
 }
 
+/// Gives the template the effort of thoughts, where the client's variables do not. Templates call it `reasoning_effort`, and switch
+/// thoughts off with `enable_thinking`.
+pub(super) fn think(variables: &mut Map<String, Value>, effort: String) {
+    if effort == "none" {
+        variables.entry("enable_thinking").or_insert(json!(false));
+    }
+    variables.entry("reasoning_effort").or_insert(json!(effort));
+}
+
 /// Entries of all lists and objects in a value.
 fn entries(value: &Value) -> usize {
     match value {
@@ -146,13 +158,21 @@ impl Turn {
         let thinks = app.text.dialect.thinks;
         let reads = tools.filter(|tools| tools.choice != Choice::None).zip(app.text.calls());
         if let Some((tools, format)) = reads
-            && let Some((grammar, parameters)) = tools.grammar(format)?
+            && let Some((calls, parameters)) = tools.grammar(format, ask.grammar.is_some())?
         {
-            if ask.grammar.is_some() {
-                let message = "a tool_choice that demands a call, and a structure for the answer, exclude each other: give one";
-                return Err(ApiError::field("tool_choice", message));
+            match (&ask.grammar, &tools.choice) {
+                // The answer is one of the structure, or calls. A client's own rules stay as they are.
+                (Some(answer), Choice::Auto) => {
+                    if let Some(either) = answer.or(&calls) {
+                        ask.follow(either, parameters);
+                    }
+                }
+                (Some(_), _) => {
+                    let message = "a tool_choice that demands a call, and a structure for the answer, exclude each other: give one";
+                    return Err(ApiError::field("tool_choice", message));
+                }
+                (None, _) => ask.follow(calls, parameters),
             }
-            ask.follow(grammar, parameters);
         }
         if let Some(grammar) = ask.grammar.as_ref().filter(|_| thinks && !closes_thoughts(&text)) {
             ask.grammar = Some(grammar.after_thoughts(opens_thoughts(&text)));

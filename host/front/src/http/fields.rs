@@ -20,9 +20,10 @@ pub(super) struct Fields {
 
 /// Fields of other servers that this server ignores, because the answer does not depend on them: they concern filing, billing,
 /// scheduling, caching or logging.
-pub(super) const HARMLESS: [&str; 11] = [
+pub(super) const HARMLESS: [&str; 16] = [
     "user",
     "metadata",
+    "client_metadata",
     "store",
     "service_tier",
     "safety_identifier",
@@ -32,6 +33,12 @@ pub(super) const HARMLESS: [&str; 11] = [
     "request_id",
     "log_metrics",
     "return_text_in_logprobs",
+    // The prompt decides it.
+    "verbosity",
+    // Thoughts are always apart from the text.
+    "include_reasoning",
+    "separate_reasoning",
+    "stream_reasoning",
 ];
 
 /// Values longer than this are not repeated in messages.

@@ -161,11 +161,10 @@ fn refuse_stored(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse_unless("truncation", |value| value == "disabled")
 }
 
-/// Takes `text`: the format of the answer. `verbosity` is checked only, because the prompt decides it.
+/// Takes `text`: the format of the answer.
 fn text_format(fields: &mut Fields) -> Result<Option<structured::Named>, ApiError> {
     let mut text = fields.object("text", "text.")?;
     let format = text.take("format");
-    text.string("verbosity")?;
     text.refuse_rest(|_| None)?;
     structured::format("text.format", format)
 }
@@ -198,7 +197,7 @@ fn included(fields: &mut Fields) -> Result<bool, ApiError> {
     Ok(wants)
 }
 
-/// Takes `reasoning`. Templates call its effort `reasoning_effort`, and switch thoughts off with `enable_thinking`.
+/// Takes `reasoning`.
 fn effort(fields: &mut Fields, extra: &mut Map<String, Value>) -> Result<(), ApiError> {
     let mut reasoning = fields.object("reasoning", "reasoning.")?;
     let effort = reasoning.string("effort")?;
@@ -207,10 +206,7 @@ fn effort(fields: &mut Fields, extra: &mut Map<String, Value>) -> Result<(), Api
     reasoning.string("generate_summary")?;
     reasoning.refuse_rest(|_| None)?;
     if let Some(effort) = effort {
-        if effort == "none" {
-            extra.entry("enable_thinking").or_insert(json!(false));
-        }
-        extra.entry("reasoning_effort").or_insert(json!(effort));
+        conversation::think(extra, effort);
     }
     Ok(())
 }

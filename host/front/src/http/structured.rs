@@ -143,7 +143,11 @@ fn response_format(name: &str, given: Option<Value>) -> Result<Option<Source>, A
     };
     match given.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Source::json_object())),
+        // Some servers take a schema here.
+        Some("json_object") => match given.get("schema").filter(|schema| !schema.is_null()) {
+            Some(schema) => Ok(Some(Source::json_schema(schema))),
+            None => Ok(Some(Source::json_object())),
+        },
         Some("json_schema") => {
             let format = given.get("json_schema").unwrap_or(&given);
             let schema = format.get("schema").filter(|schema| !schema.is_null());

@@ -76,19 +76,34 @@ impl Tools {
             Err(_) if none => return Ok(None),
             able => able?,
         }
+        let given = match spelling {
+            Spelling::Nested => given,
+            Spelling::Flat => without_foreign(given),
+        };
+        if empty(&given) {
+            return match choice.as_ref().map(|choice| choice.as_str().unwrap_or("")) {
+                None | Some("none" | "auto") => Ok(None),
+                Some(_) => {
+                    let message = "tool_choice demands a call, and this server has none of the tools: it runs none itself";
+                    Err(ApiError::field("tool_choice", message))
+                }
+            };
+        }
         let functions = functions(fields, &given, spelling)?;
         let choice = choice_of(fields, choice, &functions, spelling)?;
         Ok(Some(Self { given: spelling.nested(given), functions, choice, parallel, spelling }))
     }
 
-    /// The grammar of an answer that must call a tool, with the grammars of the tools' parameters, which have to compile.
+    /// The grammar of an answer that must call a tool, with the grammars of the tools' parameters, which have to compile. `auto`: also
+    /// where the answer may call a tool.
     ///
     /// # Errors
     /// When a call of a tool cannot be demanded.
-    pub fn grammar(&self, format: CallFormat) -> Result<Option<(Source, Vec<Named>)>, ApiError> {
+    pub fn grammar(&self, format: CallFormat, auto: bool) -> Result<Option<(Source, Vec<Named>)>, ApiError> {
         let named: Vec<Function> = match &self.choice {
-            Choice::None | Choice::Auto => return Ok(None),
-            Choice::Required => self.functions.clone(),
+            Choice::None => return Ok(None),
+            Choice::Auto if !auto => return Ok(None),
+            Choice::Auto | Choice::Required => self.functions.clone(),
             Choice::Named(name) => self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(),
         };
         let wanted = self.functions.iter().enumerate().filter(|(_, tool)| named.contains(tool));
@@ -96,7 +111,7 @@ impl Tools {
             name: format!("tools[{index}]{}.parameters", self.spelling.function()),
             source: Source::json_schema(&tool.parameters),
         });
-        let several = self.parallel && self.choice == Choice::Required;
+        let several = self.parallel && matches!(self.choice, Choice::Auto | Choice::Required);
         let rule = if several { CallRule::Several } else { CallRule::One };
         let source = calls(format, &named, rule);
         let source = source.map_err(|error| ApiError::field("tools", format!("tools: {error}")))?;
@@ -156,6 +171,21 @@ fn takes_tools(app: &App) -> Result<(), ApiError> {
             "how model {:?} writes calls of tools does not show in its chat template: start the server with --tool-parser",
             app.model
         )),
+    }
+}
+
+/// Tools that OpenAI's server runs by itself. Agents offer them with every request, whether or not they are called.
+const FOREIGN: [&str; 4] = ["web_search", "web_search_preview", "tool_search", "image_generation"];
+
+/// The tools that the client runs.
+fn without_foreign(given: Value) -> Value {
+    let is_foreign = |tool: &Value| tool["type"].as_str().is_some_and(|kind| FOREIGN.contains(&kind));
+    match given {
+        Value::Array(mut tools) => {
+            tools.retain(|tool| !is_foreign(tool));
+            Value::Array(tools)
+        }
+        other => other,
     }
 }
 
@@ -248,7 +278,7 @@ fn choice_of(
 /// there are calls or results of tools.
 ///
 /// # Errors
-/// When the arguments of a call are not a JSON object.
+/// When the arguments of a call are neither a JSON object nor a text.
 pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
     let mut found = false;
     let mut nested = Nested::default();
@@ -276,7 +306,10 @@ pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
     Ok(found)
 }
 
-/// The arguments of a call as an object, however they are written. `None` if they are no object.
+/// The arguments of a call as an object, however they are written. `None` if they are neither an object nor a text.
+///
+/// A model may write arguments that are no object, or an answer may end within them. The client sends them back with the result of
+/// its tool, and the model has to see both: the text becomes the only argument, `arguments`.
 ///
 /// # Errors
 /// When the arguments of all calls of the body have too many values.
@@ -287,7 +320,8 @@ pub(super) fn object(call: &Map<String, Value>, nested: &mut Nested) -> Result<O
         Some(Value::String(text)) if text.trim().is_empty() => Some(json!({})),
         Some(Value::String(text)) => {
             nested.check(text).map_err(|too_many| ApiError::invalid(too_many.to_string()))?;
-            serde_json::from_str::<Value>(text).ok().filter(Value::is_object)
+            let object = serde_json::from_str::<Value>(text).ok().filter(Value::is_object);
+            Some(object.unwrap_or_else(|| json!({"arguments": text})))
         }
         Some(_) => None,
     })

@@ -48,6 +48,19 @@ fn given(worker: &FakeWorker) -> (String, Option<String>) {
     (String::from_utf8(bytes).unwrap(), call.grammar.map(|grammar| grammar.text))
 }
 
+#[tokio::test]
+async fn tools_that_another_server_runs_are_left_out() {
+    let (front, _prefill, decode) = front(false, says("x")).await;
+    let mut tools = weather();
+    tools.as_array_mut().unwrap().push(json!({"type": "web_search", "external_web_access": false}));
+    let more = json!({"tools": tools, "client_metadata": {"a": "b"}});
+    assert_eq!(front.post(RESPONSES, &asking(&more)).await.status, 200);
+    let prompt = given(&decode).0;
+    assert!(prompt.contains("weather") && !prompt.contains("web_search"), "{prompt}");
+    let more = json!({"tools": [{"type": "web_search"}], "tool_choice": "auto"});
+    assert_eq!(front.post(RESPONSES, &asking(&more)).await.status, 200);
+}
+
 /// Builds items from a stream as a client does: it adds each event to the item that the event names, like the `openai` package.
 /// Returns the items and the last event.
 fn built(events: &[Value]) -> (Vec<Value>, Value) {
@@ -337,7 +350,7 @@ async fn what_it_has_not_is_refused_in_a_sentence() {
         ),
         (json!({"input": [{"role": "tool", "content": "x"}]}), "input[0].role", "one of system"),
         (
-            json!({"input": [{"type": "function_call", "call_id": "a", "name": "b", "arguments": "{"}]}),
+            json!({"input": [{"type": "function_call", "call_id": "a", "name": "b", "arguments": 1}]}),
             "input[0].arguments",
             "a JSON object",
         ),
@@ -347,7 +360,12 @@ async fn what_it_has_not_is_refused_in_a_sentence() {
         (json!({"background": true}), "background", "keeps no responses"),
         (json!({"prompt": {"id": "p"}}), "prompt", "keeps no prompts"),
         (json!({"truncation": "auto"}), "truncation", "not supported"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0]", "no tools of its own"),
+        (json!({"tools": [{"type": "file_search"}]}), "tools[0]", "no tools of its own"),
+        (
+            json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}),
+            "tool_choice",
+            "none of the tools",
+        ),
         (json!({"tools": [{"type": "function", "name": "a b"}]}), "tools[0].name", "letters"),
         (
             json!({"tools": weather(), "tool_choice": {"type": "function", "name": "f"}}),

@@ -209,11 +209,73 @@ async fn calls_and_results_of_earlier_turns_reach_the_template() {
 }
 
 #[tokio::test]
+async fn arguments_that_are_no_object_come_back_to_the_model_as_it_wrote_them() {
+    let (front, _prefill, decode) = front(TEMPLATE, false, "fine").await;
+    for (arguments, shown) in [
+        ("{\"place\": \"Os", r#"{"arguments": "{\"place\": \"Os"}"#),
+        ("[1]", r#"{"arguments": "[1]"}"#),
+        (" ", "{}"),
+    ] {
+        let messages = json!([
+            {"role": "assistant", "tool_calls": [{"id": "a", "type": "function",
+                "function": {"name": "weather", "arguments": arguments}}]},
+            {"role": "tool", "tool_call_id": "a", "content": "bad arguments"},
+        ]);
+        let reply = front.post(CHAT, &asking(&json!({"messages": messages}))).await;
+        assert_eq!(reply.status, 200);
+        let prompt = given(&decode).0;
+        assert!(prompt.contains(&format!("\"arguments\": {shown}}}</tool_call>")), "{prompt}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_with_a_structure_may_call_tools_instead() {
+    let (front, _prefill, decode) = front(TEMPLATE, false, "x").await;
+    let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "properties": {"sum": {"type": "integer"}}}}});
+    for (choice, calls) in [("auto", true), ("none", false)] {
+        let more = json!({"response_format": format, "tool_choice": choice});
+        assert_eq!(front.post(CHAT, &asking(&more)).await.status, 200);
+        let grammar = given(&decode).1.unwrap();
+        assert!(grammar.contains("\"sum\""), "{grammar}");
+        assert_eq!(grammar.starts_with("start: first | second\n"), calls, "{grammar}");
+        assert_eq!(grammar.contains("<tool_call>"), calls, "{grammar}");
+    }
+    // A client's own rules stay as they are.
+    let rules = "start: call\ncall: \"a\"";
+    assert_eq!(
+        front.post(CHAT, &asking(&json!({"structured_outputs": {"grammar": rules}}))).await.status,
+        200
+    );
+    assert_eq!(given(&decode).1.unwrap(), rules);
+    // Some servers take a schema with `json_object`.
+    let more = json!({"response_format": {"type": "json_object", "schema": {"enum": ["b"]}}, "tools": []});
+    assert_eq!(front.post(CHAT, &asking(&more)).await.status, 200);
+    assert_eq!(given(&decode).1.unwrap(), r#"{"enum":["b"]}"#);
+}
+
+#[tokio::test]
+async fn fields_about_thoughts_reach_the_template_or_change_nothing() {
+    let template =
+        "{{ reasoning_effort }}{% if enable_thinking is false %}, silent{% endif %}{{ messages[0].content }}";
+    let (front, _prefill, decode) = front(template, false, "x").await;
+    let ask = async |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "."}]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        assert_eq!(front.post(CHAT, &body).await.status, 200, "{more}");
+        given(&decode).0
+    };
+    assert_eq!(ask(json!({"reasoning_effort": "low", "verbosity": "low"})).await, "low.");
+    assert_eq!(ask(json!({"reasoning_effort": "none", "separate_reasoning": true})).await, "none, silent.");
+    let more = json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}});
+    assert_eq!(ask(more).await, "none.");
+    assert_eq!(ask(json!({"include_reasoning": true, "stream_reasoning": true})).await, ".");
+}
+
+#[tokio::test]
 async fn what_cannot_be_done_is_said_in_a_sentence() {
     let (plain, _prefill, _decode) = front(super::fixture::TEMPLATE, false, "x").await;
     let (unknown, _prefill, _decode) = front("{{ tools }}{{ messages }}", false, "x").await;
     let (able, _prefill, _decode) = front(TEMPLATE, false, "x").await;
-    let call = |arguments: &str| json!({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]});
     let bad_schema = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "strange"}}}}}]);
     let wide: serde_json::Map<String, Value> = (0..513).map(|at| (format!("a{at}"), json!({}))).collect();
     let wide =
@@ -259,7 +321,11 @@ async fn what_cannot_be_done_is_said_in_a_sentence() {
             json!({"tool_choice": "required", "response_format": {"type": "json_object"}}),
             "exclude each other",
         ),
-        (&able, call("[1]"), "must be a JSON object"),
+        (
+            &able,
+            json!({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}]}),
+            "must be a JSON object",
+        ),
     ] {
         let reply = front.post(CHAT, &asking(&more)).await;
         let (status, text) = (reply.status, reply.text().await);

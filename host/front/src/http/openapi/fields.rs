@@ -4,7 +4,7 @@ use host_core::radix::NamespaceKey;
 use serde_json::{Map, Value, json};
 
 use super::schema::{
-    Fields, NOTHING, any_object, boolean, integer, nothing_or, number, only, or, reference, short_text,
+    Fields, NOTHING, any_object, boolean, integer, nothing_or, number, only, or, reference, short_text, text,
     token_list,
 };
 use crate::http::ask::{
@@ -327,6 +327,7 @@ pub(super) fn messages() -> Fields {
             "",
         )
         .add("add_generation_prompt", boolean(), "False leaves the assistant's turn out")
-        .add("chat_template_kwargs", any_object(), "Variables of the template");
+        .add("chat_template_kwargs", any_object(), "Variables of the template")
+        .add("reasoning_effort", text(), "Reaches the template. None switches thoughts off");
     fields
 }

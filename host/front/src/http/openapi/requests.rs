@@ -298,6 +298,7 @@ fn tokenize(about: &About) -> Value {
                 "messages": off,
                 "add_generation_prompt": off,
                 "chat_template_kwargs": off,
+                "reasoning_effort": off,
             },
         },
         {
