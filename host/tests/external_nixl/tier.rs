@@ -267,8 +267,10 @@ fn inside() {
     let mut place = place("").unwrap();
     place.pages = tempfile::tempdir_in(disk).unwrap();
     let library = nixl::config().unwrap();
-    place.config =
-        format!("{library}[storage]\ndirectory = {:?}\n", place.pages.path().display().to_string());
+    place.config = format!(
+        "{library}[storage]\nfree_floor_mib = 0\ndirectory = {:?}\n",
+        place.pages.path().display().to_string()
+    );
     let tier = place.open();
     tier.fill();
     let ends = tier.put(0..PAGES);

@@ -52,6 +52,9 @@ impl Threads {
     }
 }
 
+/// Default of `free_floor_mib`.
+const FREE_FLOOR_MIB: u64 = 1024;
+
 /// The tier's table.
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -61,6 +64,8 @@ pub struct Storage {
     pub backend: String,
     pub parameters: BTreeMap<String, String>,
     pub direct: bool,
+    /// For files.
+    pub free_floor_mib: Option<u64>,
     /// For objects, as the next key.
     pub prefix: Option<String>,
     pub deadline_ms: Option<u64>,
@@ -84,6 +89,7 @@ impl Default for Storage {
             backend: "POSIX".into(),
             parameters: BTreeMap::new(),
             direct: false,
+            free_floor_mib: None,
             prefix: None,
             deadline_ms: None,
         }
@@ -94,6 +100,11 @@ impl Storage {
     /// Whether pages are objects in a bucket, not files.
     pub fn keeps_objects(&self) -> bool {
         self.backend == "OBJ"
+    }
+
+    /// Bytes of the file system that stay free.
+    pub fn free_floor(&self) -> u64 {
+        self.free_floor_mib.unwrap_or(FREE_FLOOR_MIB) << 20
     }
 }
 
@@ -162,6 +173,14 @@ impl Config {
             return Err(wrong(format!(
                 "storage.{key} is for objects: set backend = \"OBJ\", too, or leave it out"
             )));
+        }
+        if config.storage.free_floor_mib.is_some_and(|floor| floor > 1 << 30) {
+            return Err(wrong("storage.free_floor_mib must be 0 to 1073741824".into()));
+        }
+        if config.storage.free_floor_mib.is_some() && config.storage.keeps_objects() {
+            return Err(wrong(
+                "storage.free_floor_mib is for files: leave it out with backend = \"OBJ\"".into(),
+            ));
         }
         // With NIXL's default, Linux AIO, ending an agent waits for work that the kernel still does.
         let on = |key: &&str| {

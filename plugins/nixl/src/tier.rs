@@ -194,6 +194,7 @@ fn files(
     };
     let direct = config.storage.direct;
     let store = Store::open(folder, direct, config.read_only, unique).map_err(io)?;
+    let store = store.keeping_free(config.storage.free_floor());
     let shared = Arc::new(Shared { front: guarded.front.clone(), store, direct });
     let (started, start) = sync_channel(1);
     let own = shared.clone();

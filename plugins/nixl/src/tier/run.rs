@@ -337,7 +337,10 @@ fn damaged(store: &Store, key: &Key, length: u64) -> End {
 }
 
 fn failed(what: &str, error: &std::io::Error) -> End {
-    log!(Level::ERROR, "a page cannot be {what}: {error}");
+    // The store logs once that its floor is reached.
+    if what != "made" || error.kind() != std::io::ErrorKind::StorageFull {
+        log!(Level::ERROR, "a page cannot be {what}: {error}");
+    }
     let full = matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded);
     (if full { ErrorCode::NO_RESOURCE.0 } else { ErrorCode::IO.0 }, 0)
 }

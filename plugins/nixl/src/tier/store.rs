@@ -17,12 +17,14 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use host_ownership::{Access, Folder, plain_file};
-use host_plugin_api::Key;
+use host_plugin_api::{Key, Level, log};
 use rustix::fs::{
-    AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, Stat, fallocate, openat, renameat, statat, unlinkat,
+    AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, Stat, fallocate, fstatvfs, openat, renameat,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -36,6 +38,8 @@ const INSTEAD: &str = "use a directory of your own";
 const MARK: [u8; 8] = *b"HOSTNIXL";
 const TRAILER: u64 = 32;
 const SUFFIX: &str = ".page";
+/// How often the file system is asked for its free room.
+const LOOK: Duration = Duration::from_millis(100);
 /// Unfinished files of this age have no writer any more.
 const STALE: Duration = Duration::from_secs(3600);
 
@@ -48,6 +52,15 @@ pub struct Store {
     /// The names of this instance's unfinished files start with it. No other instance's names do.
     unique: String,
     written: AtomicU64,
+    free_floor: u64,
+    room: Mutex<Room>,
+}
+
+/// Whether the file system has room for pages, and when that was looked at.
+#[derive(Default)]
+struct Room {
+    looked: Option<Instant>,
+    full: bool,
 }
 
 /// A file that does not have its final name yet.
@@ -110,9 +123,45 @@ impl Store {
         }
         let named = Folder::named(directory, Access::User, !read_only)?;
         let root = named.own(FORMAT, Access::User, !read_only, INSTEAD)?;
-        let store = Self { root, direct, read_only, unique, written: AtomicU64::new(0) };
+        let store = Self {
+            root,
+            direct,
+            read_only,
+            unique,
+            written: AtomicU64::new(0),
+            free_floor: 0,
+            room: Mutex::default(),
+        };
         store.prepare()?;
         Ok(store)
+    }
+
+    /// The same directory, in which no value is started while fewer bytes than this are free in its file system.
+    pub fn keeping_free(mut self, bytes: u64) -> Self {
+        self.free_floor = bytes;
+        self
+    }
+
+    /// Whether a value may be started. Logs each change.
+    fn has_room(&self) -> io::Result<bool> {
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if self.free_floor > 0 && room.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK) {
+            let stat = fstatvfs(&self.root)?;
+            let full = stat.f_bavail.saturating_mul(stat.f_frsize) < self.free_floor;
+            let was = std::mem::replace(&mut *room, Room { looked: Some(now), full }).full;
+            let floor = self.free_floor >> 20;
+            match (was, full) {
+                (false, true) => log!(
+                    Level::WARN,
+                    "less than {floor} MiB are free in the file system of the pages (free_floor_mib): no page is stored until there \
+                     is room; remove pages, or make room otherwise"
+                ),
+                (true, false) => log!(Level::INFO, "{floor} MiB are free again: pages are stored"),
+                _ => {}
+            }
+        }
+        Ok(!room.full)
     }
 
     /// Makes the folders, or looks at those that are there, and removes what was left unfinished.
@@ -190,7 +239,13 @@ impl Store {
     }
 
     /// Makes an unfinished file for a value.
+    ///
+    /// # Errors
+    /// Of the kind `StorageFull` when too little room is free.
     pub fn create(&self) -> io::Result<Unfinished> {
+        if !self.has_room()? {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         let number = self.written.fetch_add(1, Ordering::Relaxed);
         let name = format!("{UNFINISHED}/{}-{number}", self.unique);
         let new = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | self.flags();
@@ -353,6 +408,15 @@ mod tests {
         assert!(!unfinished.lacks_room(5000));
         store.publish(&key, unfinished, 5000, checksum(&key, &value)).unwrap();
         key
+    }
+
+    #[test]
+    fn no_page_is_started_while_less_than_the_floor_is_free() {
+        let scratch = tempfile::tempdir().unwrap();
+        let open = || Store::open(scratch.path(), false, false, "test".into()).unwrap();
+        let refused = open().keeping_free(u64::MAX).create().map(drop).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        put(&open().keeping_free(1));
     }
 
     #[test]
