@@ -1,6 +1,7 @@
 //! A loaded backend as the plain trait.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use host_plugin_api::abi::{RSlice, RSliceMut, RStr, TransferObject};
 use host_plugin_api::{
@@ -19,6 +20,8 @@ pub struct LoadedTransfer {
     object: TransferObject,
     /// Replaces the descriptor if the plugin wakes the host itself (`WAKES`).
     waker: Option<Arc<Waker>>,
+    /// Whether the wake-ups before the next poll were taken back already.
+    cleared: AtomicBool,
     peers: Peers,
 }
 
@@ -29,7 +32,22 @@ impl LoadedTransfer {
     /// When the system has no descriptor for the plugin's wake-ups.
     pub fn new(plugin: &str, object: TransferObject, services: &Services) -> std::io::Result<Self> {
         let waker = (object.event_fd() == WAKES).then(|| services.waker()).transpose()?;
-        Ok(Self { called: Called::plugin(plugin), object, waker, peers: Peers::new() })
+        Ok(Self {
+            called: Called::plugin(plugin),
+            object,
+            waker,
+            cleared: AtomicBool::new(false),
+            peers: Peers::new(),
+        })
+    }
+}
+
+impl LoadedTransfer {
+    /// Takes back the plugin's wake-ups.
+    fn clear(&self) {
+        if let Some(waker) = &self.waker {
+            waker.clear();
+        }
     }
 }
 
@@ -71,8 +89,8 @@ impl TransferBackend for LoadedTransfer {
     fn poll(&self, completions: &mut [Completion]) -> i32 {
         let _note = self.called.enter(Call::Poll);
         let room = completions.len();
-        if let Some(waker) = &self.waker {
-            waker.clear();
+        if !self.cleared.swap(false, Ordering::Relaxed) {
+            self.clear();
         }
         self.called.counted(Call::Poll, self.object.poll(RSliceMut::from_mut_slice(completions)), room)
     }
@@ -80,6 +98,9 @@ impl TransferBackend for LoadedTransfer {
     fn notifications(&self, notifications: &mut [Notification]) -> i32 {
         let _note = self.called.enter(Call::Notifications);
         let room = notifications.len();
+        // Before both calls of a turn: a notification that comes between them must wake the host.
+        self.clear();
+        self.cleared.store(true, Ordering::Relaxed);
         let answer = self.object.notifications(RSliceMut::from_mut_slice(notifications));
         self.called.counted(Call::Notifications, answer, room)
     }

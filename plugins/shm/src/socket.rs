@@ -36,10 +36,25 @@ pub fn listener(socket: &Random) -> rustix::io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A connection that a process of the same user made, or `None`.
+/// Most connections of other users that are closed before the caller looks at its other work.
+const MOST_FOREIGN: usize = 64;
+/// Wait when the process has no descriptor left for a connection. The listener stays readable meanwhile.
+const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(10);
+
+/// The next connection that a process of the same user made, or `None`. Closes those of other users.
 pub fn accept(listener: impl AsFd) -> Option<OwnedFd> {
-    let fd = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
-    is_same_user(&fd).then_some(fd)
+    for _ in 0..MOST_FOREIGN {
+        match accept_with(&listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(fd) if is_same_user(&fd) => return Some(fd),
+            Ok(_foreign) => {}
+            Err(Errno::MFILE | Errno::NFILE) => {
+                std::thread::sleep(WITHOUT_DESCRIPTORS);
+                return None;
+            }
+            Err(_none) => return None,
+        }
+    }
+    None
 }
 
 fn is_same_user(fd: impl AsFd) -> bool {
