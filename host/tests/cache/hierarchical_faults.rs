@@ -210,16 +210,24 @@ fn workers_killed_while_pages_are_read_leave_nothing_behind_in_the_others() {
     }
 }
 
-/// Sends a request, waits for `until`, and closes the connection.
+/// Sends a request with a long answer, waits for `until`, and closes the connection before the answer has come.
 fn abandon(cluster: &Cluster, prompt: &[u32], until: impl FnMut() -> bool) {
     let body = format!(
         "{{\"input_ids\":{prompt:?},\"sampling_params\":{{\"max_new_tokens\":20000,\"ignore_eos\":true}}}}"
     );
     let address = cluster.url.trim_start_matches("http://");
     let mut client = TcpStream::connect(address).unwrap();
-    let head = "POST /generate HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: ";
+    let head =
+        "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
     client.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
     cluster.wait("a request to get so far", until);
+    client.set_nonblocking(true).unwrap();
+    let answer = client.peek(&mut [0; 1]).map_err(|error| error.kind());
+    assert_eq!(
+        answer,
+        Err(std::io::ErrorKind::WouldBlock),
+        "the request is refused, or its answer is complete"
+    );
 }
 
 #[test]
