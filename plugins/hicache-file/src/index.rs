@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::format::{BLOCK, Value};
 use crate::segment::Segment;
 
-/// Most pages that are known at once: a bound on memory, of about 8 GiB.
+/// Most records that are known at once, with gaps between their numbers: a bound on memory, of about 8 GiB.
 const MOST_PAGES: usize = 1 << 27;
 
 /// A page that was found.
@@ -53,6 +53,8 @@ pub struct Index {
     table: HashTable<(u32, u32)>,
     /// How many records of the table are copies.
     copies: usize,
+    /// Values of all segments, gaps included.
+    slots: usize,
     segments: BTreeMap<u32, Records>,
     last: u32,
     bytes: u64,
@@ -76,6 +78,7 @@ impl Index {
         Self {
             table: HashTable::new(),
             copies: 0,
+            slots: 0,
             segments: BTreeMap::new(),
             last: 0,
             bytes: 0,
@@ -140,13 +143,15 @@ impl Index {
     /// Adds a record of a segment that was added. To be called once per record. False when it is a copy, or there is no room.
     pub fn insert(&mut self, segment: u32, number: u32, value: Value) -> bool {
         let is_copy = self.place(&value.key).is_some();
-        let is_full = self.table.len() >= MOST_PAGES;
         let Some(records) = self.segments.get_mut(&segment) else { return false };
-        if records.values.len() <= number as usize {
-            records.values.resize(number as usize + 1, NONE);
-        }
-        if is_full {
+        // A damaged file may have one record with a large number.
+        let more = (number as usize + 1).saturating_sub(records.values.len());
+        if self.slots + more > MOST_PAGES {
             return false;
+        }
+        if more > 0 {
+            self.slots += more;
+            records.values.resize(number as usize + 1, NONE);
         }
         records.values[number as usize] = value;
         if is_copy {
@@ -217,6 +222,7 @@ impl Index {
     /// Forgets a segment. Returns how many pages went with it.
     pub fn drop_segment(&mut self, id: u32) -> usize {
         let Some(records) = self.segments.remove(&id) else { return 0 };
+        self.slots -= records.values.len();
         for (number, value) in records.values.iter().enumerate().filter(|(_, value)| value.length > 0) {
             let place = (id, number as u32);
             if let Ok(entry) = self.table.find_entry(hash(&value.key), |found| *found == place) {
@@ -284,7 +290,9 @@ mod tests {
         assert!(index.find(&value(3).key).is_none());
         assert_eq!(index.find(&value(1200).key).unwrap().number, 1200);
         assert_eq!(index.drop_segment(a), 999);
-        assert_eq!((index.len(), index.bytes()), (500, 5000));
+        assert_eq!((index.len(), index.bytes(), index.slots), (500, 5000, 1500));
+        assert!(!index.insert(b, u32::MAX, value(1)), "a number beyond all bounds");
+        assert_eq!(index.slots, 1500);
         assert!((0..1000).all(|n| index.find(&value(n).key).is_none()));
         let copies = (0..1000).filter(|n| n % 2 == 0);
         assert!(
