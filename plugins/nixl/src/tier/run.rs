@@ -15,7 +15,7 @@ use host_plugin_api::{Address, ErrorCode, Key, Level, Memory, TierPage, host, lo
 
 use super::front::Front;
 use super::queue::Work;
-use super::store::{Lookup, Store, StoredFile, Unfinished, checksum};
+use super::store::{BelowFloor, Lookup, Store, StoredFile, Unfinished, checksum};
 use crate::capi::{Agent, Direction, Extent, Library, Progress, Ranges, Refusal, Segment};
 
 /// Most pages in one request. With the bytes below it takes no more, either.
@@ -337,8 +337,7 @@ fn damaged(store: &Store, key: &Key, length: u64) -> End {
 }
 
 fn failed(what: &str, error: &std::io::Error) -> End {
-    // The store logs once that its floor is reached.
-    if what != "made" || error.kind() != std::io::ErrorKind::StorageFull {
+    if error.get_ref().is_none_or(|inner| !inner.is::<BelowFloor>()) {
         log!(Level::ERROR, "a page cannot be {what}: {error}");
     }
     let full = matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded);

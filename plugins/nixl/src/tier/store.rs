@@ -63,6 +63,18 @@ struct Room {
     full: bool,
 }
 
+/// Why no value may be started: too little room is free. It was logged.
+#[derive(Debug)]
+pub struct BelowFloor;
+
+impl std::error::Error for BelowFloor {}
+
+impl std::fmt::Display for BelowFloor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("less than free_floor_mib is free")
+    }
+}
+
 /// A file that does not have its final name yet.
 pub struct Unfinished {
     pub file: File,
@@ -148,7 +160,13 @@ impl Store {
         let now = Instant::now();
         if self.free_floor > 0 && room.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK) {
             let stat = fstatvfs(&self.root)?;
-            let full = stat.f_bavail.saturating_mul(stat.f_frsize) < self.free_floor;
+            // Once it is full, somewhat more must be free, so that the log does not fill with changes.
+            let enough = if room.full {
+                self.free_floor.saturating_add(self.free_floor / 16)
+            } else {
+                self.free_floor
+            };
+            let full = stat.f_bavail.saturating_mul(stat.f_frsize) < enough;
             let was = std::mem::replace(&mut *room, Room { looked: Some(now), full }).full;
             let floor = self.free_floor >> 20;
             match (was, full) {
@@ -241,10 +259,10 @@ impl Store {
     /// Makes an unfinished file for a value.
     ///
     /// # Errors
-    /// Of the kind `StorageFull` when too little room is free.
+    /// [`BelowFloor`] when too little room is free.
     pub fn create(&self) -> io::Result<Unfinished> {
         if !self.has_room()? {
-            return Err(io::ErrorKind::StorageFull.into());
+            return Err(io::Error::new(io::ErrorKind::StorageFull, BelowFloor));
         }
         let number = self.written.fetch_add(1, Ordering::Relaxed);
         let name = format!("{UNFINISHED}/{}-{number}", self.unique);
