@@ -121,6 +121,9 @@ impl Source {
 
     /// An answer under this grammar, or one under `rules`, which are Lark's and have no rule `first` and `second`. `None` if this
     /// grammar is of rules itself: their names may be the same.
+    ///
+    /// The first characters must tell which of the two it is. The engine reads as much as one piece of either grammar can be, and
+    /// does not go back.
     #[must_use]
     pub fn or(&self, rules: &Self) -> Option<Self> {
         (self.kind != Kind::Lark && rules.kind == Kind::Lark).then(|| {

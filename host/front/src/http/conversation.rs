@@ -157,21 +157,15 @@ impl Turn {
         let prompt = not_empty(conversation.field, prompt::encode(app, &text, false)?)?;
         let thinks = app.text.dialect.thinks;
         let reads = tools.filter(|tools| tools.choice != Choice::None).zip(app.text.calls());
-        if let Some((tools, format)) = reads
-            && let Some((calls, parameters)) = tools.grammar(format, ask.grammar.is_some())?
-        {
-            match (&ask.grammar, &tools.choice) {
-                // The answer is one of the structure, or calls. A client's own rules stay as they are.
-                (Some(answer), Choice::Auto) => {
-                    if let Some(either) = answer.or(&calls) {
-                        ask.follow(either, parameters);
-                    }
-                }
-                (Some(_), _) => {
+        if let Some((tools, format)) = reads {
+            if let Some((calls, parameters)) = tools.grammar(format)? {
+                if ask.grammar.is_some() {
                     let message = "a tool_choice that demands a call, and a structure for the answer, exclude each other: give one";
                     return Err(ApiError::field("tool_choice", message));
                 }
-                (None, _) => ask.follow(calls, parameters),
+                ask.follow(calls, parameters);
+            } else if let Some(either) = ask.grammar.as_ref().and_then(|answer| tools.or(format, answer)) {
+                ask.follow(either, []);
             }
         }
         if let Some(grammar) = ask.grammar.as_ref().filter(|_| thinks && !closes_thoughts(&text)) {

@@ -1,6 +1,6 @@
 //! Tools of a chat request: the offered tools, the wanted call, and calls in messages.
 
-use host_grammar::Source;
+use host_grammar::{Kind, Source};
 use serde_json::{Map, Value, json};
 
 use super::App;
@@ -70,40 +70,39 @@ impl Tools {
                 }
             };
         };
+        let kept = match spelling {
+            Spelling::Nested => given.clone(),
+            Spelling::Flat => without_foreign(given.clone()),
+        };
+        if empty(&kept) {
+            return match choice.as_ref().map(|choice| choice.as_str().unwrap_or("")) {
+                None | Some("none" | "auto") => Ok(None),
+                Some(_) => {
+                    let message = "tool_choice demands a call, and this server has none of the tools: it runs none itself; add a \
+                                   function, or leave tool_choice out";
+                    Err(ApiError::field("tool_choice", message))
+                }
+            };
+        }
         let none = choice.as_ref().is_some_and(|choice| choice == "none");
         match takes_tools(app) {
             // The tools are neither called nor shown to the model.
             Err(_) if none => return Ok(None),
             able => able?,
         }
-        let given = match spelling {
-            Spelling::Nested => given,
-            Spelling::Flat => without_foreign(given),
-        };
-        if empty(&given) {
-            return match choice.as_ref().map(|choice| choice.as_str().unwrap_or("")) {
-                None | Some("none" | "auto") => Ok(None),
-                Some(_) => {
-                    let message = "tool_choice demands a call, and this server has none of the tools: it runs none itself";
-                    Err(ApiError::field("tool_choice", message))
-                }
-            };
-        }
         let functions = functions(fields, &given, spelling)?;
         let choice = choice_of(fields, choice, &functions, spelling)?;
-        Ok(Some(Self { given: spelling.nested(given), functions, choice, parallel, spelling }))
+        Ok(Some(Self { given: spelling.nested(kept), functions, choice, parallel, spelling }))
     }
 
-    /// The grammar of an answer that must call a tool, with the grammars of the tools' parameters, which have to compile. `auto`: also
-    /// where the answer may call a tool.
+    /// The grammar of an answer that must call a tool, with the grammars of the tools' parameters, which have to compile.
     ///
     /// # Errors
     /// When a call of a tool cannot be demanded.
-    pub fn grammar(&self, format: CallFormat, auto: bool) -> Result<Option<(Source, Vec<Named>)>, ApiError> {
+    pub fn grammar(&self, format: CallFormat) -> Result<Option<(Source, Vec<Named>)>, ApiError> {
         let named: Vec<Function> = match &self.choice {
-            Choice::None => return Ok(None),
-            Choice::Auto if !auto => return Ok(None),
-            Choice::Auto | Choice::Required => self.functions.clone(),
+            Choice::None | Choice::Auto => return Ok(None),
+            Choice::Required => self.functions.clone(),
             Choice::Named(name) => self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(),
         };
         let wanted = self.functions.iter().enumerate().filter(|(_, tool)| named.contains(tool));
@@ -111,11 +110,32 @@ impl Tools {
             name: format!("tools[{index}]{}.parameters", self.spelling.function()),
             source: Source::json_schema(&tool.parameters),
         });
-        let several = self.parallel && matches!(self.choice, Choice::Auto | Choice::Required);
-        let rule = if several { CallRule::Several } else { CallRule::One };
-        let source = calls(format, &named, rule);
+        let source = calls(format, &named, self.rule());
         let source = source.map_err(|error| ApiError::field("tools", format!("tools: {error}")))?;
         Ok(Some((source, parameters.collect())))
+    }
+
+    /// The grammar of an answer that is JSON of a schema, or calls: where the model decides, and writes calls in tags that no JSON
+    /// begins with. `None` otherwise, and where no grammar can say what a call is.
+    pub fn or(&self, format: CallFormat, answer: &Source) -> Option<Source> {
+        if self.choice != Choice::Auto || answer.kind != Kind::JsonSchema {
+            return None;
+        }
+        let mut functions = self.functions.clone();
+        match format {
+            // A free call may have any arguments.
+            CallFormat::Hermes => {
+                functions.iter_mut().for_each(|function| function.parameters = json!({"type": "object"}));
+            }
+            CallFormat::Qwen3Coder => {}
+            CallFormat::Llama | CallFormat::Pythonic => return None,
+        }
+        answer.or(&calls(format, &functions, self.rule()).ok()?)
+    }
+
+    fn rule(&self) -> CallRule {
+        let several = self.parallel && matches!(self.choice, Choice::Auto | Choice::Required);
+        if several { CallRule::Several } else { CallRule::One }
     }
 }
 
@@ -175,11 +195,14 @@ fn takes_tools(app: &App) -> Result<(), ApiError> {
 }
 
 /// Tools that OpenAI's server runs by itself. Agents offer them with every request, whether or not they are called.
-const FOREIGN: [&str; 4] = ["web_search", "web_search_preview", "tool_search", "image_generation"];
+pub(super) const FOREIGN: [&str; 4] = ["web_search", "web_search_preview", "tool_search", "image_generation"];
+
+fn is_foreign(tool: &Value) -> bool {
+    tool["type"].as_str().is_some_and(|kind| FOREIGN.contains(&kind))
+}
 
 /// The tools that the client runs.
 fn without_foreign(given: Value) -> Value {
-    let is_foreign = |tool: &Value| tool["type"].as_str().is_some_and(|kind| FOREIGN.contains(&kind));
     match given {
         Value::Array(mut tools) => {
             tools.retain(|tool| !is_foreign(tool));
@@ -195,6 +218,9 @@ fn functions(fields: &Fields, given: &Value, spelling: Spelling) -> Result<Vec<F
         tools.ok_or_else(|| fields.wrong("tools", format!("a list of up to {MAX_TOOLS} tools"), given))?;
     let mut functions: Vec<Function> = Vec::new();
     for (index, tool) in tools.iter().enumerate() {
+        if spelling == Spelling::Flat && is_foreign(tool) {
+            continue;
+        }
         let at = |field: &str| format!("tools[{index}]{field}");
         let is_function = tool.get("type") == Some(&json!("function"));
         let Some(function) = spelling.of(tool).filter(|_| is_function) else {

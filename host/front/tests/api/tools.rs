@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use host_front::text::ChatTemplate;
+use host_front::text::{CallFormat, ChatTemplate, Dialect};
 use serde_json::{Value, json};
 
 use super::fake_worker::{FakeWorker, Step, prefills, says, steps};
@@ -15,10 +15,14 @@ const TEMPLATE: &str = "{% if tools is not none %}{% for tool in tools %}[{{ too
 {\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}{% endfor %}<assistant>";
 
 async fn front(template: &str, thinks: bool, answer: &str) -> (Front, FakeWorker, FakeWorker) {
+    front_of(template, Dialect { thinks, calls: None }, answer).await
+}
+
+async fn front_of(template: &str, dialect: Dialect, answer: &str) -> (Front, FakeWorker, FakeWorker) {
     let mut config = config();
     config.text.template =
         Some(Arc::new(ChatTemplate::new(template.into(), String::new(), String::new()).unwrap()));
-    config.text.dialect.thinks = thinks;
+    config.text.dialect = dialect;
     let mut front = Front::start(config).await;
     let prefill = front.worker("prefill-0", "prefill", prefills()).await;
     let decode = front.worker("decode-0", "decode", says(answer)).await;
@@ -240,6 +244,11 @@ async fn an_answer_with_a_structure_may_call_tools_instead() {
         assert_eq!(grammar.starts_with("start: first | second\n"), calls, "{grammar}");
         assert_eq!(grammar.contains("<tool_call>"), calls, "{grammar}");
     }
+    // Calls that begin as JSON does cannot be told from it.
+    let dialect = Dialect { thinks: false, calls: Some(CallFormat::Llama) };
+    let (llama, _prefill, other) = front_of(TEMPLATE, dialect, "x").await;
+    assert_eq!(llama.post(CHAT, &asking(&json!({"response_format": format}))).await.status, 200);
+    assert!(!given(&other).1.unwrap().contains("first"));
     // A client's own rules stay as they are.
     let rules = "start: call\ncall: \"a\"";
     assert_eq!(

@@ -12,7 +12,7 @@ use crate::http::ask::{
 };
 use crate::http::conversation::MOST_MESSAGES;
 use crate::http::sampling::{MOST_BIAS, MOST_REPETITION, MOST_TOKENS, MOST_WORD_BYTES, MOST_WORDS};
-use crate::http::tools::{MAX_NAME, MAX_TOOLS};
+use crate::http::tools::{FOREIGN, MAX_NAME, MAX_TOOLS};
 
 /// Range of the token counts that a request may give.
 pub(super) const TOKENS: std::ops::RangeInclusive<i64> = 1..=u32::MAX as i64;
@@ -298,6 +298,9 @@ pub(super) fn tools(nested: bool) -> Fields {
         let mut tool = function;
         tool["required"] = json!(["type", "name"]);
         tool["properties"]["type"] = kind.clone();
+        let foreign =
+            json!({"type": "object", "required": ["type"], "properties": {"type": {"enum": FOREIGN}}});
+        let tool = json!({"anyOf": [tool, foreign]});
         (tool, json!({"type": "object", "required": ["name"], "properties": {"type": kind, "name": name}}))
     };
     let words = json!({"enum": ["none", "auto", "required", "any"]});

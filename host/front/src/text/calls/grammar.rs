@@ -338,6 +338,29 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_is_json_or_calls_in_tags() {
+        let compiler = Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap();
+        let answer = Source::json_schema(
+            &json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}),
+        );
+        for (format, call) in [
+            (CallFormat::Hermes, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 0}}\n</tool_call>"),
+            (
+                CallFormat::Qwen3Coder,
+                "<tool_call>\n<function=f>\n<parameter=a>\n0\n</parameter>\n</function>\n</tool_call>",
+            ),
+        ] {
+            let calls = calls(format, &[tool(1, 1)], CallRule::Several).unwrap();
+            let texts =
+                [r#"{"sum":1}"#, "{\n  \"sum\": 1\n}", call, &format!("{call}\n{call}")].map(str::to_owned);
+            let either = answer.or(&calls).unwrap();
+            assert_eq!(taken(&compiler, &either, &texts), texts, "{}", either.text);
+            let wrong = [r#"{"a":1}"#, "so", &format!("{{\"sum\":1}}{call}")].map(str::to_owned);
+            assert!(taken(&compiler, &either, &wrong).is_empty(), "{}", either.text);
+        }
+    }
+
+    #[test]
     fn a_chain_of_rules_takes_the_calls_that_one_long_rule_takes() {
         let compiler = Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap();
         for count in 0..=5 {
