@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use host_transfer_kit::{Notifications, Random, RegionDescriptor};
 use crate::capi::{Agent, Library, Refusal};
 use crate::link::Link;
 use crate::pieces::place;
+use crate::presence::{Inquiry, Presence};
 use crate::shared::{Peer, Shared};
 use crate::wire::{Body, Frame};
 
@@ -22,6 +24,13 @@ pub const MAX_PEERS: usize = 256;
 const PING: Duration = Duration::from_millis(500);
 /// After this many pings without an answer, how often it gets one: it may be stopped, and messages to it pile up.
 const PATIENT: (u32, Duration) = (20, Duration::from_secs(10));
+/// How long after a broken connection to another instance's front the next one is tried: at first, and at most.
+const CONNECT_AGAIN: Duration = Duration::from_millis(200);
+const CONNECT_SELDOM: Duration = Duration::from_secs(10);
+/// How often callers that ask whether this instance lives, and answers of others, are looked for: while they are expected,
+/// and otherwise.
+const LOOKS: Duration = Duration::from_millis(1);
+const LOOKS_SELDOM: Duration = Duration::from_millis(20);
 /// How long a thread of NIXL's sleeps at most until it looks for bytes. It wakes up when bytes come.
 const THREAD_LOOKS: Duration = Duration::from_millis(10);
 
@@ -50,6 +59,14 @@ impl Maker {
 struct Front {
     /// Name of its front's agent.
     agent: CString,
+    /// The metadata of its front's agent.
+    metadata: Vec<u8>,
+    /// When a new connection to it is tried. `None` while the one there is works.
+    connect_again: Option<Instant>,
+    /// Connections that broke since it last answered a ping.
+    broken: u32,
+    /// Whether its process lives.
+    inquiry: Inquiry,
     /// When the last ping was sent.
     pinged: Instant,
     /// Pings not answered.
@@ -92,6 +109,13 @@ pub struct Agents {
     inbound_made: u64,
     /// Instances to which a message could not be sent.
     suspects: Vec<Random>,
+    /// Links that open as soon as an address of their peer is proven, or at that time.
+    pub opening: Vec<(Link, Instant)>,
+    /// When callers were last answered, and when the ends of others were last looked for.
+    answered: Instant,
+    looked: Instant,
+    /// Dropped after the inbound endpoints: its end proves to peers that nothing lands any more.
+    presence: Presence,
 }
 
 /// Turns a refusal of NIXL's into an error of the trait.
@@ -102,6 +126,10 @@ pub fn io(refusal: Refusal) -> Error {
 impl Agents {
     pub fn new(shared: Arc<Shared>, maker: Maker, front: Agent, instance: Random) -> Self {
         Self {
+            presence: Presence::open(&shared.config.devices, instance, 2 * MAX_PEERS),
+            answered: Instant::now(),
+            looked: Instant::now(),
+            opening: Vec::new(),
             shared,
             maker,
             front,
@@ -114,23 +142,126 @@ impl Agents {
         }
     }
 
-    /// Makes another instance known that has said hello, by the metadata of its front. False when that fails.
+    /// Makes another instance known that has said hello, or how it can be reached, by the metadata of its front. False
+    /// when that fails.
     pub fn meet_caller(&mut self, instance: Random, front: &[u8]) -> bool {
-        self.fronts.len() < 2 * MAX_PEERS && self.learn_front(instance, front).is_ok()
+        let room = self.fronts.contains_key(&instance) || self.fronts.len() < 2 * MAX_PEERS;
+        room && self.learn_front(instance, front).is_ok()
     }
 
+    /// Takes the addresses at which another instance answers that it lives.
+    pub fn note_addresses(&mut self, instance: Random, addresses: Vec<SocketAddr>) {
+        if let Some(front) = self.fronts.get_mut(&instance) {
+            front.inquiry.offer(addresses, Instant::now());
+        }
+    }
+
+    /// Connects to the front of another instance, unless there is a connection that works.
     fn learn_front(&mut self, instance: Random, metadata: &[u8]) -> std::result::Result<(), Refusal> {
-        if self.fronts.contains_key(&instance) {
+        let known = self.fronts.get_mut(&instance);
+        if known.as_ref().is_some_and(|front| front.connect_again.is_none()) {
             return Ok(());
         }
         let agent = self.front.learn(metadata)?;
-        self.fronts.insert(instance, Front { agent, pinged: Instant::now(), unanswered: 0 });
+        let (now, metadata) = (Instant::now(), metadata.to_vec());
+        match known {
+            Some(front) => {
+                (front.agent, front.metadata, front.connect_again) = (agent, metadata, None);
+                // A ping is due at once.
+                (front.pinged, front.unanswered) = (now.checked_sub(PING).unwrap_or(now), 0);
+            }
+            None => {
+                let inquiry = Inquiry::new(now);
+                let (connect_again, pinged) = (None, now);
+                let front =
+                    Front { agent, metadata, connect_again, broken: 0, inquiry, pinged, unanswered: 0 };
+                self.fronts.insert(instance, front);
+            }
+        }
         Ok(())
     }
 
-    /// Sends a message to another instance. If that fails, the instance is lost a moment later.
+    /// Notes that the connection to another instance's front is broken. True if it is the first one since the instance
+    /// last answered a ping.
+    pub fn note_broken(&mut self, instance: Random) -> bool {
+        let Some(front) = self.fronts.get_mut(&instance).filter(|front| front.connect_again.is_none()) else {
+            return false;
+        };
+        self.front.forget(&front.agent);
+        let now = Instant::now();
+        let wait = CONNECT_AGAIN * 2_u32.saturating_pow(front.broken.min(8));
+        front.connect_again = Some(now + wait.min(CONNECT_SELDOM));
+        front.broken += 1;
+        front.broken == 1
+    }
+
+    /// Whether it can be found out that the process of an instance is gone.
+    pub fn has_proven(&self, instance: Random) -> bool {
+        self.fronts.get(&instance).is_some_and(|front| front.inquiry.has_proven())
+    }
+
+    /// The instances to which the connection is broken.
+    pub fn unreachable(&self) -> Vec<Random> {
+        let broken = |(instance, front): (&Random, &Front)| front.connect_again.map(|_| *instance);
+        self.fronts.iter().filter_map(broken).collect()
+    }
+
+    /// Connects anew to the fronts whose time has come.
+    pub fn connect_again(&mut self) {
+        let now = Instant::now();
+        let due = |front: &Front| front.connect_again.is_some_and(|at| now >= at);
+        let due: Vec<_> = self.fronts.iter().filter(|(_, front)| due(front)).collect();
+        let due: Vec<_> =
+            due.into_iter().map(|(instance, front)| (*instance, front.metadata.clone())).collect();
+        for (instance, metadata) in due {
+            if self.learn_front(instance, &metadata).is_err()
+                && let Some(front) = self.fronts.get_mut(&instance)
+            {
+                front.connect_again = Some(now + CONNECT_SELDOM);
+            }
+        }
+    }
+
+    /// Answers callers that ask whether this instance lives. `lively`: something happened a moment ago.
+    pub fn answer_callers(&mut self, lively: bool) {
+        let now = Instant::now();
+        if now.duration_since(self.answered) >= if lively { LOOKS } else { LOOKS_SELDOM } {
+            self.answered = now;
+            self.presence.answer(now);
+        }
+    }
+
+    /// Returns the instances whose process is gone. `expecting`: calls of the host wait for other instances.
+    pub fn look_for_the_dead(&mut self, expecting: bool) -> Vec<Random> {
+        let now = Instant::now();
+        if now.duration_since(self.looked) < if expecting { LOOKS } else { LOOKS_SELDOM } {
+            return Vec::new();
+        }
+        self.looked = now;
+        let mut gone = Vec::new();
+        for (instance, front) in &mut self.fronts {
+            if front.inquiry.look(*instance, now) {
+                gone.push(*instance);
+            }
+        }
+        gone
+    }
+
+    /// Takes the links that need not wait any longer to open.
+    pub fn take_opening(&mut self) -> Vec<Link> {
+        let now = Instant::now();
+        let fronts = &self.fronts;
+        let ready = |(link, at): &mut (Link, Instant)| {
+            let inquiry = fronts.get(&link.peer.instance).map(|front| &front.inquiry);
+            now >= *at || inquiry.is_none_or(|inquiry| inquiry.has_proven() || inquiry.is_hopeless())
+        };
+        self.opening.extract_if(.., ready).map(|(link, _)| link).collect()
+    }
+
+    /// Sends a message to another instance. If that fails, contact with the instance is lost a moment later. Nothing is
+    /// sent while the connection to it is broken.
     pub fn tell(&mut self, to: Random, connection: u64, body: Body) {
-        let Some(front) = self.fronts.get(&to) else { return };
+        let Some(front) = self.fronts.get(&to).filter(|front| front.connect_again.is_none()) else { return };
         let frame = Frame { instance: self.instance, connection, body };
         if self.front.notify(&front.agent, &frame.encode()).is_err() {
             self.suspects.push(to);
@@ -142,10 +273,16 @@ impl Agents {
         std::mem::take(&mut self.suspects)
     }
 
+    /// Says how this instance can be reached. `front`: the metadata of its front.
+    fn introduce(&mut self, to: Random, connection: u64, front: Vec<u8>) {
+        let addresses = self.presence.addresses();
+        self.tell(to, connection, Body::Introduction { front, addresses });
+    }
+
     /// Notes that an instance has answered a ping.
     pub fn note_pong(&mut self, instance: Random) {
         if let Some(front) = self.fronts.get_mut(&instance) {
-            front.unanswered = 0;
+            (front.unanswered, front.broken) = (0, 0);
         }
     }
 
@@ -157,12 +294,19 @@ impl Agents {
             now.duration_since(front.pinged) >= every
         };
         let mut due_now = Vec::new();
-        for (instance, front) in self.fronts.iter_mut().filter(|(_, front)| due(front)) {
+        let mut metadata = None;
+        let works = |front: &Front| front.connect_again.is_none();
+        for (instance, front) in self.fronts.iter_mut().filter(|(_, front)| works(front) && due(front)) {
             front.pinged = now;
             front.unanswered += 1;
-            due_now.push(*instance);
+            due_now.push((*instance, front.broken > 0 || front.unanswered > PATIENT.0));
         }
-        for instance in due_now {
+        for (instance, introduces) in due_now {
+            // An instance that has lost contact drops the pings of a stranger.
+            if introduces {
+                let front = metadata.get_or_insert_with(|| self.front.metadata().unwrap_or_default()).clone();
+                self.introduce(instance, 0, front);
+            }
             self.tell(instance, 0, Body::Ping);
         }
     }
@@ -207,17 +351,25 @@ impl Transport for Agents {
 
     fn forget(&mut self, instance: Random) -> bool {
         let Some(front) = self.fronts.remove(&instance) else { return false };
-        self.front.forget(&front.agent);
+        if front.connect_again.is_none() {
+            self.front.forget(&front.agent);
+        }
         true
     }
 
     fn say(&mut self, to: Random, connection: u64, message: Message) {
         let hello = matches!(message, Message::Hello { .. });
-        let front = if hello { self.front.metadata() } else { Ok(Vec::new()) };
-        match front {
-            Ok(front) => self.tell(to, connection, Body::Connection { message, front }),
-            Err(_) => self.suspects.push(to),
+        // A receiver that has lost contact must know how to answer. A sender needs the addresses while it is connected.
+        let introduces = matches!(message, Message::Welcome { .. } | Message::Cut);
+        let front = if hello || introduces { self.front.metadata() } else { Ok(Vec::new()) };
+        let Ok(mut front) = front else {
+            self.suspects.push(to);
+            return;
+        };
+        if introduces {
+            self.introduce(to, connection, std::mem::take(&mut front));
         }
+        self.tell(to, connection, Body::Connection { message, front });
     }
 
     fn mailbox(&self) {}
@@ -251,8 +403,10 @@ impl Transport for Agents {
         let id = peer.id.0;
         let mut agent = self.maker.agent(&format!("link-{id}"), false).map_err(io)?;
         let to = agent.learn(&address).map_err(io)?;
-        self.links.insert(id, Link::new(peer, to, agent, self.shared.config.finishes_in_order()));
-        Ok(true)
+        let link = Link::new(peer, to, agent, self.shared.config.finishes_in_order());
+        // The connect must not run into its own deadline.
+        self.opening.push((link, Instant::now() + self.shared.config.connect_timeout() / 2));
+        Ok(false)
     }
 
     fn end_link(&mut self, id: u32) -> Option<bool> {
@@ -273,5 +427,10 @@ impl Transport for Agents {
             all &= link.has_let_go(region).map_err(io)?;
         }
         Ok(all)
+    }
+
+    fn may_ask_again(&self, instance: Random) -> bool {
+        let answers = |front: &Front| front.connect_again.is_none() && front.unanswered < PATIENT.0;
+        self.fronts.get(&instance).is_some_and(answers)
     }
 }

@@ -7,8 +7,8 @@ use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{Error, ErrorCode, Result};
-use host_transfer_kit::connections::Settings;
+use host_plugin_api::{Error, ErrorCode, Level, Result, log};
+use host_transfer_kit::connections::{Settings, Transport};
 use host_transfer_kit::wire::Message;
 use host_transfer_kit::{Connections, Random, RegionDescriptor, answer, start_thread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -207,26 +207,69 @@ impl Driver {
     }
 
     fn handle(&mut self, Frame { instance, connection, body }: Frame) {
+        let agents = &mut self.connections.transport;
         match body {
             Body::Connection { message, front } => {
                 let hello = matches!(message, Message::Hello { .. });
                 // If the caller cannot be answered, its call times out.
-                if !hello || self.connections.transport.meet_caller(instance, &front) {
+                if !hello || agents.meet_caller(instance, &front) {
                     self.connections.hear(instance, connection, message);
                 }
             }
-            Body::Ping => self.connections.transport.tell(instance, 0, Body::Pong),
-            Body::Pong => self.connections.transport.note_pong(instance),
+            Body::Introduction { front, addresses } => {
+                // A stranger cannot make this process connect to addresses.
+                if agents.meet_caller(instance, &front) && self.connections.sends_to(instance) {
+                    self.connections.transport.note_addresses(instance, addresses);
+                }
+            }
+            Body::Ping => agents.tell(instance, 0, Body::Pong),
+            Body::Pong => agents.note_pong(instance),
         }
     }
 
     fn keep_time(&mut self) {
         for instance in self.connections.transport.suspects() {
-            self.connections.lose(instance, "its instance is gone");
+            let first = self.connections.transport.note_broken(instance);
+            let unproven = self.connections.lose_contact(instance, "it cannot be reached");
+            if let Some(name) = unproven.filter(|_| first)
+                && !self.connections.transport.has_proven(instance)
+            {
+                log!(
+                    Level::WARN,
+                    "{name} cannot be reached, and none of the addresses at which its process answers could be connected \
+                     to before: fences of it time out until it is reached again. If a firewall is between the workers, \
+                     allow all TCP ports between them"
+                );
+            }
             self.shared.instance().announce();
         }
+        let expecting = self.connections.is_expecting();
+        self.connections.transport.answer_callers(expecting || self.lively.elapsed() < LIVELY);
+        for instance in self.connections.transport.look_for_the_dead(expecting) {
+            self.connections.lose(instance, "its process is gone");
+            self.shared.instance().announce();
+        }
+        for instance in self.connections.transport.unreachable() {
+            // It introduces itself if it comes back and has questions.
+            if !self.connections.is_concerned_with(instance) {
+                self.connections.transport.forget(instance);
+            }
+        }
+        self.connections.transport.connect_again();
+        self.open_links();
         self.connections.keep_time();
         self.connections.transport.ping();
+    }
+
+    fn open_links(&mut self) {
+        for link in self.connections.transport.take_opening() {
+            let id = link.peer.id;
+            self.connections.link_opened(id.0, Ok(()));
+            // Unless it is not wanted any more.
+            if self.shared.instance().peers.get(id).is_some() {
+                self.connections.transport.links.insert(id.0, link);
+            }
+        }
     }
 
     /// Sleeps until a request comes, or it is time to look again.
@@ -258,9 +301,10 @@ impl Driver {
     fn close(mut self) {
         self.connections.close();
         let agents = &mut self.connections.transport;
+        agents.opening.clear();
         agents.links.clear();
         agents.say_goodbye();
-        // A goodbye that does not get through does no harm: the connection ends, which tells the peer the same.
+        // A goodbye that does not get through does no harm: the end of the presence tells the peer the same.
         for _ in 0..64 {
             if agents.front.received(|_| {}).is_err() {
                 break;

@@ -34,6 +34,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds: Vec<Vec<u8>> =
         bodies.into_iter().map(|(message, front)| frame(Body::Connection { message, front })).collect();
     seeds.push(frame(Body::Ping));
+    let addresses = vec![([127, 0, 0, 1], 4000).into()];
+    seeds.push(frame(Body::Introduction { front: vec![1, 2, 3], addresses }));
     let endpoint =
         Endpoint { token: [1; 16], instance: [2; 16], name: "decode-0".into(), address: vec![7; 12] };
     seeds.push(endpoint.encode(&FORMAT));

@@ -20,7 +20,9 @@
 //! The second role, a storage tier, moves pages between memory and files through NIXL's POSIX plugin, or objects in a bucket
 //! through its OBJ plugin. See [`tier`].
 //!
-//! A peer is gone when it says so, or when UCX reports its connection as broken.
+//! A peer is gone when it says so, or when its machine says that its process is gone ([`presence`]). When UCX reports the
+//! connection to it as broken, all connections to and from it end. Whether bytes of this instance land there is unproven
+//! until one of these, or until it can be reached again and has closed its end.
 
 mod agents;
 mod backend;
@@ -33,6 +35,7 @@ pub mod fuzzing;
 mod library;
 mod link;
 mod pieces;
+mod presence;
 mod search;
 mod shared;
 mod tier;

@@ -36,7 +36,7 @@ struct Flight {
 
 /// See the module.
 pub struct Link {
-    peer: Arc<Peer>,
+    pub peer: Arc<Peer>,
     /// Name of the agent that is the peer's inbound endpoint.
     to: CString,
     /// `None` from the first failure on.

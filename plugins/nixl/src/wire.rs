@@ -1,8 +1,12 @@
 //! Messages between the fronts of two instances.
 
+use std::net::SocketAddr;
+
 use host_plugin_api::Result;
 use host_transfer_kit::Random;
 use host_transfer_kit::wire::{Format, Magic, Message, Reader, put};
+
+use crate::presence::MAX_ADDRESSES;
 
 /// How this plugin writes its bytes. Addresses are metadata of agents.
 pub const FORMAT: Format = Format {
@@ -15,6 +19,10 @@ pub const FORMAT: Format = Format {
 
 const PING: u8 = 8;
 const PONG: u8 = 9;
+/// Earlier builds drop it.
+const INTRODUCTION: u8 = 10;
+/// Longest address as text, in bytes.
+const ADDRESS_BYTES: usize = 64;
 
 /// A message from one front to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +43,9 @@ pub enum Body {
     Ping,
     /// Yes.
     Pong,
+    /// This is how I can be reached: the metadata of my front, and where I answer that I live. Sent before a message that
+    /// is no use without it.
+    Introduction { front: Vec<u8>, addresses: Vec<SocketAddr> },
 }
 
 impl Frame {
@@ -51,6 +62,14 @@ impl Frame {
             }
             Body::Ping => to.push(PING),
             Body::Pong => to.push(PONG),
+            Body::Introduction { front, addresses } => {
+                to.push(INTRODUCTION);
+                put(&mut to, front);
+                to.push(addresses.len().min(MAX_ADDRESSES) as u8);
+                for address in addresses.iter().take(MAX_ADDRESSES) {
+                    put(&mut to, address.to_string().as_bytes());
+                }
+            }
         }
         to
     }
@@ -67,11 +86,27 @@ impl Frame {
             }
             None if kind == PING => Body::Ping,
             None if kind == PONG => Body::Pong,
+            None if kind == INTRODUCTION => {
+                let front = at.address(&FORMAT)?;
+                let [count] = at.array()?;
+                if usize::from(count) > MAX_ADDRESSES {
+                    return Err(at.wrong("too many addresses"));
+                }
+                let addresses = (0..count).map(|_| address(&mut at)).collect::<Result<_>>()?;
+                Body::Introduction { front, addresses }
+            }
             None => return Err(at.wrong(&format!("kind {kind} is unknown"))),
         };
         at.end()?;
         Ok(Self { instance, connection, body })
     }
+}
+
+/// Reads an address.
+fn address(at: &mut Reader<'_>) -> Result<SocketAddr> {
+    let text = at.piece(ADDRESS_BYTES)?;
+    let address = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    address.ok_or_else(|| at.wrong("an address that is none"))
 }
 
 #[cfg(test)]
@@ -86,6 +121,11 @@ mod tests {
             Body::Connection { message: Message::Cut, front: Vec::new() },
             Body::Ping,
             Body::Pong,
+            Body::Introduction { front: vec![5; 3], addresses: Vec::new() },
+            Body::Introduction {
+                front: Vec::new(),
+                addresses: vec!["127.0.0.1:9".parse().unwrap(), "[fd00::1]:65535".parse().unwrap()],
+            },
         ] {
             let frame = Frame { instance: [9; 16], connection: 77, body };
             let bytes = frame.encode();

@@ -15,7 +15,8 @@
 //! ```
 //!
 //! The receiver may close the inbound endpoint at any time, and says `Closed` then. An instance that says `Bye`, or that the
-//! transport finds to be gone, takes all of its connections with it.
+//! transport proves to be gone, takes all of its connections with it. The connections of an instance that cannot be reached
+//! end, too. But links to it are settled only by its `CutDone`, or by the proof that it is gone.
 
 mod connecting;
 mod ending;
@@ -174,6 +175,12 @@ impl<T: Transport> Connections<T> {
     pub fn is_concerned_with(&self, instance: Random) -> bool {
         let link = |link: &Link<_>| (!link.told || !link.stage.is_over()) && link.peer.instance == instance;
         self.has_inbound_of(instance) || self.links.values().any(link)
+    }
+
+    /// Whether this instance has a link to an instance, or makes one.
+    pub fn sends_to(&self, instance: Random) -> bool {
+        self.connecting.iter().any(|connecting| connecting.instance == instance)
+            || self.links.values().any(|link| link.peer.instance == instance)
     }
 
     /// Whether an instance has an inbound endpoint here, also one that is being closed.

@@ -62,7 +62,7 @@ impl Notifications {
         }
     }
 
-    /// Adds the notification that a peer is proven gone: none of its writes lands any more. Added also when full.
+    /// Adds the notification that a peer is lost, and none of its writes lands any more. Added also when full.
     pub fn peer_lost(&self, peer: &str) {
         self.push(notification(NotificationKind::PEER_LOST, peer, &[]));
     }

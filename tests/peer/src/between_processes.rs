@@ -1,11 +1,17 @@
 //! Tests of a network transfer plugin between processes: bytes arrive before their notification, and fences hold whatever the
 //! peer does. The tests of every such plugin call these functions.
 
-use host_plugin_api::RegionId;
-use std::path::Path;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 
+use host_plugin_api::RegionId;
 use host_plugin_api::*;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::Errno;
+use rustix::net::{connect_unspec, getpeername};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, getpid, kill_process, pidfd_getfd, pidfd_open,
+};
 
 use crate::{Remote, Worker, hash, hex, submission, wait};
 
@@ -263,6 +269,97 @@ pub fn writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead(setup
             assert_eq!(receiver.ask(&format!("hash 0 {BYTES}")), hash(&vec![1; BYTES]).to_string());
         }
     }
+}
+
+/// When the connections to a stopped receiver break, its writes stay unsettled until it says so or is dead. Its process
+/// lives, and what its kernel has still lands when it goes on.
+pub fn broken_connections_to_a_stopped_receiver_prove_nothing(setup: &Setup<'_>) {
+    let config = format!("{}fence_timeout_ms = 300\n", setup.config);
+    for revive in [true, false] {
+        let (sender, mut receiver, peer) = stuck(setup, &config);
+        let ends: Vec<_> = (0..64).map(|_| sender.completion()).collect();
+        let process = Pid::from_child(&receiver.process);
+        let broken = break_connections(process);
+        assert!(!broken.is_empty(), "the two processes are connected");
+        wait("the plugin to connect anew, to ask whether the process lives and to send messages", || {
+            assert_eq!(sender.backend.settled(Tag(1)), 0, "the receiver's kernel may still have bytes of it");
+            let new = connections(process).into_iter().filter(|new| !broken.contains(&new.inode)).count();
+            (new >= 2).then_some(())
+        });
+        let_late_writes_land();
+        assert_eq!(sender.backend.settled(Tag(1)), 0, "nothing was proven meanwhile");
+        assert_eq!(sender.backend.disconnect(peer).unwrap_err().code, ErrorCode::TIMEOUT);
+        if revive {
+            kill_process(process, Signal::CONT).unwrap();
+        } else {
+            receiver.kill();
+        }
+        wait("the fence", || sender.backend.disconnect(peer).ok());
+        assert!(ends.iter().all(|end| sender.backend.settled(end.tag) == 1));
+        if revive {
+            receiver.ask("fill 1");
+            let_late_writes_land();
+            assert_eq!(receiver.ask(&format!("hash 0 {BYTES}")), hash(&vec![1; BYTES]).to_string());
+            let again = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
+            assert_eq!(sender.backend.submit(&submission(again, 1, b"again"), &[]), 0);
+            let mut heard = receiver.ask("notification");
+            while heard.starts_with("lost") {
+                heard = receiver.ask("notification");
+            }
+            assert_eq!(heard, format!("arrived prefill {}", hex(b"again")));
+        }
+    }
+}
+
+/// A TCP socket of this process that is connected to another one.
+struct Connected {
+    inode: u64,
+    socket: OwnedFd,
+}
+
+/// The TCP sockets of this process whose other end is a port of that process.
+fn connections(process: Pid) -> Vec<Connected> {
+    let inode =
+        |link: PathBuf| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok();
+    let inodes = |process: Pid| -> Vec<(i32, u64)> {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", process.as_raw_nonzero())).unwrap();
+        let sockets = folder.filter_map(|entry| {
+            let path = entry.ok()?.path();
+            Some((path.file_name()?.to_str()?.parse().ok()?, inode(std::fs::read_link(&path).ok()?)?))
+        });
+        sockets.collect()
+    };
+    let theirs = inodes(process);
+    let port = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let inode: u64 = fields[9].parse().ok()?;
+        let port = u16::from_str_radix(fields[1].rsplit_once(':')?.1, 16).ok()?;
+        theirs.iter().any(|(_, their)| *their == inode).then_some(port)
+    };
+    let tables = ["tcp", "tcp6"].map(|name| std::fs::read_to_string(format!("/proc/self/net/{name}")));
+    let lines = tables.iter().flatten().flat_map(|table| table.lines().skip(1));
+    let ports: Vec<u16> = lines.filter_map(port).collect();
+    let own = getpid();
+    let myself = pidfd_open(own, PidfdFlags::empty()).unwrap();
+    let connected = inodes(own).into_iter().filter_map(|(number, inode)| {
+        let socket = match pidfd_getfd(&myself, number, PidfdGetfdFlags::empty()) {
+            Ok(socket) => socket,
+            Err(Errno::BADF) => return None,
+            Err(error) => panic!("a descriptor of this process cannot be copied: {error}"),
+        };
+        let peer = SocketAddr::try_from(getpeername(&socket).ok()??).ok()?;
+        ports.contains(&peer.port()).then_some(Connected { inode, socket })
+    });
+    connected.collect()
+}
+
+/// Breaks all TCP connections of this process with another one, as a network does: both ends see a reset. Returns which.
+fn break_connections(process: Pid) -> Vec<u64> {
+    let broken = connections(process).into_iter().map(|connected| {
+        connect_unspec(&connected.socket).unwrap();
+        connected.inode
+    });
+    broken.collect()
 }
 
 /// Endpoints that are stale or damaged do no harm.

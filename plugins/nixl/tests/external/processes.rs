@@ -55,8 +55,8 @@ fn by_default_every_socket_listens_on_loopback_only() {
         }
     }
     assert!(
-        listening >= 4,
-        "two fronts, a link and an inbound endpoint listen, but {listening} sockets were found"
+        listening >= 6,
+        "two fronts, a link, an inbound endpoint and two presences listen, but {listening} sockets were found"
     );
 }
 
@@ -93,6 +93,11 @@ fn a_receiver_killed_in_mid_transfer_ends_every_submission_and_its_successor_is_
 #[test]
 fn writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead() {
     with(between_processes::writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead);
+}
+
+#[test]
+fn broken_connections_to_a_stopped_receiver_prove_nothing() {
+    with(between_processes::broken_connections_to_a_stopped_receiver_prove_nothing);
 }
 
 #[test]

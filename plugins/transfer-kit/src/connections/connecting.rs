@@ -15,7 +15,7 @@ use crate::wire::{Endpoint, Message};
 
 /// A connect that was not answered yet.
 pub(super) struct Connecting<M> {
-    id: u32,
+    pub id: u32,
     pub instance: Random,
     /// The host's name for the peer, and the name under which the peer was opened.
     names: (String, String),
@@ -34,6 +34,11 @@ impl<M: Mailbox> Connecting<M> {
         answer(&self.reply, Err(error));
     }
 
+    /// Whether the peer has opened its end.
+    pub fn is_welcome(&self) -> bool {
+        self.peer.is_some()
+    }
+
     /// The host's name for the peer.
     pub fn name(&self) -> &str {
         &self.names.0
@@ -44,7 +49,9 @@ impl<T: Transport> Connections<T> {
     /// Sends a hello. The answer to it continues the connect.
     pub(super) fn connect(&mut self, name: String, endpoint: Endpoint, reply: Reply<PeerId>) {
         let most = self.settings.max_peers;
-        if self.links.len() + self.connecting.len() >= most {
+        // The host cannot disconnect a link that was replaced.
+        let links = self.links.values().filter(|link| !link.replaced).count();
+        if links + self.connecting.len() >= most {
             let text = format!("{most} peers are connected, disconnect one first");
             return answer(&reply, Err(Error::new(ErrorCode::NO_RESOURCE, text)));
         }

@@ -69,6 +69,11 @@ impl<T: Transport> Connections<T> {
     /// Handles the message that a peer has closed its end of a link of this instance.
     pub(super) fn peer_closed(&mut self, instance: Random, number: u64) {
         let Some(id) = u32::try_from(number).ok() else { return };
+        // Its link is being opened, and leads nowhere.
+        for connecting in self.take_connecting(|c| c.instance == instance && c.id == id && c.is_welcome()) {
+            let text = format!("{} has closed the connection again", connecting.name());
+            connecting.fail(Error::new(ErrorCode::PEER_LOST, text));
+        }
         let Some(link) = self.links.get_mut(&id).filter(|link| link.peer.instance == instance) else {
             return;
         };
@@ -132,12 +137,31 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// Ends all connections of an instance that is gone, or whose connections are broken. The host hears of the loss
-    /// when the instance's inbound endpoints are closed.
+    /// Ends all connections of an instance that is gone: none of this instance's writes lands there any more. The host hears
+    /// of the loss when the instance's inbound endpoints are closed.
     pub fn lose(&mut self, instance: Random, why: &str) {
-        if !self.transport.forget(instance) {
-            return;
+        if self.transport.forget(instance) {
+            self.end_all(instance, Event::PeerClosed, why);
         }
+    }
+
+    /// Ends all connections of an instance that cannot be reached, and may live. The host hears of the loss as after
+    /// [`lose`](Self::lose). Its own writes cannot land any more. Whether this instance's may is unproven until it is
+    /// lost, or says that its ends are closed. It is [asked](Self::keep_time) as soon as the transport allows that.
+    /// Returns the host's name for the instance if something is unproven.
+    pub fn lose_contact(&mut self, instance: Random, why: &str) -> Option<String> {
+        let mut unproven = None;
+        for id in self.end_all(instance, Event::End, why) {
+            self.ask_to_close(id);
+            if let Some(link) = self.links.get(&id).filter(|link| link.stage.is_unproven()) {
+                unproven = Some(link.peer.name.clone());
+            }
+        }
+        unproven
+    }
+
+    /// Ends all connections of an instance, its links by an event. Returns these links.
+    fn end_all(&mut self, instance: Random, event: Event, why: &str) -> Vec<u32> {
         for connecting in self.take_connecting(|connecting| connecting.instance == instance) {
             let text = format!("no peer answers for {}: {why}", connecting.name());
             connecting.fail(Error::new(ErrorCode::PEER_LOST, text));
@@ -157,13 +181,14 @@ impl<T: Transport> Connections<T> {
             }
             over.push(*id);
         }
-        over.into_iter().for_each(|id| self.end_link(id, Event::PeerClosed));
+        over.iter().for_each(|id| self.end_link(*id, event));
         if let Some(name) = news.as_ref().or(sender.as_ref()) {
-            log!(Level::INFO, "{name} is gone: {why}");
+            log!(Level::INFO, "{name} is lost: {why}");
         }
         if let Some(name) = news {
             self.report_if_alone(instance, &name);
         }
+        over
     }
 
     /// Begins to end everything: calls that wait fail with `CLOSED`, links end, inbound endpoints close.

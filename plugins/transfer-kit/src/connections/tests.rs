@@ -348,3 +348,61 @@ fn an_instance_that_is_gone_takes_all_with_it_and_is_reported_once() {
     sender.books.lose(receiver.id, "again");
     assert_eq!(sender.heard(), []);
 }
+
+#[test]
+fn an_instance_that_cannot_be_reached_loses_its_connections_and_what_was_sent_to_it_stays_unproven() {
+    for comes_back in [true, false] {
+        let (mut sender, mut receiver, peer) = pair();
+        let back = receiver.connect(&sender);
+        carry(&mut sender, &mut receiver);
+        back.try_recv().unwrap().unwrap();
+        fail(&mut sender, peer);
+        let waiting = sender.connect(&receiver);
+        let unproven = sender.books.lose_contact(receiver.id, "a test");
+        assert_eq!(unproven.as_deref(), Some("to receiver"));
+        let error = waiting.try_recv().unwrap().unwrap_err();
+        assert!(error.message.ends_with("a test"), "{error}");
+        assert!(!sender.books.has_inbound(), "its own writes are cut off");
+        assert_eq!(sender.heard(), [(NotificationKind::PEER_LOST, "receiver".to_owned())]);
+        let of = receiver.id;
+        let unproven = |sender: &Side| {
+            let queue = &sender.shared.instance.queue;
+            !queue.is_settled(Tag(7)) && sender.books.is_concerned_with(of)
+        };
+        assert!(unproven(&sender), "what was sent may still land");
+        // The messages of that time are lost. Nothing is said twice to the host.
+        sender.books.transport.said.clear();
+        let _as_before = sender.books.lose_contact(receiver.id, "again");
+        sender.books.transport.said.clear();
+        sender.books.keep_time();
+        assert!(unproven(&sender) && sender.heard().is_empty());
+        if comes_back {
+            sender.books.settings.ask_again = Duration::ZERO;
+            sender.books.keep_time();
+            sender.books.settings.ask_again = Duration::from_secs(60);
+            carry(&mut sender, &mut receiver);
+            assert!(receiver.books.transport.open.is_empty());
+        } else {
+            sender.books.lose(receiver.id, "it is dead");
+        }
+        assert!(!unproven(&sender) && sender.shared.instance.queue.is_settled(Tag(7)));
+        assert!(sender.heard().is_empty());
+    }
+}
+
+#[test]
+fn a_connection_that_its_peer_closes_while_the_link_opens_fails_its_connect() {
+    let (mut sender, mut receiver) = (Side::new("sender", 1), Side::new("receiver", 2));
+    let region = receiver.register();
+    sender.books.transport.slow = true;
+    let answer = sender.connect(&receiver);
+    carry(&mut sender, &mut receiver);
+    let (reply, _deregistered) = sync_channel(1);
+    receiver.books.request(Request::Deregister { region, reply });
+    carry(&mut sender, &mut receiver);
+    let error = answer.try_recv().unwrap().unwrap_err();
+    assert!(error.code == ErrorCode::PEER_LOST && error.message.contains("to receiver"), "{error}");
+    let id = sender.books.transport.links[0];
+    sender.books.link_opened(id, Ok(()));
+    assert!(sender.books.links.is_empty() && sender.shared.instance.peers.all().is_empty());
+}

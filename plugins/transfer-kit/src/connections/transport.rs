@@ -38,7 +38,8 @@ pub trait Transport {
     fn forget(&mut self, instance: Random) -> bool;
 
     /// Sends a message to an instance, in order, now or as soon as the instance listens. If that fails, the instance is
-    /// lost a moment later: see [`lose`](super::Connections::lose).
+    /// lost a moment later, with a proof that it is gone or without: see [`lose`](super::Connections::lose) and
+    /// [`lose_contact`](super::Connections::lose_contact).
     fn say(&mut self, to: Random, connection: u64, message: Message);
 
     /// A mailbox for a new peer.
@@ -84,7 +85,7 @@ pub trait Transport {
 
     /// Whether the request to close an inbound endpoint may be sent again.
     ///
-    /// False while the instance has not taken the last one, which the transport repeats.
+    /// False while the instance has not taken the last one, which the transport repeats, and while it cannot be reached.
     fn may_ask_again(&self, _instance: Random) -> bool {
         true
     }
