@@ -156,7 +156,8 @@ pub struct NotificationKind(pub u32);
 impl NotificationKind {
     /// All data of a submission is in this instance's memory. Never reported for a submission of which a write was refused.
     pub const ARRIVED: NotificationKind = NotificationKind(1);
-    /// The peer is proven gone: none of its writes will land any more. May be reported more than once for one peer.
+    /// None of the peer's writes will land in this instance's memory any more: the peer is gone, or its way in is closed. May be
+    /// reported more than once for one peer.
     pub const PEER_LOST: NotificationKind = NotificationKind(2);
 }
 

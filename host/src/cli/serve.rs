@@ -30,6 +30,8 @@ use super::{
 
 /// Limit of the time for a worker's threads and plugins to end. It is longer than a plugin's own deadline.
 const WORKER_STOP: Duration = Duration::from_secs(5);
+/// Least time for answers that are written to be read.
+const HANG_UP: Duration = Duration::from_secs(1);
 /// Largest control message: a prompt of a few million tokens.
 const LARGEST_MESSAGE: usize = 32 << 20;
 
@@ -351,7 +353,9 @@ async fn work(
     );
     let peers = Peers::new(handle.clone(), credentials.clone());
     let (drain_asked, asked) = watch::channel(false);
-    let service = WorkerService::new(handle.clone(), info.clone(), peers.clone(), drain_asked);
+    let (close, closing) = watch::channel(false);
+    let service =
+        WorkerService::new(handle.clone(), info.clone(), peers.clone(), drain_asked, closing.clone());
     let service = WorkerServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
     let mut registrations = Registrations::start(&handle, &info, routers, &credentials)?;
     if supervised {
@@ -364,7 +368,6 @@ async fn work(
     let watching = metrics::routes(handle.clone(), peers.clone(), &info, registrations.readiness());
     let calls = Routes::new(service);
     tokio::spawn(peers.run(info.clone(), outgoing));
-    let (close, closing) = watch::channel(false);
     let mut servers = tokio::task::JoinSet::new();
     match watched {
         Some(watched) => {
@@ -382,10 +385,18 @@ async fn work(
         thread = worker.died() => anyhow::bail!("the worker's {thread} thread has ended; see above"),
     }
     registrations.drain().await;
-    drain(&handle, drain_timeout).await;
-    registrations.leave().await;
+    let until = tokio::time::Instant::now() + drain_timeout;
+    let all_ended = drain(&handle, until).await;
     close.send_replace(true);
-    // Peers keep their connections open, so the process closes them without waiting.
+    if all_ended {
+        // The ends of answers may be on their way.
+        let read = async { while servers.join_next().await.is_some() {} };
+        let until = until.max(tokio::time::Instant::now() + HANG_UP);
+        if tokio::time::timeout_at(until, read).await.is_err() {
+            tracing::warn!("connections of routers or other workers did not end in time");
+        }
+    }
+    registrations.leave().await;
     servers.abort_all();
     let stopping = tokio::task::spawn_blocking(move || worker.stop());
     match tokio::time::timeout(WORKER_STOP, stopping).await {
@@ -395,16 +406,22 @@ async fn work(
     }
 }
 
-/// Waits until requests under way have ended and their pages are in storage, where the next process finds them.
-async fn drain(worker: &Handle, longest: Duration) {
+/// Waits until requests under way have ended, their answers are read, and their pages are in storage, where the next process
+/// finds them. Returns whether all requests have ended.
+async fn drain(worker: &Handle, until: tokio::time::Instant) -> bool {
     worker.event(Event::Drain).await;
-    let requests = || worker.stats().queued + worker.stats().active;
+    let requests = || {
+        let stats = worker.stats();
+        worker.calls().max(stats.queued + stats.active)
+    };
     let idle = async {
         while requests() > 0 || worker.unwritten().iter().any(|tier| tier.pages > 0) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    if tokio::time::timeout(longest, idle).await.is_err() && requests() > 0 {
+    let in_time = tokio::time::timeout_at(until, idle).await.is_ok();
+    let ended = in_time || requests() == 0;
+    if !ended {
         tracing::warn!(
             requests = requests(),
             "requests did not end in time; routers go on with them elsewhere"
@@ -417,4 +434,5 @@ async fn drain(worker: &Handle, longest: Duration) {
             "pages were not written to storage in time; the next life computes them again"
         );
     }
+    ended
 }

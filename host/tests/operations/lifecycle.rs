@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use host_tests::cluster::{Cluster, Start, runs, signal};
 use host_tests::wait::until;
 use host_tests::{plugin_files, streaming};
+use host_wire::endpoint::{Credentials, channel};
+use host_wire::proto::worker_client::WorkerClient;
+use host_wire::proto::{DrainRequest, GenerateRequest, Namespace, Sampling, generate_event};
 
 use super::by_hand::{Worker, router};
 
@@ -120,6 +123,61 @@ fn answers_that_outlast_the_drain_go_on_on_another_worker() {
     });
     let (_, metrics) = cluster.get("/metrics").unwrap();
     assert!(metrics.contains("host_resumed_total 1\n"), "{metrics}");
+}
+
+#[test]
+fn a_worker_ends_only_when_its_answers_are_read() {
+    let plugins = plugin_files::directory(&["shm"]);
+    let (cluster, control) = router();
+    let flags = ["--name=w", "--drain-timeout=600"];
+    let mut worker = Worker::start_with(plugins.path(), "aggregated", &control, &flags, "");
+    cluster.wait("it to register", || cluster.workers().len() == 1);
+    let at = cluster.worker("aggregated");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(1).build().unwrap();
+    let tokens = runtime.block_on(async {
+        let channel = channel(&at.address.parse().unwrap(), &Credentials::None).unwrap();
+        let mut client = WorkerClient::new(channel);
+        let mut answers = Vec::new();
+        // The first waits in the worker whole, as more than a call may have unread. Of the second, the end is on its way.
+        for (room, top) in [(1, Some(20)), (2, None)] {
+            let request = GenerateRequest {
+                room,
+                request_id: format!("unread-{room}"),
+                prompt: prompt(0),
+                max_new_tokens: LONG as u32,
+                ignore_stop: true,
+                sampling: Some(Sampling { top_p: 1.0, logprobs: top, ..Sampling::default() }),
+                namespace: Some(Namespace::default()),
+                ..GenerateRequest::default()
+            };
+            answers.push(client.generate(request).await.unwrap().into_inner());
+        }
+        until("the worker to have computed both", || {
+            let metrics = cluster.metrics(&at);
+            let [active, tokens] =
+                ["host_requests_active", "host_decode_tokens_total"].map(|name| metrics[name]);
+            if active == 0.0 && tokens >= 2.0 * (LONG - 1) as f64 {
+                Ok(())
+            } else {
+                Err(format!("{active} active, {tokens} tokens"))
+            }
+        });
+        let instance = u64::from_str_radix(&at.instance, 16).unwrap();
+        client.drain(DrainRequest { instance }).await.unwrap();
+        cluster.wait("the router to know", || cluster.workers().is_empty());
+        assert!(worker.0.try_wait().unwrap().is_none(), "it has ended with answers that are not read");
+        let mut tokens = Vec::new();
+        for mut answer in answers {
+            let mut count = 0;
+            while let Some(event) = answer.message().await.unwrap() {
+                count += usize::from(matches!(event.event, Some(generate_event::Event::Token(_))));
+            }
+            tokens.push(count);
+        }
+        tokens
+    });
+    assert_eq!(tokens, [LONG, LONG]);
+    assert!(worker.0.wait().unwrap().success());
 }
 
 /// Starts a router, a prefill and a decode worker on this machine.

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::vec::IntoIter;
 
-use futures_util::stream::{Stream, unfold};
+use futures_util::stream::{Stream, StreamExt as _, unfold};
 use host_core::routing::{Replay, SnapshotPart};
 use host_wire::cache_news::{write_batch, write_part};
 use host_wire::proto;
@@ -13,7 +13,7 @@ use tonic::Status;
 
 use super::CacheLog;
 
-/// The stream of cache events to a router, until the router hangs up.
+/// The stream of cache events to a router, until the router hangs up or the worker closes.
 ///
 /// It is written only as fast as the router reads, and a router that is too
 /// slow for the log gets a snapshot in place of what it missed.
@@ -28,14 +28,21 @@ struct Following {
     place: OwnedSemaphorePermit,
 }
 
-/// A stream of all events after event `after`, without an end.
-pub fn follow(log: Arc<CacheLog>, after: u64, place: OwnedSemaphorePermit) -> NewsStream {
+/// A stream of all events after event `after`, until `closing` becomes true.
+pub fn follow(
+    log: Arc<CacheLog>,
+    after: u64,
+    place: OwnedSemaphorePermit,
+    mut closing: watch::Receiver<bool>,
+) -> NewsStream {
     let grown = log.grown();
     let following = Following { log, grown, after, parts: Vec::new().into_iter(), place };
-    Box::pin(unfold(following, |mut following| async {
+    let news = unfold(following, |mut following| async {
         let news = following.next().await?;
         Some((Ok(news), following))
-    }))
+    });
+    // An error means that the server is gone.
+    Box::pin(news.take_until(async move { drop(closing.wait_for(|closing| *closing).await) }))
 }
 
 impl Following {

@@ -1,6 +1,7 @@
 //! The handle through which a running worker is used.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use host_core::hierarchy::TierStats;
 use host_core::radix::PageHash;
@@ -38,6 +39,16 @@ pub struct Unwritten {
     pub pages: usize,
 }
 
+/// A call for an answer. It counts as under way until it is dropped.
+#[derive(Debug)]
+pub struct Call(Arc<AtomicUsize>);
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
 /// A handle to a running worker, for any thread or task.
 #[derive(Clone)]
 pub struct Handle {
@@ -52,6 +63,7 @@ pub struct Handle {
     /// Names prompts' pages for the offload tiers, if the worker has any.
     pub(super) naming: Option<Naming>,
     pub(super) grammars: Option<Arc<Grammars>>,
+    pub(super) calls: Arc<AtomicUsize>,
 }
 
 /// Inputs of page names, beside the prompt.
@@ -129,6 +141,20 @@ impl Handle {
         let of =
             |(tier, stats): (String, TierStats)| Unwritten { tier, pages: saved + stats.writes_under_way };
         self.tiers().into_iter().map(of).collect()
+    }
+
+    /// Counts a call for an answer, from before its request is submitted until the last of its answer is taken.
+    #[must_use]
+    pub fn call(&self) -> Call {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        Call(self.calls.clone())
+    }
+
+    /// Calls for answers that are under way. Their requests may not have reached the scheduler yet, or have ended there while
+    /// the caller has not read all of the answer.
+    #[must_use]
+    pub fn calls(&self) -> usize {
+        self.calls.load(Ordering::Acquire)
     }
 
     /// Submits a request. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]. A channel that closes without

@@ -170,8 +170,20 @@ impl Worker {
             alive: alive("scheduler"),
         })?;
         threads.push(scheduler);
-        let handle =
-            Handle { inputs, stats, tiers, links, cache, info, instance, page_bytes, naming, grammars };
+        let calls = Arc::default();
+        let handle = Handle {
+            inputs,
+            stats,
+            tiers,
+            links,
+            cache,
+            info,
+            instance,
+            page_bytes,
+            naming,
+            grammars,
+            calls,
+        };
         let worker = Worker { handle, threads, tiers: running_tiers, stop, stopping, died: receive_died };
         Ok((worker, receive_outgoing))
     }

@@ -18,9 +18,9 @@ use host_wire::proto::{
 };
 use host_wire::{Answer, convert, proto};
 
-use super::Handle;
 use super::cache_news;
 use super::grammars::Under;
+use super::handle::{Call, Handle};
 use super::peers::{Peers, connect, fits};
 
 /// Serves one worker.
@@ -34,6 +34,8 @@ pub struct WorkerService {
     followers: Arc<Semaphore>,
     /// Becomes true when an operator asks the worker to drain.
     drain: watch::Sender<bool>,
+    /// Ends calls that have no end of their own.
+    closing: watch::Receiver<bool>,
 }
 
 /// The most routers that may follow one worker's cache. Each of them may take a snapshot.
@@ -41,9 +43,16 @@ const MAX_FOLLOWERS: usize = 16;
 
 impl WorkerService {
     /// A service for a worker that is reached at `info.address`. It makes `drain` true when an operator asks the worker to drain.
+    /// When `closing` becomes true, calls that have no end of their own end.
     #[must_use]
-    pub fn new(worker: Handle, info: WorkerInfo, peers: Peers, drain: watch::Sender<bool>) -> Self {
-        Self { worker, info, peers, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)), drain }
+    pub fn new(
+        worker: Handle,
+        info: WorkerInfo,
+        peers: Peers,
+        drain: watch::Sender<bool>,
+        closing: watch::Receiver<bool>,
+    ) -> Self {
+        Self { worker, info, peers, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)), drain, closing }
     }
 }
 
@@ -62,6 +71,8 @@ pub struct AnswerStream {
     worker: Handle,
     answers: mpsc::UnboundedReceiver<Answer>,
     ended: bool,
+    #[expect(dead_code, reason = "held for its drop")]
+    call: Call,
 }
 
 impl Stream for AnswerStream {
@@ -101,6 +112,7 @@ impl Worker for WorkerService {
     type GenerateStream = AnswerStream;
 
     async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<AnswerStream>, Status> {
+        let call = self.worker.call();
         let mut request = request.into_inner();
         tracing::debug!(
             room = %Room(request.room),
@@ -115,7 +127,7 @@ impl Worker for WorkerService {
         })?;
         let room = request.room;
         let answers = self.worker.submit_under(request, under).await;
-        Ok(Response::new(AnswerStream { room, worker: self.worker.clone(), answers, ended: false }))
+        Ok(Response::new(AnswerStream { room, worker: self.worker.clone(), answers, ended: false, call }))
     }
 
     async fn handshake(
@@ -210,7 +222,7 @@ impl Worker for WorkerService {
             let message = format!("{MAX_FOLLOWERS} routers follow this worker, which is the limit ({taken})");
             Status::resource_exhausted(message)
         })?;
-        Ok(Response::new(cache_news::follow(log.clone(), after, place)))
+        Ok(Response::new(cache_news::follow(log.clone(), after, place, self.closing.clone())))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {

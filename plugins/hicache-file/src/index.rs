@@ -2,6 +2,9 @@
 //!
 //! A key may have several records, because processes that share a directory do not ask each other. The first record that
 //! this process learns of is served, counted and listed. The other records are *copies*: known so that a delete finds them.
+//!
+//! A record whose bytes could not be read is *suspect*: it is served on, as the error may pass, until a put writes the page again.
+//! Then it is a copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,6 +24,8 @@ pub struct Hit {
     pub segment: Arc<Segment>,
     pub number: u32,
     pub value: Value,
+    /// Its bytes could not be read, so that a put has to write the page again.
+    pub is_suspect: bool,
 }
 
 struct Records {
@@ -29,6 +34,8 @@ struct Records {
     values: Vec<Value>,
     /// Numbers of the records that are copies.
     copies: BTreeSet<u32>,
+    /// Numbers of the records whose bytes could not be read. None of them is a copy.
+    suspects: BTreeSet<u32>,
     /// Values that are no copies.
     live: usize,
     /// Deleted records that stay on disk until the segment is sealed, because another process writes the segment.
@@ -120,6 +127,7 @@ impl Index {
             segment: segment.clone(),
             values: Vec::new(),
             copies: BTreeSet::new(),
+            suspects: BTreeSet::new(),
             live: 0,
             doomed: Vec::new(),
         };
@@ -137,18 +145,43 @@ impl Index {
     pub fn find(&self, key: &Key) -> Option<Hit> {
         let (segment, number) = self.place(key)?;
         let records = self.segments.get(&segment)?;
-        Some(Hit { segment: records.segment.clone(), number, value: *records.value(number) })
+        let is_suspect = records.suspects.contains(&number);
+        Some(Hit { segment: records.segment.clone(), number, value: *records.value(number), is_suspect })
+    }
+
+    /// Notes that the bytes of a record could not be read. Nothing changes for a record that is gone, or a copy.
+    pub fn suspect(&mut self, key: &Key, segment: u32, number: u32) {
+        if let Some(records) = self.segments.get_mut(&segment)
+            && records.serves(key, number)
+        {
+            records.suspects.insert(number);
+        }
+    }
+
+    /// Makes a copy of the record that serves a key, if it is suspect: the next record serves.
+    fn step_back(&mut self, key: &Key) {
+        if let Some((segment, number)) = self.place(key)
+            && let Some(records) = self.segments.get_mut(&segment)
+            && records.suspects.remove(&number)
+        {
+            records.copies.insert(number);
+            self.copies += 1;
+            records.live -= 1;
+            self.bytes -= u64::from(records.value(number).length);
+        }
     }
 
     /// Adds a record of a segment that was added. To be called once per record. False when it is a copy, or there is no room.
     pub fn insert(&mut self, segment: u32, number: u32, value: Value) -> bool {
-        let is_copy = self.place(&value.key).is_some();
-        let Some(records) = self.segments.get_mut(&segment) else { return false };
+        let Some(records) = self.segments.get(&segment) else { return false };
         // A damaged file may have one record with a large number.
         let more = (number as usize + 1).saturating_sub(records.values.len());
         if self.slots + more > MOST_PAGES {
             return false;
         }
+        self.step_back(&value.key);
+        let is_copy = self.place(&value.key).is_some();
+        let Some(records) = self.segments.get_mut(&segment) else { return false };
         if more > 0 {
             self.slots += more;
             records.values.resize(number as usize + 1, NONE);
@@ -181,6 +214,7 @@ impl Index {
             } else {
                 self.bytes -= u64::from(value.length);
                 records.live -= 1;
+                records.suspects.remove(&number);
             }
             *value = NONE;
         }
@@ -271,6 +305,24 @@ mod tests {
         let mut key = Key::default();
         key.0[..4].copy_from_slice(&n.to_le_bytes());
         Value { key, checksum: 0, block: n, length: 10 }
+    }
+
+    #[test]
+    fn a_record_that_could_not_be_read_serves_until_there_is_another() {
+        let mut index = Index::new();
+        let mut add = || index.add(|id| Segment::new(id, Name { birth: 1, random: 1 }, None)).id;
+        let (a, b) = (add(), add());
+        let page = value(7);
+        assert!(index.insert(a, 0, page));
+        index.suspect(&page.key, a, 0);
+        assert!(index.find(&page.key).is_some_and(|hit| hit.segment.id == a && hit.is_suspect));
+        assert!(index.insert(b, 4, page), "the other record serves");
+        assert!(index.find(&page.key).is_some_and(|hit| hit.segment.id == b && !hit.is_suspect));
+        index.suspect(&page.key, a, 0);
+        assert!(!index.insert(b, 5, page), "a copy is not suspected");
+        assert_eq!((index.len(), index.bytes()), (1, 10));
+        assert_eq!(index.remove_all(&page.key).len(), 3, "a delete finds all of them");
+        assert_eq!((index.len(), index.bytes(), index.copies), (0, 0, 0));
     }
 
     #[test]

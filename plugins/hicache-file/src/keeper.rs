@@ -362,6 +362,9 @@ impl Keeper<'_> {
         let lock = self.store.directory.lock()?;
         let mut records = self.read(index, name, 0)?;
         if records.sealed {
+            // Its writer has sealed it since the last look.
+            records.values.retain(|(number, _)| *number >= next);
+            self.take(name, Records { damaged: 0, ..records });
             return Ok(());
         }
         if records.values.is_empty() {

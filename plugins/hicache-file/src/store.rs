@@ -162,6 +162,12 @@ pub fn is_full(error: &io::Error) -> bool {
     full.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
+/// Whether the error says that the process has no memory or descriptors, or gave the call up, and nothing about the file.
+pub fn is_of_this_process(error: &io::Error) -> bool {
+    let own = [Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::INTR, Errno::CANCELED];
+    own.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
 /// The code that a put ends in.
 pub fn code_of(error: &io::Error) -> ErrorCode {
     if is_full(error) { ErrorCode::NO_RESOURCE } else { ErrorCode::IO }

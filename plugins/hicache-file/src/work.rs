@@ -12,7 +12,7 @@ use crate::memory::Buffer;
 use crate::queue::{CLAIM_BYTES, Claimed, Ended, Kind};
 use crate::run::{Run, RunPage, RunPlace};
 use crate::segment::Segment;
-use crate::store::{Store, code_of};
+use crate::store::{Store, code_of, is_of_this_process};
 use crate::writer::{NoRoom, Room};
 
 /// Starts the pages of a claim. Pages that end at once go to `ended`, pages that have to wait are parked.
@@ -79,7 +79,7 @@ fn start_gets(store: &Store, claim: &[Claimed], ended: &mut Vec<Ended>, runs: &m
                 store.metrics.misses.add(parts.len() as u64);
                 ended.extend(parts.iter().map(|part| part.page.ended(MISSING, 0)));
             }
-            Err(e) => failed_read(store, &e, &parts, ended),
+            Err(e) => failed_read(store, &e, &segment, &parts, ended),
         }
     };
     for page in claim {
@@ -116,7 +116,18 @@ fn start_gets(store: &Store, claim: &[Claimed], ended: &mut Vec<Ended>, runs: &m
     flush(run, ended);
 }
 
-fn failed_read(store: &Store, error: &io::Error, parts: &[RunPage], ended: &mut Vec<Ended>) {
+/// Ends pages that could not be read. The next put of each writes it again, unless the error says nothing about the file.
+fn failed_read(
+    store: &Store,
+    error: &io::Error,
+    segment: &Segment,
+    parts: &[RunPage],
+    ended: &mut Vec<Ended>,
+) {
+    if !is_of_this_process(error) {
+        let mut index = store.index.lock();
+        parts.iter().for_each(|part| index.suspect(&part.value.key, segment.id, part.number));
+    }
     let path = store.directory.path().display();
     log!(Level::WARN, "{} pages in {path} cannot be read: {error}", parts.len());
     store.metrics.read_errors.add(parts.len() as u64);
@@ -134,7 +145,9 @@ fn start_puts(store: &Store, claim: &[Claimed], ended: &mut Vec<Ended>, runs: &m
     for page in claim {
         if store.directory.read_only {
             refuse(store, page, ErrorCode::UNSUPPORTED, ended);
-        } else if let (Some(hit), _) = store.find(&page.what.key) {
+        } else if let (Some(hit), _) = store.find(&page.what.key)
+            && !hit.is_suspect
+        {
             store.metrics.stored_already.add(1);
             hit.segment.used();
             ended.push(page.ended(STORED, hit.value.length.into()));
@@ -231,7 +244,7 @@ fn finish_read(store: &Store, run: Run, result: io::Result<()>, ended: &mut Vec<
     store.metrics.hits.add(hits);
     store.metrics.bytes_read.add(bytes);
     match result {
-        Err(e) => failed_read(store, &e, &unread, ended),
+        Err(e) => failed_read(store, &e, segment, &unread, ended),
         // The file is shorter than the record promised.
         Ok(()) => {
             for part in unread {

@@ -127,6 +127,39 @@ fn a_file_that_is_cut_under_a_running_tier_gives_errors_and_then_misses() {
 }
 
 #[test]
+fn pages_that_cannot_be_read_are_written_again_by_the_next_put() {
+    for way in ["io = 'uring'", "io = 'threads'"] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = format!("{ONE}\n{way}");
+        if !can(dir.path(), &config) {
+            continue;
+        }
+        let mut world = World::new(dir.path(), 1 << 20, &config);
+        let numbers: Vec<u64> = (0..16).collect();
+        world.put_all(&numbers, 16_384);
+        world.close();
+        // A folder in the place of a file: it is opened, and no byte of it can be read.
+        let data = files(dir.path(), ".dat").remove(0);
+        let mut world = World::new(dir.path(), 1 << 20, &config);
+        assert_eq!(world.exists(&numbers), [FOUND; 16]);
+        std::fs::remove_file(&data).unwrap();
+        std::fs::create_dir(&data).unwrap();
+        for _ in 0..2 {
+            assert_eq!(world.get(&numbers, 16_384, 0), [ErrorCode::IO.0; 16], "{way}");
+        }
+        world.put_all(&numbers, 16_384);
+        assert_eq!(world.found(&numbers, 16_384), 16, "{way}");
+        // These are good, and not written again.
+        world.put_all(&numbers, 16_384);
+        world.close();
+        let written = files(dir.path(), ".dat");
+        let written = written.iter().map(|file| file.metadata().unwrap()).filter(|file| file.is_file());
+        let bytes: u64 = written.map(|file| file.len()).sum();
+        assert_eq!(bytes, 16 * 16_384, "{way}");
+    }
+}
+
+#[test]
 fn names_that_are_not_segments_and_links_are_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
