@@ -30,8 +30,10 @@ use super::{
 
 /// Limit of the time for a worker's threads and plugins to end. It is longer than a plugin's own deadline.
 const WORKER_STOP: Duration = Duration::from_secs(5);
-/// Least time for answers that are written to be read.
+/// Least time for the ends of answers to be read, which are on their way.
 const HANG_UP: Duration = Duration::from_secs(1);
+/// The share of the drain's time that they have at most. A frozen router never reads them.
+const HANG_UP_SHARE: u32 = 4;
 /// Largest control message: a prompt of a few million tokens.
 const LARGEST_MESSAGE: usize = 32 << 20;
 
@@ -391,8 +393,9 @@ async fn work(
     if all_ended {
         // The ends of answers may be on their way.
         let read = async { while servers.join_next().await.is_some() {} };
-        let until = until.max(tokio::time::Instant::now() + HANG_UP);
-        if tokio::time::timeout_at(until, read).await.is_err() {
+        let left = until.saturating_duration_since(tokio::time::Instant::now());
+        let longest = left.min(drain_timeout / HANG_UP_SHARE).max(HANG_UP);
+        if tokio::time::timeout(longest, read).await.is_err() {
             tracing::warn!("connections of routers or other workers did not end in time");
         }
     }
@@ -409,12 +412,13 @@ async fn work(
 /// Waits until requests under way have ended, their answers are read, and their pages are in storage, where the next process
 /// finds them. Returns whether all requests have ended.
 async fn drain(worker: &Handle, until: tokio::time::Instant) -> bool {
-    worker.event(Event::Drain).await;
     let requests = || {
         let stats = worker.stats();
         worker.calls().max(stats.queued + stats.active)
     };
     let idle = async {
+        worker.close().await;
+        worker.event(Event::Drain).await;
         while requests() > 0 || worker.unwritten().iter().any(|tier| tier.pages > 0) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

@@ -1,7 +1,8 @@
 //! The handle through which a running worker is used.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use host_core::hierarchy::TierStats;
 use host_core::radix::PageHash;
@@ -39,13 +40,51 @@ pub struct Unwritten {
     pub pages: usize,
 }
 
+/// Calls for answers, from before their requests are submitted until the last of their answers is taken.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    /// All of them.
+    open: AtomicUsize,
+    /// Those whose requests are on their way to the scheduler.
+    submitting: AtomicUsize,
+    /// No more requests are submitted.
+    closed: AtomicBool,
+}
+
+impl Calls {
+    async fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        while self.submitting.load(Ordering::SeqCst) > 0 {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
 /// A call for an answer. It counts as under way until it is dropped.
 #[derive(Debug)]
-pub struct Call(Arc<AtomicUsize>);
+pub struct Call(Arc<Calls>);
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A request on its way to the scheduler.
+struct Submitting<'a>(&'a Calls);
+
+impl<'a> Submitting<'a> {
+    /// `None` when no more requests are submitted. A request that is counted before that is seen by [`Handle::close`].
+    fn begin(calls: &'a Calls) -> Option<Self> {
+        calls.submitting.fetch_add(1, Ordering::SeqCst);
+        let submitting = Self(calls);
+        (!calls.closed.load(Ordering::SeqCst)).then_some(submitting)
+    }
+}
+
+impl Drop for Submitting<'_> {
+    fn drop(&mut self) {
+        self.0.submitting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -63,7 +102,7 @@ pub struct Handle {
     /// Names prompts' pages for the offload tiers, if the worker has any.
     pub(super) naming: Option<Naming>,
     pub(super) grammars: Option<Arc<Grammars>>,
-    pub(super) calls: Arc<AtomicUsize>,
+    pub(super) calls: Arc<Calls>,
 }
 
 /// Inputs of page names, beside the prompt.
@@ -72,6 +111,9 @@ pub(super) struct Naming {
     pub identity: PageHash,
     pub page_tokens: u32,
 }
+
+/// Time between two looks at what a worker that ends waits for.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Prompts of up to so many tokens are named on the caller's thread, which takes less time than a change of threads.
 const NAMED_AT_ONCE: usize = 2048;
@@ -146,7 +188,7 @@ impl Handle {
     /// Counts a call for an answer, from before its request is submitted until the last of its answer is taken.
     #[must_use]
     pub fn call(&self) -> Call {
-        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.calls.open.fetch_add(1, Ordering::SeqCst);
         Call(self.calls.clone())
     }
 
@@ -154,7 +196,13 @@ impl Handle {
     /// the caller has not read all of the answer.
     #[must_use]
     pub fn calls(&self) -> usize {
-        self.calls.load(Ordering::Acquire)
+        self.calls.open.load(Ordering::SeqCst)
+    }
+
+    /// Refuses requests from now on, and returns when those that came before are with the scheduler. Their grammars may have to be
+    /// compiled before.
+    pub async fn close(&self) {
+        self.calls.close().await;
     }
 
     /// Submits a request. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]. A channel that closes without
@@ -170,6 +218,12 @@ impl Handle {
         under: Option<Under>,
     ) -> mpsc::UnboundedReceiver<Answer> {
         let (answers, receive) = mpsc::unbounded_channel();
+        let Some(_submitting) = Submitting::begin(&self.calls) else {
+            let failure = Failure::new(FailureCode::ShuttingDown, "the worker is shutting down");
+            // The caller gets the receiver, so this cannot fail.
+            let _gone = answers.send(Answer::Failed(failure)).is_err();
+            return receive;
+        };
         let (request, followed) = match self.followed(request, under).await {
             Some(Ok(followed)) => followed,
             Some(Err(failure)) => {
@@ -254,5 +308,25 @@ impl Handle {
     #[must_use]
     pub fn try_event(&self, event: Event) -> bool {
         self.inputs.try_send(Input::Event(event)).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_came_before_the_close_is_waited_for_and_later_ones_are_refused() {
+        let calls = Calls::default();
+        let early = Submitting::begin(&calls).expect("nothing is closed");
+        let mut close = std::pin::pin!(calls.close());
+        assert!(close.as_mut().now_or_never().is_none(), "it does not wait");
+        assert!(Submitting::begin(&calls).is_none());
+        drop(early);
+        close.await;
+        assert!(Submitting::begin(&calls).is_none());
+        assert_eq!(calls.submitting.load(Ordering::SeqCst), 0);
     }
 }

@@ -3,8 +3,8 @@
 //! A key may have several records, because processes that share a directory do not ask each other. The first record that
 //! this process learns of is served, counted and listed. The other records are *copies*: known so that a delete finds them.
 //!
-//! A record whose bytes could not be read is *suspect*: it is served on, as the error may pass, until a put writes the page again.
-//! Then it is a copy.
+//! A record whose bytes could not be read is *suspect* until they are read. It is served on, as the error may pass, but only until
+//! there is another record of its key that is not suspect. Then it is a copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ struct Records {
     values: Vec<Value>,
     /// Numbers of the records that are copies.
     copies: BTreeSet<u32>,
-    /// Numbers of the records whose bytes could not be read. None of them is a copy.
+    /// Numbers of the records whose bytes could not be read, copies among them.
     suspects: BTreeSet<u32>,
     /// Values that are no copies.
     live: usize,
@@ -149,26 +149,53 @@ impl Index {
         Some(Hit { segment: records.segment.clone(), number, value: *records.value(number), is_suspect })
     }
 
-    /// Notes that the bytes of a record could not be read. Nothing changes for a record that is gone, or a copy.
+    /// Notes that the bytes of a record could not be read. If it serves its key and a copy is not suspect, the copy serves from now
+    /// on. Nothing changes for a record that is gone.
     pub fn suspect(&mut self, key: &Key, segment: u32, number: u32) {
-        if let Some(records) = self.segments.get_mut(&segment)
-            && records.serves(key, number)
+        let Some(records) = self.segments.get_mut(&segment) else { return };
+        let value = records.value(number);
+        if value.length == 0 || value.key != *key || !records.suspects.insert(number) {
+            return;
+        }
+        let is_good = |&&(segment, number): &&(u32, u32)| {
+            self.segments.get(&segment).is_some_and(|records| {
+                records.value(number).key == *key
+                    && records.copies.contains(&number)
+                    && !records.suspects.contains(&number)
+            })
+        };
+        let good = self.table.iter_hash(hash(key)).find(is_good).copied();
+        if let Some((segment, number)) = good
+            && self.step_back(key)
+            && let Some(records) = self.segments.get_mut(&segment)
+            && records.copies.remove(&number)
         {
-            records.suspects.insert(number);
+            self.copies -= 1;
+            records.live += 1;
+            self.bytes += u64::from(records.value(number).length);
         }
     }
 
-    /// Makes a copy of the record that serves a key, if it is suspect: the next record serves.
-    fn step_back(&mut self, key: &Key) {
+    /// Notes that the bytes of a record were read.
+    pub fn trust(&mut self, segment: u32, number: u32) {
+        if let Some(records) = self.segments.get_mut(&segment) {
+            records.suspects.remove(&number);
+        }
+    }
+
+    /// Makes a copy of the record that serves a key, if it is suspect. Another record serves then.
+    fn step_back(&mut self, key: &Key) -> bool {
         if let Some((segment, number)) = self.place(key)
             && let Some(records) = self.segments.get_mut(&segment)
-            && records.suspects.remove(&number)
+            && records.suspects.contains(&number)
         {
             records.copies.insert(number);
             self.copies += 1;
             records.live -= 1;
             self.bytes -= u64::from(records.value(number).length);
+            return true;
         }
+        false
     }
 
     /// Adds a record of a segment that was added. To be called once per record. False when it is a copy, or there is no room.
@@ -214,8 +241,8 @@ impl Index {
             } else {
                 self.bytes -= u64::from(value.length);
                 records.live -= 1;
-                records.suspects.remove(&number);
             }
+            records.suspects.remove(&number);
             *value = NONE;
         }
         true
@@ -271,7 +298,8 @@ impl Index {
         records.live
     }
 
-    /// Writes keys from this place on. Returns how many, and the place after the last, or no place when there are no more.
+    /// Writes keys from this place on. Returns how many, and the place after the last, or no place when there are no more. A key whose
+    /// record turns out to be unreadable meanwhile may come twice, or not at all.
     pub fn scan(&self, segment: u32, number: u32, keys: &mut [Key]) -> (usize, Option<(u32, u32)>) {
         let mut count = 0;
         for (id, records) in self.segments.range(segment..) {
@@ -318,8 +346,15 @@ mod tests {
         assert!(index.find(&page.key).is_some_and(|hit| hit.segment.id == a && hit.is_suspect));
         assert!(index.insert(b, 4, page), "the other record serves");
         assert!(index.find(&page.key).is_some_and(|hit| hit.segment.id == b && !hit.is_suspect));
-        index.suspect(&page.key, a, 0);
-        assert!(!index.insert(b, 5, page), "a copy is not suspected");
+        assert!(!index.insert(b, 5, page), "the first record of the other is suspect, the second is not");
+        index.suspect(&page.key, b, 4);
+        let serves =
+            |index: &Index| index.find(&page.key).map(|hit| (hit.segment.id, hit.number, hit.is_suspect));
+        assert_eq!(serves(&index), Some((b, 5, false)), "a copy that is good takes over");
+        index.suspect(&page.key, b, 5);
+        assert_eq!(serves(&index), Some((b, 5, true)), "none is good");
+        index.trust(b, 5);
+        assert_eq!(serves(&index), Some((b, 5, false)));
         assert_eq!((index.len(), index.bytes()), (1, 10));
         assert_eq!(index.remove_all(&page.key).len(), 3, "a delete finds all of them");
         assert_eq!((index.len(), index.bytes(), index.copies), (0, 0, 0));

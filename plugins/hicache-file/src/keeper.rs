@@ -363,8 +363,9 @@ impl Keeper<'_> {
         let mut records = self.read(index, name, 0)?;
         if records.sealed {
             // Its writer has sealed it since the last look.
-            records.values.retain(|(number, _)| *number >= next);
-            self.take(name, Records { damaged: 0, ..records });
+            drop(lock);
+            let records = self.read(index, name, next)?;
+            self.take(name, records);
             return Ok(());
         }
         if records.values.is_empty() {

@@ -18,6 +18,8 @@ pub struct RunPage {
     pub value: Value,
     /// Number of its record, for a read.
     pub number: u32,
+    /// Its bytes could not be read before.
+    pub is_suspect: bool,
     /// Buffer for memory that is not aligned.
     pub buffer: Option<Buffer>,
 }

@@ -164,7 +164,8 @@ pub fn is_full(error: &io::Error) -> bool {
 
 /// Whether the error says that the process has no memory or descriptors, or gave the call up, and nothing about the file.
 pub fn is_of_this_process(error: &io::Error) -> bool {
-    let own = [Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::INTR, Errno::CANCELED];
+    let own =
+        [Errno::NOMEM, Errno::FAULT, Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::INTR, Errno::CANCELED];
     own.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 

@@ -318,7 +318,8 @@ mod tests {
     fn reading(length: u32, from: Arc<std::os::fd::OwnedFd>) -> Run {
         let value = Value { key: Default::default(), checksum: 0, block: 0, length };
         let page = Claimed { kind: Kind::Get, slot: 0, page: 0, what: Default::default(), span: None };
-        let part = RunPage { page, value, number: 0, buffer: Buffer::new(length as usize) };
+        let part =
+            RunPage { page, value, number: 0, is_suspect: false, buffer: Buffer::new(length as usize) };
         let segment = Segment::new(1, Name { birth: 1, random: 1 }, None);
         Run::new(RunPlace::From(segment), from, vec![part])
     }

@@ -103,7 +103,8 @@ fn start_gets(store: &Store, claim: &[Claimed], ended: &mut Vec<Ended>, runs: &m
             ended.push(page.failed(ErrorCode::NO_RESOURCE));
             continue;
         };
-        let part = RunPage { page: *page, value: hit.value, number: hit.number, buffer };
+        let part =
+            RunPage { page: *page, value: hit.value, number: hit.number, is_suspect: hit.is_suspect, buffer };
         let behind = run.as_ref().is_some_and(|(segment, parts)| {
             let end = parts.last().map(|part| part.value.end());
             segment.id == hit.segment.id && end == Some(hit.value.start())
@@ -194,7 +195,7 @@ fn write_run(store: &Store, room: Room, pages: &[&Claimed], ended: &mut Vec<Ende
         let (key, length) = (page.what.key, page.what.length);
         let value = Value { key, checksum: span.checksum(&key), block, length };
         block += (padded(length.into()) / BLOCK) as u32;
-        parts.push(RunPage { page: **page, value, number: 0, buffer });
+        parts.push(RunPage { page: **page, value, number: 0, is_suspect: false, buffer });
     }
     if parts.is_empty() {
         room.open.ended();
@@ -234,6 +235,9 @@ fn finish_read(store: &Store, run: Run, result: io::Result<()>, ended: &mut Vec<
             store.corrupt(&key, segment, part.number);
             ended.push(page.failed(ErrorCode::IO));
             continue;
+        }
+        if part.is_suspect {
+            store.index.lock().trust(segment.id, part.number);
         }
         if let Some(buffer) = &part.buffer {
             span.copy_from(buffer);
