@@ -63,6 +63,7 @@ pub fn clients(settings: &Settings) -> Result<Clients, Refused> {
         }
     });
     let origins = settings.cors_origins.as_deref().map(origins).transpose()?;
+    plain_text(settings)?;
     Ok(Clients {
         origins: origins.unwrap_or_default(),
         keys: keys.transpose()?,
@@ -96,20 +97,23 @@ fn operators(settings: &Settings) -> Result<Option<ListenAt>, Refused> {
     Ok(Some(at.clone()))
 }
 
-/// A warning at the start, if other machines reach the API in plain text and no setting says that a gateway protects it.
-#[must_use]
-pub fn warning(settings: &Settings) -> Option<String> {
+/// Refuses an API in plain text that other machines reach, unless a setting says that this is meant.
+fn plain_text(settings: &Settings) -> Result<(), Refused> {
     let at = settings.http_address();
-    let is_meant = settings.tenant_header.is_some() || settings.insecure_api;
-    if at.ip().to_canonical().is_loopback() || settings.tls_cert.is_some() || is_meant {
-        return None;
+    if at.ip().to_canonical().is_loopback() || settings.tls_cert.is_some() || settings.insecure_api {
+        return Ok(());
     }
-    let keys = if settings.api_keys.is_some() { "API keys, " } else { "" };
-    Some(format!(
-        "the HTTP API at {at} speaks plain text: {keys}prompts and answers can be read and changed on the way; give --tls-cert and \
-         --tls-key (`host certs server` makes them), put a gateway that speaks TLS before it, or say --insecure-api where only your \
-         own network carries it"
-    ))
+    let all = match (&settings.api_keys, &settings.tenant_header) {
+        (None, Some(_)) => "each client can name any tenant, and ",
+        (None, None) => "everybody there can use it, and ",
+        (Some(_), _) => "API keys, ",
+    };
+    Err(Refused(format!(
+        "--host {} can be reached from other machines, and the HTTP API would speak plain text there: {all}prompts and answers can be \
+         read and changed on the way; give --tls-cert and --tls-key (`host certs server` makes them), or say --insecure-api where a \
+         gateway that speaks TLS stands before it, or where only your own network carries it",
+        at.ip()
+    )))
 }
 
 fn origins(given: &str) -> Result<Origins, Refused> {
@@ -169,17 +173,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_api_that_other_machines_reach_is_warned_of_unless_it_is_meant() {
+    fn a_plain_api_that_other_machines_reach_is_refused_unless_it_is_meant() {
         let at = |host: &str| Settings { host: Some(host.parse().unwrap()), ..Settings::default() };
+        let said = |settings: Settings| plain_text(&settings).unwrap_err().0;
         for host in ["0.0.0.0", "192.0.2.7", "::", "2001:db8::1", "::ffff:192.0.2.7"] {
-            let said = warning(&at(host)).unwrap();
-            for part in ["prompts and answers can be read", "--tls-cert", "a gateway", "--insecure-api"] {
+            let said = said(at(host));
+            for part in
+                ["everybody there can use it, and prompts", "--tls-cert", "a gateway", "--insecure-api"]
+            {
                 assert!(said.contains(part), "{said}");
             }
-            assert!(!said.contains("API keys"), "{said}");
         }
         let with_keys = Settings { api_keys: Some("keys.toml".into()), ..at("0.0.0.0") };
-        assert!(warning(&with_keys).unwrap().contains("API keys, prompts"));
+        assert!(said(with_keys).contains("API keys, prompts"));
+        let with_tenants = Settings { tenant_header: Some("x-tenant".into()), ..at("0.0.0.0") };
+        assert!(said(with_tenants).contains("can name any tenant"));
         for quiet in [
             Settings::default(),
             at("127.0.0.1"),
@@ -187,10 +195,9 @@ mod tests {
             at("::1"),
             at("::ffff:127.0.0.1"),
             Settings { tls_cert: Some("cert.pem".into()), ..at("0.0.0.0") },
-            Settings { tenant_header: Some("x-tenant".into()), ..at("0.0.0.0") },
             Settings { insecure_api: true, ..at("0.0.0.0") },
         ] {
-            assert_eq!(warning(&quiet), None, "{:?}", quiet.host);
+            assert!(plain_text(&quiet).is_ok(), "{:?}", quiet.host);
         }
     }
 }

@@ -67,7 +67,6 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 let clients = clients::clients(&settings)?;
                 launch::text_model(&settings)?;
                 summary::log(&settings, &notes);
-                warn_of_plain_text(&settings);
                 supervise::run(&settings, &clients, &supplied).await
             }
             Some(RoleName::Router) => {
@@ -227,7 +226,6 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
     let (http, control) = match settings.listen_fds.as_deref() {
         Some(numbers) => listeners::inherited(numbers, &clients)?,
         None => {
-            warn_of_plain_text(settings);
             let control = listen_control(Control::of_router(settings)?).await?;
             let http = listeners::listen(settings, &clients).await?;
             let url = served_at(&http, &clients)?;
@@ -250,13 +248,6 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
     front::serve(config, http, control, until(stopped)).await
 }
 
-/// Logs the warning once, in the process that the operator started.
-fn warn_of_plain_text(settings: &Settings) {
-    if let Some(warning) = clients::warning(settings) {
-        tracing::warn!("{warning}");
-    }
-}
-
 /// Returns the URL for clients, and prints the one for operators.
 fn served_at(http: &HttpListeners, clients: &Clients) -> anyhow::Result<String> {
     if let Some(operators) = &http.operators {
@@ -269,7 +260,6 @@ fn served_at(http: &HttpListeners, clients: &Clients) -> anyhow::Result<String> 
 async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> anyhow::Result<()> {
     let clients = clients::clients(settings)?;
     let text = launch::text_model(settings)?;
-    warn_of_plain_text(settings);
     let http = listeners::listen(settings, &clients).await?;
     // Both ends of the control connections are in this process. Other users of the machine cannot reach them.
     let sockets = SocketDirectory::new()?;

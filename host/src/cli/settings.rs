@@ -229,8 +229,8 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
 
-    /// Serve the HTTP API in plain text where other machines reach it, without a warning at the start: for a network where all may
-    /// be read, as one behind a gateway that speaks TLS
+    /// Serve the HTTP API in plain text where other machines reach it: behind a gateway that speaks TLS, or in a network where all
+    /// may be read
     #[arg(long)]
     #[serde(default)]
     pub insecure_api: bool,

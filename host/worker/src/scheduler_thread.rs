@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use host_core::rank_barrier::{Contradiction, RankBarrier};
+use host_core::request::FailureCode;
 use host_core::scheduler::Stats;
 use host_core::{Action, Config, Event, Role, Room, Scheduler};
 use host_wire::Answer;
@@ -274,7 +275,9 @@ impl Turn {
                 }
             }
             Action::Fail { room, failure } => {
-                tracing::info!(%room, code = failure.code.as_str(), message = %failure.message, "request failed");
+                // A message about a client's own mistake may repeat the client's data, which must not be logged.
+                let why = (failure.code != FailureCode::Invalid).then_some(failure.message.as_str());
+                tracing::info!(%room, code = failure.code.as_str(), why, "request failed");
                 self.answer(room, Answer::Failed(failure), true);
             }
         }

@@ -63,14 +63,21 @@ pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Reques
             ApiError::stopping().into_response()
         }
         Ok(caller) => {
-            if operates && request.method() == Method::POST {
+            let changes = operates && request.method() == Method::POST;
+            if changes {
+                // Before it is carried out, so that a caller that hangs up is logged, too.
                 let client = caller.as_ref().map(Caller::logged);
-                tracing::info!(client, %address, path, "an operator's request");
+                let asked = request.uri().query().map(shortened);
+                tracing::info!(client, %address, path, asked, "an operator's request");
             }
-            match caller {
+            let answer = match caller {
                 Some(caller) => answered(app, caller, request, next).await,
                 None => next.run(request).await,
+            };
+            if changes {
+                tracing::info!(status = answer.status().as_u16(), "the operator's request is answered");
             }
+            answer
         }
         Err(error) => error.into_response(),
     };
@@ -80,6 +87,12 @@ pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Reques
         app.audit.request(*refusal, client.as_deref(), address);
     }
     cors::permit(answer, page)
+}
+
+/// A query as it is logged.
+fn shortened(query: &str) -> String {
+    const LONGEST: usize = 256;
+    query.chars().take(LONGEST).collect()
 }
 
 /// Runs a caller's request and counts the answer until it is sent. A client that already has its share of unread answers gets no

@@ -92,6 +92,7 @@ impl Setting {
             let listens: SocketAddr = http;
             let any = if plan.node.is_some() { "0.0.0.0" } else { "127.0.0.1" };
             plan.arguments.extend(["--host".into(), any.into(), "--port".into(), listens.port().to_string()]);
+            plan.arguments.push("--insecure-api".into());
             plan.arguments.extend(["--control".into(), control.to_string()]);
             plans.push((plan, Some(format!("http://{http}"))));
         }
