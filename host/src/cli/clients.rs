@@ -105,7 +105,7 @@ fn plain_text(settings: &Settings) -> Result<(), Refused> {
     }
     let all = match (&settings.api_keys, &settings.tenant_header) {
         (None, Some(_)) => "each client can name any tenant, and ",
-        (None, None) => "everybody there can use it, and ",
+        (None, None) => "every process there can use it, and ",
         (Some(_), _) => "API keys, ",
     };
     Err(Refused(format!(
@@ -179,7 +179,7 @@ mod tests {
         for host in ["0.0.0.0", "192.0.2.7", "::", "2001:db8::1", "::ffff:192.0.2.7"] {
             let said = said(at(host));
             for part in
-                ["everybody there can use it, and prompts", "--tls-cert", "a gateway", "--insecure-api"]
+                ["every process there can use it, and prompts", "--tls-cert", "a gateway", "--insecure-api"]
             {
                 assert!(said.contains(part), "{said}");
             }
