@@ -154,12 +154,12 @@ async fn a_worker_that_refuses_a_handshake_tells_no_endpoint() {
         WorkerInfo { instance: 7, name: "x".into(), role: "prefill".into(), ..WorkerInfo::default() };
     let mut client = WorkerClient::connect(address).await.unwrap();
     let far = stranger.clone();
-    let request = HandshakeRequest { from: Some(stranger), floor: 0 };
+    let request = HandshakeRequest { from: Some(stranger), floor: 0, to: 0 };
     let reply = client.handshake(request).await.unwrap().into_inner();
     assert!(!reply.accepted && reply.worker.is_none(), "{reply:?}");
     assert!(reply.message.contains("KV goes from prefill to decode"), "{reply:?}");
     let far = WorkerInfo { role: "decode".into(), protocol: 90, protocol_oldest: 80, ..far };
-    let request = HandshakeRequest { from: Some(far), floor: 0 };
+    let request = HandshakeRequest { from: Some(far), floor: 0, to: 0 };
     let reply = client.handshake(request).await.unwrap().into_inner();
     assert!(!reply.accepted && reply.message.contains("80 to 90"), "{reply:?}");
 }

@@ -21,7 +21,7 @@ pub async fn handshake(address: &str, credentials: &Credentials) -> Result<Strin
     let channel = channel(&address, credentials).map_err(|mismatch| mismatch.to_string())?;
     let stranger =
         WorkerInfo { instance: 7, name: "stranger".into(), role: "prefill".into(), ..WorkerInfo::default() };
-    let request = HandshakeRequest { from: Some(stranger), floor: 0 };
+    let request = HandshakeRequest { from: Some(stranger), floor: 0, to: 0 };
     let reply = WorkerClient::new(channel).handshake(request).await;
     reply.map(|reply| reply.into_inner().message).map_err(|status| reason(&status))
 }

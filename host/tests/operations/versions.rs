@@ -149,8 +149,16 @@ async fn workers_shake_hands_in_the_newest_version_that_both_speak() {
     let shake = async |oldest, newest| -> HandshakeReply {
         let mut client = WorkerClient::connect(prefill.address.clone()).await.unwrap();
         let from = WorkerInfo { protocol_oldest: oldest, protocol: newest, ..decode.clone() };
-        client.handshake(HandshakeRequest { from: Some(from), floor: 0 }).await.unwrap().into_inner()
+        client.handshake(HandshakeRequest { from: Some(from), floor: 0, to: 0 }).await.unwrap().into_inner()
     };
+    // A caller may know an earlier process at this address. It gets no connection.
+    let mut client = WorkerClient::connect(prefill.address.clone()).await.unwrap();
+    let earlier = HandshakeRequest { from: Some(decode.clone()), floor: 0, to: prefill.instance ^ 1 };
+    let refused = client.handshake(earlier).await.unwrap().into_inner();
+    assert!(
+        !refused.accepted && refused.worker.is_none() && refused.message.contains("restarted"),
+        "{refused:?}"
+    );
     let metrics = async || {
         let url = format!("{}/metrics", prefill.metrics);
         tokio::task::spawn_blocking(move || {

@@ -183,7 +183,7 @@ impl Peers {
         }
         let mut client = self.client(address)?;
         let attempt = async {
-            let request = HandshakeRequest { from: Some(info.clone()), floor };
+            let request = HandshakeRequest { from: Some(info.clone()), floor, to: instance.0 };
             let reply = client.handshake(request).await.map(tonic::Response::into_inner);
             let unreachable = |why| format!("the prefill worker at {address} cannot be reached: {why}");
             reply.map_err(|status| unreachable(reason(&status)))

@@ -134,8 +134,18 @@ impl Worker for WorkerService {
         &self,
         request: Request<HandshakeRequest>,
     ) -> Result<Response<HandshakeReply>, Status> {
-        let HandshakeRequest { from, floor } = request.into_inner();
+        let HandshakeRequest { from, floor, to } = request.into_inner();
         let from = from.ok_or_else(|| Status::invalid_argument("a handshake needs a worker"))?;
+        if to != 0 && to != self.info.instance {
+            // A connection for a caller that means another process would have to be closed again, and its end could be taken for that
+            // of the connection that the caller makes next.
+            let message = format!(
+                "this is instance {} and not {}: the worker was restarted",
+                self.worker.instance(),
+                Instance(to)
+            );
+            return Ok(Response::new(HandshakeReply { message, ..HandshakeReply::default() }));
+        }
         let peer = Instance(from.instance);
         let protocol = fits(&self.info, &from);
         let (worker, peers) = (self.worker.clone(), self.peers.clone());
