@@ -84,7 +84,11 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Generate>,
             _ => id.0.clone(),
         };
         let one = Told { id: name, prompt_tokens: prompt.len(), ..Told::default() };
-        told.extend((0..ask.n).map(|_| one.clone()));
+        let seed = ask.sampling.seed;
+        told.extend(
+            (0..ask.n)
+                .map(|number| Told { seed: seed.wrapping_add(number.into()).cast_signed(), ..one.clone() }),
+        );
         items.push(Item { prompt, ask });
     }
     let mut serving = items.first().map(|item| item.ask.clone());
@@ -222,6 +226,8 @@ struct Generate {
 #[derive(Clone, Default)]
 struct Told {
     id: String,
+    /// The seed that its draws depend on, as a request names it.
+    seed: i64,
     prompt_tokens: usize,
     text: String,
     tokens: Vec<u32>,
@@ -286,6 +292,7 @@ impl Generate {
         if let Some(end) = end {
             let finished = end.finished.as_ref();
             meta.extend(end.cache_details().as_object().cloned().unwrap_or_default());
+            meta.insert("sampling_seed".into(), json!(all.seed));
             meta.insert("e2e_latency".into(), json!(end.elapsed.as_secs_f64()));
             meta.insert("ttft".into(), json!(end.first_token.as_secs_f64()));
             meta.insert(

@@ -259,12 +259,19 @@ async fn generate_answers_in_sglangs_shape_with_the_workers_that_served_it() {
     assert_eq!(meta["finish_reason"], json!({"type": "length", "length": 3}));
     assert_eq!((&meta["prompt_tokens"], &meta["completion_tokens"]), (&json!(2), &json!(3)));
     assert_eq!((&meta["cached_tokens"], &meta["transferred_bytes"]), (&json!(3), &json!(4096)));
+    assert_eq!(meta["sampling_seed"], json!(9));
     assert_eq!(
         (&meta["transfer_plugin"], &meta["prefill_worker"], &meta["decode_worker"]),
         (&json!("shm"), &json!("prefill-0"), &json!("decode-0"))
     );
     assert_eq!(meta["output_token_logprobs"][1], json!([-0.5, 105, "i"]));
     assert!(meta["ttft"].as_f64().unwrap() <= meta["e2e_latency"].as_f64().unwrap());
+
+    // A seed that the router drew is told, and each answer has its own.
+    let unseeded = json!({"input_ids": [104], "sampling_params": {"max_new_tokens": 1, "n": 2}});
+    let answers = front.post("/generate", &unseeded).await.json().await;
+    let seed = |number: usize| answers[number]["meta_info"]["sampling_seed"].as_i64().unwrap();
+    assert_eq!(seed(1), seed(0).wrapping_add(1));
 
     body["stream"] = json!(true);
     let events = front.post("/generate", &body).await.events().await;

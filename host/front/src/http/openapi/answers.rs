@@ -256,6 +256,7 @@ fn generated() -> Value {
             "output_token_logprobs": {"type": "array"},
             "output_top_logprobs": {"type": "array"},
             "cached_tokens_details": reference("CachedTokensDetails"),
+            "sampling_seed": {"type": "integer"},
             "e2e_latency": number(),
             "ttft": number(),
             "transferred_bytes": maybe(count()),
