@@ -28,9 +28,17 @@ const STACK: usize = 64 << 20;
 /// Compiles one grammar, on a thread of its own.
 type Compile = Box<dyn Fn(&Source) -> Outcome + Send + Sync>;
 
+/// Starts a thread for one grammar.
+type Spawn = fn(Box<dyn FnOnce() + Send>) -> std::io::Result<()>;
+
+fn on_a_thread(work: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+    std::thread::Builder::new().name("grammar".into()).stack_size(STACK).spawn(work).map(drop)
+}
+
 /// All grammars that wait or are compiled, and the cache.
 pub(crate) struct Jobs {
     compile: Compile,
+    spawn: Spawn,
     limits: Limits,
     state: Mutex<State>,
 }
@@ -81,12 +89,16 @@ impl Job {
 
 impl Jobs {
     pub(crate) fn new(compile: Compile, limits: Limits) -> Arc<Self> {
+        Self::on(on_a_thread, compile, limits)
+    }
+
+    fn on(spawn: Spawn, compile: Compile, limits: Limits) -> Arc<Self> {
         let state = State {
             cache: Cache::new(limits.kept, limits.kept_bytes),
             under_way: HashMap::new(),
             queue: Queue::new(limits.compiling, limits.compiling_of_a_client),
         };
-        Arc::new(Self { compile, limits, state: Mutex::new(state) })
+        Arc::new(Self { compile, spawn, limits, state: Mutex::new(state) })
     }
 
     /// Asks for a grammar on behalf of a client.
@@ -126,20 +138,23 @@ impl Jobs {
             let next = self.state.lock().next();
             let Some((client, job)) = next else { return };
             let (jobs, of_thread) = (Arc::clone(self), Arc::clone(&job));
-            let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
-            let started = thread.spawn(move || {
+            let kind = job.source.kind.noun();
+            let started = (self.spawn)(Box::new(move || {
                 let outcome = catch_unwind(AssertUnwindSafe(|| (jobs.compile)(&of_thread.source)));
-                jobs.end(client, &of_thread, outcome.map_err(|_panic| "the engine gave it up".to_owned()));
+                let gave_up =
+                    |_panic| GrammarError::Compile { kind, reason: "the engine gave it up".to_owned() };
+                jobs.end(client, &of_thread, outcome.map_err(gave_up));
                 jobs.start();
-            });
+            }));
             if let Err(error) = started {
-                self.end(client, &job, Err(format!("no thread to compile it on: {error}")));
+                let reason = format!("no thread to compile it on: {error}");
+                self.end(client, &job, Err(GrammarError::Unable { kind, reason }));
             }
         }
     }
 
     /// Ends a job and tells all requests for it. Caches the outcome, unless the engine itself failed.
-    fn end(&self, client: u64, job: &Job, outcome: Result<Outcome, String>) {
+    fn end(&self, client: u64, job: &Job, outcome: Result<Outcome, GrammarError>) {
         let mut state = self.state.lock();
         state.queue.end(client);
         state.under_way.remove(&job.source);
@@ -148,7 +163,7 @@ impl Jobs {
                 state.cache.keep(client, job.source.clone(), outcome.clone());
                 outcome
             }
-            Err(reason) => Err(GrammarError::Compile { kind: job.source.kind.noun(), reason }),
+            Err(failed) => Err(failed),
         };
         job.progress.send_replace(Progress::Done(outcome));
     }
@@ -222,7 +237,7 @@ impl Asked {
         };
         match done.as_deref() {
             Ok(Progress::Done(outcome)) => outcome.clone(),
-            _ => Err(GrammarError::Compile { kind, reason: "it was given up".to_owned() }),
+            _ => Err(GrammarError::Unable { kind, reason: "this process ends".to_owned() }),
         }
     }
 }
@@ -347,6 +362,23 @@ mod tests {
         assert_eq!(name, "waits again");
         open.send(()).unwrap();
         assert_eq!(said(waits.outcome().await), "waits again");
+    }
+
+    #[tokio::test]
+    async fn a_grammar_without_a_thread_is_not_called_wrong_and_not_remembered() {
+        let refused = || Box::new(|_: &Source| Err(GrammarError::Refused("well".into())));
+        let none = |_work: Box<dyn FnOnce() + Send>| Err(std::io::ErrorKind::WouldBlock.into());
+        let jobs = Jobs::on(none, refused(), Limits::default());
+        let asked = ask(&jobs, 1, "one").unwrap();
+        let error = asked.outcome().await.err().unwrap();
+        assert!(matches!(error, GrammarError::Unable { .. }), "{error}");
+        assert!(!jobs.knows(&Source::regex("one")));
+        let ended = {
+            let jobs = Jobs::on(|_work| Ok(()), refused(), Limits::default());
+            ask(&jobs, 1, "one").unwrap()
+        };
+        let error = ended.outcome().await.err().unwrap();
+        assert!(matches!(error, GrammarError::Unable { .. }), "{error}");
     }
 
     #[tokio::test]

@@ -70,6 +70,14 @@ pub enum GrammarError {
         /// The limit.
         seconds: u64,
     },
+    /// This process could not compile it now. Nothing is said about the grammar, and another process may compile it.
+    #[error("the {kind} could not be compiled: {reason}; try again soon")]
+    Unable {
+        /// What the text is.
+        kind: &'static str,
+        /// What was missing.
+        reason: String,
+    },
     /// The answer cannot go on under its grammar.
     #[error("the answer cannot go on under its grammar: {0}")]
     Stuck(String),

@@ -256,9 +256,14 @@ impl Handle {
         };
         Some(match grammars.follow(request, under).await? {
             Ok((request, followed)) => Ok((request, Some(followed))),
-            Err(error @ (GrammarError::Busy(_) | GrammarError::Waited { .. })) => {
-                Err(Failure::new(FailureCode::Busy, error.to_string()))
-            }
+            // The router has compiled the client's grammars before it called this worker. So it is this worker that is slow or lacks
+            // something, and another one may take the request.
+            Err(
+                error @ (GrammarError::Busy(_)
+                | GrammarError::Waited { .. }
+                | GrammarError::Slow { .. }
+                | GrammarError::Unable { .. }),
+            ) => Err(Failure::new(FailureCode::Busy, error.to_string())),
             Err(error) => Err(Failure::new(FailureCode::Invalid, error.to_string())),
         })
     }

@@ -121,7 +121,9 @@ impl Compiling {
 fn refusal(name: &str, error: &GrammarError) -> ApiError {
     match error {
         GrammarError::Busy(_) => ApiError::over_share("grammars that wait to be compiled", Refusal::Grammars),
-        GrammarError::Waited { .. } => ApiError::full(format!("{name}: {error}"), Refusal::AllGrammars),
+        GrammarError::Waited { .. } | GrammarError::Unable { .. } => {
+            ApiError::full(format!("{name}: {error}"), Refusal::AllGrammars)
+        }
         _ => ApiError::field(name, format!("{name}: {error}")),
     }
 }
