@@ -25,7 +25,7 @@ use host_wire::endpoint::{self, Address, BadAddress, Credentials};
 use host_wire::proto::{HeartbeatReply, Load, WorkerInfo};
 use host_wire::protocol::Version;
 pub use role::Role;
-pub use table::{Decisions, Following, Need, NoRoute, Snapshot, Terms, WorkerState};
+pub use table::{Abilities, Decisions, Following, Need, NoRoute, Snapshot, Terms, WorkerState};
 use table::{Denied, NotNow, Picked, WorkerTable};
 
 /// A worker as the router calls it. The connection is opened on first use and shared by all requests.

@@ -32,7 +32,7 @@ pub use self::waits::Waits;
 pub use self::warm_up::warm_up;
 use super::identity::{Caller, number};
 use super::metrics::Metrics;
-use super::registry::{Chain, Chosen, Need, NoRoute, Registry, Route};
+use super::registry::{Abilities, Chain, Chosen, Need, NoRoute, Registry, Route};
 
 /// A request in tokens.
 #[derive(Clone, Debug)]
@@ -509,7 +509,9 @@ impl Generation {
             }
         };
         let session = self.job.session;
-        let need = Need { room, tokens: prompt + u64::from(answer), prompt_tokens: prompt, chains, session };
+        let abilities = Abilities { shaping: self.job.is_shaped(), grammars: self.job.grammar.is_some() };
+        let tokens = prompt + u64::from(answer);
+        let need = Need { room, tokens, prompt_tokens: prompt, chains, session, abilities };
         loop {
             let change = self.router.registry.change();
             match self.router.registry.pick(need, &self.failed) {

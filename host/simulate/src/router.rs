@@ -141,7 +141,8 @@ impl Router {
         let reported = Reported { last_pick: self.workers[place].last_pick, ..Reported::default() };
         let cost = sight.map(|sight| self.accounts.cost(&self.place(place), sight).tokens);
         let turn = policy.turn(&reported, 0, room, Instance(place as u64));
-        Preference { avoided: u32::from(avoid.contains(&place)), load: policy.load(cost, &reported), turn }
+        let avoided = u32::from(avoid.contains(&place));
+        Preference { unable: 0, avoided, load: policy.load(cost, &reported), turn }
     }
 
     fn place(&self, place: usize) -> WorkerFacts {

@@ -7,6 +7,8 @@ use crate::ids::{Instance, Room};
 /// chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Preference {
+    /// Number of workers that cannot do all that the request needs, such as those of an older release.
+    pub unable: u32,
     /// Number of workers that took part in a failed try of this request. They are chosen only if there are no others.
     pub avoided: u32,
     /// Requests on the worker, or by [`Policy::Prefix`] its cost in tokens.
@@ -19,6 +21,7 @@ impl Preference {
     /// The preference of a pair, of which both workers are needed.
     fn both(self, other: Preference) -> Preference {
         Preference {
+            unable: self.unable + other.unable,
             avoided: self.avoided + other.avoided,
             load: self.load.saturating_add(other.load),
             // The later turn, as of one worker: with a sum, a pair would always come after a worker that serves alone.
@@ -113,7 +116,7 @@ mod tests {
     use super::*;
 
     fn worker(avoided: u32, load: u64, turn: u64, name: u32) -> (Preference, u32) {
-        (Preference { avoided, load, turn }, name)
+        (Preference { unable: 0, avoided, load, turn }, name)
     }
 
     fn chosen(choice: Option<Choice<u32>>) -> (Option<u32>, u32) {
@@ -125,6 +128,17 @@ mod tests {
         let prefill = [worker(0, 5, 1, 1), worker(1, 0, 0, 2), worker(0, 5, 0, 3)];
         let decode = [worker(0, 9, 0, 4), worker(0, 2, 7, 5), worker(0, 2, 8, 6)];
         assert_eq!(chosen(choose(&prefill, &decode, &[], |_, _| true)), (Some(3), 5));
+    }
+
+    #[test]
+    fn a_worker_that_can_do_what_is_needed_wins_over_one_that_cannot() {
+        let unable = |(preference, name)| (Preference { unable: 1, ..preference }, name);
+        let prefill = [unable(worker(0, 0, 0, 1)), worker(1, 9, 9, 2)];
+        let decode = [worker(0, 0, 0, 3)];
+        assert_eq!(chosen(choose(&prefill, &decode, &[], |_, _| true)), (Some(2), 3));
+        assert_eq!(chosen(choose(&prefill[..1], &decode, &[], |_, _| true)), (Some(1), 3));
+        let alone = [worker(0, 99, 0, 4)];
+        assert_eq!(chosen(choose(&prefill[..1], &decode, &alone, |_, _| true)), (None, 4));
     }
 
     #[test]

@@ -57,6 +57,24 @@ pub struct Need<'a> {
     pub chains: &'a [Chain],
     /// A hash of the session's name.
     pub session: Option<u64>,
+    /// What workers must be able to do.
+    pub abilities: Abilities,
+}
+
+/// What a request needs that not all workers of a cluster can do, because they are of an older release or compute no model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Abilities {
+    /// Every setting of [`Sampling`](host_wire::proto::Sampling), such as penalties.
+    pub shaping: bool,
+    /// A grammar.
+    pub grammars: bool,
+}
+
+impl Abilities {
+    /// Whether a worker has them.
+    fn are_had_by(self, worker: &Chosen) -> bool {
+        (!self.shaping || worker.protocol.knows_shaping()) && (!self.grammars || worker.grammars)
+    }
 }
 
 /// The reason why no route was found.

@@ -115,6 +115,7 @@ impl WorkerTable {
         };
         let cost = sight.map(|sight| self.accounts.cost(&self.place(entry, need), sight).tokens);
         Preference {
+            unable: u32::from(!need.abilities.are_had_by(&entry.chosen)),
             avoided: u32::from(avoid.contains(&instance)),
             load: policy.load(cost, &reported),
             turn: policy.turn(&reported, self.terms.seed, need.room, instance),

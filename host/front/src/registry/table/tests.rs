@@ -47,7 +47,14 @@ fn worker(instance: u64, name: &str, role: &str) -> WorkerInfo {
     }
 }
 
-const NEED: Need<'static> = Need { room: Room(1), tokens: 10, prompt_tokens: 5, chains: &[], session: None };
+const NEED: Need<'static> = Need {
+    room: Room(1),
+    tokens: 10,
+    prompt_tokens: 5,
+    chains: &[],
+    session: None,
+    abilities: Abilities { shaping: false, grammars: false },
+};
 
 fn names(table: &mut WorkerTable, avoid: &[Instance], now: Instant) -> Result<(String, String), NoRoute> {
     let picked = table.pick(NEED, avoid, now)?;
@@ -73,6 +80,22 @@ async fn a_silent_worker_is_not_chosen_until_it_is_heard_of() {
         Heard { known: true, is_change: true, is_warming: false }
     );
     assert!(names(&mut table, &[], late).is_ok());
+}
+
+#[tokio::test]
+async fn in_a_cluster_of_two_releases_a_worker_is_chosen_that_can_do_what_the_request_needs() {
+    let (mut table, now) = (WorkerTable::new(terms()), Instant::now());
+    table.register(worker(1, "old", "aggregated"), now).unwrap();
+    let new =
+        WorkerInfo { protocol: 3, protocol_oldest: 1, grammars: true, ..worker(2, "new", "aggregated") };
+    table.register(new, now).unwrap();
+    let mut chosen = |abilities| {
+        let need = Need { abilities, ..NEED };
+        [(); 4].map(|()| table.pick(need, &[], now).unwrap().decode.name)
+    };
+    assert_eq!(chosen(Abilities { shaping: true, grammars: false }), ["new"; 4]);
+    assert_eq!(chosen(Abilities { shaping: false, grammars: true }), ["new"; 4]);
+    assert_eq!(chosen(Abilities::default()), ["old"; 4], "the other has requests");
 }
 
 const DRAINS: Load = Load {

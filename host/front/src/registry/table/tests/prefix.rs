@@ -40,8 +40,8 @@ fn place(
     now: Instant,
 ) -> (String, String, u64) {
     let chains = chains(table, prompt, now);
-    let need =
-        Need { tokens: 10, prompt_tokens: prompt.len() as u64, chains: &chains, session, room: Room(9) };
+    let prompt_tokens = prompt.len() as u64;
+    let need = Need { prompt_tokens, chains: &chains, session, room: Room(9), ..NEED };
     let picked = table.pick(need, &[], now).unwrap();
     let prefill = picked.prefill.unwrap();
     table.done(Room(9), &[prefill.instance, picked.decode.instance], now);
