@@ -11,6 +11,10 @@ use host_wire::clock;
 use host_wire::log_rate::LogRate;
 use parking_lot::Mutex;
 
+/// The target of all lines of the audit log, and of the spans of requests, which these lines need. A program that logs less than
+/// level `info` enables it all the same.
+pub const AUDIT: &str = "audit";
+
 /// Shortest time between two lines with the same reason.
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -101,14 +105,14 @@ impl Audit {
     /// Logs that a request was refused. `client` is absent where the request does not say which client sent it.
     pub(crate) fn request(&self, refusal: Refusal, client: Option<&str>, address: IpAddr) {
         if let Some(left_out) = self.due(refusal) {
-            tracing::info!(client, %address, reason = refusal.reason(), left_out, "a request is refused");
+            tracing::info!(target: AUDIT, client, %address, reason = refusal.reason(), left_out, "a request is refused");
         }
     }
 
     /// Logs that a connection was closed at once.
     pub(crate) fn connection(&self, refusal: Refusal, address: IpAddr) {
         if let Some(left_out) = self.due(refusal) {
-            tracing::info!(%address, reason = refusal.reason(), left_out, "an HTTP connection is refused");
+            tracing::info!(target: AUDIT, %address, reason = refusal.reason(), left_out, "an HTTP connection is refused");
         }
     }
 

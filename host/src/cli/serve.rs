@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use host_core::Event;
+use host_front::audit::AUDIT;
 use host_front::front::{self, About, FrontConfig, HttpListeners};
 use host_front::router::Retry;
 use host_front::text::TextModel;
@@ -114,15 +115,27 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
     }
 }
 
-fn start_logging(settings: &Settings) -> Result<(), Refused> {
-    let filter = settings.log_level.clone().unwrap_or_else(|| "info".to_owned());
+/// The filter of log lines. Lines of the audit log are logged at every level but `off`, unless the operator's filter names them.
+///
+/// # Errors
+/// When `asked`, the value of `--log-level`, is no filter.
+fn log_filter(asked: Option<&str>) -> Result<EnvFilter, Refused> {
+    let asked = asked.unwrap_or("info");
     // Libraries log each frame of each connection at these levels. A filter that names them shows these lines.
-    let filter = match filter.as_str() {
+    let filter = match asked {
         level @ ("debug" | "trace") => format!("info,host={level}"),
-        _ => filter,
+        _ => asked.to_owned(),
     };
-    let filter = EnvFilter::try_new(&filter)
-        .map_err(|error| Refused(format!("--log-level {filter:?} is not a filter: {error}")))?;
+    let refused = |error| Refused(format!("--log-level {asked:?} is not a filter: {error}"));
+    let whole = EnvFilter::try_new(&filter).map_err(refused)?;
+    if asked.eq_ignore_ascii_case("off") || filter.contains(AUDIT) {
+        return Ok(whole);
+    }
+    EnvFilter::try_new(format!("{filter},{AUDIT}=info")).map_err(refused)
+}
+
+fn start_logging(settings: &Settings) -> Result<(), Refused> {
+    let filter = log_filter(settings.log_level.as_deref())?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match settings.log_format {
         Some(LogFormat::Json) => lines.json().init(),

@@ -547,7 +547,8 @@ pub struct Settings {
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
 
-    /// What is logged: error, warn, info, debug, or a filter like "host=debug" [default: info]
+    /// What is logged: error, warn, info, debug, or a filter like "host=debug" [default: info]. Lines of the audit log are part of all
+    /// but off
     #[arg(long, value_name = "FILTER")]
     pub log_level: Option<String>,
 

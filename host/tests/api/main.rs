@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
+mod canaries;
 mod chat_command;
 mod grammars;
 mod namespaces;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::error::ApiError;
 use super::{App, Audience, Entrance, cors};
-use crate::audit::Refusal;
+use crate::audit::{AUDIT, Refusal};
 use crate::connections::Peer;
 use crate::identity::{Caller, Hosts, Identities, Unknown};
 
@@ -68,14 +68,15 @@ pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Reques
                 // Before it is carried out, so that a caller that hangs up is logged, too.
                 let client = caller.as_ref().map(Caller::logged);
                 let asked = request.uri().query().map(shortened);
-                tracing::info!(client, %address, path, asked, "an operator's request");
+                tracing::info!(target: AUDIT, client, %address, path, asked, "an operator's request");
             }
             let answer = match caller {
                 Some(caller) => answered(app, caller, request, next).await,
                 None => next.run(request).await,
             };
             if changes {
-                tracing::info!(status = answer.status().as_u16(), "the operator's request is answered");
+                let status = answer.status().as_u16();
+                tracing::info!(target: AUDIT, status, "the operator's request is answered");
             }
             answer
         }

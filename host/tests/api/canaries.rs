@@ -1,0 +1,125 @@
+//! No log line of a router or a worker has a prompt, an answer or a key, even with the most verbose logging. Lines of the audit log
+//! are there with the least.
+
+use std::path::Path;
+
+use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::model::tiny_qwen3;
+use host_tests::plugin_files;
+use host_tests::streaming::{Ended, Events, whole};
+use serde_json::{Value, json};
+
+const HOST: &str = env!("CARGO_BIN_EXE_host");
+/// A text that is part of all data that is secret, or may be.
+const CANARY: &str = "c4n4ry";
+/// Token ids that no line counts up by chance.
+const TOKENS: [u32; 6] = [201, 33, 207, 41, 211, 57];
+
+struct Server {
+    cluster: Cluster,
+    _plugins: tempfile::TempDir,
+    _model: tempfile::TempDir,
+}
+
+fn serve(level: &str) -> Server {
+    let (plugins, model) = (plugin_files::directory(&["shm", "memory"]), tempfile::tempdir().unwrap());
+    tiny_qwen3(model.path(), 5).unwrap();
+    let flags =
+        ["--model", model.path().to_str().unwrap(), "--plugins-dir", plugins.path().to_str().unwrap()];
+    let more = ["--prefill-radix-cache", "--hicache-storage", "memory", "--log-level", level];
+    let flags = flags.into_iter().chain(more).map(str::to_owned).collect();
+    let start = Start { program: Path::new(HOST), flags, config: String::new(), workers: 2 };
+    Server { cluster: Cluster::start(&start), _plugins: plugins, _model: model }
+}
+
+/// Requests that are answered, each with its path. Parts of some answers are canaries, too.
+fn right() -> Vec<(&'static str, Value)> {
+    let word = json!({"enum": [CANARY]});
+    let object = json!({"type": "object", "properties": {CANARY: word}, "required": [CANARY], "additionalProperties": false});
+    let tools = json!([{"type": "function", "function": {"name": CANARY, "description": CANARY, "parameters": object}}]);
+    let prompt = format!("{CANARY} {CANARY}");
+    let messages = json!([{"role": "user", "content": prompt}]);
+    let chat = "/v1/chat/completions";
+    let greedy = json!({"temperature": 0, "max_new_tokens": 60});
+    let mut held = greedy.clone();
+    held["regex"] = json!(format!("{CANARY}-[a-z]{{9}}"));
+    vec![
+        (
+            "/generate",
+            json!({"text": prompt, "cache_salt": prompt, "session_id": prompt, "rid": prompt, "sampling_params": greedy}),
+        ),
+        ("/generate", json!({"text": prompt, "sampling_params": held})),
+        ("/generate", json!({"input_ids": TOKENS.repeat(40), "sampling_params": greedy})),
+        ("/v1/completions", json!({"prompt": prompt, "stop": prompt, "bad_words": [prompt], "user": prompt})),
+        (
+            chat,
+            json!({"messages": messages, "max_tokens": 60,
+                "response_format": {"type": "json_schema", "json_schema": {"name": CANARY, "schema": object}}}),
+        ),
+        (chat, json!({"messages": messages, "max_tokens": 60, "tools": tools, "tool_choice": "none"})),
+    ]
+}
+
+/// Requests that a router or a worker refuses.
+fn wrong() -> Vec<(&'static str, Value)> {
+    let held = |grammar: Value| json!({"text": CANARY, "sampling_params": grammar});
+    vec![
+        ("/generate", held(json!({"regex": format!("{CANARY}(")}))),
+        ("/generate", held(json!({"json_schema": format!("{{\"type\": \"{CANARY}\"}}")}))),
+        ("/generate", held(json!({"ebnf": format!("root ::= {CANARY}")}))),
+        ("/v1/completions", json!({"prompt": CANARY, "model": CANARY})),
+        ("/v1/completions", json!({"prompt": CANARY, CANARY: CANARY})),
+        ("/v1/completions", json!({"prompt": CANARY.repeat(9000)})),
+    ]
+}
+
+#[test]
+fn workers_and_routers_log_no_prompt_answer_or_grammar() {
+    let Server { cluster, .. } = &serve("trace,host=trace");
+    let url = |path: &str| format!("{}{path}", cluster.url);
+    for (path, mut body) in right() {
+        let answer = whole(&url(path), &body);
+        assert!(answer.is_ok(), "{path} {body}: {answer:?}");
+        body["stream"] = json!(true);
+        let broken = Events::of(&url(path), &body).unwrap().find_map(Result::err);
+        assert_eq!(broken, None, "{path} {body}");
+    }
+    for (path, body) in wrong() {
+        let refused = whole(&url(path), &body);
+        assert!(matches!(refused, Err(Ended::Refused(_))), "{path} {body}: {refused:?}");
+    }
+    // An answer that goes on on another worker.
+    let before = cluster.worker("decode");
+    let settings =
+        json!({"regex": format!("({CANARY}-[a-z]{{9}} ){{40}}"), "temperature": 0, "max_new_tokens": 900});
+    let body = json!({"text": CANARY, "stream": true, "sampling_params": settings});
+    let mut events = Events::of(&url("/generate"), &body).unwrap();
+    events.next().unwrap().unwrap();
+    signal(cluster.pid("decode").unwrap(), "KILL");
+    assert_eq!(events.find_map(Result::err), None);
+    cluster.wait_for_another(&before);
+
+    let log = cluster.log().to_ascii_lowercase();
+    let tokens = TOKENS.map(|token| token.to_string());
+    for canary in [CANARY.to_owned(), tokens.join(", "), tokens.join(",")] {
+        let leak = log.lines().find(|line| line.contains(&canary));
+        assert_eq!(leak, None);
+    }
+    for target in ["host_front", "host_worker"] {
+        assert!(log.contains(&format!("\"target\":\"{target}")), "{target} logged nothing");
+    }
+    assert!(log.contains("\"level\":\"trace\""), "not everything was logged");
+}
+
+#[test]
+fn the_audit_log_is_there_at_any_level() {
+    let Server { cluster, .. } = &serve("error");
+    let (status, _) = cluster.post("/flush_cache", "{}").unwrap();
+    assert_eq!(status, 200);
+    let lines = cluster.log_lines();
+    let audit: Vec<_> = lines.iter().filter(|line| line["target"] == "audit").collect();
+    let said = |text: &str| audit.iter().any(|line| line["fields"]["message"] == text);
+    assert!(said("an operator's request") && said("the operator's request is answered"), "{lines:?}");
+    assert!(audit.iter().all(|line| line["span"]["path"] == "/flush_cache"), "{audit:?}");
+    assert!(lines.iter().all(|line| line["target"] == "audit" || line["level"] == "ERROR"), "{lines:?}");
+}
