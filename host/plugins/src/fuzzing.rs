@@ -2,7 +2,8 @@
 //!
 //! Each returns whether the bytes were accepted. None may panic, whatever the bytes are.
 
-use std::io::Cursor;
+use std::convert::Infallible;
+use std::io::{Cursor, Write as _};
 use std::path::Path;
 
 use super::bounded::Bounded;
@@ -11,6 +12,7 @@ use super::lock::Lock;
 use super::manifest::Manifest;
 use super::policy::Policy;
 use super::preflight::read_and_check;
+use super::publishers::{Publishers, Verified};
 use super::sidecar;
 
 /// A plugin's file: its headers, notes, manifest and dynamic section.
@@ -50,4 +52,27 @@ pub fn lock(bytes: &[u8]) -> bool {
     let Ok(lock) = Lock::parse(&String::from_utf8_lossy(bytes), path) else { return false };
     let _listed = lock.check(Path::new("plugins/shm.so"), "00").is_ok();
     true
+}
+
+/// Reads a file of publishers, and after a zero byte a signature, which it verifies for the bytes after another one.
+#[must_use]
+pub fn signature(bytes: &[u8]) -> bool {
+    let mut parts = bytes.splitn(3, |byte| *byte == 0);
+    let mut part = || parts.next().unwrap_or_default();
+    let (publishers, signature, signed) = (part(), part(), part());
+    let publishers = Publishers::parse(&String::from_utf8_lossy(publishers), Path::new("publishers.toml"));
+    let Ok(publishers) = publishers else { return false };
+    let write = |to: &mut Verified<'_>| {
+        let written = to.write_all(signed);
+        assert!(written.is_ok());
+        Ok::<_, Infallible>(String::new())
+    };
+    match publishers.verify_bytes(&String::from_utf8_lossy(signature), write) {
+        Ok(Ok(signed)) => publishers.check_id(&signed, "host.test.seed").is_ok(),
+        Ok(Err(why)) => {
+            assert!(!why.is_empty());
+            false
+        }
+        Err(never) => match never {},
+    }
 }

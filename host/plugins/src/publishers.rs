@@ -173,6 +173,15 @@ impl Publishers {
         file: &PluginFile,
         signature: &str,
     ) -> Result<Result<Signed, String>, PreflightError> {
+        self.verify_bytes(signature, |bytes| file.digest_into(bytes))
+    }
+
+    /// Verifies a signature of the bytes that `write` writes. `write` returns their sha256, and its error is returned.
+    pub(super) fn verify_bytes<E>(
+        &self,
+        signature: &str,
+        write: impl FnOnce(&mut Verified<'_>) -> Result<String, E>,
+    ) -> Result<Result<Signed, String>, E> {
         let decoded = match Signature::decode(signature) {
             Ok(decoded) => decoded,
             Err(error) => {
@@ -191,7 +200,7 @@ impl Publishers {
                 Err(error) => return Ok(Err(said(&error))),
             };
             let mut bytes = Verified(verifier);
-            let sha256 = file.digest_into(&mut bytes)?;
+            let sha256 = write(&mut bytes)?;
             if bytes.0.finalize().is_err() {
                 return Ok(Err(format!(
                     "{} signed other bytes, or its trusted comment was changed: get file and signature again",
@@ -228,7 +237,7 @@ impl Publishers {
 }
 
 /// A writer that feeds a file's bytes to the verification of a signature.
-struct Verified<'a>(StreamVerifier<'a>);
+pub(super) struct Verified<'a>(StreamVerifier<'a>);
 
 impl Write for Verified<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -30,6 +30,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "manifest", run: host_plugins::fuzzing::manifest },
     Target { name: "side_car", run: host_plugins::fuzzing::side_car },
     Target { name: "lock", run: host_plugins::fuzzing::lock },
+    Target { name: "signature", run: host_plugins::fuzzing::signature },
+    Target { name: "api_keys", run: host_front::http::fuzzing::api_keys },
     Target { name: "safetensors", run: host_executor::model::fuzzing::safetensors },
     Target { name: "safetensors_index", run: host_executor::model::fuzzing::safetensors_index },
     Target { name: "config_json", run: host_executor::model::fuzzing::config_json },

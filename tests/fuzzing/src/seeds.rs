@@ -63,6 +63,13 @@ const TEMPLATE: &str = "{% for message in messages %}{% if message.role == 'syst
 {% else %}<{{ message['role'] }}>{{ message.content.split('x')[-1] }}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}<assistant>{{ strftime_now('%Y') }}{{ messages | tojson }}{% endif %}";
 
+/// A file of publishers, and a signature of the text `test` by the program minisign, from the tests of its Rust library.
+const SIGNED: &str = "[[publisher]]\nname = \"acme\"\nkey = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\n\
+plugins = [\"host.test.*\"]\n\0untrusted comment: signature from minisign secret key\n\
+RUQf6LRCGA9i559r3g7V1qNyJDApGip8MfqcadIgT9CuhV3EMhHoN1mGTkUidF/z7SrlQgXdy8ofjb7bNJJylDOocrCo8KLzZwo=\n\
+trusted comment: timestamp:1556193335\tfile:test\n\
+y/rUw2y8/hOUYjZU71eHp/Wo1KZ40fGy2VJEDl34XMJM+TX48Ss/17u3IvIfbVR1FkZZSNCisQbuQY+bHwhEBg==\n\0test";
+
 /// Seeds of a target, each accepted by it.
 ///
 /// # Panics
@@ -82,6 +89,12 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
             "[[plugin]]\nid = \"host.shm\"\nversion = \"0.1.0\"\ntarget = \"x86_64-unknown-linux-gnu\"\nfile = \"shm.so\"\n\
              sha256 = \"{0}\"\n[[plugin.library]]\nfile = \"lib/libone.so\"\nsha256 = \"{0}\"\n",
             "9f".repeat(32)
+        ))],
+        "signature" => vec![text(SIGNED)],
+        "api_keys" => vec![text(&format!(
+            "[[key]]\nname = \"a\"\nsha256 = \"{0}\"\nadmin = true\nmax_requests = 3\n[[key]]\nname = \"b\"\nsha256 = \"{1}\"\n",
+            "9f".repeat(32),
+            "0a".repeat(32)
         ))],
         "safetensors" => vec![safetensors()],
         "safetensors_index" => vec![text(

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use super::{App, RequestId, TextWork, Unread, Uploads, chat, completions, generate, responses, tokens};
 use crate::audit::Audit;
+use crate::identity::Keys;
 use crate::metrics::Metrics;
 use crate::registry::{Policy, Registry, Terms};
 use crate::router::{Retry, Router, Waits};
@@ -94,4 +95,16 @@ pub fn template(bytes: &[u8]) -> bool {
     let Ok(template) = template else { return false };
     let messages = serde_json::from_str(&texts.next().unwrap_or_default()).unwrap_or(Value::Null);
     template.render(&messages, &serde_json::Map::new(), 1_700_000_000).is_ok()
+}
+
+/// Reads a file of API keys.
+#[must_use]
+pub fn api_keys(bytes: &[u8]) -> bool {
+    match Keys::parse(&String::from_utf8_lossy(bytes), None) {
+        Ok(keys) => keys.count() > 0,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            false
+        }
+    }
 }
