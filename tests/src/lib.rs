@@ -15,6 +15,7 @@ pub mod gguf;
 pub mod hold;
 pub mod lines;
 pub mod llama_cpp;
+pub mod mixed_load;
 pub mod model;
 pub mod mooncake;
 pub mod mooncake_pool;

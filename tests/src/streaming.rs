@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::agent;
 
-/// A streamed answer of `/generate`, on a connection of its own. Dropping it hangs up.
+/// A streamed answer, on a connection of its own. Dropping it hangs up.
 pub struct Events {
     lines: Lines<BufReader<ureq::BodyReader<'static>>>,
     ended: bool,
@@ -31,29 +31,48 @@ impl std::fmt::Display for Ended {
     }
 }
 
+fn broken(error: &impl std::fmt::Display) -> Ended {
+    Ended::Broken(error.to_string())
+}
+
+/// Sends a request on a connection of its own and reads the head of its answer.
+fn post(url: &str, request: &Value) -> Result<ureq::http::Response<ureq::Body>, Ended> {
+    let mut answer = agent()
+        .post(url)
+        .header("content-type", "application/json")
+        .header("connection", "close")
+        .send(request.to_string())
+        .map_err(|error| broken(&error))?;
+    if answer.status() != 200 {
+        let text = answer.body_mut().read_to_string().map_err(|error| broken(&error))?;
+        return Err(Ended::Refused(format!("{} {text}", answer.status())));
+    }
+    Ok(answer)
+}
+
+/// Sends a request to a URL and reads the whole answer.
+///
+/// # Errors
+/// Why there is no answer.
+pub fn whole(url: &str, request: &Value) -> Result<Value, Ended> {
+    let mut answer = post(url, request)?;
+    let text = answer.body_mut().read_to_string().map_err(|error| broken(&error))?;
+    serde_json::from_str(&text).map_err(|error| Ended::Broken(format!("half an answer: {error}")))
+}
+
 impl Events {
-    /// Sends a request to the server at a URL and reads the head of its answer.
+    /// Sends a request to a URL and reads the head of its answer.
     ///
     /// # Errors
     /// Why there is no answer.
     pub fn of(url: &str, request: &Value) -> Result<Self, Ended> {
-        let broken = |error: ureq::Error| Ended::Broken(error.to_string());
-        let mut answer = agent()
-            .post(format!("{url}/generate"))
-            .header("content-type", "application/json")
-            .header("connection", "close")
-            .send(request.to_string())
-            .map_err(broken)?;
-        if answer.status() != 200 {
-            let text = answer.body_mut().read_to_string().map_err(broken)?;
-            return Err(Ended::Refused(format!("{} {text}", answer.status())));
-        }
+        let answer = post(url, request)?;
         Ok(Self { lines: BufReader::new(answer.into_body().into_reader()).lines(), ended: false })
     }
 
     fn read(&mut self) -> Result<Option<Value>, Ended> {
         for line in self.lines.by_ref() {
-            let line = line.map_err(|error| Ended::Broken(error.to_string()))?;
+            let line = line.map_err(|error| broken(&error))?;
             let Some(event) = line.strip_prefix("data: ") else { continue };
             if event == "[DONE]" {
                 return Ok(None);
@@ -112,7 +131,7 @@ pub fn generate(url: &str, prompt: &[u32], count: usize) -> Result<Streamed, Str
     });
     let sent = Instant::now();
     let (mut read, mut last) = (Vec::new(), Value::Null);
-    for event in Events::of(url, &request).map_err(|ended| ended.to_string())? {
+    for event in Events::of(&format!("{url}/generate"), &request).map_err(|ended| ended.to_string())? {
         let event = event.map_err(|ended| ended.to_string())?;
         let now = Instant::now();
         // Tokens of one event get the same time.

@@ -24,8 +24,18 @@ fn faults_on_real_processes_lose_nothing() {
             assert!(cargo.status().unwrap().success(), "{cargo:?} failed");
         }
     }
+    strike(
+        "synthetic",
+        &["greedy", "drawn without a seed", "of several candidates", "completions of a text"],
+    );
+    strike("cpu", &["chats", "chats held to a JSON schema", "held to a regular expression"]);
+}
+
+/// Injects twelve faults, while clients send requests of these kinds among others.
+fn strike(executor: &str, kinds: &[&str]) {
     let mut chaos = Command::new(profile().join("examples/chaos"));
     chaos.args(["--faults", "12", "--seed", "1", "--clients", "4", "--transfer", "corrupting"]);
+    chaos.args(["--executor", executor]);
     let output = chaos.output().unwrap();
     let report =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -35,6 +45,10 @@ fn faults_on_real_processes_lose_nothing() {
     };
     assert!(faults >= 10 && equal > 0, "{report}");
     assert_eq!((wrong, lost), (0, 0), "{report}");
+    for kind in kinds {
+        let answered = numbers(&report, &format!("| {kind} |"));
+        assert!(answered.iter().sum::<u64>() > 0, "{kind}: {answered:?}\n{report}");
+    }
     for count in ["leaks: 0", "processes that ended unasked: 0"] {
         assert!(report.lines().any(|line| line == count), "{report}");
     }

@@ -9,10 +9,10 @@ use crate::workspace::{Profile, Workspace};
 const HELP: &str = "\
 Injects faults into real processes under a mixed load, and compares every answer with that of one undivided worker.
 
-Two routers, two prefill and three decode workers of the synthetic executor share a storage tier. Processes are killed, frozen and
-drained, plugins made to hang, to panic and to lie, bytes of stored pages changed. As root, in namespaces of its own, it also cuts
-links, loses packets, fills the disk, makes it slow and fail, and steps clocks. Ends with a report, which names what was left out; the exit code is 1 if a request was lost,
-a token was wrong, a process ended unasked, or something leaked.
+Two routers, two prefill and three decode workers share a storage tier. Processes are killed, frozen and drained, plugins made to
+hang, to panic and to lie, bytes of stored pages changed. As root, in namespaces of its own, it also cuts links, parts processes, loses
+packets, fills the disk, makes it slow and fail, and steps clocks. Ends with a report, which names what was left out; the exit code is 1
+if a request was lost, a token was wrong, a process ended unasked, or something leaked.
 
 Usage: cargo xtask chaos [OPTIONS]
 
@@ -23,6 +23,8 @@ Options:
   --every-ms N     Mean time between two faults [default: 1000]
   --for MINUTES    Run so long, however many faults that makes; with --faults 0 without any
   --hostile N      Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
+  --executor NAME  What computes the answers: synthetic, whose KV proves itself, or cpu, a small made-up model, of which clients
+                   request chats, answers held to grammars, and calls of tools, too [default: synthetic]
   --network        Each process has a network of its own (as root), links fail, and pages travel over TCP (remote-wire, nixl, mooncake)
   --transfer NAME  The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
                    [default: corrupting; with --network remote-wire]

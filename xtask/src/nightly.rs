@@ -1,6 +1,7 @@
 //! `cargo xtask nightly`: checks that take too long, or need too much, to be made of every change.
 
 mod browser;
+mod chaos;
 mod fuzz;
 mod kit;
 mod memory;
@@ -83,8 +84,13 @@ const CHECKS: &[Check] = &[
     },
     Check {
         name: "chaos",
-        about: "`cargo xtask chaos`: a thousand faults on real processes under load, every answer compared",
-        run: chaos,
+        about: "`cargo xtask chaos`: a thousand faults on real processes under load, every answer compared (PyPI: NIXL, Mooncake)",
+        run: chaos::faults,
+    },
+    Check {
+        name: "soak",
+        about: "`cargo xtask chaos`: hostile clients for 60 minutes or SOAK_MINUTES, and memory that stays flat",
+        run: chaos::soak,
     },
     Check {
         name: "roll",
@@ -237,20 +243,13 @@ fn oldest_compiler(workspace: &Workspace) -> Outcome {
     outcome(&mut workspace.cargo(&["xtask", "msrv"]), &passed)
 }
 
-fn chaos(workspace: &Workspace) -> Outcome {
-    let passed = "nothing was lost, wrong or leaked";
-    // Between processes of one machine, and then over links that fail.
-    match outcome(&mut workspace.cargo(&["xtask", "chaos", "--faults", "500"]), passed) {
-        Outcome::Passed(_) => {
-            outcome(&mut workspace.cargo(&["xtask", "chaos", "--faults", "500", "--network"]), passed)
-        }
-        other => other,
-    }
-}
-
 /// From the commit before this one, and back. Both are built.
 fn roll(workspace: &Workspace) -> Outcome {
-    outcome(&mut workspace.cargo(&["xtask", "roll"]), "no request was lost or refused, and no token differs")
+    let passed = "no request was lost or refused, and no token differs";
+    match outcome(&mut workspace.cargo(&["xtask", "roll"]), passed) {
+        Outcome::Passed(_) => outcome(&mut workspace.cargo(&["xtask", "roll", "--executor", "cpu"]), passed),
+        other => other,
+    }
 }
 
 #[cfg(test)]

@@ -23,6 +23,9 @@ Options:
   --clients N    Clients at once [default: 6]
   --answers N    Complete answers that are waited for before each step [default: 300]
   --seed N       What is drawn: prompts and their order [default: 1]
+  --executor NAME
+                 What computes the answers: synthetic, or cpu, a small made-up model, of which clients request chats, answers held
+                 to grammars, and calls of tools, too [default: synthetic]
   -h, --help     This text";
 
 /// Files that are built of a commit, and their names in the folder of a build.
@@ -41,7 +44,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         match flag.as_str() {
             "--from" => from = value,
             "--to" => to = value,
-            "--clients" | "--answers" | "--seed" => others.extend([flag, value]),
+            "--clients" | "--answers" | "--seed" | "--executor" => others.extend([flag, value]),
             _ => anyhow::bail!("there is no {flag}\n\n{HELP}"),
         }
     }

@@ -184,7 +184,7 @@ fn an_answer_whose_workers_die_goes_on_in_its_grammar() {
     let read = |strike: &mut dyn FnMut()| {
         let body = json!({"text": "Count: ", "stream": true, "sampling_params": params});
         let (mut last, mut struck) = (Value::Null, false);
-        for event in Events::of(&cluster.url, &body).unwrap() {
+        for event in Events::of(&format!("{}/generate", cluster.url), &body).unwrap() {
             let event = event.unwrap();
             if !struck && streaming::tokens(&event).len() >= 20 {
                 struck = true;

@@ -1,5 +1,6 @@
 //! The processes of the cluster. Each is started again after it has ended.
 
+mod held;
 mod part;
 mod plan;
 
@@ -21,7 +22,7 @@ use crate::memory;
 use crate::network::Network;
 use crate::sandbox::is_inside;
 
-pub use part::{Part, Role, State};
+pub use part::{Part, Role, State, Ways};
 
 /// Time between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(20);
@@ -53,14 +54,14 @@ impl Cast {
     /// Two routers, two prefill and three decode workers.
     ///
     /// Links are made in namespaces of this run alone, never in the machine's own.
-    pub fn start(options: &Options) -> Self {
+    pub fn start(options: &Options, executor: &[String]) -> Self {
         let folder = tempfile::tempdir().expect("a folder for logs and pages");
         let mut network = match options.network && is_inside() {
             true => Network::make().map_err(|why| println!("no network of its own: {why}")).ok(),
             false => None,
         };
         let disk = Disk::make(folder.path());
-        let setting = plan::Setting::of(options, folder.path(), &disk, network.is_some());
+        let setting = plan::Setting::of(options, executor, folder.path(), &disk, network.is_some());
         let (mut parts, mut routers) = (Vec::new(), Vec::new());
         for (plan, url) in setting.plans(network.as_mut()) {
             let killed = Arc::default();
@@ -166,6 +167,17 @@ impl Cast {
         Some(able.swap_remove(at))
     }
 
+    /// Parts a worker that runs without a fault from a router, or from a worker of the other role. Clients still reach the router.
+    pub fn part(&mut self, ways: Ways, time: Duration, random: &mut fastrand::Rng) -> bool {
+        let (role, other) =
+            if random.bool() { (Role::Prefill, Role::Decode) } else { (Role::Decode, Role::Prefill) };
+        let other = if random.bool() { Role::Router } else { other };
+        let others = self.parts.iter().filter(|part| part.role == other);
+        let nodes: Vec<_> = others.filter_map(|part| part.node.clone()).collect();
+        let Some(node) = random.choice(nodes) else { return false };
+        self.victim(role, false, random).is_some_and(|part| part.part(node, ways, time))
+    }
+
     /// Steps the clock of one process that runs under libfaketime.
     pub fn step_a_clock(&mut self, seconds: i64, random: &mut fastrand::Rng) -> bool {
         let able: Vec<&Part> = self.parts.iter().filter(|part| part.switches.clock.is_some()).collect();
@@ -202,8 +214,7 @@ impl Cast {
     }
 
     fn health(url: &str) -> Value {
-        let reply = agent().get(format!("{url}/health")).call();
-        let text = reply.ok().and_then(|mut reply| reply.body_mut().read_to_string().ok());
+        let text = held::get(&format!("{url}/health"));
         text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
     }
 
@@ -236,9 +247,7 @@ impl Cast {
     /// Resumed answers, as counted by the routers that run now.
     pub fn resumed(&self) -> u64 {
         let of = |router: &Address| {
-            let text =
-                agent().get(format!("{}/metrics", router.url)).call().ok()?.body_mut().read_to_string();
-            let text = text.ok()?;
+            let text = held::get(&format!("{}/metrics", router.url))?;
             let line = text.lines().find(|line| line.starts_with("host_resumed_total "))?;
             line.rsplit(' ').next()?.parse::<u64>().ok()
         };
@@ -249,15 +258,22 @@ impl Cast {
         self.parts.iter().map(|part| (part.name.clone(), Footprint::of(part.pid()))).collect()
     }
 
-    /// Finds leaks: pages that are held although no request runs, and processes that have grown.
+    /// Finds leaks: what workers and routers hold although no request runs, and processes that have grown.
     pub fn leaks(&mut self, before: &BTreeMap<String, Footprint>) -> Vec<String> {
-        let router = self.routers[0].url.clone();
+        let routers = self.routers.clone();
         let idle = host_tests::wait::try_until(|| {
-            // A router may list a dead worker until it hears of the successor.
-            let workers = Self::health(&router)["workers"].as_array().cloned().unwrap_or_default();
-            let addresses = workers.iter().filter_map(|worker| worker["metrics"].as_str());
-            let busy: Vec<String> = addresses.flat_map(held).collect();
-            if busy.is_empty() && !workers.is_empty() { Ok(()) } else { Err(busy) }
+            let mut busy = Vec::new();
+            for router in &routers {
+                // A router may list a dead worker until it hears of the successor.
+                let workers = Self::health(&router.url)["workers"].as_array().cloned().unwrap_or_default();
+                if workers.is_empty() {
+                    busy.push(format!("{} knows no worker", router.url));
+                }
+                let addresses = workers.iter().filter_map(|worker| worker["metrics"].as_str());
+                busy.extend(addresses.flat_map(held::of_worker));
+                busy.extend(held::of_router(&router.url));
+            }
+            if busy.is_empty() { Ok(()) } else { Err(busy) }
         });
         let mut leaks = idle.err().unwrap_or_default();
         println!("\nprocesses that nothing ended, with all requests answered:");
@@ -285,27 +301,6 @@ impl Cast {
     pub fn keep_logs(&mut self) -> PathBuf {
         self.folder.take().map(tempfile::TempDir::keep).unwrap_or_default()
     }
-}
-
-/// Metrics that show what a worker holds although it should be idle.
-fn held(address: &str) -> Vec<String> {
-    let text = agent().get(format!("{address}/metrics")).call();
-    let text = text.ok().and_then(|mut reply| reply.body_mut().read_to_string().ok());
-    let Some(text) = text else { return vec![format!("{address} does not answer")] };
-    let wrong = [
-        "host_kv_pages{state=\"held\"}",
-        "host_kv_pages{state=\"quarantined\"}",
-        "host_requests_queued",
-        "host_requests_active",
-        "host_rooms_quarantined",
-        "host_messages_unanswered",
-    ];
-    text.lines()
-        .filter(|line| {
-            line.rsplit_once(' ').is_some_and(|(name, value)| wrong.contains(&name) && value != "0")
-        })
-        .map(|line| format!("{address}: {line}"))
-        .collect()
 }
 
 impl Drop for Cast {

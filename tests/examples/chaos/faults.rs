@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::Options;
-use crate::cast::{Cast, Part, Role};
+use crate::cast::{Cast, Part, Role, Ways};
 use crate::disk::Orders;
 use crate::load::Strikes;
 use crate::memory::Bound;
@@ -28,6 +28,10 @@ enum Fault {
     CutRouterLongerThanLost,
     LoseFromWorker,
     LoseFromRouter,
+    PartWorker,
+    PartWorkerLongerThanLost,
+    PartOneWay,
+    PartOneWayLongerThanLost,
     TransferHangs,
     TransferLies,
     TransferPanics,
@@ -62,6 +66,10 @@ const FAULTS: &[(Fault, u32, &str)] = &[
     (Fault::CutRouterLongerThanLost, 1, "a router's link down for 12 to 15 s"),
     (Fault::LoseFromWorker, 4, "15 % of a worker's packets lost, each way, for up to 8 s"),
     (Fault::LoseFromRouter, 2, "15 % of a router's packets lost, each way, for up to 8 s"),
+    (Fault::PartWorker, 3, "a worker and one other process parted for up to 5 s"),
+    (Fault::PartWorkerLongerThanLost, 2, "a worker and one other process parted for 12 to 15 s"),
+    (Fault::PartOneWay, 3, "packets from one process to one other lost for up to 5 s"),
+    (Fault::PartOneWayLongerThanLost, 2, "packets from one process to one other lost for 12 to 15 s"),
     (Fault::TransferHangs, 2, "a worker's transfer plugin does not return from a call"),
     (Fault::TransferLies, 3, "a worker's transfer plugin sends wrong bytes for up to 3 s"),
     (Fault::TransferPanics, 3, "a worker's transfer plugin panics in a call"),
@@ -141,7 +149,12 @@ fn is_possible(cast: &Cast, fault: Fault) -> bool {
         | Fault::CutWorkerLongerThanLost
         | Fault::CutRouter
         | Fault::CutRouterLongerThanLost => cut,
-        Fault::LoseFromWorker | Fault::LoseFromRouter => lose,
+        Fault::LoseFromWorker
+        | Fault::LoseFromRouter
+        | Fault::PartWorker
+        | Fault::PartWorkerLongerThanLost
+        | Fault::PartOneWay
+        | Fault::PartOneWayLongerThanLost => lose,
         Fault::TransferHangs | Fault::TransferLies | Fault::TransferPanics => cast.switched,
         Fault::DiskFull => cast.disk.small(),
         Fault::DiskSlow | Fault::DiskFails => cast.disk.obeys(),
@@ -195,6 +208,19 @@ fn strike(cast: &mut Cast, random: &mut fastrand::Rng, fault: Fault) -> Option<D
             let role = if fault == Fault::LoseFromRouter { Role::Router } else { worker(random) };
             let time = up_to(random, 8000);
             cast.victim(role, false, random)?.lose(time).then_some(time)
+        }
+        Fault::PartWorker
+        | Fault::PartWorkerLongerThanLost
+        | Fault::PartOneWay
+        | Fault::PartOneWayLongerThanLost => {
+            let ways = match fault {
+                Fault::PartWorker | Fault::PartWorkerLongerThanLost => Ways::Both,
+                _ if random.bool() => Ways::From,
+                _ => Ways::To,
+            };
+            let is_short = matches!(fault, Fault::PartWorker | Fault::PartOneWay);
+            let time = if is_short { up_to(random, 5000) } else { long(random) };
+            cast.part(ways, time, random).then_some(time)
         }
         Fault::TransferHangs => {
             let time = up_to(random, 3000);

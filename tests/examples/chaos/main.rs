@@ -4,8 +4,8 @@
 //! cargo xtask chaos --faults 1000 --seed 7
 //! ```
 //!
-//! Two routers, two prefill and three decode workers of the synthetic executor share a storage tier. Clients send requests,
-//! stream answers, and hang up. Meanwhile processes are killed, frozen and drained, their links cut, their plugins made to hang
+//! Two routers, two prefill and three decode workers share a storage tier. Clients send requests of several kinds, stream answers,
+//! and hang up. Meanwhile processes are killed, frozen and drained, their links cut, their plugins made to hang
 //! and lie, their disk and memory taken. The report counts the injected faults and the outcomes of requests. The exit code is 1
 //! if a request was lost, a token was wrong, or something leaked.
 //!
@@ -19,7 +19,6 @@ mod disk;
 mod faults;
 mod footprint;
 mod hostile;
-mod jobs;
 mod load;
 mod memory;
 mod network;
@@ -28,14 +27,14 @@ mod sandbox;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use host_tests::built::profile;
-use host_tests::cluster::{Cluster, Start};
+use host_tests::mixed_load::{Model, Undivided, draw};
 
 use cast::Cast;
 use hostile::Hostile;
-use jobs::Job;
 use load::Load;
 
 /// The options of the command line.
@@ -48,6 +47,7 @@ struct Options {
     /// Time to run, whatever the number of faults.
     lasts: Option<Duration>,
     hostile: u32,
+    model: Model,
     /// Each process gets a network namespace of its own, where possible.
     network: bool,
     transfer: Option<String>,
@@ -57,7 +57,7 @@ struct Options {
 
 const USAGE: &str = "\
 Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--for MINUTES] [--hostile N]
-             [--network] [--transfer NAME] [--only WORDS[,WORDS...]] [--host PROGRAM]
+             [--executor NAME] [--network] [--transfer NAME] [--only WORDS[,WORDS...]] [--host PROGRAM]
 
   --faults N      Faults to inject [default: 100]
   --seed N        What is drawn: faults, victims, prompts [default: 1]
@@ -65,6 +65,8 @@ Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--for MINUTES
   --every-ms N    Mean time between two faults [default: 1000]
   --for MINUTES   Run so long, however many faults that makes; with --faults 0 without any, and nothing is ended
   --hostile N     Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
+  --executor NAME What computes the answers: synthetic, whose KV proves itself, or cpu, a small made-up model, of which clients
+                  request chats, answers held to grammars, and calls of tools, too [default: synthetic]
   --network       Each process has a network of its own (as root), links fail, and pages travel over TCP
                   (remote-wire, nixl or mooncake)
   --transfer NAME The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
@@ -82,6 +84,7 @@ impl Options {
             every: Duration::from_secs(1),
             lasts: None,
             hostile: 0,
+            model: Model::Synthetic,
             network: false,
             transfer: None,
             only: Vec::new(),
@@ -101,6 +104,15 @@ impl Options {
                 "--every-ms" => options.every = Duration::from_millis(number()?.into()),
                 "--for" => options.lasts = Some(Duration::from_secs(60) * number()?),
                 "--hostile" => options.hostile = number()?,
+                "--executor" => {
+                    options.model = Model::read(&value).map_err(|wrong| {
+                        format!(
+                            "{wrong}
+
+{USAGE}"
+                        )
+                    })?;
+                }
                 "--transfer" => options.transfer = Some(value),
                 "--only" => options.only.extend(value.split(',').map(str::to_owned)),
                 "--host" => options.host = value.into(),
@@ -124,12 +136,15 @@ fn main() -> ExitCode {
     }
     println!("seed {}, {} faults, {} clients", options.seed, options.faults, options.clients);
     let mut random = fastrand::Rng::with_seed(options.seed);
-    let jobs = undivided_answers(&options, Job::draw(&mut random));
-    println!("{} different requests were answered by one undivided worker", jobs.len());
+    let model = tempfile::tempdir().unwrap();
+    let executor = options.model.flags(model.path());
+    let jobs = draw(&mut random, options.model);
+    let undivided = Arc::new(Undivided::start(&options.host, &executor, jobs));
+    println!("{} different requests were answered by one undivided worker", undivided.jobs().len());
 
-    let mut cast = Cast::start(&options);
+    let mut cast = Cast::start(&options, &executor);
     cast.wait_until_ready();
-    let load = Load::start(&jobs, cast.routers(), options.clients, options.seed);
+    let load = Load::start(&undivided, cast.routers(), options.clients, options.seed);
     load.wait_for_answers(u64::from(options.clients) * 4);
     let before = cast.footprints();
     let hostile = Hostile::start(cast.routers(), options.hostile, options.seed);
@@ -150,20 +165,4 @@ fn main() -> ExitCode {
     }
     println!("logs: {}", cast.keep_logs().display());
     ExitCode::FAILURE
-}
-
-/// Adds the right answers to all jobs: those of one aggregated worker without caches.
-fn undivided_answers(options: &Options, mut jobs: Vec<Job>) -> Vec<Job> {
-    let flags = ["--role", "aggregated", "--executor", "synthetic", "--pool-pages", "512"];
-    let flags = flags.map(str::to_owned).to_vec();
-    let start = Start { program: &options.host, flags, config: String::new(), workers: 1 };
-    let server = Cluster::start(&start);
-    for job in &mut jobs {
-        match jobs::ask(&server.url, job, jobs::Manner::Whole) {
-            jobs::Outcome::Answer(tokens) => job.right = tokens,
-            other => panic!("the undivided worker does not answer: {other:?}"),
-        }
-        assert_eq!(job.right.len(), job.count as usize);
-    }
-    jobs
 }

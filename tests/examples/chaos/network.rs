@@ -36,9 +36,13 @@ impl Network {
         Ok(Self { nodes: 0, drops: drops.is_ok() })
     }
 
-    /// Adds rules that drop a random part of the packets of all links in the set `bad`.
+    /// Adds rules that drop a random part of the packets of all links in the set `bad`, and all packets from one link to another
+    /// that the set `parted` has.
     fn drop_packets() -> Result<(), String> {
         run("nft add table bridge chaos")?;
+        run("nft add set bridge chaos parted { type ifname . ifname ; }")?;
+        run("nft add chain bridge chaos forward { type filter hook forward priority 0 ; }")?;
+        run("nft add rule bridge chaos forward iifname . oifname @parted drop")?;
         run("nft add set bridge chaos bad { type ifname ; }")?;
         for (hook, name) in [("prerouting", "iifname"), ("postrouting", "oifname")] {
             run(&format!("nft add chain bridge chaos {hook} {{ type filter hook {hook} priority 0 ; }}"))?;
@@ -90,6 +94,13 @@ impl Node {
     pub fn cut(&self, cut: bool) {
         let state = if cut { "down" } else { "up" };
         run(&format!("ip link set {} {state}", self.link())).unwrap();
+    }
+
+    /// Starts or stops the loss of all packets to another node.
+    pub fn part(&self, other: &Self, part: bool) {
+        let act = if part { "add" } else { "delete" };
+        let (from, to) = (self.link(), other.link());
+        run(&format!("nft {act} element bridge chaos parted {{ {from} . {to} }}")).unwrap();
     }
 
     /// Starts or stops the loss of packets.

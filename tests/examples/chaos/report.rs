@@ -30,7 +30,11 @@ pub fn print(
         tally.right,
         tally.reconnected
     );
-    println!("\nrequests left by their client: {}", tally.left);
+    println!("\n| Kind of request | Answers, equal |\n| --- | ---: |");
+    for (kind, count) in &tally.kinds {
+        println!("| {kind} | {count} |");
+    }
+    println!("\nrequests left by their client, with an equal beginning: {}", tally.left);
     println!("answers that went on on another worker, by the routers that live: {}", cast.resumed());
     for (why, count) in cast.ended() {
         println!("processes that ended because they {why}: {count}");

@@ -28,6 +28,8 @@ pub struct Cast {
     /// URL of the control plane of the router's successor. Workers get both.
     next: String,
     workers: BTreeMap<&'static str, Worker>,
+    /// Flags that name what computes the answers.
+    executor: Vec<String>,
     /// Number of workers so far: each gets a new name.
     lives: u32,
     folder: tempfile::TempDir,
@@ -39,11 +41,11 @@ struct Worker {
 }
 
 impl Cast {
-    pub fn start(build: &Build) -> Self {
+    pub fn start(build: &Build, executor: Vec<String>) -> Self {
         let folder = tempfile::tempdir().expect("a folder for logs");
         let (control, next) = (address(), address());
-        let router = start_router(build, &control);
-        let mut cast = Self { router, control, next, workers: BTreeMap::new(), lives: 0, folder };
+        let router = start_router(build, &executor, &control);
+        let mut cast = Self { router, control, next, workers: BTreeMap::new(), executor, lives: 0, folder };
         for role in ["prefill", "decode"] {
             let worker = cast.start_worker(role, build);
             cast.workers.insert(role, worker);
@@ -62,7 +64,7 @@ impl Cast {
         self.lives += 1;
         let log = File::create(self.folder.path().join(&name)).expect("the log can be written");
         let mut command = Command::new(&build.program);
-        command.args(["--role", role, "--executor", "synthetic", "--pool-pages", "512", "--name", &name]);
+        command.args(["--role", role, "--pool-pages", "512", "--name", &name]).args(&self.executor);
         command.args(["--control", "127.0.0.1:0", "--router", &format!("{},{}", self.control, self.next)]);
         command.args(["--plugins", "shm", "--transfer", "shm", "--plugins-dir"]).arg(&build.plugins);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
@@ -87,7 +89,7 @@ impl Cast {
 
     /// Starts a router of the other build, moves clients to it with `move_to`, and ends the old one.
     pub fn replace_router(&mut self, to: &Build, move_to: impl Fn(&str)) {
-        let old = std::mem::replace(&mut self.router, start_router(to, &self.next));
+        let old = std::mem::replace(&mut self.router, start_router(to, &self.executor, &self.next));
         self.control = std::mem::replace(&mut self.next, address());
         self.wait_until_live(2);
         move_to(&self.router.url);
@@ -123,10 +125,10 @@ fn address() -> String {
     format!("http://{}", ports::unused())
 }
 
-fn start_router(build: &Build, control: &str) -> Cluster {
+fn start_router(build: &Build, executor: &[String], control: &str) -> Cluster {
     let control = control.trim_start_matches("http://");
-    let flags = ["--role", "router", "--executor", "synthetic", "--control", control];
-    let flags = flags.map(str::to_owned).to_vec();
+    let flags = ["--role", "router", "--control", control].map(str::to_owned);
+    let flags = flags.into_iter().chain(executor.iter().cloned()).collect();
     let start = Start { program: &build.program, flags, config: String::new(), workers: 0 };
     Cluster::start_as_given(&start, &[])
 }

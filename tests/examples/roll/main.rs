@@ -4,7 +4,7 @@
 //! cargo xtask roll --from HEAD~1 --to HEAD
 //! ```
 //!
-//! A router, a prefill and a decode worker of the synthetic executor run on this machine. For each worker, one of the other build
+//! A router, a prefill and a decode worker run on this machine. For each worker, one of the other build
 //! starts, and the old one is drained. The router is last: clients are sent to its successor, and it gets SIGTERM. The way back
 //! tests other combinations, such as a new router with old workers. The exit code is 1 if a request was lost or a token was
 //! wrong.
@@ -12,19 +12,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot go on ends with what was seen")]
 
 mod cast;
-#[path = "../chaos/jobs.rs"]
-#[allow(dead_code, reason = "no client of this run hangs up")]
-mod jobs;
 mod load;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
-use host_tests::cluster::{Cluster, Start};
+use host_tests::mixed_load::{Model, Undivided, draw};
 
 use cast::{Build, Cast};
-use jobs::{Job, Manner, Outcome};
 use load::Load;
 
 /// The options of the command line.
@@ -34,21 +31,25 @@ struct Options {
     clients: u32,
     answers: u64,
     seed: u64,
+    model: Model,
 }
 
 const USAGE: &str = "\
-Usage: roll --from FOLDER --to FOLDER [--clients N] [--answers N] [--seed N]
+Usage: roll --from FOLDER --to FOLDER [--clients N] [--answers N] [--seed N] [--executor NAME]
 
   --from FOLDER  Program (host) and plugin (shm.so) of the first build
   --to FOLDER    Those of the second one
   --clients N    Clients at once [default: 6]
   --answers N    Complete answers that are waited for before each step [default: 300]
-  --seed N       What is drawn: prompts and their order [default: 1]";
+  --seed N       What is drawn: prompts and their order [default: 1]
+  --executor NAME
+                 What computes the answers: synthetic, or cpu, a small made-up model, of which clients request chats, answers held
+                 to grammars, and calls of tools, too [default: synthetic]";
 
 impl Options {
     fn read() -> Result<Self, String> {
         let (mut from, mut to) = (None, None);
-        let (mut clients, mut answers, mut seed) = (6, 300, 1);
+        let (mut clients, mut answers, mut seed, mut model) = (6, 300, 1, Model::Synthetic);
         let mut arguments = std::env::args().skip(1);
         while let Some(flag) = arguments.next() {
             let value = arguments.next().ok_or_else(|| format!("{flag} needs a value\n\n{USAGE}"))?;
@@ -59,11 +60,12 @@ impl Options {
                 "--clients" => clients = number()?.max(1),
                 "--answers" => answers = number()?.into(),
                 "--seed" => seed = number()?.into(),
+                "--executor" => model = Model::read(&value).map_err(|wrong| format!("{wrong}\n\n{USAGE}"))?,
                 _ => return Err(format!("there is no {flag}\n\n{USAGE}")),
             }
         }
         match (from, to) {
-            (Some(from), Some(to)) => Ok(Self { from, to, clients, answers, seed }),
+            (Some(from), Some(to)) => Ok(Self { from, to, clients, answers, seed, model }),
             _ => Err(format!("both builds have to be named\n\n{USAGE}")),
         }
     }
@@ -78,19 +80,24 @@ fn main() -> ExitCode {
         }
     };
     let builds = [&options.from, &options.to].map(|folder| Build::in_folder(folder));
-    let jobs = Job::draw(&mut fastrand::Rng::with_seed(options.seed));
-    let [jobs, others] = [0, 1].map(|build| answers_of_one(&builds[build], jobs.clone()));
-    if jobs.iter().zip(&others).any(|(one, other)| one.right != other.right) {
+    let model = tempfile::tempdir().unwrap();
+    let executor = options.model.flags(model.path());
+    let mut jobs = draw(&mut fastrand::Rng::with_seed(options.seed), options.model);
+    // An older build may not tell the seeds that it draws.
+    jobs.retain(|job| !job.is_unseeded);
+    let [one, other] = [0, 1].map(|build| Undivided::start(&builds[build].program, &executor, jobs.clone()));
+    if one.jobs().iter().zip(other.jobs()).any(|(one, other)| one.right != other.right) {
         println!(
             "the aggregated workers of both builds answer differently: pages and streams cannot go from one to the other"
         );
         return ExitCode::FAILURE;
     }
+    drop(other);
     println!("{} different requests were answered by one aggregated worker of each build", jobs.len());
 
-    let mut cast = Cast::start(&builds[0]);
+    let mut cast = Cast::start(&builds[0], executor);
     let began = Instant::now();
-    let load = Load::start(&jobs, cast.url(), options.clients, options.seed);
+    let load = Load::start(&Arc::new(one), cast.url(), options.clients, options.seed);
     let mut roll = |there: &str, to: &Build| {
         for role in ["prefill", "decode"] {
             load.wait_for_answers(options.answers);
@@ -111,20 +118,4 @@ fn main() -> ExitCode {
     }
     println!("logs: {}", cast.keep_logs().display());
     ExitCode::FAILURE
-}
-
-/// Adds the right answers to all jobs: those of one aggregated worker without caches.
-fn answers_of_one(build: &Build, mut jobs: Vec<Job>) -> Vec<Job> {
-    let flags = ["--role", "aggregated", "--executor", "synthetic", "--pool-pages", "512"];
-    let flags = flags.map(str::to_owned).to_vec();
-    let start = Start { program: &build.program, flags, config: String::new(), workers: 1 };
-    let server = Cluster::start(&start);
-    for job in &mut jobs {
-        match jobs::ask(&server.url, job, Manner::Whole) {
-            Outcome::Answer(tokens) => job.right = tokens,
-            other => panic!("the aggregated worker does not answer: {other:?}"),
-        }
-        assert_eq!(job.right.len(), job.count as usize);
-    }
-    jobs
 }

@@ -33,6 +33,8 @@ pub enum State {
     Cut,
     /// Its link loses packets.
     Loses,
+    /// No packets go to or from one other process.
+    Parted,
     /// Its plugin does not return from calls.
     Hangs,
     /// The fault is over, but a call that began before may still hang.
@@ -47,6 +49,15 @@ pub enum State {
     Lies,
     /// It gets no more memory.
     Starves,
+}
+
+/// Ways between two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ways {
+    Both,
+    /// From the process in question to the other.
+    From,
+    To,
 }
 
 /// Files that tell the plugins of one process what to do.
@@ -74,6 +85,8 @@ pub struct Part {
     /// Odd while the process is killed or its link is cut. Counted up at the beginning and at the end of that time.
     pub killed: Arc<AtomicU64>,
     pub node: Option<Node>,
+    /// Ordered pairs of nodes of which the first reaches the second no more.
+    parted: Vec<(Node, Node)>,
     pub switches: Switches,
     /// How often the kernel has killed it for its memory.
     pub memory_kills: u64,
@@ -110,6 +123,7 @@ impl Part {
             log,
             killed,
             node,
+            parted: Vec::new(),
             switches,
             memory_kills: 0,
             was_starved: false,
@@ -169,6 +183,19 @@ impl Part {
         let Some(node) = &self.node else { return false };
         node.lose(true);
         self.enter(State::Loses, time);
+        true
+    }
+
+    /// Drops all packets between this process and another that go one of these ways.
+    pub fn part(&mut self, other: Node, ways: Ways, time: Duration) -> bool {
+        let Some(own) = self.node.clone() else { return false };
+        self.parted = match ways {
+            Ways::Both => vec![(own.clone(), other.clone()), (other, own)],
+            Ways::From => vec![(own, other)],
+            Ways::To => vec![(other, own)],
+        };
+        self.parted.iter().for_each(|(from, to)| from.part(to, true));
+        self.enter(State::Parted, time);
         true
     }
 
@@ -243,6 +270,7 @@ impl Part {
                 self.node.iter().for_each(|node| node.cut(false));
                 self.killed.fetch_add(1, Ordering::SeqCst);
             }
+            State::Parted => self.parted.drain(..).for_each(|(from, to)| from.part(&to, false)),
             State::Loses => self.node.iter().for_each(|node| node.lose(false)),
             State::Hangs | State::Panics | State::WithoutTier | State::Lies => {
                 let Switches { tier, hang, mix, panic, .. } = &self.switches;

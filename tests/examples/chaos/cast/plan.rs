@@ -29,12 +29,14 @@ pub struct Setting {
     folder: PathBuf,
     tier: PathBuf,
     secret: Option<PathBuf>,
+    /// Flags that name what computes the answers.
+    executor: Vec<String>,
     /// No fault ends any process.
     all_stay: bool,
 }
 
 impl Setting {
-    pub fn of(options: &Options, folder: &Path, disk: &Disk, network: bool) -> Self {
+    pub fn of(options: &Options, executor: &[String], folder: &Path, disk: &Disk, network: bool) -> Self {
         let own = if network { "remote-wire" } else { "corrupting" };
         let transfer = options.transfer.clone().unwrap_or_else(|| own.to_owned());
         let between = ["remote-wire", "nixl", "mooncake"];
@@ -73,6 +75,7 @@ impl Setting {
             folder: folder.to_owned(),
             tier: disk.tier(),
             secret,
+            executor: executor.to_vec(),
             all_stay: options.faults == 0,
         }
     }
@@ -115,10 +118,9 @@ impl Setting {
         };
         let name = format!("{word}-{at}");
         let mut arguments: Vec<String> =
-            ["--role", word, "--executor", "synthetic", "--log-format", "json", "--config"]
-                .map(str::to_owned)
-                .to_vec();
+            ["--role", word, "--log-format", "json", "--config"].map(str::to_owned).to_vec();
         arguments.push(self.config.display().to_string());
+        arguments.extend(self.executor.iter().cloned());
         if let Some(secret) = &self.secret {
             arguments.extend(["--cluster-secret".into(), secret.display().to_string()]);
         }

@@ -1,0 +1,123 @@
+//! Answers in one form, whatever the endpoint, and whether they came at once or as events.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::Endpoint;
+
+/// The candidates of an answer, by their index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    candidates: BTreeMap<u64, Candidate>,
+    /// The seed of the first candidate, where the endpoint tells it.
+    pub seed: Option<i64>,
+}
+
+/// What was read of a candidate: its tokens or its text, then its calls of tools, then the reason of its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Candidate {
+    read: String,
+    end: Option<String>,
+}
+
+impl Answer {
+    /// Reads a whole answer.
+    pub(super) fn of_reply(endpoint: Endpoint, reply: &Value) -> Self {
+        let mut answer = Self::default();
+        match (endpoint, reply) {
+            (Endpoint::Generate, Value::Array(candidates)) => {
+                candidates.iter().for_each(|candidate| answer.add_generated(candidate));
+            }
+            (Endpoint::Generate, one) => answer.add_generated(one),
+            _ => answer.add_choices(reply, "message"),
+        }
+        answer
+    }
+
+    /// Adds an event of a stream.
+    pub(super) fn add_event(&mut self, endpoint: Endpoint, event: &Value) {
+        match endpoint {
+            Endpoint::Generate => self.add_generated(event),
+            Endpoint::Completions | Endpoint::Chat => self.add_choices(event, "delta"),
+        }
+    }
+
+    /// Takes a candidate of `/generate`, which has everything so far.
+    fn add_generated(&mut self, candidate: &Value) {
+        let (index, meta) = (candidate["index"].as_u64().unwrap_or(0), &candidate["meta_info"]);
+        let tokens = candidate["output_ids"].as_array().into_iter().flatten();
+        let mut read = String::new();
+        for token in tokens {
+            let _written = write!(read, "{token} ");
+        }
+        if index == 0 {
+            self.seed = meta["sampling_seed"].as_i64();
+        }
+        let end = Some(&meta["finish_reason"]).filter(|reason| !reason.is_null());
+        self.candidates.insert(index, Candidate { read, end: end.map(Value::to_string) });
+    }
+
+    fn add_choices(&mut self, reply: &Value, of_chat: &str) {
+        for choice in reply["choices"].as_array().into_iter().flatten() {
+            let candidate = self.candidates.entry(choice["index"].as_u64().unwrap_or(0)).or_default();
+            let message = &choice[of_chat];
+            for text in [&choice["text"], &message["content"]] {
+                candidate.read.push_str(text.as_str().unwrap_or_default());
+            }
+            for call in message["tool_calls"].as_array().into_iter().flatten() {
+                let function = &call["function"];
+                if let Some(name) = function["name"].as_str() {
+                    let _written = write!(candidate.read, "\ncall of {name} with ");
+                }
+                candidate.read.push_str(function["arguments"].as_str().unwrap_or_default());
+            }
+            if let Some(reason) = choice["finish_reason"].as_str() {
+                candidate.end = Some(reason.to_owned());
+            }
+        }
+    }
+
+    /// Whether it is over, with as many candidates as the other.
+    #[must_use]
+    pub fn is_over_like(&self, other: &Self) -> bool {
+        self.candidates.len() == other.candidates.len() && self.has_ended()
+    }
+
+    fn has_ended(&self) -> bool {
+        !self.candidates.is_empty() && self.candidates.values().all(|candidate| candidate.end.is_some())
+    }
+
+    /// Describes the first difference from the right answer, of which this may be the beginning if it is not `whole`.
+    #[must_use]
+    pub fn difference(&self, right: &Self, whole: bool) -> Option<String> {
+        if whole && !self.is_over_like(right) {
+            let (got, wanted) = (self.candidates.len(), right.candidates.len());
+            return Some(format!(
+                "{got} candidates of {wanted}, of which all have ended: {}",
+                self.has_ended()
+            ));
+        }
+        for (index, candidate) in &self.candidates {
+            let Some(other) = right.candidates.get(index) else {
+                return Some(format!("there is no candidate {index}"));
+            };
+            let (got, wanted) = (&candidate.read, &other.read);
+            let is_over = whole || candidate.end.is_some();
+            let is_equal = if is_over { got == wanted } else { wanted.starts_with(got.as_str()) };
+            if !is_equal {
+                let at = got.bytes().zip(wanted.bytes()).take_while(|(one, other)| one == other).count();
+                let (got, wanted) = (got.len(), wanted.len());
+                return Some(format!("candidate {index} differs from byte {at} on, of {got} and {wanted}"));
+            }
+            if candidate.end.is_some() && candidate.end != other.end {
+                return Some(format!(
+                    "candidate {index} ended by {:?} and not {:?}",
+                    candidate.end, other.end
+                ));
+            }
+        }
+        None
+    }
+}
