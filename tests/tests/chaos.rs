@@ -28,7 +28,15 @@ fn faults_on_real_processes_lose_nothing() {
         "synthetic",
         &["greedy", "drawn without a seed", "of several candidates", "completions of a text"],
     );
-    strike("cpu", &["chats", "chats held to a JSON schema", "held to a regular expression"]);
+    strike(
+        "cpu",
+        &[
+            "chats",
+            "chats held to a JSON schema",
+            "held to a regular expression",
+            "chats that must call a tool",
+        ],
+    );
 }
 
 /// Injects twelve faults, while clients send requests of these kinds among others.

@@ -7,13 +7,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use host_wire::audit::AUDIT;
 use host_wire::clock;
 use host_wire::log_rate::LogRate;
 use parking_lot::Mutex;
-
-/// The target of all lines of the audit log, and of the spans of requests, which these lines need. A program that logs less than
-/// level `info` enables it all the same.
-pub const AUDIT: &str = "audit";
 
 /// Shortest time between two lines with the same reason.
 const EVERY: Duration = Duration::from_secs(1);

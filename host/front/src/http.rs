@@ -45,6 +45,7 @@ use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use host_grammar::Compiler;
+use host_wire::audit::REQUEST;
 use host_wire::clock;
 use host_wire::random::random_u64;
 use host_wire::shares::{Client, Share, Shares};
@@ -56,7 +57,6 @@ use super::audit::Audit;
 use super::identity::Identities;
 use super::metrics::{Held, Metrics};
 use super::router::Router;
-use crate::audit::AUDIT;
 use crate::text::TextModel;
 pub use text_work::TextWork;
 pub use unread::Unread;
@@ -236,7 +236,7 @@ async fn identify(mut request: Request, next: Next) -> Response {
         },
     };
     let path: String = request.uri().path().chars().take(MAX_LOGGED_PATH).collect();
-    let span = tracing::info_span!(target: AUDIT, "request", id, path);
+    let span = tracing::info_span!(target: REQUEST, "request", id, path);
     request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).instrument(span).await;
     if let Ok(value) = HeaderValue::from_str(&id) {

@@ -1,6 +1,6 @@
 //! The part in front of the workers: registry, router and HTTP API, and the conversion of text to tokens.
 
-pub mod audit;
+mod audit;
 pub mod connections;
 pub mod front;
 pub mod http;

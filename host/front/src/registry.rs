@@ -84,6 +84,12 @@ impl Route {
         self.decode.page_tokens
     }
 
+    /// Whether all workers of the route can do what a request needs.
+    #[must_use]
+    pub fn has(&self, abilities: Abilities) -> bool {
+        self.prefill.iter().chain([&self.decode]).all(|worker| abilities.are_had_by(worker))
+    }
+
     /// The name of a worker of the route that takes no requests with a grammar, if there is one.
     #[must_use]
     pub fn without_grammars(&self) -> Option<&str> {

@@ -515,6 +515,14 @@ impl Generation {
         loop {
             let change = self.router.registry.change();
             match self.router.registry.pick(need, &self.failed) {
+                // A worker that took the request before, and was lost, may come back.
+                Ok(route) if self.tries.failed() > 0 && !route.has(abilities) => {
+                    let why = "no worker is left that can do all that the request needs".to_owned();
+                    tokio::select! {
+                        () = change => {}
+                        () = clock::sleep_until(self.deadline) => return Err(self.given_up(why)),
+                    }
+                }
                 Ok(route) => return Ok(route),
                 // The worker that the request fitted may come back.
                 Err(NoRoute::TooLong(limit)) if self.tries.failed() > 0 => {

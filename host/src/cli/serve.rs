@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use host_core::Event;
-use host_front::audit::AUDIT;
 use host_front::front::{self, About, FrontConfig, HttpListeners};
 use host_front::router::Retry;
 use host_front::text::TextModel;
 use host_memory::heap::keep_little;
+use host_wire::audit::{AUDIT, REQUEST};
 use host_wire::endpoint::{self, Address, Credentials, ListenAt, Listener, SocketDirectory};
 use host_wire::proto::worker_server::WorkerServer;
 use host_worker::metrics;
@@ -128,10 +128,11 @@ fn log_filter(asked: Option<&str>) -> Result<EnvFilter, Refused> {
     };
     let refused = |error| Refused(format!("--log-level {asked:?} is not a filter: {error}"));
     let whole = EnvFilter::try_new(&filter).map_err(refused)?;
-    if asked.eq_ignore_ascii_case("off") || filter.contains(AUDIT) {
+    let is_of_audit = |directive: &str| directive.split('=').next() == Some(AUDIT);
+    if asked.eq_ignore_ascii_case("off") || filter.split(',').map(str::trim).any(is_of_audit) {
         return Ok(whole);
     }
-    EnvFilter::try_new(format!("{filter},{AUDIT}=info")).map_err(refused)
+    EnvFilter::try_new(format!("{filter},{AUDIT}=info,{REQUEST}=info")).map_err(refused)
 }
 
 fn start_logging(settings: &Settings) -> Result<(), Refused> {

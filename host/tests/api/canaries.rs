@@ -73,6 +73,14 @@ fn wrong() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// Reads a stream, in which no event is an error.
+fn ends_well(events: Events) {
+    for event in events {
+        let event = event.unwrap();
+        assert!(!event["error"].is_object(), "{event}");
+    }
+}
+
 #[test]
 fn workers_and_routers_log_no_prompt_answer_or_grammar() {
     let Server { cluster, .. } = &serve("trace,host=trace");
@@ -81,8 +89,7 @@ fn workers_and_routers_log_no_prompt_answer_or_grammar() {
         let answer = whole(&url(path), &body);
         assert!(answer.is_ok(), "{path} {body}: {answer:?}");
         body["stream"] = json!(true);
-        let broken = Events::of(&url(path), &body).unwrap().find_map(Result::err);
-        assert_eq!(broken, None, "{path} {body}");
+        ends_well(Events::of(&url(path), &body).unwrap());
     }
     for (path, body) in wrong() {
         let refused = whole(&url(path), &body);
@@ -96,8 +103,10 @@ fn workers_and_routers_log_no_prompt_answer_or_grammar() {
     let mut events = Events::of(&url("/generate"), &body).unwrap();
     events.next().unwrap().unwrap();
     signal(cluster.pid("decode").unwrap(), "KILL");
-    assert_eq!(events.find_map(Result::err), None);
+    ends_well(events);
     cluster.wait_for_another(&before);
+    let (_, metrics) = cluster.get("/metrics").unwrap();
+    assert!(metrics.contains("\nhost_resumed_total 1\n"), "{metrics}");
 
     let log = cluster.log().to_ascii_lowercase();
     let tokens = TOKENS.map(|token| token.to_string());

@@ -168,7 +168,7 @@ fn the_tokens_are_the_same_when_the_worker_dies_in_the_middle() {
         body["stream"] = json!(true);
         let decode = cluster.worker("decode");
         let (mut last, mut struck) = (Value::Null, false);
-        for event in Events::of(&cluster.url, &body).unwrap() {
+        for event in Events::of(&format!("{}/generate", cluster.url), &body).unwrap() {
             last = event.unwrap();
             if !struck && streaming::tokens(&last).len() >= 15 {
                 struck = true;

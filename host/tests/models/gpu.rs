@@ -197,7 +197,7 @@ fn requests_of_a_worker_that_has_lost_its_gpu_go_on_on_another_worker() {
     let mut lost = None;
     cluster.wait("the decode worker without a GPU to end", || {
         let mut read = Vec::new();
-        for event in Events::of(&cluster.url, &body).unwrap() {
+        for event in Events::of(&format!("{}/generate", cluster.url), &body).unwrap() {
             let so_far = tokens(&event.unwrap());
             assert!(so_far.starts_with(&read), "no token was told twice or taken back");
             read = so_far;

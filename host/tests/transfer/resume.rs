@@ -48,7 +48,7 @@ fn read(url: &str, sampling: &Value, count: usize, strike: impl FnOnce()) -> Vec
     let prompt: Vec<u32> = (0..100).collect();
     let body = json!({"input_ids": prompt, "stream": true, "sampling_params": sampling_params});
     let (mut events, mut strike) = (Vec::new(), Some(strike));
-    for event in Events::of(url, &body).unwrap() {
+    for event in Events::of(&format!("{url}/generate"), &body).unwrap() {
         let event = event.unwrap();
         if streaming::tokens(&event).len() >= 20
             && let Some(strike) = strike.take()

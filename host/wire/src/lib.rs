@@ -7,6 +7,7 @@
 //! counters. [`shares`] divides limited resources among clients.
 
 mod answer;
+pub mod audit;
 pub mod cache_news;
 pub mod clock;
 pub mod convert;

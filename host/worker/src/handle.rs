@@ -9,7 +9,7 @@ use host_core::radix::PageHash;
 use host_core::request::{Failure, FailureCode, Request};
 use host_core::scheduler::{Flushed, Stats};
 use host_core::{Event, Instance, Room};
-use host_grammar::GrammarError;
+use host_grammar::{GrammarError, Kind};
 use host_wire::Answer;
 use host_wire::proto::WorkerInfo;
 use parking_lot::Mutex;
@@ -254,17 +254,20 @@ impl Handle {
             let reason = "this worker takes no grammars: it computes without a model's vocabulary";
             return Some(Err(Failure::new(FailureCode::Invalid, reason)));
         };
+        // The router has compiled all others before it called this worker. So if one is slow, it is this worker that is slow.
+        let is_new = under.source.kind == Kind::Lark;
         Some(match grammars.follow(request, under).await? {
             Ok((request, followed)) => Ok((request, Some(followed))),
-            // The router has compiled the client's grammars before it called this worker. So it is this worker that is slow or lacks
-            // something, and another one may take the request.
-            Err(
-                error @ (GrammarError::Busy(_)
-                | GrammarError::Waited { .. }
-                | GrammarError::Slow { .. }
-                | GrammarError::Unable { .. }),
-            ) => Err(Failure::new(FailureCode::Busy, error.to_string())),
-            Err(error) => Err(Failure::new(FailureCode::Invalid, error.to_string())),
+            Err(error) => {
+                let code = match error {
+                    GrammarError::Busy(_) | GrammarError::Waited { .. } | GrammarError::Unable { .. } => {
+                        FailureCode::Busy
+                    }
+                    GrammarError::Slow { .. } if !is_new => FailureCode::Busy,
+                    _ => FailureCode::Invalid,
+                };
+                Err(Failure::new(code, error.to_string()))
+            }
         })
     }
 

@@ -10,6 +10,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+use host_wire::audit::AUDIT;
 use host_wire::proto::worker_server::Worker;
 use host_wire::proto::{
     DeliverReply, DeliverRequest, DrainReply, DrainRequest, EndAnswerReply, EndAnswerRequest,
@@ -162,7 +163,9 @@ impl Worker for WorkerService {
                     peers.add(peer, (*session, *protocol), &from.address);
                     worker.event(Event::PeerReady { peer, floor, session: *session }).await;
                 }
-                Err(refusal) => tracing::warn!(name = %from.name, refusal, "handshake refused"),
+                Err(refusal) => {
+                    tracing::warn!(target: AUDIT, name = %from.name, refusal, "handshake refused")
+                }
             }
             connected
         });

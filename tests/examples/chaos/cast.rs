@@ -173,7 +173,9 @@ impl Cast {
             if random.bool() { (Role::Prefill, Role::Decode) } else { (Role::Decode, Role::Prefill) };
         let other = if random.bool() { Role::Router } else { other };
         let others = self.parts.iter().filter(|part| part.role == other);
-        let nodes: Vec<_> = others.filter_map(|part| part.node.clone()).collect();
+        // A process that is parted already could be parted from the same one.
+        let free = others.filter(|part| part.state != State::Parted);
+        let nodes: Vec<_> = free.filter_map(|part| part.node.clone()).collect();
         let Some(node) = random.choice(nodes) else { return false };
         self.victim(role, false, random).is_some_and(|part| part.part(node, ways, time))
     }

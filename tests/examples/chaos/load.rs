@@ -75,10 +75,17 @@ impl Load {
         Self { stop, tally, clients, strikes }
     }
 
-    pub fn wait_for_answers(&self, count: u64) {
-        until("answers", || {
-            let right = self.tally.lock().unwrap().right;
-            if right >= count { Ok(()) } else { Err(right) }
+    /// Waits for so many right answers, and for one of each kind.
+    pub fn wait_for_answers(&self, count: u64, undivided: &Undivided) {
+        let kinds: BTreeSet<_> = undivided.jobs().iter().map(|job| job.kind).collect();
+        until("answers of all kinds", || {
+            let tally = self.tally.lock().unwrap();
+            let missing: Vec<_> = kinds.iter().filter(|kind| !tally.kinds.contains_key(*kind)).collect();
+            if tally.right >= count && missing.is_empty() {
+                return Ok(());
+            }
+            let (wrong, lost) = (&tally.wrong, &tally.lost);
+            Err(format!("{} answers, none of {missing:?}; wrong: {wrong:?}, lost: {lost:?}", tally.right))
         });
     }
 

@@ -145,7 +145,7 @@ fn main() -> ExitCode {
     let mut cast = Cast::start(&options, &executor);
     cast.wait_until_ready();
     let load = Load::start(&undivided, cast.routers(), options.clients, options.seed);
-    load.wait_for_answers(u64::from(options.clients) * 4);
+    load.wait_for_answers(u64::from(options.clients) * 4, &undivided);
     let before = cast.footprints();
     let hostile = Hostile::start(cast.routers(), options.hostile, options.seed);
     let began = Instant::now();

@@ -24,7 +24,7 @@ impl Undivided {
         let mut undivided = Self { cluster: Cluster::start(&start), jobs: Vec::new() };
         let with_right = |mut job: Job| {
             if !job.is_unseeded {
-                job.right = Some(undivided.answer(&job));
+                job.right = Some(undivided.answer(&job).expect("an answer of the undivided worker"));
             }
             job
         };
@@ -40,14 +40,10 @@ impl Undivided {
     }
 
     /// The right answer of a request.
-    ///
-    /// # Panics
-    /// When it does not answer.
-    #[must_use]
-    pub fn answer(&self, job: &Job) -> Answer {
+    fn answer(&self, job: &Job) -> Result<Answer, String> {
         match ask(&self.cluster.url, job, Manner::Whole) {
-            Outcome::Answer(answer) if answer.is_over_like(&answer) => answer,
-            other => panic!("the undivided worker does not answer a request {}: {other:?}", job.kind),
+            Outcome::Answer(answer) if answer.is_over_like(&answer) => Ok(answer),
+            other => Err(format!("the undivided worker does not answer a request {}: {other:?}", job.kind)),
         }
     }
 
@@ -59,15 +55,13 @@ impl Undivided {
             Outcome::Left(answer) => (answer, false),
             Outcome::Broken(_) | Outcome::Refused(_) => return None,
         };
-        let compare = |right: &Answer| answer.difference(right, whole);
-        match (&job.right, whole) {
-            (Some(right), _) => compare(right),
-            (None, true) => match answer.seed {
-                Some(seed) => compare(&self.answer(&job.seeded(seed))),
-                None => Some("it does not tell its seed".to_owned()),
-            },
-            // The seed comes with the end of the answer.
-            (None, false) => None,
+        if let Some(right) = &job.right {
+            return answer.difference(right, whole);
+        }
+        let Some(seed) = answer.seed else { return Some("it does not tell its seed".to_owned()) };
+        match self.answer(&job.seeded(seed)) {
+            Ok(right) => answer.difference(&right, whole),
+            Err(why) => Some(why),
         }
     }
 }

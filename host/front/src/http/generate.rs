@@ -2,7 +2,6 @@
 
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
-use host_wire::random::random_u64;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value, json};
 
@@ -13,6 +12,7 @@ use super::fields::{Fields, empty};
 use super::logprobs::{top_triples, triples};
 use super::record::Usage;
 use super::respond::{Event, Item, Prepared, Shape, serve, write_apart, written};
+use super::sampling::drawn_seed;
 use super::{App, RequestId, Shared, prompt};
 use crate::text::Tokenizer;
 
@@ -193,8 +193,7 @@ fn asks(app: &App, given: Option<Value>, prompts: usize) -> Result<Vec<Ask>, Api
     let mut asks = ask(app, one)?.for_prompts(prompts)?;
     if !has_seed {
         for ask in asks.iter_mut().skip(1) {
-            ask.sampling.seed = random_u64()
-                .map_err(|error| ApiError::internal(format!("no randomness for a seed: {error}")))?;
+            ask.sampling.seed = drawn_seed()?;
         }
     }
     Ok(asks)
@@ -285,6 +284,7 @@ impl Generate {
         meta.insert("prompt_tokens".into(), json!(all.prompt_tokens));
         meta.insert("completion_tokens".into(), json!(all.tokens.len()));
         meta.insert("cached_tokens".into(), json!(end.map_or(0, End::cached_tokens)));
+        meta.insert("sampling_seed".into(), json!(all.seed));
         if self.logprobs {
             meta.insert("output_token_logprobs".into(), Value::Null);
             meta.insert("output_top_logprobs".into(), Value::Null);
@@ -292,7 +292,6 @@ impl Generate {
         if let Some(end) = end {
             let finished = end.finished.as_ref();
             meta.extend(end.cache_details().as_object().cloned().unwrap_or_default());
-            meta.insert("sampling_seed".into(), json!(all.seed));
             meta.insert("e2e_latency".into(), json!(end.elapsed.as_secs_f64()));
             meta.insert("ttft".into(), json!(end.first_token.as_secs_f64()));
             meta.insert(

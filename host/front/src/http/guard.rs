@@ -7,9 +7,11 @@ use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use host_wire::audit::AUDIT;
+
 use super::error::ApiError;
 use super::{App, Audience, Entrance, cors};
-use crate::audit::{AUDIT, Refusal};
+use crate::audit::Refusal;
 use crate::connections::Peer;
 use crate::identity::{Caller, Hosts, Identities, Unknown};
 

@@ -19,6 +19,16 @@ const MOST_BYTES_OF_WORDS: usize = 64 << 10;
 pub(super) const MOST_BIAS: f64 = 100.0;
 pub(super) const MOST_REPETITION: f64 = 100.0;
 
+/// A seed for a request without one. It has 52 bits, so that a client that reads numbers as doubles can send it back.
+///
+/// # Errors
+/// When the system has no randomness.
+pub(super) fn drawn_seed() -> Result<u64, ApiError> {
+    let random = random_u64();
+    let bits = random.map_err(|error| ApiError::internal(format!("no randomness for a seed: {error}")))?;
+    Ok(bits >> 12)
+}
+
 /// Takes the settings. `seed` is the name of the seed's field, and `ends` are all tokens that may end the answer.
 #[expect(clippy::cast_possible_truncation, reason = "f32 is what sampling computes in")]
 pub(super) fn take(app: &App, fields: &mut Fields, seed: &str, ends: Vec<u32>) -> Result<Sampling, ApiError> {
@@ -35,9 +45,7 @@ pub(super) fn take(app: &App, fields: &mut Fields, seed: &str, ends: Vec<u32>) -
     let min_tokens = u32::try_from(least).unwrap_or(0);
     let seed = match fields.integer(seed, i64::MIN..=i64::MAX)? {
         Some(seed) => seed.cast_unsigned(),
-        None => {
-            random_u64().map_err(|error| ApiError::internal(format!("no randomness for a seed: {error}")))?
-        }
+        None => drawn_seed()?,
     };
     Ok(Sampling {
         temperature: temperature as f32,

@@ -1,6 +1,7 @@
 //! The gRPC service that workers call.
 
 use host_core::Instance;
+use host_wire::audit::AUDIT;
 use host_wire::{proto, protocol};
 use tonic::{Request, Response, Status};
 
@@ -35,7 +36,7 @@ impl proto::registry_server::Registry for Registry {
                 proto::RegisterReply { accepted: true, message, protocol: accepted.protocol.0, ..ours }
             }
             Err(message) => {
-                tracing::warn!(name, role, %instance, message, "worker refused");
+                tracing::warn!(target: AUDIT, name, role, %instance, message, "worker refused");
                 proto::RegisterReply { accepted: false, message, ..ours }
             }
         };

@@ -72,7 +72,7 @@ pub struct Abilities {
 
 impl Abilities {
     /// Whether a worker has them.
-    fn are_had_by(self, worker: &Chosen) -> bool {
+    pub(super) fn are_had_by(self, worker: &Chosen) -> bool {
         (!self.shaping || worker.protocol.knows_shaping()) && (!self.grammars || worker.grammars)
     }
 }

@@ -9,6 +9,7 @@ use host_wire::proto::{GenerateRequest, Load};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use super::client::send;
 use super::fake_worker::{FakeWorker, Script, Step, echoes, prefills, says, steps};
 use super::fixture::{Front, config, passes};
 
@@ -492,4 +493,23 @@ async fn a_request_ends_when_its_time_is_over_whatever_its_worker_says() {
         assert!(message(&error).contains("--request-timeout"), "{error}");
         worker.watch.cancelled(1).await;
     }
+}
+
+#[tokio::test]
+async fn an_answer_whose_able_worker_broke_waits_for_another_that_is_able() {
+    let mut front = Front::start(config()).await;
+    let mut old = FakeWorker::start("old", "aggregated", 5, echoes());
+    old.info.protocol = 2;
+    assert!(front.register(old.info.clone()).await.accepted);
+    let new = front.worker("new", "aggregated", steps(vec![Step::Token(97), Step::Break])).await;
+    let mut body = request();
+    body["presence_penalty"] = json!(0.5);
+    let (http, body) = (front.http, body.to_string());
+    let reply = tokio::spawn(async move { send(http, "POST", PATH, &[], body.as_bytes()).await.status });
+    front.until_metrics_say("host_retries_total 1").await;
+    passes(Duration::from_millis(200)).await;
+    assert!(!reply.is_finished());
+    let able = front.worker("able", "aggregated", echoes()).await;
+    assert_eq!(reply.await.unwrap(), 200);
+    assert_eq!((old.watch.calls().len(), new.watch.calls().len(), able.watch.calls().len()), (0, 1, 1));
 }

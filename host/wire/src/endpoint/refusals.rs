@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::audit::AUDIT;
 use crate::clock;
 use crate::log_rate::LogRate;
 
@@ -29,7 +30,7 @@ impl Refusals {
     pub fn note(&self, from: &dyn Display, why: &dyn Display) {
         let line = self.rate.lock().line(clock::now());
         if let Some(more) = line {
-            tracing::warn!(%from, %why, more, "{} connection was refused", self.what);
+            tracing::warn!(target: AUDIT, %from, %why, more, "{} connection was refused", self.what);
         }
     }
 }

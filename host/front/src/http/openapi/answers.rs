@@ -251,12 +251,12 @@ fn generated() -> Value {
             "prompt_tokens": count(),
             "completion_tokens": count(),
             "cached_tokens": count(),
+            "sampling_seed": {"type": "integer"},
         }),
         json!({
             "output_token_logprobs": {"type": "array"},
             "output_top_logprobs": {"type": "array"},
             "cached_tokens_details": reference("CachedTokensDetails"),
-            "sampling_seed": {"type": "integer"},
             "e2e_latency": number(),
             "ttft": number(),
             "transferred_bytes": maybe(count()),
