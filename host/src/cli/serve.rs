@@ -127,12 +127,17 @@ fn log_filter(asked: Option<&str>) -> Result<EnvFilter, Refused> {
         _ => asked.to_owned(),
     };
     let refused = |error| Refused(format!("--log-level {asked:?} is not a filter: {error}"));
-    let whole = EnvFilter::try_new(&filter).map_err(refused)?;
+    EnvFilter::try_new(&filter).map_err(refused)?;
+    // At level trace this library logs each character of each prompt.
+    let mut whole = format!("{filter},tokenizers=warn");
     let is_of_audit = |directive: &str| directive.split('=').next() == Some(AUDIT);
-    if asked.eq_ignore_ascii_case("off") || filter.split(',').map(str::trim).any(is_of_audit) {
-        return Ok(whole);
+    if !filter.split(',').map(str::trim).any(is_of_audit) {
+        whole.push_str(&format!(",{AUDIT}=info,{REQUEST}=info"));
     }
-    EnvFilter::try_new(format!("{filter},{AUDIT}=info,{REQUEST}=info")).map_err(refused)
+    if asked.eq_ignore_ascii_case("off") {
+        whole = filter;
+    }
+    EnvFilter::try_new(whole).map_err(refused)
 }
 
 fn start_logging(settings: &Settings) -> Result<(), Refused> {

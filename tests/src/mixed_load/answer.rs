@@ -121,3 +121,76 @@ impl Answer {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// An answer of two candidates, and the events that bring it.
+    fn of_chat() -> (Answer, Vec<Value>) {
+        let call = json!({"id": "call-1", "function": {"name": "weather", "arguments": "{\"town\": 1}"}});
+        let reply = json!({"choices": [
+            {"index": 0, "message": {"content": "ab"}, "finish_reason": "stop"},
+            {"index": 1, "message": {"content": null, "tool_calls": [call]}, "finish_reason": "tool_calls"},
+        ]});
+        let event = |index: u64, delta: Value| json!({"choices": [{"index": index, "delta": delta}]});
+        let begins = json!({"tool_calls": [{"index": 0, "id": "call-2", "function": {"name": "weather", "arguments": ""}}]});
+        let part = |text: &str| json!({"tool_calls": [{"index": 0, "function": {"arguments": text}}]});
+        let mut events = vec![
+            event(0, json!({"role": "assistant", "content": "a"})),
+            event(1, begins),
+            event(1, part("{\"town\"")),
+            event(0, json!({"content": "b"})),
+            event(1, part(": 1}")),
+        ];
+        for (index, reason) in [(0, "stop"), (1, "tool_calls")] {
+            events.push(json!({"choices": [{"index": index, "delta": {}, "finish_reason": reason}]}));
+        }
+        (Answer::of_reply(Endpoint::Chat, &reply), events)
+    }
+
+    fn read(events: &[Value]) -> Answer {
+        let mut answer = Answer::default();
+        events.iter().for_each(|event| answer.add_event(Endpoint::Chat, event));
+        answer
+    }
+
+    #[test]
+    fn events_are_the_answer_and_each_beginning_is_its_beginning() {
+        let (right, events) = of_chat();
+        assert_eq!(read(&events), right);
+        for count in 0..events.len() {
+            let beginning = read(&events[..count]);
+            assert_eq!(beginning.difference(&right, false), None, "{count}");
+            assert!(beginning.difference(&right, true).is_some(), "{count} events are no whole answer");
+        }
+    }
+
+    #[test]
+    fn one_other_letter_end_or_candidate_is_a_difference() {
+        let (right, events) = of_chat();
+        for change in ["b\"", "1}", "\"stop\"", "\"index\":1", "\"weather\""] {
+            let text = Value::from(events.clone()).to_string();
+            let other = text.replacen(change, &change.replace(['b', '1', 's', 'w'], "7"), 20);
+            assert_ne!(text, other);
+            let Value::Array(events) = serde_json::from_str(&other).unwrap() else { unreachable!() };
+            assert!(read(&events).difference(&right, true).is_some(), "{change}");
+            assert!(read(&events).difference(&right, false).is_some(), "{change}");
+        }
+    }
+
+    #[test]
+    fn an_answer_of_generate_has_all_tokens_so_far_and_its_seed() {
+        let event = |tokens: &[u32], end: Value| json!({"output_ids": tokens, "meta_info": {"sampling_seed": 7, "finish_reason": end}});
+        let mut answer = Answer::default();
+        for (count, end) in [(1, json!(null)), (3, json!({"type": "length"}))] {
+            answer.add_event(Endpoint::Generate, &event(&[5, 6, 7][..count], end));
+        }
+        let right = Answer::of_reply(Endpoint::Generate, &event(&[5, 6, 7], json!({"type": "length"})));
+        assert_eq!((answer.difference(&right, true), answer.seed), (None, Some(7)));
+        let other = Answer::of_reply(Endpoint::Generate, &event(&[5, 6, 71], json!({"type": "length"})));
+        assert!(other.difference(&right, true).is_some());
+    }
+}
