@@ -321,7 +321,7 @@ fn the_command_runner_stays_light() {
         .filter(|(_, value)| value.get("optional").and_then(toml::Value::as_bool) != Some(true))
         .map(|(name, _)| name.as_str())
         .collect();
-    let light = ["host-gguf", "serde_json", "tempfile", "ureq"];
+    let light = ["fastrand", "host-gguf", "serde_json", "tempfile", "ureq"];
     assert!(always.iter().all(|name| light.contains(name)), "{always:?}");
 }
 
