@@ -126,18 +126,18 @@ fn log_filter(asked: Option<&str>) -> Result<EnvFilter, Refused> {
         level @ ("debug" | "trace") => format!("info,host={level}"),
         _ => asked.to_owned(),
     };
-    let refused = |error| Refused(format!("--log-level {asked:?} is not a filter: {error}"));
-    EnvFilter::try_new(&filter).map_err(refused)?;
-    // At level trace this library logs each character of each prompt.
-    let mut whole = format!("{filter},tokenizers=warn");
-    let is_of_audit = |directive: &str| directive.split('=').next() == Some(AUDIT);
-    if !filter.split(',').map(str::trim).any(is_of_audit) {
-        whole.push_str(&format!(",{AUDIT}=info,{REQUEST}=info"));
-    }
+    let parsed = |filter: &str| {
+        EnvFilter::try_new(filter)
+            .map_err(|error| Refused(format!("--log-level {asked:?} is not a filter: {error}")))
+    };
+    let as_asked = parsed(&filter)?;
     if asked.eq_ignore_ascii_case("off") {
-        whole = filter;
+        return Ok(as_asked);
     }
-    EnvFilter::try_new(whole).map_err(refused)
+    let names_audit = filter.split(',').any(|directive| directive.trim().split('=').next() == Some(AUDIT));
+    let audit = if names_audit { String::new() } else { format!(",{AUDIT}=info,{REQUEST}=info") };
+    // At level trace this library logs each character of each prompt.
+    parsed(&format!("{filter},tokenizers=warn{audit}"))
 }
 
 fn start_logging(settings: &Settings) -> Result<(), Refused> {

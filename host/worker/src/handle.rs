@@ -254,8 +254,8 @@ impl Handle {
             let reason = "this worker takes no grammars: it computes without a model's vocabulary";
             return Some(Err(Failure::new(FailureCode::Invalid, reason)));
         };
-        // The router has compiled all others before it called this worker. So if one is slow, it is this worker that is slow.
-        let is_new = under.source.kind == Kind::Lark;
+        // The router has compiled grammars of all other kinds before it called this worker. So if one of these is slow, the worker is.
+        let was_compiled = under.source.kind != Kind::Lark;
         Some(match grammars.follow(request, under).await? {
             Ok((request, followed)) => Ok((request, Some(followed))),
             Err(error) => {
@@ -263,7 +263,7 @@ impl Handle {
                     GrammarError::Busy(_) | GrammarError::Waited { .. } | GrammarError::Unable { .. } => {
                         FailureCode::Busy
                     }
-                    GrammarError::Slow { .. } if !is_new => FailureCode::Busy,
+                    GrammarError::Slow { .. } if was_compiled => FailureCode::Busy,
                     _ => FailureCode::Invalid,
                 };
                 Err(Failure::new(code, error.to_string()))

@@ -105,13 +105,7 @@ impl Options {
                 "--for" => options.lasts = Some(Duration::from_secs(60) * number()?),
                 "--hostile" => options.hostile = number()?,
                 "--executor" => {
-                    options.model = Model::read(&value).map_err(|wrong| {
-                        format!(
-                            "{wrong}
-
-{USAGE}"
-                        )
-                    })?;
+                    options.model = Model::read(&value).map_err(|wrong| format!("{wrong}\n\n{USAGE}"))?;
                 }
                 "--transfer" => options.transfer = Some(value),
                 "--only" => options.only.extend(value.split(',').map(str::to_owned)),
