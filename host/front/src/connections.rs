@@ -9,7 +9,6 @@ mod activity;
 mod handshake;
 mod listener;
 
-use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
 use std::pin::pin;
@@ -60,6 +59,8 @@ impl Limits {
 pub struct Places {
     head: Duration,
     shares: Shares,
+    /// Streams of all connections.
+    streams: Shares,
     audit: Audit,
 }
 
@@ -67,7 +68,7 @@ impl Places {
     /// Places that are all free.
     pub(crate) fn new(limits: Limits, audit: Audit) -> Self {
         let most = limits.connections.clamp(1, MOST_CONNECTIONS);
-        Self { head: limits.head, shares: Shares::new(most), audit }
+        Self { head: limits.head, shares: Shares::new(most), streams: Shares::new(ALL_STREAMS), audit }
     }
 
     /// Connections, by client.
@@ -107,9 +108,9 @@ pub async fn serve(
     places: impl Into<Places>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let (listener, Places { head, shares, audit }) = (listener.into(), places.into());
-    let terms =
-        Terms { routes, tls: listener.tls.clone(), head, refusals: Arc::new(Refusals::of("an HTTP")) };
+    let (listener, Places { head, shares, streams, audit }) = (listener.into(), places.into());
+    let refusals = Arc::new(Refusals::of("an HTTP"));
+    let terms = Terms { routes, tls: listener.tls.clone(), head, refusals, streams };
     let most = shares.total();
     let places = Arc::new(Semaphore::new(most));
     let (mut full, mut refused) = (LogRate::one_in(WARN_EVERY), LogRate::one_in(WARN_EVERY));
@@ -201,6 +202,14 @@ const UNSENT: usize = 64 << 10;
 /// Most streams of an HTTP/2 connection at once: requests that wait, and answers that are not read. A client with more streams
 /// opens another connection, or waits. A stream beyond the limit is refused and costs nothing.
 const STREAMS: u32 = 200;
+/// Most streams of all connections of a listener, of which each client has its share. A stream takes some kilobytes, also one whose
+/// request was refused, until its client has read the answer. A stream beyond the limit is reset.
+const ALL_STREAMS: usize = 1 << 14;
+
+/// The client has its share of [`ALL_STREAMS`].
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the client has its share of the streams")]
+struct TooManyStreams;
 
 /// The settings that all connections of a listener share.
 #[derive(Clone)]
@@ -209,6 +218,8 @@ struct Terms {
     tls: Option<ApiTls>,
     head: Duration,
     refusals: Arc<Refusals>,
+    /// Streams of all connections.
+    streams: Shares,
 }
 
 impl Terms {
@@ -218,19 +229,20 @@ impl Terms {
             self.refusals.note(&address, &error);
             return;
         }
-        let Self { routes, tls, head, refusals } = self;
+        let Self { routes, tls, head, refusals, streams } = self;
+        let served = Served { address, routes, head, streams };
         match (caller, tls) {
-            (ClientStream::Unix(connection), _) => converse(connection, address, routes, head, stop).await,
+            (ClientStream::Unix(connection), _) => served.converse(connection, stop).await,
             (ClientStream::Tcp(connection), tls) => {
                 // Sends each token in a packet of its own: waiting for more would add to the latency of every token.
                 if let Err(error) = connection.set_nodelay(true) {
                     tracing::debug!(%error, "cannot send small packets at once");
                 }
                 let Some(tls) = tls else {
-                    return converse(connection, address, routes, head, stop).await;
+                    return served.converse(connection, stop).await;
                 };
                 match shake_hands(&tls, connection, head, stop.clone()).await {
-                    Ok(connection) => converse(connection, address, routes, head, stop).await,
+                    Ok(connection) => served.converse(connection, stop).await,
                     // Load balancers probe in this way whether a port is open.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                         tracing::debug!(%address, %error, "an HTTP connection ended before it spoke TLS");
@@ -242,55 +254,66 @@ impl Terms {
     }
 }
 
-/// Serves the requests of one connection until it ends.
-async fn converse(
-    connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+/// An accepted connection, without its bytes.
+struct Served {
     address: IpAddr,
     routes: axum::Router,
     head: Duration,
-    mut stop: watch::Receiver<bool>,
-) {
-    let activity = Activity::new();
-    let routes = TowerToHyperService::new(routes);
-    let service = {
-        let activity = Arc::clone(&activity);
-        service_fn(move |mut request: Request<Incoming>| {
-            // Counts the request as waiting until the task of its stream counts it.
-            let begins = activity.waits();
-            request.extensions_mut().insert(Peer(address));
-            let (answer, connection) = (routes.call(request), Arc::clone(&activity));
-            async move {
-                let activity = Activity::current(&connection);
-                let waits = activity.waits();
-                drop(begins);
-                let answer = answer.await.unwrap_or_else(|never| match never {});
-                drop(waits);
-                Ok::<_, Infallible>(answer.map(|body| Watched::new(body, activity)))
-            }
-        })
-    };
-    let mut builder = Builder::new(Streams::new(Arc::clone(&activity), head));
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(head).max_buf_size(UNSENT);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(head).max_send_buf_size(UNSENT);
-    builder.http2().max_concurrent_streams(STREAMS);
-    let mut served = pin!(builder.serve_connection(TokioIo::new(connection), service));
-    let mut quiet = pin!(activity.is_quiet_for(head));
-    let mut going_on = true;
-    loop {
-        tokio::select! {
-            ended = served.as_mut() => {
-                if let Err(error) = ended {
-                    tracing::debug!(error, "an HTTP connection ended early");
+    streams: Shares,
+}
+
+impl Served {
+    /// Serves the requests of the connection until it ends.
+    async fn converse(
+        self,
+        connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let Self { address, routes, head, streams } = self;
+        let activity = Activity::new();
+        let routes = TowerToHyperService::new(routes);
+        let service = {
+            let activity = Arc::clone(&activity);
+            service_fn(move |mut request: Request<Incoming>| {
+                // Counts the request as waiting until the task of its stream counts it.
+                let begins = activity.waits();
+                request.extensions_mut().insert(Peer(address));
+                let stream = streams.take(&Client::at(address), 1);
+                let (answer, connection) = (routes.call(request), Arc::clone(&activity));
+                async move {
+                    let stream = stream.map_err(|_none| TooManyStreams)?;
+                    let activity = Activity::current(&connection);
+                    let waits = activity.waits();
+                    drop(begins);
+                    let answer = answer.await.unwrap_or_else(|never| match never {});
+                    drop(waits);
+                    Ok::<_, TooManyStreams>(answer.map(|body| Watched::new(body, activity, stream)))
                 }
-                return;
-            }
-            () = quiet.as_mut() => {
-                tracing::debug!(%address, "an HTTP connection was idle, or not read, for too long and is closed");
-                return;
-            }
-            () = stopped(&mut stop), if going_on => {
-                served.as_mut().graceful_shutdown();
-                going_on = false;
+            })
+        };
+        let mut builder = Builder::new(Streams::new(Arc::clone(&activity), head));
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(head).max_buf_size(UNSENT);
+        builder.http2().timer(TokioTimer::new()).keep_alive_interval(head).max_send_buf_size(UNSENT);
+        builder.http2().max_concurrent_streams(STREAMS);
+        let mut served = pin!(builder.serve_connection(TokioIo::new(connection), service));
+        let mut quiet = pin!(activity.is_quiet_for(head));
+        let mut going_on = true;
+        loop {
+            tokio::select! {
+                ended = served.as_mut() => {
+                    if let Err(error) = ended {
+                        tracing::debug!(error, "an HTTP connection ended early");
+                    }
+                    return;
+                }
+                () = quiet.as_mut() => {
+                    tracing::debug!(%address, "an HTTP connection was idle, or not read, for too long and is closed");
+                    return;
+                }
+                () = stopped(&mut stop), if going_on => {
+                    served.as_mut().graceful_shutdown();
+                    going_on = false;
+                }
             }
         }
     }

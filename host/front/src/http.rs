@@ -126,16 +126,14 @@ pub enum Audience {
 
 impl Audience {
     fn nothing_at(self, path: &str) -> ApiError {
-        let where_else = match self {
-            Audience::Clients if guard::is_of_operators(path) => {
-                " here: it is served at the address that --admin names"
-            }
+        match self {
+            Audience::Clients if guard::is_of_operators(path) => ApiError::served_elsewhere(path),
             Audience::Operators => {
-                " at the address that --admin names: it is for /drain, /flush_cache, /metrics and /health"
+                let here = " at the address that --admin names: it is for /drain, /flush_cache, /metrics and /health";
+                ApiError::nothing_at(path, here)
             }
-            _ => "",
-        };
-        ApiError::not_found(format!("there is nothing at {path}{where_else}"))
+            _ => ApiError::nothing_at(path, ""),
+        }
     }
 }
 

@@ -120,9 +120,11 @@ impl Identities {
         // Clients of a gateway are not operators.
         let by_gateway = |header, places| {
             let name = tenant(headers, header).ok_or(Unknown::NoTenant)?;
+            // Neither a key nor a tenant has a space in its name. So a gateway cannot name the tenant of another key.
+            let name = key.as_ref().map_or_else(|| Arc::clone(&name), |key| Arc::from(format!("{} {name}", key.name)));
             Ok(Caller { named_by_gateway: true, ..named(&name, places, false) })
         };
-        match (key, &self.tenant_header) {
+        match (&key, &self.tenant_header) {
             (None, None) => Ok(Caller::operator_at(address)),
             (None, Some(header)) => by_gateway(header, None),
             (Some(key), Some(header)) if key.gateway => by_gateway(header, key.places.clone()),
@@ -186,7 +188,8 @@ impl Caller {
     pub fn logged(&self) -> String {
         match &self.client {
             Client::Tenant(name) if self.named_by_gateway => {
-                let hash: [u8; 32] = Sha256::digest(name.as_bytes()).into();
+                let own = name.rsplit(' ').next().unwrap_or_default();
+                let hash: [u8; 32] = Sha256::digest(own.as_bytes()).into();
                 format!("tenant-{}", keys::hex(&hash[..6]))
             }
             client => client.to_string(),
@@ -297,8 +300,26 @@ mod tests {
         let identities = with_keys(&text, header);
         let pairs = [("authorization", "Bearer key-g"), ("x-tenant", "team-1")];
         let caller = identities.caller(&headers(&pairs), HERE).unwrap();
-        assert_eq!(caller.tenant.as_deref(), Some("team-1"));
+        assert_eq!(caller.tenant.as_deref(), Some("gate team-1"));
+        assert_eq!(caller.logged(), open.caller(&named, HERE).unwrap().logged());
         assert_eq!(identities.caller(&headers(&pairs[..1]), HERE).unwrap_err(), Unknown::NoTenant);
+    }
+
+    #[test]
+    fn a_gateway_cannot_name_the_tenant_of_another_key() {
+        let text = entry("team-1", "key-t", false) + &entry("gate", "key-g", false) + "gateway = true\n";
+        let identities = with_keys(&text, Some(HeaderName::from_static("x-tenant")));
+        let of = |key: &str| {
+            let key = format!("Bearer {key}");
+            let pairs = headers(&[("authorization", &key), ("x-tenant", "team-1")]);
+            identities.caller(&pairs, HERE).unwrap()
+        };
+        let (own, named) = (of("key-t"), of("key-g"));
+        assert_eq!((own.tenant.as_deref(), own.named_by_gateway), (Some("team-1"), false));
+        assert!(named.named_by_gateway);
+        assert_ne!(own.client, named.client);
+        assert_ne!(own.salt(String::new()), named.salt(String::new()));
+        assert_ne!(own.session(7), named.session(7));
     }
 
     #[test]

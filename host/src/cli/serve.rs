@@ -19,7 +19,11 @@ use host_worker::service::WorkerService;
 use host_worker::{Handle, Unwritten, Worker};
 use tokio::sync::watch;
 use tonic::service::Routes;
-use tracing_subscriber::EnvFilter;
+use tracing::{Level, Metadata};
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 use super::addresses::Control;
 use super::clients::{self, Clients};
@@ -136,18 +140,25 @@ fn log_filter(asked: Option<&str>) -> Result<EnvFilter, Refused> {
     }
     let names_audit = filter.split(',').any(|directive| directive.trim().split('=').next() == Some(AUDIT));
     let audit = if names_audit { String::new() } else { format!(",{AUDIT}=info,{REQUEST}=info") };
-    // At level trace this library logs each character of each prompt.
-    parsed(&format!("{filter},tokenizers=warn{audit}"))
+    parsed(&format!("{filter}{audit}"))
 }
 
 fn start_logging(settings: &Settings) -> Result<(), Refused> {
     let filter = log_filter(settings.log_level.as_deref())?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match settings.log_format {
-        Some(LogFormat::Json) => lines.json().init(),
-        _ => lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
-    }
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match settings.log_format {
+        Some(LogFormat::Json) => lines.json().boxed(),
+        _ => lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).boxed(),
+    };
+    // A separate filter, because a directive of the operator may be more specific than any directive added to it.
+    let lines = lines.with_filter(filter_fn(shows_no_prompt));
+    tracing_subscriber::registry().with(filter).with(lines).init();
     Ok(())
+}
+
+/// Whether lines of this kind have no characters of prompts. `tokenizers` logs each character of a prompt at level trace.
+fn shows_no_prompt(of: &Metadata<'_>) -> bool {
+    !of.target().starts_with("tokenizers") || *of.level() <= Level::WARN
 }
 
 /// Becomes true when the process must stop. A second signal ends the process at once. A supervised process stops when its standard

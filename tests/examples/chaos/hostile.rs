@@ -29,6 +29,7 @@ enum Act {
     UnreadAnswer,
     UnreadLogprobs,
     UnreadStreams,
+    UnreadRefusals,
     ResetStreams,
 }
 
@@ -45,6 +46,7 @@ const ACTS: &[(Act, &str)] = &[
     (Act::UnreadAnswer, "read nothing of a long text"),
     (Act::UnreadLogprobs, "read nothing of 16 answers with log probabilities"),
     (Act::UnreadStreams, "read none of 100 texts over HTTP/2"),
+    (Act::UnreadRefusals, "read none of 100 refusals of a long header"),
     (Act::ResetStreams, "reset 100 streams of HTTP/2 as they began"),
 ];
 
@@ -171,6 +173,15 @@ fn attack(act: Act, url: &str, random: &mut fastrand::Rng) -> std::io::Result<()
             }
             held(&stream, until)?;
         }
+        Act::UnreadRefusals => {
+            begin_http2(&mut stream)?;
+            let origin = "\"".repeat(4000);
+            for number in of_client() {
+                let head = [request_head("/generate"), literal(&[0x00, 6], "origin", &origin)].concat();
+                stream.write_all(&frame(1, 5, number, &head))?;
+            }
+            held(&stream, until)?;
+        }
         Act::ResetStreams => {
             begin_http2(&mut stream)?;
             for number in of_client() {
@@ -205,15 +216,27 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 
 /// A request of less than 16 KiB in HTTP/2: HEADERS, and DATA with the end of the stream.
 fn request(number: u32, path: &str, body: &[u8]) -> Vec<u8> {
+    [frame(1, 4, number, &request_head(path)), frame(0, 1, number, body)].concat()
+}
+
+/// The headers of a request in HPACK.
+fn request_head(path: &str) -> Vec<u8> {
     // The method POST and the scheme http are indexed in HPACK's table. The others are literals after the index of their name.
-    let text = |name: &[u8], text: &str| [name, &[text.len() as u8], text.as_bytes()].concat();
-    let head = [
-        vec![0x83, 0x86],
-        text(&[0x04], path),
-        text(&[0x01], "localhost"),
-        text(&[0x0f, 0x10], "application/json"),
-    ];
-    [frame(1, 4, number, &head.concat()), frame(0, 1, number, body)].concat()
+    let (path, host) = (literal(&[0x04], "", path), literal(&[0x01], "", "localhost"));
+    [vec![0x83, 0x86], path, host, literal(&[0x0f, 0x10], "", "application/json")].concat()
+}
+
+/// A header in HPACK, which no table keeps: the index of its name, or 0 and the length of the name that follows, then its value.
+fn literal(index: &[u8], name: &str, value: &str) -> Vec<u8> {
+    let mut length = vec![value.len().min(127) as u8];
+    if let Some(mut more) = value.len().checked_sub(127) {
+        while more >= 128 {
+            length.push((more % 128) as u8 | 0x80);
+            more /= 128;
+        }
+        length.push(more as u8);
+    }
+    [index, name.as_bytes(), &length, value.as_bytes()].concat()
 }
 
 /// Keeps a connection without reading, until `until` or until the server ends it.

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use host_wire::clock::{self, Instant};
+use host_wire::shares::Share;
 use hyper::body::{Frame, SizeHint};
 use hyper::rt::Executor;
 use parking_lot::Mutex;
@@ -184,12 +185,14 @@ pub(super) struct Watched {
     has_ended: bool,
     activity: Arc<Activity>,
     waits: Option<Waits>,
+    _stream: Share,
 }
 
 impl Watched {
-    pub(super) fn new(body: Body, activity: Arc<Activity>) -> Self {
+    /// `stream` is the client's share of the streams. It is held until the answer is sent or dropped.
+    pub(super) fn new(body: Body, activity: Arc<Activity>, stream: Share) -> Self {
         let has_ended = body.is_end_stream();
-        Self { body, rest: Bytes::new(), has_ended, activity, waits: None }
+        Self { body, rest: Bytes::new(), has_ended, activity, waits: None, _stream: stream }
     }
 }
 

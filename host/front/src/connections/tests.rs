@@ -1,11 +1,13 @@
 mod tls;
 
+use std::convert::Infallible;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::{Body, Bytes};
 use axum::routing::get;
 use futures_util::stream;
+use host_tests::wait::PATIENCE;
 use hyper_util::rt::TokioExecutor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -320,6 +322,49 @@ async fn a_client_beyond_its_share_of_connections_is_closed_and_another_is_serve
     let mut other = socket.connect(address).await.unwrap();
     other.write_all(ASK).await.unwrap();
     until_it_says(&mut other, "answered").await;
+}
+
+#[tokio::test]
+async fn a_client_beyond_its_share_of_streams_gets_no_more_on_any_connection_and_another_is_served() {
+    let places = Places { streams: Shares::new(20), ..Places::from(limits(8)) };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (_stop, stopping) = watch::channel(false);
+    tokio::spawn(serve(listener, now(), places, stopping));
+    let mut kept = Vec::new();
+    for _connection in 0..3 {
+        // The client lets no byte of an answer come.
+        let (mut requests, driver) = http2(address, 0).await;
+        let mut refused = 0;
+        let mut unread = Vec::new();
+        for _stream in 0..10 {
+            let request = axum::http::Request::get("http://x/now").body(Body::empty()).unwrap();
+            match requests.send_request(request).await {
+                Ok(answer) => unread.push(answer),
+                Err(_reset) => refused += 1,
+            }
+        }
+        kept.push((unread, refused, requests, driver));
+    }
+    let refused: Vec<i32> = kept.iter().map(|(_, refused, _, _)| *refused).collect();
+    assert_eq!(refused, [0, 4, 10]);
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
+    let mut other = socket.connect(address).await.unwrap();
+    other.write_all(ASK).await.unwrap();
+    until_it_says(&mut other, "answered").await;
+    // Streams that end leave room.
+    drop(kept.remove(0));
+    let served = async {
+        loop {
+            let mut again = TcpStream::connect(address).await.unwrap();
+            again.write_all(ASK).await.unwrap();
+            if again.read_exact(&mut [0; 8]).await.is_ok() {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, served).await.expect("streams that ended still count");
 }
 
 /// An answer of this many bytes, and a weak reference that tells whether it is still in memory.

@@ -10,6 +10,17 @@ use crate::audit::Refusal;
 use crate::router::Failure;
 use crate::text::TextError;
 
+/// Most characters of a client's text that a message repeats: a client chooses the length of its headers and paths.
+const MOST_REPEATED: usize = 100;
+
+/// A client's text, as a message repeats it.
+fn repeated(text: &str) -> String {
+    match text.char_indices().nth(MOST_REPEATED) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// An error, as a client sees it.
@@ -65,12 +76,13 @@ impl ApiError {
     }
 
     pub fn unknown_model(name: &str, served: &str) -> Self {
+        let name = repeated(name);
         let message = format!("the model {name:?} is not served here; this server has {served:?}");
         Self { param: Some("model".into()), code: Some("model_not_found"), ..Self::not_found(message) }
     }
 
     pub fn method(method: &Method, path: &str) -> Self {
-        let message = format!("{path} does not take {method}");
+        let message = format!("{} does not take {}", repeated(path), repeated(method.as_str()));
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
     }
 
@@ -175,7 +187,19 @@ impl ApiError {
         Self::forbidden(message, Refusal::NotLocal)
     }
 
+    /// Nothing is served at this path. `where_else` says more.
+    pub fn nothing_at(path: &str, where_else: &str) -> Self {
+        Self::not_found(format!("there is nothing at {}{where_else}", repeated(path)))
+    }
+
+    /// An operator's path at the clients' address.
+    pub fn served_elsewhere(path: &str) -> Self {
+        let error = Self::nothing_at(path, " here: it is served at the address that --admin names");
+        Self { refusal: Some(Refusal::NotOperator), ..error }
+    }
+
     pub fn wrong_host(host: &str) -> Self {
+        let host = repeated(host);
         let message = format!(
             "this server is not addressed as {host:?}: use its address or localhost, or start it with --allowed-hosts"
         );
@@ -184,6 +208,7 @@ impl ApiError {
     }
 
     pub fn cross_origin(origin: &str) -> Self {
+        let origin = repeated(origin);
         let message = format!(
             "a web page of {origin:?} may not use this server; if that is the server's own name, start it with --allowed-hosts"
         );
@@ -191,6 +216,7 @@ impl ApiError {
     }
 
     pub fn not_json(kind: &str) -> Self {
+        let kind = repeated(kind);
         let message = format!("the body is {kind:?}; send JSON with Content-Type: application/json");
         let error = Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message);
         Self { refusal: Some(Refusal::ContentType), ..error }

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use host_wire::audit::AUDIT;
+use host_wire::shares::Client;
 
 use super::error::ApiError;
 use super::{App, Audience, Entrance, cors};
@@ -74,7 +75,7 @@ pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Reques
             }
             let answer = match caller {
                 Some(caller) => answered(app, caller, request, next).await,
-                None => next.run(request).await,
+                None => app.unread.count(&Client::at(address), next.run(request).await).await,
             };
             if changes {
                 let status = answer.status().as_u16();
@@ -82,7 +83,7 @@ pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Reques
             }
             answer
         }
-        Err(error) => error.into_response(),
+        Err(error) => app.unread.count(&Client::at(address), error.into_response()).await,
     };
     // Logs the refusals of the guard, and those of handlers.
     if let Some(refusal) = answer.extensions().get::<Refusal>() {

@@ -13,8 +13,8 @@ use host_wire::shares::{Client, NoShare, Share, Shares};
 use super::error::ApiError;
 use crate::audit::Refusal;
 
-/// Answers of up to this many bytes do not count: the stream that carries one takes more. Errors and the answers to load
-/// balancers are that small.
+/// Answers of up to this many bytes do not count: the stream that carries one takes more, and streams have a limit. Errors and the
+/// answers to load balancers are that small.
 const SMALL: usize = 1 << 10;
 
 /// The limit of answers that are made and not yet sent.

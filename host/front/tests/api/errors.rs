@@ -379,3 +379,29 @@ async fn unknown_paths_and_methods_answer_in_the_same_shape() {
         assert_eq!(reply.json().await["error"]["type"], "invalid_request_error");
     }
 }
+
+/// A client chooses the length of what it sends. Answers that repeated all of it would be long, and be kept until they are read.
+#[tokio::test]
+async fn refusals_do_not_repeat_long_texts_of_their_clients() {
+    let (front, _prefill, _decode) = Front::echoing().await;
+    let long = "\"".repeat(6000);
+    let (name, path) = (format!("http://{}", "x".repeat(6000)), format!("/{}", "x".repeat(6000)));
+    let json = json!({"model": "x".repeat(6000), "prompt": "abc"}).to_string();
+    let headers = |name: &'static str, value: &str| vec![(name, value.to_owned())];
+    let cases = [
+        ("GET", "/v1/models", headers("origin", &long), "", 403),
+        ("GET", "/v1/models", headers("origin", &name), "", 403),
+        ("POST", "/v1/completions", headers("content-type", &long), "{}", 415),
+        ("GET", path.as_str(), headers("accept", "*/*"), "", 404),
+        (&path[1..], "/health", headers("accept", "*/*"), "", 405),
+        ("POST", "/v1/completions", headers("content-type", "application/json"), json.as_str(), 404),
+    ];
+    for (method, path, headers, body, status) in cases {
+        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let reply = send(front.http, method, path, &headers, body.as_bytes()).await;
+        assert_eq!(reply.status, status, "{} {}", &method[..3], &path[..8.min(path.len())]);
+        let text = reply.text().await;
+        assert!(text.len() < 1024, "{status}: {} bytes", text.len());
+        assert!(text.contains('…'), "{text}");
+    }
+}
