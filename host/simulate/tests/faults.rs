@@ -31,9 +31,9 @@ fn whatever_goes_wrong_each_request_is_answered_right_or_refused_and_nothing_lea
 
 #[test]
 fn seeds_that_failed_once_pass() {
-    // In these seeds one end of a connection was lost without the other's knowledge, and pages stayed in quarantine for
-    // ever.
-    for seed in [5_424, 7_897] {
+    // In these seeds one end of a connection is lost without the other's knowledge. Without a limit on silence about an
+    // abort, pages stay in quarantine for ever.
+    for seed in [988, 3_005] {
         let run = run(&Case::of(seed), false);
         assert_eq!(run.broken, None, "seed {seed}");
     }

@@ -89,6 +89,6 @@ impl<C: Clients> World<C> {
         let Some(worker) = self.worker(at) else { return };
         let Some(open) = worker.rooms.remove(&room) else { panic!("{room:?} is forgotten, but is not open") };
         assert!(open.closing == open.closed && open.copies == 0, "{room:?} is forgotten too early");
-        worker.sent_sums.remove(&room);
+        worker.parts.remove(&room);
     }
 }

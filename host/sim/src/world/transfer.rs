@@ -1,5 +1,6 @@
 //! Pages on their way from one memory to another.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use host_core::integrity::{FoundData, LaneSum};
@@ -7,6 +8,7 @@ use host_core::scheduler::PageWrite;
 use host_core::{Event, Instance, PageId, Room};
 
 use super::pending::{Arrival, Landing};
+use super::worker::Part;
 use super::{Clients, Pending, World};
 use crate::kv::Memory;
 use crate::times::Work;
@@ -96,8 +98,9 @@ impl<C: Clients> World<C> {
         if let (Some(bit), Some(target)) = (bit, write.target.first()) {
             worker.memory.flip(*target, write.layers.start, bit);
         }
-        let attempts = worker.sent_sums.entry(notice.room).or_default();
-        attempts.entry(notice.attempt).or_default().insert(notice.sequence, *sum);
+        let attempts = worker.parts.entry(notice.room).or_default();
+        let part = Part { sum: *sum, last: notice.last };
+        attempts.entry(notice.attempt).or_default().insert(notice.sequence, part);
         if let Some((row, _, slot)) = &write.aux {
             worker.aux[*slot as usize] = row.encode();
         }
@@ -110,7 +113,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// Digests pages in a worker's memory, and reports the result.
+    /// Checks that all parts of an attempt have arrived, digests its pages in a worker's memory, and reports the result.
     pub(super) fn verify(
         &mut self,
         at: Instance,
@@ -120,9 +123,12 @@ impl<C: Clients> World<C> {
     ) {
         let layers = self.kv.layers;
         let Some(worker) = self.worker(at) else { return };
-        let parts = worker.sent_sums.get(&room).and_then(|attempts| attempts.get(&attempt));
-        let sums = parts.into_iter().flat_map(|parts| parts.values());
-        let sent = sums.fold(0, |all: u64, sum| all.wrapping_add(*sum));
+        let parts = worker.parts.get(&room).and_then(|attempts| attempts.get(&attempt));
+        let (none, missing) = (BTreeMap::new(), "is verified, but parts of it may still be on their way");
+        let parts = parts.unwrap_or(&none);
+        let ends = |(sequence, part): (&u32, &Part)| part.last && *sequence as usize + 1 == parts.len();
+        assert!(parts.last_key_value().is_some_and(ends), "attempt {attempt} of {room:?} {missing}");
+        let sent = parts.values().fold(0, |all: u64, part| all.wrapping_add(part.sum));
         let found = worker.memory.sum(pages, 0, 0..layers);
         let lanes = Some(vec![LaneSum { source: 0, target: 0, sent, found }]);
         let found = FoundData { aux_row: worker.aux[aux_slot as usize], lanes };

@@ -10,6 +10,15 @@ use host_core::{Batch, Config, Instance, Room, Scheduler, Time};
 use super::rooms::OpenRoom;
 use crate::kv::{Kv, Memory};
 
+/// A part of an attempt, as it arrived.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// The sender's digest.
+    pub sum: u64,
+    /// Whether no part has a higher sequence.
+    pub last: bool,
+}
+
 /// One worker process: its scheduler and its memory.
 pub(super) struct Worker {
     pub instance: Instance,
@@ -31,8 +40,8 @@ pub(super) struct Worker {
     pub rooms: BTreeMap<Room, OpenRoom>,
     /// Attempts that a later attempt has replaced.
     pub superseded: BTreeSet<(Room, u32)>,
-    /// The senders' digests of parts that arrived, by room, attempt and sequence.
-    pub sent_sums: BTreeMap<Room, BTreeMap<u32, BTreeMap<u32, u64>>>,
+    /// Parts that arrived, by room, attempt and sequence.
+    pub parts: BTreeMap<Room, BTreeMap<u32, BTreeMap<u32, Part>>>,
     /// The cache as its events tell it, in a world whose pages have contents.
     pub log: EventLog,
 }
@@ -53,7 +62,7 @@ impl Worker {
             layers: 0,
             rooms: BTreeMap::new(),
             superseded: BTreeSet::new(),
-            sent_sums: BTreeMap::new(),
+            parts: BTreeMap::new(),
             log: EventLog::new(config.pages, config.page_tokens, 100),
             config,
         }

@@ -61,11 +61,13 @@ impl Scene {
             window: [1, 2, 4, 5, 9, 12, 30][random.place(7)],
         });
         let kv = Kv { page_tokens: PAGE, layers: LAYERS, vocabulary: VOCABULARY, sliding, words: true };
-        let workers = workers(&kv, random);
+        let mut workers = workers(&kv, random);
         let until = Time(ARRIVE + random.up_to(Duration::from_secs(60)));
         let mut own = Random::new(mix(seed, 2));
         let notice = if own.chance(0.2) { 0.2 * own.unit() } else { 0.0 };
         let late_draw = if own.chance(0.4) { 0.2 * own.unit() } else { 0.0 };
+        let max_attempts = 1 + own.below(3) as u32;
+        workers.iter_mut().for_each(|(config, _)| config.max_attempts = max_attempts);
         let faults = Faults { notice, late_draw, ..faults(random, until) };
         let mut arrivals: Vec<Arrival> = (0..4 + random.below(12)).map(|_| arrival(random)).collect();
         arrivals.sort_by_key(|arrival| arrival.at);
