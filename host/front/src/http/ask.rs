@@ -297,9 +297,7 @@ impl Ask {
         }
         // For this field, 0 is not the same as absent.
         fields.refuse_unless("prompt_logprobs", |value| value == &Value::Bool(false))?;
-        for name in ["spaces_between_special_tokens", "detokenize"] {
-            fields.refuse_unless(name, |value| value == &Value::Bool(true))?;
-        }
+        fields.refuse_unless("detokenize", |value| value == &Value::Bool(true))?;
         fields.refuse_unless("modalities", |value| {
             value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text"))
         })

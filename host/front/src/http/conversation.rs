@@ -108,7 +108,10 @@ impl Conversation {
 /// When they are not an object, or have too many entries in lists and objects: a template may do as much for each as for a message.
 pub(super) fn variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     const FIELD: &str = "chat_template_kwargs";
-    let variables = fields.object(FIELD, "chat_template_kwargs.")?.into_map();
+    let mut variables = fields.object(FIELD, "chat_template_kwargs.")?.into_map();
+    if let Some(thinks) = fields.boolean("enable_thinking")? {
+        variables.entry("enable_thinking").or_insert(json!(thinks));
+    }
     let entries: usize = variables.values().map(entries).sum();
     if entries > MOST_MESSAGES {
         let message = format!(
@@ -141,8 +144,7 @@ impl Turn {
     /// Gives the tools to the template, and gives the request the grammar of the calls that it demands.
     ///
     /// # Errors
-    /// When the template refuses the conversation, when a call cannot be demanded, or when the request has another grammar as
-    /// well.
+    /// When the template refuses the conversation, or when a call cannot be demanded.
     pub fn new(
         app: &App,
         mut conversation: Conversation,
@@ -159,10 +161,7 @@ impl Turn {
         let reads = tools.filter(|tools| tools.choice != Choice::None).zip(app.text.calls());
         if let Some((tools, format)) = reads {
             if let Some((calls, parameters)) = tools.grammar(format)? {
-                if ask.grammar.is_some() {
-                    let message = "a tool_choice that demands a call, and a structure for the answer, exclude each other: give one";
-                    return Err(ApiError::field("tool_choice", message));
-                }
+                // The structure limits the text of an answer, and an answer with a call has none.
                 ask.follow(calls, parameters);
             } else if let Some(either) = ask.grammar.as_ref().and_then(|answer| tools.or(format, answer)) {
                 ask.follow(either, []);

@@ -20,7 +20,7 @@ pub(super) struct Fields {
 
 /// Fields of other servers that this server ignores, because the answer does not depend on them: they concern filing, billing,
 /// scheduling, caching or logging.
-pub(super) const HARMLESS: [&str; 16] = [
+pub(super) const HARMLESS: [&str; 17] = [
     "user",
     "metadata",
     "client_metadata",
@@ -33,6 +33,8 @@ pub(super) const HARMLESS: [&str; 16] = [
     "request_id",
     "log_metrics",
     "return_text_in_logprobs",
+    // The tokenizers of this server write none.
+    "spaces_between_special_tokens",
     // The prompt decides it.
     "verbosity",
     // Thoughts are always apart from the text.

@@ -19,7 +19,7 @@ use super::logprobs::With;
 use super::record::Usage;
 use super::respond::{Event, Item, Prepared, Shape, serve, write_apart, written};
 use super::spoken::Spoken;
-use super::tools::{Spelling, Tools};
+use super::tools::{Spelling, Tools, is_foreign_call};
 use super::{App, RequestId, Shared, structured};
 use crate::text::Tokenizer;
 
@@ -77,6 +77,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
     effort(&mut fields, &mut conversation.extra)?;
     fields.refuse_rest(|_| None)?;
     let turn = Turn::new(app, conversation, tools.as_ref(), &mut ask)?;
+    let namespaces = tools.map(|tools| tools.namespaces).unwrap_or_default();
     let shape = Responses {
         told: Told {
             id: format!("resp_{}", id.0),
@@ -86,7 +87,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
         },
         begun: false,
         spoken: turn.spoken(),
-        output: Output::new(id.0.clone(), ask.sampling.logprobs.is_some()),
+        output: Output::new(id.0.clone(), ask.sampling.logprobs.is_some(), namespaces),
         reason: "stop",
         bytes: 0,
     };
@@ -182,6 +183,8 @@ fn included(fields: &mut Fields) -> Result<bool, ApiError> {
                 match name.as_str() {
                     Some(LOGPROBS) => wants = true,
                     Some(ENCRYPTED) => {}
+                    // There are no such calls.
+                    Some(name) if is_foreign_call(name) => {}
                     _ => {
                         return Err(fields.wrong(
                             "include",

@@ -1,5 +1,8 @@
 //! Tools of a chat request: the offered tools, the wanted call, and calls in messages.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use host_grammar::{Kind, Source};
 use serde_json::{Map, Value, json};
 
@@ -40,11 +43,31 @@ pub(super) enum Spelling {
     Flat,
 }
 
+/// Names of tools with a namespace, by the name that the model sees. A request that has none has an empty map.
+pub(super) type Namespaces = Arc<HashMap<String, InNamespace>>;
+
+/// The name of a tool of a namespace, as clients write it. Codex offers the tools of each MCP server in a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct InNamespace {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl InNamespace {
+    /// The name that the model sees.
+    pub fn joined(&self) -> String {
+        let Self { namespace, name } = self;
+        let between = if namespace.ends_with("__") { "" } else { "__" };
+        format!("{namespace}{between}{name}")
+    }
+}
+
 /// The tools of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Tools {
     /// The tools in the form for the template.
     pub given: Value,
+    pub namespaces: Namespaces,
     pub functions: Vec<Function>,
     pub choice: Choice,
     /// Whether an answer may have several calls.
@@ -70,9 +93,9 @@ impl Tools {
                 }
             };
         };
-        let kept = match spelling {
-            Spelling::Nested => given.clone(),
-            Spelling::Flat => without_foreign(given.clone()),
+        let (kept, namespaces) = match spelling {
+            Spelling::Nested => (given, HashMap::new()),
+            Spelling::Flat => flat(fields, given)?,
         };
         if empty(&kept) {
             return match choice.as_ref().map(|choice| choice.as_str().unwrap_or("")) {
@@ -90,9 +113,10 @@ impl Tools {
             Err(_) if none => return Ok(None),
             able => able?,
         }
-        let functions = functions(fields, &given, spelling)?;
+        let functions = functions(fields, &kept, &namespaces, spelling)?;
         let choice = choice_of(fields, choice, &functions, spelling)?;
-        Ok(Some(Self { given: spelling.nested(kept), functions, choice, parallel, spelling }))
+        let (given, namespaces) = (spelling.nested(kept), Arc::new(namespaces));
+        Ok(Some(Self { given, namespaces, functions, choice, parallel, spelling }))
     }
 
     /// The grammar of an answer that must call a tool, with the grammars of the tools' parameters, which have to compile.
@@ -197,30 +221,69 @@ fn takes_tools(app: &App) -> Result<(), ApiError> {
 /// Tools that OpenAI's server runs by itself. Agents offer them with every request, whether or not they are called.
 pub(super) const FOREIGN: [&str; 4] = ["web_search", "web_search_preview", "tool_search", "image_generation"];
 
-fn is_foreign(tool: &Value) -> bool {
-    tool["type"].as_str().is_some_and(|kind| FOREIGN.contains(&kind))
+/// Whether OpenAI's server runs tools of this kind by itself. Some kinds have names with a date: `web_search_2025_08_26`.
+fn is_foreign(kind: &str) -> bool {
+    FOREIGN.contains(&kind) || kind.starts_with("web_search_")
 }
 
-/// The tools that the client runs.
-fn without_foreign(given: Value) -> Value {
-    match given {
-        Value::Array(mut tools) => {
-            tools.retain(|tool| !is_foreign(tool));
-            Value::Array(tools)
+/// Whether an item, or a part of one, concerns a call of a tool that OpenAI's server runs: `web_search_call.action.sources`.
+pub(super) fn is_foreign_call(name: &str) -> bool {
+    let item = name.split('.').next().unwrap_or_default();
+    item.strip_suffix("_call").or(item.strip_suffix("_output")).is_some_and(is_foreign)
+}
+
+/// The tools that the client runs, as one list: without foreign ones, and with those of namespaces under joined names.
+///
+/// # Errors
+/// When a namespace is wrong.
+fn flat(fields: &Fields, given: Value) -> Result<(Value, HashMap<String, InNamespace>), ApiError> {
+    let mut namespaces = HashMap::new();
+    let Value::Array(tools) = given else { return Ok((given, namespaces)) };
+    let mut kept = Vec::new();
+    for (index, mut tool) in tools.into_iter().enumerate() {
+        match tool["type"].as_str() {
+            Some(kind) if is_foreign(kind) => {}
+            Some("namespace") => {
+                let name = tool["name"].as_str().filter(|name| is_name(name)).map(str::to_owned);
+                let (Some(namespace), Value::Array(within)) = (name, tool["tools"].take()) else {
+                    let expected = format!(
+                        "{{\"type\": \"namespace\", \"name\": up to {MAX_NAME} letters, digits, _, - and ., \"tools\": a list}}"
+                    );
+                    return Err(fields.wrong(&format!("tools[{index}]"), expected, &tool));
+                };
+                for mut tool in within {
+                    if let Some(name) = tool["name"].as_str().filter(|name| is_name(name)) {
+                        let place = InNamespace { namespace: namespace.clone(), name: name.to_owned() };
+                        let joined = place.joined();
+                        tool["name"] = json!(joined);
+                        namespaces.insert(joined, place);
+                    }
+                    kept.push(tool);
+                }
+            }
+            _ => kept.push(tool),
         }
-        other => other,
     }
+    Ok((Value::Array(kept), namespaces))
 }
 
-fn functions(fields: &Fields, given: &Value, spelling: Spelling) -> Result<Vec<Function>, ApiError> {
+/// Whether a text can be the name of a tool or of a namespace.
+fn is_name(name: &str) -> bool {
+    let usual = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
+    (1..=MAX_NAME).contains(&name.len()) && name.chars().all(usual)
+}
+
+fn functions(
+    fields: &Fields,
+    given: &Value,
+    namespaces: &HashMap<String, InNamespace>,
+    spelling: Spelling,
+) -> Result<Vec<Function>, ApiError> {
     let tools = given.as_array().filter(|tools| tools.len() <= MAX_TOOLS);
     let tools =
         tools.ok_or_else(|| fields.wrong("tools", format!("a list of up to {MAX_TOOLS} tools"), given))?;
     let mut functions: Vec<Function> = Vec::new();
     for (index, tool) in tools.iter().enumerate() {
-        if spelling == Spelling::Flat && is_foreign(tool) {
-            continue;
-        }
         let at = |field: &str| format!("tools[{index}]{field}");
         let is_function = tool.get("type") == Some(&json!("function"));
         let Some(function) = spelling.of(tool).filter(|_| is_function) else {
@@ -234,8 +297,7 @@ fn functions(fields: &Fields, given: &Value, spelling: Spelling) -> Result<Vec<F
         };
         let at = |field: &str| format!("tools[{index}]{}{field}", spelling.function());
         let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
-        let usual = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
-        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(usual) {
+        if !is_name(name) && !namespaces.contains_key(name) {
             let expected = format!("up to {MAX_NAME} letters, digits, _, - and .");
             return Err(fields.wrong(&at(".name"), expected, function.get("name").unwrap_or(&Value::Null)));
         }
@@ -281,8 +343,12 @@ fn choice_of(
     }
     let is_function = given.get("type").is_none_or(|kind| kind == "function");
     let function = spelling.of(&given).filter(|_| is_function);
-    let name = function.and_then(|function| function.get("name")).and_then(Value::as_str);
-    match name {
+    let text = |name: &str| function.and_then(|function| function.get(name)).and_then(Value::as_str);
+    let name = text("name").map(|name| match text("namespace") {
+        Some(namespace) => InNamespace { namespace: namespace.to_owned(), name: name.to_owned() }.joined(),
+        None => name.to_owned(),
+    });
+    match name.as_deref() {
         Some(name) if functions.iter().any(|tool| tool.name == name) => Ok(Choice::Named(name.to_owned())),
         Some(name) => Err(ApiError::field(
             "tool_choice",
@@ -314,6 +380,11 @@ pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
         if message.get("tool_calls").is_some_and(empty) {
             message.remove("tool_calls");
         }
+        // Templates append to the content, so it must be a text.
+        let is_assistant = message.get("role") == Some(&json!("assistant"));
+        if is_assistant && message.get("content").is_none_or(Value::is_null) {
+            message.insert("content".into(), Value::from(""));
+        }
         let Some(calls) = message.get_mut("tool_calls") else { continue };
         found = true;
         for call in calls.as_array_mut().into_iter().flatten() {
@@ -323,10 +394,6 @@ pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
                 ApiError::field(&name, format!("{name}: a call's arguments must be a JSON object, as text"))
             })?;
             function.insert("arguments".into(), arguments);
-        }
-        // Templates append to the content, so it must be a text.
-        if message.get("content").is_none_or(Value::is_null) {
-            message.insert("content".into(), Value::from(""));
         }
     }
     Ok(found)

@@ -57,8 +57,49 @@ async fn tools_that_another_server_runs_are_left_out() {
     assert_eq!(front.post(RESPONSES, &asking(&more)).await.status, 200);
     let prompt = given(&decode).0;
     assert!(prompt.contains("weather") && !prompt.contains("web_search"), "{prompt}");
-    let more = json!({"tools": [{"type": "web_search"}], "tool_choice": "auto"});
+    let more = json!({
+        "tools": [{"type": "web_search"}, {"type": "web_search_2025_08_26"}],
+        "tool_choice": "auto",
+        "include": ["web_search_call.action.sources"],
+        "input": [{"type": "web_search_call", "status": "completed"}, {"role": "user", "content": "hi"}],
+    });
     assert_eq!(front.post(RESPONSES, &asking(&more)).await.status, 200);
+    assert_eq!(given(&decode).0, "<user>hi<assistant>");
+}
+
+#[tokio::test]
+async fn tools_of_a_namespace_are_called_by_their_namespace_and_name() {
+    let call = "<tool_call>\n{\"name\": \"mcp__files__read\", \"arguments\": {\"path\": \"a\"}}\n</tool_call>";
+    let (front, _prefill, decode) = front(false, says(call)).await;
+    let of = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
+    let tools = json!([
+        of("read"),
+        {"type": "namespace", "name": "mcp__files", "description": "x", "tools": [of("read"), of("write")]},
+        {"type": "namespace", "name": "mcp__web__", "tools": [of("read")]},
+    ]);
+    let whole = front.post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100}))).await.json().await;
+    let item = &whole["output"][0];
+    assert_eq!((&item["namespace"], &item["name"]), (&json!("mcp__files"), &json!("read")), "{whole}");
+    assert_eq!(whole["tools"], tools);
+    let prompt = given(&decode).0;
+    for name in ["read", "mcp__files__read", "mcp__files__write", "mcp__web__read"] {
+        assert!(prompt.contains(&format!("\"name\": \"{name}\"")), "{prompt}");
+    }
+    let events = front.post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100, "stream": true}))).await.events().await;
+    let (items, _) = built(&events);
+    assert_eq!((&items[0]["namespace"], &items[0]["name"]), (&json!("mcp__files"), &json!("read")));
+    // The next turn shows the model what it wrote.
+    let input = json!([
+        {"role": "user", "content": "hi"},
+        item,
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "b"},
+    ]);
+    front.post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100, "input": input}))).await;
+    let prompt = given(&decode).0;
+    assert!(prompt.contains("<tool_call>{\"name\": \"mcp__files__read\", \"arguments\": {\"path\": \"a\"}}"), "{prompt}");
+    let chosen = json!({"type": "function", "namespace": "mcp__web__", "name": "read"});
+    front.post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100, "tool_choice": chosen}))).await;
+    assert!(given(&decode).1.unwrap().contains("mcp__web__read"));
 }
 
 /// Builds items from a stream as a client does: it adds each event to the item that the event names, like the `openai` package.
@@ -266,6 +307,10 @@ async fn items_of_a_conversation_reach_the_template() {
         {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "warm"}]},
         {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "again"}]},
         {"type": "function_call", "call_id": "call_3", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_3", "output": "mild"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}]},
+        {"type": "function_call", "call_id": "call_4", "name": "weather", "arguments": "{}"},
+        {"role": "assistant", "content": "Once more."},
         {"role": "developer", "content": "Now."},
     ]);
     let reply = front
@@ -279,8 +324,9 @@ async fn items_of_a_conversation_reach_the_template() {
         format!("<tool_call>{{\"name\": \"weather\", \"arguments\": {arguments}}}</tool_call>")
     };
     let prompt = format!(
-        "<system>Be brief.\n\nUse tools.<user>hi<assistant>(hm)Wait.{}{}<tool>cold<tool>warm<assistant>(again){}<system>Now.<assistant>",
+        "<system>Be brief.\n\nUse tools.<user>hi<assistant>(hm)Wait.{}{}<tool>cold<tool>warm<assistant>(again){}<tool>mild<assistant>(short)Once more.{}<system>Now.<assistant>",
         call("{\"z\": 1, \"a\": 2}"),
+        call("{}"),
         call("{}"),
         call("{}")
     );
@@ -342,7 +388,8 @@ async fn what_it_has_not_is_refused_in_a_sentence() {
         (json!({"input": null}), "input", "input is missing"),
         (json!({"input": []}), "input", "at least one item"),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0]", "send the item itself"),
-        (json!({"input": [{"type": "web_search_call"}]}), "input[0].type", "does not have"),
+        (json!({"input": [{"type": "mcp_call"}]}), "input[0].type", "does not have"),
+        (json!({"tools": [{"type": "namespace", "name": "a b", "tools": []}]}), "tools[0]", "namespace"),
         (
             json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
             "input[0].content",

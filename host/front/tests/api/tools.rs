@@ -244,6 +244,11 @@ async fn an_answer_with_a_structure_may_call_tools_instead() {
         assert_eq!(grammar.starts_with("start: first | second\n"), calls, "{grammar}");
         assert_eq!(grammar.contains("<tool_call>"), calls, "{grammar}");
     }
+    // An answer that must be a call has no text that the structure could limit.
+    let more = json!({"response_format": format, "tool_choice": "required"});
+    assert_eq!(front.post(CHAT, &asking(&more)).await.status, 200);
+    let grammar = given(&decode).1.unwrap();
+    assert!(grammar.contains("weather") && !grammar.contains("sum"), "{grammar}");
     // Calls that begin as JSON does cannot be told from it.
     let dialect = Dialect { thinks: false, calls: Some(CallFormat::Llama) };
     let (llama, _prefill, other) = front_of(TEMPLATE, dialect, "x").await;
@@ -278,6 +283,23 @@ async fn fields_about_thoughts_reach_the_template_or_change_nothing() {
     let more = json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}});
     assert_eq!(ask(more).await, "none.");
     assert_eq!(ask(json!({"include_reasoning": true, "stream_reasoning": true})).await, ".");
+    assert_eq!(ask(json!({"enable_thinking": false})).await, ", silent.");
+    let more = json!({"enable_thinking": false, "chat_template_kwargs": {"enable_thinking": true}});
+    assert_eq!(ask(more).await, ".");
+}
+
+/// litellm sends this when a turn ended within the model's thoughts.
+#[tokio::test]
+async fn a_message_of_the_assistant_that_says_nothing_is_taken() {
+    let (front, _prefill, decode) = front(TEMPLATE, false, "x").await;
+    let messages = json!([
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": null, "thinking_blocks": [{"type": "thinking", "thinking": "hm"}]},
+        {"role": "user", "content": "again"},
+    ]);
+    let reply = front.post(CHAT, &asking(&json!({"messages": messages}))).await;
+    assert_eq!(reply.status, 200);
+    assert!(given(&decode).0.contains("again"));
 }
 
 #[tokio::test]
@@ -324,11 +346,6 @@ async fn what_cannot_be_done_is_said_in_a_sentence() {
             &able,
             json!({"tools": bad_schema, "tool_choice": "required"}),
             "tools[0].function.parameters: the JSON schema",
-        ),
-        (
-            &able,
-            json!({"tool_choice": "required", "response_format": {"type": "json_object"}}),
-            "exclude each other",
         ),
         (
             &able,

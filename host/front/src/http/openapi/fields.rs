@@ -267,9 +267,7 @@ pub(super) fn unsupported() -> Fields {
         fields.add(name, nothing_or([]), off);
     }
     fields.add("prompt_logprobs", only(&[json!(false)]), off);
-    for name in ["spaces_between_special_tokens", "detokenize"] {
-        fields.add(name, only(&[json!(true)]), off);
-    }
+    fields.add("detokenize", only(&[json!(true)]), off);
     let kinds = json!({"type": ["array", "null"], "items": {"const": "text"}});
     fields.add("modalities", kinds, off);
     fields
@@ -298,9 +296,20 @@ pub(super) fn tools(nested: bool) -> Fields {
         let mut tool = function;
         tool["required"] = json!(["type", "name"]);
         tool["properties"]["type"] = kind.clone();
-        let foreign =
-            json!({"type": "object", "required": ["type"], "properties": {"type": {"enum": FOREIGN}}});
-        let tool = json!({"anyOf": [tool, foreign]});
+        let dated = json!({"type": "string", "pattern": "^web_search_"});
+        let foreign = json!({"anyOf": [{"enum": FOREIGN}, dated]});
+        let foreign = json!({"type": "object", "required": ["type"], "properties": {"type": foreign}});
+        let namespace = json!({
+            "type": "object",
+            "required": ["type", "name", "tools"],
+            "properties": {
+                "type": {"const": "namespace"},
+                "name": name,
+                "description": {},
+                "tools": {"type": "array", "items": tool},
+            },
+        });
+        let tool = json!({"anyOf": [tool, namespace, foreign]});
         (tool, json!({"type": "object", "required": ["name"], "properties": {"type": kind, "name": name}}))
     };
     let words = json!({"enum": ["none", "auto", "required", "any"]});
@@ -331,6 +340,7 @@ pub(super) fn messages() -> Fields {
         )
         .add("add_generation_prompt", boolean(), "False leaves the assistant's turn out")
         .add("chat_template_kwargs", any_object(), "Variables of the template")
+        .add("enable_thinking", boolean(), "A variable of the template")
         .add("reasoning_effort", text(), "Reaches the template. None switches thoughts off");
     fields
 }

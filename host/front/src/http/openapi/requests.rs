@@ -156,6 +156,7 @@ fn item() -> Value {
             json!({
                 "type": {"const": "function_call"},
                 "call_id": id,
+                "namespace": text(),
                 "name": id,
                 "arguments": {"description": "A JSON object, as text", "anyOf": [any_object(), {"type": "string"}]},
             }),
@@ -164,7 +165,8 @@ fn item() -> Value {
             json!(["type", "call_id", "output"]),
             json!({"type": {"const": "function_call_output"}, "call_id": id, "output": parts}),
         ),
-        object(json!(["type"]), json!({"type": {"const": "reasoning"}, "content": {}})),
+        object(json!(["type"]), json!({"type": {"const": "reasoning"}, "content": {}, "summary": {}})),
+        object(json!(["type"]), json!({"type": {"type": "string", "pattern": "^web_search(_[a-z0-9_]+)?_call$"}})),
     ]})
 }
 
@@ -181,7 +183,10 @@ fn response(about: &About) -> Value {
         object["type"] = json!(["object", "null"]);
         object
     };
-    let included = json!({"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]});
+    let included = json!({"anyOf": [
+        {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]},
+        {"type": "string", "pattern": "^web_search_call\\."},
+    ]});
     let mut fields = model(&about.model);
     fields
         .add(
@@ -202,6 +207,7 @@ fn response(about: &About) -> Value {
         .add("reasoning", nullable(reasoning), "How much is thought")
         .extend(tools(false))
         .add("chat_template_kwargs", any_object(), "Variables of the template")
+        .add("enable_thinking", boolean(), "A variable of the template")
         .add("include", json!({"type": ["array", "null"], "items": included}), "")
         .add("top_logprobs", or(integer(&(0..=20)), 0), "The likeliest tokens in each place")
         .add("truncation", only(&[json!("disabled")]), "")
@@ -298,6 +304,7 @@ fn tokenize(about: &About) -> Value {
                 "messages": off,
                 "add_generation_prompt": off,
                 "chat_template_kwargs": off,
+                "enable_thinking": off,
                 "reasoning_effort": off,
             },
         },

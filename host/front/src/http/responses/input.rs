@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::http::conversation::Conversation;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
-use crate::http::tools;
+use crate::http::tools::{self, InNamespace};
 use crate::http::values::Nested;
 
 /// Takes `instructions` and `input`.
@@ -61,13 +61,22 @@ fn add(messages: &mut Messages, fields: &Fields, index: usize, item: &Value) -> 
         "function_call" => {
             let arguments = tools::object(item, &mut messages.nested)?
                 .ok_or_else(|| fields.wrong(&at(".arguments"), "a JSON object, as text", get("arguments")))?;
-            messages.call(name_of("call_id")?, name_of("name")?, arguments);
+            let name = name_of("name")?.to_owned();
+            let name = match get("namespace").as_str().filter(|namespace| !namespace.is_empty()) {
+                Some(namespace) => InNamespace { namespace: namespace.to_owned(), name }.joined(),
+                None => name,
+            };
+            messages.call(name_of("call_id")?, &name, arguments);
         }
         "function_call_output" => {
             let output = text_of(fields, &at(".output"), get("output"))?;
             messages.result(name_of("call_id")?, &output);
         }
-        "reasoning" => messages.thoughts = thoughts_of(get("content")),
+        "reasoning" => {
+            messages.thoughts = thoughts_of(get("content")).or_else(|| thoughts_of(get("summary")));
+        }
+        // Belongs to an earlier answer of a server that ran the tool.
+        kind if tools::is_foreign_call(kind) => {}
         "item_reference" => {
             let message =
                 format!("{} refers to an item: this server keeps none; send the item itself", at(""));
@@ -143,7 +152,19 @@ impl Messages {
         self.message("system", text);
     }
 
+    /// Adds a message. A text of the assistant behind its calls belongs to their message: litellm sends calls first, although the
+    /// model writes them last.
     fn said(&mut self, role: &str, text: &str) {
+        if role == "assistant"
+            && self.thoughts.is_none()
+            && let Some(last) = self.list.last_mut()
+            && last["role"] == "assistant"
+            && last.contains_key("tool_calls")
+            && last["content"] == ""
+        {
+            last.insert("content".into(), json!(text));
+            return;
+        }
         self.message(role, text);
         if role == "assistant" {
             self.think();

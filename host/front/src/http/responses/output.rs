@@ -7,6 +7,7 @@ use crate::http::answer::Shown;
 use crate::http::logprobs::{With, list};
 use crate::http::respond::Event;
 use crate::http::spoken::Said;
+use crate::http::tools::Namespaces;
 use crate::text::Tokenizer;
 use crate::text::held::Held;
 
@@ -28,6 +29,8 @@ pub(super) struct Output {
     reasoning_tokens: usize,
     /// Whether events are left out, because the answer is sent at once.
     is_quiet: bool,
+    /// Tools whose names the client writes with a namespace.
+    namespaces: Namespaces,
 }
 
 /// An item that is complete.
@@ -41,11 +44,11 @@ pub(super) struct Item {
 enum Open {
     Thoughts(String),
     Text { text: String, shown: Vec<Shown> },
-    Call { call_id: String, name: String, arguments: String },
+    Call { call_id: String, namespace: Option<String>, name: String, arguments: String },
 }
 
 impl Output {
-    pub fn new(id: String, logprobs: bool) -> Self {
+    pub fn new(id: String, logprobs: bool, namespaces: Namespaces) -> Self {
         Self {
             id,
             sequence: 0,
@@ -56,6 +59,7 @@ impl Output {
             shown: Vec::new(),
             reasoning_tokens: 0,
             is_quiet: false,
+            namespaces,
         }
     }
 
@@ -132,7 +136,12 @@ impl Output {
                 Said::Call { id, name, .. } => {
                     self.space = Held::default();
                     events.extend(self.close(tokenizer, "completed"));
-                    events.extend(self.open(Open::Call { call_id: id, name, arguments: String::new() }));
+                    let (namespace, name) = match self.namespaces.get(&name) {
+                        Some(place) => (Some(place.namespace.clone()), place.name.clone()),
+                        None => (None, name),
+                    };
+                    let call = Open::Call { call_id: id, namespace, name, arguments: String::new() };
+                    events.extend(self.open(call));
                 }
                 Said::Arguments { text, .. } => events.extend(self.arguments(&text)),
             }
@@ -301,10 +310,13 @@ impl Open {
         let mut item = match self {
             Self::Thoughts(_) => json!({"type": "reasoning", "summary": [], "content": []}),
             Self::Text { .. } => json!({"type": "message", "role": "assistant", "content": []}),
-            Self::Call { call_id, name, arguments } => {
+            Self::Call { call_id, name, arguments, .. } => {
                 json!({"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments})
             }
         };
+        if let Self::Call { namespace: Some(namespace), .. } = self {
+            item["namespace"] = json!(namespace);
+        }
         item["id"] = json!(id);
         item["status"] = json!(status);
         item
@@ -379,7 +391,7 @@ mod tests {
     /// The items that these texts make, as JSON.
     fn items<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
         let tokenizer = ByteTokenizer::new(300);
-        let mut output = Output::new("r".to_owned(), false);
+        let mut output = Output::new("r".to_owned(), false, Namespaces::default());
         for text in texts {
             output.push(&tokenizer, vec![Said::Text(text.to_owned())], Vec::new(), 0);
         }
