@@ -388,7 +388,8 @@ impl Generation {
         if self.is_seen() { Failure::Broken(why) } else { Failure::Unavailable(why) }
     }
 
-    /// Waits until another try is due. Returns whether that try begins the answer again.
+    /// Decides whether another try follows a failed one, and waits until it is due. Returns whether that try begins the answer
+    /// again.
     async fn after_failure(&mut self, failure: Failure, apart: bool) -> Result<bool, Failure> {
         if !failure.retryable() {
             return Err(failure);

@@ -7,7 +7,7 @@ mod selected;
 mod session;
 mod stat;
 mod verify;
-mod words;
+mod last_warning;
 
 use std::io::IsTerminal;
 
@@ -46,7 +46,7 @@ impl Command {
             .with_target(false)
             .with_ansi(std::io::stderr().is_terminal())
             .with_writer(std::io::stderr);
-        tracing_subscriber::registry().with(EnvFilter::new("warn")).with(lines).with(words::Words).init();
+        tracing_subscriber::registry().with(EnvFilter::new("warn")).with(lines).with(last_warning::LastWarning).init();
         match self {
             Command::Ls(list) => list.run(),
             Command::Stat(stat) => stat.run(),

@@ -117,14 +117,14 @@ fn outgrow(load: Load, roomy: &[String], tiny: &[String], arrangements: &[(&str,
             "{role} {flags:?}: {} preemptions, {} tokens found again, {} of them in offload tiers, {} computed again",
             count("retractions"),
             count("restored_tokens"),
-            count("restored_below_tokens"),
+            count("restored_offload_tokens"),
             count("recomputed_tokens")
         );
         println!("{counted}");
         assert!(count("retractions") > 0.0, "pages never ran short: {counted}");
         assert!(count("recomputed_tokens") > 0.0, "{counted}");
         let offload = flags.contains(&"--hierarchical-cache");
-        assert_eq!(count("restored_below_tokens") > 0.0, offload, "{counted}");
+        assert_eq!(count("restored_offload_tokens") > 0.0, offload, "{counted}");
         if flags.contains(&"--hicache-storage") {
             let stored = metrics["host_hicache_restored_pages_total{tier=\"storage\"}"];
             assert!(stored > 0.0, "nothing came back from storage: {counted}");

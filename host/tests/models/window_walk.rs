@@ -98,10 +98,10 @@ impl Model {
                         "{how}: {} preemptions, {} tokens found again, {} of them in offload tiers, {} computed again",
                         count("retractions"),
                         count("restored_tokens"),
-                        count("restored_below_tokens"),
+                        count("restored_offload_tokens"),
                         count("recomputed_tokens")
                     );
-                    resumed += count("restored_below_tokens");
+                    resumed += count("restored_offload_tokens");
                     assert_eq!(count("integrity_failures"), 0.0, "{how}");
                     assert_eq!(count("retractions") > 0.0, Some(pages) == self.pools.last(), "{how}");
                 }

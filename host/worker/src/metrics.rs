@@ -108,7 +108,7 @@ fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
             stats.restored_tokens,
         ),
         (
-            "host_restored_below_tokens",
+            "host_restored_offload_tokens",
             "Tokens whose KV a preempted request restored from offload tiers when it went on",
             stats.restored_offload_tokens,
         ),

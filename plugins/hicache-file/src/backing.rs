@@ -27,7 +27,7 @@ const MOST_NAMES: usize = 1 << 17;
 /// How long another process may hold the directory's lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// The open directory of segments.
 pub struct Directory {
     fd: OwnedFd,
     path: PathBuf,

@@ -55,7 +55,7 @@ impl Records {
 
 const NONE: Value = Value { key: Key([0; 32]), checksum: 0, block: 0, length: 0 };
 
-/// See the module. Each record takes 48 bytes for its value and 9 to 18 bytes of the table.
+/// The index of all segments of a directory. Each record takes 48 bytes for its value and 9 to 18 bytes of the table.
 pub struct Index {
     table: HashTable<(u32, u32)>,
     /// How many records of the table are copies.

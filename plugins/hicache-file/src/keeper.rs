@@ -50,7 +50,7 @@ impl Known {
     }
 }
 
-/// See the module.
+/// The state of the keeper thread.
 pub struct Keeper<'a> {
     pub(crate) store: &'a Store,
     pub(crate) sealer: Sealer,

@@ -30,7 +30,7 @@ const CLAIM_PAGES: usize = 256;
 /// How long a region's last pages may take to end.
 const DEREGISTER_PATIENCE: Duration = Duration::from_secs(30);
 
-/// See the module. Its lock is held for microseconds, never across a read or write of a file.
+/// The slots of batches and their completions. Its lock is held for microseconds, never across a read or write of a file.
 pub struct Queue {
     state: Mutex<State>,
     work: Condvar,

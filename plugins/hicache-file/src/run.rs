@@ -31,7 +31,7 @@ pub enum RunPlace {
     To(Arc<OpenSegment>),
 }
 
-/// See the module. While the system works on it, it must neither move nor be dropped.
+/// Neighbouring pages of a data file and their places in memory. While the system works on it, it must neither move nor be dropped.
 pub struct Run {
     pub place: RunPlace,
     pub parts: Vec<RunPage>,

@@ -15,7 +15,7 @@ const MOST_OPEN: usize = 512;
 /// Most records of a segment: one per block of the largest, and the seal.
 const MOST_RECORDS: u64 = (4096 << 20) / BLOCK + 1;
 
-/// See the module.
+/// A segment that readers use.
 pub struct Segment {
     /// Its number in this process.
     pub id: u32,

@@ -18,7 +18,7 @@ use crate::queue::Queue;
 use crate::segment::{OpenFiles, Segment};
 use crate::writer::Writer;
 
-/// See the module.
+/// The shared state of one instance.
 pub struct Store {
     pub config: Config,
     pub directory: Directory,

@@ -32,7 +32,7 @@ const FLIGHT_BYTES: usize = 48 << 20;
 /// While this many runs wait for room in the ring, no more are claimed. Waiting writes have their checksums already.
 const AHEAD: usize = 4;
 
-/// See the module.
+/// A kernel's ring and the runs in flight on it.
 pub struct Ring {
     ring: IoUring,
     pinned: Pinned,

@@ -132,7 +132,7 @@ impl State {
     }
 }
 
-/// See the module.
+/// The open segments of this instance.
 pub struct Writer {
     state: Mutex<State>,
 }

@@ -97,7 +97,7 @@ impl Inbound {
     }
 }
 
-/// See the module.
+/// All agents of one instance.
 pub struct Agents {
     pub shared: Arc<Shared>,
     pub maker: Maker,

@@ -37,7 +37,7 @@ const LIVELY: Duration = Duration::from_millis(50);
 /// The driver's pause otherwise.
 const DROWSY: Duration = Duration::from_millis(1);
 
-/// See the module.
+/// The state of the thread that calls NIXL.
 struct Driver {
     shared: Arc<Shared>,
     connections: Connections<Agents>,

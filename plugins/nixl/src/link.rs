@@ -34,7 +34,7 @@ struct Flight {
     end: Option<i32>,
 }
 
-/// See the module.
+/// A connection to a receiver.
 pub struct Link {
     pub peer: Arc<Peer>,
     /// Name of the agent that is the peer's inbound endpoint.

@@ -27,7 +27,7 @@ pub enum Command {
     Try { region: RegionDescriptor, reply: Reply<()> },
 }
 
-/// See the module.
+/// The shared state of one instance.
 pub struct Shared {
     pub config: Config,
     pub linked: Arc<LinkedInstance<()>>,

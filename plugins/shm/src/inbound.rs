@@ -9,7 +9,7 @@ use host_transfer_kit::{Random, notification};
 use crate::pages::Pages;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// See the module.
+/// A connection from a sender.
 pub struct Inbound {
     pub instance: Random,
     pub name: String,

@@ -15,7 +15,7 @@ use crate::pages::Pages;
 use crate::regions::{RegionDescriptor, RegionPlace, Spot, in_this_process};
 use crate::wire::Version;
 
-/// See the module.
+/// A connection to a receiver.
 pub struct Outbound {
     pub id: PeerId,
     /// The host's name for the peer.

@@ -10,7 +10,7 @@ use host_plugin_api::ErrorCode;
 use crate::control::{Busy, ControlPage, DevicePage, MAX_COPY_THREADS};
 use crate::mapping::SharedPage;
 
-/// See the module.
+/// The two pages of one connection.
 pub struct Pages {
     pub control: SharedPage<ControlPage>,
     /// `None` when the peer speaks version 1 of the handshake: no device copies anything on the connection.

@@ -20,7 +20,7 @@ struct State {
     stopped: bool,
 }
 
-/// See the module. Its lock is held for a few instructions at a time, never across a copy or a system call.
+/// The queue from submitters to copy threads. Its lock is held for a few instructions at a time, never across a copy or a system call.
 pub struct Ready {
     state: Mutex<State>,
     work: Condvar,

@@ -68,7 +68,7 @@ pub fn in_this_process(instance: &Random, id: u32) -> Option<u64> {
     found.map(|(_, _, address)| *address)
 }
 
-/// See the module.
+/// The table of registered regions.
 pub struct Regions {
     live: SharedPage<LiveTable>,
     /// The table's file, opened for reading. That alone would not keep peers from writing: they could open it again.

@@ -23,7 +23,7 @@ const SHORT_WRITES: u64 = 256;
 
 /// Most connections in each direction.
 pub const MAX_PEERS: usize = 256;
-/// See the module.
+/// The shared state of one instance.
 pub struct Core {
     pub config: Config,
     pub endpoint: Endpoint,

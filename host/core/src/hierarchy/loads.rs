@@ -1,4 +1,4 @@
-//! Copying from host memory into a request's pages.
+//! Copying pages and window parts from host memory into a request's pages.
 
 use super::fetch::FetchState;
 use super::{Direction, Hierarchy, HostSlot, Op, PageEnd, TierAction, Work};

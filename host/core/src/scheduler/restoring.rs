@@ -1,20 +1,7 @@
 //! Requests that get pages from the offload tiers: waiting for storage, having pages copied, and continuing without
 //! pages that do not come.
 //!
-//! ```text
-//! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored, or,
-//!                                               of a model with a window, Preempted, if all was not
-//!
-//! both that decode   Preempted ─► Loading ─► Running, likewise ([`preemption`](super::preemption))
-//!
-//! decode       Queued ─► Transfer ─► Verifying ─► Restoring ─► Ready
-//!                           ▲ │ restore failed,       │ │ prefill gone: compute it here
-//!                           └─┘ nothing arrived       │ └─────────────────────────────► Running
-//!                           ▲                         │ restore failed                     ▲
-//!                           └──── the span it lacks ──┘                                    │
-//!                           │ prefill gone, or it will not                                 │
-//!                           └──────────────────────────────► Reclaiming ─(no more writes)──┘
-//! ```
+//! `docs/internals/request.md` draws the stages.
 //!
 //! On a decode worker a restore runs beside the transfer of the pages behind it. If promised pages cannot be restored,
 //! decode asks prefill for them by another attempt: a [`Reserve`](crate::message::Reserve) that covers them. Prefill has

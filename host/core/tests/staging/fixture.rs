@@ -61,7 +61,7 @@ pub fn opening(room: u64, attempt: u32, pages: u32) -> Opening {
 
 pub fn ask(ring: &mut Ring<Key>, from: PeerRank, key: Key, span: Span) -> Vec<(PeerRank, Answer)> {
     let mut actions = Vec::new();
-    ring.asked(from, &Ask { key, repeat: 0, span }, &mut actions);
+    ring.request_slot(from, &Ask { key, repeat: 0, span }, &mut actions);
     said(actions)
 }
 

@@ -65,7 +65,7 @@ fn h3_a_lost_question_or_answer_costs_a_repeat_and_no_more() {
         sender.tick(due, &mut actions);
         let (_, again) = done(actions).asks[0].clone();
         let mut actions = Vec::new();
-        ring.asked(source(0), &again, &mut actions);
+        ring.request_slot(source(0), &again, &mut actions);
         // Each answer has the same slot.
         let said = said(actions)[0].1;
         assert!(answer.is_none_or(|earlier| earlier == said.verdict));

@@ -78,7 +78,7 @@ impl Fields {
 
     pub fn take(&mut self, name: &str) -> Option<Value> {
         #[cfg(test)]
-        asked::note(self.prefix, name);
+        fields_read::note(self.prefix, name);
         self.fields.remove(name).filter(|value| !value.is_null())
     }
 
@@ -95,7 +95,7 @@ impl Fields {
 
     pub fn boolean(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         #[cfg(test)]
-        asked::note_kind(self.prefix, name, json!({"type": ["boolean", "null"]}));
+        fields_read::note_kind(self.prefix, name, json!({"type": ["boolean", "null"]}));
         match self.take(name) {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(value)),
@@ -105,7 +105,7 @@ impl Fields {
 
     pub fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         #[cfg(test)]
-        asked::note_kind(self.prefix, name, json!({"type": ["string", "null"]}));
+        fields_read::note_kind(self.prefix, name, json!({"type": ["string", "null"]}));
         match self.take(name) {
             None => Ok(None),
             Some(Value::String(value)) => Ok(Some(value)),
@@ -116,7 +116,7 @@ impl Fields {
     /// A string of at most `most` bytes, or an empty one when it is absent.
     pub fn short_string(&mut self, name: &str, most: usize) -> Result<String, ApiError> {
         #[cfg(test)]
-        asked::note_kind(self.prefix, name, json!({"type": ["string", "null"], "maxLength": most}));
+        fields_read::note_kind(self.prefix, name, json!({"type": ["string", "null"], "maxLength": most}));
         match self.take(name) {
             None => Ok(String::new()),
             Some(Value::String(value)) if value.len() <= most => Ok(value),
@@ -126,7 +126,7 @@ impl Fields {
 
     pub fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         #[cfg(test)]
-        asked::note_kind(
+        fields_read::note_kind(
             self.prefix,
             name,
             json!({"type": ["integer", "null"], "minimum": range.start(), "maximum": range.end()}),
@@ -153,7 +153,7 @@ impl Fields {
         closed: bool,
     ) -> Result<Option<f64>, ApiError> {
         #[cfg(test)]
-        asked::note_kind(self.prefix, name, {
+        fields_read::note_kind(self.prefix, name, {
             let least = if closed { "minimum" } else { "exclusiveMinimum" };
             json!({"type": ["number", "null"], least: above, "maximum": most})
         });
@@ -185,7 +185,7 @@ impl Fields {
     /// A list of at most `most` token ids, or an empty one when it is absent.
     pub fn token_list(&mut self, name: &str, most: usize, vocabulary: u32) -> Result<Vec<u32>, ApiError> {
         #[cfg(test)]
-        asked::note_kind(self.prefix, name, {
+        fields_read::note_kind(self.prefix, name, {
             let token = json!({"type": "integer", "minimum": 0, "maximum": vocabulary - 1});
             json!({"maxItems": most, "items": token})
         });
@@ -275,14 +275,14 @@ pub(super) fn echo(value: &Value) -> String {
 
 /// Records which fields were looked at, and their schemas, for tests of the documents that list the fields.
 #[cfg(test)]
-pub(super) mod asked {
+pub(super) mod fields_read {
     use std::cell::RefCell;
     use std::collections::BTreeMap;
 
     use serde_json::Value;
 
     thread_local! {
-        static ASKED: RefCell<BTreeMap<String, Value>> = const { RefCell::new(BTreeMap::new()) };
+        static READ: RefCell<BTreeMap<String, Value>> = const { RefCell::new(BTreeMap::new()) };
     }
 
     pub fn note(prefix: &str, name: &str) {
@@ -291,11 +291,11 @@ pub(super) mod asked {
 
     pub fn note_kind(prefix: &str, name: &str, kind: Value) {
         // Keeps the first entry, because the first look takes the field.
-        ASKED.with_borrow_mut(|asked| asked.entry(format!("{prefix}{name}")).or_insert(kind).clone());
+        READ.with_borrow_mut(|read| read.entry(format!("{prefix}{name}")).or_insert(kind).clone());
     }
 
     /// The names that this thread has looked at since the last call, each with a part of its schema where that is known.
     pub fn take() -> BTreeMap<String, Value> {
-        ASKED.take()
+        READ.take()
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::fields::{HARMLESS, asked};
+use super::fields::{HARMLESS, fields_read};
 use super::{fuzzing, openapi, paths};
 
 const PAGE: &str = include_str!("../../../../docs/api.md");
@@ -25,11 +25,11 @@ fn listed(heading: &str) -> BTreeSet<String> {
 
 /// The fields that are read of a body.
 fn read(endpoint: u8, body: &str) -> BTreeSet<String> {
-    asked::take();
+    fields_read::take();
     assert!(fuzzing::body(&[&[endpoint], body.as_bytes()].concat()), "{body} is refused");
     // The page lists the fields of inner objects with these objects, so they are left out here.
     let within = ["stream_options.", "text.", "reasoning."];
-    asked::take().into_keys().filter(|name| !within.iter().any(|prefix| name.starts_with(prefix))).collect()
+    fields_read::take().into_keys().filter(|name| !within.iter().any(|prefix| name.starts_with(prefix))).collect()
 }
 
 fn set(names: &[&str]) -> BTreeSet<String> {
@@ -165,9 +165,9 @@ fn the_document_has_every_field_as_it_is_read_and_no_other() {
         let body = resolved(&document, body);
         let mut read = std::collections::BTreeMap::new();
         for (endpoint, text) in bodies {
-            asked::take();
+            fields_read::take();
             assert!(fuzzing::body(&[&[*endpoint], text.as_bytes()].concat()), "{text} is refused");
-            read.extend(asked::take());
+            read.extend(fields_read::take());
         }
         let mut described: BTreeSet<String> = HARMLESS.iter().map(|name| (*name).to_owned()).collect();
         describe(&document, body, "", &mut described);

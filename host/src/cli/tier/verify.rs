@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::open::Tier;
 use super::selected::Prefix;
 use super::session::Session;
-use super::words;
+use super::last_warning;
 use crate::cli::output::{self, say};
 use crate::cli::settings::Bytes;
 
@@ -150,7 +150,7 @@ impl Counts {
             } else if place < READ_AGAIN && of.bytes > 0 {
                 self.read_again(session, of, counted > 0)?;
             } else {
-                self.unread(&of.key, of.code, words::take())?;
+                self.unread(&of.key, of.code, last_warning::take())?;
             }
         }
         Ok(())
@@ -159,7 +159,7 @@ impl Counts {
     /// Reads a value again, alone, so that the plugin's counter and warnings refer to it. `some` is true if some values of the
     /// first reading were damaged. A plugin may have removed them then.
     fn read_again(&mut self, session: &mut Session, of: &Failed, some: bool) -> anyhow::Result<()> {
-        let _earlier = words::take();
+        let _earlier = last_warning::take();
         let before = session.counted_damaged();
         let end = session.get(&[(of.key, of.bytes)])?.first().copied().unwrap_or_default();
         match (end.status, end.damage) {
@@ -172,7 +172,7 @@ impl Counts {
                 self.counted += 1;
                 self.found_by_plugin(of)?;
             }
-            (code, _) => self.unread(&of.key, code, words::take())?,
+            (code, _) => self.unread(&of.key, code, last_warning::take())?,
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ pub(super) fn encode(stats: &Stats, page_bytes: u64, series: &mut Series<'_>) ->
         ),
     ];
     for (name, help, [device, offload]) in by_tier {
-        let values = [("device", device), ("below", offload)];
+        let values = [("device", device), ("offload", offload)];
         series.counter_by(name, help, values.map(|(tier, value)| ([("tier", tier)], value)))?;
     }
     let kinds =

@@ -217,7 +217,7 @@ impl Thread {
             Some(&(KIND_ASK | KIND_ANSWER)) => match Message::decode(payload) {
                 Some(Message::Ask(ask)) => {
                     let mut actions = Vec::new();
-                    self.staging.ring.asked(from, &ask, &mut actions);
+                    self.staging.ring.request_slot(from, &ask, &mut actions);
                     self.ring_acts(actions);
                     true
                 }

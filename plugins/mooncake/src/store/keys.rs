@@ -35,7 +35,7 @@ struct State {
     waiting: Vec<Waiting>,
 }
 
-/// See the module.
+/// The keys that are in use, and those that wait to be removed.
 #[derive(Debug, Default)]
 pub struct Keys(Mutex<State>);
 

@@ -48,7 +48,7 @@ struct State {
     stopping: bool,
 }
 
-/// See the module.
+/// The connection of one instance to Mooncake.
 pub struct Link {
     state: Mutex<State>,
     changed: Condvar,

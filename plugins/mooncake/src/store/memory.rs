@@ -23,7 +23,7 @@ pub struct State {
     last: u32,
 }
 
-/// See the module.
+/// The regions of host memory that calls may use.
 #[derive(Default)]
 pub struct Regions {
     state: Mutex<State>,

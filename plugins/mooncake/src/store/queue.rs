@@ -65,7 +65,7 @@ struct State {
     stopping: bool,
 }
 
-/// See the module. No lock is held for longer than a copy of a batch.
+/// The slots of batches, and a line for each lane. No lock is held for longer than a copy of a batch.
 pub struct Queue {
     pages: Box<[Mutex<Vec<TierPage>>]>,
     state: Mutex<State>,

@@ -35,7 +35,7 @@ pub struct Front {
     pub spoke: Instant,
 }
 
-/// See the module.
+/// All engines of one instance.
 pub struct Engines {
     shared: Arc<Shared>,
     pub front: Arc<dyn Engine>,

@@ -14,7 +14,7 @@ struct State {
     closed: bool,
 }
 
-/// See the module.
+/// The submissions that a link has yet to take.
 pub struct Inbox {
     state: Mutex<State>,
     wake: Condvar,

@@ -44,7 +44,7 @@ struct State {
     stopping: bool,
 }
 
-/// See the module.
+/// The sender of messages to one peer.
 pub struct MessageSender {
     instance: Random,
     session: String,

@@ -33,7 +33,7 @@ const ANSWERS: usize = 8;
 /// How long goodbyes may take.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// The state of the service thread.
 pub struct Service {
     shared: Arc<Shared>,
     connections: Connections<Engines>,

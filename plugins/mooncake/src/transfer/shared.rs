@@ -87,7 +87,7 @@ struct Events {
     closed: bool,
 }
 
-/// See the module.
+/// The shared state of one instance.
 pub struct Shared {
     pub counts: Counts,
     pub config: Config,
@@ -120,7 +120,7 @@ impl Shared {
                 repeated: counter("messages_repeated")?,
                 links_failed: counter("links_failed")?,
                 peers_lost: counter("peers_lost")?,
-                idle_connections: counter("sitters_shut")?,
+                idle_connections: counter("idle_connections_closed")?,
                 outstanding: host().gauge("writes_outstanding")?,
             },
             linked: Arc::new(LinkedInstance::new(instance, false)),

@@ -52,7 +52,7 @@ pub enum Next {
     Stop,
 }
 
-/// See the module. No lock is held for longer than a copy of a batch.
+/// The slots of batches. No lock is held for longer than a copy of a batch.
 pub struct Queue {
     pages: Box<[Mutex<Vec<TierPage>>]>,
     state: Mutex<State>,

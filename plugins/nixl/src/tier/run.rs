@@ -52,7 +52,7 @@ pub struct Maker {
     pub name: CString,
 }
 
-/// See the module.
+/// The state of the thread of a tier of files.
 pub struct Runner {
     shared: Arc<Shared>,
     maker: Maker,

@@ -41,7 +41,7 @@ struct Slot {
     list: *mut DevicePiece,
 }
 
-/// See the module. It belongs to one thread.
+/// A stream of copies on one device. It belongs to one thread.
 pub struct Stream {
     device: Arc<Device>,
     stream: Object,

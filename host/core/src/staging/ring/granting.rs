@@ -12,7 +12,7 @@ const PATIENCE: u64 = 16;
 
 impl<N> Ring<N> {
     /// Answers a sender that has a piece: grants a slot, or says why not (yet).
-    pub fn asked(&mut self, from: PeerRank, ask: &Ask, actions: &mut Vec<Action>) {
+    pub fn request_slot(&mut self, from: PeerRank, ask: &Ask, actions: &mut Vec<Action>) {
         let verdict = match self.judge(from, ask) {
             Ok(Some(verdict)) => verdict,
             Ok(None) => {

@@ -34,7 +34,7 @@ impl World {
             return;
         }
         let mut actions = Vec::new();
-        worker.rings[usize::from(to.2)].ring.asked(rank_of(from), ask, &mut actions);
+        worker.rings[usize::from(to.2)].ring.request_slot(rank_of(from), ask, &mut actions);
         self.ring_acts(to.0, usize::from(to.2), actions);
     }
 

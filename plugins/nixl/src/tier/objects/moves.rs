@@ -25,7 +25,7 @@ pub struct Moved {
     pub buffer: Vec<u8>,
 }
 
-/// See the module.
+/// The requests that run at NIXL, and their buffers.
 pub struct Moves {
     /// First, because it must be dropped before the buffers.
     agent: Agent,

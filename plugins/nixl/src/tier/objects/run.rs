@@ -57,7 +57,7 @@ struct Page {
     followers: Vec<u64>,
 }
 
-/// See the module.
+/// The state of the thread of a tier of objects.
 pub struct Runner {
     front: Arc<Front>,
     settings: Settings,

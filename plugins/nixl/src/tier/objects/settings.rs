@@ -32,7 +32,7 @@ const DEADLINE_MS: u64 = 5000;
 const PREFIX: &str = "nixl-v1";
 const LONGEST_PREFIX: usize = 512;
 
-/// See the module.
+/// The settings of a tier of objects.
 pub struct Settings {
     pub parameters: Vec<(CString, CString)>,
     /// The start of all names of objects, with its slash.

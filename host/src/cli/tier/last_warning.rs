@@ -14,9 +14,9 @@ const PLUGIN: &str = "plugin";
 static LAST: Mutex<Option<String>> = Mutex::new(None);
 
 /// Keeps the last warning of a plugin.
-pub struct Words;
+pub struct LastWarning;
 
-impl<S: Subscriber> Layer<S> for Words {
+impl<S: Subscriber> Layer<S> for LastWarning {
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         if event.metadata().target() == PLUGIN && *event.metadata().level() <= Level::WARN {
             let mut text = Text::default();
