@@ -56,10 +56,12 @@ pub(crate) enum Refusal {
     AllAnswers,
     /// The client already has its share of the connections.
     Connections,
+    /// Its address already has its share of the HTTP/2 streams.
+    Streams,
 }
 
 /// The number of reasons: the index of the last variant, plus 1.
-const REASONS: usize = Refusal::Connections as usize + 1;
+const REASONS: usize = Refusal::Streams as usize + 1;
 
 impl Refusal {
     /// The reason, as logs say it.
@@ -84,6 +86,7 @@ impl Refusal {
             Self::Answers => "the client's share of --max-answer-bytes",
             Self::AllAnswers => "all of --max-answer-bytes",
             Self::Connections => "the client's share of --max-connections",
+            Self::Streams => "the share of HTTP/2 streams that an address has",
         }
     }
 }
@@ -106,7 +109,7 @@ impl Audit {
         }
     }
 
-    /// Logs that a connection was closed at once.
+    /// Logs that a connection, or a stream of one, was closed at once.
     pub(crate) fn connection(&self, refusal: Refusal, address: IpAddr) {
         if let Some(left_out) = self.due(refusal) {
             tracing::info!(target: AUDIT, %address, reason = refusal.reason(), left_out, "an HTTP connection is refused");

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use activity::{Activity, Streams, Watched};
 use axum::extract::Request;
+use axum::http::Version;
 use host_wire::shares::{Client, Shares};
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
@@ -65,10 +66,11 @@ pub struct Places {
 }
 
 impl Places {
-    /// Places that are all free.
-    pub(crate) fn new(limits: Limits, audit: Audit) -> Self {
+    /// Places that are all free, at a server that takes so many requests at once.
+    pub(crate) fn new(limits: Limits, max_requests: usize, audit: Audit) -> Self {
         let most = limits.connections.clamp(1, MOST_CONNECTIONS);
-        Self { head: limits.head, shares: Shares::new(most), streams: Shares::new(ALL_STREAMS), audit }
+        let streams = max_requests.saturating_mul(STREAMS_OF_REQUEST).max(LEAST_STREAMS);
+        Self { head: limits.head, shares: Shares::new(most), streams: Shares::new(streams), audit }
     }
 
     /// Connections, by client.
@@ -79,7 +81,7 @@ impl Places {
 
 impl From<Limits> for Places {
     fn from(limits: Limits) -> Self {
-        Self::new(limits, Audit::default())
+        Self::new(limits, 0, Audit::default())
     }
 }
 
@@ -110,7 +112,7 @@ pub async fn serve(
 ) {
     let (listener, Places { head, shares, streams, audit }) = (listener.into(), places.into());
     let refusals = Arc::new(Refusals::of("an HTTP"));
-    let terms = Terms { routes, tls: listener.tls.clone(), head, refusals, streams };
+    let terms = Terms { routes, tls: listener.tls.clone(), head, refusals, streams, audit: audit.clone() };
     let most = shares.total();
     let places = Arc::new(Semaphore::new(most));
     let (mut full, mut refused) = (LogRate::one_in(WARN_EVERY), LogRate::one_in(WARN_EVERY));
@@ -202,14 +204,12 @@ const UNSENT: usize = 64 << 10;
 /// Most streams of an HTTP/2 connection at once: requests that wait, and answers that are not read. A client with more streams
 /// opens another connection, or waits. A stream beyond the limit is refused and costs nothing.
 const STREAMS: u32 = 200;
-/// Most streams of all connections of a listener, of which each client has its share. A stream takes some kilobytes, also one whose
-/// request was refused, until its client has read the answer. A stream beyond the limit is reset.
-const ALL_STREAMS: usize = 1 << 14;
-
-/// The client has its share of [`ALL_STREAMS`].
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the client has its share of the streams")]
-struct TooManyStreams;
+/// Least number of HTTP/2 streams of all connections of a listener, of which each address has its share. A stream takes some kilobytes,
+/// also one whose request was refused, until its client has read the answer. HTTP/2 refuses a stream beyond the limit, and clients
+/// may send its request again. An HTTP/1 connection has one answer at a time, so it counts as a connection alone.
+const LEAST_STREAMS: usize = 1 << 14;
+/// A listener has at least so many streams for each request that the server takes at once.
+const STREAMS_OF_REQUEST: usize = 4;
 
 /// The settings that all connections of a listener share.
 #[derive(Clone)]
@@ -220,6 +220,7 @@ struct Terms {
     refusals: Arc<Refusals>,
     /// Streams of all connections.
     streams: Shares,
+    audit: Audit,
 }
 
 impl Terms {
@@ -229,8 +230,8 @@ impl Terms {
             self.refusals.note(&address, &error);
             return;
         }
-        let Self { routes, tls, head, refusals, streams } = self;
-        let served = Served { address, routes, head, streams };
+        let Self { routes, tls, head, refusals, streams, audit } = self;
+        let served = Served { address, routes, head, streams, audit };
         match (caller, tls) {
             (ClientStream::Unix(connection), _) => served.converse(connection, stop).await,
             (ClientStream::Tcp(connection), tls) => {
@@ -260,6 +261,7 @@ struct Served {
     routes: axum::Router,
     head: Duration,
     streams: Shares,
+    audit: Audit,
 }
 
 impl Served {
@@ -269,7 +271,7 @@ impl Served {
         connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         mut stop: watch::Receiver<bool>,
     ) {
-        let Self { address, routes, head, streams } = self;
+        let Self { address, routes, head, streams, audit } = self;
         let activity = Activity::new();
         let routes = TowerToHyperService::new(routes);
         let service = {
@@ -278,16 +280,20 @@ impl Served {
                 // Counts the request as waiting until the task of its stream counts it.
                 let begins = activity.waits();
                 request.extensions_mut().insert(Peer(address));
-                let stream = streams.take(&Client::at(address), 1);
+                let is_stream = request.version() == Version::HTTP_2;
+                let stream = is_stream.then(|| streams.take(&Client::at(address), 1)).transpose();
+                if stream.is_err() {
+                    audit.connection(Refusal::Streams, address);
+                }
                 let (answer, connection) = (routes.call(request), Arc::clone(&activity));
                 async move {
-                    let stream = stream.map_err(|_none| TooManyStreams)?;
+                    let stream = stream.map_err(|_none| h2::Error::from(h2::Reason::REFUSED_STREAM))?;
                     let activity = Activity::current(&connection);
                     let waits = activity.waits();
                     drop(begins);
                     let answer = answer.await.unwrap_or_else(|never| match never {});
                     drop(waits);
-                    Ok::<_, TooManyStreams>(answer.map(|body| Watched::new(body, activity, stream)))
+                    Ok::<_, h2::Error>(answer.map(|body| Watched::new(body, activity, stream)))
                 }
             })
         };

@@ -242,7 +242,7 @@ pub async fn serve(
     let limits = (config.retry, config.waits);
     let router = Router::new(registry.clone(), limits, config.max_requests, Arc::clone(&metrics), closing);
     let audit = Audit::default();
-    let places = Places::new(config.connections, audit.clone());
+    let places = Places::new(config.connections, config.max_requests, audit.clone());
     let app = Arc::new(App {
         model: config.model,
         about: config.about,
@@ -278,7 +278,7 @@ pub async fn serve(
     if let Some((listener, identities)) = operators.zip(of_operators) {
         let routes = app.routes(Audience::Operators, identities);
         let most = config.connections.connections.min(OPERATORS_CONNECTIONS);
-        let places = Places::new(Limits { connections: most, ..config.connections }, audit);
+        let places = Places::new(Limits { connections: most, ..config.connections }, 0, audit);
         serve_operators.spawn(connections::serve(listener, routes, places, stopping.clone()));
     }
     let serve_http = connections::serve(clients, app.routes(audience, of_clients), places, stopping);

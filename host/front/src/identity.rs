@@ -121,7 +121,9 @@ impl Identities {
         let by_gateway = |header, places| {
             let name = tenant(headers, header).ok_or(Unknown::NoTenant)?;
             // Neither a key nor a tenant has a space in its name. So a gateway cannot name the tenant of another key.
-            let name = key.as_ref().map_or_else(|| Arc::clone(&name), |key| Arc::from(format!("{} {name}", key.name)));
+            let name = key
+                .as_ref()
+                .map_or_else(|| Arc::clone(&name), |key| Arc::from(format!("{} {name}", key.name)));
             Ok(Caller { named_by_gateway: true, ..named(&name, places, false) })
         };
         match (&key, &self.tenant_header) {

@@ -1,5 +1,6 @@
 //! `host tier ..`: shows and checks what a storage tier holds, through the plugin that stores it.
 
+mod last_warning;
 mod list;
 mod open;
 mod prune;
@@ -7,7 +8,6 @@ mod selected;
 mod session;
 mod stat;
 mod verify;
-mod last_warning;
 
 use std::io::IsTerminal;
 
@@ -46,7 +46,11 @@ impl Command {
             .with_target(false)
             .with_ansi(std::io::stderr().is_terminal())
             .with_writer(std::io::stderr);
-        tracing_subscriber::registry().with(EnvFilter::new("warn")).with(lines).with(last_warning::LastWarning).init();
+        tracing_subscriber::registry()
+            .with(EnvFilter::new("warn"))
+            .with(lines)
+            .with(last_warning::LastWarning)
+            .init();
         match self {
             Command::Ls(list) => list.run(),
             Command::Stat(stat) => stat.run(),

@@ -185,12 +185,12 @@ pub(super) struct Watched {
     has_ended: bool,
     activity: Arc<Activity>,
     waits: Option<Waits>,
-    _stream: Share,
+    _stream: Option<Share>,
 }
 
 impl Watched {
-    /// `stream` is the client's share of the streams. It is held until the answer is sent or dropped.
-    pub(super) fn new(body: Body, activity: Arc<Activity>, stream: Share) -> Self {
+    /// `stream` is an HTTP/2 stream's part of its address's share. It is held until the body is sent or dropped.
+    pub(super) fn new(body: Body, activity: Arc<Activity>, stream: Option<Share>) -> Self {
         let has_ended = body.is_end_stream();
         Self { body, rest: Bytes::new(), has_ended, activity, waits: None, _stream: stream }
     }

@@ -29,7 +29,10 @@ fn read(endpoint: u8, body: &str) -> BTreeSet<String> {
     assert!(fuzzing::body(&[&[endpoint], body.as_bytes()].concat()), "{body} is refused");
     // The page lists the fields of inner objects with these objects, so they are left out here.
     let within = ["stream_options.", "text.", "reasoning."];
-    fields_read::take().into_keys().filter(|name| !within.iter().any(|prefix| name.starts_with(prefix))).collect()
+    fields_read::take()
+        .into_keys()
+        .filter(|name| !within.iter().any(|prefix| name.starts_with(prefix)))
+        .collect()
 }
 
 fn set(names: &[&str]) -> BTreeSet<String> {

@@ -69,6 +69,8 @@ pub(super) struct Tools {
     pub given: Value,
     pub namespaces: Namespaces,
     pub functions: Vec<Function>,
+    /// The place of each function in the request: `tools[1].tools[0]`.
+    places: Vec<String>,
     pub choice: Choice,
     /// Whether an answer may have several calls.
     pub parallel: bool,
@@ -93,11 +95,8 @@ impl Tools {
                 }
             };
         };
-        let (kept, namespaces) = match spelling {
-            Spelling::Nested => (given, HashMap::new()),
-            Spelling::Flat => flat(fields, given)?,
-        };
-        if empty(&kept) {
+        let Offered { tools, places, namespaces } = Offered::of(fields, given, spelling)?;
+        if tools.is_empty() {
             return match choice.as_ref().map(|choice| choice.as_str().unwrap_or("")) {
                 None | Some("none" | "auto") => Ok(None),
                 Some(_) => {
@@ -113,10 +112,10 @@ impl Tools {
             Err(_) if none => return Ok(None),
             able => able?,
         }
-        let functions = functions(fields, &kept, &namespaces, spelling)?;
+        let functions = functions(fields, &tools, &places, &namespaces, spelling)?;
         let choice = choice_of(fields, choice, &functions, spelling)?;
-        let (given, namespaces) = (spelling.nested(kept), Arc::new(namespaces));
-        Ok(Some(Self { given, namespaces, functions, choice, parallel, spelling }))
+        let (given, namespaces) = (spelling.nested(tools), Arc::new(namespaces));
+        Ok(Some(Self { given, namespaces, functions, places, choice, parallel, spelling }))
     }
 
     /// The grammar of an answer that must call a tool, with the grammars of the tools' parameters, which have to compile.
@@ -131,7 +130,7 @@ impl Tools {
         };
         let wanted = self.functions.iter().enumerate().filter(|(_, tool)| named.contains(tool));
         let parameters = wanted.map(|(index, tool)| Named {
-            name: format!("tools[{index}]{}.parameters", self.spelling.function()),
+            name: format!("{}{}.parameters", self.places[index], self.spelling.function()),
             source: Source::json_schema(&tool.parameters),
         });
         let source = calls(format, &named, self.rule());
@@ -181,9 +180,9 @@ impl Spelling {
     }
 
     /// Tools as templates expect them. Each is an object.
-    fn nested(self, tools: Value) -> Value {
-        match (self, tools) {
-            (Self::Flat, Value::Array(tools)) => tools
+    fn nested(self, tools: Vec<Value>) -> Value {
+        match self {
+            Self::Flat => tools
                 .into_iter()
                 .map(|mut tool| {
                     if let Some(fields) = tool.as_object_mut() {
@@ -192,7 +191,7 @@ impl Spelling {
                     json!({"type": "function", "function": tool})
                 })
                 .collect(),
-            (_, tools) => tools,
+            Self::Nested => Value::Array(tools),
         }
     }
 }
@@ -233,38 +232,61 @@ pub(super) fn is_foreign_call(name: &str) -> bool {
 }
 
 /// The tools that the client runs, as one list: without foreign ones, and with those of namespaces under joined names.
-///
-/// # Errors
-/// When a namespace is wrong.
-fn flat(fields: &Fields, given: Value) -> Result<(Value, HashMap<String, InNamespace>), ApiError> {
-    let mut namespaces = HashMap::new();
-    let Value::Array(tools) = given else { return Ok((given, namespaces)) };
-    let mut kept = Vec::new();
-    for (index, mut tool) in tools.into_iter().enumerate() {
-        match tool["type"].as_str() {
-            Some(kind) if is_foreign(kind) => {}
-            Some("namespace") => {
-                let name = tool["name"].as_str().filter(|name| is_name(name)).map(str::to_owned);
-                let (Some(namespace), Value::Array(within)) = (name, tool["tools"].take()) else {
-                    let expected = format!(
-                        "{{\"type\": \"namespace\", \"name\": up to {MAX_NAME} letters, digits, _, - and ., \"tools\": a list}}"
-                    );
-                    return Err(fields.wrong(&format!("tools[{index}]"), expected, &tool));
-                };
-                for mut tool in within {
-                    if let Some(name) = tool["name"].as_str().filter(|name| is_name(name)) {
-                        let place = InNamespace { namespace: namespace.clone(), name: name.to_owned() };
-                        let joined = place.joined();
-                        tool["name"] = json!(joined);
-                        namespaces.insert(joined, place);
-                    }
-                    kept.push(tool);
-                }
+#[derive(Default)]
+struct Offered {
+    tools: Vec<Value>,
+    /// The place of each in the request.
+    places: Vec<String>,
+    namespaces: HashMap<String, InNamespace>,
+}
+
+impl Offered {
+    /// # Errors
+    /// When a namespace is wrong, or there are too many tools.
+    fn of(fields: &Fields, given: Value, spelling: Spelling) -> Result<Self, ApiError> {
+        let expected = || format!("a list of up to {MAX_TOOLS} tools");
+        let Value::Array(given) = given else { return Err(fields.wrong("tools", expected(), &given)) };
+        let mut offered = Self::default();
+        for (index, tool) in given.into_iter().enumerate() {
+            let place = format!("tools[{index}]");
+            match tool["type"].as_str() {
+                Some(kind) if spelling == Spelling::Flat && is_foreign(kind) => {}
+                Some("namespace") if spelling == Spelling::Flat => offered.unwrap(fields, &place, tool)?,
+                _ => offered.add(tool, place),
             }
-            _ => kept.push(tool),
+            if offered.tools.len() > MAX_TOOLS {
+                return Err(ApiError::field("tools", format!("tools must be {}", expected())));
+            }
         }
+        Ok(offered)
     }
-    Ok((Value::Array(kept), namespaces))
+
+    fn add(&mut self, tool: Value, place: String) {
+        self.tools.push(tool);
+        self.places.push(place);
+    }
+
+    /// Adds the tools of a namespace, or as many as show that there are too many.
+    fn unwrap(&mut self, fields: &Fields, place: &str, mut given: Value) -> Result<(), ApiError> {
+        let name = given["name"].as_str().filter(|name| is_name(name)).map(str::to_owned);
+        let (Some(namespace), true) = (name, given["tools"].is_array()) else {
+            let expected = format!(
+                "{{\"type\": \"namespace\", \"name\": up to {MAX_NAME} letters, digits, _, - and ., \"tools\": a list}}"
+            );
+            return Err(fields.wrong(place, expected, &given));
+        };
+        let Value::Array(within) = given["tools"].take() else { return Ok(()) };
+        for (index, mut tool) in within.into_iter().take(MAX_TOOLS + 1).enumerate() {
+            if let Some(name) = tool["name"].as_str().filter(|name| is_name(name)) {
+                let of = InNamespace { namespace: namespace.clone(), name: name.to_owned() };
+                let joined = of.joined();
+                tool["name"] = json!(joined);
+                self.namespaces.insert(joined, of);
+            }
+            self.add(tool, format!("{place}.tools[{index}]"));
+        }
+        Ok(())
+    }
 }
 
 /// Whether a text can be the name of a tool or of a namespace.
@@ -275,16 +297,14 @@ fn is_name(name: &str) -> bool {
 
 fn functions(
     fields: &Fields,
-    given: &Value,
+    tools: &[Value],
+    places: &[String],
     namespaces: &HashMap<String, InNamespace>,
     spelling: Spelling,
 ) -> Result<Vec<Function>, ApiError> {
-    let tools = given.as_array().filter(|tools| tools.len() <= MAX_TOOLS);
-    let tools =
-        tools.ok_or_else(|| fields.wrong("tools", format!("a list of up to {MAX_TOOLS} tools"), given))?;
     let mut functions: Vec<Function> = Vec::new();
-    for (index, tool) in tools.iter().enumerate() {
-        let at = |field: &str| format!("tools[{index}]{field}");
+    for (tool, place) in tools.iter().zip(places) {
+        let at = |field: &str| format!("{place}{field}");
         let is_function = tool.get("type") == Some(&json!("function"));
         let Some(function) = spelling.of(tool).filter(|_| is_function) else {
             let expected = match spelling {
@@ -295,7 +315,7 @@ fn functions(
             };
             return Err(fields.wrong(&at(""), expected, tool));
         };
-        let at = |field: &str| format!("tools[{index}]{}{field}", spelling.function());
+        let at = |field: &str| format!("{place}{}{field}", spelling.function());
         let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
         if !is_name(name) && !namespaces.contains_key(name) {
             let expected = format!("up to {MAX_NAME} letters, digits, _, - and .");

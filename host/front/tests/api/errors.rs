@@ -397,7 +397,8 @@ async fn refusals_do_not_repeat_long_texts_of_their_clients() {
         ("POST", "/v1/completions", headers("content-type", "application/json"), json.as_str(), 404),
     ];
     for (method, path, headers, body, status) in cases {
-        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let headers: Vec<(&str, &str)> =
+            headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let reply = send(front.http, method, path, &headers, body.as_bytes()).await;
         assert_eq!(reply.status, status, "{} {}", &method[..3], &path[..8.min(path.len())]);
         let text = reply.text().await;

@@ -69,7 +69,8 @@ async fn tools_that_another_server_runs_are_left_out() {
 
 #[tokio::test]
 async fn tools_of_a_namespace_are_called_by_their_namespace_and_name() {
-    let call = "<tool_call>\n{\"name\": \"mcp__files__read\", \"arguments\": {\"path\": \"a\"}}\n</tool_call>";
+    let call =
+        "<tool_call>\n{\"name\": \"mcp__files__read\", \"arguments\": {\"path\": \"a\"}}\n</tool_call>";
     let (front, _prefill, decode) = front(false, says(call)).await;
     let of = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
     let tools = json!([
@@ -77,7 +78,8 @@ async fn tools_of_a_namespace_are_called_by_their_namespace_and_name() {
         {"type": "namespace", "name": "mcp__files", "description": "x", "tools": [of("read"), of("write")]},
         {"type": "namespace", "name": "mcp__web__", "tools": [of("read")]},
     ]);
-    let whole = front.post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100}))).await.json().await;
+    let whole =
+        front.post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100}))).await.json().await;
     let item = &whole["output"][0];
     assert_eq!((&item["namespace"], &item["name"]), (&json!("mcp__files"), &json!("read")), "{whole}");
     assert_eq!(whole["tools"], tools);
@@ -85,7 +87,11 @@ async fn tools_of_a_namespace_are_called_by_their_namespace_and_name() {
     for name in ["read", "mcp__files__read", "mcp__files__write", "mcp__web__read"] {
         assert!(prompt.contains(&format!("\"name\": \"{name}\"")), "{prompt}");
     }
-    let events = front.post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100, "stream": true}))).await.events().await;
+    let events = front
+        .post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100, "stream": true})))
+        .await
+        .events()
+        .await;
     let (items, _) = built(&events);
     assert_eq!((&items[0]["namespace"], &items[0]["name"]), (&json!("mcp__files"), &json!("read")));
     // The next turn shows the model what it wrote.
@@ -96,9 +102,14 @@ async fn tools_of_a_namespace_are_called_by_their_namespace_and_name() {
     ]);
     front.post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100, "input": input}))).await;
     let prompt = given(&decode).0;
-    assert!(prompt.contains("<tool_call>{\"name\": \"mcp__files__read\", \"arguments\": {\"path\": \"a\"}}"), "{prompt}");
+    assert!(
+        prompt.contains("<tool_call>{\"name\": \"mcp__files__read\", \"arguments\": {\"path\": \"a\"}}"),
+        "{prompt}"
+    );
     let chosen = json!({"type": "function", "namespace": "mcp__web__", "name": "read"});
-    front.post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100, "tool_choice": chosen}))).await;
+    front
+        .post(RESPONSES, &asking(&json!({"tools": tools, "max_output_tokens": 100, "tool_choice": chosen})))
+        .await;
     assert!(given(&decode).1.unwrap().contains("mcp__web__read"));
 }
 
@@ -414,6 +425,16 @@ async fn what_it_has_not_is_refused_in_a_sentence() {
             "none of the tools",
         ),
         (json!({"tools": [{"type": "function", "name": "a b"}]}), "tools[0].name", "letters"),
+        (
+            json!({"tools": [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "a b"}]}]}),
+            "tools[1].tools[0].name",
+            "letters",
+        ),
+        (
+            json!({"tools": [{"type": "namespace", "name": "n", "tools": vec![weather()[0].clone(); 200]}]}),
+            "tools",
+            "up to 128 tools",
+        ),
         (
             json!({"tools": weather(), "tool_choice": {"type": "function", "name": "f"}}),
             "tool_choice",

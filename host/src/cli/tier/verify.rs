@@ -6,10 +6,10 @@ use host_plugin_api::tier::{FOUND, MISSING};
 use host_plugin_api::{ErrorCode, Key};
 use serde::Serialize;
 
+use super::last_warning;
 use super::open::Tier;
 use super::selected::Prefix;
 use super::session::Session;
-use super::last_warning;
 use crate::cli::output::{self, say};
 use crate::cli::settings::Bytes;
 

@@ -310,7 +310,10 @@ pub(super) fn tools(nested: bool) -> Fields {
             },
         });
         let tool = json!({"anyOf": [tool, namespace, foreign]});
-        (tool, json!({"type": "object", "required": ["name"], "properties": {"type": kind, "name": name}}))
+        (
+            tool,
+            json!({"type": "object", "required": ["name"], "properties": {"type": kind, "name": name, "namespace": name}}),
+        )
     };
     let words = json!({"enum": ["none", "auto", "required", "any"]});
     let mut fields = Fields::default();

@@ -166,7 +166,7 @@ fn item() -> Value {
             json!({"type": {"const": "function_call_output"}, "call_id": id, "output": parts}),
         ),
         object(json!(["type"]), json!({"type": {"const": "reasoning"}, "content": {}, "summary": {}})),
-        object(json!(["type"]), json!({"type": {"type": "string", "pattern": "^web_search(_[a-z0-9_]+)?_call$"}})),
+        object(json!(["type"]), json!({"type": {"type": "string", "pattern": "^(web_search(_[a-z0-9_]+)?|tool_search|image_generation)_(call|output)$"}})),
     ]})
 }
 
@@ -185,7 +185,7 @@ fn response(about: &About) -> Value {
     };
     let included = json!({"anyOf": [
         {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]},
-        {"type": "string", "pattern": "^web_search_call\\."},
+        {"type": "string", "pattern": "^(web_search|tool_search|image_generation)_call\\."},
     ]});
     let mut fields = model(&about.model);
     fields
