@@ -1,7 +1,8 @@
 //! Connections of clients that have not proved to be of the cluster: few at once, and few from one client. A new one takes the
-//! place of the oldest, so that idle connections do not keep others out.
+//! place of an older one, so that idle connections do not keep others out: of its own client if that has many, else of the client
+//! that has most. So a few clients that connect again and again end each other's connections and no others.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use tokio::sync::oneshot;
@@ -66,7 +67,7 @@ impl<E: Ending> Strangers<E> {
         let oldest = if of_one >= self.most.div_ceil(PART_OF_ONE) {
             self.met.iter().position(|(client, _)| *client == from)
         } else {
-            (self.met.len() >= self.most).then_some(0)
+            (self.met.len() >= self.most).then(|| self.oldest_of_the_greediest())
         };
         let ended = oldest.and_then(|oldest| self.met.remove(oldest));
         self.met.push_back((from, ending));
@@ -74,6 +75,18 @@ impl<E: Ending> Strangers<E> {
             ending.end();
             true
         })
+    }
+}
+
+impl<E> Strangers<E> {
+    /// The place of the oldest connection of the client that has most, or of the oldest of these clients.
+    fn oldest_of_the_greediest(&self) -> usize {
+        let mut held: HashMap<&Client, usize> = HashMap::new();
+        for (client, _) in &self.met {
+            *held.entry(client).or_default() += 1;
+        }
+        let most = held.values().max();
+        self.met.iter().position(|(client, _)| held.get(client) == most).unwrap_or(0)
     }
 }
 
@@ -105,6 +118,19 @@ mod tests {
         }
         assert_eq!(strangers.met.len(), MOST);
         assert!(quiet.await.unwrap_err().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn clients_that_connect_again_and_again_end_no_connection_of_another() {
+        let (mut strangers, address) = (Strangers::at_most(MOST), |last: u8| IpAddr::from([10, 0, 0, last]));
+        let quiet = waiting();
+        strangers.meet(address(0), quiet.abort_handle());
+        for round in 0..1000_u16 {
+            strangers.meet(address(1 + u8::try_from(round % 8).unwrap()), waiting().abort_handle());
+        }
+        tokio::task::yield_now().await;
+        assert!(!quiet.is_finished());
+        assert_eq!(strangers.met.len(), MOST);
     }
 
     #[tokio::test]
