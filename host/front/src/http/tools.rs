@@ -251,7 +251,9 @@ impl Offered {
             let place = format!("tools[{index}]");
             match tool["type"].as_str() {
                 Some(kind) if spelling == Spelling::Flat && is_foreign(kind) => {}
-                Some("namespace") if spelling == Spelling::Flat => offered.unwrap(fields, &place, tool)?,
+                Some("namespace") if spelling == Spelling::Flat => {
+                    offered.add_namespace(fields, &place, tool)?
+                }
                 _ => offered.add(tool, place),
             }
             if offered.tools.len() > MAX_TOOLS {
@@ -267,7 +269,7 @@ impl Offered {
     }
 
     /// Adds the tools of a namespace, or as many as show that there are too many.
-    fn unwrap(&mut self, fields: &Fields, place: &str, mut given: Value) -> Result<(), ApiError> {
+    fn add_namespace(&mut self, fields: &Fields, place: &str, mut given: Value) -> Result<(), ApiError> {
         let name = given["name"].as_str().filter(|name| is_name(name)).map(str::to_owned);
         let (Some(namespace), true) = (name, given["tools"].is_array()) else {
             let expected = format!(
