@@ -32,7 +32,7 @@ mod unread;
 use std::time::Duration;
 
 pub use address::{Address, BadAddress, Host, ListenAt};
-pub use channel::channel;
+pub use channel::{channel, is_unconnected};
 pub use credentials::{Credentials, Mismatch, check_user};
 pub use directory::SocketDirectory;
 pub use listener::{Listener, bind_socket};

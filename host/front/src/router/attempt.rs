@@ -7,6 +7,7 @@ use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use host_core::request::FailureCode;
 use host_core::{Instance, Room};
 use host_wire::clock;
+use host_wire::endpoint::is_unconnected;
 use host_wire::proto::generate_event::Event as WireEvent;
 use host_wire::proto::worker_client::WorkerClient;
 use host_wire::proto::{Began, Finished, GenerateEvent, GenerateRequest, Peer, Token};
@@ -74,7 +75,8 @@ impl Leg {
                 }
                 Some(Err(status)) => {
                     let (failure, suspect) = Failure::of_call(&self.name, &status);
-                    failed(failure, suspect, !suspect)
+                    let (leg, apart) = (self.instance, is_unconnected(&status));
+                    Step::Failed { leg, failure, suspect, reported: !suspect, apart }
                 }
                 None => {
                     let text = format!("worker {:?} ended its stream without a result", self.name);
@@ -99,7 +101,7 @@ pub(super) enum Step {
         suspect: bool,
         /// Whether the worker itself reports the failure. Its partner may be the cause.
         reported: bool,
-        /// Whether the two workers did not connect, so that nothing was begun.
+        /// Whether the two workers did not connect, or the router did not connect to one of them, so that nothing was begun.
         apart: bool,
     },
 }

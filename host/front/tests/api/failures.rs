@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::client::send;
-use super::fake_worker::{FakeWorker, Script, Step, echoes, prefills, says, steps};
+use super::fake_worker::{FakeWorker, Script, Step, echoes, info, prefills, says, steps};
 use super::fixture::{Front, config, passes};
 
 pub const PATH: &str = "/v1/completions";
@@ -120,6 +120,21 @@ async fn workers_that_do_not_come_together_are_tried_until_they_do() {
     assert_eq!(reply.status, 200);
     assert_eq!(reply.json().await["choices"][0]["text"], "abcabc");
     assert_eq!(decode.watch.calls().len(), 9);
+}
+
+/// The worker has received nothing, so the try is none of the few that a request has.
+#[tokio::test]
+async fn a_worker_that_no_connection_can_be_made_to_costs_no_try() {
+    let mut config = config();
+    config.retry.tries = 1;
+    let mut front = Front::start(config).await;
+    let closed = host_tests::ports::listener().local_addr().unwrap();
+    assert!(front.register(info("dead", "aggregated", 1, closed)).await.accepted);
+    let (http, body) = (front.http, request().to_string());
+    let reply = tokio::spawn(async move { send(http, "POST", PATH, &[], body.as_bytes()).await });
+    front.until_metrics_say("host_retries_total 1").await;
+    let _live = front.worker("live", "aggregated", echoes()).await;
+    assert_eq!(reply.await.unwrap().status, 200);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Connecting to another process.
 
+use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpStream, UnixStream};
+use tonic::Status;
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -50,16 +52,37 @@ pub fn channel(address: &Address, credentials: &Credentials) -> Result<Channel, 
     Ok(endpoint.connect_with_connector_lazy(dial))
 }
 
+/// A connection that could not be made. Nothing was sent over it.
+#[derive(Debug, thiserror::Error)]
+#[error("{address}: {error}")]
+struct Unconnected {
+    address: Address,
+    error: io::Error,
+}
+
+/// Whether a call failed because no connection could be made, so that the other process has received nothing of it.
+#[must_use]
+pub fn is_unconnected(status: &Status) -> bool {
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        if error.is::<Unconnected>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
 /// Connects to one address, whatever address the request names.
 #[derive(Clone)]
 struct Dial(Arc<(Address, Credentials)>);
 
 impl Service<Uri> for Dial {
     type Response = TokioIo<Stream>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
+    type Error = Unconnected;
+    type Future = Pin<Box<dyn Future<Output = Result<TokioIo<Stream>, Unconnected>> + Send>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Unconnected>> {
         Poll::Ready(Ok(()))
     }
 
@@ -71,9 +94,7 @@ impl Service<Uri> for Dial {
                 Ok(found) => within(CONNECT, "no connection", connect(address, &found, credentials)).await,
                 Err(error) => Err(error),
             };
-            connected
-                .map(TokioIo::new)
-                .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))
+            connected.map(TokioIo::new).map_err(|error| Unconnected { address: address.clone(), error })
         })
     }
 }
