@@ -9,7 +9,8 @@ use toktrie::InferenceCapabilities;
 
 use crate::compiled::Compiled;
 use crate::jobs::{Asked, Jobs};
-use crate::source::{Kind, MAX_TEXT, Source, with_white_space};
+use crate::schema::for_engine;
+use crate::source::{Kind, MAX_TEXT, Source};
 use crate::state::first_line;
 use crate::{GrammarError, Limits, Vocabulary};
 
@@ -91,7 +92,7 @@ impl Engine {
             Kind::JsonSchema => {
                 let schema: Value =
                     serde_json::from_str(&source.text).map_err(|error| failed(error.to_string()))?;
-                TopLevelGrammar::from_json_schema(with_white_space(&schema, source.compact))
+                TopLevelGrammar::from_json_schema(for_engine(&schema, source.compact))
             }
         };
         let items = if source.kind == Kind::Lark { self.limits.items_of_rules } else { self.limits.items };

@@ -20,6 +20,7 @@ pub mod ebnf;
 mod jobs;
 mod limits;
 mod queue;
+mod schema;
 mod source;
 mod state;
 mod vocabulary;

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::GrammarError;
+use crate::schema::for_engine;
 
 /// Most bytes of a grammar.
 pub const MAX_TEXT: usize = 256 << 10;
@@ -212,28 +213,10 @@ fn within_slashes(regex: &str) -> String {
     within
 }
 
-/// White space between parts of JSON: a line's end and an indentation, as programs write it. The limit stops a model that would
-/// write white space for ever.
-const WHITE_SPACE: &str = r"\r?\n[ \t]{0,40}|[ \t]{1,40}";
-
-/// A schema with the options that the engine reads from it.
-pub(crate) fn with_white_space(schema: &Value, compact: bool) -> Value {
-    let mut fields = match schema {
-        Value::Object(fields) => fields.clone(),
-        _ => serde_json::Map::new(),
-    };
-    let options = match compact {
-        true => json!({"whitespace_flexible": false}),
-        false => json!({"whitespace_pattern": WHITE_SPACE}),
-    };
-    fields.insert("x-guidance".into(), options);
-    Value::Object(fields)
-}
-
 /// The expression of Lark for JSON of a schema.
 #[must_use]
 pub fn json_rule(schema: &Value, compact: bool) -> String {
-    format!("%json {}", with_white_space(schema, compact))
+    format!("%json {}", for_engine(schema, compact))
 }
 
 /// Rules with the rule `start` renamed.

@@ -132,6 +132,59 @@ fn an_answer_may_follow_one_of_two_grammars() {
 }
 
 #[test]
+fn what_pydantic_and_zod_write_beyond_the_engines_keywords_is_enforced() {
+    let compiler = compiler();
+    let decimal =
+        |end: &str| json!({"type": "string", "pattern": format!(r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d{end}")});
+    for (schema, right, wrong) in [
+        (
+            decimal("*$"),
+            &["\"1\"", "\"-0.50\"", "\".5\"", "\"+7.\""][..],
+            &["\"\"", "\"-\"", "\".\"", "\"1e5\""][..],
+        ),
+        (
+            decimal("{0,2}0*$"),
+            &["\"1.25\"", "\"1.2500\"", "\"12\"", "\".05\""],
+            &["\"1.255\"", "\".\"", "\"+\""],
+        ),
+        (
+            json!({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}),
+            &["{}", r#"{"a":1,"b":2}"#],
+            &[r#"{"a":"1"}"#],
+        ),
+        (
+            json!({"type": "object", "propertyNames": {"enum": ["low", "high"]}, "additionalProperties": {"type": "integer"}}),
+            &["{}", r#"{"low":1,"high":2}"#, r#"{"high":2}"#],
+            &[r#"{"mid":1}"#, r#"{"low":true}"#],
+        ),
+        (
+            json!({"type": "object", "propertyNames": {"minLength": 2, "maxLength": 3}, "additionalProperties": {"type": "integer"}}),
+            &[r#"{"ab":1}"#, r#"{"ab":1,"abc":2}"#],
+            &[r#"{"a":1}"#, r#"{"abcd":1}"#],
+        ),
+        (json!({"type": "string", "format": "cuid2", "maxLength": 2}), &["\"ab\""], &["\"abc\"", "1"]),
+        (
+            json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": true, "maxItems": 1}),
+            &["[]", "[1]"],
+            &["[1,2]"],
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "integer"}}, "unevaluatedProperties": false}),
+            &["{}", r#"{"a":1}"#],
+            &[r#"{"b":1}"#],
+        ),
+    ] {
+        let source = Source::json_schema(&schema);
+        for text in right {
+            assert!(takes(&compiler, &source, text), "{schema} does not take {text}");
+        }
+        for text in wrong {
+            assert!(!takes(&compiler, &source, text), "{schema} takes {text}");
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_carried_out_is_refused_with_a_reason() {
     let compiler = compiler();
     for (source, words) in [
@@ -139,7 +192,12 @@ fn what_cannot_be_carried_out_is_refused_with_a_reason() {
         (Source::regex("(?=a)b"), "regular expression cannot be used"),
         (Source::lark("begin: \"a\""), "grammar cannot be used"),
         (Source::json_schema(&json!({"type": "strange"})), "strange"),
-        (Source::json_schema(&json!({"type": "string", "format": "no-such"})), "no-such"),
+        (Source::json_schema(&json!({"type": "string", "format": "json-pointer"})), "json-pointer"),
+        (Source::json_schema(&json!({"type": "array", "uniqueItems": true})), "uniqueItems"),
+        (
+            Source::json_schema(&json!({"propertyNames": {"pattern": "a"}, "properties": {"b": true}})),
+            "propertyNames",
+        ),
         (Source::json_schema(&json!({"$ref": "https://example.com/x.json"})), "JSON schema cannot be used"),
         (Source::json_schema(&json!({"$ref": "#/$defs/none"})), "JSON schema cannot be used"),
         (Source::json_schema(&json!(false)), "must be an object"),
