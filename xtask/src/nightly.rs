@@ -2,10 +2,12 @@
 
 mod browser;
 mod chaos;
+mod clients;
 mod fuzz;
 mod kit;
 mod memory;
 mod models;
+mod safeguards;
 mod schema;
 
 use std::ffi::OsStr;
@@ -98,6 +100,11 @@ const CHECKS: &[Check] = &[
         run: roll,
     },
     Check {
+        name: "clients",
+        about: "litellm and langchain-openai, unchanged, against a split server: chats, schemas, tools, responses (PyPI)",
+        run: clients::check,
+    },
+    Check {
         name: "schemathesis",
         about: "requests made from /openapi.json, 50 or SCHEMATHESIS_EXAMPLES to each path, and their answers held to it (PyPI)",
         run: schema::check,
@@ -111,6 +118,11 @@ const CHECKS: &[Check] = &[
         name: "faults",
         about: "`host simulate --faults`: 100,000 seeds or FAULT_SEEDS of simulated clusters in which everything goes wrong",
         run: faults,
+    },
+    Check {
+        name: "safeguards",
+        about: "the same with each safeguard taken out of the core in turn: the seeds find that it is missing",
+        run: safeguards::check,
     },
     Check {
         name: "fuzz",

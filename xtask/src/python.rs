@@ -41,23 +41,51 @@ const VERBS: [(&str, &str); 3] = [
 /// itself. Neither needs a GPU. 86 and 56 MiB.
 const NVRTC: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.5.37"];
 
+/// An environment of packages in the target folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Environment {
+    /// That of most packages.
+    Common,
+    /// That of the clients that agents are built on, which need other versions of packages.
+    Clients,
+}
+
+impl Environment {
+    fn folder(self, workspace: &Workspace) -> PathBuf {
+        workspace.target.join(match self {
+            Self::Common => "python",
+            Self::Clients => "python-clients",
+        })
+    }
+}
+
 /// Runs tests/python/openai_client.py against a split server of the small model. False when a check failed.
 pub fn check(workspace: &Workspace, python: &Path) -> anyhow::Result<bool> {
+    with_small_model(workspace, "openai", |url| {
+        let mut command = Command::new(python);
+        command.arg(workspace.root.join("tests/python/openai_client.py")).arg(url).stdin(Stdio::null());
+        command.status().map(|status| status.success())
+    })?
+    .context("python cannot be run")
+}
+
+/// Starts a split server of the small model, with a template that takes tools, and calls `run` with its address. `name` is that of
+/// its log.
+pub fn with_small_model<T>(
+    workspace: &Workspace,
+    name: &str,
+    run: impl FnOnce(&str) -> T,
+) -> anyhow::Result<T> {
     let model = workspace.tiny_model(false)?;
     let built = workspace.built(Profile::Dev);
     let flag = |path: &Path| path.display().to_string();
     let template = flag(&workspace.root.join("tests/python/tools.jinja"));
     let flags = ["--model", &flag(&model), "--plugins-dir", &flag(&built), "--chat-template", &template];
     let flags = flags.map(str::to_owned);
-    let server = Server::start(&built.join("host"), &flags, &workspace.target.join("demo"), "openai")?;
-    let status = Command::new(python)
-        .arg(workspace.root.join("tests/python/openai_client.py"))
-        .arg(&server.url)
-        .stdin(Stdio::null())
-        .status()
-        .context("python cannot be run")?;
+    let server = Server::start(&built.join("host"), &flags, &workspace.target.join("demo"), name)?;
+    let ran = run(&server.url);
     server.stop()?;
-    Ok(status.success())
+    Ok(ran)
 }
 
 /// A python with the `openai` package, in an environment in the target folder.
@@ -185,12 +213,16 @@ pub fn platform_packages(python: &Path) -> Result<PathBuf, String> {
     Ok(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
 }
 
-/// The environment's interpreter, with pip.
+/// The interpreter of the common environment, with pip.
 ///
 /// # Errors
 /// With the reason why there is none.
 pub fn interpreter(workspace: &Workspace) -> Result<PathBuf, String> {
-    let folder = workspace.target.join("python");
+    interpreter_of(workspace, Environment::Common)
+}
+
+fn interpreter_of(workspace: &Workspace, environment: Environment) -> Result<PathBuf, String> {
+    let folder = environment.folder(workspace);
     let python = folder.join("bin/python");
     if !python.exists() {
         let base = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
@@ -199,18 +231,33 @@ pub fn interpreter(workspace: &Workspace) -> Result<PathBuf, String> {
     Ok(python)
 }
 
-/// The environment's interpreter, with this package installed.
+/// The interpreter of the common environment, with this package installed.
 ///
 /// # Errors
 /// With the reason why it cannot be installed.
 pub fn installed(workspace: &Workspace, package: &str, flags: &[&str]) -> Result<PathBuf, String> {
-    let folder = workspace.target.join("python");
+    installed_in(workspace, Environment::Common, package, flags)
+}
+
+/// The interpreter of an environment, with this package installed, and with others that `flags` name.
+///
+/// # Errors
+/// With the reason why it cannot be installed.
+pub fn installed_in(
+    workspace: &Workspace,
+    environment: Environment,
+    package: &str,
+    flags: &[&str],
+) -> Result<PathBuf, String> {
+    let folder = environment.folder(workspace);
     let python = folder.join("bin/python");
-    let ready = folder.join(format!("{package}.installed"));
+    let others = flags.iter().filter(|flag| !flag.starts_with('-'));
+    let names: Vec<&str> = std::iter::once(&package).chain(others).copied().collect();
+    let ready = folder.join(format!("{}.installed", names.join(" ")));
     if ready.exists() && python.exists() {
         return Ok(python);
     }
-    let python = interpreter(workspace)?;
+    let python = interpreter_of(workspace, environment)?;
     let mut pip = Command::new(&python);
     pip.args(["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]);
     succeed(pip.args(flags).arg(package), &format!("`pip install {package}`"))?;

@@ -1,5 +1,7 @@
 //! Runs clusters with all kinds of faults, seed by seed: `cargo run --release -p host-simulate --example faults -- FIRST
-//! SEEDS`.
+//! SEEDS [MOST]`.
+//!
+//! The search ends after MOST failing cases, 5 by default.
 //!
 //! `... -- 'CASE'` runs one case again, and prints every event and every action of its workers.
 
@@ -15,9 +17,10 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     std::panic::set_hook(Box::new(|_| {}));
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let fails = match &arguments[..] {
-        [first, seeds] => {
+        [first, seeds, most @ ..] if most.len() < 2 => {
             let (first, seeds) = (first.parse::<u64>()?, seeds.parse::<u64>()?);
-            let summary = search(first..first + seeds, MOST, &mut |_| {});
+            let most = most.first().map_or(Ok(MOST), |most| most.parse())?;
+            let summary = search(first..first + seeds, most, &mut |_| {});
             print!("{summary}");
             !summary.found.is_empty()
         }
