@@ -60,7 +60,7 @@ fn members() -> Vec<String> {
 
 /// The crates of this workspace by their names.
 fn ours() -> BTreeSet<String> {
-    members().iter().map(|member| manifest(member)["package"]["name"].as_str().unwrap().to_owned()).collect()
+    members().iter().map(|member| package(member)).collect()
 }
 
 fn folders(parent: &str) -> Vec<String> {
@@ -211,62 +211,60 @@ fn plugins_depend_on_the_plugin_api_the_kernels_and_the_kits_and_nothing_else_of
 /// Crates of this workspace that plugins may use beside the API and each other.
 const ALSO_OF_PLUGINS: [&str; 3] = ["host-kernels", "host-tier-kit", "host-transfer-kit"];
 
-/// The crates of the host, each with the crates that it may depend on.
-const CRATES: [(&str, &[&str]); 13] = [
-    ("host/core", &[]),
-    ("host/sim", &["host-core"]),
-    ("host/simulate", &["host-core", "host-sim"]),
-    ("host/memory", &[]),
-    ("host/plugins", &["host-ownership", "host-plugin-api"]),
-    ("host/conformance", &["host-memory", "host-plugin-api", "host-plugins"]),
-    ("host/grammar", &[]),
-    ("host/executor", &["host-core", "host-gguf", "host-kernels", "host-memory"]),
-    ("host/plugin-test", &["host-conformance"]),
-    ("host/wire", &["host-core", "host-ownership"]),
-    (
-        "host/worker",
-        &[
-            "host-core",
-            "host-executor",
-            "host-grammar",
-            "host-kernels",
-            "host-memory",
-            "host-plugin-api",
-            "host-plugins",
-            "host-wire",
-        ],
-    ),
-    ("host/front", &["host-core", "host-gguf", "host-grammar", "host-ownership", "host-wire"]),
-    (
-        "host",
-        &[
-            "host-conformance",
-            "host-core",
-            "host-executor",
-            "host-front",
-            "host-gguf",
-            "host-grammar",
-            "host-kernels",
-            "host-memory",
-            "host-ownership",
-            "host-plugin-api",
-            "host-plugin-test",
-            "host-plugins",
-            "host-simulate",
-            "host-wire",
-            "host-worker",
-        ],
-    ),
-];
+/// The table of crates in the documentation: the folder of each crate, and the crates of this workspace that it may depend on. A
+/// crate may depend on those in rows above it alone.
+fn documented() -> Vec<(String, BTreeSet<String>)> {
+    let path = root().join("docs/internals/README.md");
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut rows: Vec<(String, BTreeSet<String>)> = Vec::new();
+    for line in text.lines() {
+        let cells: Vec<&str> = line.trim_matches(['|', ' ']).split(" | ").collect();
+        let [folder, _, under] = cells[..] else { continue };
+        let Some(folder) = folder.strip_prefix('`').and_then(|folder| folder.strip_suffix('`')) else {
+            continue;
+        };
+        if folder.contains('*') {
+            continue;
+        }
+        let above = |named: &dyn Fn(&str) -> bool| -> BTreeSet<String> {
+            rows.iter().filter(|(folder, _)| named(folder)).map(|(folder, _)| package(folder)).collect()
+        };
+        let mut may = BTreeSet::new();
+        // Names in backticks are crates of others.
+        for word in
+            under.split(", ").filter(|word| !word.starts_with('`') && *word != "nothing of this workspace")
+        {
+            let name = if word == "plugin API" { "plugin-api" } else { word };
+            let except = name.strip_prefix("all of the above but ");
+            let found = above(&|folder| {
+                let last = folder.rsplit('/').next();
+                name == "all of the above" || except.map_or(last == Some(name), |except| last != Some(except))
+            });
+            assert!(!found.is_empty(), "{folder} may depend on {word}, which is no crate above it");
+            may.extend(found);
+        }
+        rows.push((folder.to_owned(), may));
+    }
+    rows
+}
+
+fn package(folder: &str) -> String {
+    manifest(folder)["package"]["name"].as_str().unwrap().to_owned()
+}
 
 #[test]
-fn the_crates_of_the_host_depend_on_those_under_them_alone() {
-    for (folder, under) in CRATES {
+fn crates_depend_on_those_alone_that_the_table_of_the_documentation_names() {
+    let documented = documented();
+    for (folder, under) in &documented {
         let used: BTreeSet<_> = dependencies(&manifest(folder)).intersection(&ours()).cloned().collect();
-        let wrong: Vec<_> = used.difference(&allowed(under)).cloned().collect();
+        let wrong: Vec<_> = used.difference(under).cloned().collect();
         assert!(wrong.is_empty(), "{folder} depends on {wrong:?}");
     }
-    let listed: BTreeSet<String> = CRATES.iter().map(|(folder, _)| (*folder).to_owned()).collect();
+    let listed: BTreeSet<String> = documented
+        .into_iter()
+        .map(|(folder, _)| folder)
+        .filter(|folder| folder.starts_with("host"))
+        .collect();
     let there: BTreeSet<String> = folders("host").into_iter().chain(["host".to_owned()]).collect();
     assert_eq!(there, listed);
 }
@@ -298,13 +296,14 @@ fn no_code_of_the_host_names_a_plugin_except_the_defaults() {
         names.insert(manifest["plugin"]["name"].as_str().unwrap().to_owned());
     }
     assert!(names.contains("shm"), "{names:?}");
-    let folders = CRATES.iter().map(|(folder, _)| format!("{folder}/src"));
+    let folders =
+        documented().into_iter().map(|(folder, _)| folder).filter(|folder| folder.starts_with("host"));
     let wrong = |path: &Path, line: &str| {
         let default = path.ends_with("host/src/cli/settings/defaults.rs") && line.contains("unwrap_or_else");
         let named = |name: &&String| line.contains(&format!("\"{name}\""));
         names.iter().filter(named).any(|name| !(default && ["shm", "swa"].contains(&name.as_str())))
     };
-    let found: Vec<String> = folders.flat_map(|folder| lines(&folder, wrong)).collect();
+    let found: Vec<String> = folders.flat_map(|folder| lines(&format!("{folder}/src"), wrong)).collect();
     assert!(found.is_empty(), "{found:#?}");
 }
 
@@ -417,6 +416,20 @@ fn the_scheduler_and_a_hand_over_reach_for_nothing_behind_the_cache() {
     };
     let found = lines("host/core/src", wrong);
     assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn what_a_role_changes_in_the_scheduler_stands_in_one_file() {
+    let looks = |line: &str| ["Role::", "sends_kv", "receives_kv"].iter().any(|word| line.contains(word));
+    let in_roles = |path: &Path| path.ends_with("scheduler/roles.rs");
+    let of_scheduler = |path: &Path| {
+        let core = path.strip_prefix(root().join("host/core/src")).unwrap_or(path).with_extension("");
+        core.starts_with("scheduler")
+    };
+    let found = lines("host/core/src", |path, line| in_roles(path) && looks(line));
+    assert!(found.len() > 5, "{found:?}: is it read right?");
+    let wrong = lines("host/core/src", |path, line| of_scheduler(path) && !in_roles(path) && looks(line));
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]

@@ -33,14 +33,14 @@ struct Batch {
     settled: Option<Vec<u8>>,
 }
 
-struct Room<'a> {
+struct Setup<'a> {
     world: &'a World,
     memory: &'a SharedMemory,
     /// Bytes that a batch writes.
     bytes: usize,
 }
 
-impl Room<'_> {
+impl Setup<'_> {
     /// Copies the memory of a batch, its second half first: a tier that copies in order writes it last.
     fn look(&self, batch: &Batch) -> Vec<u8> {
         let mut found = vec![0; self.bytes];
@@ -72,7 +72,7 @@ fn settled(subject: &Subject) -> Outcome {
     let memory = SharedMemory::new("settled", bytes * BATCHES as usize);
     let memory = memory.map_err(|error| Stop::Skip(format!("no memory: {error}")))?;
     let region = world.register_more(&memory)?;
-    let room = Room { world: &world, memory: &memory, bytes };
+    let setup = Setup { world: &world, memory: &memory, bytes };
     let begun = Instant::now();
     for round in 0..ROUNDS {
         fill(&memory, GUARD);
@@ -88,8 +88,8 @@ fn settled(subject: &Subject) -> Outcome {
             }
         }
         // The newest batch first: the older ones keep the tier busy meanwhile.
-        batches.iter_mut().rev().try_for_each(|batch| room.ask(batch))?;
-        end(&room, &mut batches)?;
+        batches.iter_mut().rev().try_for_each(|batch| setup.ask(batch))?;
+        end(&setup, &mut batches)?;
         // One round with a slow tier shows as much as several with a fast one.
         if begun.elapsed() > ENOUGH {
             break;
@@ -100,18 +100,18 @@ fn settled(subject: &Subject) -> Outcome {
 }
 
 /// Follows the batches until each page has ended, and compares.
-fn end(room: &Room<'_>, batches: &mut [Batch]) -> Outcome {
+fn end(setup: &Setup<'_>, batches: &mut [Batch]) -> Outcome {
     let count = batches.len();
-    let expected = count * room.world.batch as usize;
+    let expected = count * setup.world.batch as usize;
     let (mut ended, mut wrong) = (0, None);
     let complete = wait_while_moving(|| {
         // One completion at a time, so that `settled` is called between any two.
         let mut one = [TierCompletion::default()];
-        if room.world.tier.poll(&mut one) == 1 {
+        if setup.world.tier.poll(&mut one) == 1 {
             ended += 1;
         }
         let asked = batches.iter_mut().filter(|batch| batch.settled.is_none());
-        wrong = asked.map(|batch| room.ask(batch)).find_map(Result::err);
+        wrong = asked.map(|batch| setup.ask(batch)).find_map(Result::err);
         ((wrong.is_some() || ended == expected).then_some(()), ended)
     });
     wrong.map_or(Ok(()), Err)?;
@@ -119,14 +119,14 @@ fn end(room: &Room<'_>, batches: &mut [Batch]) -> Outcome {
     for batch in batches.iter_mut() {
         let mut failed = None;
         let settled = wait_for(|| {
-            failed = room.ask(batch).err();
+            failed = setup.ask(batch).err();
             (failed.is_some() || batch.settled.is_some()).then_some(())
         });
         failed.map_or(Ok(()), Err)?;
         ensure!(settled.is_some(), "of {count} batches not all were ever settled");
     }
     for batch in batches {
-        let (before, after) = (batch.settled.take().unwrap_or_default(), room.look(batch));
+        let (before, after) = (batch.settled.take().unwrap_or_default(), setup.look(batch));
         let changed = before.iter().zip(&after).position(|(before, after)| before != after);
         ensure!(
             changed.is_none(),

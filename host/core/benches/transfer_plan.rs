@@ -1,11 +1,11 @@
-//! The time to plan a transfer: from two layouts and two lists of pages to the pieces that are written.
+//! The time to plan a transfer: from two layouts and two lists of pages to the runs that are written.
 //!
 //! `cargo bench -p host-core --bench transfer_plan`
 //!
 //! The model has 64 layers and 8 KV heads of 128 (bf16). One lane of each case sends 512 pages of 16 tokens, no two of
-//! which are neighbours on either side. "Planned" means that all pieces are handed out. "Sized" means that they are
+//! which are neighbours on either side. "Planned" means that all runs are handed out. "Sized" means that they are
 //! counted, which the choice between direct and staged needs. Times are the best of 20, in microseconds, and in
-//! nanoseconds a piece.
+//! nanoseconds a run.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -24,7 +24,7 @@ const PAGES: u32 = 512;
 fn main() {
     println!(
         "{:<30} {:>6} {:>9} {:>10} {:>11} {:>9} {:>9}",
-        "layout", "ranks", "pieces", "bytes each", "planned us", "ns/piece", "sized us"
+        "layout", "ranks", "runs", "bytes each", "planned us", "ns/run", "sized us"
     );
     for order in KvOrder::ALL {
         for (sources, targets) in [(1, 1), (4, 1), (2, 4)] {
@@ -60,20 +60,20 @@ fn measure(order: KvOrder, sources: usize, targets: usize) {
     let planned = best(|| {
         let mut sum = 0;
         if let Ok(copy) = plan() {
-            copy.each(|piece| sum += piece.source ^ piece.target);
+            copy.each(|run| sum += run.source ^ run.target);
         }
         sum
     });
-    let sized = best(|| plan().map(|copy| copy.size().pieces).unwrap_or_default());
+    let sized = best(|| plan().map(|copy| copy.size().runs).unwrap_or_default());
     let size = plan().map(|copy| copy.size()).unwrap_or_default();
     println!(
         "{:<30} {:>6} {:>9} {:>10} {:>11.1} {:>9.1} {:>9.1}",
         order.to_string(),
         format!("{sources}->{targets}"),
-        size.pieces,
-        size.bytes / size.pieces.max(1),
+        size.runs,
+        size.bytes / size.runs.max(1),
         planned.as_secs_f64() * 1e6,
-        planned.as_secs_f64() * 1e9 / size.pieces.max(1) as f64,
+        planned.as_secs_f64() * 1e9 / size.runs.max(1) as f64,
         sized.as_secs_f64() * 1e6,
     );
 }

@@ -21,13 +21,13 @@ pub enum Role {
 impl Role {
     /// Whether the worker sends the KV of prompts that it computes to others, and draws one token of each answer.
     #[must_use]
-    pub fn sends_kv(self) -> bool {
+    pub(crate) fn sends_kv(self) -> bool {
         self == Role::Prefill
     }
 
     /// Whether others send the worker the KV of its prompts.
     #[must_use]
-    pub fn receives_kv(self) -> bool {
+    pub(crate) fn receives_kv(self) -> bool {
         self == Role::Decode
     }
 

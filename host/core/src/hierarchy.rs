@@ -68,7 +68,7 @@ mod reads;
 mod restores;
 mod saves;
 mod stats;
-mod window_pieces;
+mod window_items;
 mod windows;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -128,7 +128,7 @@ struct Tier {
     reading: LinearFit,
     /// Seconds until a question is answered.
     answering: LinearFit,
-    /// Questions for the next tick: request and piece.
+    /// Questions for the next tick: request and item.
     questions: Vec<(Room, usize)>,
     /// Questions under way.
     queries: BTreeMap<TierTag, questions::Query>,

@@ -3,7 +3,7 @@
 //!
 //! When a prompt is computed, decode still has to wait for the pages of the last chunk. If they are cut into groups of
 //! layers, all but the last group travel while the chunk is computed. Each group is a part of its own, which costs
-//! messages and wake-ups, and in layouts where a layer is not contiguous it is cut into smaller pieces. So groups are no
+//! messages and wake-ups, and in layouts where a layer is not contiguous it is cut into smaller runs. So groups are no
 //! finer than what [`KNEE`] and [`LEAST_PART`] allow.
 
 use std::fmt;
@@ -144,7 +144,7 @@ mod tests {
         let head_first = layout(KvOrder::PageHeadLayerKvTokenDim);
         assert_eq!((piece_bytes(&head_first, 1), piece_bytes(&head_first, 32)), (8 << 10, 2 << 20));
         let rule = LayerGroups::new(Wish::Auto, &head_first).unwrap();
-        assert_eq!(rule.group(32), Some(4), "32 KiB a piece");
+        assert_eq!(rule.group(32), Some(4), "32 KiB a run");
         let mut small = head_first.shape;
         (small.head_dim, small.value_dim) = (16, 16);
         let rule =

@@ -2,7 +2,7 @@
 //!
 //! The cache is one array over (page, head, layer, K or V, token in page, dim). [`KvLayout`] gives the bytes between
 //! neighbours along each of these, for K and for V, whose rows may differ in size. So one type describes every order
-//! that an engine requires. The default order is page-head-layer-kv-token-dim: a page is one contiguous piece of memory
+//! that an engine requires. The default order is page-head-layer-kv-token-dim: a page is one contiguous run of memory
 //! for all layers, and so is a head range of it.
 
 use std::fmt;
@@ -150,9 +150,9 @@ impl Strides {
 /// Orders in use, outermost dimension first. `dim` is always innermost and dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvOrder {
-    /// The default: a page, and a head range of it, is one contiguous piece.
+    /// The default: a page, and a head range of it, is one contiguous run.
     PageHeadLayerKvTokenDim,
-    /// A page, and a range of its layers, is one contiguous piece: for sending layers while others are computed.
+    /// A page, and a range of its layers, is one contiguous run: for sending layers while others are computed.
     PageLayerHeadKvTokenDim,
     /// The order that engines require: one array per layer and per K or V, token-major within (often called NHD).
     LayerKvPageTokenHeadDim,

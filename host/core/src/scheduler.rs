@@ -9,6 +9,7 @@
 //! | request | a [`job`] and its [`stage`]: one table says which stage follows which | `job.rs`, `stage.rs`, `ending.rs` |
 //! | hand-over | prefill's side and decode's side of a transfer, peers, messages | [`hand_over`](crate::hand_over), `sending.rs`, `receiving.rs`, `restoring.rs`, `peers.rs` |
 //! | policy | which request is next: admission, batching, drafts, pace, preemption, sharing | `admission.rs`, `batching.rs`, `drafting.rs`, `pace.rs`, `preemption.rs`, `sharing.rs`, `headroom.rs`, `ready.rs` |
+//! | roles | what differs between prefill, decode and aggregated workers | `roles.rs` |
 //!
 //! A request's way through the stages, per role, is drawn in `docs/internals/request.md`. The table of allowed moves is
 //! in `stage.rs`. A request leaves through one function (`retire`). Its pages are free if nothing can touch them. If
@@ -29,6 +30,7 @@ mod preemption;
 mod ready;
 mod receiving;
 mod restoring;
+mod roles;
 mod sending;
 mod sharing;
 mod stage;
@@ -50,6 +52,7 @@ use crate::outbox::Outbox;
 use crate::pool::{PageSource, PoolLimits};
 use crate::radix::CacheEvent;
 use crate::request::{Failure, FailureCode};
+use crate::transfer::Tag;
 
 use deadlines::Deadlines;
 use ending::Leftovers;
@@ -97,6 +100,8 @@ pub struct Scheduler {
     arrivals: u64,
     last_batch: u64,
     last_tag: u64,
+    /// Writes of running transfers that have not settled, and their rooms. Those of ended requests are known to the cache.
+    writes: BTreeMap<Tag, Room>,
     /// Reserves whose request has not come from the router yet.
     orphans: Orphans,
     peers: Peers,
@@ -157,8 +162,10 @@ impl Scheduler {
             deadlines: Deadlines::default(),
             patience: Deadlines::default(),
             settling: Deadlines::default(),
-            // A prefill worker draws one token of each answer, so it has no time between two tokens.
-            pace: Pace::new(config.target_itl.filter(|_| !config.role.sends_kv()), config.max_batch as usize),
+            pace: Pace::new(
+                config.target_itl.filter(|_| config.role.draws_whole_answers()),
+                config.max_batch as usize,
+            ),
             config,
             jobs: BTreeMap::new(),
             leftovers: BTreeMap::new(),
@@ -169,6 +176,7 @@ impl Scheduler {
             arrivals: 0,
             last_batch: 0,
             last_tag: 0,
+            writes: BTreeMap::new(),
             orphans: Orphans::default(),
             peers: Peers::default(),
             outbox: Outbox::default(),
@@ -306,6 +314,14 @@ impl Scheduler {
             "a write is waited for that nothing keeps pages for"
         );
         assert!(self.patience.len() <= self.queue.len(), "a request is patient that does not wait");
+        let tags = |(room, job): (&Room, &Job)| {
+            let (room, tags) = (*room, job.outgoing.as_ref().map(|outgoing| outgoing.tags.clone()));
+            tags.into_iter().flatten().map(move |tag| (tag, room))
+        };
+        assert!(
+            self.jobs.iter().flat_map(tags).collect::<BTreeMap<_, _>>() == self.writes,
+            "a write has no owner"
+        );
         let in_batch = self.jobs.values().filter(|job| job.stage().in_batch().is_some()).count();
         assert!(self.computing || in_batch == 0, "a request is in a batch that is not computed");
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();

@@ -68,7 +68,7 @@ use crate::ids::{Instance, Room};
 
 pub use ring::{Action as RingAction, Arrival, Geometry, Opening, Ring, RingStats, Scatter};
 pub use sender::{
-    Action as SenderAction, Fault, Gather, Lane, LaneError, Sender, SenderStats, Target, Written,
+    Action as SenderAction, Fault, Gather, LaneError, Sender, SenderStats, StagedLane, Target, Written,
 };
 
 /// One rank of another worker.

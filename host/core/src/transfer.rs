@@ -1,8 +1,8 @@
-//! From pages to writes: which bytes go where, in the fewest pieces.
+//! From pages to writes: which bytes go where, in the fewest runs.
 //!
 //! A [`KvSlice`] is the part of the cache that one pool holds: some of the model's heads and layers, in some order. A
 //! [`Lane`] says which heads go from one slice into another. For a list of pages [`copy_lane`] makes a [`PagesCopy`] of it,
-//! which knows its size without being expanded, and expands to pieces. A staging buffer is a slice too ([`KvSlice::dense`]),
+//! which knows its size without being expanded, and expands to runs. A staging buffer is a slice too ([`KvSlice::dense`]),
 //! so one function plans gathering, scattering and direct transfers. [`choose`] decides between a direct and a staged
 //! transfer, and a [`Cut`] says what each piece of a staged lane holds.
 
@@ -13,8 +13,8 @@ mod lane;
 
 use std::ops::Range;
 
-pub use choice::{KNEE, LEAST_PIECES, Path, StagingMode, StagingPolicy, choose};
-pub use copy::{Dimension, LONGEST_PIECE, PageBlock, PagesCopy, Piece, PlanSize};
+pub use choice::{KNEE, LEAST_RUNS, Path, StagingMode, StagingPolicy, choose};
+pub use copy::{Dimension, LONGEST_RUN, PageBlock, PagesCopy, PlanSize, Run};
 pub use cut::{Cut, StagedPiece};
 pub use lane::{KvSlice, Lane, PlanError, copy_lane, piece_bytes, plan_lane};
 
@@ -34,14 +34,14 @@ pub fn plan(
     target: &KvLayout,
     source_pages: &[PageId],
     target_pages: &[PageId],
-) -> Result<Vec<Piece>, PlanError> {
+) -> Result<Vec<Run>, PlanError> {
     plan_layers(source, target, source_pages, target_pages, 0..source.shape.layers)
 }
 
 /// Plans the copy of some layers of `source_pages` into `target_pages`, pair by pair, between pools of the same heads and
 /// layers.
 ///
-/// Bytes that are contiguous on both sides become one piece. In the default layout all layers of a page are one run,
+/// Bytes that are contiguous on both sides become one run. In the default layout all layers of a page are one run,
 /// and so are neighbouring pages. Some layers of a page are one run per head. In a layer-first layout a layer of
 /// neighbouring pages is one run for K and one for V.
 ///
@@ -53,7 +53,7 @@ pub fn plan_layers(
     source_pages: &[PageId],
     target_pages: &[PageId],
     layers: Range<usize>,
-) -> Result<Vec<Piece>, PlanError> {
+) -> Result<Vec<Run>, PlanError> {
     let (from, to) = (source.shape, target.shape);
     if (from.heads, from.layers) != (to.heads, to.layers) {
         return Err(PlanError::shape(source, target));
@@ -89,7 +89,7 @@ mod tests {
         let to: Vec<PageId> = (4..7).map(PageId).collect();
         assert_eq!(
             plan(&pool, &pool, &pages, &to).unwrap(),
-            vec![Piece { source: 2 * page, target: 4 * page, length: 3 * page }]
+            vec![Run { source: 2 * page, target: 4 * page, length: 3 * page }]
         );
         let scattered = [PageId(4), PageId(6), PageId(5)];
         assert_eq!(plan(&pool, &pool, &pages, &scattered).unwrap().len(), 3);
@@ -99,7 +99,7 @@ mod tests {
     fn each_layout_needs_the_fewest_pieces_for_some_layers_of_neighbouring_and_scattered_pages() {
         let neighbours: Vec<PageId> = (2..5).map(PageId).collect();
         let scattered = [PageId(7), PageId(1), PageId(4)];
-        // 2 heads, 3 layers: the order, the pieces of all layers (neighbours, scattered), and the pieces of two layers
+        // 2 heads, 3 layers: the order, the runs of all layers (neighbours, scattered), and the runs of two layers
         // (the same).
         for (order, whole, some) in [
             (KvOrder::PageHeadLayerKvTokenDim, (1, 3), (3 * 2, 3 * 2)),
@@ -108,9 +108,9 @@ mod tests {
         ] {
             let pool = layout(order, 8);
             let count = |to: &[PageId], layers| {
-                let pieces = plan_layers(&pool, &pool, &neighbours, to, layers).unwrap();
-                let bytes: usize = pieces.iter().map(|piece| piece.length).sum();
-                (pieces.len(), bytes)
+                let runs = plan_layers(&pool, &pool, &neighbours, to, layers).unwrap();
+                let bytes: usize = runs.iter().map(|run| run.length).sum();
+                (runs.len(), bytes)
             };
             let page = pool.shape.page_bytes();
             assert_eq!(count(&neighbours, 0..3), (whole.0, 3 * page), "{order}");
@@ -136,12 +136,12 @@ mod tests {
             let pairs = [(0, 3), (1, 4), (4, 0)];
             let sent: Vec<PageId> = pairs.iter().map(|pair| PageId(pair.0)).collect();
             let expected: Vec<PageId> = pairs.iter().map(|pair| PageId(pair.1)).collect();
-            let pieces = plan_layers(&source, &target, &sent, &expected, layers.clone()).unwrap();
-            for piece in &pieces {
-                copied[piece.target..piece.target + piece.length]
-                    .copy_from_slice(&bytes[piece.source..piece.source + piece.length]);
+            let runs = plan_layers(&source, &target, &sent, &expected, layers.clone()).unwrap();
+            for run in &runs {
+                copied[run.target..run.target + run.length]
+                    .copy_from_slice(&bytes[run.source..run.source + run.length]);
             }
-            let moved: usize = pieces.iter().map(|piece| piece.length).sum();
+            let moved: usize = runs.iter().map(|run| run.length).sum();
             assert_eq!(moved, 3 * source.shape.page_bytes() / 3 * layers.len());
             for (a, b) in pairs {
                 for (head, layer, kv, token) in
@@ -169,12 +169,12 @@ mod tests {
         };
         let pool = KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim);
         let pages: Vec<PageId> = (0..4).map(PageId).collect();
-        let pieces = plan(&pool, &pool, &pages, &pages).unwrap();
-        assert!(pieces.iter().all(|piece| piece.length <= LONGEST_PIECE));
+        let runs = plan(&pool, &pool, &pages, &pages).unwrap();
+        assert!(runs.iter().all(|run| run.length <= LONGEST_RUN));
         let mut end = 0;
-        for piece in &pieces {
-            assert_eq!((piece.source, piece.target), (end, end));
-            end += piece.length;
+        for run in &runs {
+            assert_eq!((run.source, run.target), (end, end));
+            end += run.length;
         }
         assert_eq!(end, pool.bytes());
     }

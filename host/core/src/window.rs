@@ -281,7 +281,7 @@ mod tests {
     fn no_piece_of_a_sequence_keeps_more_pages_than_the_most() {
         for (tokens, page) in (1..30).flat_map(|tokens| (1..9).map(move |page| (tokens, page))) {
             let window = WindowShape { tokens, parts: 1, layers: 1 };
-            for piece in 1..20 {
+            for chunk in 1..20 {
                 let kept = |start: usize| {
                     let first = window.first_kept(start, page);
                     assert!(first <= window.first_live(start, page));
@@ -289,12 +289,12 @@ mod tests {
                         first <= window.first_live(start / page * page, page),
                         "the page's first position"
                     );
-                    (start + piece).div_ceil(page) - first
+                    (start + chunk).div_ceil(page) - first
                 };
                 assert_eq!(
                     (0..200).map(kept).max(),
-                    Some(window.most_kept(piece, page)),
-                    "{tokens} {page} {piece}"
+                    Some(window.most_kept(chunk, page)),
+                    "{tokens} {page} {chunk}"
                 );
             }
         }

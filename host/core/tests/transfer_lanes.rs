@@ -1,6 +1,6 @@
 //! The transfer planner against an element-wise copy: any two layouts, numbers of ranks, head counts, row sizes and lists
 //! of pages. Every lane puts every row of its heads to its place, nothing else is written, nothing is written twice, and
-//! no plan has more pieces than there are contiguous stretches. Case numbers and seeds are proptest's: a failure prints
+//! no plan has more runs than there are contiguous stretches. Case numbers and seeds are proptest's: a failure prints
 //! the smallest case it found.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
@@ -30,31 +30,30 @@ fn every_lane_puts_every_row_of_its_heads_to_its_place_once_and_writes_nothing_e
         let mut world = World::new(case);
         for lane in head_lanes(case.kv_heads, case.sources, case.targets) {
             let plan = world.lane(&lane);
-            let pieces =
-                plan_lane(&plan, &case.source_pages, &case.target_pages, case.layers.clone()).unwrap();
-            world.write(&lane, &pieces);
+            let runs = plan_lane(&plan, &case.source_pages, &case.target_pages, case.layers.clone()).unwrap();
+            world.write(&lane, &runs);
         }
         world.check()
     });
 }
 
 #[test]
-fn a_plan_has_no_more_pieces_than_there_are_contiguous_stretches_and_knows_its_size_unexpanded() {
+fn a_plan_has_no_more_runs_than_there_are_contiguous_stretches_and_knows_its_size_unexpanded() {
     for_cases(600, |case| {
         let world = World::new(case);
         for lane in head_lanes(case.kv_heads, case.sources, case.targets) {
             let plan = world.lane(&lane);
             let copy = copy_lane(&plan, &case.source_pages, &case.target_pages, case.layers.clone()).unwrap();
-            let pieces = copy.pieces();
-            prop_assert_eq!(copy.size().pieces, pieces.len());
-            prop_assert_eq!(copy.size().bytes, pieces.iter().map(|piece| piece.length).sum::<usize>());
+            let runs = copy.runs();
+            prop_assert_eq!(copy.size().runs, runs.len());
+            prop_assert_eq!(copy.size().bytes, runs.iter().map(|run| run.length).sum::<usize>());
             let fewest = fewest(&plan, case);
             if case.one_order() {
-                prop_assert_eq!(pieces.len(), fewest, "{:?}", copy);
+                prop_assert_eq!(runs.len(), fewest, "{:?}", copy);
             } else {
                 // In a transposed copy, the last run of a page can touch the first run of the next page. Each group of two or more
                 // runs that do not touch has at most one such place.
-                prop_assert!(pieces.len() <= 2 * fewest, "{} for {}: {:?}", pieces.len(), fewest, copy);
+                prop_assert!(runs.len() <= 2 * fewest, "{} for {}: {:?}", runs.len(), fewest, copy);
             }
         }
         Ok(())
@@ -62,7 +61,7 @@ fn a_plan_has_no_more_pieces_than_there_are_contiguous_stretches_and_knows_its_s
 }
 
 #[test]
-fn blocks_and_pages_describe_the_same_copy_as_the_pieces() {
+fn blocks_and_pages_describe_the_same_copy_as_the_runs() {
     for_cases(300, |case| {
         let mut world = World::new(case);
         for lane in head_lanes(case.kv_heads, case.sources, case.targets) {
@@ -112,11 +111,11 @@ fn pool(order: KvOrder, heads: usize) -> KvLayout {
 }
 
 #[test]
-fn a_lane_of_some_heads_is_one_piece_a_page_in_the_default_layout_and_one_a_token_in_the_engines() {
+fn a_lane_of_some_heads_is_one_run_a_page_in_the_default_layout_and_one_a_token_in_the_engines() {
     let (default, nhd) = (KvOrder::PageHeadLayerKvTokenDim, KvOrder::LayerKvPageTokenHeadDim);
     let pages: Vec<PageId> = (3..23).map(PageId).collect();
     let scattered: Vec<PageId> = (0..20).map(|index| PageId(60 - 2 * index)).collect();
-    // (order, heads of source and target, pieces of 20 neighbouring pages, of 20 scattered ones)
+    // (order, heads of source and target, runs of 20 neighbouring pages, of 20 scattered ones)
     for (order, [from, to], neighbours, apart) in [
         (default, [8, 8], 1, 20),
         (default, [2, 8], 20, 20),
@@ -130,16 +129,16 @@ fn a_lane_of_some_heads_is_one_piece_a_page_in_the_default_layout_and_one_a_toke
         let share = |heads: usize| KvSlice::pool(pool(order, heads), 8 - heads);
         let lane = Lane { source: share(from), target: share(to), heads: 8 - from.min(to)..8 };
         let count = |to: &[PageId]| copy_lane(&lane, &pages, to, 0..4).unwrap().size();
-        assert_eq!(count(&pages).pieces, neighbours, "{order} {from} {to}");
-        assert_eq!(count(&scattered).pieces, apart, "{order} {from} {to}");
+        assert_eq!(count(&pages).runs, neighbours, "{order} {from} {to}");
+        assert_eq!(count(&scattered).runs, apart, "{order} {from} {to}");
         let whole = order != nhd && from == to;
         assert_eq!(count(&pages).whole_pages, whole, "{order} {from} {to}");
     }
 }
 
 #[test]
-fn k_and_v_rows_of_different_sizes_are_one_piece_where_they_follow_each_other() {
-    // (order, pages of the pool, pieces of one whole page, of two layers of it)
+fn k_and_v_rows_of_different_sizes_are_one_run_where_they_follow_each_other() {
+    // (order, pages of the pool, runs of one whole page, of two layers of it)
     for (order, pages, whole, some) in [
         (KvOrder::PageHeadLayerKvTokenDim, 64, 1, 8),
         (KvOrder::PageLayerHeadKvTokenDim, 64, 1, 1),
@@ -151,7 +150,7 @@ fn k_and_v_rows_of_different_sizes_are_one_piece_where_they_follow_each_other() 
         let lane = Lane { source: share, target: share, heads: 0..8 };
         let count = |layers| {
             let size = copy_lane(&lane, &[PageId(0)], &[PageId(0)], layers).unwrap().size();
-            (size.pieces, size.bytes)
+            (size.runs, size.bytes)
         };
         let layer = 8 * 16 * (192 + 128) * 2;
         assert_eq!(count(0..4), (whole, 4 * layer), "{order} of {pages} pages");
@@ -160,15 +159,15 @@ fn k_and_v_rows_of_different_sizes_are_one_piece_where_they_follow_each_other() 
 }
 
 #[test]
-fn neighbouring_pages_are_one_piece_in_whatever_order_they_are_named() {
+fn neighbouring_pages_are_one_run_in_whatever_order_they_are_named() {
     let share = KvSlice::pool(pool(KvOrder::PageHeadLayerKvTokenDim, 8), 0);
     let lane = Lane { source: share, target: share, heads: 0..8 };
     let pages = |numbers: [u32; 4]| numbers.map(PageId);
-    let pieces = plan_lane(&lane, &pages([7, 5, 6, 4]), &pages([17, 15, 16, 14]), 0..4).unwrap();
-    assert_eq!(pieces.len(), 1);
+    let runs = plan_lane(&lane, &pages([7, 5, 6, 4]), &pages([17, 15, 16, 14]), 0..4).unwrap();
+    assert_eq!(runs.len(), 1);
     // Pages that are neighbours on one side only do not merge.
-    let pieces = plan_lane(&lane, &pages([4, 5, 6, 7]), &pages([17, 16, 15, 14]), 0..4).unwrap();
-    assert_eq!(pieces.len(), 4);
+    let runs = plan_lane(&lane, &pages([4, 5, 6, 7]), &pages([17, 16, 15, 14]), 0..4).unwrap();
+    assert_eq!(runs.len(), 4);
 }
 
 #[test]
@@ -199,11 +198,11 @@ fn lanes_start_at_the_right_heads_of_both_pools() {
                 };
                 let (source, target) = (share(sources, lane.source), share(targets, lane.target));
                 let plan = Lane { source, target, heads: lane.heads };
-                let [piece] = plan_lane(&plan, &[PageId(0)], &[PageId(0)], 0..4).unwrap()[..] else {
-                    panic!("one page is one piece");
+                let [run] = plan_lane(&plan, &[PageId(0)], &[PageId(0)], 0..4).unwrap()[..] else {
+                    panic!("one page is one run");
                 };
                 let head = source.layout.sides[0].head;
-                [lane.source, lane.target, piece.source / head, piece.length / head, piece.target / head]
+                [lane.source, lane.target, run.source / head, run.length / head, run.target / head]
             })
             .collect();
         assert_eq!(found, expected, "{sources} to {targets} ranks of {kv_heads} heads");

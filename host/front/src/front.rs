@@ -30,6 +30,8 @@ use crate::text::TextModel;
 pub struct FrontConfig {
     /// Name that clients give as `model` and that workers must announce.
     pub model: String,
+    /// Other names that clients may give.
+    pub aliases: Vec<String>,
     /// Facts about the server that clients can read.
     pub about: About,
     /// Origins whose web pages may use the API.
@@ -100,6 +102,7 @@ impl FrontConfig {
     pub fn new(model: String, text: TextModel) -> Self {
         Self {
             model,
+            aliases: Vec::new(),
             about: About { created: clock::unix_seconds(), ..About::default() },
             origins: Origins::default(),
             text,
@@ -245,6 +248,7 @@ pub async fn serve(
     let places = Places::new(config.connections, config.max_requests, audit.clone());
     let app = Arc::new(App {
         model: config.model,
+        aliases: config.aliases,
         about: config.about,
         text: config.text,
         router: router.clone(),

@@ -66,6 +66,8 @@ pub use upload::Uploads;
 pub struct App {
     /// Name that clients give as `model`.
     pub model: String,
+    /// Other names that clients may give.
+    pub aliases: Vec<String>,
     /// Facts about the server that clients can read.
     pub about: About,
     /// Tokenizer, chat template and end tokens of the model.
@@ -146,6 +148,19 @@ struct Entrance {
 }
 
 impl App {
+    /// The names of the served model. Answers have the first one.
+    fn names(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.model).chain(&self.aliases)
+    }
+
+    /// Checks that a client means the served model.
+    fn check_name(&self, name: &str) -> Result<(), ApiError> {
+        match self.names().any(|served| served == name) {
+            true => Ok(()),
+            false => Err(ApiError::unknown_model(name, self.names())),
+        }
+    }
+
     fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
     }

@@ -50,7 +50,7 @@ fn refused(message: impl Into<String>) -> Refused {
 /// When the settings cannot work. The error says what would work.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     offload::check(settings)?;
-    served_name(settings)?;
+    served_names(settings)?;
     allocator::check(settings)?;
     let staging = staging::staging(settings)?;
     numbers::check(settings)?;
@@ -82,7 +82,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
 /// When a value is invalid.
 pub fn check_router(settings: &Settings) -> Result<(), Refused> {
     offload::check(settings)?;
-    served_name(settings)?;
+    served_names(settings)?;
     staging::staging(settings)?;
     ranks::check_bounds(settings)?;
     model_path::check(settings)?;
@@ -100,18 +100,21 @@ pub fn kv_identity(settings: &Settings) -> Result<PageHash, Refused> {
 /// Longest name of a model that a router accepts, in bytes.
 const LONGEST_MODEL_NAME: usize = host_front::registry::MAX_TEXT;
 
-/// Checks the name under which the model is served.
-fn served_name(settings: &Settings) -> Result<(), Refused> {
-    match settings.served_model_name.as_deref() {
-        Some(name) if name.trim().is_empty() => Err(refused(
+/// Checks the names under which the model is served.
+fn served_names(settings: &Settings) -> Result<(), Refused> {
+    let Some(names) = &settings.served_model_name else { return Ok(()) };
+    if names.is_empty() || names.iter().any(|name| name.trim().is_empty()) {
+        return Err(refused(
             "--served-model-name is empty: give a name, or leave it out to use that of the model's directory",
-        )),
-        Some(name) if name.len() > LONGEST_MODEL_NAME => Err(refused(format!(
+        ));
+    }
+    if let Some(name) = names.iter().find(|name| name.len() > LONGEST_MODEL_NAME) {
+        return Err(refused(format!(
             "--served-model-name has {} bytes: at most {LONGEST_MODEL_NAME} are allowed",
             name.len()
-        ))),
-        _ => Ok(()),
+        )));
     }
+    Ok(())
 }
 
 /// The eviction policy of a worker of this role, if it keeps a radix cache.

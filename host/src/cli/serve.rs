@@ -216,6 +216,7 @@ fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> Front
         ..standard.retry
     };
     limits.of_front(FrontConfig {
+        aliases: settings.model_aliases(),
         drain,
         retry,
         warm_up: !settings.no_warm_up,

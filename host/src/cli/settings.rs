@@ -136,9 +136,10 @@ pub struct Settings {
     #[arg(long, value_name = "FORMAT")]
     pub reasoning_parser: Option<ReasoningParserName>,
 
-    /// Name under which the model is served [default: the directory's name, or the file's without .gguf]
-    #[arg(long, value_name = "NAME")]
-    pub served_model_name: Option<String>,
+    /// Names under which the model is served. Answers have the first one [default: the directory's name, or the file's without .gguf]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    #[serde(deserialize_with = "one_or_several", default)]
+    pub served_model_name: Option<Vec<String>>,
 
     /// What computes the model [default: cpu]
     #[arg(long, value_enum)]

@@ -3,7 +3,7 @@
 use host_core::KvLayout;
 use host_core::staging::{LONGEST_PIECE, MOST_PIECES, piece_limit};
 use host_core::transfer::{Cut, StagingMode};
-use host_worker::Staging;
+use host_worker::StagingSettings;
 
 use super::Refused;
 use super::launch::share;
@@ -20,8 +20,8 @@ const KNEE: u64 = 1 << 30;
 ///
 /// # Errors
 /// When one of them is out of its bounds, or they contradict each other.
-pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
-    let mode = settings.staging.unwrap_or(Staging::default().mode);
+pub fn staging(settings: &Settings) -> Result<StagingSettings, Refused> {
+    let mode = settings.staging.unwrap_or(StagingSettings::default().mode);
     let bytes = match settings.staging_bytes {
         None => share::staging_bytes(settings).max(LEAST),
         Some(Bytes(bytes)) => bytes,
@@ -61,14 +61,14 @@ pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
         StagingMode::Auto if bytes == 0 => of_no_use(&["--staging-knee"], "with --staging-bytes 0")?,
         StagingMode::Auto => {}
     }
-    Ok(Staging { mode, knee, bytes })
+    Ok(StagingSettings { mode, knee, bytes })
 }
 
 /// Checks the staging memory of a worker's ranks against their pools, for prompts of up to `max_tokens` tokens.
 ///
 /// # Errors
 /// When pieces would be too small, or a prompt would have too many of them.
-pub fn check_ranks(staging: &Staging, layouts: &[KvLayout], max_tokens: u32) -> Result<(), Refused> {
+pub fn check_ranks(staging: &StagingSettings, layouts: &[KvLayout], max_tokens: u32) -> Result<(), Refused> {
     let ranks = layouts.len() as u64;
     let bytes = staging.bytes_of_rank(layouts.len()) as u64;
     if staging.bytes == 0 || staging.mode == StagingMode::Never {

@@ -64,7 +64,7 @@ use host_wire::proto::WorkerInfo;
 use host_wire::protocol;
 use link::Links;
 pub use parts::{Parts, RankParts};
-pub use staging::Staging;
+pub use staging::StagingSettings;
 pub use tier_thread::{OffloadTiers, seal, slot_bytes};
 
 /// Inputs that may wait for the scheduler at once. Senders beyond that wait (or, on the control plane, give up and repeat).
@@ -263,7 +263,7 @@ struct TransferThreads<'a> {
     inputs: &'a mpsc::Sender<Input>,
     page_integrity: bool,
     settles: bool,
-    staging: Staging,
+    staging: StagingSettings,
 }
 
 impl TransferThreads<'_> {

@@ -56,13 +56,13 @@ pub(super) struct Rank {
     /// The region of the aux rows. Rank 0 alone has one.
     pub aux_region: Option<RegionId>,
     /// Memory in which pieces of KV are gathered before they are sent, and in which they arrive. `None` without staging.
-    pub staging: Option<Staging>,
+    pub staging: Option<StagingMemory>,
     /// The counters of staging that the transfer thread last reported.
     stats: Mutex<(SenderStats, RingStats)>,
 }
 
 /// A rank's staging memory.
-pub(super) struct Staging {
+pub(super) struct StagingMemory {
     pub memory: Arc<PageBuffer>,
     pub region: RegionId,
 }
@@ -220,7 +220,7 @@ impl Links {
                     })?;
                     let fd = memory.fd().map_or(-1, |fd| fd.as_raw_fd());
                     let region = register(&backend, &host_memory(&memory, fd), "staging memory")?;
-                    Some(Staging { memory: Arc::new(memory), region })
+                    Some(StagingMemory { memory: Arc::new(memory), region })
                 }
             };
             if rank == 0 && !reaches {

@@ -7,7 +7,7 @@ use host_executor::{Executor, KvMemory};
 use host_plugin_api::transfer::TransferBackend;
 use host_wire::proto::KvIdentity;
 
-use super::{Grammars, OffloadTiers, Pages, Staging};
+use super::{Grammars, OffloadTiers, Pages, StagingSettings};
 
 /// Everything that a worker needs to start.
 pub struct Parts {
@@ -34,7 +34,7 @@ pub struct Parts {
     /// Grammars of requests, or `None` if tokens are drawn from no model's vocabulary.
     pub grammars: Option<Arc<Grammars>>,
     /// When pages go through staging memory, and how much staging memory there is.
-    pub staging: Staging,
+    pub staging: StagingSettings,
 }
 
 /// The parts of one tensor-parallel rank.

@@ -5,7 +5,7 @@ use host_plugin_api::TransferLimits;
 
 /// Memory in which small pieces of KV are packed for a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Staging {
+pub struct StagingSettings {
     /// When it is used.
     pub mode: StagingMode,
     /// Bytes from which on a piece is written directly. `None` leaves that to the transfer plugin, which knows what a short write
@@ -15,14 +15,14 @@ pub struct Staging {
     pub bytes: usize,
 }
 
-impl Default for Staging {
+impl Default for StagingSettings {
     /// Staging in the default mode, with 128 MiB.
     fn default() -> Self {
         Self { mode: StagingMode::default(), knee: None, bytes: 128 << 20 }
     }
 }
 
-impl Staging {
+impl StagingSettings {
     /// The policy of a rank whose plugin has these limits. The knee is the operator's, else the plugin's, else one that
     /// suits most links.
     pub(super) fn policy(&self, limits: &TransferLimits) -> StagingPolicy {
@@ -48,7 +48,9 @@ mod tests {
     #[test]
     fn the_operator_knows_better_than_the_plugin_and_the_plugin_better_than_we() {
         let silent = TransferLimits::new(1, 1);
-        let knee = |knee, limits: TransferLimits| Staging { knee, ..Staging::default() }.policy(&limits).knee;
+        let knee = |knee, limits: TransferLimits| {
+            StagingSettings { knee, ..StagingSettings::default() }.policy(&limits).knee
+        };
         assert_eq!(knee(None, silent), StagingPolicy::default().knee);
         assert_eq!(knee(None, TransferLimits { short_writes: 256, ..silent }), 256);
         assert_eq!(knee(Some(4096), TransferLimits { short_writes: 256, ..silent }), 4096);

@@ -34,7 +34,7 @@ use super::clock::Clock;
 use super::complaints::Failed;
 use super::link::{Links, Rank};
 use sending::Sending;
-use staging::Staging;
+use staging::RankStaging;
 
 /// Sleep while the plugin has no descriptor to wait on, is full, or has something unsettled.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
@@ -123,7 +123,7 @@ pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
     let clock = Clock::start();
     let thread = std::thread::Builder::new().name(format!("transfer-{rank}")).spawn(move || {
         let sending = Sending::new(start.links.clone(), rank, start.settles);
-        let staging = Staging::new(&start.links.ranks()[rank], clock, copier);
+        let staging = RankStaging::new(&start.links.ranks()[rank], clock, copier);
         Thread { start, backend, sending, staging }.run(&state);
     })?;
     Ok((Inbox(inbox), thread))
@@ -139,7 +139,7 @@ struct Thread {
     start: Start,
     backend: Arc<dyn TransferBackend>,
     sending: Sending,
-    staging: Staging,
+    staging: RankStaging,
 }
 
 impl Thread {

@@ -13,7 +13,7 @@ use crate::queue::{CLAIM_BYTES, Claimed, Ended, Kind};
 use crate::run::{Run, RunPage, RunPlace};
 use crate::segment::Segment;
 use crate::store::{Store, code_of, is_of_this_process};
-use crate::writer::{NoRoom, Room};
+use crate::writer::{NoSpace, Space};
 
 /// Starts the pages of a claim. Pages that end at once go to `ended`, pages that have to wait are parked.
 pub fn start(store: &Store, claim: &[Claimed], ended: &mut Vec<Ended>, runs: &mut Vec<Run>) {
@@ -168,21 +168,21 @@ fn start_puts(store: &Store, claim: &[Claimed], ended: &mut Vec<Ended>, runs: &m
         }
         let (pages, behind) = rest.split_at(count);
         rest = behind;
-        let (room, call) = store.writer.room(bytes);
+        let (space, call) = store.writer.space(bytes);
         if call {
             store.call_keeper();
         }
-        match room {
-            Ok(room) => runs.extend(write_run(store, room, pages, ended)),
-            Err(NoRoom::Wait) => pages.iter().for_each(|page| store.queue.park(page)),
-            Err(NoRoom::Refused(code)) => pages.iter().for_each(|page| refuse(store, page, code, ended)),
+        match space {
+            Ok(space) => runs.extend(write_run(store, space, pages, ended)),
+            Err(NoSpace::Wait) => pages.iter().for_each(|page| store.queue.park(page)),
+            Err(NoSpace::Refused(code)) => pages.iter().for_each(|page| refuse(store, page, code, ended)),
         }
     }
 }
 
-/// The run that writes these pages into their room.
-fn write_run(store: &Store, room: Room, pages: &[&Claimed], ended: &mut Vec<Ended>) -> Option<Run> {
-    let mut block = room.block;
+/// The run that writes these pages into their space.
+fn write_run(store: &Store, space: Space, pages: &[&Claimed], ended: &mut Vec<Ended>) -> Option<Run> {
+    let mut block = space.block;
     let mut parts = Vec::with_capacity(pages.len());
     for page in pages {
         let (Some(span), Ok(mut buffer)) = (page.span, buffer_for(page)) else {
@@ -198,11 +198,11 @@ fn write_run(store: &Store, room: Room, pages: &[&Claimed], ended: &mut Vec<Ende
         parts.push(RunPage { page: **page, value, number: 0, is_suspect: false, buffer });
     }
     if parts.is_empty() {
-        room.open.ended();
+        space.open.ended();
         return None;
     }
-    let data = room.open.data.clone();
-    Some(Run::new(RunPlace::To(room.open), data, parts))
+    let data = space.open.data.clone();
+    Some(Run::new(RunPlace::To(space.open), data, parts))
 }
 
 /// Ends the pages of a run, which ended with an error or with `run.done` bytes.

@@ -1,4 +1,4 @@
-//! The segments that this instance writes: gives room for values, appends their records, and retires full segments.
+//! The segments that this instance writes: gives space for values, appends their records, and retires full segments.
 //!
 //! `tests/shuttle` compiles this file with shuttle's locks.
 
@@ -97,16 +97,16 @@ impl OpenSegment {
     }
 }
 
-/// Room for values of one write.
-pub struct Room {
+/// Space for values of one write.
+pub struct Space {
     pub open: Arc<OpenSegment>,
     /// The first block.
     pub block: u32,
 }
 
-/// Why there is no room.
+/// Why there is no space.
 #[derive(Debug)]
-pub enum NoRoom {
+pub enum NoSpace {
     /// The keeper is making a segment. Try again.
     Wait,
     /// The keeper could not make one.
@@ -151,9 +151,9 @@ impl Writer {
         Self { state: Mutex::new(state) }
     }
 
-    /// Gives room for a write of `bytes` bytes, a multiple of blocks and no more than a segment. Also says whether the
-    /// keeper is needed. The caller must end the room with [`ended`](OpenSegment::ended).
-    pub fn room(&self, bytes: u64) -> (Result<Room, NoRoom>, bool) {
+    /// Gives space for a write of `bytes` bytes, a multiple of blocks and no more than a segment. Also says whether the
+    /// keeper is needed. The caller must end the space with [`ended`](OpenSegment::ended).
+    pub fn space(&self, bytes: u64) -> (Result<Space, NoSpace>, bool) {
         let mut state = self.state.lock();
         for _ in 0..2 {
             if let Some(open) = &state.current {
@@ -165,7 +165,7 @@ impl Writer {
                     let soon = state.used > open.size / 2 && state.spare.is_none() && !state.wanted;
                     let soon = soon && state.refused.is_none_or(|(_, until)| Instant::now() >= until);
                     state.wanted |= soon;
-                    return (Ok(Room { open, block }), soon);
+                    return (Ok(Space { open, block }), soon);
                 }
                 let full = state.current.take();
                 state.retired.extend(full);
@@ -174,10 +174,10 @@ impl Writer {
             state.used = 0;
         }
         match state.refused {
-            Some((code, until)) if Instant::now() < until => (Err(NoRoom::Refused(code)), false),
+            Some((code, until)) if Instant::now() < until => (Err(NoSpace::Refused(code)), false),
             _ => {
                 state.wanted = true;
-                (Err(NoRoom::Wait), true)
+                (Err(NoSpace::Wait), true)
             }
         }
     }

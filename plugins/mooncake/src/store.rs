@@ -2,8 +2,8 @@
 //! This module has the calls of the host's threads. The hot calls only touch a queue.
 //!
 //! - The host's memory is registered once. Values go between it and the pool without a copy in between.
-//! - Threads of the tier make all calls into Mooncake: one lane for questions, one for reads, one for writes
-//!   ([`lanes`]). A call that hangs holds up its thread and its pages. Pages that wait behind it end with `TIMEOUT`
+//! - Threads of the tier make all calls into Mooncake: one group for questions, one for reads, one for writes
+//!   ([`groups`]). A call that hangs holds up its thread and its pages. Pages that wait behind it end with `TIMEOUT`
 //!   after `store_deadline_ms`, so that no call waits for a peer that is frozen.
 //! - The answer that a key exists is a hint: its owner may be gone since. A get that fails is an error of that page alone.
 //! - A key never gets another value: Mooncake answers a put of a key that is there with success and writes nothing.
@@ -14,8 +14,8 @@ mod capi;
 mod client;
 mod config;
 mod find;
+mod groups;
 mod keys;
-mod lanes;
 mod link;
 mod master;
 mod memory;
@@ -40,10 +40,10 @@ use host_transfer_kit::{Event, locked};
 
 use client::Library;
 use config::Config;
-use lanes::Shared;
+use groups::Shared;
 use link::{Link, UNSETTLED};
 use metrics::Metrics;
-use queue::{LANES, Queue, Work, named};
+use queue::{GROUPS, Queue, Work, named};
 
 /// As many keys as one call takes.
 const MAX_PAGES: u32 = client::CALL_KEYS as u32;
@@ -141,11 +141,11 @@ impl MooncakeTier {
             }
             RecvTimeoutError::Disconnected => Error::new(ErrorCode::PANICKED, "the tier's thread panicked at its start"),
         })??;
-        for (lane, threads) in LANES.into_iter().zip(threads) {
+        for (group, threads) in GROUPS.into_iter().zip(threads) {
             for thread in 0..threads {
                 let own = shared.clone();
-                tier.spawn(["mooncake-ask", "mooncake-read", "mooncake-write"][lane as usize], move || {
-                    own.serve(lane, thread);
+                tier.spawn(["mooncake-ask", "mooncake-read", "mooncake-write"][group as usize], move || {
+                    own.serve(group, thread);
                 })?;
             }
         }

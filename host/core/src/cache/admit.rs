@@ -43,12 +43,12 @@ impl Cache {
         }
     }
 
-    /// Pages that an admitted request may ask for until it has grown to `ahead` pages. It is computed in pieces of `piece`
+    /// Pages that an admitted request may ask for until it has grown to `ahead` pages. It is computed in chunks of `chunk`
     /// positions.
     #[inline]
-    pub(crate) fn headroom(&self, kv: &Holding, ahead: usize, piece: usize) -> Pages {
+    pub(crate) fn headroom(&self, kv: &Holding, ahead: usize, chunk: usize) -> Pages {
         let pages = kv.table.len();
-        Pages { full: ahead.saturating_sub(pages), window: self.window_headroom(kv, ahead.max(pages), piece) }
+        Pages { full: ahead.saturating_sub(pages), window: self.window_headroom(kv, ahead.max(pages), chunk) }
     }
 
     /// Gives a waiting request its pages. They are free: the scheduler has made room for `need` before.

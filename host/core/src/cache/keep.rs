@@ -37,7 +37,7 @@ impl Cache {
         let whole = self.end_recompute(kv);
         let prompt = tokens.prompt().len();
         // Requests that branch off within this prompt need the window that exists now and is gone later.
-        if from < prompt && (kv.computed >= prompt || self.keeps_piecewise()) {
+        if from < prompt && (kv.computed >= prompt || self.keeps_each_chunk()) {
             self.keep(tokens, kv, may_be_read);
         }
         if let (Some(shape), Some(tree), Some(lock), Some(at)) =

@@ -8,7 +8,7 @@
 //! A request whose KV prefill sends has, from admission on, the parts that its first step sees ([`WindowShape::tail`]). On a
 //! worker with a radix tree it also has the parts with which it could continue if it lost its pages
 //! ([`WindowShape::kept_tail`]). These parts arrive with the last part of the transfer. A request that is computed here gets
-//! parts for each piece just before the piece is computed ([`Cache::extend`]). Before its first piece it gets the parts that it
+//! parts for each chunk just before the chunk is computed ([`Cache::extend`]). Before its first chunk it gets the parts that it
 //! restores from the [offload tiers](crate::hierarchy). When a batch is done, the parts that no later position sees are given
 //! back: the request's own to the pool, cached ones to the tree. So what a prompt takes here depends on the window and not on
 //! its length.
@@ -37,10 +37,10 @@ pub(super) struct WindowNeed {
     pub headroom: usize,
 }
 
-/// Pages of window parts that are kept at once within these token pages, when they are computed in pieces of `piece`
+/// Pages of window parts that are kept at once within these token pages, when they are computed in chunks of `chunk`
 /// positions.
-fn kept(shape: WindowShape, token_pages: Range<usize>, piece: usize, page_tokens: usize) -> usize {
-    shape.parts as usize * token_pages.len().min(shape.most_kept(piece.max(1), page_tokens))
+fn kept(shape: WindowShape, token_pages: Range<usize>, chunk: usize, page_tokens: usize) -> usize {
+    shape.parts as usize * token_pages.len().min(shape.most_kept(chunk.max(1), page_tokens))
 }
 
 impl Cache {
@@ -78,15 +78,25 @@ impl Cache {
         self.window.is_none()
     }
 
-    /// Whether pages enter the tree after each piece of a prompt. With sliding layers they must, because the window at
-    /// the end of a piece is gone later.
-    pub(crate) fn keeps_piecewise(&self) -> bool {
+    /// Whether KV can be cut behind any position. A state cannot: it cannot be cleared of a token that it has taken in.
+    pub(crate) fn may_be_cut(&self) -> bool {
+        self.window.is_none_or(|window| !window.keeps_state())
+    }
+
+    /// Whether a page holds all layers of the model. Layers that slide have pages of their own.
+    pub(crate) fn pages_hold_all_layers(&self) -> bool {
+        self.window.is_none()
+    }
+
+    /// Whether pages enter the tree after each chunk of a prompt. With sliding layers they must, because the window at
+    /// the end of a chunk is gone later.
+    pub(crate) fn keeps_each_chunk(&self) -> bool {
         self.window.is_some()
     }
 
-    /// The shortest piece of a prompt, in positions, for models whose shorter pieces need fewer pages at once. It is one page, as
-    /// admission assumes. Shorter pieces cost more than a save that is made later, so only a step that gives saves up uses them.
-    pub(crate) fn shortest_piece(&self, give_up: bool) -> Option<usize> {
+    /// The shortest chunk of a prompt, in positions, for models whose shorter chunks need fewer pages at once. It is one page, as
+    /// admission assumes. Shorter chunks cost more than a save that is made later, so only a step that gives saves up uses them.
+    pub(crate) fn shortest_chunk(&self, give_up: bool) -> Option<usize> {
         self.window.map(|_| if give_up { 1 } else { self.page_tokens })
     }
 
@@ -111,7 +121,7 @@ impl Cache {
     }
 
     /// Pages of window parts that a waiting request needs beyond the locked ones, if it may grow to `end` token pages. A
-    /// request that is computed here is counted with pieces of one page: requests share the tokens of a step, and pieces get
+    /// request that is computed here is counted with chunks of one page: requests share the tokens of a step, and chunks get
     /// shorter when window pages are short.
     pub(super) fn window_need(&self, tokens: &Tokens<'_>, prefix: Option<&Prefix>, end: usize) -> WindowNeed {
         let Some(shape) = self.window else { return WindowNeed::default() };
@@ -126,18 +136,18 @@ impl Cache {
         let (page, from) = prefix.map_or((0, 0), |prefix| (prefix.page(), prefix.from()));
         let cached = prefix.map_or(0, |prefix| prefix.lock.windows()) * parts;
         let now = prefix.map_or(0, Prefix::restored_windows) * parts;
-        let piece = (tokens.known() - from * page_tokens).min(page_tokens);
+        let chunk = (tokens.known() - from * page_tokens).min(page_tokens);
         let first = if from < page { from } else { shape.first_kept(from * page_tokens, page_tokens) };
-        let most = kept(shape, first..end.max(first), piece, page_tokens);
+        let most = kept(shape, first..end.max(first), chunk, page_tokens);
         WindowNeed { now, headroom: most.saturating_sub(cached + now) }
     }
 
     /// Pages of window parts that an admitted request may ask for until it is as long as `end` token pages.
     #[inline]
-    pub(super) fn window_headroom(&self, kv: &Holding, end: usize, piece: usize) -> usize {
+    pub(super) fn window_headroom(&self, kv: &Holding, end: usize, chunk: usize) -> usize {
         let Some(shape) = self.window else { return 0 };
         let first = kv.window.first;
-        let most = kept(shape, first..end.max(first), piece.min(self.page_tokens), self.page_tokens);
+        let most = kept(shape, first..end.max(first), chunk.min(self.page_tokens), self.page_tokens);
         most.saturating_sub(kv.window.len())
     }
 

@@ -51,7 +51,7 @@ impl Trial {
 }
 
 impl Hierarchy {
-    /// Whether reading the pieces `far`, and copying `copied` in all, takes no longer than doing without the pages
+    /// Whether reading the items `far`, and copying `copied` in all, takes no longer than doing without the pages
     /// `all`.
     pub(super) fn reading_pays(&self, room: Room, far: &[usize], copied: usize, all: Range<usize>) -> bool {
         let fetch = &self.fetches[&room];

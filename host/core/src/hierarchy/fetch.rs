@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-use super::window_pieces::Windows;
+use super::window_items::Windows;
 use super::{FoundSlot, Hierarchy, HostSlot, PrefetchPolicy, TierTag};
 use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
@@ -88,30 +88,30 @@ pub(super) struct Fetch {
     pub is_sent: bool,
     /// Pages that were in L1 when the request arrived.
     pub in_l1: usize,
-    /// The pieces that are fetched: pages of the prompt by their places, and behind all of them the pages of [window
+    /// The items that are fetched: pages of the prompt by their places, and behind all of them the pages of [window
     /// parts](super::windows).
-    pub pieces: BTreeMap<usize, FetchState>,
-    /// While restoring: the page of the pool into which each piece goes.
+    pub items: BTreeMap<usize, FetchState>,
+    /// While restoring: the page of the pool into which each item goes.
     pub table: BTreeMap<usize, PageId>,
 }
 
 impl Fetch {
-    pub(super) fn name(&self, piece: usize) -> PageHash {
-        let windows = self.windows.as_ref().zip(piece.checked_sub(self.names.len()));
-        windows.map_or_else(|| self.names[piece], |(windows, place)| windows.name(&self.names, place))
+    pub(super) fn name(&self, item: usize) -> PageHash {
+        let windows = self.windows.as_ref().zip(item.checked_sub(self.names.len()));
+        windows.map_or_else(|| self.names[item], |(windows, place)| windows.name(&self.names, place))
     }
 
-    /// The first tier that has a piece, as far as tiers were asked.
-    pub(super) fn stored(&self, piece: usize) -> Option<usize> {
-        let windows = self.windows.as_ref().zip(piece.checked_sub(self.names.len()));
-        windows.map_or_else(|| self.stored[piece], |(windows, place)| windows.tier(place))
+    /// The first tier that has an item, as far as tiers were asked.
+    pub(super) fn stored(&self, item: usize) -> Option<usize> {
+        let windows = self.windows.as_ref().zip(item.checked_sub(self.names.len()));
+        windows.map_or_else(|| self.stored[item], |(windows, place)| windows.tier(place))
     }
 
-    /// Takes note that a tier has a piece.
-    pub(super) fn found(&mut self, piece: usize, tier: usize) {
-        let stored = match (&mut self.windows, piece.checked_sub(self.names.len())) {
+    /// Takes note that a tier has an item.
+    pub(super) fn found(&mut self, item: usize, tier: usize) {
+        let stored = match (&mut self.windows, item.checked_sub(self.names.len())) {
             (Some(windows), Some(place)) => windows.stored(place),
-            _ => self.stored.get_mut(piece),
+            _ => self.stored.get_mut(item),
         };
         if let Some(stored) = stored {
             *stored = Some(stored.map_or(tier, |other| other.min(tier)));
@@ -119,7 +119,7 @@ impl Fetch {
     }
 
     pub(super) fn slots(&self) -> impl Iterator<Item = HostSlot> {
-        self.pieces.values().filter_map(|piece| match piece {
+        self.items.values().filter_map(|item| match item {
             FetchState::Filling(slot) | FetchState::Ready(slot) => Some(*slot),
             _ => None,
         })
@@ -127,8 +127,8 @@ impl Fetch {
 
     /// Pages of a restore that are not loaded.
     pub(super) fn unloaded(&self) -> usize {
-        let pieces = self.pieces.values().filter(|piece| **piece != FetchState::Loaded);
-        if self.phase == Phase::Restoring { pieces.count() } else { 0 }
+        let items = self.items.values().filter(|item| **item != FetchState::Loaded);
+        if self.phase == Phase::Restoring { items.count() } else { 0 }
     }
 
     /// Pages that the worker must at least compute for the request, as far as is known: all from the first one that is
@@ -137,13 +137,13 @@ impl Fetch {
         if self.is_sent || self.phase == Phase::Asking {
             return &[];
         }
-        let held = self.pieces.range(self.in_l1..).map(|(page, _)| *page);
+        let held = self.items.range(self.in_l1..).map(|(page, _)| *page);
         let run = held.zip(self.in_l1..self.names.len()).take_while(|(page, place)| page == place);
         &self.names[self.in_l1 + run.count()..]
     }
 
     pub(super) fn fills(&self) -> bool {
-        self.pieces.values().any(|piece| matches!(piece, FetchState::Filling(_)))
+        self.items.values().any(|item| matches!(item, FetchState::Filling(_)))
     }
 }
 
@@ -165,7 +165,7 @@ impl Hierarchy {
             prolonged: false,
             is_sent,
             in_l1,
-            pieces: BTreeMap::new(),
+            items: BTreeMap::new(),
             table: BTreeMap::new(),
         };
         let unknown = fetch.unknown(self.page_tokens, |name| self.host.find(name).is_some());
@@ -209,7 +209,7 @@ impl Hierarchy {
             if self.free_for_reads() == 0 {
                 return;
             }
-            self.add_piece(room, page, FetchState::Ready(slot));
+            self.add_item(room, page, FetchState::Ready(slot));
         }
     }
 
@@ -251,7 +251,7 @@ impl Hierarchy {
             self.stats.skipped_by_cost += far.len() as u64;
             return;
         }
-        self.fetch_pieces(room, in_l1..end);
+        self.fetch_items(room, in_l1..end);
         self.wait_for_reads(now, room, in_l1..end);
     }
 
@@ -272,15 +272,15 @@ impl Hierarchy {
         most.saturating_sub(self.host.pinned() + self.host.counts().abandoned)
     }
 
-    /// Pins the pieces that are in host memory, and queues reads for the others, as far as there are slots.
-    pub(super) fn fetch_pieces(&mut self, room: Room, pieces: impl IntoIterator<Item = usize>) {
-        for page in pieces {
+    /// Pins the items that are in host memory, and queues reads for the others, as far as there are slots.
+    pub(super) fn fetch_items(&mut self, room: Room, items: impl IntoIterator<Item = usize>) {
+        for page in items {
             let Some(fetch) = self.fetches.get(&room) else { return };
-            if fetch.pieces.contains_key(&page) {
+            if fetch.items.contains_key(&page) {
                 continue;
             }
             let (name, tier) = (fetch.name(page), fetch.stored(page));
-            let piece = match self.host.find(&name) {
+            let item = match self.host.find(&name) {
                 Some(FoundSlot::Ready(slot)) => FetchState::Ready(slot),
                 Some(FoundSlot::Filling(slot)) => FetchState::Filling(slot),
                 None => {
@@ -290,28 +290,28 @@ impl Hierarchy {
                     FetchState::Filling(slot)
                 }
             };
-            self.add_piece(room, page, piece);
+            self.add_item(room, page, item);
         }
     }
 
-    pub(super) fn add_piece(&mut self, room: Room, page: usize, piece: FetchState) {
-        let (FetchState::Filling(slot) | FetchState::Ready(slot)) = piece else { return };
+    pub(super) fn add_item(&mut self, room: Room, page: usize, item: FetchState) {
+        let (FetchState::Filling(slot) | FetchState::Ready(slot)) = item else { return };
         self.host.pin(slot);
-        if matches!(piece, FetchState::Filling(_)) {
+        if matches!(item, FetchState::Filling(_)) {
             self.waiters.entry(slot).or_default().push((room, page));
         }
         if let Some(fetch) = self.fetches.get_mut(&room) {
-            fetch.pieces.insert(page, piece);
+            fetch.items.insert(page, item);
         }
     }
 
-    pub(super) fn drop_piece(&mut self, room: Room, page: usize) {
-        let piece = self.fetches.get_mut(&room).and_then(|fetch| fetch.pieces.remove(&page));
-        self.release_piece(piece);
+    pub(super) fn drop_item(&mut self, room: Room, page: usize) {
+        let item = self.fetches.get_mut(&room).and_then(|fetch| fetch.items.remove(&page));
+        self.release_item(item);
     }
 
-    fn release_piece(&mut self, piece: Option<FetchState>) {
-        if let Some(FetchState::Filling(slot) | FetchState::Ready(slot)) = piece {
+    fn release_item(&mut self, item: Option<FetchState>) {
+        if let Some(FetchState::Filling(slot) | FetchState::Ready(slot)) = item {
             self.host.unpin(slot);
         }
     }
@@ -319,11 +319,10 @@ impl Hierarchy {
     /// Takes note that a slot for which a request waits is ready (`good`), or will not be.
     pub(super) fn filled(&mut self, room: Room, page: usize, slot: HostSlot, good: bool) {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
-        let Some(piece) = fetch.pieces.get_mut(&page).filter(|piece| **piece == FetchState::Filling(slot))
-        else {
+        let Some(item) = fetch.items.get_mut(&page).filter(|item| **item == FetchState::Filling(slot)) else {
             return;
         };
-        *piece = if good { FetchState::Ready(slot) } else { FetchState::Gone };
+        *item = if good { FetchState::Ready(slot) } else { FetchState::Gone };
         let (restores, windows) = (fetch.phase == Phase::Restoring, fetch.windows.is_some());
         if !good {
             self.host.unpin(slot);
@@ -340,20 +339,20 @@ impl Hierarchy {
 
     fn shorten(&mut self, room: Room, end: usize) {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
-        let behind: Vec<usize> = fetch.pieces.range(end..).map(|(page, _)| *page).collect();
+        let behind: Vec<usize> = fetch.items.range(end..).map(|(page, _)| *page).collect();
         for page in behind {
-            self.drop_piece(room, page);
+            self.drop_item(room, page);
         }
     }
 
-    /// Ends the wait of a restore: pieces that are not filled by now count as gone.
+    /// Ends the wait of a restore: items that are not filled by now count as gone.
     fn stop_waiting(&mut self, room: Room) {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         let mut slots = Vec::new();
-        for piece in fetch.pieces.values_mut() {
-            if let FetchState::Filling(slot) = *piece {
+        for item in fetch.items.values_mut() {
+            if let FetchState::Filling(slot) = *item {
                 slots.push(slot);
-                *piece = FetchState::Gone;
+                *item = FetchState::Gone;
             }
         }
         slots.into_iter().for_each(|slot| self.host.unpin(slot));
@@ -368,11 +367,11 @@ impl Hierarchy {
         self.unloaded -= fetch.unloaded();
         let mut loads = BTreeSet::new();
         // The front of a prefix is evicted last.
-        for piece in fetch.pieces.into_values().rev() {
-            if let FetchState::Loading(tag) = piece {
+        for item in fetch.items.into_values().rev() {
+            if let FetchState::Loading(tag) = item {
                 loads.insert(tag);
             }
-            self.release_piece(Some(piece));
+            self.release_item(Some(item));
         }
         loads
     }

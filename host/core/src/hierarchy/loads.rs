@@ -17,9 +17,9 @@ impl Hierarchy {
                 continue;
             };
             let mut batch: Vec<(usize, HostSlot, PageId)> = Vec::new();
-            let ready = fetch.pieces.iter_mut().filter(|(_, piece)| matches!(piece, FetchState::Ready(_)));
-            for (page, piece) in ready.take(most) {
-                if let FetchState::Ready(slot) = std::mem::replace(piece, FetchState::Loading(tag)) {
+            let ready = fetch.items.iter_mut().filter(|(_, item)| matches!(item, FetchState::Ready(_)));
+            for (page, item) in ready.take(most) {
+                if let FetchState::Ready(slot) = std::mem::replace(item, FetchState::Loading(tag)) {
                     batch.push((*page, slot, fetch.table[page]));
                 }
             }
@@ -32,7 +32,7 @@ impl Hierarchy {
             }
             let carried = self.loading_bytes + self.bytes(batch.len());
             self.loading_bytes = carried;
-            // From here on the batch holds the pieces' pins.
+            // From here on the batch holds the items' pins.
             let slots = batch.iter().map(|(_, slot, _)| Some(*slot)).collect();
             let work = Work::Load { room, first: batch.iter().map(|(page, _, _)| *page).collect() };
             self.ops.insert(tag, Op { work, slots, left: batch.len(), since: now, until: None, carried });
@@ -44,8 +44,8 @@ impl Hierarchy {
     pub(super) fn page_loaded(&mut self, room: Room, page: usize, slot: HostSlot, end: PageEnd) {
         self.host.unpin(slot);
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
-        if let Some(piece) = fetch.pieces.get_mut(&page) {
-            *piece = if end == PageEnd::Done { FetchState::Loaded } else { FetchState::Gone };
+        if let Some(item) = fetch.items.get_mut(&page) {
+            *item = if end == PageEnd::Done { FetchState::Loaded } else { FetchState::Gone };
             let from_storage = fetch.stored(page).is_some();
             if end == PageEnd::Done {
                 self.unloaded -= 1;

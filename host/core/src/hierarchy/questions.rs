@@ -9,7 +9,7 @@ use crate::ids::{Room, Time};
 /// A batch of questions under way.
 #[derive(Debug)]
 pub(super) struct Query {
-    /// Request and piece of each question, in the order of the batch.
+    /// Request and item of each question, in the order of the batch.
     pages: Vec<(Room, usize)>,
     since: Time,
     /// When requests stop waiting for the answer. `None` once they have stopped.

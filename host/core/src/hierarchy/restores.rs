@@ -13,7 +13,7 @@ pub(crate) enum Progress {
     /// All pages are in the pool.
     Done,
     /// These pages of the prompt must come from elsewhere. If window parts are restored too, only the length of the
-    /// range counts: the number of missing pieces. Nothing of the restore is under way.
+    /// range counts: the number of missing items. Nothing of the restore is under way.
     Failed(Range<usize>),
 }
 
@@ -38,7 +38,7 @@ impl Hierarchy {
             self.stats.skipped_by_cost += (end - in_l1) as u64;
             end = in_l1;
         }
-        if !self.restore_pieces(room, &(in_l1..end).collect::<Vec<usize>>()) {
+        if !self.restore_items(room, &(in_l1..end).collect::<Vec<usize>>()) {
             return 0;
         }
         let wait = self.longest_wait(room, in_l1..end);
@@ -47,36 +47,36 @@ impl Hierarchy {
         end - in_l1
     }
 
-    /// Restores these pieces, which are all in host memory or on their way, and nothing else. Forgets the request if
-    /// there are no pieces. Returns whether there are any.
-    pub(super) fn restore_pieces(&mut self, room: Room, pieces: &[usize]) -> bool {
+    /// Restores these items, which are all in host memory or on their way, and nothing else. Forgets the request if
+    /// there are no items. Returns whether there are any.
+    pub(super) fn restore_items(&mut self, room: Room, items: &[usize]) -> bool {
         let Some(fetch) = self.fetches.get(&room) else { return false };
         let outside: Vec<usize> =
-            fetch.pieces.keys().copied().filter(|piece| pieces.binary_search(piece).is_err()).collect();
+            fetch.items.keys().copied().filter(|item| items.binary_search(item).is_err()).collect();
         let inside: Vec<usize> =
-            pieces.iter().copied().filter(|piece| !fetch.pieces.contains_key(piece)).collect();
-        let from_storage = pieces.iter().filter(|piece| fetch.stored(**piece).is_some()).count();
+            items.iter().copied().filter(|item| !fetch.items.contains_key(item)).collect();
+        let from_storage = items.iter().filter(|item| fetch.stored(**item).is_some()).count();
         for page in outside {
-            self.drop_piece(room, page);
+            self.drop_item(room, page);
         }
         for page in inside {
-            let piece = match self.host.find(&self.fetches[&room].name(page)) {
+            let item = match self.host.find(&self.fetches[&room].name(page)) {
                 Some(FoundSlot::Ready(slot)) => FetchState::Ready(slot),
                 Some(FoundSlot::Filling(slot)) => FetchState::Filling(slot),
-                None => unreachable!("piece {page} of {room:?} was there before"),
+                None => unreachable!("item {page} of {room:?} was there before"),
             };
-            self.add_piece(room, page, piece);
+            self.add_item(room, page, item);
         }
-        if pieces.is_empty() {
+        if items.is_empty() {
             self.forget(room);
             return false;
         }
         self.stats.promised_storage += from_storage as u64;
-        self.stats.promised_host += (pieces.len() - from_storage) as u64;
+        self.stats.promised_host += (items.len() - from_storage) as u64;
         let pages = self.fetches[&room].names.len();
-        self.stats.promised_windows += pieces.iter().filter(|piece| **piece >= pages).count() as u64;
+        self.stats.promised_windows += items.iter().filter(|item| **item >= pages).count() as u64;
         self.set_deadline(room, None);
-        self.unloaded += pieces.len();
+        self.unloaded += items.len();
         if let Some(fetch) = self.fetches.get_mut(&room) {
             fetch.phase = Phase::Restoring;
         }
@@ -87,26 +87,26 @@ impl Hierarchy {
     pub(crate) fn restore_into(&mut self, room: Room, pages: &[PageId]) {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         assert!(
-            pages.len() == fetch.pieces.len(),
+            pages.len() == fetch.items.len(),
             "{} pages for a restore of {}",
             pages.len(),
-            fetch.pieces.len()
+            fetch.items.len()
         );
-        fetch.table = fetch.pieces.keys().copied().zip(pages.iter().copied()).collect();
+        fetch.table = fetch.items.keys().copied().zip(pages.iter().copied()).collect();
         self.loadable.push_back(room);
     }
 
     /// State of a restore, or `None` for a request without one.
     pub(crate) fn progress(&self, room: Room) -> Option<Progress> {
         let fetch = self.fetches.get(&room).filter(|fetch| fetch.phase == Phase::Restoring)?;
-        let under_way = |piece: &FetchState| {
-            matches!(piece, FetchState::Filling(_) | FetchState::Ready(_) | FetchState::Loading(_))
+        let under_way = |item: &FetchState| {
+            matches!(item, FetchState::Filling(_) | FetchState::Ready(_) | FetchState::Loading(_))
         };
-        if fetch.pieces.values().any(under_way) {
+        if fetch.items.values().any(under_way) {
             return Some(Progress::Pending);
         }
         let mut missing =
-            fetch.pieces.iter().filter(|(_, piece)| **piece != FetchState::Loaded).map(|(page, _)| *page);
+            fetch.items.iter().filter(|(_, item)| **item != FetchState::Loaded).map(|(page, _)| *page);
         if fetch.windows.is_some() {
             let count = missing.count();
             return Some(if count == 0 { Progress::Done } else { Progress::Failed(0..count) });

@@ -2,8 +2,9 @@
 
 use super::job::Job;
 use super::peers::PeerState;
+use super::roles::Counterpart;
 use super::stage::Stage;
-use super::{Action, Role, Scheduler};
+use super::{Action, Scheduler};
 use crate::cache::{Need, Pages, Prefix};
 use crate::hand_over::{Incoming, Outgoing};
 use crate::ids::{Room, Time};
@@ -94,10 +95,10 @@ impl Scheduler {
         if request.max_new_tokens == 0 {
             return fail(FailureCode::Invalid, "max_new_tokens is 0: ask for at least one token".into());
         }
-        if config.role.receives_kv() && request.prefill.is_none() {
+        if config.role.is_sent_kv() && request.prefill.is_none() {
             return fail(FailureCode::Invalid, "a decode worker needs to be told the prefill worker".into());
         }
-        let (prompt, answer) = (request.prompt.len(), self.answer_tokens(request));
+        let (prompt, answer) = (request.prompt.len(), config.role.answer_tokens(request));
         if prompt + answer > config.max_tokens as usize {
             return fail(
                 FailureCode::TooLong,
@@ -149,12 +150,12 @@ impl Scheduler {
         let mut headroom = self.promised_headroom();
         while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
-            let ready = match self.config.role {
+            let ready = match self.config.role.counterpart() {
                 // A preempted request goes straight into the steps.
                 _ if job.stage().is_preempted() => self.may_join(resumed),
-                Role::Aggregated => true,
-                Role::Prefill => job.outgoing.is_some(),
-                Role::Decode => self.prefill_is_ready(job),
+                Counterpart::None => true,
+                Counterpart::Reserve => job.outgoing.is_some(),
+                Counterpart::Connection => self.prefill_is_ready(job),
             };
             let worn = job.stage().waiting().is_some_and(|waiting| waiting.skipped >= MOST_SKIPS);
             let active = self.jobs.len() - self.queue.len();
@@ -214,7 +215,7 @@ impl Scheduler {
         self.cache.make_free(promised);
         let mut went_on = Vec::new();
         for (room, need, prefix) in admitted {
-            let computes = !self.config.role.receives_kv();
+            let computes = !self.config.role.is_sent_kv();
             went_on.extend(prefix.as_ref().filter(|_| computes).map(|prefix| (room, prefix.page())));
             self.admit_one(now, room, need, prefix, actions);
         }
@@ -262,7 +263,7 @@ impl Scheduler {
             self.stats.offload_tokens += ((covered - admitted.prefix) * page_tokens) as u64;
         }
         let peer = job.request.prefill.as_ref().map(|peer| peer.instance);
-        match peer.filter(|_| self.config.role.receives_kv() && !resumes) {
+        match peer.filter(|_| self.config.role.is_sent_kv() && !resumes) {
             Some(peer) => {
                 job.has_cached(covered * page_tokens);
                 let pages = covered..job.request.prompt.len().div_ceil(page_tokens);

@@ -6,7 +6,7 @@ use super::ending::Ending;
 use super::job::Job;
 use super::pace::Load;
 use super::stage::Stage;
-use super::{Action, Role, Scheduler};
+use super::{Action, Scheduler};
 use crate::batch::{Batch, Sampled, SequenceOutput, Undrawn};
 use crate::ids::{Room, Time};
 use crate::request::{Failure, FailureCode, FinishReason, Usage};
@@ -14,7 +14,7 @@ use crate::request::{Failure, FailureCode, FinishReason, Usage};
 impl Scheduler {
     /// Builds the next batch if none is being computed: every sequence that decodes, then prompt chunks in order of
     /// urgency and arrival while tokens are left. If pages are short, it drops drafts, frees spare pages, shortens
-    /// pieces, gives up saves, and at last preempts requests.
+    /// chunks, gives up saves, and at last preempts requests.
     pub(super) fn build_batch(&mut self, now: Time, actions: &mut Vec<Action>) {
         if self.computing {
             return;
@@ -35,7 +35,7 @@ impl Scheduler {
             if self.release_spares() {
                 continue;
             }
-            if let Some(shortest) = self.cache.shortest_piece(give_up).filter(|shortest| most > *shortest) {
+            if let Some(shortest) = self.cache.shortest_chunk(give_up).filter(|shortest| most > *shortest) {
                 most = (most / 2).max(shortest);
                 continue;
             }
@@ -99,7 +99,7 @@ impl Scheduler {
                 beside.sequences += 1;
                 beside.context += job.known();
             } else if beside.sequences > 0 && beside.tokens == 0 {
-                chunk_left = chunk_left.min(self.piece_beside(&beside));
+                chunk_left = chunk_left.min(self.chunk_beside(&beside));
             }
             let draft = drafts.get(room).map_or(0, Vec::len);
             let count = if missing == 1 { 1 + draft } else { missing.min(chunk_left) };
@@ -139,11 +139,11 @@ impl Scheduler {
     fn keep_pace(&mut self, now: Time) {
         let running = || self.running.iter().filter_map(|room| self.jobs.get(room));
         let decodes = running().any(|job| !job.answer.tokens.is_empty());
-        let pieces = self.config.role == Role::Aggregated || running().any(|job| job.uncomputed() > 1);
+        let chunks = self.config.role.mixes_steps() || running().any(|job| job.uncomputed() > 1);
         let context: usize = running().map(Job::known).sum();
         let each = context.div_ceil(self.running.len().max(1));
         self.pace.ended(now, decodes);
-        self.pace.adjust(each, if pieces { self.config.page_tokens as usize } else { 0 });
+        self.pace.adjust(each, if chunks { self.config.page_tokens as usize } else { 0 });
     }
 
     pub(super) fn batch_failed(&mut self, now: Time, message: &str, actions: &mut Vec<Action>) {
@@ -257,7 +257,7 @@ impl Scheduler {
             self.stats.between_tokens.add(now.since(last));
         }
         job.answer.tokens.push(sampled.token);
-        if self.config.role.sends_kv() {
+        if job.outgoing.is_some() {
             job.answer.first = Some(sampled.clone());
             job.enter(Stage::Inflight);
             self.running.retain(|other| *other != room);
@@ -278,8 +278,7 @@ impl Scheduler {
     /// Ends an answer of which the client wants no more. Does nothing before the first token. If a batch computes the next
     /// token, the request ends after that batch, and the token is dropped.
     pub(super) fn end_answer(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
-        let sends = self.config.role.sends_kv();
-        let begun = |job: &&mut Job| !sends && !job.answer.tokens.is_empty();
+        let begun = |job: &&mut Job| job.outgoing.is_none() && !job.answer.tokens.is_empty();
         let Some(job) = self.jobs.get_mut(&room).filter(begun) else { return };
         match job.stage().in_batch() {
             Some(_) => job.answer.complete = true,

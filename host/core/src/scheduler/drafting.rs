@@ -22,9 +22,7 @@ impl Scheduler {
     pub(super) fn draft(&mut self) -> BTreeMap<Room, Vec<u32>> {
         let mut drafts = BTreeMap::new();
         let most = self.config.draft_tokens as usize;
-        // A state cannot be cleared of a wrong guess that it has taken in.
-        let keeps_state = self.config.window.is_some_and(|window| window.keeps_state());
-        if most == 0 || keeps_state || self.config.role.sends_kv() {
+        if most == 0 || !self.cache.may_be_cut() || !self.config.role.draws_whole_answers() {
             return drafts;
         }
         let in_step = &self.running[..self.running.len().min(self.config.max_batch as usize)];

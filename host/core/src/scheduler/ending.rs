@@ -2,6 +2,7 @@
 
 use super::job::Job;
 use super::peers::PeerState;
+use super::roles::Counterpart;
 use super::stage::Stage;
 use super::{Action, Scheduler};
 use crate::cache::Touches;
@@ -40,7 +41,7 @@ impl Scheduler {
             // Not for prefill legs. Decode asks for its pages when it has pages and a place in its steps, which may take as
             // long as a request may. Until then a prefill leg holds nothing here, and the router ends it when the other leg is
             // gone.
-            && self.config.role.receives_kv()
+            && self.config.role.is_sent_kv()
             && !self.prefill_is_ready(job);
         match waits_for_leg {
             true => whole.min(job.submitted.after(self.config.bootstrap_timeout)),
@@ -62,7 +63,7 @@ impl Scheduler {
                 self.transfer_stalled(now, room, actions);
                 continue;
             }
-            let unasked = self.config.role.sends_kv() && job.outgoing.is_none();
+            let unasked = self.config.role.counterpart() == Counterpart::Reserve && job.outgoing.is_none();
             let message = match now.since(job.submitted) < self.config.request_timeout {
                 true => "the prefill worker could not be reached in time",
                 false if unasked => "the decode worker did not ask for this request's KV in time",
@@ -132,6 +133,9 @@ impl Scheduler {
         let unproven = self.unproven(&job, &ending);
         let to = job.outgoing.as_ref().map(|outgoing| (outgoing.peer, outgoing.session));
         let tags = job.outgoing.take().map(|outgoing| outgoing.tags).unwrap_or_default();
+        for tag in &tags {
+            self.writes.remove(tag);
+        }
         let writes = to.filter(|_| !tags.is_empty());
         let (opened, writer, receiver) = match job.stage() {
             Stage::Transfer(incoming) | Stage::Verifying(incoming) => {

@@ -16,14 +16,9 @@ use crate::ids::Room;
 use crate::request::Request;
 
 impl Scheduler {
-    /// Tokens that this worker generates for the request.
-    pub(super) fn answer_tokens(&self, request: &Request) -> usize {
-        if self.config.role.sends_kv() { 1 } else { request.max_new_tokens as usize }
-    }
-
     /// Positions that will have KV when the answer is as long as it may get: the last token drawn is never computed.
     pub(super) fn most_positions(&self, request: &Request) -> usize {
-        request.prompt.len() + self.answer_tokens(request) - 1
+        request.prompt.len() + self.config.role.answer_tokens(request) - 1
     }
 
     /// Pages that a waiting job needs beyond the locked ones.
@@ -41,22 +36,21 @@ impl Scheduler {
     /// Pages that admitted requests may ask for soon.
     pub(super) fn promised_headroom(&self) -> Pages {
         let headroom = |job: &Job| {
-            let piece = match *job.stage() {
+            let chunk = match *job.stage() {
                 Stage::Running(_) | Stage::Loading(_) => job.uncomputed(),
                 _ => 1,
             };
-            self.cache.headroom(&job.kv, self.ahead(job), piece)
+            self.cache.headroom(&job.kv, self.ahead(job), chunk)
         };
         self.jobs.values().filter(|job| job.kv.is_admitted()).map(headroom).sum()
     }
 
-    /// Most tokens of prompts and recomputed pieces in a step that also decodes. The target for the time between tokens
-    /// limits them, but a page is always allowed, so that every prompt comes to an end. Without a target a decode
-    /// worker recomputes in small pieces, so that running answers are hardly delayed.
-    pub(super) fn piece_beside(&self, load: &Load) -> usize {
+    /// Most tokens of prompts and recomputed ones in a step that also decodes. The target for the time between tokens
+    /// limits them, but a page is always allowed, so that every prompt comes to an end.
+    pub(super) fn chunk_beside(&self, load: &Load) -> usize {
         let page = self.config.page_tokens as usize;
         let chunk = self.config.chunk_tokens as usize;
-        let whole = if self.config.role.receives_kv() { chunk / 8 } else { chunk };
+        let whole = self.config.role.chunk_beside(chunk);
         self.pace.tokens_beside(load).unwrap_or(whole).clamp(page.min(chunk), chunk)
     }
 

@@ -55,7 +55,7 @@ impl Scheduler {
         let in_l1 = origin.promised.min(origin.in_l1);
         self.stats.delivered_tokens += u64::from(in_l1);
         self.stats.delivered_offload_tokens += u64::from(origin.offloaded());
-        if self.config.role.receives_kv() {
+        if self.config.role.is_sent_kv() {
             let window = u32::try_from(self.cache.tail_pages(&job.tokens())).unwrap_or(u32::MAX);
             self.stats.pages_saved += u64::from(origin.promised / self.config.page_tokens);
             let kind = match (origin.promised, origin.transferred_pages) {

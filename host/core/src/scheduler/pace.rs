@@ -2,7 +2,7 @@
 //!
 //! The time of a step is learned ([`step_model`]) from the time between the ends of two steps: computing, and
 //! everything around it that decoding requests wait for. Two limits follow from it: how many requests may decode at
-//! once, and how many tokens of longer pieces (prompts, recomputation) go into a step that also decodes.
+//! once, and how many tokens of prompts (and of their recomputation) go into a step that also decodes.
 //!
 //! The target holds for the mean. After a step that is longer than the target, fewer requests are admitted. No sequence
 //! is left out of steps for it: with `n` of them and a step of `a + b·n`, taking turns `m` at a time makes each wait
@@ -39,7 +39,7 @@ pub struct PaceStats {
     pub fixed: Duration,
     /// Expected time per sequence that decodes.
     pub sequence: Duration,
-    /// Expected time per 1000 tokens of longer pieces.
+    /// Expected time per 1000 tokens of prompts.
     pub thousand_tokens: Duration,
     /// Expected time per 1000 positions of context, over all sequences.
     pub thousand_context: Duration,
@@ -92,7 +92,7 @@ impl Pace {
         self.target.map(|_| self.limit.min(self.model.largest_seen() * 5 / 4 + 1).min(self.most))
     }
 
-    /// Tokens of longer pieces that fit beside decoding requests, if that is limited.
+    /// Tokens of prompts that fit beside decoding requests, if that is limited.
     pub(super) fn tokens_beside(&self, load: &Load) -> Option<usize> {
         let target = self.target?;
         let [_, _, token, _] = self.model.cost();
@@ -123,7 +123,7 @@ impl Pace {
         }
     }
 
-    /// Sets the limit, for requests with `context_each` positions each, so that `tokens` tokens of longer pieces fit
+    /// Sets the limit, for requests with `context_each` positions each, so that `tokens` tokens of prompts fit
     /// beside them.
     pub(super) fn adjust(&mut self, context_each: usize, tokens: usize) {
         let Some(target) = self.target else { return };

@@ -33,11 +33,9 @@ fn doublings(clients: &BTreeMap<u64, usize>, client: u64) -> u32 {
 }
 
 impl Scheduler {
-    /// Whether this worker preempts requests. A decode worker must not give transferred pages to other requests unless
-    /// the transfer backend proves that the transfer has settled. Without preemption, admission leaves room for whole
-    /// answers.
+    /// Whether this worker [preempts](crate::Role::preempts) requests.
     pub(super) fn preempts(&self) -> bool {
-        self.config.settles || !self.config.role.receives_kv()
+        self.config.role.preempts(self.config.settles)
     }
 
     /// Preempts one request. Returns `false` when only the last running request is left, without which nothing would be computed.

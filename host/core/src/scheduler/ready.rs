@@ -5,24 +5,20 @@
 //! the [pace](super::pace) limits the requests in a step. Without one, the size of a batch does.
 
 use super::stage::Stage;
-use super::{Action, Role, Scheduler};
+use super::{Action, Scheduler};
 use crate::ids::{Room, Time};
 
 impl Scheduler {
     /// Requests that may be past the queue at once under the target, if there is one: those that decode, and on a
     /// decode worker a few whose transfers run ahead.
     pub(super) fn most_active(&self) -> usize {
-        let ahead = |limit: usize| if self.config.role.receives_kv() { limit / 4 + 2 } else { 0 };
-        self.pace.limit().map_or(usize::MAX, |limit| limit + ahead(limit))
+        let role = self.config.role;
+        self.pace.limit().map_or(usize::MAX, |limit| limit + role.transfers_ahead(limit))
     }
 
     /// Whether one more request may join those in the steps, besides `others` that are about to join.
     pub(super) fn may_join(&self, others: usize) -> bool {
-        let batch = match self.config.role {
-            Role::Decode => self.config.max_batch as usize,
-            // Prompts take turns in their batches, and have no first token yet.
-            Role::Prefill | Role::Aggregated => usize::MAX,
-        };
+        let batch = self.config.role.most_in_steps(self.config.max_batch as usize);
         self.running.len() + others < self.pace.limit().unwrap_or(batch)
     }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::ending::Ending;
 use super::job::Job;
+use super::roles::Counterpart;
 use super::stage::Stage;
 use super::{Action, PageWrite, Scheduler};
 use crate::aux_row::AuxRow;
@@ -84,11 +85,11 @@ impl Scheduler {
 
     /// The peer of the oldest write that has not settled. Younger ones may wait behind it in the plugin.
     fn oldest_write(&self) -> Option<Instance> {
-        let own = self.jobs.values().filter_map(|job| job.outgoing.as_ref());
-        let own = own.filter_map(|outgoing| Some((*outgoing.tags.first()?, outgoing.peer)));
+        let own = self.writes.first_key_value();
+        let own = own.and_then(|(tag, room)| Some((*tag, self.jobs.get(room)?.outgoing.as_ref()?.peer)));
         let left = self.leftovers.iter();
         let left = left.filter_map(|(room, left)| Some((self.cache.first_unsettled(*room)?, left.writes?.0)));
-        own.chain(left).min().map(|(_, peer)| peer)
+        own.into_iter().chain(left).min().map(|(_, peer)| peer)
     }
 
     /// Handles writes of an ended request that do not settle, so that its pages stay in quarantine: cuts off their peer.
@@ -145,7 +146,7 @@ impl Scheduler {
         attempt: u32,
         reserve: Reserve,
     ) -> Result<(), (String, bool)> {
-        if !self.config.role.sends_kv() {
+        if self.config.role.counterpart() != Counterpart::Reserve {
             return Err(("this worker is not a prefill worker".into(), false));
         }
         if self.cache.is_quarantined(room) {
@@ -178,9 +179,9 @@ impl Scheduler {
     }
 
     pub(super) fn written(&mut self, now: Time, tag: Tag, error: Option<String>, actions: &mut Vec<Action>) {
-        let owner = self.jobs.iter_mut().find_map(|(room, job)| {
-            let outgoing = job.outgoing.as_mut()?;
-            outgoing.tags.remove(&tag).then_some((*room, outgoing.peer))
+        let owner = self.writes.remove(&tag).and_then(|room| {
+            let outgoing = self.jobs.get_mut(&room)?.outgoing.as_mut()?;
+            outgoing.tags.remove(&tag).then_some((room, outgoing.peer))
         });
         let left = || Some(self.leftovers.get(&self.cache.room_of_write(tag)?)?.writes?.0);
         if let Some(peer) = owner.map(|(_, peer)| peer).or_else(left) {
@@ -283,8 +284,7 @@ impl Scheduler {
     /// After how many layers the executor must report progress in a batch, as the sequence with the smallest groups
     /// needs it. 0 for no reports.
     pub(super) fn finest_group(&self, sequences: &[Sequence]) -> u32 {
-        // If some layers slide, a page does not hold all layers of the model.
-        if !self.config.role.sends_kv() || self.config.window.is_some() {
+        if !self.cache.pages_hold_all_layers() {
             return 0;
         }
         let groups = sequences.iter().filter_map(|sequence| {
@@ -298,16 +298,18 @@ impl Scheduler {
     /// Sends the finished layers of pages that the batch completes. The last layers are sent when the batch is done.
     pub(super) fn layers_done(&mut self, batch: u64, layers: u32, actions: &mut Vec<Action>) {
         let rule = self.config.layer_groups;
-        if !self.config.role.sends_kv() || batch != self.last_batch || layers >= rule.layers() {
+        if batch != self.last_batch || layers >= rule.layers() {
             return;
         }
         let page_tokens = self.config.page_tokens as usize;
-        let ready = |(room, job): (&Room, &Job)| {
+        let ready = |room: &Room| {
+            let job = self.jobs.get(room)?;
             let (pages, begun) = job.completing(page_tokens)?;
             let group = rule.group(pages.len())?;
             (layers >= begun + group).then_some((*room, pages, begun))
         };
-        let ready: Vec<(Room, Range<usize>, u32)> = self.jobs.iter().filter_map(ready).collect();
+        let mut ready: Vec<(Room, Range<usize>, u32)> = self.running.iter().filter_map(ready).collect();
+        ready.sort_unstable_by_key(|(room, ..)| *room);
         for (room, pages, begun) in ready {
             self.send_part(room, pages, begun..layers, actions);
             self.stats.layer_parts_sent += 1;
@@ -345,6 +347,7 @@ impl Scheduler {
         self.last_tag += 1;
         let tag = Tag(self.last_tag);
         let part = outgoing.part(room, tag, pages.clone(), layers.clone(), completes, last);
+        self.writes.insert(tag, room);
         let aux = first.map(|first| {
             let row = AuxRow {
                 room,

@@ -106,11 +106,11 @@ impl Scheduler {
             })
     }
 
-    /// Whether a leader has yet to bring a page of its prompt. With a window a leader gives pages to the cache piece by piece,
+    /// Whether a leader has yet to bring a page of its prompt. With a window a leader gives pages to the cache chunk by chunk,
     /// and the window at the end of a page may be gone again before the prompt is complete.
     fn is_ahead(&self, leader: Room, page: usize) -> bool {
         let end = (page + 1) * self.config.page_tokens as usize;
-        !self.cache.keeps_piecewise()
+        !self.cache.keeps_each_chunk()
             || self.jobs.get(&leader).is_some_and(|leader| leader.kv.computed() < end)
     }
 
@@ -150,7 +150,7 @@ impl Scheduler {
         // A leader that computes the window at the end of the cached prefix brings the last page of that prefix, too.
         let window = (prefix.complete() < cached).then(|| cached - 1);
         // A leader that has passed the first of these pages may still bring a window at the end.
-        let end = last.filter(|_| self.cache.keeps_piecewise()).map(|_| whole - 1);
+        let end = last.filter(|_| self.cache.keeps_each_chunk()).map(|_| whole - 1);
         [last, sparse, window, end].into_iter().flatten().find_map(|last| {
             let head = &request.prompt[..(last + 1) * page];
             let mut leaders = self.leaders.bringing(last, &head[last * page..]);

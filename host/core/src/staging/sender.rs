@@ -18,7 +18,7 @@ use crate::ids::{Instance, Room, Time};
 use crate::transfer::Tag;
 pub use action::{Action, Gather, SenderStats, Written};
 use asking::Asking;
-pub use lane::{Fault, Lane, LaneError, Target};
+pub use lane::{Fault, LaneError, StagedLane, Target};
 use lane::{State, Work};
 
 /// Most targets whose round trips are remembered while nothing is sent to them.
@@ -72,7 +72,7 @@ impl Sender {
     ///
     /// # Errors
     /// When it cannot be staged. Nothing was begun then.
-    pub fn add(&mut self, now: Time, lane: Lane, actions: &mut Vec<Action>) -> Result<(), LaneError> {
+    pub fn add(&mut self, now: Time, lane: StagedLane, actions: &mut Vec<Action>) -> Result<(), LaneError> {
         let most = self.slots.capacity() / 4;
         if lane.pieces.len() >= usize::from(u16::MAX) {
             return Err(LaneError::TooMany(lane.pieces.len()));
@@ -183,7 +183,7 @@ impl Sender {
         &mut self,
         now: Time,
         fault: Fault,
-        which: impl Fn(&Lane) -> bool,
+        which: impl Fn(&StagedLane) -> bool,
         actions: &mut Vec<Action>,
     ) {
         let ids: Vec<u64> =
@@ -295,7 +295,7 @@ impl Sender {
 
     fn finish(&mut self, id: u64, actions: &mut Vec<Action>) {
         if let Some(work) = self.lanes.get(&id).filter(|work| work.left == 0) {
-            let Lane { room, attempt, sequence, target, tag, .. } = work.lane;
+            let StagedLane { room, attempt, sequence, target, tag, .. } = work.lane;
             actions.push(Action::Ended { tag, target, fault: work.fault.clone() });
             self.by_key.remove(&(room, attempt, sequence, target.peer_rank()));
             self.lanes.remove(&id);

@@ -1,7 +1,7 @@
 //! Whether a lane is written straight into the receiver's pages or through staging buffers.
 //!
 //! A write costs the network about the same whether it carries 256 bytes or 16 KiB. Where the two pools' layouts leave only
-//! small pieces, as one token of some heads, it is faster to gather them into a buffer, to send that, and to scatter it on
+//! small runs, as one token of some heads, it is faster to gather them into a buffer, to send that, and to scatter it on
 //! the other side.
 
 use std::fmt;
@@ -9,16 +9,16 @@ use std::str::FromStr;
 
 use super::copy::PlanSize;
 
-/// Smallest piece that is sent on its own, in bytes, unless a whole page is made of smaller ones anyway.
+/// Smallest run that is sent on its own, in bytes, unless a whole page is made of smaller ones anyway.
 ///
-/// Measured by others on 100 Gbit/s networks (LMCache issue 4161): pieces of 16 KiB reach 95 % of the rate of large
-/// ones, pieces of 4 KiB 40 %.
+/// Measured by others on 100 Gbit/s networks (LMCache issue 4161): runs of 16 KiB reach 95 % of the rate of large
+/// ones, runs of 4 KiB 40 %.
 pub const KNEE: usize = 16 << 10;
 
-/// Fewest pieces that are gathered. A staged piece costs a question and an answer, each of which wakes two threads.
+/// Fewest runs that are gathered. A staged piece costs a question and an answer, each of which wakes two threads.
 /// That is about as long as a network adapter takes for some tens of small writes (1.4 us each, see LMCache issue
 /// 4161).
-pub const LEAST_PIECES: usize = 32;
+pub const LEAST_RUNS: usize = 32;
 
 /// When the operator wants staging.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,24 +59,24 @@ impl FromStr for StagingMode {
 pub struct StagingPolicy {
     /// The operator's choice.
     pub mode: StagingMode,
-    /// Mean bytes of a piece from which on pieces are written directly.
+    /// Mean bytes of a run from which on runs are written directly.
     pub knee: usize,
-    /// Fewest pieces that are gathered.
-    pub least_pieces: usize,
+    /// Fewest runs that are gathered.
+    pub least_runs: usize,
 }
 
 impl Default for StagingPolicy {
     fn default() -> Self {
-        Self { mode: StagingMode::Auto, knee: KNEE, least_pieces: LEAST_PIECES }
+        Self { mode: StagingMode::Auto, knee: KNEE, least_runs: LEAST_RUNS }
     }
 }
 
 /// How pages travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// Each piece is written to its place.
+    /// Each run is written to its place.
     Direct,
-    /// Pieces are gathered, sent together and scattered.
+    /// Runs are gathered, sent together and scattered.
     Staged,
 }
 
@@ -90,8 +90,8 @@ pub fn choose(size: &PlanSize, policy: &StagingPolicy) -> Path {
         StagingMode::Never => false,
         StagingMode::Always => size.bytes > 0,
         StagingMode::Auto => {
-            let small = size.bytes < size.pieces.saturating_mul(policy.knee);
-            small && !size.whole_pages && size.pieces >= policy.least_pieces
+            let small = size.bytes < size.runs.saturating_mul(policy.knee);
+            small && !size.whole_pages && size.runs >= policy.least_runs
         }
     };
     if staged { Path::Staged } else { Path::Direct }
@@ -101,19 +101,19 @@ pub fn choose(size: &PlanSize, policy: &StagingPolicy) -> Path {
 mod tests {
     use super::*;
 
-    const SMALL: PlanSize = PlanSize { pieces: 1000, bytes: 1000 * 512, whole_pages: false };
+    const SMALL: PlanSize = PlanSize { runs: 1000, bytes: 1000 * 512, whole_pages: false };
 
     #[test]
     fn small_pieces_are_staged_and_large_or_few_ones_and_whole_pages_are_not() {
         let policy = StagingPolicy::default();
-        let sized = |bytes| PlanSize { bytes: SMALL.pieces * bytes, ..SMALL };
+        let sized = |bytes| PlanSize { bytes: SMALL.runs * bytes, ..SMALL };
         for (size, path) in [
             (SMALL, Path::Staged),
             (sized((16 << 10) - 1), Path::Staged),
             (sized(16 << 10), Path::Direct),
             (PlanSize { whole_pages: true, ..SMALL }, Path::Direct),
-            (PlanSize { pieces: 31, bytes: 31 * 512, ..SMALL }, Path::Direct),
-            (PlanSize { pieces: 32, bytes: 32 * 512, ..SMALL }, Path::Staged),
+            (PlanSize { runs: 31, bytes: 31 * 512, ..SMALL }, Path::Direct),
+            (PlanSize { runs: 32, bytes: 32 * 512, ..SMALL }, Path::Staged),
             (PlanSize::default(), Path::Direct),
         ] {
             assert_eq!(choose(&size, &policy), path, "{size:?}");
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn the_operator_has_the_last_word() {
         let path = |mode, size: PlanSize| choose(&size, &StagingPolicy { mode, ..StagingPolicy::default() });
-        let whole = PlanSize { pieces: 1, bytes: 1 << 30, whole_pages: true };
+        let whole = PlanSize { runs: 1, bytes: 1 << 30, whole_pages: true };
         assert_eq!(path(StagingMode::Always, whole), Path::Staged);
         assert_eq!(path(StagingMode::Always, PlanSize::default()), Path::Direct, "there is nothing to stage");
         assert_eq!(path(StagingMode::Never, SMALL), Path::Direct);

@@ -1,8 +1,8 @@
-//! A copy of pages between two buffers, as extents and strides, and its expansion into contiguous pieces.
+//! A copy of pages between two buffers, as extents and strides, and its expansion into contiguous runs.
 
 /// One contiguous copy between two pools, in bytes from their starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct Run {
     /// Offset in the sender's pool.
     pub source: usize,
     /// Offset in the receiver's pool.
@@ -11,8 +11,8 @@ pub struct Piece {
     pub length: usize,
 }
 
-/// Longest piece: a write's length is 32 bits wide.
-pub const LONGEST_PIECE: usize = 1 << 30;
+/// Longest run: a write's length is 32 bits wide.
+pub const LONGEST_RUN: usize = 1 << 30;
 
 /// One dimension of an array that lies in two buffers: its extent, and the bytes from one element to the next in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,12 +52,12 @@ pub struct PagesCopy {
     whole_pages: bool,
 }
 
-/// How large a copy is, and in how many pieces.
+/// How large a copy is, and in how many runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanSize {
-    /// Pieces.
-    pub pieces: usize,
-    /// Bytes of all pieces.
+    /// Runs.
+    pub runs: usize,
+    /// Bytes of all runs.
     pub bytes: usize,
     /// Whether pages are contiguous on both sides and copied whole, so that a buffer in between gains nothing.
     pub whole_pages: bool,
@@ -66,7 +66,7 @@ pub struct PlanSize {
 impl PagesCopy {
     /// `sides` holds the blocks of K and V of a page, if there is anything to copy.
     pub(super) fn new(mut pages: Vec<[u32; 2]>, sides: Vec<PageBlock>, whole_page: usize) -> Self {
-        // Sorted, so that neighbouring pages become one piece in whatever order the lists name them.
+        // Sorted, so that neighbouring pages become one run in whatever order the lists name them.
         pages.sort_unstable();
         let blocks = blocks(sides);
         let whole_pages = matches!(blocks[..], [block] if block.run == whole_page);
@@ -86,36 +86,36 @@ impl PagesCopy {
         &self.blocks
     }
 
-    /// Counts pieces and bytes without expanding the copy.
+    /// Counts runs and bytes without expanding the copy.
     #[must_use]
     pub fn size(&self) -> PlanSize {
         let mut size = PlanSize { whole_pages: self.whole_pages, ..PlanSize::default() };
         self.each_run(|_, nests| {
             for nest in nests {
                 let runs: usize = nest.dims.iter().map(|dimension| dimension.extent).product();
-                size.pieces += runs * nest.run.div_ceil(LONGEST_PIECE);
+                size.runs += runs * nest.run.div_ceil(LONGEST_RUN);
                 size.bytes += runs * nest.run;
             }
         });
         size
     }
 
-    /// The fewest pieces: bytes that are contiguous on both sides are one piece, over neighbouring pages too, up to
-    /// [`LONGEST_PIECE`].
+    /// The fewest runs: bytes that are contiguous on both sides are one run, over neighbouring pages too, up to
+    /// [`LONGEST_RUN`].
     #[must_use]
-    pub fn pieces(&self) -> Vec<Piece> {
-        let mut pieces = Vec::with_capacity(self.size().pieces);
-        self.each(|piece| pieces.push(piece));
-        pieces
+    pub fn runs(&self) -> Vec<Run> {
+        let mut runs = Vec::with_capacity(self.size().runs);
+        self.each(|run| runs.push(run));
+        runs
     }
 
-    /// Calls `take` with each of the [`pieces`](Self::pieces), without a list of them.
-    pub fn each(&self, mut take: impl FnMut(Piece)) {
+    /// Calls `take` with each of the [`runs`](Self::runs), without a list of them.
+    pub fn each(&self, mut take: impl FnMut(Run)) {
         self.each_run(|[from, to], nests| {
             for nest in nests {
                 let source = nest.source + from as usize * nest.page.source;
                 let target = nest.target + to as usize * nest.page.target;
-                visit(&nest.dims, Piece { source, target, length: nest.run }, &mut take);
+                visit(&nest.dims, Run { source, target, length: nest.run }, &mut take);
             }
         });
     }
@@ -202,22 +202,22 @@ pub(super) fn blocks(sides: Vec<PageBlock>) -> Vec<PageBlock> {
     fold(sides.iter().map(|block| Nest::of(block, 1)).collect()).iter().map(Nest::block).collect()
 }
 
-/// Calls `take` with one piece (more where it is too long for one) for each element of the nest, in the source's memory
+/// Calls `take` with one run (more where it is too long for one) for each element of the nest, in the source's memory
 /// order.
-fn visit(nest: &[Dimension], at: Piece, take: &mut impl FnMut(Piece)) {
+fn visit(nest: &[Dimension], at: Run, take: &mut impl FnMut(Run)) {
     match nest {
         [] => {
             let mut done = 0;
             while done < at.length {
-                let length = (at.length - done).min(LONGEST_PIECE);
-                take(Piece { source: at.source + done, target: at.target + done, length });
+                let length = (at.length - done).min(LONGEST_RUN);
+                take(Run { source: at.source + done, target: at.target + done, length });
                 done += length;
             }
         }
         [outer, inner @ ..] => {
             for index in 0..outer.extent {
                 let (source, target) = (at.source + index * outer.source, at.target + index * outer.target);
-                visit(inner, Piece { source, target, ..at }, take);
+                visit(inner, Run { source, target, ..at }, take);
             }
         }
     }

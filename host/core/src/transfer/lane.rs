@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::copy::{Dimension, PageBlock, PagesCopy, Piece, blocks};
+use super::copy::{Dimension, PageBlock, PagesCopy, Run, blocks};
 use crate::ids::PageId;
 use crate::layout::{KvLayout, KvOrder, KvShape, Strides};
 
@@ -154,7 +154,7 @@ pub fn copy_lane(
     Ok(PagesCopy::new(pages, lane.sides(layers), page[0].max(page[1])))
 }
 
-/// Like [`copy_lane`], expanded to pieces.
+/// Like [`copy_lane`], expanded to runs.
 ///
 /// # Errors
 /// As [`copy_lane`].
@@ -163,15 +163,15 @@ pub fn plan_lane(
     source_pages: &[PageId],
     target_pages: &[PageId],
     layers: Range<usize>,
-) -> Result<Vec<Piece>, PlanError> {
-    Ok(copy_lane(lane, source_pages, target_pages, layers)?.pieces())
+) -> Result<Vec<Run>, PlanError> {
+    Ok(copy_lane(lane, source_pages, target_pages, layers)?.runs())
 }
 
 fn within(inner: &Range<usize>, outer: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.start <= inner.end && inner.end <= outer.end
 }
 
-/// Bytes of the smallest pieces in which `layers` layers of a page travel between two pools of this layout.
+/// Bytes of the smallest runs in which `layers` layers of a page travel between two pools of this layout.
 #[must_use]
 pub fn piece_bytes(layout: &KvLayout, layers: usize) -> usize {
     let slice = KvSlice::pool(*layout, 0);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use host_core::PageId;
 use host_core::heads::{HeadLane, rank_heads};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
-use host_core::transfer::{KvSlice, Lane, PagesCopy, Piece};
+use host_core::transfer::{KvSlice, Lane, PagesCopy, Run};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -186,13 +186,13 @@ impl<'a> World<'a> {
         }
     }
 
-    pub fn write(&mut self, lane: &HeadLane, pieces: &[Piece]) {
-        copy(&self.sources[lane.source].bytes, &mut self.targets[lane.target], pieces);
+    pub fn write(&mut self, lane: &HeadLane, runs: &[Run]) {
+        copy(&self.sources[lane.source].bytes, &mut self.targets[lane.target], runs);
     }
 
-    /// Copies by blocks with strides, as a machine does that has no lists of pieces.
+    /// Copies by blocks with strides, as a machine does that has no lists of runs.
     pub fn write_blocks(&mut self, lane: &HeadLane, copy_of: &PagesCopy) {
-        let mut pieces = Vec::new();
+        let mut runs = Vec::new();
         for block in copy_of.blocks() {
             for page in copy_of.pages() {
                 let [i, j, k] = block.dims.map(|dimension| 0..dimension.extent);
@@ -203,7 +203,7 @@ impl<'a> World<'a> {
                     let (source, target) = steps.fold((0, 0), |(source, target), (index, dimension)| {
                         (source + index * dimension.source, target + index * dimension.target)
                     });
-                    pieces.push(Piece {
+                    runs.push(Run {
                         source: block.source + page[0] as usize * block.source_page + source,
                         target: block.target + page[1] as usize * block.target_page + target,
                         length: block.run,
@@ -211,11 +211,11 @@ impl<'a> World<'a> {
                 }
             }
         }
-        self.write(lane, &pieces);
+        self.write(lane, &runs);
     }
 
     /// Gathers into a buffer, which must be filled, and scatters out of it.
-    pub fn write_through(&mut self, lane: &HeadLane, bytes: usize, gather: &[Piece], scatter: &[Piece]) {
+    pub fn write_through(&mut self, lane: &HeadLane, bytes: usize, gather: &[Run], scatter: &[Run]) {
         let share = self.targets[lane.target].share;
         let mut buffer = Pool { share, bytes: vec![UNTOUCHED; bytes], written: vec![0; bytes] };
         copy(&self.sources[lane.source].bytes, &mut buffer, gather);
@@ -244,25 +244,25 @@ impl<'a> World<'a> {
     }
 }
 
-fn copy(source: &[u8], target: &mut Pool, pieces: &[Piece]) {
-    for piece in pieces {
-        let to = piece.target..piece.target + piece.length;
-        target.bytes[to.clone()].copy_from_slice(&source[piece.source..piece.source + piece.length]);
+fn copy(source: &[u8], target: &mut Pool, runs: &[Run]) {
+    for run in runs {
+        let to = run.target..run.target + run.length;
+        target.bytes[to.clone()].copy_from_slice(&source[run.source..run.source + run.length]);
         target.written[to].iter_mut().for_each(|times| *times += 1);
     }
 }
 
 /// The number of contiguous stretches of a lane. Rows that follow each other on both sides count as one stretch.
 pub fn fewest(lane: &Lane, case: &Case) -> usize {
-    let mut stretches: Vec<Piece> = Vec::new();
+    let mut stretches: Vec<Run> = Vec::new();
     for (from, to) in case.source_pages.iter().zip(&case.target_pages) {
         for row in rows(case.shape, lane.heads.clone(), case.layers.clone()) {
             let (source, target) = (at(&lane.source, *from, row), at(&lane.target, *to, row));
-            stretches.push(Piece { source: source.start, target: target.start, length: source.len() });
+            stretches.push(Run { source: source.start, target: target.start, length: source.len() });
         }
     }
-    stretches.retain(|piece| piece.length > 0);
-    stretches.sort_by_key(|piece| piece.source);
-    let follows = |a: &Piece, b: &Piece| a.source + a.length == b.source && a.target + a.length == b.target;
+    stretches.retain(|run| run.length > 0);
+    stretches.sort_by_key(|run| run.source);
+    let follows = |a: &Run, b: &Run| a.source + a.length == b.source && a.target + a.length == b.target;
     stretches.chunk_by(follows).count()
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use host_core::staging::message::{Answer, Ask, Verdict};
 use host_core::staging::{
-    Arrival, Fault, Gather, Geometry, Key, Lane, Opening, PeerRank, Ring, RingAction, Sender, SenderAction,
-    Span, Target, Written,
+    Arrival, Fault, Gather, Geometry, Key, Opening, PeerRank, Ring, RingAction, Sender, SenderAction, Span,
+    StagedLane, Target, Written,
 };
 use host_core::transfer::Tag;
 use host_core::{Instance, PageId, Room, Time};
@@ -40,10 +40,18 @@ pub fn span(pages: std::ops::Range<u32>) -> Span {
 }
 
 /// A part of `pieces` pieces of 512 bytes (16 pages) each.
-pub fn lane(tag: u64, room: u64, sequence: u32, to: Target, pieces: u32) -> Lane {
+pub fn lane(tag: u64, room: u64, sequence: u32, to: Target, pieces: u32) -> StagedLane {
     let first = sequence * 1000;
     let pieces = (0..pieces).map(|piece| span(first + piece * 16..first + (piece + 1) * 16)).collect();
-    Lane { tag: Tag(tag), room: Room(room), attempt: 1, sequence, target: to, target_bytes: BYTES, pieces }
+    StagedLane {
+        tag: Tag(tag),
+        room: Room(room),
+        attempt: 1,
+        sequence,
+        target: to,
+        target_bytes: BYTES,
+        pieces,
+    }
 }
 
 pub fn ring(rooms: &[(u64, u32)]) -> Ring<Key> {
@@ -119,7 +127,7 @@ pub fn done(actions: Vec<SenderAction>) -> Said {
     said
 }
 
-pub fn add(sender: &mut Sender, lane: Lane) -> Said {
+pub fn add(sender: &mut Sender, lane: StagedLane) -> Said {
     let mut actions = Vec::new();
     sender.add(at(0), lane, &mut actions).unwrap();
     done(actions)

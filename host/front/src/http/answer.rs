@@ -26,7 +26,7 @@ pub(super) struct Shown {
 
 /// What one step of a generation adds to the answer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Piece {
+pub(super) struct Delta {
     /// Text that is final.
     pub text: String,
     /// Tokens whose text has begun to show, when log probabilities were requested.
@@ -64,7 +64,7 @@ impl Shown {
     }
 }
 
-impl Piece {
+impl Delta {
     /// Bytes that it takes, about, with those that it takes when it is written as JSON.
     pub fn memory(&self, tokenizer: &dyn Tokenizer) -> usize {
         let written: usize = self.shown.iter().map(|shown| shown.written(tokenizer)).sum();
@@ -78,13 +78,13 @@ impl Piece {
     }
 }
 
-/// Joins pieces into one.
-pub(super) fn joined(pieces: &[Piece]) -> Piece {
-    let mut all = Piece::default();
-    for piece in pieces {
-        all.text.push_str(&piece.text);
-        all.shown.extend_from_slice(&piece.shown);
-        all.tokens.extend_from_slice(&piece.tokens);
+/// Joins deltas into one.
+pub(super) fn joined(deltas: &[Delta]) -> Delta {
+    let mut all = Delta::default();
+    for delta in deltas {
+        all.text.push_str(&delta.text);
+        all.shown.extend_from_slice(&delta.shown);
+        all.tokens.extend_from_slice(&delta.tokens);
     }
     all
 }
@@ -127,8 +127,8 @@ pub(super) fn stop_reason(end: &End) -> Option<serde_json::Value> {
 /// The next part of an answer.
 #[derive(Debug)]
 pub(super) enum Next {
-    Piece(Piece),
-    /// All pieces so far are void, and the answer begins again.
+    Delta(Delta),
+    /// All deltas so far are void, and the answer begins again.
     Restarted,
     End(Box<End>),
 }
@@ -233,7 +233,7 @@ impl Answer {
         }
     }
 
-    /// Returns the next piece, or the end. Must not be called after the end or an error.
+    /// Returns the next delta, or the end. Must not be called after the end or an error.
     pub async fn next(&mut self) -> Result<Next, Failure> {
         if let Some(end) = self.end.take() {
             return Ok(Next::End(Box::new(end)));
@@ -247,7 +247,7 @@ impl Answer {
         };
         match event {
             Event::Dispatched | Event::Began(_) => unreachable!("taken in the loop above"),
-            Event::Token(token) => Ok(Next::Piece(self.token(token))),
+            Event::Token(token) => Ok(Next::Delta(self.token(token))),
             Event::Restarted => {
                 self.text = Arc::clone(&self.tokenizer).stream(self.ask.specials);
                 self.stops = StopMatcher::new(self.ask.stops.clone()).showing(self.ask.shows_stop);
@@ -272,9 +272,9 @@ impl Answer {
                     });
                 }
                 let reason = if by_length { "length" } else { "stop" };
-                let piece = self.piece(text, Vec::new(), true);
+                let delta = self.delta(text, Vec::new(), true);
                 self.end = Some(self.ended(reason, Some(finished)));
-                Ok(Next::Piece(piece))
+                Ok(Next::Delta(delta))
             }
         }
     }
@@ -288,7 +288,7 @@ impl Answer {
         self.began = Some(began);
     }
 
-    fn token(&mut self, token: Token) -> Piece {
+    fn token(&mut self, token: Token) -> Delta {
         let now = clock::now();
         match self.first {
             None => {
@@ -310,9 +310,9 @@ impl Answer {
                 let new = self.text.push(id);
                 self.decoded += new.len();
                 let text = self.stops.push(&new);
-                return self.piece(text, vec![id], false);
+                return self.delta(text, vec![id], false);
             }
-            return Piece { tokens: vec![id], ..Piece::default() };
+            return Delta { tokens: vec![id], ..Delta::default() };
         }
         let new = self.text.push(id);
         if self.ask.sampling.logprobs.is_some() {
@@ -337,11 +337,11 @@ impl Answer {
                 generation.enough();
             }
         }
-        self.piece(text, vec![id], false)
+        self.delta(text, vec![id], false)
     }
 
-    /// Makes a piece of this text and these tokens. `last`: nothing is held back any more.
-    fn piece(&mut self, text: String, tokens: Vec<u32>, last: bool) -> Piece {
+    /// Makes a delta of this text and these tokens. `last`: nothing is held back any more.
+    fn delta(&mut self, text: String, tokens: Vec<u32>, last: bool) -> Delta {
         self.shown += text.len();
         let all = last && !self.stops.stopped();
         let mut shown = Vec::new();
@@ -359,7 +359,7 @@ impl Answer {
                 None => break,
             }
         }
-        Piece { text, shown, tokens }
+        Delta { text, shown, tokens }
     }
 
     fn ended(&self, reason: &'static str, finished: Option<Finished>) -> End {

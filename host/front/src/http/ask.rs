@@ -400,10 +400,7 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
 
 /// Checks that the request names this server's model, or no model.
 pub(super) fn check_model(app: &App, fields: &mut Fields) -> Result<(), ApiError> {
-    match fields.string("model")? {
-        Some(model) if model != app.model => Err(ApiError::unknown_model(&model, &app.model)),
-        _ => Ok(()),
-    }
+    fields.string("model")?.map_or(Ok(()), |model| app.check_name(&model))
 }
 
 /// Checks that a prompt has at least one token.

@@ -5,7 +5,7 @@ use axum::response::Response;
 use host_wire::clock;
 use serde_json::{Map, Value, json};
 
-use super::answer::{End, Piece, Shown, joined, stop_reason};
+use super::answer::{Delta, End, Shown, joined, stop_reason};
 use super::ask::{Ask, check_model};
 use super::conversation::{Conversation, Turn};
 use super::error::ApiError;
@@ -54,6 +54,12 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
             return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true"));
         }
     };
+    let shown = fields.boolean("include_reasoning")?.unwrap_or(true);
+    let thinks = app.text.dialect.thinks && shown;
+    if !shown && app.text.dialect.thinks && ask.sampling.logprobs.is_some() {
+        let message = "without include_reasoning, logprobs would still have the tokens of the thoughts: leave one of them out";
+        return Err(ApiError::unsupported("include_reasoning", message));
+    }
     let conversation = Conversation::take(&mut fields)?;
     // The template adds the special tokens, so the request may not ask for more.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
@@ -68,7 +74,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
         include_usage: ask.include_usage,
         usage_in_all: ask.usage_in_all,
         cache_details: ask.cache_details,
-        thinks: app.text.dialect.thinks,
+        thinks,
         // With OpenAI, too, an answer that calls a named tool ends with the reason of a text answer.
         named: tools.is_some_and(|tools| matches!(tools.choice, Choice::Named(_))),
         answers: (0..ask.n).map(|_| answer()).collect(),
@@ -85,6 +91,7 @@ struct Chat {
     include_usage: bool,
     usage_in_all: bool,
     cache_details: bool,
+    /// Thoughts are part of the answer.
     thinks: bool,
     /// The request named the tool to call.
     named: bool,
@@ -146,7 +153,8 @@ impl Chat {
     /// One event for each delta; the first has the log probabilities of all tokens that wait.
     fn deltas(&mut self, number: usize, tokenizer: &dyn Tokenizer, said: &[Said], last: bool) -> Vec<Event> {
         let Some(answer) = self.answers.get_mut(number) else { return Vec::new() };
-        let mut deltas: Vec<Value> = said.iter().map(Said::delta).collect();
+        let is_shown = |said: &&Said| self.thinks || !matches!(said, Said::Thoughts(_));
+        let mut deltas: Vec<Value> = said.iter().filter(is_shown).map(Said::delta).collect();
         if deltas.is_empty() && !answer.waiting.is_empty() && (last || answer.spoken.is_plain()) {
             deltas.push(json!({"content": ""}));
         }
@@ -163,12 +171,12 @@ impl Chat {
 }
 
 impl Shape for Chat {
-    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
+    fn on_delta(&mut self, number: usize, tokenizer: &dyn Tokenizer, delta: Delta) -> Vec<Event> {
         let mut events = self.begin(number);
         let Some(answer) = self.answers.get_mut(number) else { return events };
-        self.waiting += piece.shown.iter().map(|shown| shown.written(tokenizer)).sum::<usize>();
-        answer.waiting.extend(piece.shown);
-        let said = answer.spoken.push(&piece.text);
+        self.waiting += delta.shown.iter().map(|shown| shown.written(tokenizer)).sum::<usize>();
+        answer.waiting.extend(delta.shown);
+        let said = answer.spoken.push(&delta.text);
         events.extend(self.deltas(number, tokenizer, &said, false));
         events
     }
@@ -205,12 +213,12 @@ impl Shape for Chat {
         vec![last.into()]
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> String {
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Delta>, End)>, usage: &Usage) -> String {
         let mut choices = Vec::new();
-        for (number, (pieces, end)) in all.iter().enumerate() {
+        for (number, (deltas, end)) in all.iter().enumerate() {
             let Some(answer) = self.answers.get_mut(number) else { break };
-            let piece = joined(pieces);
-            let message = answer.spoken.whole(&piece.text).message(self.thinks);
+            let delta = joined(deltas);
+            let message = answer.spoken.whole(&delta.text).message(self.thinks);
             let choice = json!({
                 "index": number,
                 "message": message,
@@ -218,7 +226,7 @@ impl Shape for Chat {
                 "finish_reason": self.reason(number, end),
                 "stop_reason": stop_reason(end),
             });
-            choices.push((map(choice), piece.shown));
+            choices.push((map(choice), delta.shown));
         }
         let choices = choices.iter().map(|(object, shown)| {
             let logprobs = self.logprobs.then_some(OfChat { tokenizer, shown });

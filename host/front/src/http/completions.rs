@@ -5,7 +5,7 @@ use axum::response::Response;
 use host_wire::clock;
 use serde_json::{Map, Value, json};
 
-use super::answer::{End, Piece, Shown, joined, stop_reason};
+use super::answer::{Delta, End, Shown, joined, stop_reason};
 use super::ask::{Ask, MOST_ANSWERS, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
@@ -47,11 +47,10 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion
         let message = "echo with logprobs asks for log probabilities of the prompt, which are not computed here: leave one of them out";
         return Err(ApiError::unsupported("echo", message));
     }
-    // Texts are always given the special tokens that the model begins with.
-    fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(true))?;
+    let special = fields.boolean("add_special_tokens")?.unwrap_or(true);
     let prompt = fields.take("prompt");
     fields.refuse_rest(|_| None)?;
-    let mut prompts = read_prompts(app, prompt)?;
+    let mut prompts = read_prompts(app, prompt, special)?;
     let echoes = if echo { texts(app, &mut prompts, &ask)? } else { vec![String::new(); prompts.len()] };
     let shape = Completion {
         id: format!("cmpl-{}", id.0),
@@ -100,8 +99,9 @@ fn texts(app: &App, prompts: &mut [Prompt], ask: &Ask) -> Result<Vec<String>, Ap
     prompts.iter_mut().map(&mut text).collect()
 }
 
-/// Reads the prompts: a string, a list of token ids, or a list of either.
-fn read_prompts(app: &App, given: Option<Value>) -> Result<Vec<Prompt>, ApiError> {
+/// Reads the prompts: a string, a list of token ids, or a list of either. `special`: texts get the special tokens that the model
+/// begins with.
+fn read_prompts(app: &App, given: Option<Value>, special: bool) -> Result<Vec<Prompt>, ApiError> {
     match given {
         None => Err(ApiError::field("prompt", "prompt is missing")),
         Some(Value::Array(items)) if matches!(items.first(), Some(Value::String(_) | Value::Array(_))) => {
@@ -112,17 +112,17 @@ fn read_prompts(app: &App, given: Option<Value>) -> Result<Vec<Prompt>, ApiError
                 );
                 return Err(ApiError::field("prompt", message));
             }
-            items.into_iter().map(|item| read_prompt(app, item)).collect()
+            items.into_iter().map(|item| read_prompt(app, item, special)).collect()
         }
-        Some(one) => Ok(vec![read_prompt(app, one)?]),
+        Some(one) => Ok(vec![read_prompt(app, one, special)?]),
     }
 }
 
-fn read_prompt(app: &App, given: Value) -> Result<Prompt, ApiError> {
+fn read_prompt(app: &App, given: Value, special: bool) -> Result<Prompt, ApiError> {
     let fields = Fields::default();
     let (given, tokens) = match given {
         Value::String(text) => {
-            let tokens = prompt::encode(app, &text, true)?;
+            let tokens = prompt::encode(app, &text, special)?;
             (Some(text), tokens)
         }
         Value::Array(items) => (None, fields.token_ids("prompt", &items, app.text.tokenizer.vocabulary())?),
@@ -160,13 +160,13 @@ impl Completion {
         })
     }
 
-    /// One answer, or a piece of it, without its log probabilities. The first one has the prompt in front, if that is echoed.
-    fn choice(&mut self, number: usize, piece: &Piece, end: Option<&End>) -> Map<String, Value> {
+    /// One answer, or a delta of it, without its log probabilities. The first one has the prompt in front, if that is echoed.
+    fn choice(&mut self, number: usize, delta: &Delta, end: Option<&End>) -> Map<String, Value> {
         let begun = self.begun.get_mut(number).is_none_or(|begun| std::mem::replace(begun, true));
         let echo = if begun { "" } else { self.echoes.get(number / self.n).map_or("", String::as_str) };
         let mut choice = Map::new();
         choice.insert("index".into(), json!(number));
-        choice.insert("text".into(), Value::from(format!("{echo}{}", piece.text)));
+        choice.insert("text".into(), Value::from(format!("{echo}{}", delta.text)));
         choice.insert("logprobs".into(), Value::Null);
         choice.insert("finish_reason".into(), json!(end.map(|end| end.reason)));
         choice.insert("stop_reason".into(), json!(end.and_then(stop_reason)));
@@ -178,9 +178,9 @@ impl Completion {
         self.logprobs.then_some(OfCompletion { tokenizer, shown })
     }
 
-    /// An event with a piece of an answer, of some tokens.
-    fn event(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: &Piece, end: Option<&End>) -> Event {
-        let choice = self.choice(number, piece, end);
+    /// An event with a delta of an answer, of some tokens.
+    fn event(&mut self, number: usize, tokenizer: &dyn Tokenizer, delta: &Delta, end: Option<&End>) -> Event {
+        let choice = self.choice(number, delta, end);
         let mut event = self.object(Value::Null).as_object().cloned().unwrap_or_default();
         if self.include_usage && !self.usage_in_all {
             event.insert("usage".into(), Value::Null);
@@ -188,7 +188,7 @@ impl Completion {
         if let Some(end) = end.filter(|_| self.cache_details) {
             event.insert("sglext".into(), end.cache_details());
         }
-        let value = self.logprobs(tokenizer, &piece.shown);
+        let value = self.logprobs(tokenizer, &delta.shown);
         Event::written(
             None,
             &With {
@@ -201,15 +201,15 @@ impl Completion {
 }
 
 impl Shape for Completion {
-    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
-        if piece.text.is_empty() && piece.shown.is_empty() {
+    fn on_delta(&mut self, number: usize, tokenizer: &dyn Tokenizer, delta: Delta) -> Vec<Event> {
+        if delta.text.is_empty() && delta.shown.is_empty() {
             return Vec::new();
         }
-        vec![self.event(number, tokenizer, &piece, None)]
+        vec![self.event(number, tokenizer, &delta, None)]
     }
 
     fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {
-        vec![self.event(number, tokenizer, &Piece::default(), Some(end))]
+        vec![self.event(number, tokenizer, &Delta::default(), Some(end))]
     }
 
     fn close(&mut self, _tokenizer: &dyn Tokenizer, usage: &Usage) -> Vec<Event> {
@@ -231,10 +231,10 @@ impl Shape for Completion {
         self.echoes.iter().map(|echo| written(echo) * self.n).sum()
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> String {
-        let choices = all.iter().enumerate().map(|(number, (pieces, end))| {
-            let piece = joined(pieces);
-            (self.choice(number, &piece, Some(end)), piece.shown)
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Delta>, End)>, usage: &Usage) -> String {
+        let choices = all.iter().enumerate().map(|(number, (deltas, end))| {
+            let delta = joined(deltas);
+            (self.choice(number, &delta, Some(end)), delta.shown)
         });
         let choices: Vec<_> = choices.collect();
         let choices = choices.iter().map(|(object, shown)| {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::ask::{Ask, not_empty};
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, empty};
 use super::spoken::Spoken;
 use super::tools::{self, Choice, Tools};
 use super::{App, prompt};
@@ -112,6 +112,22 @@ pub(super) fn variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiEr
     if let Some(thinks) = fields.boolean("enable_thinking")? {
         variables.entry("enable_thinking").or_insert(json!(thinks));
     }
+    let mut thinking = match fields.take("thinking").filter(|value| !empty(value)) {
+        None => Fields::within("thinking.", Map::new()),
+        Some(Value::Object(map)) => Fields::within("thinking.", map),
+        Some(other) => return Err(fields.wrong("thinking", "a JSON object", &other)),
+    };
+    match thinking.string("type")?.as_deref() {
+        None => {}
+        // Templates have either name.
+        Some(word @ ("enabled" | "disabled")) => {
+            for name in ["enable_thinking", "thinking"] {
+                variables.entry(name).or_insert(json!(word == "enabled"));
+            }
+        }
+        Some(other) => return Err(thinking.wrong("type", "enabled or disabled", &json!(other))),
+    }
+    thinking.refuse_rest(|_| None)?;
     let entries: usize = variables.values().map(entries).sum();
     if entries > MOST_MESSAGES {
         let message = format!(

@@ -75,9 +75,9 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
     }
 
-    pub fn unknown_model(name: &str, served: &str) -> Self {
-        let name = repeated(name);
-        let message = format!("the model {name:?} is not served here; this server has {served:?}");
+    pub fn unknown_model<'a>(name: &str, served: impl Iterator<Item = &'a String>) -> Self {
+        let (name, served) = (repeated(name), served.map(|name| format!("{name:?}")).collect::<Vec<_>>());
+        let message = format!("the model {name:?} is not served here; this server has {}", served.join(", "));
         Self { param: Some("model".into()), code: Some("model_not_found"), ..Self::not_found(message) }
     }
 

@@ -51,6 +51,7 @@ pub(super) fn app() -> &'static App {
         let stopping = closing.clone();
         App {
             model: "model".into(),
+            aliases: Vec::new(),
             about: super::About::default(),
             text,
             router: Router::new(registry, (Retry::default(), Waits::default()), 16, metrics.clone(), closing),

@@ -5,7 +5,7 @@ use axum::response::Response;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value, json};
 
-use super::answer::{End, Matched, Piece, Shown};
+use super::answer::{Delta, End, Matched, Shown};
 use super::ask::{Ask, MOST_ANSWERS, not_empty};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
@@ -217,7 +217,7 @@ struct Generate {
     is_list: bool,
     /// The answers. Each event repeats everything before it, as SGLang's clients expect.
     told: Vec<Told>,
-    /// Bytes of the pieces that were told.
+    /// Bytes of the deltas that were told.
     bytes: usize,
 }
 
@@ -232,18 +232,18 @@ struct Told {
     tokens: Vec<u32>,
     /// Tokens that have begun to show, when log probabilities were requested.
     shown: Vec<Shown>,
-    /// Bytes of its pieces.
+    /// Bytes of its deltas.
     bytes: usize,
     /// Tokens in the last event.
     tokens_told: usize,
 }
 
 impl Told {
-    fn add(&mut self, piece: Piece) {
-        self.bytes += piece.kept();
-        self.text.push_str(&piece.text);
-        self.tokens.extend(piece.tokens);
-        self.shown.extend(piece.shown);
+    fn add(&mut self, delta: Delta) {
+        self.bytes += delta.kept();
+        self.text.push_str(&delta.text);
+        self.tokens.extend(delta.tokens);
+        self.shown.extend(delta.shown);
     }
 
     /// Whether the answer has grown enough for an event.
@@ -320,11 +320,11 @@ impl Generate {
 impl Shape for Generate {
     const REPEATS: bool = true;
 
-    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
-        let nothing = piece.tokens.is_empty() && piece.text.is_empty() && piece.shown.is_empty();
+    fn on_delta(&mut self, number: usize, tokenizer: &dyn Tokenizer, delta: Delta) -> Vec<Event> {
+        let nothing = delta.tokens.is_empty() && delta.text.is_empty() && delta.shown.is_empty();
         let Some(told) = self.told.get_mut(number) else { return Vec::new() };
-        self.bytes += piece.kept();
-        told.add(piece);
+        self.bytes += delta.kept();
+        told.add(delta);
         if nothing || !told.is_due() {
             return Vec::new();
         }
@@ -340,10 +340,10 @@ impl Shape for Generate {
         self.bytes
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, _usage: &Usage) -> String {
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Delta>, End)>, _usage: &Usage) -> String {
         let mut ends = Vec::with_capacity(all.len());
-        for ((pieces, end), told) in all.into_iter().zip(&mut self.told) {
-            pieces.into_iter().for_each(|piece| told.add(piece));
+        for ((deltas, end), told) in all.into_iter().zip(&mut self.told) {
+            deltas.into_iter().for_each(|delta| told.add(delta));
             ends.push(end);
         }
         let answers = self.told.iter().zip(&ends).enumerate();
@@ -392,8 +392,8 @@ mod tests {
             let top = vec![TopToken { token: 65, logprob: -1.5 }; 20];
             let token = Token { token: 66, logprob: Some(-0.5), top };
             let shown = if logprobs { vec![Shown::at_the_beginning(token)] } else { Vec::new() };
-            let piece = Piece { text: "word ".into(), shown, tokens: vec![12345] };
-            for event in shape.piece(0, &tokenizer, piece) {
+            let delta = Delta { text: "word ".into(), shown, tokens: vec![12345] };
+            for event in shape.on_delta(0, &tokenizer, delta) {
                 let Event::Written { json, .. } = event else { panic!("a value") };
                 last = json.len();
                 bytes += last;
@@ -427,8 +427,8 @@ mod tests {
         let shown = Shown::at_the_beginning(token);
         let bytes = 3 * (4 + shown.memory());
         assert!(shown.memory() > 20 * size_of::<TopToken>());
-        let piece = Piece { shown: vec![shown], text: "text".into(), ..Piece::default() };
-        (0..3).for_each(|_| drop(shape.piece(0, &tokenizer, piece.clone())));
+        let delta = Delta { shown: vec![shown], text: "text".into(), ..Delta::default() };
+        (0..3).for_each(|_| drop(shape.on_delta(0, &tokenizer, delta.clone())));
         assert_eq!(shape.keeps(), bytes);
     }
 }

@@ -13,9 +13,9 @@ use crate::identity::Caller;
 /// This program's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-fn model_object(app: &App) -> Value {
+fn model_object(app: &App, name: &str) -> Value {
     json!({
-        "id": app.model,
+        "id": name,
         "object": "model",
         "created": app.about.created,
         "owned_by": "host",
@@ -25,9 +25,10 @@ fn model_object(app: &App) -> Value {
     })
 }
 
-/// `/v1/models`: the list of models, which has one entry.
+/// `/v1/models`: the served model, once for each of its names.
 pub(super) async fn models(State(app): Shared) -> Response {
-    json_response(&json!({"object": "list", "data": [model_object(&app)]}))
+    let data: Vec<Value> = app.names().map(|name| model_object(&app, name)).collect();
+    json_response(&json!({"object": "list", "data": data}))
 }
 
 /// One model by name.
@@ -36,11 +37,8 @@ pub(super) async fn model(
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let Path(name) = name.map_err(|rejection| ApiError::field("model", rejection.body_text()))?;
-    if name == app.model {
-        Ok(json_response(&model_object(&app)))
-    } else {
-        Err(ApiError::unknown_model(&name, &app.model))
-    }
+    app.check_name(&name)?;
+    Ok(json_response(&model_object(&app, &name)))
 }
 
 /// `/version`, as vLLM answers it.

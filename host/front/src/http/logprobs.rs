@@ -148,7 +148,7 @@ impl<T: Serialize> Serialize for With<'_, T> {
 mod tests {
     use host_wire::proto::{Token, TopToken};
 
-    use super::super::answer::Piece;
+    use super::super::answer::Delta;
     use super::super::respond::written;
     use super::*;
     use crate::text::ByteTokenizer;
@@ -159,14 +159,14 @@ mod tests {
         for token in [0, 65, 255, 299] {
             let top = vec![TopToken { token, logprob: -12.345_678 }; 20];
             let token = Token { token, logprob: Some(-0.000_123_456), top };
-            let piece = Piece { shown: vec![Shown::at_the_beginning(token); 100], ..Piece::default() };
-            let (tokenizer, shown) = (&tokenizer, &piece.shown[..]);
+            let delta = Delta { shown: vec![Shown::at_the_beginning(token); 100], ..Delta::default() };
+            let (tokenizer, shown) = (&tokenizer, &delta.shown[..]);
             let lengths = [
                 written(&OfChat { tokenizer, shown }).len(),
                 written(&OfCompletion { tokenizer, shown }).len(),
                 written(&triples(tokenizer, shown)).len() + written(&top_triples(shown)).len(),
             ];
-            let counted = piece.memory(tokenizer);
+            let counted = delta.memory(tokenizer);
             assert!(lengths.iter().all(|length| *length <= counted), "{lengths:?}, {counted} counted");
         }
     }

@@ -36,7 +36,7 @@ impl Document {
 
 /// Facts about the model that the schemas depend on.
 struct About {
-    model: String,
+    models: Vec<String>,
     vocabulary: u32,
     /// Least number of characters of a text that has a token.
     least_text: usize,
@@ -47,7 +47,7 @@ impl About {
         let tokenizer = &app.text.tokenizer;
         let is_nothing = tokenizer.encode("", true).is_ok_and(|tokens| tokens.is_empty());
         Self {
-            model: app.model.clone(),
+            models: app.names().cloned().collect(),
             vocabulary: tokenizer.vocabulary(),
             least_text: usize::from(is_nothing),
         }

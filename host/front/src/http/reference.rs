@@ -28,7 +28,7 @@ fn read(endpoint: u8, body: &str) -> BTreeSet<String> {
     fields_read::take();
     assert!(fuzzing::body(&[&[endpoint], body.as_bytes()].concat()), "{body} is refused");
     // The page lists the fields of inner objects with these objects, so they are left out here.
-    let within = ["stream_options.", "text.", "reasoning."];
+    let within = ["stream_options.", "text.", "reasoning.", "thinking."];
     fields_read::take()
         .into_keys()
         .filter(|name| !within.iter().any(|prefix| name.starts_with(prefix)))
@@ -196,7 +196,7 @@ fn the_document_has_every_field_as_it_is_read_and_no_other() {
 }
 
 /// Objects within a body whose fields are read one by one.
-const INNER: [&str; 4] = ["sampling_params", "stream_options", "text", "reasoning"];
+const INNER: [&str; 5] = ["sampling_params", "stream_options", "text", "reasoning", "thinking"];
 
 /// The names of an object's fields, and of those within it.
 fn describe(document: &Value, body: &Value, prefix: &str, names: &mut BTreeSet<String>) {

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use super::answer::{Answer, End, Next, Piece};
+use super::answer::{Answer, Delta, End, Next};
 use super::ask::{self, Ask, MOST_ANSWERS, MOST_PROMPT_TOKENS};
 use super::error::ApiError;
 use super::outflow::outflow;
@@ -33,8 +33,8 @@ pub(super) trait Shape: Send + 'static {
     /// Whether each event of an answer repeats all events of the answer before it.
     const REPEATS: bool = false;
 
-    /// Events for one piece of an answer; none if it shows nothing.
-    fn piece(&mut self, number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event>;
+    /// Events for one delta of an answer; none if it shows nothing.
+    fn on_delta(&mut self, number: usize, tokenizer: &dyn Tokenizer, delta: Delta) -> Vec<Event>;
 
     /// The last events of one answer.
     fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event>;
@@ -54,18 +54,18 @@ pub(super) trait Shape: Send + 'static {
         0
     }
 
-    /// Bytes of a stream's pieces that are kept for later events.
+    /// Bytes of a stream's deltas that are kept for later events.
     fn keeps(&self) -> usize {
         0
     }
 
-    /// Bytes of a whole answer beyond those of its pieces.
+    /// Bytes of a whole answer beyond those of its deltas.
     fn beside_pieces(&self) -> usize {
         0
     }
 
-    /// All answers at once, each with its pieces, as JSON.
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> String;
+    /// All answers at once, each with its deltas, as JSON.
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Delta>, End)>, usage: &Usage) -> String;
 }
 
 /// An event of a stream.
@@ -111,7 +111,7 @@ pub(super) fn written(answer: &impl Serialize) -> String {
     serde_json::to_string(answer).unwrap_or_default()
 }
 
-/// Bytes of pieces from which on writing them as JSON counts as long work.
+/// Bytes of deltas from which on writing them as JSON counts as long work.
 const LONG: usize = 64 << 10;
 
 /// Runs work that takes a thread as long as so many bytes take to be written. Long work keeps no task of the control plane waiting,
@@ -285,26 +285,26 @@ pub(super) async fn serve<S: Shape>(
     }
 }
 
-/// All pieces of one answer. They count as part of it until it is written.
+/// All deltas of one answer. They count as part of it until it is written.
 async fn collect(
     answer: &mut Answer,
     tokenizer: &dyn Tokenizer,
     collected: &Mutex<Collected>,
-) -> Result<(Vec<Piece>, End), ApiError> {
+) -> Result<(Vec<Delta>, End), ApiError> {
     let mut all = Vec::new();
-    // Bytes of pieces of a try that failed. They are counted already, and the same pieces come again.
+    // Bytes of deltas of a try that failed. They are counted already, and the same deltas come again.
     let mut counted = 0;
     loop {
         match answer.next().await? {
-            Next::Piece(piece) => {
-                let bytes = piece.memory(tokenizer);
+            Next::Delta(delta) => {
+                let bytes = delta.memory(tokenizer);
                 let known = counted.min(bytes);
                 counted -= known;
                 collected.lock().grow(bytes - known)?;
-                all.push(piece);
+                all.push(delta);
             }
             Next::Restarted => {
-                counted += all.iter().map(|piece| piece.memory(tokenizer)).sum::<usize>();
+                counted += all.iter().map(|delta| delta.memory(tokenizer)).sum::<usize>();
                 all.clear();
             }
             Next::End(end) => return Ok((all, *end)),
@@ -345,7 +345,7 @@ async fn at_once(
 }
 
 /// Chooses for each prompt the answers with the highest log probability per token: as many as were requested, best first.
-fn best(all: Vec<(Vec<Piece>, End)>, ask: &Ask) -> Vec<(Vec<Piece>, End)> {
+fn best(all: Vec<(Vec<Delta>, End)>, ask: &Ask) -> Vec<(Vec<Delta>, End)> {
     let candidates = ask.candidates();
     if candidates == ask.n as usize {
         return all;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use self::output::Output;
-use super::answer::{End, Piece};
+use super::answer::{Delta, End};
 use super::ask::{Ask, check_model};
 use super::conversation::{self, Turn};
 use super::error::ApiError;
@@ -231,7 +231,7 @@ struct Responses {
     output: Output,
     /// How the answer ended.
     reason: &'static str,
-    /// Bytes of the pieces that are kept: the last event repeats them.
+    /// Bytes of the deltas that are kept: the last event repeats them.
     bytes: usize,
 }
 
@@ -292,11 +292,11 @@ impl Responses {
         write_apart(self.bytes, || self.told.written(response, self.output.items(tokenizer)))
     }
 
-    fn take(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
-        self.bytes += piece.kept();
+    fn take(&mut self, tokenizer: &dyn Tokenizer, delta: Delta) -> Vec<Event> {
+        self.bytes += delta.kept();
         let thinks = self.spoken.is_thinking();
-        let said = self.spoken.push(&piece.text);
-        self.output.push(tokenizer, said, piece.shown, if thinks { piece.tokens.len() } else { 0 })
+        let said = self.spoken.push(&delta.text);
+        self.output.push(tokenizer, said, delta.shown, if thinks { delta.tokens.len() } else { 0 })
     }
 
     fn finish(&mut self, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {
@@ -332,9 +332,9 @@ impl Responses {
 impl Shape for Responses {
     const NAMED: bool = true;
 
-    fn piece(&mut self, _number: usize, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Event> {
+    fn on_delta(&mut self, _number: usize, tokenizer: &dyn Tokenizer, delta: Delta) -> Vec<Event> {
         let mut events = self.begin();
-        events.extend(self.take(tokenizer, piece));
+        events.extend(self.take(tokenizer, delta));
         events
     }
 
@@ -369,11 +369,11 @@ impl Shape for Responses {
         events
     }
 
-    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Piece>, End)>, usage: &Usage) -> String {
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Delta>, End)>, usage: &Usage) -> String {
         self.output.be_quiet();
-        for (pieces, end) in all {
-            for piece in pieces {
-                self.take(tokenizer, piece);
+        for (deltas, end) in all {
+            for delta in deltas {
+                self.take(tokenizer, delta);
             }
             self.finish(tokenizer, &end);
         }

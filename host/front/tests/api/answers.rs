@@ -1,9 +1,12 @@
 //! The answers that clients read when no failure occurs.
 
+use host_front::front::FrontConfig;
+use host_front::text::{ByteTokenizer, TextModel};
 use serde_json::{Value, json};
 
-use super::fake_worker::{Script, Step, says, steps};
+use super::fake_worker::{Script, Step, echoes, says, steps};
 use super::fixture::{Front, config};
+use super::gated::Gated;
 
 const PATH: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -54,6 +57,21 @@ async fn a_completion_comes_whole_with_usage_and_reason() {
     assert_eq!((to_prefill.prefill, to_decode.prefill.unwrap().instance), (None, prefill.info.instance));
     assert_eq!(to_decode.sampling.as_ref().unwrap().seed, 5);
     assert_eq!(to_prefill.sampling, to_decode.sampling);
+}
+
+#[tokio::test]
+async fn a_text_begins_with_the_models_special_tokens_unless_the_request_says_otherwise() {
+    let gate = Gated::beginning_with(ByteTokenizer::BOS);
+    gate.open();
+    let text = TextModel { tokenizer: gate, template: None, end: Vec::new(), dialect: Default::default() };
+    let mut front = Front::start(FrontConfig { text, ..config() }).await;
+    let worker = front.worker("all", "aggregated", echoes()).await;
+    let (with, without) = (vec![ByteTokenizer::BOS, 97], vec![97]);
+    for (special, prompt) in [(Value::Null, &with), (json!(true), &with), (json!(false), &without)] {
+        let body = json!({"prompt": "a", "max_tokens": 1, "add_special_tokens": special});
+        assert_eq!(front.post(PATH, &body).await.status, 200);
+        assert_eq!(worker.watch.calls().pop().unwrap().prompt, *prompt, "{special}");
+    }
 }
 
 #[tokio::test]

@@ -202,7 +202,7 @@ async fn wrong_requests_are_refused_by_name() {
         (path, with("allowed_token_ids", json!([300])), 400, json!("allowed_token_ids"), "token ids from 0"),
         (path, with("bad_words", json!([" "])), 400, json!("bad_words"), "strings of 1 to 256 bytes"),
         (path, with("logits_processors", json!(["x"])), 400, json!("logits_processors"), "not supported"),
-        (path, with("add_special_tokens", json!(false)), 400, json!("add_special_tokens"), "not supported"),
+        (path, with("add_special_tokens", json!(1)), 400, json!("add_special_tokens"), "true or false"),
         (
             path,
             with("truncate_prompt_tokens", json!(5)),

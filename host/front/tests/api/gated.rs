@@ -18,11 +18,23 @@ pub struct Gated {
     pub begun: AtomicUsize,
     working: AtomicUsize,
     pub most_working: AtomicUsize,
+    /// The token that a text begins with if special tokens are wanted.
+    first: Option<u32>,
 }
 
 impl Gated {
     pub fn new() -> Arc<Self> {
+        Self::of(None)
+    }
+
+    /// One that begins texts with this token if special tokens are wanted.
+    pub fn beginning_with(first: u32) -> Arc<Self> {
+        Self::of(Some(first))
+    }
+
+    fn of(first: Option<u32>) -> Arc<Self> {
         Arc::new(Self {
+            first,
             bytes: Arc::new(ByteTokenizer::new(300)),
             open: Mutex::new(false),
             changed: Condvar::new(),
@@ -56,7 +68,8 @@ impl Tokenizer for Gated {
         let (_open, timeout) = self.changed.wait_timeout_while(open, PATIENCE, |open| !*open).unwrap();
         assert!(!timeout.timed_out(), "the gate was not opened");
         self.working.fetch_sub(1, Ordering::SeqCst);
-        self.bytes.encode(text, add_special)
+        let first = self.first.filter(|_| add_special);
+        Ok(first.into_iter().chain(self.bytes.encode(text, add_special)?).collect())
     }
 
     fn token_bytes(&self, token: u32) -> Vec<u8> {

@@ -116,6 +116,18 @@ async fn calls_and_thoughts_come_apart_from_the_text_whole_and_streamed() {
     let streamed: Vec<&Value> = streamed.iter().map(|call| &call["function"]["arguments"]).collect();
     assert_eq!(streamed, arguments);
 
+    let hidden = json!({"include_reasoning": false});
+    let answer = front.post(CHAT, &asking(&hidden)).await.json().await;
+    let message = answer["choices"][0]["message"].as_object().unwrap();
+    assert_eq!((&message["content"], message.get("reasoning_content")), (&json!("Sure."), None));
+    let hidden = json!({"include_reasoning": false, "stream": true});
+    let events = front.post(CHAT, &asking(&hidden)).await.events().await;
+    let (text, thoughts, ..) = joined(&events);
+    assert_eq!((text.as_str(), thoughts.as_str()), ("Sure.", ""));
+
+    let both = json!({"include_reasoning": false, "logprobs": true});
+    assert_eq!(front.post(CHAT, &asking(&both)).await.status, 400);
+
     let one = asking(&json!({"parallel_tool_calls": false}));
     let answer = front.post(CHAT, &one).await.json().await;
     assert_eq!(answer["choices"][0]["message"]["tool_calls"].as_array().map(Vec::len), Some(1));
@@ -271,7 +283,8 @@ async fn an_answer_with_a_structure_may_call_tools_instead() {
 async fn fields_about_thoughts_reach_the_template_or_change_nothing() {
     let template =
         "{{ reasoning_effort }}{% if enable_thinking is false %}, silent{% endif %}{{ messages[0].content }}";
-    let (front, _prefill, decode) = front(template, false, "x").await;
+    let template = format!("{template}{{% if thinking %}}!{{% endif %}}");
+    let (front, _prefill, decode) = front(&template, false, "x").await;
     let ask = async |more: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "."}]});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -286,6 +299,20 @@ async fn fields_about_thoughts_reach_the_template_or_change_nothing() {
     assert_eq!(ask(json!({"enable_thinking": false})).await, ", silent.");
     let more = json!({"enable_thinking": false, "chat_template_kwargs": {"enable_thinking": true}});
     assert_eq!(ask(more).await, ".");
+    assert_eq!(ask(json!({"thinking": false})).await, ".");
+    assert_eq!(ask(json!({"thinking": {"type": "disabled"}})).await, ", silent.");
+    assert_eq!(ask(json!({"thinking": {"type": "enabled"}})).await, ".!");
+    assert_eq!(ask(json!({"thinking": {"type": "enabled"}, "enable_thinking": false})).await, ", silent.!");
+    for (thinking, words) in [
+        (json!({"type": "often"}), "thinking.type must be enabled or disabled"),
+        (json!("yes"), "thinking must be a JSON object"),
+        (json!({"type": "enabled", "budget_tokens": 5}), "thinking.budget_tokens is not known here"),
+    ] {
+        let body = json!({"messages": [{"role": "user", "content": "."}], "thinking": thinking});
+        let reply = front.post(CHAT, &body).await;
+        let (status, text) = (reply.status, reply.text().await);
+        assert!(status == 400 && text.contains(words), "{status} {text}");
+    }
 }
 
 /// litellm sends this when a turn ended within the model's thoughts.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use host_front::front::FrontConfig;
 use host_tests::wait::answered_until;
 use host_wire::proto::TransferEndpoint;
 use serde_json::json;
@@ -200,6 +201,31 @@ async fn workers_of_adjacent_versions_work_together_and_one_of_version_1_is_not_
     assert!(!reply.accepted);
     assert!(reply.message.contains("7 to 9") && reply.message.contains("1 to 3"), "{}", reply.message);
     assert_eq!((reply.protocol, reply.protocol_oldest, reply.protocol_newest), (0, 1, 3));
+}
+
+#[tokio::test]
+async fn a_model_is_served_under_each_of_its_names() {
+    let mut front =
+        Front::start(FrontConfig { aliases: vec!["small".into(), "org/x".into()], ..config() }).await;
+    let _prefill = front.worker("p", "prefill", prefills()).await;
+    let _decode = front.worker("d", "decode", echoes()).await;
+    let models = front.get("/v1/models").await.json().await;
+    let names: Vec<_> = models["data"].as_array().unwrap().iter().map(|model| model["id"].clone()).collect();
+    assert_eq!(names, ["fake", "small", "org/x"]);
+    for name in ["fake", "small", "org/x"] {
+        assert_eq!(front.get(&format!("/v1/models/{name}")).await.json().await["id"], name);
+        let answer = front.post(PATH, &json!({"model": name, "prompt": "abc", "max_tokens": 2})).await;
+        let answer = answer.json().await;
+        assert_eq!(
+            (&answer["model"], &answer["choices"][0]["text"]),
+            (&json!("fake"), &json!("ab")),
+            "{name}"
+        );
+    }
+    let answer = front.post(PATH, &json!({"model": "other", "prompt": "abc"})).await;
+    assert_eq!(answer.status, 404);
+    let message = answer.json().await["error"]["message"].to_string();
+    assert!(message.contains(r#"this server has \"fake\", \"small\", \"org/x\""#), "{message}");
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use host_core::KvLayout;
 use host_core::hierarchy::HierarchyConfig;
-use host_worker::Staging;
+use host_worker::StagingSettings;
 
 use super::super::memory;
 use super::super::settings::{ExecutorName, Settings};
@@ -23,7 +23,7 @@ impl Needs {
         &mut self,
         layouts: &[KvLayout],
         offload: Option<&HierarchyConfig>,
-        staging: Option<&Staging>,
+        staging: Option<&StagingSettings>,
     ) {
         let product = |count: usize, bytes: usize| (count as u64).saturating_mul(bytes as u64);
         let pools = layouts.iter().map(|layout| product(layout.shape.pages, layout.shape.page_bytes()));
@@ -109,7 +109,7 @@ mod tests {
         // Each of two ranks has a pool of 1000 bytes.
         let layouts = [KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim); 2];
         let offload = HierarchyConfig::new(15, 200, Vec::new());
-        let staging = Staging { bytes: 700, ..Staging::default() };
+        let staging = StagingSettings { bytes: 700, ..StagingSettings::default() };
         let settings = Settings { pool_pages: Some(10), ..Settings::default() };
         let mut needs = Needs::default();
         needs.add(&layouts, Some(&offload), Some(&staging));

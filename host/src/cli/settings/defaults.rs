@@ -142,17 +142,24 @@ impl Settings {
         SocketAddr::new(self.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), self.port.unwrap_or(8000))
     }
 
-    /// The model's name in the API.
+    /// The model's name in the API: the first one, if there are several.
     #[must_use]
     pub fn model_name(&self) -> String {
         let own = self.model.as_deref().and_then(|model| match is_gguf(model) {
             true => model.file_stem(),
             false => model.file_name(),
         });
-        self.served_model_name
-            .clone()
+        let names = self.served_model_name.as_ref();
+        names
+            .and_then(|names| names.first().cloned())
             .or_else(|| own.map(|name| name.to_string_lossy().into_owned()))
             .unwrap_or_else(|| "synthetic".to_owned())
+    }
+
+    /// Other names of the model in the API.
+    #[must_use]
+    pub fn model_aliases(&self) -> Vec<String> {
+        self.served_model_name.iter().flatten().skip(1).cloned().collect()
     }
 
     /// Tokens in a KV page.

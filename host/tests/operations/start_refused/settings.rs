@@ -23,7 +23,7 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
     let unnamed = directory.path().join("unnamed.toml");
     std::fs::write(&unnamed, "served-model-name = \"\"\n").unwrap();
     let unnamed = unnamed.display().to_string();
-    let cases: [(&[&str], &[&str]); 29] = [
+    let cases: [(&[&str], &[&str]); 30] = [
         (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
         (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
         (&small, &["--hicache-memory 1024", "32768"]),
@@ -45,6 +45,7 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
             &["a model without any: leave --swa-full-tokens-ratio out"],
         ),
         (&["--executor", "synthetic", "--served-model-name", ""], &["--served-model-name is empty"]),
+        (&["--executor", "synthetic", "--served-model-name", "a,,b"], &["--served-model-name is empty"]),
         (
             &["--executor", "synthetic", "--served-model-name", &long],
             &["--served-model-name has 1025 bytes", "at most 1024"],

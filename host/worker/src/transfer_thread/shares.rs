@@ -8,7 +8,7 @@ use host_core::heads::HeadLane;
 use host_core::notice::LaneNotice;
 use host_core::scheduler::PageWrite;
 use host_core::staging::{Span, piece_limit};
-use host_core::transfer::{Cut, KvSlice, Lane, PagesCopy, Path, Piece, StagingPolicy, choose, copy_lane};
+use host_core::transfer::{Cut, KvSlice, Lane, PagesCopy, Path, Run, StagingPolicy, choose, copy_lane};
 use host_plugin_api::transfer::{PeerId, RegionId, Write};
 
 use crate::lane_sums;
@@ -124,15 +124,15 @@ impl Plan<'_> {
         match (pieces, regions) {
             (Some(pieces), _) => Ok((pieces, Vec::new())),
             (None, Some((source_region, target_region))) => {
-                let to_its_place = |piece: &Piece| Write {
+                let to_its_place = |run: &Run| Write {
                     source_region,
                     target_region: RegionId(target_region),
-                    source_offset: piece.source as u64,
-                    target_offset: piece.target as u64,
-                    length: piece.length as u32,
+                    source_offset: run.source as u64,
+                    target_offset: run.target as u64,
+                    length: run.length as u32,
                     target_generation: theirs.kv_generation,
                 };
-                Ok((Vec::new(), copy.pieces().iter().map(to_its_place).collect()))
+                Ok((Vec::new(), copy.runs().iter().map(to_its_place).collect()))
             }
             (None, None) if size.bytes == 0 => Ok((Vec::new(), Vec::new())),
             (None, None) => Err(format!(

@@ -13,8 +13,8 @@ use host_core::notice::{KIND, KIND_PIECE, LaneNotice, PieceNotice};
 use host_core::scheduler::{PageWrite, RoomOpening};
 use host_core::staging::message::{KIND_ANSWER, KIND_ASK, Message};
 use host_core::staging::{
-    Arrival, Gather, Geometry, Key, Lane, Opening, PeerRank, Ring, RingAction, Scatter, Sender, SenderAction,
-    Span, Target,
+    Arrival, Gather, Geometry, Key, Opening, PeerRank, Ring, RingAction, Scatter, Sender, SenderAction, Span,
+    StagedLane, Target,
 };
 use host_core::transfer::{self, KvSlice, Tag};
 use host_core::{Instance, PageId, Room};
@@ -37,7 +37,7 @@ struct StagedPart {
 }
 
 /// The staging of one rank: its sender, its ring, and its copies between the pool and staging memory.
-pub(super) struct Staging {
+pub(super) struct RankStaging {
     clock: Clock,
     copier: PageCopier,
     sender: Sender,
@@ -45,7 +45,7 @@ pub(super) struct Staging {
     parts: HashMap<Tag, StagedPart>,
 }
 
-impl Staging {
+impl RankStaging {
     pub(super) fn new(own: &Rank, clock: Clock, copier: PageCopier) -> Self {
         let shape = own.kv.layout().shape;
         let geometry = Geometry {
@@ -74,7 +74,7 @@ impl Thread {
             let part = self.staging.parts.entry(write.tag);
             let part = part.or_insert_with(|| StagedPart { write: write.clone(), lanes: BTreeMap::new() });
             part.lanes.insert(target.rank, notice);
-            let lane = Lane {
+            let lane = StagedLane {
                 tag: write.tag,
                 room: write.notice.room,
                 attempt: write.notice.attempt,

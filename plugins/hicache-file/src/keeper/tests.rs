@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Config;
 use crate::format::Value;
 use crate::queue::Kind;
-use crate::writer::{NoRoom, OpenSegment};
+use crate::writer::{NoSpace, OpenSegment};
 use host_plugin_api::{Address, ErrorCode, Key, Memory, MemoryKind, RegionId, Tag, TierPage};
 use parking_lot::Mutex;
 
@@ -28,11 +28,11 @@ fn with_device(store: &Store, device: &Mutex<()>, run: impl FnOnce(&mut Keeper<'
 
 /// Fills a segment with one page. `None` when there is no segment.
 fn fill(store: &Store, n: u8) -> Option<Arc<OpenSegment>> {
-    let (Ok(room), _) = store.writer.room(1 << 20) else { return None };
+    let (Ok(space), _) = store.writer.space(1 << 20) else { return None };
     let value = Value { key: Key([n; 32]), checksum: 0, block: 0, length: 1 << 20 };
-    room.open.publish(&[value], Fsync::Never).unwrap();
-    room.open.ended();
-    Some(room.open)
+    space.open.publish(&[value], Fsync::Never).unwrap();
+    space.open.ended();
+    Some(space.open)
 }
 
 /// Fills segments that the keeper makes, without time to have them sealed.
@@ -106,11 +106,11 @@ fn a_segment_that_could_not_be_sealed_is_sealed_later_and_what_was_deleted_meanw
         let segment = store.index.lock().add(|id| Segment::new(id, name, Some(data.clone())));
         store.writer.supply(Ok(OpenSegment::new(segment.clone(), data, index, 1 << 20)));
         let value = |n: u8| Value { key: Key([n; 32]), checksum: 0, block: n.into(), length: 4096 };
-        let (Ok(room), _) = store.writer.room(3 * 4096) else { panic!("there is room") };
-        room.open.publish(&[value(0), value(1), value(2)], Fsync::Never).unwrap();
+        let (Ok(space), _) = store.writer.space(3 * 4096) else { panic!("there is room") };
+        space.open.publish(&[value(0), value(1), value(2)], Fsync::Never).unwrap();
         (0..3).for_each(|n| assert!(store.index.lock().insert(segment.id, n.into(), value(n))));
-        room.open.ended();
-        drop(room);
+        space.open.ended();
+        drop(space);
         store.delete(&value(0).key).unwrap();
         store.writer.retire();
         keeper.seal_all();
@@ -143,10 +143,10 @@ fn what_is_full_and_not_sealed_yet_is_sealed_and_evicted_before_anything_is_refu
         // Segments that writes still reach into cannot be evicted. The keeper waits for them, but not for long.
         let mut busy = Vec::new();
         let refused = loop {
-            match store.writer.room(1 << 20) {
-                (Ok(room), _) => busy.push(room),
-                (Err(NoRoom::Wait), _) => store.writer.supply(keeper.make()),
-                (Err(NoRoom::Refused(code)), _) => break code,
+            match store.writer.space(1 << 20) {
+                (Ok(space), _) => busy.push(space),
+                (Err(NoSpace::Wait), _) => store.writer.supply(keeper.make()),
+                (Err(NoSpace::Refused(code)), _) => break code,
             }
         };
         assert_eq!((refused, busy.len()), (ErrorCode::NO_RESOURCE, 7));
@@ -187,7 +187,7 @@ fn segments_are_made_while_others_wait_for_their_seals_which_are_not_many() {
         store.index.lock().complete = true;
         let held = device.lock();
         let made = |keeper: &mut Keeper<'_>, n: usize| {
-            assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
+            assert!(matches!(store.writer.space(1 << 20), (Err(NoSpace::Wait), true)));
             keeper.attend();
             fill(&store, n as u8)
         };

@@ -1,5 +1,5 @@
 //! Batches on their way between the host's threads and the tier's own: a fixed number of slots, allocated once, and a
-//! line for each lane.
+//! line for each group.
 //!
 //! Calls into Mooncake may take any time, so nothing here waits for a call. Work that stands in a line for too long, or
 //! before threads that all hang, ends without being started.
@@ -20,22 +20,22 @@ pub enum Work {
     Put,
 }
 
-/// The lane that does it. Work that moves no bytes does not wait for work that does, and reads do not wait for writes.
+/// The group that does it. Work that moves no bytes does not wait for work that does, and reads do not wait for writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum Group {
     Ask,
     Read,
     Write,
 }
 
-pub const LANES: [Lane; 3] = [Lane::Ask, Lane::Read, Lane::Write];
+pub const GROUPS: [Group; 3] = [Group::Ask, Group::Read, Group::Write];
 
 impl Work {
-    pub fn lane(self) -> Lane {
+    pub fn group(self) -> Group {
         match self {
-            Work::Exists | Work::Delete => Lane::Ask,
-            Work::Get => Lane::Read,
-            Work::Put => Lane::Write,
+            Work::Exists | Work::Delete => Group::Ask,
+            Work::Get => Group::Read,
+            Work::Put => Group::Write,
         }
     }
 }
@@ -53,7 +53,7 @@ struct Slot {
 
 struct Line {
     ready: VecDeque<u32>,
-    /// Since when each thread of the lane is in a call.
+    /// Since when each thread of the group is in a call.
     calls: Box<[Option<Instant>]>,
 }
 
@@ -65,7 +65,7 @@ struct State {
     stopping: bool,
 }
 
-/// The slots of batches, and a line for each lane. No lock is held for longer than a copy of a batch.
+/// The slots of batches, and a line for each group. No lock is held for longer than a copy of a batch.
 pub struct Queue {
     pages: Box<[Mutex<Vec<TierPage>>]>,
     state: Mutex<State>,
@@ -73,7 +73,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A queue with `threads` threads in each lane.
+    /// A queue with `threads` threads in each group.
     pub fn new(batches: u32, pages: u32, threads: [usize; 3]) -> Self {
         let slot = Slot {
             tag: Tag(0),
@@ -111,27 +111,27 @@ impl Queue {
         to.clear();
         to.extend(pages);
         drop(to);
-        let lane = work.lane() as usize;
-        locked(&self.state).lines[lane].ready.push_back(index);
-        self.news[lane].notify_one();
+        let group = work.group() as usize;
+        locked(&self.state).lines[group].ready.push_back(index);
+        self.news[group].notify_one();
         true
     }
 
-    /// For a lane's thread: waits for the next batch. `None` when the thread should end.
-    pub fn next(&self, lane: Lane) -> Option<(u32, Work)> {
+    /// For a group's thread: waits for the next batch. `None` when the thread should end.
+    pub fn next(&self, group: Group) -> Option<(u32, Work)> {
         let mut state = locked(&self.state);
         loop {
             if state.stopping {
                 return None;
             }
-            if let Some(index) = state.lines[lane as usize].ready.pop_front() {
+            if let Some(index) = state.lines[group as usize].ready.pop_front() {
                 return Some((index, state.slots[index as usize].work));
             }
-            state = self.news[lane as usize].wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.news[group as usize].wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// For a lane's thread: the pages of a batch that it took.
+    /// For a group's thread: the pages of a batch that it took.
     pub fn pages(&self, index: u32) -> Vec<TierPage> {
         locked(&self.pages[index as usize]).clone()
     }
@@ -142,9 +142,9 @@ impl Queue {
         state.slots[index as usize].cancelled || state.stopping
     }
 
-    /// For a lane's thread: notes since when it is in a call, or that it came back from one.
-    pub fn in_call(&self, lane: Lane, thread: usize, since: Option<Instant>) {
-        locked(&self.state).lines[lane as usize].calls[thread] = since;
+    /// For a group's thread: notes since when it is in a call, or that it came back from one.
+    pub fn in_call(&self, group: Group, thread: usize, since: Option<Instant>) {
+        locked(&self.state).lines[group as usize].calls[thread] = since;
     }
 
     /// Ends a page.
@@ -157,16 +157,16 @@ impl Queue {
     pub fn expire(&self, now: Instant, patience: Duration) -> (u32, bool) {
         let mut state = locked(&self.state);
         let (mut pages, mut asking) = (0, false);
-        for lane in LANES {
-            let line = &state.lines[lane as usize];
+        for group in GROUPS {
+            let line = &state.lines[group as usize];
             let long = |since: Instant| now.saturating_duration_since(since) >= patience;
             let hangs = line.calls.iter().all(|call| call.is_some_and(long));
-            asking |= hangs && lane == Lane::Ask;
-            while let Some(index) = state.lines[lane as usize].ready.front().copied() {
+            asking |= hangs && group == Group::Ask;
+            while let Some(index) = state.lines[group as usize].ready.front().copied() {
                 if !hangs && !long(state.slots[index as usize].accepted) {
                     break;
                 }
-                state.lines[lane as usize].ready.pop_front();
+                state.lines[group as usize].ready.pop_front();
                 pages += state.end_unstarted(index, ErrorCode::TIMEOUT.0);
             }
         }
@@ -205,9 +205,9 @@ impl Queue {
                 continue;
             }
             (slot.cancelled, any) = (true, true);
-            let lane = slot.work.lane() as usize;
-            let at = state.lines[lane].ready.iter().position(|ready| *ready as usize == index);
-            if let Some(index) = at.and_then(|at| state.lines[lane].ready.remove(at)) {
+            let group = slot.work.group() as usize;
+            let at = state.lines[group].ready.iter().position(|ready| *ready as usize == index);
+            if let Some(index) = at.and_then(|at| state.lines[group].ready.remove(at)) {
                 state.end_unstarted(index, ErrorCode::CANCELLED.0);
             }
         }
@@ -279,14 +279,14 @@ mod tests {
         assert_eq!(queue.expire(later, PATIENCE), (2, false));
         assert_eq!(ended(&queue), [(1, 0, TIMEOUT), (1, 1, TIMEOUT)]);
         assert!(queue.is_settled(Tag(1)) && !queue.is_settled(Tag(2)));
-        assert_eq!(queue.next(Lane::Read).map(|(_, work)| work), Some(Work::Get));
+        assert_eq!(queue.next(Group::Read).map(|(_, work)| work), Some(Work::Get));
     }
 
     #[test]
     fn nothing_waits_before_threads_that_all_hang() {
         let queue = queue();
         let now = Instant::now();
-        queue.in_call(Lane::Read, 0, Some(now));
+        queue.in_call(Group::Read, 0, Some(now));
         push(&queue, 1, Work::Get, 1);
         let soon = Instant::now();
         assert_eq!(
@@ -295,11 +295,11 @@ mod tests {
             "one of two hangs, but patience is at its end"
         );
         push(&queue, 2, Work::Get, 1);
-        queue.in_call(Lane::Read, 1, now.checked_sub(PATIENCE));
+        queue.in_call(Group::Read, 1, now.checked_sub(PATIENCE));
         assert_eq!(queue.expire(soon, PATIENCE), (0, false), "the first has only begun");
-        queue.in_call(Lane::Read, 0, now.checked_sub(PATIENCE));
+        queue.in_call(Group::Read, 0, now.checked_sub(PATIENCE));
         assert_eq!(queue.expire(soon, PATIENCE), (1, false));
-        queue.in_call(Lane::Ask, 0, now.checked_sub(PATIENCE));
+        queue.in_call(Group::Ask, 0, now.checked_sub(PATIENCE));
         assert_eq!(
             queue.expire(soon, PATIENCE),
             (0, true),
@@ -312,7 +312,7 @@ mod tests {
         let queue = queue();
         push(&queue, 1, Work::Get, 2);
         push(&queue, 2, Work::Get, 1);
-        let (begun, _) = queue.next(Lane::Read).unwrap();
+        let (begun, _) = queue.next(Group::Read).unwrap();
         assert!(queue.cancel(Tag(2)) && queue.cancel(Tag(1)) && !queue.cancel(Tag(3)));
         assert_eq!(ended(&queue), [(2, 0, ErrorCode::CANCELLED.0)]);
         assert!(queue.is_cancelled(begun) && !queue.is_settled(Tag(1)));

@@ -345,7 +345,7 @@ fn what_waits_behind_a_call_that_hangs_ends_at_its_deadline_and_the_call_when_it
 fn a_deadline_passes_without_a_call() {
     let rig = rig("store_deadline_ms = 50\n", NEVER);
     let (begun, leave) = rig.hang();
-    // A read that the lane takes too late ends in the line, and another read is tried.
+    // A read that the group takes too late ends in the line, and another read is tried.
     rig.wait("a read that hangs", || {
         assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
         let begins = rig.wait("the read to begin or to end", || {

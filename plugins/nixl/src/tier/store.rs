@@ -53,12 +53,12 @@ pub struct Store {
     unique: String,
     written: AtomicU64,
     free_floor: u64,
-    room: Mutex<Room>,
+    free_space: Mutex<FreeSpace>,
 }
 
 /// Whether the file system has room for pages, and when that was looked at.
 #[derive(Default)]
-struct Room {
+struct FreeSpace {
     looked: Option<Instant>,
     full: bool,
 }
@@ -142,7 +142,7 @@ impl Store {
             unique,
             written: AtomicU64::new(0),
             free_floor: 0,
-            room: Mutex::default(),
+            free_space: Mutex::default(),
         };
         store.prepare()?;
         Ok(store)
@@ -156,18 +156,18 @@ impl Store {
 
     /// Whether a value may be started. Logs each change.
     fn has_room(&self) -> io::Result<bool> {
-        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut space = self.free_space.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        if self.free_floor > 0 && room.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK) {
+        if self.free_floor > 0 && space.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK) {
             let stat = fstatvfs(&self.root)?;
             // Once it is full, somewhat more must be free, so that the log does not fill with changes.
-            let enough = if room.full {
+            let enough = if space.full {
                 self.free_floor.saturating_add(self.free_floor / 16)
             } else {
                 self.free_floor
             };
             let full = stat.f_bavail.saturating_mul(stat.f_frsize) < enough;
-            let was = std::mem::replace(&mut *room, Room { looked: Some(now), full }).full;
+            let was = std::mem::replace(&mut *space, FreeSpace { looked: Some(now), full }).full;
             let floor = self.free_floor >> 20;
             match (was, full) {
                 (false, true) => log!(
@@ -179,7 +179,7 @@ impl Store {
                 _ => {}
             }
         }
-        Ok(!room.full)
+        Ok(!space.full)
     }
 
     /// Makes the folders, or looks at those that are there, and removes what was left unfinished.

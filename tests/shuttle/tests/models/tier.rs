@@ -9,7 +9,7 @@ use host_shuttle::format::{BLOCK, Name, RECORD, Slot, Value, position, slot};
 use host_shuttle::metrics::Metrics;
 use host_shuttle::queue::{Kind, Queue};
 use host_shuttle::segment::Segment;
-use host_shuttle::writer::{NoRoom, OpenSegment, Writer};
+use host_shuttle::writer::{NoSpace, OpenSegment, Writer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -239,21 +239,21 @@ fn what_was_published_lies_before_the_seal_and_inside_the_data() {
                 let (writer, left) = (writer.clone(), left.clone());
                 thread::spawn(move || {
                     for write in 0..2 {
-                        let room = loop {
-                            match writer.room(BLOCK).0 {
-                                Ok(room) => break room,
-                                Err(NoRoom::Wait) => thread::yield_now(),
-                                Err(NoRoom::Refused(code)) => panic!("refused: {code:?}"),
+                        let space = loop {
+                            match writer.space(BLOCK).0 {
+                                Ok(space) => break space,
+                                Err(NoSpace::Wait) => thread::yield_now(),
+                                Err(NoSpace::Refused(code)) => panic!("refused: {code:?}"),
                             }
                         };
                         let value = Value {
                             key: key(10 * number + write),
-                            block: room.block,
+                            block: space.block,
                             length: 9,
                             checksum: 0,
                         };
-                        room.open.publish(&[value], Fsync::Never).unwrap();
-                        room.open.ended();
+                        space.open.publish(&[value], Fsync::Never).unwrap();
+                        space.open.ended();
                     }
                     left.fetch_sub(1, Ordering::SeqCst);
                 })

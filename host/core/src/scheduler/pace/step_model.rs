@@ -1,7 +1,7 @@
 //! A model of the time of a step, learned from computed steps.
 //!
 //! A step takes `fixed + sequences · s + tokens · t + context · c`, none of them negative: a pass over the weights, the
-//! cost of each sequence that decodes, the cost of each token of longer pieces (prompts, recomputation), and reading
+//! cost of each sequence that decodes, the cost of each token of prompts (and of their recomputation), and reading
 //! the KV of all contexts. The four costs are fitted to *bins*: means over steps with similar numbers of sequences and
 //! tokens, one bin per half octave. A fit over single steps (recursive least squares with forgetting) forgets sizes
 //! that do not occur: while a batch stays at its limit, all steps are alike, and only noise separates fixed from
@@ -164,7 +164,7 @@ impl StepModel {
         if let Some((_, cost)) = candidates.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
             self.cost = cost;
         }
-        // As long as no step had longer pieces, a token of them is assumed to cost as much as a sequence.
+        // As long as no step had prompts, a token of them is assumed to cost as much as a sequence.
         if square[TOKENS][TOKENS] == 0.0 {
             self.cost[TOKENS] = self.cost[1];
         }

@@ -48,7 +48,7 @@ impl Target {
 
 /// The data of one part for one target rank, cut into pieces.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lane {
+pub struct StagedLane {
     /// The part.
     pub tag: Tag,
     /// The room.
@@ -93,7 +93,7 @@ pub(super) enum State {
 /// A lane under way.
 #[derive(Debug)]
 pub(super) struct Work {
-    pub lane: Lane,
+    pub lane: StagedLane,
     pub states: Vec<State>,
     /// The first piece that was not asked for.
     pub next: usize,
@@ -103,13 +103,13 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn new(lane: Lane) -> Self {
+    pub(super) fn new(lane: StagedLane) -> Self {
         let count = lane.pieces.len();
         Self { lane, states: vec![State::Queued; count], next: 0, left: count, fault: None }
     }
 
     pub(super) fn key(&self, piece: u16) -> Key {
-        let Lane { room, attempt, sequence, .. } = self.lane;
+        let StagedLane { room, attempt, sequence, .. } = self.lane;
         Key { room, attempt, sequence, piece }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
-use host_core::staging::{Fault, Key, Lane, Opening, Span, piece_limit};
+use host_core::staging::{Fault, Key, Opening, Span, StagedLane, piece_limit};
 use host_core::transfer::Tag;
 use host_core::{Instance, Room};
 
@@ -185,7 +185,7 @@ impl World {
                 story.expected.insert((lane.target, lane.source as u8, sequence, piece));
             }
             let target = target((decode, story.decode.1, lane.target as u8), story.session);
-            let lane_of = Lane { tag, room, attempt, sequence, target, target_bytes, pieces };
+            let lane_of = StagedLane { tag, room, attempt, sequence, target, target_bytes, pieces };
             let mut actions = Vec::new();
             let sender = &mut self.prefill[prefill].senders[lane.source].sender;
             sender.add(self.agenda.now(), lane_of, &mut actions).unwrap();

@@ -17,11 +17,12 @@ use crate::http::tools::{FOREIGN, MAX_NAME, MAX_TOOLS};
 /// Range of the token counts that a request may give.
 pub(super) const TOKENS: std::ops::RangeInclusive<i64> = 1..=u32::MAX as i64;
 
-/// The served name.
-pub(super) fn model(name: &str) -> Fields {
+/// A served name.
+pub(super) fn model(names: &[String]) -> Fields {
     let mut fields = Fields::default();
-    let schema = json!({"type": ["string", "null"], "enum": [name, null]});
-    fields.add("model", schema, "The served name. Another one is answered 404");
+    let names: Vec<Value> = names.iter().map(|name| json!(name)).chain([Value::Null]).collect();
+    let schema = json!({"type": ["string", "null"], "enum": names});
+    fields.add("model", schema, "A served name. Another one is answered 404");
     fields
 }
 
@@ -344,6 +345,15 @@ pub(super) fn messages() -> Fields {
         .add("add_generation_prompt", boolean(), "False leaves the assistant's turn out")
         .add("chat_template_kwargs", any_object(), "Variables of the template")
         .add("enable_thinking", boolean(), "A variable of the template")
+        .add("thinking", thinking(), "Sets the variables enable_thinking and thinking")
         .add("reasoning_effort", text(), "Reaches the template. None switches thoughts off");
     fields
+}
+
+/// Whether thoughts are wanted, as an object.
+pub(super) fn thinking() -> Value {
+    let words = json!({"type": ["string", "null"], "enum": ["enabled", "disabled", null]});
+    let object =
+        json!({"type": "object", "properties": {"type": words}, "additionalProperties": reference(NOTHING)});
+    json!({"anyOf": [object, reference(NOTHING)]})
 }

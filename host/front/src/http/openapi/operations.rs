@@ -71,7 +71,7 @@ fn all() -> Vec<Operation> {
         get("/v1/models", "Models", "The model"),
         Operation {
             failures: &["400", "404", "500", "503"],
-            ..get("/v1/models/{model}", "Model", "One model by its name")
+            ..get("/v1/models/{model}", "Model", "The model by one of its names")
         },
         post("/tokenize", "TokenizeRequest", tokens, "The tokens of a text or of a conversation"),
         post("/v1/tokenize", "TokenizeRequest", tokens, "The same"),

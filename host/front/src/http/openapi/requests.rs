@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::fields::{
-    TOKENS, answers, format, messages, model, one_structure, sampling, serving, stream, structure, tools,
-    unsupported,
+    TOKENS, answers, format, messages, model, one_structure, sampling, serving, stream, structure, thinking,
+    tools, unsupported,
 };
 use super::schema::{
     Fields, any_object, boolean, integer, nothing, nothing_or, number, only, or, reference, text, token,
@@ -76,7 +76,7 @@ fn message() -> Value {
 }
 
 fn chat(about: &About) -> Value {
-    let mut fields = model(&about.model);
+    let mut fields = model(&about.models);
     fields
         .extend(messages())
         .add("add_special_tokens", only(&[json!(false)]), "A template writes the special tokens itself")
@@ -85,6 +85,7 @@ fn chat(about: &About) -> Value {
         .extend(answers(about.vocabulary))
         .add("logprobs", or(boolean(), false), "Log probabilities of the tokens")
         .add("top_logprobs", or(integer(&(0..=20)), 0), "The likeliest tokens in each place. Needs logprobs")
+        .add("include_reasoning", or(boolean(), true), "Whether thoughts are part of the answer")
         .extend(stream())
         .extend(sampling(about.vocabulary, "seed"))
         .extend(serving())
@@ -99,10 +100,14 @@ fn completion(about: &About) -> Value {
     let tokens = json!({"type": "array", "minItems": 1, "items": token(about.vocabulary)});
     let several =
         json!({"type": "array", "minItems": 1, "maxItems": MOST_ANSWERS, "items": {"anyOf": [text, tokens]}});
-    let mut fields = model(&about.model);
+    let mut fields = model(&about.models);
     fields
         .add("prompt", json!({"anyOf": [text, tokens, several]}), "A text, token ids, or a list of either")
-        .add("add_special_tokens", only(&[json!(true)]), "")
+        .add(
+            "add_special_tokens",
+            or(boolean(), true),
+            "A text gets the special tokens that the model begins with",
+        )
         .add("echo", or(boolean(), false), "The answer begins with the prompt. Not with logprobs")
         .add("max_tokens", or(integer(&TOKENS), completions::DEFAULT_MAX_TOKENS), "")
         .extend(answers(about.vocabulary))
@@ -187,7 +192,7 @@ fn response(about: &About) -> Value {
         {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]},
         {"type": "string", "pattern": "^(web_search|tool_search|image_generation)_call\\."},
     ]});
-    let mut fields = model(&about.model);
+    let mut fields = model(&about.models);
     fields
         .add(
             "input",
@@ -208,6 +213,7 @@ fn response(about: &About) -> Value {
         .extend(tools(false))
         .add("chat_template_kwargs", any_object(), "Variables of the template")
         .add("enable_thinking", boolean(), "A variable of the template")
+        .add("thinking", thinking(), "Sets the variables enable_thinking and thinking")
         .add("include", json!({"type": ["array", "null"], "items": included}), "")
         .add("top_logprobs", or(integer(&(0..=20)), 0), "The likeliest tokens in each place")
         .add("truncation", only(&[json!("disabled")]), "")
@@ -281,7 +287,7 @@ fn tokenize(about: &About) -> Value {
     let texts = json!({"type": "array", "maxItems": MOST_ANSWERS, "items": {"type": "string"}});
     let conversation =
         json!({"anyOf": [{"type": "array", "items": reference("Message")}, reference(schema::NOTHING)]});
-    let mut fields = model(&about.model);
+    let mut fields = model(&about.models);
     fields
         .add(
             "prompt",
@@ -305,6 +311,7 @@ fn tokenize(about: &About) -> Value {
                 "add_generation_prompt": off,
                 "chat_template_kwargs": off,
                 "enable_thinking": off,
+                "thinking": off,
                 "reasoning_effort": off,
             },
         },
@@ -319,7 +326,7 @@ fn tokenize(about: &About) -> Value {
 fn detokenize(about: &About) -> Value {
     let mut tokens = token_list(MOST_TOKENS, about.vocabulary);
     tokens["type"] = json!("array");
-    let mut fields = model(&about.model);
+    let mut fields = model(&about.models);
     fields.add("tokens", tokens, "").add(
         "skip_special_tokens",
         boolean(),

@@ -221,7 +221,7 @@ impl<S: Shape> Events<S> {
             let steps = stream::unfold(Some(answer), move |answer| async move {
                 let mut answer = answer?;
                 let next = answer.next().await.map_err(ApiError::from);
-                let goes_on = matches!(next, Ok(Next::Piece(_) | Next::Restarted));
+                let goes_on = matches!(next, Ok(Next::Delta(_) | Next::Restarted));
                 Some(((number, next), goes_on.then_some(answer)))
             });
             steps.boxed()
@@ -262,9 +262,9 @@ impl<S: Shape> Events<S> {
 
     fn take(&mut self, number: usize, next: Result<Next, ApiError>) -> Result<(), ApiError> {
         match next? {
-            Next::Piece(piece) => {
-                self.usage.output_tokens += piece.tokens.len() as u64;
-                let events = self.shape.piece(number, &*self.tokenizer, piece);
+            Next::Delta(delta) => {
+                self.usage.output_tokens += delta.tokens.len() as u64;
+                let events = self.shape.on_delta(number, &*self.tokenizer, delta);
                 self.send(number, events);
                 self.count()?;
             }

@@ -1,4 +1,4 @@
-//! The pieces of a fetch that are pages of [window parts](super::windows).
+//! The items of a fetch that are pages of [window parts](super::windows).
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ pub(super) struct Windows {
     names: Vec<PageHash>,
     /// For each token page the first tier that has its window part, as far as tiers were asked.
     stored: Vec<Option<usize>>,
-    /// Pieces that could not be had.
+    /// Items that could not be had.
     pub(super) gone: BTreeSet<usize>,
 }
 
@@ -34,7 +34,7 @@ impl Windows {
         self.shape.parts as usize
     }
 
-    /// The name of a piece behind the pages. `place` counts from there.
+    /// The name of an item behind the pages. `place` counts from there.
     pub(super) fn name(&self, pages: &[PageHash], place: usize) -> PageHash {
         let (page, part) = (place / self.parts(), place % self.parts());
         match u32::try_from(part) {
@@ -43,7 +43,7 @@ impl Windows {
         }
     }
 
-    /// The entry for the first tier that has a piece behind the pages.
+    /// The entry for the first tier that has an item behind the pages.
     pub(super) fn stored(&mut self, place: usize) -> Option<&mut Option<usize>> {
         let page = place / self.parts();
         self.stored.get_mut(page)

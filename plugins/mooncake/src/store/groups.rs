@@ -14,7 +14,7 @@ use super::keys::{Keys, Waiting};
 use super::link::Link;
 use super::memory::Regions;
 use super::metrics::Metrics;
-use super::queue::{Lane, Queue, Work};
+use super::queue::{Group, Queue, Work};
 
 /// A call with this many bytes takes no more pages.
 const CALL_BYTES: u64 = 256 << 20;
@@ -63,15 +63,15 @@ fn name(page: &TierPage) -> String {
 }
 
 impl Shared {
-    /// Runs one thread of a lane, until the instance is shut down.
-    pub fn serve(&self, lane: Lane, thread: usize) {
-        while let Some((index, work)) = self.queue.next(lane) {
-            self.carry_out(index, work, lane, thread);
+    /// Runs one thread of a group, until the instance is shut down.
+    pub fn serve(&self, group: Group, thread: usize) {
+        while let Some((index, work)) = self.queue.next(group) {
+            self.carry_out(index, work, group, thread);
             self.event.signal();
         }
     }
 
-    fn carry_out(&self, index: u32, work: Work, lane: Lane, thread: usize) {
+    fn carry_out(&self, index: u32, work: Work, group: Group, thread: usize) {
         let pages = self.queue.pages(index);
         let room = CALL_KEYS.min(pages.len());
         let mut rest = (0..).zip(pages);
@@ -94,9 +94,9 @@ impl Shared {
                 if !self.may_begin(work, index, number, &page) {
                     continue;
                 }
-                let span = match lane {
-                    Lane::Ask => Some(NOWHERE),
-                    Lane::Read | Lane::Write => self.regions.pin(&page),
+                let span = match group {
+                    Group::Ask => Some(NOWHERE),
+                    Group::Read | Group::Write => self.regions.pin(&page),
                 };
                 match span {
                     Some(span) => {
@@ -176,20 +176,20 @@ impl Shared {
 
     /// Makes one call and ends its pages, or holds them.
     fn call(&self, index: u32, work: Work, thread: usize, items: &[Item]) {
-        let lane = work.lane();
+        let group = work.group();
         let call = match self.link.enter() {
             Ok(call) => call,
             Err(code) => {
                 self.metrics.skipped_no_master.add(items.len() as u64);
                 self.over(work, items.iter().map(|item| &item.page));
-                items.iter().for_each(|item| self.end(index, lane, item, (code.0, 0)));
+                items.iter().for_each(|item| self.end(index, group, item, (code.0, 0)));
                 return;
             }
         };
         let started = Instant::now();
-        self.queue.in_call(lane, thread, Some(started));
+        self.queue.in_call(group, thread, Some(started));
         let results = ask(&*call.client, work, items);
-        self.queue.in_call(lane, thread, None);
+        self.queue.in_call(group, thread, None);
         let took = started.elapsed();
         let (results, unknown) = match results {
             Ok(results) => (results, false),
@@ -210,7 +210,7 @@ impl Shared {
                 Work::Put => put(result, item.span.length),
             };
             self.metrics.ended(work, end);
-            let touched = lane != Lane::Ask && end.0 < 0;
+            let touched = group != Group::Ask && end.0 < 0;
             if touched && (unknown || took >= self.unsettled) {
                 held.push((index, item.number, item.page, end));
             } else {
@@ -225,13 +225,13 @@ impl Shared {
             self.link.fence();
         }
         self.over(work, items.iter().map(|item| &item.page));
-        ends.into_iter().for_each(|(item, end)| self.end(index, lane, item, end));
+        ends.into_iter().for_each(|(item, end)| self.end(index, group, item, end));
         drop(call);
         log!(Level::TRACE, "{work:?} of {} pages took {took:?}", items.len());
     }
 
-    fn end(&self, index: u32, lane: Lane, item: &Item, end: End) {
-        if lane != Lane::Ask {
+    fn end(&self, index: u32, group: Group, item: &Item, end: End) {
+        if group != Group::Ask {
             self.regions.release(&item.page);
         }
         self.queue.finish(index, item.number, end);
