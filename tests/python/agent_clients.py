@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import os
 import threading
+import typing
 
 # litellm would fetch a table of prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -43,8 +44,10 @@ def same(got, expected, what):
 class Weather(pydantic.BaseModel):
     """The weather of a place."""
 
-    place: str = pydantic.Field(max_length=6)
-    days: int = pydantic.Field(ge=1, le=14)
+    # A small model would write texts and more properties without end, and langchain leaves out lengths and ranges.
+    model_config = pydantic.ConfigDict(extra="forbid")
+    place: typing.Literal["Oslo", "Rome"]
+    days: typing.Literal[1, 7]
 
 
 TOOL = {
