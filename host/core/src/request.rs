@@ -132,6 +132,8 @@ pub enum FailureCode {
     Timeout,
     /// The worker is shutting down.
     ShuttingDown,
+    /// The worker lacks what it needs to begin the request, as memory for a thread. Nothing was begun.
+    Unable,
 }
 
 impl FailureCode {
@@ -150,6 +152,7 @@ impl FailureCode {
             FailureCode::Executor => "executor",
             FailureCode::Timeout => "timeout",
             FailureCode::ShuttingDown => "shutting_down",
+            FailureCode::Unable => "unable",
         }
     }
 

@@ -260,9 +260,8 @@ impl Handle {
             Ok((request, followed)) => Ok((request, Some(followed))),
             Err(error) => {
                 let code = match error {
-                    GrammarError::Busy(_) | GrammarError::Waited { .. } | GrammarError::Unable { .. } => {
-                        FailureCode::Busy
-                    }
+                    GrammarError::Busy(_) | GrammarError::Waited { .. } => FailureCode::Busy,
+                    GrammarError::Unable { .. } => FailureCode::Unable,
                     GrammarError::Slow { .. } if was_compiled => FailureCode::Busy,
                     _ => FailureCode::Invalid,
                 };

@@ -31,6 +31,8 @@ struct Leg {
 const SHUTTING_DOWN: &str = FailureCode::ShuttingDown.as_str();
 /// The failure code of a decode worker whose handshake with its prefill worker failed.
 const PEER_REFUSED: &str = FailureCode::PeerRefused.as_str();
+/// The failure code of a worker that lacks what it needs to begin a request.
+const UNABLE: &str = FailureCode::Unable.as_str();
 /// Largest event that a worker may send.
 const MAX_EVENT: usize = 1 << 20;
 
@@ -65,8 +67,10 @@ impl Leg {
                     }
                     WireEvent::Failed(event) => {
                         let (leg, failure) = (self.instance, Failure::of_worker(&self.name, &event));
-                        let apart = event.code == PEER_REFUSED;
-                        Step::Failed { leg, failure, suspect: false, reported: true, apart }
+                        let unable = event.code == UNABLE;
+                        let apart = unable || event.code == PEER_REFUSED;
+                        // What a worker lacks is no fault of its partner.
+                        Step::Failed { leg, failure, suspect: false, reported: !unable, apart }
                     }
                 },
                 Some(Ok(GenerateEvent { event: None })) => {
@@ -101,7 +105,8 @@ pub(super) enum Step {
         suspect: bool,
         /// Whether the worker itself reports the failure. Its partner may be the cause.
         reported: bool,
-        /// Whether the two workers did not connect, or the router did not connect to one of them, so that nothing was begun.
+        /// Whether nothing was begun: the two workers did not connect, the router did not connect to one of them, or one of them
+        /// lacks what it needs.
         apart: bool,
     },
 }

@@ -108,18 +108,20 @@ async fn tries_are_bounded_and_the_last_failure_is_told() {
 }
 
 #[tokio::test]
-async fn workers_that_do_not_come_together_are_tried_until_they_do() {
-    let calls = AtomicUsize::new(0);
-    // Behaves like a decode worker whose prefill worker died while the router was cut off.
-    let script: Script = Arc::new(move |request| match calls.fetch_add(1, Ordering::SeqCst) {
-        0..8 => vec![Step::Fail { code: "peer_refused", retryable: true }],
-        _ => echoes()(request),
-    });
-    let (front, _prefill, decode) = Front::with_pair(script).await;
-    let reply = front.post(PATH, &request()).await;
-    assert_eq!(reply.status, 200);
-    assert_eq!(reply.json().await["choices"][0]["text"], "abcabc");
-    assert_eq!(decode.watch.calls().len(), 9);
+async fn workers_that_begin_nothing_are_tried_until_they_do() {
+    // Like a decode worker whose prefill worker died while the router was cut off, and like one without memory for a thread.
+    for code in ["peer_refused", "unable"] {
+        let calls = AtomicUsize::new(0);
+        let script: Script = Arc::new(move |request| match calls.fetch_add(1, Ordering::SeqCst) {
+            0..8 => vec![Step::Fail { code, retryable: true }],
+            _ => echoes()(request),
+        });
+        let (front, _prefill, decode) = Front::with_pair(script).await;
+        let reply = front.post(PATH, &request()).await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(reply.json().await["choices"][0]["text"], "abcabc");
+        assert_eq!(decode.watch.calls().len(), 9);
+    }
 }
 
 /// The worker has received nothing, so the try is none of the few that a request has.
