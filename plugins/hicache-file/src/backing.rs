@@ -76,12 +76,14 @@ impl Directory {
             path,
         };
         if !config.read_only {
-            // Takes the lock once, so that an error is reported at opening and not at the first put.
-            drop(directory.lock().map_err(|e| {
+            // Tries the lock, so that an error is reported at opening and not at the first put. If another process has it, for
+            // however long, locks work here.
+            let tried = directory.lock_file().and_then(|file| locked(&file));
+            tried.map_err(|e| {
                 let path = directory.path.join(LOCK);
                 let text = format!("cannot lock {}: {e} (read_only = true needs no lock)", path.display());
                 Error::new(ErrorCode::IO, text)
-            })?);
+            })?;
             // Finds out whether the file system has O_DIRECT.
             let probed = directory.opened_direct(LOCK, OFlags::RDONLY);
             probed.map_err(|e| {
@@ -253,25 +255,33 @@ impl Directory {
 
     /// Takes the directory's lock. Waits for other processes, at most `LOCK_PATIENCE`.
     pub fn lock(&self) -> io::Result<DirectoryLock> {
-        let file = self.opened(LOCK, OFlags::RDWR | OFlags::CREATE)?;
+        let file = self.lock_file()?;
         let deadline = Instant::now() + LOCK_PATIENCE;
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(DirectoryLock { _file: file }),
-                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                Err(Errno::WOULDBLOCK) => {
-                    return Err(io::Error::other("another process holds it, for more than 2 s"));
-                }
-                Err(e) => return Err(e.into()),
+        while !locked(&file)? {
+            if Instant::now() >= deadline {
+                return Err(io::Error::other("another process holds it, for more than 2 s"));
             }
+            std::thread::sleep(Duration::from_millis(2));
         }
+        Ok(DirectoryLock { _file: file })
+    }
+
+    fn lock_file(&self) -> io::Result<OwnedFd> {
+        self.opened(LOCK, OFlags::RDWR | OFlags::CREATE)
     }
 
     /// Makes names durable.
     pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(self.fd.as_fd())?)
+    }
+}
+
+/// Locks this file until it is closed. Returns `false` if another process has the lock.
+fn locked(file: &OwnedFd) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(e.into()),
     }
 }
 
@@ -320,6 +330,19 @@ pub fn read_at(file: &OwnedFd, at: u64, most: usize) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A slow file system may hold up the process that has the lock.
+    #[test]
+    fn a_directory_opens_while_another_process_has_its_lock() {
+        let parent = tempfile::tempdir().unwrap();
+        let config = Config::parse(&format!("dir = {:?}", parent.path().join("pages"))).unwrap();
+        let first = Directory::open(&config).unwrap();
+        let lock = first.lock().unwrap();
+        let second = Directory::open(&config).unwrap();
+        assert!(second.lock().is_err());
+        drop(lock);
+        assert!(second.lock().is_ok());
+    }
 
     #[test]
     fn workers_that_start_together_make_the_directory_once() {
