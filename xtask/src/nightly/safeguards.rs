@@ -47,12 +47,21 @@ const SAFEGUARDS: [Safeguard; 7] = [
     Safeguard {
         name: "Drained, on prefill",
         seeds: 500,
-        changes: &[(
-            "scheduler/sending.rs",
-            "                self.retire(now, room, job, Ending::Early(vec![answer]), actions);\n",
-            "                self.retire(now, room, job, Ending::Early(Vec::new()), actions);\n                \
-             self.answer_aborts(room, vec![answer], actions);\n",
-        )],
+        changes: &[
+            (
+                "scheduler/sending.rs",
+                "                self.retire(now, room, job, Ending::Early(vec![answer]), actions);\n",
+                "                self.retire(now, room, job, Ending::Early(Vec::new()), actions);\n                \
+                 self.answer_aborts(room, vec![answer], actions);\n",
+            ),
+            (
+                "scheduler/sending.rs",
+                "            if !leftovers.answer.contains(&answer) {\n                \
+                 leftovers.answer.push(answer);\n            }\n            return;\n",
+                "            let _ended = leftovers;\n            \
+                 return self.answer_aborts(room, vec![answer], actions);\n",
+            ),
+        ],
     },
     Safeguard {
         name: "digest",
