@@ -88,11 +88,18 @@ const SAFEGUARDS: [Safeguard; 7] = [
     Safeguard {
         name: "limit on silence",
         seeds: 2_000,
-        changes: &[(
-            "outbox.rs",
-            "now.since(entry.first_sent.max(heard(entry.to))) >= write.saturating_add(patience)",
-            "write > patience.saturating_mul(1 << 20) && now < heard(entry.to)",
-        )],
+        changes: &[
+            (
+                "outbox.rs",
+                "now.since(entry.first_sent.max(heard(entry.to))) >= write.saturating_add(patience)",
+                "write > patience.saturating_mul(1 << 20) && now < heard(entry.to)",
+            ),
+            (
+                "outbox.rs",
+                "            _ => now.since(entry.first_sent) >= patience,\n",
+                "            _ => false,\n",
+            ),
+        ],
     },
 ];
 
