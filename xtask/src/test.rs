@@ -1,5 +1,6 @@
 //! `cargo xtask test`: builds everything and runs all tests, in one command.
 
+mod failures;
 mod load;
 mod programs;
 mod running;
@@ -18,6 +19,7 @@ use crate::node::Node;
 use crate::outcome::{Outcome, summary};
 use crate::workspace::{Profile, Workspace};
 use crate::{fetch, python};
+use failures::failures;
 use load::Load;
 use programs::Program;
 use running::Run;
@@ -221,7 +223,12 @@ fn outcome(runs: &[Run], started: Instant) -> Outcome {
     // Checks that were not possible on this machine, as the tests printed them.
     what.extend(skipped.iter().map(|skip| format!("\n           SKIPPED {skip}")));
     let bad: Vec<&Run> = runs.iter().filter(|run| !run.is_good()).collect();
-    what.extend(bad.iter().map(|run| format!("\n           FAILED {}", run.name)));
+    for run in &bad {
+        what.push_str("\n           FAILED ");
+        what.push_str(&run.name);
+        let failed = failures(&String::from_utf8_lossy(&run.output));
+        what.extend(failed.iter().map(|failed| format!("\n             {failed}")));
+    }
     let mut slowest: Vec<&Run> = runs.iter().collect();
     slowest.sort_by_key(|run| std::cmp::Reverse(run.time));
     let row = |run: &&Run| format!("\n           {:>6.1} s  {}", run.time.as_secs_f64(), run.name);
