@@ -538,6 +538,7 @@ impl Generation {
                     return Err(Failure::TooLong { limit, prompt, answer, field });
                 }
                 Err(NoRoute::NoWorker(why)) => {
+                    self.tries.lacked_workers();
                     tokio::select! {
                         () = change => {}
                         () = clock::sleep_until(self.deadline) => return Err(self.given_up(why)),

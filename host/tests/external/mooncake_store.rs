@@ -17,7 +17,7 @@ const PATIENT_MS: u64 = 60_000;
 /// a busy machine.
 const LOSSES_MS: u64 = 20_000;
 /// Seconds after which the master forgets a process that died. Until then, reads of its pages fail.
-const FORGETS: u32 = 20;
+const FORGETS: u32 = 60;
 /// Tokens of an answer.
 const ANSWER: u32 = 20;
 const MODEL: &str = "[synthetic]\nkv-heads = 8\n";
@@ -128,7 +128,10 @@ fn await_another(cluster: &Cluster, role: &str, before: &str) {
 fn kit(pool: &Pool, lent: &str, more: &[&str]) -> (String, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
-    let table = format!("global_segment_size = {lent:?}\nstore_deadline_ms = {PATIENT_MS}\n");
+    let deadlines: String = ["connect_timeout", "fence_timeout", "store_deadline"]
+        .map(|what| format!("{what}_ms = {PATIENT_MS}\n"))
+        .concat();
+    let table = format!("global_segment_size = {lent:?}\n{deadlines}");
     std::fs::write(&file, pool.config(&table)).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_host"))
         .args(["plugins", "test", "--patience", "30", "--time-limit", "300", "--plugin-config"])

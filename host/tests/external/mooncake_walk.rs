@@ -10,9 +10,18 @@ use host_tests::{mooncake, plugin_files};
 fn start(flags: &[&str], synthetic: &str) -> Option<(Cluster, tempfile::TempDir)> {
     let config = mooncake::config()?;
     let plugins = plugin_files::directory(&["mooncake"]);
-    let mut all = ["--executor", "synthetic", "--plugins", "mooncake", "--kv-memory", "16MiB"]
-        .map(str::to_owned)
-        .to_vec();
+    let mut all = [
+        "--executor",
+        "synthetic",
+        "--plugins",
+        "mooncake",
+        "--kv-memory",
+        "16MiB",
+        "--retry-timeout",
+        "600",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let workers = if flags.contains(&"aggregated") { 1 } else { 2 };

@@ -10,7 +10,9 @@ fn start(flags: &[&str], synthetic: &str) -> Option<(Cluster, tempfile::TempDir)
     let config = nixl::config()?;
     let plugins = plugin_files::directory(&["nixl"]);
     let mut all =
-        ["--executor", "synthetic", "--plugins", "nixl", "--kv-memory", "16MiB"].map(str::to_owned).to_vec();
+        ["--executor", "synthetic", "--plugins", "nixl", "--kv-memory", "16MiB", "--retry-timeout", "600"]
+            .map(str::to_owned)
+            .to_vec();
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let workers = if flags.contains(&"aggregated") { 1 } else { 2 };

@@ -52,8 +52,8 @@ const MAX_BATCHES: u32 = 64;
 const MAX_VALUE: u64 = 1 << 30;
 /// How long opening may take, with the start of a Python. Mooncake tries for 88 s if the master does not answer.
 const SETUP: Duration = Duration::from_secs(30);
-/// How long an instance that was dropped without a shutdown waits for its end. Mooncake takes 1 to 2 s, and mostly sleeps.
-const END: Duration = Duration::from_secs(5);
+/// How long an instance that was dropped without a shutdown waits for its end. Mooncake takes 1 to 2 s, and longer on a busy machine.
+const END: Duration = Duration::from_secs(20);
 /// How many times in `store_deadline_ms` the tier looks for work that waits for too long.
 const LOOKS: u32 = 8;
 

@@ -96,7 +96,12 @@ fn subjects(folder: &Path) -> Vec<Subject> {
     for (name, config) in [("nixl", nixl::config()), ("mooncake", mooncake::config())] {
         match config {
             None => println!("{name} is not tested: its library is not on this machine"),
-            config => subjects.push(Subject { config, times: TIMES_OVER_LIBRARIES, ..plain(name) }),
+            Some(config) => {
+                // Deadlines that no call reaches, on a busy machine neither.
+                let config = format!("connect_timeout_ms = 60000\nfence_timeout_ms = 60000\n{config}");
+                let (config, flags) = (Some(config), &["--patience", "30"][..]);
+                subjects.push(Subject { config, flags, times: TIMES_OVER_LIBRARIES, ..plain(name) });
+            }
         }
     }
     subjects

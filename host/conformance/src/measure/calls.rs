@@ -13,6 +13,8 @@ use super::{Call, Skipped, best};
 
 const TURNS: usize = 20;
 const CALLS: usize = 20_000;
+/// Deadline of a shutdown. Nothing is in flight.
+const SHUTDOWN_MS: u64 = 30_000;
 
 /// The measurements of a role.
 struct Calls {
@@ -82,7 +84,7 @@ fn transfer(backend: &dyn TransferBackend, calls: &mut Calls) -> host_plugin_api
     calls.time("submit of 64 writes to an unknown peer", || {
         black_box(backend.submit(black_box(&submission), black_box(&writes)));
     });
-    backend.shutdown(2000)
+    backend.shutdown(SHUTDOWN_MS)
 }
 
 fn tier(tier: &dyn StorageTier, calls: &mut Calls) -> host_plugin_api::Result<()> {
@@ -93,7 +95,7 @@ fn tier(tier: &dyn StorageTier, calls: &mut Calls) -> host_plugin_api::Result<()
     calls.time("settled of a tag never seen", || {
         black_box(tier.settled(black_box(Tag(77))));
     });
-    tier.shutdown(2000)
+    tier.shutdown(SHUTDOWN_MS)
 }
 
 fn allocators(entry: &Entry, config: &str) -> Result<Arc<dyn PoolAllocator>, PluginError> {

@@ -82,6 +82,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Tries<T> {
         self.apart_since = None;
     }
 
+    /// Takes note that there was no worker to try. Those that come next have their own time to come together.
+    pub fn lacked_workers(&mut self) {
+        self.apart_since = None;
+    }
+
     /// Tries since the last one that made progress.
     #[must_use]
     pub fn in_a_row(&self) -> u32 {
@@ -179,5 +184,16 @@ mod tests {
         }
         assert!(times > 5 && now < Time(2_000 * MS), "{times} tries until {now:?}");
         assert_eq!(tries.after_loss(&retry, now, 0, false), Some(20 * MS));
+    }
+
+    #[test]
+    fn workers_that_come_after_there_was_none_have_time_of_their_own() {
+        let retry = Retry { total: 2_000 * MS, ..Retry::default() };
+        let mut tries = Tries::default();
+        assert!(tries.after_apart(&retry, Time::default()).is_some());
+        let late = Time(1_999 * MS);
+        tries.lacked_workers();
+        assert_eq!(tries.after_apart(&retry, late), Some(retry.backoff));
+        assert_eq!(tries.after_apart(&retry, late + retry.total), None);
     }
 }
