@@ -18,6 +18,9 @@ use super::tools::{Choice, Spelling, Tools};
 use super::{App, RequestId, Shared};
 use crate::text::Tokenizer;
 
+/// Bytes of held thoughts in an event at most.
+const MOST_IN_EVENT: usize = 32 << 10;
+
 pub(super) async fn handle(
     State(app): Shared,
     Extension(id): Extension<RequestId>,
@@ -54,18 +57,43 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
             return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true"));
         }
     };
-    let shown = fields.boolean("include_reasoning")?.unwrap_or(true);
-    let thinks = app.text.dialect.thinks && shown;
-    if !shown && app.text.dialect.thinks && ask.sampling.logprobs.is_some() {
-        let message = "without include_reasoning, logprobs would still have the tokens of the thoughts: leave one of them out";
-        return Err(ApiError::unsupported("include_reasoning", message));
+    let mut choice = |name| fields.boolean(name).map(|choice| choice.unwrap_or(true));
+    let shown = choice("include_reasoning")?;
+    let separate = choice("separate_reasoning")?;
+    let streamed = choice("stream_reasoning")?;
+    if app.text.dialect.thinks {
+        let logprobs = ask.sampling.logprobs.is_some();
+        for (field, is_wrong, message) in [
+            (
+                "include_reasoning",
+                !shown && logprobs,
+                "without include_reasoning, logprobs would still have the tokens of the thoughts",
+            ),
+            (
+                "separate_reasoning",
+                !shown && !separate,
+                "without include_reasoning there are no thoughts that could be part of the text",
+            ),
+            (
+                "stream_reasoning",
+                !streamed && logprobs,
+                "without stream_reasoning, the logprobs of all thoughts would come at once",
+            ),
+        ] {
+            if is_wrong {
+                return Err(ApiError::unsupported(field, format!("{message}: leave one of them out")));
+            }
+        }
     }
+    let thinks = app.text.dialect.thinks && shown && separate;
     let conversation = Conversation::take(&mut fields)?;
     // The template adds the special tokens, so the request may not ask for more.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
     fields.refuse_rest(|_| None)?;
     let turn = Turn::new(app, conversation, tools.as_ref(), &mut ask)?;
-    let answer = || Answer { begun: false, spoken: turn.spoken(), waiting: Vec::new() };
+    let spoken = || if separate { turn.spoken() } else { turn.spoken().with_thoughts_in_text() };
+    let held = || (!streamed).then(String::new);
+    let answer = || Answer { begun: false, spoken: spoken(), held: held(), waiting: Vec::new() };
     let shape = Chat {
         id: format!("chatcmpl-{}", id.0),
         created: clock::unix_seconds(),
@@ -97,7 +125,7 @@ struct Chat {
     named: bool,
     /// As many as the request wants.
     answers: Vec<Answer>,
-    /// Bytes of all tokens that wait in answers.
+    /// Bytes of all tokens and thoughts that wait in answers.
     waiting: usize,
 }
 
@@ -106,8 +134,41 @@ struct Answer {
     /// Whether the event with the role was sent.
     begun: bool,
     spoken: Spoken,
+    /// Thoughts that wait until they are complete, if they are sent in one piece.
+    held: Option<String>,
     /// Tokens whose log probabilities wait for an event.
     waiting: Vec<Shown>,
+}
+
+impl Answer {
+    /// Bytes of thoughts that wait.
+    fn held_bytes(&self) -> usize {
+        self.held.as_ref().map_or(0, String::len)
+    }
+
+    /// Holds thoughts back until they are complete, if they are not streamed. Then they come first.
+    fn hold(&mut self, said: Vec<Said>, last: bool) -> Vec<Said> {
+        let Some(held) = &mut self.held else { return said };
+        let (thoughts, others): (Vec<Said>, Vec<Said>) =
+            said.into_iter().partition(|said| matches!(said, Said::Thoughts(_)));
+        for said in thoughts {
+            if let Said::Thoughts(more) = said {
+                held.push_str(&more);
+            }
+        }
+        if !last && self.spoken.is_thinking() {
+            return others;
+        }
+        let complete = std::mem::take(held);
+        let (mut pieces, mut rest) = (Vec::new(), complete.as_str());
+        while !rest.is_empty() {
+            let (piece, more) = rest.split_at(rest.floor_char_boundary(MOST_IN_EVENT));
+            pieces.push(Said::Thoughts(piece.to_owned()));
+            rest = more;
+        }
+        pieces.extend(others);
+        pieces
+    }
 }
 
 impl Chat {
@@ -151,8 +212,19 @@ impl Chat {
     }
 
     /// One event for each delta; the first has the log probabilities of all tokens that wait.
-    fn deltas(&mut self, number: usize, tokenizer: &dyn Tokenizer, said: &[Said], last: bool) -> Vec<Event> {
+    fn deltas(
+        &mut self,
+        number: usize,
+        tokenizer: &dyn Tokenizer,
+        mut said: Vec<Said>,
+        last: bool,
+    ) -> Vec<Event> {
         let Some(answer) = self.answers.get_mut(number) else { return Vec::new() };
+        if self.thinks {
+            let before = answer.held_bytes();
+            said = answer.hold(said, last);
+            self.waiting = self.waiting + answer.held_bytes() - before;
+        }
         let is_shown = |said: &&Said| self.thinks || !matches!(said, Said::Thoughts(_));
         let mut deltas: Vec<Value> = said.iter().filter(is_shown).map(Said::delta).collect();
         if deltas.is_empty() && !answer.waiting.is_empty() && (last || answer.spoken.is_plain()) {
@@ -177,7 +249,7 @@ impl Shape for Chat {
         self.waiting += delta.shown.iter().map(|shown| shown.written(tokenizer)).sum::<usize>();
         answer.waiting.extend(delta.shown);
         let said = answer.spoken.push(&delta.text);
-        events.extend(self.deltas(number, tokenizer, &said, false));
+        events.extend(self.deltas(number, tokenizer, said, false));
         events
     }
 
@@ -185,7 +257,7 @@ impl Shape for Chat {
         let mut events = self.begin(number);
         let Some(answer) = self.answers.get_mut(number) else { return events };
         let rest = answer.spoken.finish();
-        events.extend(self.deltas(number, tokenizer, &rest, true));
+        events.extend(self.deltas(number, tokenizer, rest, true));
         let mut last = self.event(json!({
             "index": number,
             "delta": {},

@@ -37,7 +37,7 @@ pub(super) const HARMLESS: [&str; 17] = [
     "spaces_between_special_tokens",
     // The prompt decides it.
     "verbosity",
-    // Thoughts are always apart from the text.
+    // Chats read them. Elsewhere a text has all of the answer, and the items of a response have thoughts apart.
     "include_reasoning",
     "separate_reasoning",
     "stream_reasoning",

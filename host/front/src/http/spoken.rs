@@ -9,6 +9,8 @@ use crate::text::reasoning::{Split, Thoughts};
 /// Takes an answer's text apart. The result is the same for an answer in pieces and as a whole.
 pub(super) struct Spoken {
     thoughts: Option<Thoughts>,
+    /// Thoughts are parts of the text.
+    in_text: bool,
     calls: Option<Box<dyn CallReader>>,
     /// Most calls that are passed on to the client.
     most: usize,
@@ -48,7 +50,12 @@ struct Call {
 impl Spoken {
     /// Reads calls with `calls` and passes on at most `most` of them. Separates thoughts with `thoughts`.
     pub fn new(thoughts: Option<Thoughts>, calls: Option<Box<dyn CallReader>>, most: usize) -> Self {
-        Self { thoughts, calls, most, count: 0 }
+        Self { thoughts, in_text: false, calls, most, count: 0 }
+    }
+
+    /// The same, but thoughts are passed on as text, as the model wrote them. Calls in them are not read.
+    pub fn with_thoughts_in_text(self) -> Self {
+        Self { in_text: true, ..self }
     }
 
     /// Whether the answer is text only, so that nothing is held back.
@@ -70,7 +77,7 @@ impl Spoken {
     pub fn push(&mut self, text: &str) -> Vec<Said> {
         let split = match &mut self.thoughts {
             Some(thoughts) => thoughts.push(text),
-            None => Split { thoughts: String::new(), text: text.to_owned() },
+            None => Split { text: text.to_owned(), ..Split::default() },
         };
         self.said(split, false)
     }
@@ -83,8 +90,10 @@ impl Spoken {
 
     fn said(&mut self, split: Split, last: bool) -> Vec<Said> {
         let mut said = Vec::new();
-        if !split.thoughts.is_empty() {
-            said.push(Said::Thoughts(split.thoughts));
+        match self.in_text {
+            true if !split.written.is_empty() => said.push(Said::Text(split.written)),
+            false if !split.thoughts.is_empty() => said.push(Said::Thoughts(split.thoughts)),
+            _ => {}
         }
         let mut parts = match &mut self.calls {
             Some(reader) => reader.push(&split.text),

@@ -1,6 +1,6 @@
 //! Thoughts before an answer, which some models write between `<think>` and `</think>`.
 
-use super::held::Held;
+use super::held::{Held, Marker};
 
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
@@ -27,6 +27,8 @@ pub struct Thoughts {
 pub struct Split {
     /// Text of the thoughts.
     pub thoughts: String,
+    /// The same as the model wrote it: with its marks, and with the white space that belongs to neither.
+    pub written: String,
     /// Text of the answer.
     pub text: String,
 }
@@ -74,7 +76,8 @@ impl Thoughts {
                         return split;
                     }
                     if is_open {
-                        self.held.drop(OPEN.len());
+                        self.held.advance(OPEN.len());
+                        split.written.push_str(&self.held.take_seen());
                         self.stage = Stage::Inside;
                     } else {
                         self.held.rewind();
@@ -84,15 +87,16 @@ impl Thoughts {
                 Stage::Inside => {
                     let (thoughts, marker) = self.held.take_until(&[CLOSE]);
                     split.thoughts.push_str(&thoughts);
-                    if marker.is_none() {
-                        return split;
-                    }
+                    split.written.push_str(&thoughts);
+                    let Some(Marker { space, marker }) = marker else { return split };
+                    split.written.push_str(&space);
+                    split.written.push_str(marker);
                     self.held.drop(CLOSE.len());
                     self.stage = Stage::Behind;
                 }
                 Stage::Behind => {
                     let is_over = !self.held.skip_space().is_empty();
-                    self.held.drop_seen();
+                    split.written.push_str(&self.held.take_seen());
                     if !is_over {
                         return split;
                     }
@@ -110,9 +114,11 @@ impl Thoughts {
     pub fn finish(&mut self) -> Split {
         let held = self.held.take();
         match self.stage {
-            Stage::Inside => Split { thoughts: held.trim_end().to_owned(), text: String::new() },
-            Stage::Behind => Split::default(),
-            Stage::Start | Stage::Answer => Split { thoughts: String::new(), text: held },
+            Stage::Inside => {
+                Split { thoughts: held.trim_end().to_owned(), written: held, ..Split::default() }
+            }
+            Stage::Behind => Split { written: held, ..Split::default() },
+            Stage::Start | Stage::Answer => Split { text: held, ..Split::default() },
         }
     }
 }
@@ -127,6 +133,7 @@ mod tests {
         let mut parts: Vec<Split> = pieces.iter().map(|piece| thoughts.push(piece)).collect();
         parts.push(thoughts.finish());
         let join = |of: fn(&Split) -> &str| parts.iter().map(of).collect::<String>();
+        assert_eq!(join(|split| &split.written) + &join(|split| &split.text), pieces.concat());
         (join(|split| &split.thoughts), join(|split| &split.text))
     }
 

@@ -125,12 +125,76 @@ async fn calls_and_thoughts_come_apart_from_the_text_whole_and_streamed() {
     let (text, thoughts, ..) = joined(&events);
     assert_eq!((text.as_str(), thoughts.as_str()), ("Sure.", ""));
 
-    let both = json!({"include_reasoning": false, "logprobs": true});
-    assert_eq!(front.post(CHAT, &asking(&both)).await.status, 400);
+    for (both, field) in [
+        (json!({"include_reasoning": false, "logprobs": true}), "include_reasoning"),
+        (json!({"include_reasoning": false, "separate_reasoning": false}), "separate_reasoning"),
+        (json!({"stream_reasoning": false, "logprobs": true}), "stream_reasoning"),
+    ] {
+        let reply = front.post(CHAT, &asking(&both)).await;
+        assert_eq!((reply.status, &reply.json().await["error"]["param"]), (400, &json!(field)));
+    }
 
     let one = asking(&json!({"parallel_tool_calls": false}));
     let answer = front.post(CHAT, &one).await.json().await;
     assert_eq!(answer["choices"][0]["message"]["tool_calls"].as_array().map(Vec::len), Some(1));
+}
+
+/// A call that the model only considers is none, also where thoughts are part of the text.
+#[tokio::test]
+async fn thoughts_stay_in_the_text_or_come_at_once_as_the_client_wants() {
+    let thoughts =
+        "<think>\nA <tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>?\n</think>\n\n";
+    let call = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"place\":  \"Oslo\"}}\n</tool_call>";
+    let (front, _prefill, _decode) = front(TEMPLATE, true, &format!("{thoughts}Sure.\n{call}")).await;
+    let in_text = |more: Value| {
+        let mut more = more;
+        more["separate_reasoning"] = json!(false);
+        asking(&more)
+    };
+    let answer = front.post(CHAT, &in_text(json!({}))).await.json().await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["content"], format!("{thoughts}Sure."));
+    assert_eq!(
+        (message.get("reasoning_content"), message["tool_calls"].as_array().unwrap().len()),
+        (None, 1)
+    );
+    let events = front.post(CHAT, &in_text(json!({"stream": true}))).await.events().await;
+    let (text, apart, calls, reason) = joined(&events);
+    assert_eq!((text, apart.as_str(), calls.len()), (format!("{thoughts}Sure."), "", 1));
+    assert_eq!(reason, "tool_calls");
+
+    let at_once = asking(&json!({"stream_reasoning": false, "stream": true, "n": 2}));
+    let events = front.post(CHAT, &at_once).await.events().await;
+    for number in 0..2 {
+        let choices = events.iter().filter_map(|event| event["choices"].get(0));
+        let of_one = choices.filter(|choice| choice["index"] == number).map(|choice| &choice["delta"]);
+        let all: Vec<&Value> = of_one.filter(|delta| delta.get("role").is_none()).collect();
+        let known = thoughts.trim_start_matches("<think>").trim_end().trim_end_matches("</think>").trim_end();
+        assert_eq!(all[0], &json!({"reasoning_content": known}));
+        assert!(all[1..].iter().all(|delta| delta.get("reasoning_content").is_none()), "{all:?}");
+    }
+}
+
+/// An answer may end within its thoughts.
+#[tokio::test]
+async fn thoughts_that_come_at_once_come_at_the_end_of_an_answer_without_text() {
+    let long = "so ".repeat(15_000);
+    let mut config = config();
+    config.text.template =
+        Some(Arc::new(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).unwrap()));
+    config.text.dialect = Dialect { thinks: true, calls: None };
+    let mut front = Front::start(config).await;
+    let mut worker = FakeWorker::start("all", "aggregated", 7, says(&format!("<think>{long}")));
+    worker.info.max_tokens = 1 << 20;
+    assert!(front.register(worker.info.clone()).await.accepted);
+    let body = asking(&json!({"stream_reasoning": false, "stream": true, "max_tokens": 100_000}));
+    let stream = front.post(CHAT, &body).await.text().await;
+    let events = stream.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+    let events: Vec<Value> = events.filter_map(|data| serde_json::from_str(data).ok()).collect();
+    let (text, thoughts, ..) = joined(&events);
+    assert_eq!((text.as_str(), thoughts.as_str()), ("", long.trim_end()));
+    let some = |event: &&Value| event["choices"][0]["delta"].get("reasoning_content").is_some();
+    assert_eq!(events.iter().filter(some).count(), 2, "an event has 32 KiB of thoughts at most");
 }
 
 /// A short form of Qwen3-Coder's template: it writes arguments as tags, and earlier calls as the model wrote them.

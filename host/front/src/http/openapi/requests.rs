@@ -86,6 +86,12 @@ fn chat(about: &About) -> Value {
         .add("logprobs", or(boolean(), false), "Log probabilities of the tokens")
         .add("top_logprobs", or(integer(&(0..=20)), 0), "The likeliest tokens in each place. Needs logprobs")
         .add("include_reasoning", or(boolean(), true), "Whether thoughts are part of the answer")
+        .add("separate_reasoning", or(boolean(), true), "Whether thoughts are apart from the text")
+        .add(
+            "stream_reasoning",
+            or(boolean(), true),
+            "Whether thoughts are streamed as they come, or when they are complete",
+        )
         .extend(stream())
         .extend(sampling(about.vocabulary, "seed"))
         .extend(serving())
