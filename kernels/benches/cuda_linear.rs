@@ -2,7 +2,7 @@
 //!
 //!     NVRTC=FOLDER cargo bench -p host-kernels --bench cuda_linear
 //!
-//! or, on another machine than the one that built it, the program alone with `--bench`. It needs an H100, its driver
+//! or, on another machine than the one that built it, the program alone with `--bench`. It needs an H100 or H200, its driver
 //! and NVRTC, which `NVRTC` names. First come the checks. If one fails, the exit code is 1:
 //!
 //! * A product in f64 over the same bf16 numbers differs by at most [`BOUND`] times the sum of the products'
@@ -31,8 +31,7 @@ use host_kernels::math::{bf16_from_f32, f32_from_bf16};
 /// beside the largest of 16 products and the sum. An H100 was within 2^-22.
 const BOUND: f64 = 1.0 / (1 << 20) as f64;
 const ROUNDS: usize = 5;
-/// Bytes per second of an H100's memory, and bf16 operations of its tensor cores, as NVIDIA gives them.
-const MEMORY: f64 = 3.35e12;
+/// bf16 operations per second of the tensor cores of an H100 or H200, as NVIDIA gives them.
 const OPERATIONS: f64 = 989.4e12;
 /// Bytes of the matrices that are timed in turn: several times more than L2 holds.
 const WORKING_SET: usize = 400 << 20;
@@ -89,6 +88,8 @@ struct Bench {
     linear: TensorLinear,
     fill: CudaFunction,
     chain: CudaFunction,
+    /// Peak rate of the GPU's memory, in bytes per second.
+    memory_rate: f64,
 }
 
 impl Bench {
@@ -367,7 +368,7 @@ impl Bench {
                         self.enqueue(variant, buffers, rows, shape, &matrices[i % copies]);
                     }
                 }) / launches as f64;
-                report(shape.name, rows, variant, seconds, bytes, shape.outputs * shape.inputs);
+                self.report(shape.name, rows, variant, seconds, bytes, shape.outputs * shape.inputs);
             }
         }
     }
@@ -385,8 +386,29 @@ impl Bench {
                 matrices.iter().for_each(|(shape, matrix)| self.enqueue(None, buffers, rows, shape, matrix));
                 self.enqueue(None, buffers, rows, &HEAD, &head);
             });
-            report("model", rows, None, seconds, 2 * weights, weights);
+            self.report("model", rows, None, seconds, 2 * weights, weights);
         }
+    }
+
+    fn report(
+        &self,
+        name: &str,
+        rows: usize,
+        variant: Option<Variant>,
+        seconds: f64,
+        bytes: usize,
+        weights: usize,
+    ) {
+        let operations = 2.0 * weights as f64 * rows as f64;
+        let bound = (bytes as f64 / self.memory_rate).max(operations / OPERATIONS);
+        let variant = variant.map_or_else(|| "-".to_owned(), |variant| format!("{variant:?}"));
+        println!(
+            "{name:>8} {rows:>5} {variant:>9} {:>9.2} us {:>6.0} GB/s {:>6.1} TFLOP/s {:>5.2}",
+            seconds * 1e6,
+            bytes as f64 / seconds / 1e9,
+            operations / seconds / 1e12,
+            bound / seconds
+        );
     }
 }
 
@@ -394,19 +416,6 @@ struct Buffers {
     x: Array<u16>,
     floats: Array<f32>,
     halves: Array<u16>,
-}
-
-fn report(name: &str, rows: usize, variant: Option<Variant>, seconds: f64, bytes: usize, weights: usize) {
-    let operations = 2.0 * weights as f64 * rows as f64;
-    let bound = (bytes as f64 / MEMORY).max(operations / OPERATIONS);
-    let variant = variant.map_or_else(|| "-".to_owned(), |variant| format!("{variant:?}"));
-    println!(
-        "{name:>8} {rows:>5} {variant:>9} {:>9.2} us {:>6.0} GB/s {:>6.1} TFLOP/s {:>5.2}",
-        seconds * 1e6,
-        bytes as f64 / seconds / 1e9,
-        operations / seconds / 1e12,
-        bound / seconds
-    );
 }
 
 fn main() -> ExitCode {
@@ -428,7 +437,9 @@ fn main() -> ExitCode {
         }
     };
     let [fill, chain] = ["fill", "chain"].map(|name| module.load_function(name).unwrap());
-    let bench = Bench { stream: device.stream().unwrap(), device, linear, fill, chain };
+    let memory_rate = device.memory_rate().unwrap();
+    println!("peak of the memory: {:.0} GB/s", memory_rate / 1e9);
+    let bench = Bench { stream: device.stream().unwrap(), device, linear, fill, chain, memory_rate };
     if !told("times") {
         let epilogues = [(1040, 1096), (12_320, 256)];
         let results = CHECKED.iter().map(|shape| bench.check(shape));

@@ -13,6 +13,7 @@ use std::process::Command;
 
 use crate::built::{repository, target};
 use crate::model::TinyModel;
+use crate::skip::skipped;
 
 /// Sources of the stand-in. Each file that lists kernels includes their source.
 const FILES: [&str; 4] = ["driver.c", "page_copy.c", "exact.c", "digest.c"];
@@ -76,14 +77,25 @@ pub fn stand_in() -> PathBuf {
     folder
 }
 
-/// The variables with which a program has the stand-in for a GPU.
+/// The variables with which a program has the stand-in for a GPU. With `HOST_CUDA=device` the machine has a GPU, and its compiler is
+/// in the first folder that the variable `NVRTC` names.
 ///
 /// # Panics
 /// As [`stand_in`].
 #[must_use]
-pub fn environment() -> [(&'static str, PathBuf); 2] {
+pub fn environment() -> Vec<(&'static str, PathBuf)> {
+    if is_on_device() {
+        let named = std::env::var_os("NVRTC").unwrap_or_default();
+        return std::env::split_paths(&named).take(1).map(|folder| ("NVRTC", folder)).collect();
+    }
     let folder = stand_in();
-    [("LD_LIBRARY_PATH", folder.clone()), ("NVRTC", folder)]
+    vec![("LD_LIBRARY_PATH", folder.clone()), ("NVRTC", folder)]
+}
+
+/// Whether tests use the GPU of this machine.
+#[must_use]
+pub fn is_on_device() -> bool {
+    std::env::var_os("HOST_CUDA").is_some_and(|value| value == "device")
 }
 
 /// The variable that names the file of [`LostGpus`].
@@ -93,13 +105,17 @@ const LOST: &str = "STAND_IN_LOST";
 pub struct LostGpus(tempfile::NamedTempFile);
 
 impl LostGpus {
-    /// No process has lost its GPU yet.
+    /// No process has lost its GPU yet. Absent on a real GPU, which cannot be taken away.
     ///
     /// # Panics
     /// When there is no room for a file.
     #[must_use]
-    pub fn none() -> Self {
-        Self(tempfile::NamedTempFile::new().expect("a file for ids of processes"))
+    pub fn none() -> Option<Self> {
+        if is_on_device() {
+            skipped("workers that lose their GPU: HOST_CUDA=device says that there is a real one");
+            return None;
+        }
+        Some(Self(tempfile::NamedTempFile::new().expect("a file for ids of processes")))
     }
 
     /// The variable for programs that may lose their GPU.

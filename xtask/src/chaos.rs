@@ -23,8 +23,10 @@ Options:
   --every-ms N     Mean time between two faults [default: 1000]
   --for MINUTES    Run so long, however many faults that makes; with --faults 0 without any
   --hostile N      Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
-  --executor NAME  What computes the answers: synthetic, whose KV proves itself, or cpu, a small made-up model, of which clients
-                   request chats, answers held to grammars, and calls of tools, too [default: synthetic]
+  --executor NAME  What computes the answers [default: synthetic]
+                   synthetic: KV that proves itself
+                   cpu: a small made-up model; clients also request chats, answers held to grammars, and calls of tools
+                   cuda: the same model and requests on the stand-in for a GPU, and with HOST_CUDA=device on a GPU
   --network        Each process has a network of its own (as root), links fail, and pages travel over TCP (remote-wire, nixl, mooncake)
   --transfer NAME  The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
                    [default: corrupting; with --network remote-wire]

@@ -20,13 +20,13 @@ use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequenc
 use host_executor::cuda::{CudaExecutor, CudaMath, CudaOptions};
 use host_executor::group::Seat;
 use host_executor::{Executor, KvMemory};
+use host_kernels::cuda::Device;
 use host_tests::model::{Family, TinyModel};
 
 const PAGE_TOKENS: usize = 16;
 /// Rows of a batch.
 const MOST_ROWS: usize = 16_384;
-/// Peak rate of an H100 SXM's memory, in bytes per second. The next number is the peak of its multiply-adds per second.
-const MEMORY: f64 = 3.35e12;
+/// Peak rate of the tensor cores of an H100 or H200 (SXM), in multiply-adds per second.
 const TENSOR: f64 = 989e12 / 2.0;
 
 fn llama_1b() -> TinyModel {
@@ -54,12 +54,16 @@ struct Bench {
     pages_each: usize,
     matrix_elements: f64,
     kv_bytes: f64,
+    /// Peak rate of the GPU's memory, in bytes per second.
+    memory_rate: f64,
 }
 
 impl Bench {
     fn new(model: &Path, shape: &TinyModel, pages: usize) -> Self {
         let nvrtc = std::env::var_os("NVRTC").map(PathBuf::from);
         let options = CudaOptions { nvrtc, math: CudaMath::Tensor, ..CudaOptions::default() };
+        let memory_rate = Device::open(0, options.nvrtc.as_deref()).unwrap().memory_rate().unwrap();
+        println!("peak of the memory: {:.0} GB/s", memory_rate / 1e9);
         let start = Instant::now();
         let executor = CudaExecutor::load_rank(model, &options, Seat::alone()).unwrap();
         println!("loaded in {:.1} s, math {}", start.elapsed().as_secs_f64(), executor.shape().math);
@@ -78,7 +82,7 @@ impl Bench {
         let layer = shape.hidden * (2 * queries + 2 * keys + 3 * shape.intermediate);
         let matrix_elements = (shape.layers * layer + shape.hidden * shape.vocabulary()) as f64;
         let kv_bytes = (kv_shape.page_bytes() / PAGE_TOKENS) as f64;
-        Self { executor, kv, pages_each: 0, matrix_elements, kv_bytes }
+        Self { executor, kv, pages_each: 0, matrix_elements, kv_bytes, memory_rate }
     }
 
     fn sequence(&self, index: usize, tokens: Vec<u32>, start: usize) -> Sequence {
@@ -153,8 +157,8 @@ impl Bench {
             best * 1e6,
             median * 1e6,
             sequences as f64 / median,
-            bytes / MEMORY / median,
-            bytes / MEMORY * 1e6
+            bytes / self.memory_rate / median,
+            bytes / self.memory_rate * 1e6
         );
     }
 }

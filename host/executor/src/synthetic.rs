@@ -86,7 +86,7 @@ const MOST_SIZE: usize = 1 << 14;
 const MOST_COUNT: usize = 1 << 31;
 
 /// Name and version of how KV and tokens are derived.
-const MATH: &str = "synthetic-2";
+pub const MATH: &str = "synthetic-2";
 /// Most logits that are made up for a request whose settings change logits.
 const MOST_LOGITS: u32 = 1 << 17;
 /// First token id that is drawn, if the vocabulary reaches that far: printable ASCII of the byte tokenizer.

@@ -66,6 +66,21 @@ impl Device {
         self.capability
     }
 
+    /// The peak rate of the GPU's memory in bytes per second: two transfers per clock, over the whole width of its bus. 0 on the
+    /// stand-in, which tells neither.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn memory_rate(&self) -> Result<f64, CudaError> {
+        let tell = |attribute| {
+            let value = self.context.attribute(attribute).map_err(refused("tell the rate of its memory"))?;
+            Ok(f64::from(value))
+        };
+        let kilohertz = tell(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
+        let bits = tell(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
+        Ok(kilohertz * 1e3 * 2.0 * bits / 8.0)
+    }
+
     /// A new stream. Its work is not ordered with the work of other streams.
     ///
     /// # Errors

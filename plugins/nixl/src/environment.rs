@@ -14,6 +14,14 @@ pub fn name_plugins(folder: &Path) {
     }
 }
 
+/// Makes UCX ask the driver what memory an address is in. By default it remembers what was allocated since it was loaded, and takes
+/// all other memory for the host's. A worker's pool may be older. UCX reads the variable when it is loaded.
+pub fn settle_memory_types() {
+    for name in add(&[("UCX_MEMTYPE_CACHE", OsStr::new("n"))]) {
+        log!(Level::DEBUG, "{name} is set, for this process");
+    }
+}
+
 /// Makes the AWS SDK give up a request after 2 attempts, which takes 6 s when a server says nothing. By default it
 /// makes 11, for a minute. With keys that were given, also keeps it from looking for others at an address that only
 /// machines of Amazon's have. The SDK reads this when an agent is made. Variables that are set already stay.

@@ -16,6 +16,9 @@ use crate::search::{self, Places};
 /// # Errors
 /// With every place that was tried.
 pub fn find_library(config: &Config, backend: &str) -> Result<Library> {
+    if backend == "UCX" && config.allows_devices(ucx_tls().as_deref()).is_ok() {
+        environment::settle_memory_types();
+    }
     let places = Places::of(config.library.clone());
     let mut tried = Vec::new();
     for path in places.candidates() {

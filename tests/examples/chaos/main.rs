@@ -65,8 +65,10 @@ Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--for MINUTES
   --every-ms N    Mean time between two faults [default: 1000]
   --for MINUTES   Run so long, however many faults that makes; with --faults 0 without any, and nothing is ended
   --hostile N     Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
-  --executor NAME What computes the answers: synthetic, whose KV proves itself, or cpu, a small made-up model, of which clients
-                  request chats, answers held to grammars, and calls of tools, too [default: synthetic]
+  --executor NAME What computes the answers [default: synthetic]
+                  synthetic: KV that proves itself
+                  cpu: a small made-up model; clients also request chats, answers held to grammars, and calls of tools
+                  cuda: the same model and requests on the stand-in for a GPU, and with HOST_CUDA=device on a GPU
   --network       Each process has a network of its own (as root), links fail, and pages travel over TCP
                   (remote-wire, nixl or mooncake)
   --transfer NAME The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
@@ -105,7 +107,9 @@ impl Options {
                 "--for" => options.lasts = Some(Duration::from_secs(60) * number()?),
                 "--hostile" => options.hostile = number()?,
                 "--executor" => {
-                    options.model = Model::read(&value).map_err(|wrong| format!("{wrong}\n\n{USAGE}"))?;
+                    let all = [Model::Synthetic, Model::Cpu, Model::Cuda];
+                    options.model =
+                        Model::read(&value, &all).map_err(|wrong| format!("{wrong}\n\n{USAGE}"))?;
                 }
                 "--transfer" => options.transfer = Some(value),
                 "--only" => options.only.extend(value.split(',').map(str::to_owned)),
@@ -133,7 +137,8 @@ fn main() -> ExitCode {
     let model = tempfile::tempdir().unwrap();
     let executor = options.model.flags(model.path());
     let jobs = draw(&mut random, options.model);
-    let undivided = Arc::new(Undivided::start(&options.host, &executor, jobs));
+    let reference = options.model.reference().flags(model.path());
+    let undivided = Arc::new(Undivided::start(&options.host, &reference, jobs));
     println!("{} different requests were answered by one undivided worker", undivided.jobs().len());
 
     let mut cast = Cast::start(&options, &executor);

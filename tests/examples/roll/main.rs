@@ -60,7 +60,10 @@ impl Options {
                 "--clients" => clients = number()?.max(1),
                 "--answers" => answers = number()?.into(),
                 "--seed" => seed = number()?.into(),
-                "--executor" => model = Model::read(&value).map_err(|wrong| format!("{wrong}\n\n{USAGE}"))?,
+                "--executor" => {
+                    let all = [Model::Synthetic, Model::Cpu];
+                    model = Model::read(&value, &all).map_err(|wrong| format!("{wrong}\n\n{USAGE}"))?;
+                }
                 _ => return Err(format!("there is no {flag}\n\n{USAGE}")),
             }
         }

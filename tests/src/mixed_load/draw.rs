@@ -41,7 +41,7 @@ const KINDS: &[(Kind, usize, bool, &str)] = &[
 #[must_use]
 pub fn draw(random: &mut fastrand::Rng, model: Model) -> Vec<Job> {
     let beginnings: Vec<Vec<u32>> = (0..6).map(|_| tokens(random, 400)).collect();
-    let is_possible = |needs_model: bool| !needs_model || model == Model::Cpu;
+    let is_possible = |needs_model: bool| !needs_model || model.has_vocabulary();
     let possible: Vec<_> = KINDS.iter().filter(|(_, _, needs_model, _)| is_possible(*needs_model)).collect();
     let weights: usize = possible.iter().map(|(_, weight, ..)| weight).sum();
     // Each kind comes as often as its weight says, so that no seed leaves one out.

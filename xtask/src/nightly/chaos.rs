@@ -8,6 +8,7 @@ use crate::workspace::Workspace;
 const RUNS: &[(Option<&str>, &str)] = &[
     (None, "--faults 300"),
     (None, "--faults 150 --executor cpu"),
+    (None, "--faults 100 --executor cuda --transfer shm"),
     (None, "--faults 200 --network"),
     (None, "--faults 150 --network --executor cpu"),
     (Some("nixl"), "--faults 100 --transfer nixl"),

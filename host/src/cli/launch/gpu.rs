@@ -70,6 +70,8 @@ fn device(settings: &Settings) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use host_executor::cuda::TENSOR_MATH;
+
     use super::*;
 
     #[test]
@@ -83,6 +85,18 @@ mod tests {
         ] {
             let said = check(&settings).unwrap_err().to_string();
             assert!(said.contains(flag) && said.contains("--executor cuda"), "{said}");
+        }
+    }
+
+    #[test]
+    fn steps_of_prompts_are_longer_on_tensor_cores_unless_the_operator_limits_them() {
+        let given = Settings { chunk_tokens: Some(64), ..Settings::default() };
+        for (math, own) in [(TENSOR_MATH, 2048), ("cpu-1", 512)] {
+            assert_eq!(
+                (Settings::default().chunk_tokens(math), given.chunk_tokens(math)),
+                (own, 64),
+                "{math}"
+            );
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use host_core::pool::Retained;
 use host_executor::group::Seat;
-use host_executor::synthetic::{Cost, Hold, Synthetic, SyntheticShape};
+use host_executor::synthetic::{self, Cost, Hold, Synthetic, SyntheticShape};
 use host_executor::{Executor, ExecutorError, ModelShape, Sliding};
 use host_executor::{cpu, cuda};
 use host_front::text::TextModel;
@@ -80,7 +80,7 @@ pub(super) fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, Ex
         prefill_token: Duration::from_micros(given.prefill_token_us),
         sequence: Duration::from_micros(given.sequence_us),
     };
-    let (chunk, batch) = (settings.chunk_tokens(), settings.max_batch());
+    let (chunk, batch) = (settings.chunk_tokens(synthetic::MATH), settings.max_batch());
     if cost.step_of(chunk as usize, batch as usize) > LONGEST_STEP {
         return Err(ExecutorError::Failed(format!(
             "[synthetic] a step of {chunk} prompt tokens and {batch} sequences would take more than {} s: lower step-us ({}), \

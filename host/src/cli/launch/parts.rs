@@ -109,7 +109,7 @@ fn config(
         page_tokens: count(page.page_tokens),
         max_tokens: *max_tokens,
         vocabulary: count(shape.vocabulary),
-        chunk_tokens: settings.chunk_tokens(),
+        chunk_tokens: settings.chunk_tokens(&shape.math),
         radix_cache,
         hierarchy: offload::hierarchy(settings, layouts, cached, alignment)?,
         cache_events: cached,

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use host_executor::cuda::TENSOR_MATH;
 use host_front::text::model::gguf::is_gguf;
 use host_plugins::Policy;
 
@@ -168,10 +169,11 @@ impl Settings {
         self.page_size.unwrap_or(16)
     }
 
-    /// Limit of the prompt tokens in one step.
+    /// Limit of the prompt tokens in one step, with this math of the model. Tensor cores need more rows than a CPU before they are
+    /// busy.
     #[must_use]
-    pub fn chunk_tokens(&self) -> u32 {
-        self.chunk_tokens.unwrap_or(512)
+    pub fn chunk_tokens(&self, math: &str) -> u32 {
+        self.chunk_tokens.unwrap_or(if math == TENSOR_MATH { 2048 } else { 512 })
     }
 
     /// Limit of the sequences in one step.

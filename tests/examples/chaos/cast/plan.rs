@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use host_tests::{mooncake, nixl, plugin_files, ports};
+use host_tests::mixed_load::Model;
+use host_tests::{cuda, mooncake, nixl, plugin_files, ports};
 
 use super::part::{Plan, Role, Switches};
 use crate::Options;
@@ -31,6 +32,8 @@ pub struct Setting {
     secret: Option<PathBuf>,
     /// Flags that name what computes the answers.
     executor: Vec<String>,
+    /// Variables with which workers have a GPU.
+    gpu: Vec<(&'static str, PathBuf)>,
     /// No fault ends any process.
     all_stay: bool,
 }
@@ -76,6 +79,7 @@ impl Setting {
             tier: disk.tier(),
             secret,
             executor: executor.to_vec(),
+            gpu: (options.model == Model::Cuda).then(cuda::environment).unwrap_or_default(),
             all_stay: options.faults == 0,
         }
     }
@@ -126,7 +130,8 @@ impl Setting {
         }
         let file = |what: &str| self.folder.join(format!("{name}.{what}"));
         let clock = self.clock.as_ref().filter(|_| at == 0).map(|_| file("clock"));
-        let mut environment = Vec::new();
+        let mut environment: Vec<(String, String)> =
+            self.gpu.iter().map(|(key, value)| ((*key).to_owned(), value.display().to_string())).collect();
         if let (Some(library), Some(file)) = (&self.clock, &clock) {
             std::fs::write(file, "+0\n").unwrap();
             for (key, value) in [
