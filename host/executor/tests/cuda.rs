@@ -395,7 +395,7 @@ fn even(family: Family) -> TinyModel {
 fn tensor_cores_give_the_same_bits_for_any_batch_and_chunks_and_are_near_the_cpu() {
     let _one = ONE.lock();
     if !on_a_device() {
-        return skipped("tensor cores: HOST_CUDA=device says that there is a GPU");
+        return skipped("tensor cores, which only a GPU has: HOST_CUDA=device takes the one of this machine");
     }
     for family in [Family::Llama, Family::Qwen3] {
         let directory = tempfile::tempdir().unwrap();
