@@ -134,7 +134,7 @@ struct Answer {
     /// Whether the event with the role was sent.
     begun: bool,
     spoken: Spoken,
-    /// Thoughts that wait until they are complete, if they are sent in one piece.
+    /// Thoughts that wait until they are complete, if they are not streamed.
     held: Option<String>,
     /// Tokens whose log probabilities wait for an event.
     waiting: Vec<Shown>,
