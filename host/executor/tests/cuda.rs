@@ -19,6 +19,7 @@ use host_executor::cuda::{CudaExecutor, CudaMath, CudaOptions, TENSOR_MATH};
 use host_executor::digest::{self, PagePart};
 use host_executor::group::{Seat, seats};
 use host_executor::{Executor, ExecutorError, KvMemory};
+use host_tests::cuda::is_on_device;
 use host_tests::model::{Family, Stored, TinyModel};
 use host_tests::skip::skipped;
 use libloading::os::unix::{Library, RTLD_NOW};
@@ -175,14 +176,9 @@ static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
 /// Lets one test run at a time, because the stand-in's settings apply to all tests.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Whether the tests are to run on this machine's GPU.
-fn on_a_device() -> bool {
-    std::env::var("HOST_CUDA").is_ok_and(|value| value == "device")
-}
-
 /// Options for this machine's GPU or for the stand-in, with exact math.
 fn options() -> CudaOptions {
-    if on_a_device() {
+    if is_on_device() {
         let nvrtc = std::env::var_os("NVRTC").map(Into::into);
         return CudaOptions { nvrtc, math: CudaMath::Exact, ..CudaOptions::default() };
     }
@@ -278,7 +274,7 @@ fn computed<E: Executor>(worker: &mut [Rank<E>], batch: &Batch) -> u64 {
 #[test]
 fn nothing_is_written_any_more_when_a_batch_returns_that_failed_on_its_way() {
     let _one = ONE.lock();
-    if on_a_device() {
+    if is_on_device() {
         return skipped("a batch that fails on its way: a device refuses no launch");
     }
     let directory = tempfile::tempdir().unwrap();
@@ -328,7 +324,7 @@ fn a_batch_that_cannot_be_computed_is_refused_and_the_next_is_computed() {
 #[test]
 fn a_device_that_is_lost_is_told_apart_from_a_batch_that_cannot_be_computed() {
     let _one = ONE.lock();
-    if on_a_device() {
+    if is_on_device() {
         return skipped("a lost device: one that is there would stay lost");
     }
     let directory = tempfile::tempdir().unwrap();
@@ -394,7 +390,7 @@ fn even(family: Family) -> TinyModel {
 #[test]
 fn tensor_cores_give_the_same_bits_for_any_batch_and_chunks_and_are_near_the_cpu() {
     let _one = ONE.lock();
-    if !on_a_device() {
+    if !is_on_device() {
         return skipped("tensor cores, which only a GPU has: HOST_CUDA=device takes the one of this machine");
     }
     for family in [Family::Llama, Family::Qwen3] {
