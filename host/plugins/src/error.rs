@@ -397,4 +397,10 @@ impl PluginError {
             _ => false,
         }
     }
+
+    /// Whether the same configuration may work later: the plugin waited in vain for something outside of this process.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Factory { source, .. } if source.code == ErrorCode::TIMEOUT)
+    }
 }

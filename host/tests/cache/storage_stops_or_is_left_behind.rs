@@ -1,4 +1,4 @@
-//! The end of a worker with storage: pages on their way are stored. Storage that does not stop, or does not return from a call, is
+//! A worker whose storage does not answer yet is started again. The end of a worker with storage: pages on their way are stored. Storage that does not stop, or does not return from a call, is
 //! named and left behind.
 
 use std::path::Path;
@@ -35,6 +35,29 @@ fn prompt(number: u32) -> Vec<u32> {
 
 fn metric(cluster: &Cluster, name: &str) -> f64 {
     cluster.metrics(&cluster.worker("aggregated"))[name]
+}
+
+#[test]
+fn a_worker_whose_storage_does_not_answer_yet_is_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let late = folder.path().join("late");
+    std::fs::write(&late, "").unwrap();
+    let plugins = plugin_files::directory(&["shm", "faulty-tier"]);
+    let dir = plugins.path().display().to_string();
+    // Without a role the supervisor starts both workers.
+    let flags = ["--executor", "synthetic", "--hierarchical-cache", "--hicache-storage", "faulty-tier"];
+    let caches =
+        ["--prefill-radix-cache", "--decode-radix-cache", "--pool-pages", "24", "--plugins-dir", &dir];
+    let start = Start {
+        program: Path::new(env!("CARGO_BIN_EXE_host")),
+        flags: flags.iter().chain(&caches).map(|flag| (*flag).to_owned()).collect(),
+        config: format!("[plugin.faulty-tier]\nlate_file = {late:?}\n"),
+        workers: 2,
+    };
+    let cluster = Cluster::start(&start);
+    assert!(!late.exists(), "the first opening fails");
+    cluster.wait("an answer", || cluster.generate(&prompt(0), 2).is_ok());
+    assert!(cluster.log().contains("the storage does not answer yet"), "{}", cluster.log());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use host_core::Instance;
 use host_plugin_api::transfer::{Opening, TransferBackend};
 use host_plugin_api::{PoolAllocator, PoolOpening, StorageTier, capability};
-use host_plugins::Catalog;
+use host_plugins::{Catalog, PluginError};
 use host_worker::link::rank_name;
 
 use super::{config_of, host_defaults};
@@ -22,6 +22,11 @@ pub struct OpenedTransfer {
     pub vram: bool,
     /// An instance for each rank.
     pub backends: Vec<Arc<dyn TransferBackend>>,
+}
+
+/// A refusal, unless the same configuration may work later. A supervisor starts the worker again then.
+fn not_opened(error: PluginError) -> anyhow::Error {
+    if error.may_pass() { error.into() } else { Refused(error.to_string()).into() }
 }
 
 /// Loads the transfer plugin and opens an instance for each rank of this worker.
@@ -45,9 +50,9 @@ pub fn open_transfer(
     let config = config_of(settings, &name)?;
     let open = |rank| {
         let opening = Opening { name: rank_name(instance, rank), config: config.clone() };
-        host_plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))
+        host_plugins::open_transfer(entry, &opening).map_err(not_opened)
     };
-    let backends: Result<Vec<_>, Refused> = (0..ranks).map(open).collect();
+    let backends: anyhow::Result<Vec<_>> = (0..ranks).map(open).collect();
     let declares = |capability| entry.manifest.declares("transfer", capability);
     let (settles, vram) = (declares(capability::SETTLED), declares(capability::VRAM));
     Ok(OpenedTransfer { name, settles, vram, backends: backends? })
@@ -69,7 +74,7 @@ pub fn open_tier(
         made.map_err(|error| Refused(format!("no folder for {name}'s pages can be made: {error}")))?;
     }
     let opening = Opening { name: instance.to_string(), config: config_of(settings, name)? };
-    Ok(host_plugins::open_tier(entry, &opening).map_err(|error| Refused(error.to_string()))?)
+    host_plugins::open_tier(entry, &opening).map_err(not_opened)
 }
 
 /// The key of an allocator's configuration that `--swa-full-tokens-ratio` sets.
@@ -98,6 +103,6 @@ pub fn open_allocator(
         config = format!("{RATIO} = {ratio:?}\n{config}");
     }
     let opening = PoolOpening { config, ..opening };
-    let opened = host_plugins::open_allocator(entry, &opening).map_err(|error| Refused(error.to_string()))?;
+    let opened = host_plugins::open_allocator(entry, &opening).map_err(not_opened)?;
     Ok(Some((name, opened)))
 }

@@ -84,6 +84,8 @@ struct Text {
     values_dir: String,
     spare: u64,
     stop: Stop,
+    /// If this file is there, an opening removes it and fails.
+    late_file: String,
 }
 
 /// The faults and delays in force.
@@ -119,6 +121,7 @@ impl Default for Text {
             values_dir: String::new(),
             spare: 0,
             stop: Stop::Ends,
+            late_file: String::new(),
         }
     }
 }
@@ -169,11 +172,14 @@ pub struct FaultyTier {
 /// Opens an instance.
 ///
 /// # Errors
-/// `CONFIG` for an unknown fault or a wrong file of values, or an error of the tier in memory.
+/// `CONFIG` for an unknown fault or a wrong file of values, `TIMEOUT` for a late file, or an error of the tier in memory.
 pub fn open(opening: &Opening) -> Result<FaultyTier> {
     let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
     let text: Text = toml::from_str(&opening.config).map_err(|e| wrong(e.to_string()))?;
     let orders = Orders::of(&text)?;
+    if !text.late_file.is_empty() && std::fs::remove_file(&text.late_file).is_ok() {
+        return Err(Error::new(ErrorCode::TIMEOUT, "the storage does not answer yet"));
+    }
     let inner = host_plugin_memory::open(&Opening { name: opening.name.clone(), config: String::new() })?;
     let shelf =
         if text.values_dir.is_empty() { BTreeMap::new() } else { shelf::fill(&inner, &text.values_dir)? };
