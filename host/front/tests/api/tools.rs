@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use host_front::text::{CallFormat, ChatTemplate, Dialect};
+use host_tests::wait::answered_until;
 use serde_json::{Value, json};
 
-use super::fake_worker::{FakeWorker, Step, prefills, says, steps};
+use super::fake_worker::{FakeWorker, Script, Step, prefills, says, steps};
 use super::fixture::{Front, config};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -175,18 +176,24 @@ async fn thoughts_stay_in_the_text_or_come_at_once_as_the_client_wants() {
     }
 }
 
-/// An answer may end within its thoughts.
-#[tokio::test]
-async fn thoughts_that_come_at_once_come_at_the_end_of_an_answer_without_text() {
-    let long = "so ".repeat(15_000);
+/// A front whose model thinks, with one worker for long answers.
+async fn front_that_thinks(script: Script) -> (Front, FakeWorker) {
     let mut config = config();
     config.text.template =
         Some(Arc::new(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).unwrap()));
     config.text.dialect = Dialect { thinks: true, calls: None };
     let mut front = Front::start(config).await;
-    let mut worker = FakeWorker::start("all", "aggregated", 7, says(&format!("<think>{long}")));
+    let mut worker = FakeWorker::start("all", "aggregated", 7, script);
     worker.info.max_tokens = 1 << 20;
     assert!(front.register(worker.info.clone()).await.accepted);
+    (front, worker)
+}
+
+/// An answer may end within its thoughts.
+#[tokio::test]
+async fn thoughts_that_come_at_once_come_at_the_end_of_an_answer_without_text() {
+    let long = "so ".repeat(15_000);
+    let (front, _worker) = front_that_thinks(says(&format!("<think>{long}"))).await;
     let body = asking(&json!({"stream_reasoning": false, "stream": true, "max_tokens": 100_000}));
     let stream = front.post(CHAT, &body).await.text().await;
     let events = stream.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
@@ -195,6 +202,26 @@ async fn thoughts_that_come_at_once_come_at_the_end_of_an_answer_without_text() 
     assert_eq!((text.as_str(), thoughts.as_str()), ("", long.trim_end()));
     let some = |event: &&Value| event["choices"][0]["delta"].get("reasoning_content").is_some();
     assert_eq!(events.iter().filter(some).count(), 2, "an event has 32 KiB of thoughts at most");
+}
+
+#[tokio::test]
+async fn thoughts_that_wait_count_in_the_share_of_their_client() {
+    const HELD: usize = 60_000;
+    let thoughts = "<think>".bytes().chain(std::iter::repeat_n(b'x', HELD));
+    let thinks = thoughts.map(|byte| Step::Token(byte.into())).chain([Step::Hang]);
+    let (front, _worker) = front_that_thinks(steps(thinks.collect())).await;
+    let body = asking(&json!({"stream_reasoning": false, "stream": true, "max_tokens": 100_000}));
+    let reply = front.post(CHAT, &body).await;
+    answered_until("the bytes of answers that wait", async || {
+        let metrics = front.get("/metrics").await.text().await;
+        let bytes = metrics.lines().find_map(|line| line.strip_prefix("host_answer_bytes "));
+        let bytes: usize = bytes.unwrap().parse().unwrap();
+        // A few KiB of each answer do not count.
+        if bytes >= HELD / 2 { Ok(()) } else { Err(bytes) }
+    })
+    .await;
+    drop(reply);
+    front.until_metrics_say("host_answer_bytes 0\n").await;
 }
 
 /// A short form of Qwen3-Coder's template: it writes arguments as tags, and earlier calls as the model wrote them.
