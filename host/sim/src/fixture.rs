@@ -109,10 +109,13 @@ pub fn sampled(token: u32) -> Sampled {
 pub fn outputs(batch: &Batch, mut draw: impl FnMut(&Sequence) -> u32) -> Vec<SequenceOutput> {
     let output = |sequence: &Sequence| {
         let (drawn, _none) = sequence.sampled(|before, _draw| {
+            if sequence.draft().is_empty() {
+                return Ok::<_, Infallible>(sampled(draw(sequence)));
+            }
             let mut so_far = sequence.clone();
             so_far.tokens.truncate(sequence.tokens.len() - sequence.draft().len() + before);
             so_far.drafted = 0;
-            Ok::<_, Infallible>(sampled(draw(&so_far)))
+            Ok(sampled(draw(&so_far)))
         });
         SequenceOutput { room: sequence.room, sampled: drawn, undrawn: None }
     };
