@@ -95,7 +95,7 @@ enum Command {
     Tier(tier::Command),
     /// Simulates what a cluster makes of a trace of requests
     Simulate(simulate::Simulate),
-    /// Puts published tables beside what is predicted of this host
+    /// Measures a server beside its simulation, and puts published tables beside what is predicted of this host
     #[command(subcommand)]
     Bench(bench::Command),
     /// Becomes a companion of the supervisor

@@ -144,6 +144,18 @@ pub enum Write {
     WriteBack,
 }
 
+/// What a step takes, measured: `base + prompt tokens · prompt_token + answers · sequence`, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredStep {
+    /// Every step.
+    pub base_us: f64,
+    /// For each token of a prompt.
+    pub prompt_token_us: f64,
+    /// For each answer that gets a token.
+    pub sequence_us: f64,
+}
+
 /// Workers that are alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -158,6 +170,8 @@ pub struct Workers {
     /// Devices of each worker.
     #[serde(default = "one")]
     pub tp: usize,
+    /// What a step of each worker takes, where it was measured. The default is what the machine's peaks and the model say.
+    pub step: Option<MeasuredStep>,
     /// Tokens that the pool of each worker holds. The default is `memory_share` of its devices' memory, less the
     /// weights.
     pub pool_tokens: Option<u32>,
@@ -330,6 +344,13 @@ impl Cluster {
             at(key, positive(value))?;
         }
         at("machine.step_seconds", not_negative(machine.step_seconds))?;
+        if let Some(MeasuredStep { base_us, prompt_token_us, sequence_us }) = workers.step {
+            at("step.base_us", not_negative(base_us))?;
+            at("step.prompt_token_us", not_negative(prompt_token_us))?;
+            at("step.sequence_us", not_negative(sequence_us))?;
+            // Time must pass between steps.
+            at("step", positive(base_us + prompt_token_us.min(sequence_us)))?;
+        }
         at("host_memory_gib", not_negative(workers.host_memory_gib))?;
         if workers.host_memory_gib > 0.0 && !workers.radix_cache {
             return Err(("host_memory_gib".into(), "offload tiers need radix_cache = true".into()));

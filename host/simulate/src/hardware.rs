@@ -15,7 +15,7 @@ use host_sim::{Random, Times, Work};
 
 use crate::cluster::{Cluster, Tier};
 use queue::Queue;
-pub use step::StepCost;
+pub use step::{Roofline, StepCost};
 
 /// The time of a message from one thread of a worker to another.
 const NEWS: Duration = Duration::from_micros(20);
@@ -63,12 +63,16 @@ impl Hardware {
         for workers in &cluster.workers {
             let machine = cluster.machine(workers);
             let devices = workers.tp as f64;
+            let step = workers.step.map_or_else(
+                || StepCost::Roofline(Roofline::new(&model, cluster.weights, cluster.kv, &machine, devices)),
+                StepCost::Measured,
+            );
             for place in 0..workers.count {
                 if place.is_multiple_of(link.workers_per_card) {
                     cards.push([Queue::new(link.gigabytes_per_second * 1e9); 2]);
                 }
                 machines.push(Machine {
-                    step: StepCost::new(&model, cluster.weights, cluster.kv, &machine, devices),
+                    step,
                     card: cards.len() - 1,
                     copies: [Queue::new(machine.host_bandwidth * devices); 2],
                     digests: machine.bandwidth * devices * DIGEST_SHARE,

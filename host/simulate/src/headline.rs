@@ -7,6 +7,7 @@
 
 mod calibrate;
 mod pull_19746;
+mod pull_26227;
 
 use serde::Serialize;
 
@@ -17,6 +18,7 @@ use crate::traffic::Workload;
 use crate::{Options, simulate};
 pub use calibrate::Fitted;
 pub use pull_19746::pull_19746;
+pub use pull_26227::pull_26227;
 
 /// One figure of a row, published and simulated.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -39,6 +39,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod comparison;
 pub mod faults;
 pub mod goodput;
 pub mod hardware;

@@ -16,13 +16,12 @@ mod distribution;
 
 use std::time::Duration;
 
-use host_core::Time;
 use host_core::hierarchy::TierStats;
 use host_core::scheduler::Stats;
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Role};
-use crate::traffic::Traffic;
+use crate::traffic::{Record, Traffic};
 pub use distribution::Distribution;
 
 /// The results of a simulation, all of them computed from virtual time.
@@ -48,6 +47,82 @@ pub struct Report {
     pub transfers: Transfers,
     /// Each worker, in the order of the cluster file.
     pub workers: Vec<Worker>,
+}
+
+/// What clients see of a run. A client of a real server can measure the same.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figures {
+    /// From the first request to the last token, in seconds.
+    pub duration_s: f64,
+    /// The number of requests, by their end.
+    pub requests: Requests,
+    /// Time to the first token, in milliseconds.
+    pub ttft_ms: Distribution,
+    /// Time between two tokens of an answer, in milliseconds.
+    pub itl_ms: Distribution,
+    /// Mean time per token but the first of an answer, in milliseconds.
+    pub tpot_ms: Distribution,
+    /// Time to the last token, in milliseconds.
+    pub e2e_ms: Distribution,
+    /// Requests and tokens per second.
+    pub throughput: Throughput,
+}
+
+/// One request, as its client saw it. Times are since the beginning of the run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// When it was sent.
+    pub sent: Duration,
+    /// When its first token came, and its last one.
+    pub tokens: Option<(Duration, Duration)>,
+    /// When it ended.
+    pub ended: Option<Duration>,
+    /// Whether it was answered to its end.
+    pub complete: bool,
+    /// Tokens of its prompt.
+    pub prompt: u32,
+    /// Tokens of its answer so far.
+    pub received: u32,
+}
+
+impl Figures {
+    /// The figures of these requests, in the order in which they were sent. `gaps` are the seconds between two tokens, over all
+    /// tokens of all requests.
+    #[must_use]
+    pub fn of(seen: &[Seen], gaps: &[f64]) -> Self {
+        let done = || seen.iter().filter(|request| request.complete);
+        let first = seen.first().map_or(Duration::ZERO, |request| request.sent);
+        let end = seen.iter().filter_map(|request| request.ended).max().unwrap_or(first);
+        let seconds = end.saturating_sub(first).as_secs_f64();
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let (mut ttft, mut tpot, mut e2e) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut input, mut output) = (0.0, 0.0);
+        for request in done() {
+            let Some((begun, last)) = request.tokens else { continue };
+            ttft.push(ms(begun.saturating_sub(request.sent)));
+            e2e.push(ms(last.saturating_sub(request.sent)));
+            if request.received > 1 {
+                tpot.push(ms(last.saturating_sub(begun)) / f64::from(request.received - 1));
+            }
+            input += f64::from(request.prompt);
+            output += f64::from(request.received);
+        }
+        let completed = done().count();
+        let per_second = |value: f64| ratio(value, seconds);
+        Self {
+            duration_s: round(seconds),
+            requests: Requests { completed, failed: seen.len() - completed },
+            ttft_ms: Distribution::of(ttft),
+            itl_ms: Distribution::of(gaps.iter().map(|gap| gap * 1e3).collect()),
+            tpot_ms: Distribution::of(tpot),
+            e2e_ms: Distribution::of(e2e),
+            throughput: Throughput {
+                requests_per_s: per_second(completed as f64),
+                input_tokens_per_s: per_second(input),
+                output_tokens_per_s: per_second(output),
+            },
+        }
+    }
 }
 
 /// How the measured requests ended.
@@ -166,26 +241,9 @@ impl Report {
         samples: &Samples,
         last: &[(Stats, Vec<TierStats>)],
     ) -> Self {
-        let measured = traffic.measured();
-        let done = || measured.iter().filter(|record| record.complete);
-        let first = measured.first().map_or(Time::default(), |record| record.sent);
-        let end = measured.iter().filter_map(|record| record.ended).max().unwrap_or(first);
-        let seconds = end.since(first).as_secs_f64();
-        let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        let (mut ttft, mut tpot, mut e2e) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut input, mut output) = (0.0, 0.0);
-        for record in done() {
-            let Some((begun, last)) = record.tokens else { continue };
-            ttft.push(ms(begun.since(record.sent)));
-            e2e.push(ms(last.since(record.sent)));
-            if record.received > 1 {
-                tpot.push(ms(last.since(begun)) / f64::from(record.received - 1));
-            }
-            input += f64::from(record.prompt);
-            output += f64::from(record.received);
-        }
-        let (completed, all) = (done().count(), measured.len());
-        let per_second = |value: f64| ratio(value, seconds);
+        let seen: Vec<Seen> = traffic.measured().iter().map(Record::seen).collect();
+        let Figures { duration_s, requests, ttft_ms, itl_ms, tpot_ms, e2e_ms, throughput } =
+            Figures::of(&seen, &traffic.gaps);
         let roles: Vec<_> = cluster
             .workers
             .iter()
@@ -224,21 +282,37 @@ impl Report {
                 }
             });
         Self {
-            duration_s: round(seconds),
-            requests: Requests { completed, failed: all - completed },
-            ttft_ms: Distribution::of(ttft),
-            itl_ms: Distribution::of(traffic.gaps.iter().map(|gap| gap * 1e3).collect()),
-            tpot_ms: Distribution::of(tpot),
-            e2e_ms: Distribution::of(e2e),
-            throughput: Throughput {
-                requests_per_s: per_second(completed as f64),
-                input_tokens_per_s: per_second(input),
-                output_tokens_per_s: per_second(output),
-            },
+            duration_s,
+            requests,
+            ttft_ms,
+            itl_ms,
+            tpot_ms,
+            e2e_ms,
+            throughput,
             prompts,
             transfers,
             workers: workers.collect(),
         }
+    }
+
+    /// What clients saw.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        Figures {
+            duration_s: self.duration_s,
+            requests: self.requests,
+            ttft_ms: self.ttft_ms,
+            itl_ms: self.itl_ms,
+            tpot_ms: self.tpot_ms,
+            e2e_ms: self.e2e_ms,
+            throughput: self.throughput,
+        }
+    }
+
+    /// The share of the prompts' tokens that no worker computed.
+    #[must_use]
+    pub fn found(&self) -> f64 {
+        1.0 - ratio(self.prompts.computed as f64, self.prompts.tokens as f64).min(1.0)
     }
 
     /// As indented JSON, with a line break at its end.

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Write as _};
 
 use crate::cluster::Role;
+use crate::comparison::Comparison;
 use crate::goodput::{Goodput, Limits};
 use crate::headline::{Fitted, Table};
 use crate::report::{Distribution, Report};
@@ -78,6 +79,24 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, values: &Distribution) -> fmt::Re
     write!(f, "{name:<10}")?;
     numbers.iter().try_for_each(|number| write!(f, "{number:>12.1}"))?;
     writeln!(f)
+}
+
+impl Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let simulated = if self.simulated.is_some() { "simulated" } else { "" };
+        writeln!(f, "{}\n{:<28}{:>12}{simulated:>12}", self.name, "", "live")?;
+        for row in self.rows() {
+            write!(f, "  {:<26}{:>12.2}", row.name, row.live)?;
+            if let Some(simulated) = row.simulated {
+                write!(f, "{simulated:>12.2}")?;
+            }
+            if let Some(error) = row.error() {
+                write!(f, "{:>+8.1} %", error * 100.0)?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
 }
 
 impl Display for Table {

@@ -89,6 +89,22 @@ impl Trace {
         if seconds > 0.0 { self.requests.len() as f64 / seconds } else { 0.0 }
     }
 
+    /// The trace with prompts and answers so many times shorter, for a machine that cannot compute the whole ones. What prompts have
+    /// in common stays the same share of them.
+    ///
+    /// # Panics
+    /// Unless `divisor` divides the tokens of a block, 512.
+    #[must_use]
+    pub fn shortened(mut self, divisor: u32) -> Self {
+        assert!(divisor > 0 && BLOCK.is_multiple_of(divisor), "{divisor} does not divide {BLOCK}");
+        for request in &mut self.requests {
+            request.prompt.block_tokens = BLOCK / divisor;
+            request.prompt.tokens = request.prompt.tokens.div_ceil(divisor);
+            request.answer = request.answer.div_ceil(divisor);
+        }
+        self
+    }
+
     /// The requests, arriving so many times as fast as in the trace.
     ///
     /// # Panics
@@ -118,6 +134,19 @@ mod tests {
         let prompt = Prompt { blocks: vec![4, 9], block_tokens: 512, tokens: 600 };
         let wanted = Ask { at: Duration::from_millis(750), prompt, answer: 7 };
         assert_eq!(trace.into_workload(2.0), Workload::Open(vec![wanted]));
+    }
+
+    #[test]
+    fn shorter_prompts_have_the_blocks_that_they_had() {
+        let line = r#"{"timestamp": 0, "input_length": 1025, "output_length": 9, "hash_ids": [4, 9, 7]}"#;
+        let whole = parse(line).unwrap().into_workload(1.0);
+        let Workload::Open(shorter) = parse(line).unwrap().shortened(8).into_workload(1.0) else {
+            unreachable!()
+        };
+        let prompt = Prompt { blocks: vec![4, 9, 7], block_tokens: 64, tokens: 129 };
+        assert_eq!(shorter, [Ask { at: Duration::ZERO, prompt, answer: 2 }]);
+        assert_eq!(shorter[0].prompt.text().len(), 129);
+        assert_ne!(whole, Workload::Open(shorter));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use host_core::routing::BlockKey;
 use host_core::{Room, Sampling, Time};
 use host_sim::{Clients, OpenRequest, Random};
 
+use crate::report::Seen;
 use crate::router::{Router, Wanted};
 use prompt::Namer;
 pub use prompt::Prompt;
@@ -75,6 +76,20 @@ pub(crate) struct Record {
     /// The places of its workers.
     pub prefill: Option<usize>,
     pub answers: usize,
+}
+
+impl Record {
+    /// What the client saw of it.
+    pub(crate) fn seen(&self) -> Seen {
+        Seen {
+            sent: self.sent.0,
+            tokens: self.tokens.map(|(first, last)| (first.0, last.0)),
+            ended: self.ended.map(|at| at.0),
+            complete: self.complete,
+            prompt: self.prompt,
+            received: self.received,
+        }
+    }
 }
 
 /// Sends the requests of a workload by way of the router, and records the answers.

@@ -1,13 +1,15 @@
-//! `host bench`: published tables compared with predictions for this host.
+//! `host bench`: this host beside its simulation, and its simulation beside published tables.
+
+mod live;
 
 use std::io::{IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Subcommand;
 use host_simulate::headline;
+use serde::Serialize;
 
-use super::output::say;
 use super::simulate::lines;
 
 /// What is measured.
@@ -21,33 +23,46 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
     },
+    /// Sends workloads to real workers, and puts the simulation of the same requests beside what came
+    ///
+    /// Starts a server with the given flags of `host`, by default with the synthetic executor, and ends it afterwards. With --url
+    /// it measures a server that runs.
+    Live(Box<live::Live>),
 }
 
 impl Command {
     /// Runs the command.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// When a file cannot be read or written, or the server that is measured cannot be used.
     pub fn run(self) -> anyhow::Result<()> {
-        let Command::Headline { json } = self;
-        let shown = std::io::stderr().is_terminal();
-        let mut watch = |what: &str| {
-            if shown {
-                // A failure to print progress is ignored: nothing depends on it.
-                let _unread = write!(std::io::stderr(), "\r{what:60}");
-            }
+        let json = match self {
+            Command::Headline { json } => json,
+            Command::Live(live) => return live.run(),
         };
-        let tables = headline::pull_19746(&mut watch);
-        watch("");
+        let mut tables = headline::pull_19746(&mut progress);
+        tables.extend(headline::pull_26227(&mut progress));
+        progress("");
         for table in &tables {
-            say!("");
+            super::output::say!("");
             lines(table)?;
         }
-        if let Some(path) = json {
-            let text = serde_json::to_string_pretty(&tables)? + "\n";
-            std::fs::write(&path, text)
-                .with_context(|| format!("the tables cannot be written to {} (--json)", path.display()))?;
-        }
-        Ok(())
+        write(json.as_deref(), &tables)
     }
+}
+
+/// Shows one line at a terminal, which the next one overwrites.
+fn progress(what: &str) {
+    if std::io::stderr().is_terminal() {
+        // A failure to print progress is ignored: nothing depends on it.
+        let _unread = write!(std::io::stderr(), "\r\x1b[K{what}");
+    }
+}
+
+/// Writes results to the file of `--json`, if it was given.
+fn write(path: Option<&Path>, results: &impl Serialize) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let text = serde_json::to_string_pretty(results)? + "\n";
+    std::fs::write(path, &text)
+        .with_context(|| format!("the results cannot be written to {} (--json)", path.display()))
 }

@@ -3,27 +3,23 @@
 //! Answers go to standard output as they come. Prompts, figures and errors go to standard error. So `host chat < questions` prints
 //! only answers.
 
-mod events;
 mod input;
-mod started;
 mod turn;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
-use std::process::ExitStatus;
 
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Value, json};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Refused;
 use super::output::harmless;
-use super::server::{Address, Client};
+use super::server::started::{describe, serving_flags, shown};
+use super::server::{Address, Client, Started, Stop};
 use super::settings::{RoleName, Settings};
 use input::Input;
-use started::Started;
 use turn::{End, Turn};
 
 /// Limit of a conversation before `/reset`, in bytes: the longest body that a server may be sent.
@@ -76,7 +72,7 @@ impl Chat {
 
     async fn talk(self) -> anyhow::Result<()> {
         let mut stop = Stop::listen()?;
-        let flags = serving_flags(std::env::args_os().skip(1));
+        let flags = serving_flags(std::env::args_os().skip(1), &["chat"], &OWN);
         let (address, mut started) = match &self.url {
             Some(url) if flags.is_empty() => (Address::parse(url).map_err(Refused)?, None),
             Some(url) => {
@@ -257,56 +253,6 @@ impl Conversation {
     }
 }
 
-/// Waits for Ctrl-C, which ends the current answer or prompt, and SIGTERM, which ends the program.
-struct Stop {
-    interrupt: Signal,
-    terminate: Signal,
-    /// Whether SIGTERM came.
-    for_good: bool,
-}
-
-impl Stop {
-    fn listen() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("signals cannot be waited for");
-        let (interrupt, terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
-        Ok(Self { interrupt, terminate, for_good: false })
-    }
-
-    async fn requested(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => self.for_good = true,
-        }
-    }
-}
-
-/// The flags of `host chat …` that a server is started with: all but the conversation's own.
-fn serving_flags(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut flags = Vec::new();
-    let mut rest = arguments.into_iter().skip_while(|argument| argument == "chat").peekable();
-    while let Some(argument) = rest.next() {
-        let text = argument.to_string_lossy();
-        let name = text.split('=').next().unwrap_or_default();
-        if OWN.contains(&name) {
-            if name.len() == text.len() {
-                // Skips the value of the flag.
-                rest.next();
-            }
-        } else if text.starts_with('-') || !flags.is_empty() {
-            flags.push(argument);
-        }
-    }
-    flags
-}
-
-fn shown(flags: &[OsString]) -> String {
-    flags.iter().map(|flag| flag.to_string_lossy()).collect::<Vec<_>>().join(" ")
-}
-
-fn describe(status: ExitStatus) -> String {
-    format!("{status}; what it said stands above")
-}
-
 /// Writes a line to standard error, dim at a terminal.
 fn tell(text: &str) {
     write_beside("\x1b[2m", text);
@@ -334,19 +280,6 @@ fn prompt() {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_server_is_started_with_all_flags_but_the_conversations_own() {
-        let flags = |line: &str| {
-            let all = serving_flags(line.split(' ').map(OsString::from));
-            shown(&all)
-        };
-        assert_eq!(flags("chat"), "");
-        assert_eq!(flags("chat http://127.0.0.1:8000"), "");
-        assert_eq!(flags("chat http://127.0.0.1:8000 --max-tokens 5"), "");
-        assert_eq!(flags("chat --model chat --plugins shm"), "--model chat --plugins shm");
-        assert_eq!(flags("chat --system=x --model=M --temperature 0 --tp 2"), "--model=M --tp 2");
-    }
 
     #[test]
     fn what_was_not_answered_is_forgotten() {

@@ -2,6 +2,12 @@
 
 mod address;
 mod client;
+mod events;
+pub mod started;
+mod stop;
 
 pub use address::Address;
 pub use client::{Answer, Client, NoAnswer, message_in};
+pub use events::Events;
+pub use started::Started;
+pub use stop::Stop;

@@ -4,6 +4,7 @@
 
 mod api_tls;
 mod batch;
+mod bench_live;
 mod by_hand;
 mod clients;
 mod cluster_identity;

@@ -5,6 +5,8 @@
 //!                        (weights + KV that is read)    / (bandwidth · efficiency) )
 //! ```
 //!
+//! A cluster file may give measured times of steps instead ([`MeasuredStep`]).
+//!
 //! Every sequence reads its own KV. KV that several sequences share is read for each of them, as FlashAttention and
 //! FlashInfer do without cascades.
 
@@ -12,12 +14,43 @@ use std::time::Duration;
 
 use host_core::Batch;
 
+use crate::cluster::MeasuredStep;
 use crate::machine::Machine;
 use crate::model::{Dtype, Model};
 
-/// The constants of one worker's steps, in seconds.
+/// How long the steps of one worker take.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepCost {
+pub enum StepCost {
+    /// By the work and the machine.
+    Roofline(Roofline),
+    /// As measured.
+    Measured(MeasuredStep),
+}
+
+impl StepCost {
+    /// The time of a batch, from its beginning to its results.
+    #[must_use]
+    pub fn takes(&self, batch: &Batch) -> Duration {
+        match self {
+            StepCost::Roofline(roofline) => roofline.takes(batch),
+            StepCost::Measured(step) => step.takes(batch),
+        }
+    }
+}
+
+impl MeasuredStep {
+    /// The time of a batch. Sequences of one token continue answers, and the others compute prompts.
+    fn takes(&self, batch: &Batch) -> Duration {
+        let tokens = batch.sequences.iter().map(|sequence| sequence.tokens.len());
+        let (answers, prompts): (Vec<usize>, Vec<usize>) = tokens.partition(|tokens| *tokens == 1);
+        let prompts = prompts.iter().sum::<usize>() as f64 * self.prompt_token_us;
+        Duration::from_secs_f64((self.base_us + prompts + answers.len() as f64 * self.sequence_us) / 1e6)
+    }
+}
+
+/// The constants of one worker's steps by the roofline, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Roofline {
     model: Model,
     /// Per operation.
     operation: f64,
@@ -29,7 +62,7 @@ pub struct StepCost {
     fixed: f64,
 }
 
-impl StepCost {
+impl Roofline {
     /// The steps of a model with these number types on so many of these devices. Tensor parallelism divides all work over
     /// them.
     #[must_use]
@@ -83,9 +116,9 @@ mod tests {
         Batch { id: 1, sequences: sequences.collect(), layer_group: 0 }
     }
 
-    fn cost() -> StepCost {
+    fn cost() -> Roofline {
         let machine = Machine { bandwidth_efficiency: 1.0, step_seconds: 0.0, ..Machine::PRESETS[0].1 };
-        StepCost::new(&Model::PRESETS[0].1, Dtype::Bf16, Dtype::Fp8, &machine, 2.0)
+        Roofline::new(&Model::PRESETS[0].1, Dtype::Bf16, Dtype::Fp8, &machine, 2.0)
     }
 
     #[test]
@@ -103,5 +136,12 @@ mod tests {
         let attention = 4.0 * 64.0 * 64.0 * 128.0 * 8192.0 * 8193.0 / 2.0;
         let seconds = cost().takes(&batch(&[(0, 8192)])).as_secs_f64();
         assert!((seconds - (dense + attention) / 2.25e15).abs() < 1e-6, "{seconds}");
+    }
+    #[test]
+    fn measured_steps_take_their_base_and_what_each_prompt_token_and_each_answer_adds() {
+        let step = MeasuredStep { base_us: 5_000.0, prompt_token_us: 50.0, sequence_us: 200.0 };
+        let cost = StepCost::Measured(step);
+        assert_eq!(cost.takes(&batch(&[(9, 1), (70, 1)])), Duration::from_micros(5_400));
+        assert_eq!(cost.takes(&batch(&[(9, 1), (0, 100)])), Duration::from_micros(10_200));
     }
 }

@@ -6,9 +6,8 @@ use std::io::{ErrorKind, Write as _};
 use serde_json::Value;
 use tokio::time::{Duration, Instant};
 
-use super::events::Events;
 use crate::cli::output::{OutputClosed, harmless};
-use crate::cli::server::{Client, NoAnswer, message_in};
+use crate::cli::server::{Client, Events, NoAnswer, message_in};
 
 /// Limit of one answer, in bytes.
 const LONGEST: usize = 16 << 20;

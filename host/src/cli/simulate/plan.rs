@@ -24,6 +24,13 @@ impl Simulate {
                 Refused("--tp takes numbers above 0, and --host-memory-gib sizes from 0".to_owned()).into()
             );
         }
+        let measured = cluster.workers.iter().find(|workers| workers.step.is_some());
+        if let Some(tp) = measured.map(|workers| workers.tp).filter(|tp| wish.tp != [*tp]) {
+            let message = format!(
+                "the cluster has a worker with `step`, which is the time on {tp} devices: give --tp {tp}, or leave `step` out"
+            );
+            return Err(Refused(message).into());
+        }
         let shown = std::io::stderr().is_terminal();
         let mut watch = |what: &str| {
             if shown {

@@ -1,4 +1,4 @@
-//! A server that is started for a conversation and ends with it.
+//! A server that a command starts for itself. It ends with the command.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,8 +11,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
+use super::{Address, Client, NoAnswer};
 use crate::cli::Refused;
-use crate::cli::server::{Address, Client, NoAnswer};
 
 /// Limit of the time for the server's end. It includes the times of all its parts, which end one after the other.
 const GRACE: Duration = Duration::from_secs(40);
@@ -20,6 +20,41 @@ const GRACE: Duration = Duration::from_secs(40);
 const PAUSE: Duration = Duration::from_millis(50);
 /// The exit code of a server whose flags cannot work.
 const REFUSED: i32 = 2;
+
+/// The flags of a command that its server is started with: all but the command's `own`, each of which has a value. `arguments` are
+/// those of this program, without its name, and `words` are the command's name.
+pub fn serving_flags(
+    arguments: impl IntoIterator<Item = OsString>,
+    words: &[&str],
+    own: &[&str],
+) -> Vec<OsString> {
+    let mut flags = Vec::new();
+    let is_word = |argument: &OsString| words.iter().any(|word| argument == word);
+    let mut rest = arguments.into_iter().skip_while(is_word);
+    while let Some(argument) = rest.next() {
+        let text = argument.to_string_lossy();
+        let name = text.split('=').next().unwrap_or_default();
+        if own.contains(&name) {
+            if name.len() == text.len() {
+                // Skips the value of the flag.
+                rest.next();
+            }
+        } else if text.starts_with('-') || !flags.is_empty() {
+            flags.push(argument);
+        }
+    }
+    flags
+}
+
+/// Flags on one line.
+pub fn shown(flags: &[OsString]) -> String {
+    flags.iter().map(|flag| flag.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// The end of a server that nothing asked to end.
+pub fn describe(status: ExitStatus) -> String {
+    format!("{status}; what it said stands above")
+}
 
 /// The started server. The system sends it SIGTERM if this process is killed.
 pub struct Started {
@@ -82,7 +117,7 @@ impl Started {
         if status.code() == Some(REFUSED) {
             return Err(Refused("the server refused its flags; see above".to_owned()).into());
         }
-        bail!("the server ended before it served: {}", super::describe(status))
+        bail!("the server ended before it served: {}", describe(status))
     }
 
     /// The server's exit status, if it has ended.
@@ -113,5 +148,24 @@ impl Started {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_started_with_all_flags_but_the_commands_own() {
+        let own = ["--system", "--max-tokens", "--temperature"];
+        let flags = |line: &str| {
+            let all = serving_flags(line.split(' ').map(OsString::from), &["chat"], &own);
+            shown(&all)
+        };
+        assert_eq!(flags("chat"), "");
+        assert_eq!(flags("chat http://127.0.0.1:8000"), "");
+        assert_eq!(flags("chat http://127.0.0.1:8000 --max-tokens 5"), "");
+        assert_eq!(flags("chat --model chat --plugins shm"), "--model chat --plugins shm");
+        assert_eq!(flags("chat --system=x --model=M --temperature 0 --tp 2"), "--model=M --tp 2");
     }
 }
