@@ -146,7 +146,8 @@ async fn probed(server: &Server, chunk_tokens: u32) -> anyhow::Result<MeasuredSt
         }
         runs.push(run);
     }
-    let itl = |run: &Run| run.figures.itl_ms.p50 * 1e3;
+    // Tokens of a fast model come several at once, so their single gaps say nothing.
+    let itl = |run: &Run| run.figures.tpot_ms.p50 * 1e3;
     let ttft = |run: &Run| run.figures.ttft_ms.p50 * 1e3;
     let sequence_us = ((itl(&runs[1]) - itl(&runs[0])) / (TOGETHER - 1) as f64).max(0.0);
     let prompt_token_us = ((ttft(&runs[3]) - ttft(&runs[2])) / f64::from(long - short)).max(0.0);
