@@ -120,6 +120,11 @@ const CHECKS: &[Check] = &[
         run: faults,
     },
     Check {
+        name: "determinism",
+        about: "simulations in a release build, on one thread and beside seven others: the reports that a debug build wrote",
+        run: determinism,
+    },
+    Check {
         name: "safeguards",
         about: "the same with each safeguard taken out of the core in turn: the seeds find that it is missing",
         run: safeguards::check,
@@ -180,6 +185,19 @@ fn faults(workspace: &Workspace) -> Outcome {
         "--",
     ]);
     outcome(command.args([&first, &seeds]), &format!("{seeds} seeds from {first}, nothing found"))
+}
+
+/// The written reports were made by a debug build. The tests that every change passes compare them with one, too.
+fn determinism(workspace: &Workspace) -> Outcome {
+    let with_threads = |threads: &str| {
+        let mut command =
+            workspace.cargo(&["test", "--release", "-p", "host-simulate", "--test", "clusters"]);
+        outcome(command.args(["--", "--test-threads", threads]), "every report is the written one")
+    };
+    match with_threads("1") {
+        Outcome::Passed(_) => with_threads("8"),
+        other => other,
+    }
 }
 
 /// Whether a program starts and says its version.
