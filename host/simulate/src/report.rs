@@ -21,6 +21,7 @@ use host_core::scheduler::Stats;
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Role};
+use crate::seen::Seen;
 use crate::traffic::{Record, Traffic};
 pub use distribution::Distribution;
 
@@ -66,23 +67,6 @@ pub struct Figures {
     pub e2e_ms: Distribution,
     /// Requests and tokens per second.
     pub throughput: Throughput,
-}
-
-/// One request, as its client saw it. Times are since the beginning of the run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// When it was sent.
-    pub sent: Duration,
-    /// When its first token came, and its last one.
-    pub tokens: Option<(Duration, Duration)>,
-    /// When it ended.
-    pub ended: Option<Duration>,
-    /// Whether it was answered to its end.
-    pub complete: bool,
-    /// Tokens of its prompt.
-    pub prompt: u32,
-    /// Tokens of its answer so far.
-    pub received: u32,
 }
 
 impl Figures {

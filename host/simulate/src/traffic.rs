@@ -11,8 +11,8 @@ use host_core::routing::BlockKey;
 use host_core::{Room, Sampling, Time};
 use host_sim::{Clients, OpenRequest, Random};
 
-use crate::report::Seen;
 use crate::router::{Router, Wanted};
+use crate::seen::Seen;
 use prompt::Namer;
 pub use prompt::Prompt;
 

@@ -11,6 +11,7 @@
 mod answer;
 mod described;
 mod drive;
+mod measured;
 mod own_server;
 mod requested;
 
@@ -30,7 +31,7 @@ use super::super::server::{Address, Client, Stop};
 use super::super::settings::Settings;
 use super::super::simulate::lines;
 use super::{progress, write};
-use drive::Server;
+use measured::Server;
 use own_server::OwnServer;
 use requested::{Load, Requested};
 

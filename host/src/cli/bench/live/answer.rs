@@ -1,11 +1,11 @@
 //! One request to the server, and what its client saw of the answer.
 
-use host_simulate::report::Seen;
+use host_simulate::Seen;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::drive::Server;
+use super::measured::Server;
 use crate::cli::server::{Events, message_in};
 
 /// What came of a request.

@@ -10,7 +10,8 @@ use host_simulate::traffic::{Ask, Prompt};
 use host_simulate::{Cluster, Workload};
 use serde::Deserialize;
 
-use super::drive::{Run, Server, drive};
+use super::drive::{Run, drive};
+use super::measured::Server;
 use super::random_salt;
 use crate::cli::Refused;
 use crate::cli::launch;

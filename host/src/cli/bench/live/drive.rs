@@ -5,23 +5,13 @@ use std::time::Duration;
 
 use host_simulate::report::Figures;
 use host_simulate::traffic::{Ask, Prompt};
-use host_simulate::{Workload, report::Seen};
-use serde_json::{Value, json};
+use host_simulate::{Seen, Workload};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::answer::{Answered, ask};
-use crate::cli::server::Client;
-
-/// The server that is measured.
-#[derive(Clone)]
-pub struct Server {
-    /// A client of it.
-    pub client: Arc<Client>,
-    /// The model's name there.
-    pub model: String,
-}
+use super::measured::Server;
 
 /// A workload's results.
 pub struct Run {
@@ -31,29 +21,6 @@ pub struct Run {
     pub found: f64,
     /// Why the first request that failed did.
     pub first_failure: Option<String>,
-}
-
-impl Server {
-    /// A server, with the name of its model.
-    ///
-    /// # Errors
-    /// When it does not answer.
-    pub async fn find(client: Client) -> anyhow::Result<Self> {
-        let model = client.model().await.map_err(anyhow::Error::msg)?;
-        Ok(Self { client: Arc::new(client), model })
-    }
-
-    /// The tokens of a text.
-    async fn tokens(&self, text: &str) -> Result<Vec<u32>, String> {
-        let body = json!({"model": self.model, "prompt": text, "add_special_tokens": false});
-        let mut answer = self.client.post("/tokenize", &body).await.map_err(|error| error.to_string())?;
-        if !answer.status.is_success() {
-            return Err(answer.error().await);
-        }
-        let text = answer.rest().await?;
-        let tokens = |answer: Value| serde_json::from_value(answer.get("tokens")?.clone()).ok();
-        serde_json::from_str(&text).ok().and_then(tokens).ok_or_else(|| "/tokenize gave no tokens".to_owned())
-    }
 }
 
 /// Sends the whole workload, whose tokens follow from `salt`: no cache has the prompts of another salt. `shown` gets the number of requests that have ended, each time when it has changed.

@@ -10,7 +10,7 @@ use host_simulate::Cluster;
 use host_wire::random::random_u64;
 
 use super::described;
-use super::drive::Server;
+use super::measured::Server;
 use crate::cli::Refused;
 use crate::cli::plugins;
 use crate::cli::server::{Client, Started};
