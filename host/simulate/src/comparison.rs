@@ -57,12 +57,9 @@ impl Comparison {
     /// The figures, in the order of the table.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
-        let simulated = self.simulated.as_ref().map(Report::figures);
-        let row = |(name, figure): Figure| Row {
-            name,
-            live: figure(&self.live),
-            simulated: simulated.as_ref().map(figure),
-        };
+        let simulated = self.simulated.as_ref().map(|report| &report.figures);
+        let row =
+            |(name, figure): Figure| Row { name, live: figure(&self.live), simulated: simulated.map(figure) };
         let found = Row {
             name: "found in caches, %",
             live: self.live_found * 100.0,

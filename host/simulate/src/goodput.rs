@@ -23,9 +23,9 @@ impl Limits {
     /// Whether a run stays within them, with every request answered.
     #[must_use]
     pub fn hold(&self, report: &Report) -> bool {
-        report.requests.failed == 0
-            && report.ttft_ms.p99 <= self.ttft_p99_ms
-            && report.itl_ms.p99 <= self.itl_p99_ms
+        report.figures.requests.failed == 0
+            && report.figures.ttft_ms.p99 <= self.ttft_p99_ms
+            && report.figures.itl_ms.p99 <= self.itl_p99_ms
     }
 }
 
@@ -88,8 +88,8 @@ pub fn search(
     let mut tried = Vec::new();
     let mut run = |rate: f64| {
         let report = simulate(&workload(rate), cluster, options, &mut |_| {});
-        let (ttft_p99_ms, itl_p99_ms) = (report.ttft_ms.p99, report.itl_ms.p99);
-        let (failed, holds) = (report.requests.failed, limits.hold(&report));
+        let (ttft_p99_ms, itl_p99_ms) = (report.figures.ttft_ms.p99, report.figures.itl_ms.p99);
+        let (failed, holds) = (report.figures.requests.failed, limits.hold(&report));
         tried.push(Tried { requests_per_s: rate, ttft_p99_ms, itl_p99_ms, failed, holds });
         report
     };

@@ -32,7 +32,7 @@
 //! let line = r#"{"timestamp": 0, "input_length": 700, "output_length": 20, "hash_ids": [1, 2]}"#;
 //! let trace = Trace::parse("trace.jsonl", line, None)?;
 //! let report = simulate(&trace.into_workload(1.0), &cluster, &Options::default(), &mut |_| {});
-//! assert_eq!(report.requests.completed, 1);
+//! assert_eq!(report.figures.requests.completed, 1);
 //! # Ok::<(), host_simulate::Wrong>(())
 //! ```
 

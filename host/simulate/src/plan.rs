@@ -218,8 +218,8 @@ impl Search<'_> {
             (self.watch)(&format!("run {}: {prefill} + {answers} workers, {devices} devices", self.runs));
             let cluster = arrangement.cluster(self.like, prefill, answers);
             let report = simulate(self.workload, &cluster, self.options, &mut |_| {});
-            let (ttft_p99_ms, itl_p99_ms) = (report.ttft_ms.p99, report.itl_ms.p99);
-            let (failed, holds) = (report.requests.failed, self.wish.limits.hold(&report));
+            let (ttft_p99_ms, itl_p99_ms) = (report.figures.ttft_ms.p99, report.figures.itl_ms.p99);
+            let (failed, holds) = (report.figures.requests.failed, self.wish.limits.hold(&report));
             self.tried.push(Tried { prefill, answers, devices, ttft_p99_ms, itl_p99_ms, failed, holds });
             report
         });
@@ -229,13 +229,14 @@ impl Search<'_> {
     /// Why no number of workers is enough, with the latencies of the cluster whose TTFT was lowest.
     fn too_few(&self, known: &BTreeMap<(usize, usize), Report>) -> String {
         let most = self.wish.most_devices;
-        let reports = known.values().filter(|report| report.requests.failed == 0);
-        let nearest = reports.min_by(|one, other| one.ttft_ms.p99.total_cmp(&other.ttft_ms.p99));
+        let reports = known.values().filter(|report| report.figures.requests.failed == 0);
+        let nearest =
+            reports.min_by(|one, other| one.figures.ttft_ms.p99.total_cmp(&other.figures.ttft_ms.p99));
         match nearest {
             None => format!("not within {most} devices"),
             Some(report) => format!(
                 "not within {most} devices: TTFT p99 {:.0} ms, ITL p99 {:.1} ms at best",
-                report.ttft_ms.p99, report.itl_ms.p99
+                report.figures.ttft_ms.p99, report.figures.itl_ms.p99
             ),
         }
     }

@@ -28,20 +28,9 @@ pub use distribution::Distribution;
 /// The results of a simulation, all of them computed from virtual time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// From the first request that is measured to the last token, in seconds.
-    pub duration_s: f64,
-    /// The number of requests, by their end.
-    pub requests: Requests,
-    /// Time to the first token, in milliseconds.
-    pub ttft_ms: Distribution,
-    /// Time between two tokens of an answer, in milliseconds.
-    pub itl_ms: Distribution,
-    /// Mean time per token but the first of an answer, in milliseconds.
-    pub tpot_ms: Distribution,
-    /// Time to the last token, in milliseconds.
-    pub e2e_ms: Distribution,
-    /// Requests and tokens per second.
-    pub throughput: Throughput,
+    /// What clients saw of the requests that are measured.
+    #[serde(flatten)]
+    pub figures: Figures,
     /// Where the KV of prompts came from.
     pub prompts: Prompts,
     /// Pages sent between workers.
@@ -226,8 +215,6 @@ impl Report {
         last: &[(Stats, Vec<TierStats>)],
     ) -> Self {
         let seen: Vec<Seen> = traffic.measured().iter().map(Record::seen).collect();
-        let Figures { duration_s, requests, ttft_ms, itl_ms, tpot_ms, e2e_ms, throughput } =
-            Figures::of(&seen, &traffic.gaps);
         let roles: Vec<_> = cluster
             .workers
             .iter()
@@ -265,32 +252,7 @@ impl Report {
                     preemptions: stats.retractions,
                 }
             });
-        Self {
-            duration_s,
-            requests,
-            ttft_ms,
-            itl_ms,
-            tpot_ms,
-            e2e_ms,
-            throughput,
-            prompts,
-            transfers,
-            workers: workers.collect(),
-        }
-    }
-
-    /// What clients saw.
-    #[must_use]
-    pub fn figures(&self) -> Figures {
-        Figures {
-            duration_s: self.duration_s,
-            requests: self.requests,
-            ttft_ms: self.ttft_ms,
-            itl_ms: self.itl_ms,
-            tpot_ms: self.tpot_ms,
-            e2e_ms: self.e2e_ms,
-            throughput: self.throughput,
-        }
+        Self { figures: Figures::of(&seen, &traffic.gaps), prompts, transfers, workers: workers.collect() }
     }
 
     /// The share of the prompts' tokens that no worker computed.

@@ -10,21 +10,25 @@ use crate::report::{Distribution, Report};
 
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let requests = self.requests;
+        let requests = self.figures.requests;
         writeln!(
             f,
             "{} requests completed, {} failed, in {:.1} s",
-            requests.completed, requests.failed, self.duration_s
+            requests.completed, requests.failed, self.figures.duration_s
         )?;
-        let rate = &self.throughput;
+        let rate = &self.figures.throughput;
         writeln!(
             f,
             "{:.2} requests/s, {:.0} input tokens/s, {:.0} output tokens/s",
             rate.requests_per_s, rate.input_tokens_per_s, rate.output_tokens_per_s
         )?;
         writeln!(f, "\n{:<10}{:>12}{:>12}{:>12}{:>12}{:>12}", "ms", "mean", "p50", "p90", "p99", "most")?;
-        let rows =
-            [("TTFT", &self.ttft_ms), ("ITL", &self.itl_ms), ("TPOT", &self.tpot_ms), ("E2E", &self.e2e_ms)];
+        let rows = [
+            ("TTFT", &self.figures.ttft_ms),
+            ("ITL", &self.figures.itl_ms),
+            ("TPOT", &self.figures.tpot_ms),
+            ("E2E", &self.figures.e2e_ms),
+        ];
         rows.iter().try_for_each(|(name, values)| row(f, name, values))?;
         let prompts = &self.prompts;
         let share = |part: u64| 100.0 * part as f64 / (prompts.tokens.max(1)) as f64;
@@ -129,7 +133,7 @@ impl Display for Table {
 impl Display for Goodput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Limits { ttft_p99_ms, itl_p99_ms } = self.limits;
-        let (ttft, itl) = (self.report.ttft_ms.p99, self.report.itl_ms.p99);
+        let (ttft, itl) = (self.report.figures.ttft_ms.p99, self.report.figures.itl_ms.p99);
         write!(
             f,
             "{:.2} requests/s within TTFT p99 {ttft_p99_ms} ms, ITL p99 {itl_p99_ms} ms (there: {ttft:.0} ms, {itl:.1} ms)",

@@ -55,7 +55,7 @@ fn equal_runs_give_equal_reports_that_are_those_written_down() {
         ("poisson", poisson(unshared(60, 3_333, 50), 4.0, 9)),
     ] {
         let report = run(&workload, &cluster);
-        assert_eq!(report.requests.completed, workload.requests(), "{name}: {report}");
+        assert_eq!(report.figures.requests.completed, workload.requests(), "{name}: {report}");
         let found = report.json();
         assert_eq!(found, run(&workload, &cluster).json(), "{name}");
         let path = format!("{}/tests/golden/{name}.json", env!("CARGO_MANIFEST_DIR"));
@@ -71,8 +71,8 @@ fn equal_runs_give_equal_reports_that_are_those_written_down() {
 #[test]
 fn every_request_of_a_small_pool_is_answered() {
     let report = run(&shared(300), &pair("", "pool_tokens = 24_000"));
-    assert_eq!((report.requests.completed, report.requests.failed), (300, 0));
-    assert_eq!(report.itl_ms.count, 300 * 59);
+    assert_eq!((report.figures.requests.completed, report.figures.requests.failed), (300, 0));
+    assert_eq!(report.figures.itl_ms.count, 300 * 59);
     assert!(report.workers[2].queued_mean > 1.0, "the pool is not what requests wait for: {report}");
 }
 
@@ -88,7 +88,7 @@ fn a_target_keeps_the_time_between_tokens_under_it() {
     let shape =
         SharedPrefixes { prefixes: 3, prefix_tokens: 20_000, suffix_tokens: 500, answer: 200, requests: 200 };
     let workload = Workload::Closed { asks: shape.asks(5), concurrency: 60 };
-    let mean = |decode| run(&workload, &pair("", decode)).itl_ms.mean;
+    let mean = |decode| run(&workload, &pair("", decode)).figures.itl_ms.mean;
     let (free, target) = (mean(""), mean("target_itl_ms = 13"));
     assert!(free > 15.0 && target < 13.2, "{free} ms without, {target} ms with a target of 13 ms");
 }
@@ -120,7 +120,7 @@ fn pages_that_travel_while_layers_are_computed_come_earlier() {
     let workload = Workload::Closed { asks: unshared(10, 8_000, 2), concurrency: 1 };
     let first = |groups| {
         let cluster = Cluster { layer_groups: groups, ..pair("", "") };
-        run(&workload, &cluster).ttft_ms.p50
+        run(&workload, &cluster).figures.ttft_ms.p50
     };
     // The pages have 1 GB, and the link 35.5 GB/s.
     let (whole, groups) = (first(1), first(8));
@@ -149,9 +149,12 @@ fn requests_that_warm_caches_up_are_not_measured() {
     let (workload, cluster) = (shared(100), pair("", ""));
     let all = run(&workload, &cluster);
     let warm = simulate(&workload, &cluster, &Options { warm_up: 60, ..Options::default() }, &mut |_| {});
-    assert_eq!((warm.requests.completed, warm.itl_ms.count), (40, 40 * 59));
+    assert_eq!((warm.figures.requests.completed, warm.figures.itl_ms.count), (40, 40 * 59));
     assert_eq!((warm.transfers, warm.prompts), (all.transfers, all.prompts), "the run is the same");
-    assert!(warm.ttft_ms.most < all.ttft_ms.most && warm.duration_s < all.duration_s);
+    assert!(
+        warm.figures.ttft_ms.most < all.figures.ttft_ms.most
+            && warm.figures.duration_s < all.figures.duration_s
+    );
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn data(page: &str) -> Value {
 #[test]
 fn a_recording_has_every_request_and_token_once() {
     let (report, recording) = run();
-    assert_eq!(recording.requests.len(), report.requests.completed);
+    assert_eq!(recording.requests.len(), report.figures.requests.completed);
     assert_eq!(recording.seconds.iter().map(|second| second.tokens).sum::<u64>(), 80 * 60);
     assert_eq!(recording.seconds.iter().map(|second| second.answered).sum::<u64>(), 80);
     let orderly = |request: &host_simulate::recording::Request| {
@@ -53,7 +53,7 @@ fn a_recording_has_every_request_and_token_once() {
     };
     assert!(recording.requests.iter().all(orderly));
     assert_eq!(recording.ttft_ms.len(), 80);
-    assert!((recording.ttft_ms[79] - report.ttft_ms.most).abs() < 0.01, "{report}");
+    assert!((recording.ttft_ms[79] - report.figures.ttft_ms.most).abs() < 0.01, "{report}");
     assert!(recording.seconds.iter().any(|second| second.used[1] > 0.0), "no pool is ever used");
 }
 

@@ -18,17 +18,17 @@ use crate::machine::Machine;
 use crate::traffic::Workload;
 use crate::workloads::{SharedPrefixes, poisson};
 
-const REQUESTS: Figure = ("requests/s", |report| report.throughput.requests_per_s);
-const ITL: Figure = ("ITL mean, ms", |report| report.itl_ms.mean);
+const REQUESTS: Figure = ("requests/s", |report| report.figures.throughput.requests_per_s);
+const ITL: Figure = ("ITL mean, ms", |report| report.figures.itl_ms.mean);
 
 const FIGURES: [Figure; 7] = [
     REQUESTS,
-    ("output tokens/s", |report| report.throughput.output_tokens_per_s),
-    ("TTFT p50, s", |report| report.ttft_ms.p50 / 1e3),
-    ("TTFT mean, s", |report| report.ttft_ms.mean / 1e3),
-    ("E2E p50, s", |report| report.e2e_ms.p50 / 1e3),
+    ("output tokens/s", |report| report.figures.throughput.output_tokens_per_s),
+    ("TTFT p50, s", |report| report.figures.ttft_ms.p50 / 1e3),
+    ("TTFT mean, s", |report| report.figures.ttft_ms.mean / 1e3),
+    ("E2E p50, s", |report| report.figures.e2e_ms.p50 / 1e3),
     ITL,
-    ("duration, s", |report| report.duration_s),
+    ("duration, s", |report| report.figures.duration_s),
 ];
 const BASELINE: [f64; 7] = [1.21, 430.0, 73.2, 77.7, 99.1, 65.6, 827.0];
 const IMPROVED: [f64; 7] = [1.59, 566.0, 9.0, 31.6, 73.4, 130.6, 628.0];

@@ -15,10 +15,10 @@ use crate::cluster::{Cluster, Link, Named};
 use crate::traffic::Workload;
 use crate::workloads::conversations;
 
-const TTFT: Figure = ("TTFT mean, s", |report| report.ttft_ms.mean / 1e3);
-const TPOT: Figure = ("TPOT mean, ms", |report| report.tpot_ms.mean);
-const P90: Figure = ("TTFT p90, s", |report| report.ttft_ms.p90 / 1e3);
-const FIGURES: [Figure; 4] = [TTFT, P90, ("TTFT p99, s", |report| report.ttft_ms.p99 / 1e3), TPOT];
+const TTFT: Figure = ("TTFT mean, s", |report| report.figures.ttft_ms.mean / 1e3);
+const TPOT: Figure = ("TPOT mean, ms", |report| report.figures.tpot_ms.mean);
+const P90: Figure = ("TTFT p90, s", |report| report.figures.ttft_ms.p90 / 1e3);
+const FIGURES: [Figure; 4] = [TTFT, P90, ("TTFT p99, s", |report| report.figures.ttft_ms.p99 / 1e3), TPOT];
 const BASELINE: [f64; 4] = [15.36, 36.46, 48.87, 40.31];
 const IMPROVED: [f64; 4] = [9.33, 19.30, 23.51, 41.32];
 

@@ -48,9 +48,9 @@ impl Display for Row {
             f,
             "{:>7}  {workers:<34}{memory:>12}{:>14.0}{:>13.1}{:>12.2}{:>8.0} %",
             fewest.devices,
-            report.ttft_ms.p99,
-            report.itl_ms.p99,
-            report.throughput.requests_per_s,
+            report.figures.ttft_ms.p99,
+            report.figures.itl_ms.p99,
+            report.figures.throughput.requests_per_s,
             found * 100.0
         )
     }
