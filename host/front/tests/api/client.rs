@@ -13,6 +13,8 @@ pub struct Reply {
     pub status: u16,
     headers: Vec<(String, String)>,
     body: BufReader<TcpStream>,
+    /// The beginning of an event whose end has not come. A chunk may end anywhere.
+    begun: Vec<u8>,
 }
 
 /// Sends a request and reads the head of its answer.
@@ -77,7 +79,7 @@ async fn send_unbounded(
         .filter_map(|line| line.split_once(": "))
         .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
         .collect();
-    Reply { status, headers, body }
+    Reply { status, headers, body, begun: Vec::new() }
 }
 
 impl Reply {
@@ -118,15 +120,20 @@ impl Reply {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
     }
 
-    /// The next events that arrive together. Empty at the end. `[DONE]` is returned as a string.
+    /// The next whole events that arrive together. Empty at the end. `[DONE]` is returned as a string.
     pub async fn some_events(&mut self) -> Vec<Value> {
-        let Some(chunk) = self.chunk().await else { return Vec::new() };
-        String::from_utf8(chunk)
-            .unwrap()
-            .split("\n\n")
-            .filter(|event| !event.is_empty())
-            .map(parse_event)
-            .collect()
+        const END: &[u8] = b"\n\n";
+        while let Some(chunk) = self.chunk().await {
+            self.begun.extend(chunk);
+            let ends = self.begun.windows(END.len()).rposition(|bytes| bytes == END);
+            if let Some(end) = ends {
+                let rest = self.begun.split_off(end + END.len());
+                let whole = String::from_utf8(std::mem::replace(&mut self.begun, rest)).unwrap();
+                return whole.split_terminator("\n\n").map(parse_event).collect();
+            }
+        }
+        assert!(self.begun.is_empty(), "the body ends within an event: {:?}", String::from_utf8_lossy(&self.begun));
+        Vec::new()
     }
 
     /// All events up to the end of the body.
