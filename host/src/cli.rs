@@ -16,6 +16,7 @@ pub mod launch;
 mod lifeline;
 mod limits;
 mod listeners;
+mod load;
 pub mod memory;
 mod offload;
 /// Standard output of the commands.

@@ -27,9 +27,12 @@
 //! ```
 
 mod config;
+mod text;
 
 pub(crate) use config::VOCABULARY;
 
+use host_core::layout::KvOrder;
+use host_core::transfer::StagingMode;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
@@ -72,6 +75,9 @@ pub struct Link {
     /// Further microseconds for each page that a write names.
     #[serde(default)]
     pub page_us: f64,
+    /// Further microseconds for each run of bytes that a rank writes. A run is contiguous on both sides.
+    #[serde(default)]
+    pub run_us: f64,
     /// The number of workers that share one card. They are neighbours in one entry of `workers`.
     #[serde(default = "one")]
     pub workers_per_card: usize,
@@ -85,13 +91,16 @@ impl Link {
     /// Links by name. Bandwidths are nominal ones times 0.9 for NVLink 5 (900 GB/s) and 0.71 for RDMA (142 of 200 GB/s,
     /// measured by vLLM with Mooncake on four cards). For TCP it is the rate of one stream on a 25 Gbit/s network.
     pub const PRESETS: [(&'static str, Link); 3] = [
-        ("nvlink", Link { gigabytes_per_second: 810.0, latency_us: 10.0, page_us: 0.1, workers_per_card: 1 }),
-        (
-            "rdma-400g",
-            Link { gigabytes_per_second: 35.5, latency_us: 20.0, page_us: 0.5, workers_per_card: 1 },
-        ),
-        ("tcp", Link { gigabytes_per_second: 2.5, latency_us: 100.0, page_us: 5.0, workers_per_card: 1 }),
+        ("nvlink", Link::new(810.0, 10.0, 0.1)),
+        ("rdma-400g", Link::new(35.5, 20.0, 0.5)),
+        ("tcp", Link::new(2.5, 100.0, 5.0)),
     ];
+
+    /// A link of so many 10⁹ bytes per second, with a card for each worker.
+    #[must_use]
+    pub const fn new(gigabytes_per_second: f64, latency_us: f64, page_us: f64) -> Self {
+        Self { gigabytes_per_second, latency_us, page_us, run_us: 0.0, workers_per_card: 1 }
+    }
 }
 
 /// A storage tier.
@@ -246,6 +255,15 @@ pub struct Cluster {
     /// The number of groups of layers in which pages are sent while later layers are computed. 1 sends whole pages.
     #[serde(default = "default_layer_groups")]
     pub layer_groups: u32,
+    /// The order of the dimensions in all pools. The names are those of `host --kv-layout`.
+    #[serde(default = "Cluster::default_kv_layout", with = "text")]
+    pub kv_layout: KvOrder,
+    /// Whether short runs go through staging memory, as with `host --staging`.
+    #[serde(default, with = "text")]
+    pub staging: StagingMode,
+    /// Microseconds of the router for each request. It serves requests one after the other.
+    #[serde(default)]
+    pub router_us: f64,
     /// The workers.
     pub workers: Vec<Workers>,
     /// Storage.
@@ -267,6 +285,12 @@ fn default_layer_groups() -> u32 {
 }
 
 impl Cluster {
+    /// The order of a pool's dimensions unless the file has another.
+    #[must_use]
+    pub fn default_kv_layout() -> KvOrder {
+        KvOrder::ALL[0]
+    }
+
     /// Reads the text of a `cluster.toml`. `file` is its name in errors.
     ///
     /// # Errors
@@ -293,9 +317,19 @@ impl Cluster {
         at("link.gigabytes_per_second", positive(link.gigabytes_per_second))?;
         at("link.latency_us", not_negative(link.latency_us))?;
         at("link.page_us", not_negative(link.page_us))?;
+        at("link.run_us", not_negative(link.run_us))?;
+        at("router_us", not_negative(self.router_us))?;
         at("link.workers_per_card", positive(link.workers_per_card as f64))?;
         at("model.parameters", positive(model.parameters))?;
         at("model.layers", positive(f64::from(model.layers)))?;
+        if let Some(sliding) = model.sliding {
+            at("model.sliding.layers", positive(f64::from(sliding.layers)))?;
+            at("model.sliding.tokens", positive(f64::from(sliding.tokens)))?;
+            if self.layer_groups > 1 {
+                let what = "models with sliding layers send whole pages: leave it out";
+                return Err(("layer_groups".into(), what.into()));
+            }
+        }
         for (place, tier) in self.tiers.iter().enumerate() {
             at(&format!("tiers[{place}].gigabytes_per_second"), positive(tier.gigabytes_per_second))?;
             at(&format!("tiers[{place}].latency_us"), not_negative(tier.latency_us))?;

@@ -3,6 +3,7 @@
 //! Executors follow [the roofline](step). Links, copies and storage are queues that serve one request after the other at
 //! a fixed bandwidth. Messages between threads and between processes of a cluster take fixed times.
 
+mod lanes;
 mod queue;
 mod step;
 
@@ -11,9 +12,11 @@ use std::time::Duration;
 use host_core::Time;
 use host_core::hierarchy::Direction;
 use host_core::scheduler::PageWrite;
+use host_core::staging::LONGEST_PIECE;
 use host_sim::{Random, Times, Work};
 
-use crate::cluster::{Cluster, Tier};
+use crate::cluster::{Cluster, Role, Tier};
+use lanes::{Effort, Lanes};
 use queue::Queue;
 pub use step::{Roofline, StepCost};
 
@@ -21,19 +24,27 @@ pub use step::{Roofline, StepCost};
 const NEWS: Duration = Duration::from_micros(20);
 /// The time of each half of a handshake between two workers.
 const HANDSHAKE: Duration = Duration::from_millis(1);
-/// The share of its memory's bandwidth with which a worker digests pages that have arrived.
-const DIGEST_SHARE: f64 = 0.25;
+/// The share of its memory's bandwidth with which a worker digests pages that have arrived, and with which a rank gathers or
+/// scatters.
+const COPY_SHARE: f64 = 0.25;
+
+/// Most bytes of a staged piece.
+const LONGEST: usize = LONGEST_PIECE as usize;
 
 /// One worker's machine.
 #[derive(Clone, Debug)]
 struct Machine {
     step: StepCost,
+    /// Its entry in the cluster's `workers`.
+    entry: usize,
     /// The network card that it sends and receives with.
     card: usize,
     /// Copies of pages between pool and host memory, in each direction.
     copies: [Queue; 2],
     /// Bytes per second that it digests.
     digests: f64,
+    /// Bytes per second that one of its ranks gathers or scatters.
+    scatters: f64,
     /// Reads and writes of the tiers that are not shared, one queue for each tier.
     tiers: Vec<Queue>,
 }
@@ -47,10 +58,13 @@ pub struct Hardware {
     /// Tiers that are shared.
     shared: Vec<Option<Queue>>,
     tiers: Vec<Tier>,
+    /// From workers of one entry to those of another, where the runs of a write cost something.
+    lanes: Vec<Vec<Option<Lanes>>>,
     page_bytes: f64,
     layers: f64,
     latency: Duration,
     page: Duration,
+    run: Duration,
 }
 
 impl Hardware {
@@ -60,7 +74,7 @@ impl Hardware {
         let (model, link, page_bytes) = (cluster.model(), cluster.link(), cluster.page_bytes());
         let (mut machines, mut cards) = (Vec::new(), Vec::new());
         let own = |tier: &Tier| Queue::new(tier.gigabytes_per_second * 1e9);
-        for workers in &cluster.workers {
+        for (entry, workers) in cluster.workers.iter().enumerate() {
             let machine = cluster.machine(workers);
             let devices = workers.tp as f64;
             let step = workers.step.map_or_else(
@@ -73,9 +87,11 @@ impl Hardware {
                 }
                 machines.push(Machine {
                     step,
+                    entry,
                     card: cards.len() - 1,
                     copies: [Queue::new(machine.host_bandwidth * devices); 2],
-                    digests: machine.bandwidth * devices * DIGEST_SHARE,
+                    digests: machine.bandwidth * devices * COPY_SHARE,
+                    scatters: machine.bandwidth * COPY_SHARE,
                     tiers: cluster.tiers.iter().map(own).collect(),
                 });
             }
@@ -85,24 +101,43 @@ impl Hardware {
             cards,
             shared: cluster.tiers.iter().map(|tier| tier.shared.then(|| own(tier))).collect(),
             tiers: cluster.tiers.clone(),
+            lanes: lanes(cluster),
             page_bytes,
             layers: f64::from(model.layers),
             latency: micros(link.latency_us),
             page: micros(link.page_us),
+            run: micros(link.run_us),
         }
     }
 
     /// A write occupies both cards until its last byte has left. Its notice arrives one latency later.
+    ///
+    /// Staged pieces are gathered, sent and scattered at the same time, so the slowest of the three decides. The question for the
+    /// first piece, its gathering, and the scattering of the last one come on top.
     fn write(&mut self, now: Time, from: usize, to: usize, write: &PageWrite) -> Duration {
         let pages = write.source.len();
         let layers = f64::from(write.layers.end - write.layers.start) / self.layers;
         let bytes = pages as f64 * layers * self.page_bytes;
-        let names = self.page * u32::try_from(pages).unwrap_or(u32::MAX);
-        let (sender, receiver) = (self.machines[from].card, self.machines[to].card);
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let [source, target] = [from, to].map(|place| &self.machines[place]);
+        let lanes = self.lanes[source.entry][target.entry].as_ref();
+        let Effort { writes, gathered, scattered } =
+            lanes.map_or(Effort::default(), |lanes| lanes.effort(write));
+        let names = self.page * count(pages) + self.run * count(writes);
+        let copies = [(gathered, source.scatters), (scattered, target.scatters)];
+        let (sender, receiver) = (source.card, target.card);
         let free = self.cards[sender][0].free().max(self.cards[receiver][1].free()).max(now);
         let sent = self.cards[sender][0].take(free, bytes, names);
         let received = self.cards[receiver][1].take(free, bytes, names);
-        sent.max(received).after(self.latency).since(now)
+        let written = sent.max(received).after(self.latency);
+        if gathered == 0 {
+            return written.since(now);
+        }
+        let copying = |bytes: usize, rate: f64| Duration::from_secs_f64(bytes as f64 / rate);
+        let all = copies.map(|(bytes, rate)| copying(bytes, rate));
+        let piece = copies.map(|(bytes, rate)| copying(bytes.min(LONGEST), rate));
+        let staged = written.max(free.after(all[0].max(all[1])));
+        staged.after(2 * (self.latency + NEWS) + piece[0] + piece[1]).since(now)
     }
 
     fn tier(&mut self, now: Time, at: usize, tier: usize) -> Duration {
@@ -113,6 +148,17 @@ impl Hardware {
         let done = queue.take(now, self.page_bytes, Duration::ZERO);
         done.after(micros(self.tiers[tier].latency_us)).since(now)
     }
+}
+
+/// The lanes from each entry of the cluster's workers to each.
+fn lanes(cluster: &Cluster) -> Vec<Vec<Option<Lanes>>> {
+    let between = |from: usize, to: usize| {
+        let [from, to] = [from, to].map(|entry| &cluster.workers[entry]);
+        let sends = (from.role, to.role) == (Role::Prefill, Role::Decode);
+        sends.then(|| Lanes::new(cluster, from, to)).flatten()
+    };
+    let entries = 0..cluster.workers.len();
+    entries.clone().map(|from| entries.clone().map(|to| between(from, to)).collect()).collect()
 }
 
 fn micros(micros: f64) -> Duration {

@@ -7,6 +7,8 @@
 
 mod calibrate;
 mod pull_19746;
+mod pull_22536;
+mod pull_24857;
 mod pull_26227;
 
 use serde::Serialize;
@@ -18,6 +20,8 @@ use crate::traffic::Workload;
 use crate::{Options, simulate};
 pub use calibrate::Fitted;
 pub use pull_19746::pull_19746;
+pub use pull_22536::pull_22536;
+pub use pull_24857::pull_24857;
 pub use pull_26227::pull_26227;
 
 /// One figure of a row, published and simulated.
@@ -74,6 +78,16 @@ pub struct Arm {
 
 /// A figure of a report: its name and its value.
 pub(crate) type Figure = (&'static str, fn(&Report) -> f64);
+
+/// All tables, one after the other. `watch` is told what is simulated next.
+#[must_use]
+pub fn all(watch: &mut dyn FnMut(&str)) -> Vec<Table> {
+    let mut tables = pull_19746(watch);
+    tables.extend(pull_26227(watch));
+    tables.extend(pull_22536(watch));
+    tables.extend(pull_24857(watch));
+    tables
+}
 
 fn run(workload: &Workload, cluster: &Cluster) -> Report {
     simulate(workload, cluster, &Options::default(), &mut |_| {})

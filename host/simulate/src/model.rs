@@ -26,13 +26,23 @@ impl Dtype {
     }
 }
 
+/// Layers that see the newest tokens only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sliding {
+    /// How many, beside [`Model::layers`].
+    pub layers: u32,
+    /// Tokens that they see, the newest included.
+    pub tokens: u32,
+}
+
 /// The shape of a transformer with grouped-query attention.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
     /// Weights that every token is multiplied with: without the embedding, with the head.
     pub parameters: f64,
-    /// Layers.
+    /// Layers that see all tokens.
     pub layers: u32,
     /// Query heads of a layer.
     pub heads: u32,
@@ -40,18 +50,26 @@ pub struct Model {
     pub kv_heads: u32,
     /// Numbers in one head's key.
     pub head_dim: u32,
+    /// Sliding layers, if there are any.
+    #[serde(default)]
+    pub sliding: Option<Sliding>,
+}
+
+const fn dense(parameters: f64, layers: u32, heads: u32, kv_heads: u32, head_dim: u32) -> Model {
+    Model { parameters, layers, heads, kv_heads, head_dim, sliding: None }
 }
 
 impl Model {
     /// Models by name. Shapes are those of the published configurations. Qwen3-32B has 31.2 billion weights beside its
     /// embedding, and a head of 151,936 × 5,120.
-    pub const PRESETS: [(&'static str, Model); 3] = [
-        ("qwen3-32b", Model { parameters: 32.0e9, layers: 64, heads: 64, kv_heads: 8, head_dim: 128 }),
-        ("qwen3-0.6b", Model { parameters: 0.6e9, layers: 28, heads: 16, kv_heads: 8, head_dim: 128 }),
-        ("smollm2-135m", Model { parameters: 0.135e9, layers: 30, heads: 9, kv_heads: 3, head_dim: 64 }),
+    pub const PRESETS: [(&'static str, Model); 4] = [
+        ("qwen3-32b", dense(32.0e9, 64, 64, 8, 128)),
+        ("qwen3-8b", dense(7.6e9, 36, 32, 8, 128)),
+        ("qwen3-0.6b", dense(0.6e9, 28, 16, 8, 128)),
+        ("smollm2-135m", dense(0.135e9, 30, 9, 3, 64)),
     ];
 
-    /// Bytes of one token's KV over all layers: a key and a value for each KV head.
+    /// Bytes of one token's KV in the layers that see all tokens: a key and a value for each KV head.
     #[must_use]
     pub fn kv_bytes(&self, dtype: Dtype) -> f64 {
         2.0 * f64::from(self.layers) * f64::from(self.kv_heads) * f64::from(self.head_dim) * dtype.bytes()
@@ -69,7 +87,23 @@ impl Model {
     #[must_use]
     pub fn attention_flops(&self, start: f64, tokens: f64) -> f64 {
         let pairs = tokens * start + tokens * (tokens + 1.0) / 2.0;
-        4.0 * f64::from(self.layers) * f64::from(self.heads) * f64::from(self.head_dim) * pairs
+        let sliding = self.sliding.map_or(0.0, |Sliding { layers, tokens: window }| {
+            // The first positions see all before them, and the others a whole window.
+            let window = f64::from(window);
+            let short = (window - start).clamp(0.0, tokens);
+            f64::from(layers) * (short * start + short * (short + 1.0) / 2.0 + (tokens - short) * window)
+        });
+        4.0 * f64::from(self.heads) * f64::from(self.head_dim) * (f64::from(self.layers) * pairs + sliding)
+    }
+
+    /// Tokens whose KV, in all layers that see them, is as much as what a position with so many tokens before it reads: those
+    /// tokens, and the share of them that sliding layers see.
+    #[must_use]
+    pub fn tokens_read(&self, context: f64) -> f64 {
+        let sliding = self.sliding.map_or(0.0, |Sliding { layers, tokens }| {
+            f64::from(layers) / f64::from(self.layers) * context.min(f64::from(tokens))
+        });
+        context + sliding
     }
 
     /// Bytes of the weights that one pass reads.
@@ -96,5 +130,18 @@ mod tests {
         let whole = model.attention_flops(0.0, 1000.0);
         let parts = model.attention_flops(0.0, 300.0) + model.attention_flops(300.0, 700.0);
         assert!((whole - parts).abs() < whole * 1e-12, "{whole} and {parts}");
+    }
+
+    #[test]
+    fn sliding_layers_compute_and_read_a_window() {
+        let sliding = Model { sliding: Some(Sliding { layers: 3, tokens: 100 }), ..dense(1.0, 1, 1, 1, 1) };
+        let counted = |start: u32, tokens: u32| {
+            let seen = (start..start + tokens).map(|position| f64::from(position + 1));
+            seen.map(|all| 4.0 * (all + 3.0 * all.min(100.0))).sum::<f64>()
+        };
+        for (start, tokens) in [(0, 50), (0, 100), (0, 1_000), (60, 70), (99, 1), (100, 1), (5_000, 1_000)] {
+            assert_eq!(sliding.attention_flops(f64::from(start), f64::from(tokens)), counted(start, tokens));
+        }
+        assert_eq!((sliding.tokens_read(40.0), sliding.tokens_read(1_000.0)), (160.0, 1_300.0));
     }
 }

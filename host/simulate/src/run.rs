@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use host_core::Time;
 use host_core::pool::PoolLimits;
-use host_sim::{Faults, Kv, World};
+use host_sim::{Faults, World};
 
-use crate::cluster::{Cluster, VOCABULARY};
+use crate::cluster::Cluster;
 use crate::hardware::Hardware;
 use crate::recording::{Occupancy, Recording};
 use crate::report::{Report, Samples};
@@ -79,9 +79,9 @@ fn play(
             router.add(workers.role, cluster.pool_pages(workers), workers.radix_cache);
         }
     }
-    let traffic = Traffic::new(workload, router, cluster.page_tokens, options.warm_up);
-    let kv = Kv { layers: cluster.model().layers, ..Kv::blank(cluster.page_tokens as usize, VOCABULARY) };
-    let mut world = World::new(options.seed, kv, Faults::default(), Hardware::new(cluster), traffic);
+    let traffic = Traffic::new(workload, router, cluster, options.warm_up);
+    let mut world =
+        World::new(options.seed, cluster.kv(), Faults::default(), Hardware::new(cluster), traffic);
     // Audits look at every page, so they are left out.
     world.audit_every(u64::MAX);
     let mut places = Vec::new();

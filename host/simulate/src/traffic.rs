@@ -11,6 +11,7 @@ use host_core::routing::BlockKey;
 use host_core::{Room, Sampling, Time};
 use host_sim::{Clients, OpenRequest, Random};
 
+use crate::cluster::Cluster;
 use crate::router::{Router, Wanted};
 use crate::seen::Seen;
 use prompt::Namer;
@@ -103,6 +104,10 @@ pub(crate) struct Traffic {
     pub in_flight: usize,
     pub router: Router,
     namer: Namer,
+    /// The router's time for each request.
+    routing: Duration,
+    /// When the router has dealt with all requests so far.
+    routed: Time,
     pub records: Vec<Record>,
     /// The first requests, which are not measured.
     warm_up: usize,
@@ -113,7 +118,7 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    pub(crate) fn new(workload: &Workload, router: Router, page_tokens: u32, warm_up: usize) -> Self {
+    pub(crate) fn new(workload: &Workload, router: Router, cluster: &Cluster, warm_up: usize) -> Self {
         let alone = |asks: &[Ask]| asks.iter().map(|ask| VecDeque::from([ask.clone()])).collect();
         let (waiting, concurrency) = match workload {
             Workload::Open(asks) => (alone(asks), None),
@@ -128,7 +133,9 @@ impl Traffic {
             following: BTreeMap::new(),
             concurrency,
             in_flight: 0,
-            namer: Namer::new(page_tokens, router.looks()),
+            namer: Namer::new(cluster.page_tokens, router.looks()),
+            routing: Duration::from_secs_f64(cluster.router_us / 1e6),
+            routed: Time::default(),
             router,
             records: Vec::with_capacity(workload.requests()),
             warm_up,
@@ -204,10 +211,12 @@ impl Traffic {
             prompt,
             ..host_sim::request(number, &[], answer)
         };
+        self.routed = self.routed.max(now).after(self.routing);
+        let wait = self.routed.since(now) + 2 * HOP;
         host_sim::Ask {
             request,
-            answers: (route.answers, 2 * HOP),
-            prefill: route.prefill.map(|place| (place, 2 * HOP)),
+            answers: (route.answers, wait),
+            prefill: route.prefill.map(|place| (place, wait)),
             leaves: None,
         }
     }

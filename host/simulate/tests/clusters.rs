@@ -127,6 +127,79 @@ fn pages_that_travel_while_layers_are_computed_come_earlier() {
     assert!(whole - groups > 15.0, "{whole} ms whole, {groups} ms in 8 groups");
 }
 
+/// A pair of workers with different numbers of ranks, an expensive run, and this line for the cluster.
+fn divided(line: &str) -> Cluster {
+    let text = format!(
+        "model = 'qwen3-0.6b'\n{line}\nlink = {{ gigabytes_per_second = 35.5, latency_us = 20, run_us = 0.5 }}\n\
+         [[workers]]\nrole = 'prefill'\nmachine = 'h200'\ntp = 2\n[[workers]]\nrole = 'decode'\nmachine = 'h200'\ntp = 4"
+    );
+    Cluster::parse("cluster.toml", &text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn short_runs_cost_what_staging_saves_and_the_default_order_has_none() {
+    let workload = Workload::Closed { asks: unshared(10, 1_000, 2), concurrency: 1 };
+    let first = |line: &str| run(&workload, &divided(line)).figures.ttft_ms.p50;
+    let engines = "kv_layout = 'layer-kv-page-token-head-dim'";
+    let [direct, staged] =
+        ["never", "auto"].map(|staging| first(&format!("{engines}\nstaging = '{staging}'")));
+    let pages = first("staging = 'never'");
+    // 16 pages of 64 tokens, 28 layers, K and V, and two lanes for each of the two senders: 114,688 runs of half a microsecond.
+    let more = direct - pages;
+    assert!((57.0..58.0).contains(&more), "{direct} ms in runs, {pages} ms in pages");
+    assert!(staged - pages < 2.0, "{staged} ms staged, {pages} ms in pages");
+}
+
+#[test]
+fn a_router_that_takes_time_serves_one_request_after_the_other() {
+    let workload = Workload::Open(unshared(50, 100, 2));
+    let first = |us| {
+        let cluster = Cluster { router_us: us, ..pair("", "") };
+        run(&workload, &cluster).figures.ttft_ms
+    };
+    let (at_once, later) = (first(0.0), first(10_000.0));
+    let more = later.most - at_once.most;
+    assert!((400.0..=500.0).contains(&more), "{} ms more for the last of 50 requests", more);
+}
+
+const SLIDING: &str = "
+    model = { parameters = 1e9, layers = 4, heads = 8, kv_heads = 8, head_dim = 128SLIDES }
+    [[workers]]
+    role = 'prefill'
+    machine = 'h200'
+    POOL
+    [[workers]]
+    role = 'decode'
+    machine = 'h200'
+    POOL
+    [[tiers]]
+    gigabytes_per_second = 20
+    latency_us = 300
+";
+
+/// A pair of workers of a model of 4 layers, and 12 more that slide over 128 tokens where `slides`.
+fn sliding(slides: bool, pool: &str) -> Cluster {
+    let more = if slides { ", sliding = { layers = 12, tokens = 128 }" } else { "" };
+    let text = SLIDING.replace("SLIDES", more).replace("POOL", pool);
+    Cluster::parse("cluster.toml", &text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn of_sliding_layers_the_tail_of_a_prompt_is_sent() {
+    let workload = Workload::Closed { asks: unshared(20, 6_400, 10), concurrency: 4 };
+    let sent = |slides| run(&workload, &sliding(slides, "radix_cache = false")).transfers.pages;
+    // A window of 128 tokens is two pages of 64, and 12 layers take three pages of four layers.
+    assert_eq!((sent(false), sent(true)), (20 * 100, 20 * (100 + 2 * 3)));
+}
+
+#[test]
+fn conversations_of_a_model_with_sliding_layers_return_from_every_tier() {
+    let workload = conversations(40, &[3_000, 700, 1_500], 40, 8);
+    let report = run(&workload, &sliding(true, "pool_tokens = 60_000\nhost_memory_gib = 0.5"));
+    assert_eq!(report.figures.requests.completed, 120, "{report}");
+    assert!(report.prompts.found_l2 + report.prompts.found_l3 > 10_000, "{report}");
+}
+
 #[test]
 fn goodput_is_the_highest_rate_that_keeps_the_limits() {
     let asks =
@@ -173,6 +246,13 @@ fn a_wrong_cluster_is_refused_with_the_line_or_the_key() {
             "link = { gigabytes_per_second = -1, latency_us = 0 }",
             "c.toml: link.gigabytes_per_second",
         ),
+        (
+            "kv = 'fp8'",
+            "staging = 'sometimes'",
+            "unknown staging mode \"sometimes\": use auto, always or never",
+        ),
+        ("kv = 'fp8'", "kv_layout = 'pages'", "unknown KV layout \"pages\""),
+        ("kv = 'fp8'", "router_us = -1", "c.toml: router_us: -1 is not 0 or more"),
         ("tp = 2", "tp = 2\nhost_memory_gib = 1\nradix_cache = false", "workers[0].host_memory_gib"),
     ] {
         // 64 GB of weights fit one H100, with nothing beside them.

@@ -40,8 +40,7 @@ impl Command {
             Command::Headline { json } => json,
             Command::Live(live) => return live.run(),
         };
-        let mut tables = headline::pull_19746(&mut progress);
-        tables.extend(headline::pull_26227(&mut progress));
+        let tables = headline::all(&mut progress);
         progress("");
         for table in &tables {
             super::output::say!("");

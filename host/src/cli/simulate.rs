@@ -7,35 +7,31 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use host_simulate::goodput::{self, Limits, Search};
-use host_simulate::{Cluster, Options, Progress, Report, Trace, html, record};
+use host_simulate::{Cluster, Options, Progress, Report, html, record};
 use host_wire::clock;
 
 use super::Refused;
+use super::load::{AtRates, Load, Name};
 use super::output::say;
 
 /// A trace, a cluster, and where the report goes, or seeds in which everything goes wrong.
 #[derive(Args, Debug)]
 pub struct Simulate {
-    /// The requests: JSON lines in Mooncake's format
-    #[arg(long, value_name = "FILE", required_unless_present_any = ["faults", "replay"])]
-    trace: Option<PathBuf>,
+    /// The requests: a trace, or a generated workload [default: trace]
+    #[arg(long, value_name = "NAME")]
+    workload: Option<Name>,
+
+    #[command(flatten)]
+    load: Load,
 
     /// The machines and what runs on them: a TOML file
     #[arg(long, value_name = "FILE", required_unless_present_any = ["faults", "replay"])]
     cluster: Option<PathBuf>,
 
-    /// Requests of the trace, from its beginning [default: all]
-    #[arg(long, value_name = "REQUESTS")]
-    requests: Option<usize>,
-
-    /// How many times as fast as in the trace requests arrive
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
-    speed: f64,
-
     /// Searches the highest rate of requests at which 99 % of the times to the first token and of the times between tokens stay
-    /// under these, instead of taking --speed
+    /// under these, instead of taking --speed, or --rate, from which the search begins
     #[arg(long, value_names = ["TTFT_MS", "ITL_MS"], num_args = 2, conflicts_with = "speed")]
     goodput: Option<Vec<f64>>,
 
@@ -97,25 +93,22 @@ impl Simulate {
         if let Some(case) = &self.replay {
             return faults::replay(case);
         }
-        let (Some(trace_file), Some(cluster_file)) = (&self.trace, &self.cluster) else {
+        let Some(cluster_file) = &self.cluster else {
             return faults::seeds(self.seed, self.seeds);
         };
-        if !(self.speed.is_finite() && self.speed > 0.0) {
-            return Err(Refused(format!("--speed {}: give a factor above 0", self.speed)).into());
-        }
+        let sent = self.sent()?;
         let refused = |wrong: host_simulate::Wrong| Refused(wrong.to_string());
         let cluster =
             Cluster::parse(&name(cluster_file), &read(cluster_file, "--cluster")?).map_err(refused)?;
-        let text = read(trace_file, "--trace")?;
-        let trace = Trace::parse(&name(trace_file), &text, self.requests).map_err(refused)?;
         if let Some([ttft_p99_ms, itl_p99_ms]) = self.goodput.as_deref() {
             let limits = Limits { ttft_p99_ms: *ttft_p99_ms, itl_p99_ms: *itl_p99_ms };
-            return self.search(trace, &cluster, limits);
+            return self.search(&self.load.at_rates(sent)?, &cluster, limits);
         }
         if let Some([ttft_p99_ms, itl_p99_ms]) = self.plan.as_deref() {
             let limits = Limits { ttft_p99_ms: *ttft_p99_ms, itl_p99_ms: *itl_p99_ms };
-            return self.plan(&trace.into_workload(self.speed), &cluster, limits);
+            return self.plan(&self.load.requested(sent)?.workload, &cluster, limits);
         }
+        let workload = self.load.requested(sent)?.workload;
         let begun = clock::now();
         let mut virtual_time = 0.0;
         let shown = std::io::stderr().is_terminal();
@@ -125,7 +118,6 @@ impl Simulate {
                 show(&progress);
             }
         };
-        let workload = trace.into_workload(self.speed);
         let (report, recording) = record(&workload, &cluster, &self.options(), &mut watch);
         let took = begun.elapsed().as_secs_f64();
         if shown {
@@ -139,27 +131,33 @@ impl Simulate {
         self.write(&report)
     }
 
+    /// The workload that is asked for.
+    fn sent(&self) -> Result<Name, Refused> {
+        let trace = self.load.trace.as_ref().map(|_file| Name::Trace);
+        self.workload.or(trace).ok_or_else(|| {
+            Refused("nothing is sent: give a file of requests as --trace, or a --workload".to_owned())
+        })
+    }
+
     fn options(&self) -> Options {
         Options { seed: self.seed, warm_up: self.warm_up }
     }
 
-    /// Plays the trace at other speeds.
-    fn search(&self, trace: Trace, cluster: &Cluster, limits: Limits) -> anyhow::Result<()> {
-        let rate = trace.requests_per_s();
-        if rate == 0.0 {
-            return Err(
-                Refused("all requests of the trace arrive at once: --goodput needs a rate".into()).into()
-            );
-        }
-        let workload = |wanted: f64| trace.clone().into_workload(wanted / rate);
-        let from = Search { from: rate, ..Search::default() };
-        let found = goodput::search(&workload, cluster, limits, from, &self.options());
+    /// Sends the requests at other rates.
+    fn search(
+        &self,
+        AtRates { rate, workload }: &AtRates,
+        cluster: &Cluster,
+        limits: Limits,
+    ) -> anyhow::Result<()> {
+        let from = Search { from: *rate, ..Search::default() };
+        let found = goodput::search(workload, cluster, limits, from, &self.options());
         lines(&found.report)?;
         say!("");
-        say!("goodput: {found}; the trace has {rate:.2} requests/s");
+        say!("goodput: {found}; the search began at {rate:.2} requests/s");
         if self.html.is_some() {
             // The rate that was found is simulated once more, to record the run for the page.
-            let slowest = found.tried.first().map_or(rate, |tried| tried.requests_per_s);
+            let slowest = found.tried.first().map_or(*rate, |tried| tried.requests_per_s);
             let shown = if found.requests_per_s > 0.0 { found.requests_per_s } else { slowest };
             let (report, recording) = record(&workload(shown), cluster, &self.options(), &mut |_| {});
             self.page(|title| html::page(title, &report, &recording, Some(&found)))?;
@@ -170,8 +168,14 @@ impl Simulate {
     /// Writes the page to the file of --html, if the flag was given. `made` gets the title.
     fn page(&self, made: impl FnOnce(&str) -> String) -> anyhow::Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
-        let files = [&self.trace, &self.cluster].map(|file| file.as_deref().map(name).unwrap_or_default());
-        std::fs::write(path, made(&files.join(" on ")))
+        let sent = match &self.load.trace {
+            Some(file) if self.sent()? == Name::Trace => name(file),
+            _ => {
+                self.sent()?.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+            }
+        };
+        let cluster = self.cluster.as_deref().map(name).unwrap_or_default();
+        std::fs::write(path, made(&format!("{sent} on {cluster}")))
             .with_context(|| format!("the page cannot be written to {} (--html)", path.display()))
     }
 

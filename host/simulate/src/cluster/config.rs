@@ -7,6 +7,7 @@ use host_core::hierarchy::{HierarchyConfig, TierConfig, WritePolicy};
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
 use host_core::radix::{PageHash, Policy as Eviction};
+use host_sim::{Kv, Sliding};
 
 use super::{Cluster, Link, Role, Workers, Write};
 use crate::machine::Machine;
@@ -48,7 +49,16 @@ impl Cluster {
         workers.machine.find(&Machine::PRESETS).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Bytes of one page.
+    /// What the pages of all workers hold: names, and no contents.
+    pub(crate) fn kv(&self) -> Kv {
+        let model = self.model();
+        let sliding =
+            model.sliding.map(|sliding| Sliding { layers: sliding.layers, window: sliding.tokens as usize });
+        let blank = Kv::blank(self.page_tokens as usize, VOCABULARY);
+        Kv { layers: model.layers, sliding, ..blank }
+    }
+
+    /// Bytes of one page of the pool. It holds the layers that see all tokens, or as many sliding ones.
     #[must_use]
     pub fn page_bytes(&self) -> f64 {
         self.model().kv_bytes(self.kv) * f64::from(self.page_tokens)
@@ -69,6 +79,14 @@ impl Cluster {
     /// The core's configuration of these workers.
     pub(crate) fn config(&self, workers: &Workers, seed: u64) -> Config {
         let pages = self.pool_pages(workers);
+        let window = self.kv().window();
+        let positions = match window {
+            None => pages.saturating_mul(self.page_tokens),
+            Some(shape) => {
+                let most = shape.most_positions(pages as usize, self.page_tokens as usize);
+                u32::try_from(most).unwrap_or(u32::MAX)
+            }
+        };
         let role = match workers.role {
             Role::Prefill => host_core::Role::Prefill,
             Role::Decode => host_core::Role::Decode,
@@ -78,7 +96,7 @@ impl Cluster {
             role,
             pages,
             page_tokens: self.page_tokens,
-            max_tokens: pages.saturating_mul(self.page_tokens),
+            max_tokens: positions,
             vocabulary: VOCABULARY,
             chunk_tokens: workers.chunk_tokens,
             radix_cache: workers.radix_cache.then_some(Eviction::Lru),
@@ -90,7 +108,7 @@ impl Cluster {
             target_itl: workers.target_itl_ms.map(|target| Duration::from_secs_f64(target / 1e3)),
             seed,
             settles: true,
-            window: None,
+            window,
             layer_groups: self.layer_groups(pages),
             max_batch: workers.max_batch,
             max_running: workers.max_batch.saturating_mul(2),
@@ -125,20 +143,25 @@ impl Cluster {
         Some(config)
     }
 
+    /// The pool of a rank with so many pages and heads. The core knows no type of one byte, so a row in FP8 counts as half as
+    /// many numbers of two bytes.
+    pub(crate) fn kv_shape(&self, pages: usize, heads: usize) -> KvShape {
+        let model = self.model();
+        let (dtype, dim) = match self.kv {
+            crate::model::Dtype::F32 => (Dtype::F32, model.head_dim),
+            crate::model::Dtype::Bf16 => (Dtype::Bf16, model.head_dim),
+            crate::model::Dtype::Fp8 => (Dtype::Bf16, model.head_dim.div_ceil(2)),
+        };
+        let (layers, page_tokens, dim) = (model.layers as usize, self.page_tokens as usize, dim as usize);
+        KvShape { pages, heads, layers, page_tokens, head_dim: dim, value_dim: dim, dtype }
+    }
+
     fn layer_groups(&self, pages: u32) -> LayerGroups {
         let model = self.model();
         if self.layer_groups == 1 {
             return LayerGroups::off(model.layers);
         }
-        let shape = KvShape {
-            pages: pages as usize,
-            heads: model.kv_heads as usize,
-            layers: model.layers as usize,
-            page_tokens: self.page_tokens as usize,
-            head_dim: model.head_dim as usize,
-            value_dim: model.head_dim as usize,
-            dtype: Dtype::Bf16,
-        };
+        let shape = self.kv_shape(pages as usize, model.kv_heads as usize);
         let layout = KvLayout::new(shape, KvOrder::PageLayerHeadKvTokenDim);
         LayerGroups::new(Wish::Groups(self.layer_groups), &layout)
             .unwrap_or_else(|error| panic!("layer_groups was checked: {error}"))

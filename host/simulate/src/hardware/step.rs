@@ -86,7 +86,7 @@ impl Roofline {
         for sequence in &batch.sequences {
             let (start, tokens) = (f64::from(sequence.start), sequence.tokens.len() as f64);
             operations += self.model.dense_flops(tokens) + self.model.attention_flops(start, tokens);
-            context += start + tokens;
+            context += self.model.tokens_read(start + tokens);
         }
         let computing = operations * self.operation;
         let reading = self.weights + context * self.token;

@@ -69,8 +69,7 @@ fn decode(cluster: &mut Cluster, set: impl FnOnce(&mut Machine)) {
 }
 
 fn link(cluster: &mut Cluster, gigabytes_per_second: f64) {
-    cluster.link =
-        Named::Itself(Link { gigabytes_per_second, latency_us: 20.0, page_us: 0.0, workers_per_card: 1 });
+    cluster.link = Named::Itself(Link::new(gigabytes_per_second, 20.0, 0.0));
 }
 
 fn speed_of_the_link() -> Free {

@@ -76,9 +76,7 @@ fn link() -> Free {
         unit: "GB/s",
         range: [0.2, 50.0],
         set: |cluster, gigabytes_per_second| {
-            let (latency_us, page_us, workers_per_card) = (20.0, 0.0, 1);
-            cluster.link =
-                Named::Itself(Link { gigabytes_per_second, latency_us, page_us, workers_per_card });
+            cluster.link = Named::Itself(Link::new(gigabytes_per_second, 20.0, 0.0));
         },
         cell: (TTFT, BASELINE[0]),
         grows: false,

@@ -13,7 +13,6 @@ mod described;
 mod drive;
 mod measured;
 mod own_server;
-mod requested;
 
 use std::path::PathBuf;
 
@@ -25,6 +24,7 @@ use host_wire::random::random_u64;
 use serde::Serialize;
 
 use super::super::Refused;
+use super::super::load::{Load, Name, Requested};
 use super::super::output::say;
 use super::super::server::started::{serving_flags, shown};
 use super::super::server::{Address, Client, Stop};
@@ -33,7 +33,6 @@ use super::super::simulate::lines;
 use super::{progress, write};
 use measured::Server;
 use own_server::OwnServer;
-use requested::{Load, Requested};
 
 /// A server, or flags to start one with, and what is sent to it.
 #[derive(Args, Debug)]
@@ -46,6 +45,10 @@ pub struct Live {
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
+    /// Workloads, one after the other [default: shared, rounds, and the trace if there is one]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    workload: Option<Vec<Name>>,
+
     #[command(flatten)]
     load: Load,
 
@@ -57,8 +60,11 @@ pub struct Live {
     settings: Settings,
 }
 
+/// The most requests in flight. Each has a connection.
+const MOST_AT_ONCE: u16 = 512;
+
 /// The command's own options, each with a value. All others are the server's.
-const OWN: [&str; 12] = [
+const OWN: [&str; 16] = [
     "--url",
     "--ca",
     "--workload",
@@ -66,7 +72,11 @@ const OWN: [&str; 12] = [
     "--requests",
     "--concurrency",
     "--rate",
+    "--burst",
+    "--prefixes",
+    "--prefix-tokens",
     "--input-tokens",
+    "--turns",
     "--output-tokens",
     "--speed",
     "--shorten",
@@ -100,7 +110,7 @@ impl Live {
     async fn measure(&self) -> anyhow::Result<()> {
         let mut stop = Stop::listen()?;
         let flags = serving_flags(std::env::args_os().skip(1), &["bench", "live"], &OWN);
-        let workloads = self.load.workloads()?;
+        let workloads = self.workloads()?;
         let Some(url) = &self.url else {
             let mut own = OwnServer::start(&self.settings, flags)?;
             let measured = tokio::select! {
@@ -122,6 +132,20 @@ impl Live {
             measured = self.all(&server, workloads, None) => measured,
             () = stop.requested() => Err(anyhow::anyhow!("interrupted")),
         }
+    }
+
+    /// The workloads, in order.
+    fn workloads(&self) -> anyhow::Result<Vec<Requested>> {
+        if self.load.concurrency > MOST_AT_ONCE {
+            let message = format!("--concurrency {}: at most {MOST_AT_ONCE}", self.load.concurrency);
+            return Err(Refused(message).into());
+        }
+        let standard = || {
+            let trace = self.load.trace.as_ref().map(|_file| Name::Trace);
+            [Name::Shared, Name::Rounds].into_iter().chain(trace).collect()
+        };
+        let names: Vec<Name> = self.workload.clone().unwrap_or_else(standard);
+        names.into_iter().map(|name| self.load.requested(name)).collect()
     }
 
     async fn on_own_server(&self, own: &mut OwnServer, workloads: Vec<Requested>) -> anyhow::Result<()> {

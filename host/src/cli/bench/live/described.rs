@@ -20,6 +20,8 @@ use crate::cli::settings::{ExecutorName, RouterPolicyName, Settings};
 /// The link between workers of this machine, and the machine for what is not a step: copies and digests of pages. Assumed.
 const LINK: &str = "link = { gigabytes_per_second = 2.0, latency_us = 100.0 }";
 const MACHINE: &str = "cpu-2";
+/// Microseconds of the router for each request: HTTP, the tokenizer and the route. Assumed.
+const ROUTER_US: f64 = 300.0;
 /// Requests at once of the second probe.
 const TOGETHER: usize = 8;
 /// Tokens of the answers of probes.
@@ -48,8 +50,8 @@ struct Pages {
 /// When the settings cannot work, or the model is none that the simulation knows.
 pub fn check(settings: &Settings) -> Result<(), Refused> {
     let shape = launch::plan(settings)?.shape;
-    if shape.sliding.is_some() || shape.state_layers > 0 {
-        let message = "the simulation has no sliding windows and no states: measure such a model with --url";
+    if shape.state_layers > 0 {
+        let message = "the simulation has no layers with a state: measure such a model with --url";
         return Err(Refused(message.to_owned()));
     }
     Ok(())
@@ -89,14 +91,18 @@ pub async fn cluster(settings: &Settings, server: &Server) -> anyhow::Result<Clu
         Dtype::F32 => "f32",
         Dtype::Bf16 => "bf16",
     };
+    let sliding = shape.sliding.map_or(0, |sliding| sliding.layers);
     // The simulation counts a key and a value for each of `head_dim`.
     let mut text = format!(
-        "kv = '{dtype}'\npage_tokens = {page}\nrouter = '{policy}'\n{LINK}\n[model]\nparameters = 1.0\nlayers = {}\n\
-         heads = {heads}\nkv_heads = {heads}\nhead_dim = {}\n",
-        shape.layers,
+        "kv = '{dtype}'\npage_tokens = {page}\nrouter = '{policy}'\nrouter_us = {ROUTER_US:?}\n{LINK}\n[model]\n\
+         parameters = 1.0\nlayers = {}\nheads = {heads}\nkv_heads = {heads}\nhead_dim = {}\n",
+        shape.layers - sliding,
         shape.head_dim,
         heads = shape.kv_heads,
     );
+    if let Some(host_executor::Sliding { layers, window }) = shape.sliding {
+        writeln!(text, "sliding = {{ layers = {layers}, tokens = {window} }}")?;
+    }
     let MeasuredStep { base_us, prompt_token_us, sequence_us } = step;
     let workers = health.workers.context(
         "the server's /health does not list its workers: leave out --admin, or give HOST_API_KEY an operator's key",
