@@ -17,9 +17,11 @@
 //! leads through. Its owner may put another one in its place, at least in a sticky directory. The link's own bits say
 //! nothing.
 //!
-//! [`Folder`] is the same care for data: a folder in which no other user may put a file in another's place.
+//! [`Folder`] is the same care for data: a folder in which no other user may put a file in another's place. [`read_up_to`] reads
+//! files of which another user chose the length and the kind.
 
 mod folder;
+mod reading;
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -29,6 +31,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
 pub use folder::{Access, Folder, plain_file};
+pub use reading::{read_up_to, regular};
 
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;

@@ -309,6 +309,12 @@ impl Registry {
         self.lock().largest(clock::now())
     }
 
+    /// Why no request can be served now, or `None` if some can.
+    #[must_use]
+    pub fn unusable(&self) -> Option<String> {
+        self.lock().unusable(clock::now())
+    }
+
     /// The table's state, for `/health` and metrics.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {

@@ -62,6 +62,7 @@ const MOST: isize = 128 << 20;
 const COMPLETIONS: u8 = 0;
 const CHAT: u8 = 1;
 const GENERATE: u8 = 2;
+const RESPONSES: u8 = 4;
 
 /// Most bytes while a body is read, beyond the body, and whether it was accepted.
 fn cost(body: &[u8]) -> (isize, bool) {
@@ -151,6 +152,13 @@ fn what_is_given_once_is_not_kept_for_each_of_many_answers() {
     let long = "r".repeat(7 << 20);
     let named = |rid: &str| format!("{{\"text\":[\"a\"],\"sampling_params\":{{\"n\":128}},\"rid\":{rid}}}");
     let ids = list("65", 1_000_000);
+    let results = |name: &str, count| {
+        let call = format!(
+            "{{\"type\":\"function_call\",\"call_id\":\"a\",\"name\":\"{name}\",\"arguments\":\"{{}}\"}}"
+        );
+        let result = list("{\"type\":\"function_call_output\",\"call_id\":\"a\",\"output\":\"\"}", count);
+        format!("{{\"input\":[{call},{result}]}}")
+    };
     let attacks = [
         ("settings of many values", GENERATE, settings(&format!("\"x\":[{}]", list("0", 1_000_000)))),
         ("many bad words", GENERATE, settings(&format!("\"bad_words\":[{words}]"))),
@@ -158,6 +166,8 @@ fn what_is_given_once_is_not_kept_for_each_of_many_answers() {
         ("a long name in a list", GENERATE, named(&format!("[\"{long}\"]"))),
         ("lists in arguments of a call", CHAT, call(&nested("[0]"))),
         ("numbers in arguments of a call", CHAT, call(&nested("0"))),
+        ("results of a call with a long name", RESPONSES, results(&"n".repeat(4 << 20), 1_000)),
+        ("results of a call with a name", RESPONSES, results(&"n".repeat(256), 60_000)),
         (
             "a prompt of tokens, repeated",
             COMPLETIONS,

@@ -178,7 +178,7 @@ impl Catalog {
                 }
             };
             // If the lock file cannot be read, no plugin of the directory is accepted.
-            let lock = match Lock::of_directory(directory) {
+            let lock = match Lock::of_directory(directory, &catalog.policy) {
                 Ok(lock) => lock,
                 Err(error) => {
                     catalog.searched.push((directory.to_owned(), Some(error)));
@@ -210,7 +210,7 @@ impl Catalog {
     fn add_all(&mut self, paths: &[PathBuf], demands: &Demands<'_>) {
         let mut named = Vec::new();
         for car in paths.iter().filter(|path| sidecar::is_one(path)) {
-            match sidecar::read(car) {
+            match sidecar::read(car, &self.policy) {
                 Ok(Some(file)) => {
                     let pin = file.sha256.as_deref().map(|hash| (car.as_path(), hash));
                     self.add(&file.path, demands, pin);

@@ -110,7 +110,7 @@ impl Directory {
     }
 
     fn read_lock(&self) -> Result<Option<Lock>, ChangeError> {
-        Lock::of_directory(&self.path).map_err(ChangeError::Lock)
+        Lock::of_directory(&self.path, &self.policy).map_err(ChangeError::Lock)
     }
 
     fn run(&self, steps: &[Step]) -> Result<(), ChangeError> {

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 use sha2::{Digest, Sha256};
 
+use host_ownership::regular;
+
 use super::bounded::Bounded;
 use super::dynamic::needs_its_place;
 use super::error::PreflightError;
@@ -150,17 +152,20 @@ impl PluginFile {
     }
 }
 
-/// Reads a small regular text file, and refuses it if every user may change it.
-pub(super) fn text(path: &Path) -> io::Result<String> {
+/// Reads a small regular text file that decides which file is loaded, or which hash is right. So it must be no easier to replace
+/// than a plugin. The operator may accept that it is, unless every user may change the file.
+pub(super) fn text(path: &Path, policy: &Policy) -> io::Result<String> {
+    if !policy.insecure_permissions {
+        return trusted_text(path);
+    }
     let (file, metadata) = regular(path)?;
-    // The text decides which file is loaded and which hash is right.
     if host_ownership::every_user_may_change(&metadata) {
         return Err(io::Error::other("it may be changed by every user of this machine: chmod o-w it"));
     }
     read_up_to(file, LONGEST_TEXT)
 }
 
-/// As [`text`], but refuses a file that is easier to replace than this program.
+/// Reads a small regular text file, and refuses one that is easier to replace than this program.
 pub(super) fn trusted_text(path: &Path) -> io::Result<String> {
     let (file, metadata) = regular(path)?;
     let found = host_ownership::check(path, &metadata)?;
@@ -187,17 +192,6 @@ pub(super) fn whole(path: &Path) -> Result<Vec<u8>, PreflightError> {
     file.take(LARGEST_WHOLE + 1).read_to_end(&mut bytes).map_err(PreflightError::Unreadable)?;
     may_be_read(bytes.len() as u64)?;
     Ok(bytes)
-}
-
-/// Opens a regular file and nothing else, because opening a pipe would wait for its writer.
-fn regular(path: &Path) -> io::Result<(File, Metadata)> {
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    Ok((file, metadata))
 }
 
 fn read_up_to(file: File, longest: u64) -> io::Result<String> {

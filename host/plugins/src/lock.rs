@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::error::PreflightError;
 use super::libraries::{self, LockedLibrary};
 use super::manifest::Manifest;
+use super::policy::Policy;
 
 /// The lock file's name in a plugin directory.
 pub const FILE: &str = "plugins.lock";
@@ -68,9 +69,9 @@ impl Lock {
     ///
     /// # Errors
     /// A sentence, when the file cannot be read or is no lock file.
-    pub fn of_directory(directory: &Path) -> Result<Option<Self>, String> {
+    pub fn of_directory(directory: &Path, policy: &Policy) -> Result<Option<Self>, String> {
         let path = directory.join(FILE);
-        let text = match super::file::text(&path) {
+        let text = match super::file::text(&path, policy) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(format!("{} cannot be read: {error}", path.display())),

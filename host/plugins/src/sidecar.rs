@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use host_plugin_api::note::BUILT_FOR;
 use serde::Deserialize;
 
+use super::policy::Policy;
+
 /// Ending of the name of a side-car.
 pub(super) const ENDING: &str = ".plugin.toml";
 
@@ -49,8 +51,8 @@ pub(super) fn is_one(path: &Path) -> bool {
 }
 
 /// Reads a side-car. `None` when it has no file for this host's target.
-pub(super) fn read(path: &Path) -> Result<Option<Named>, String> {
-    let text = super::file::text(path).map_err(|error| error.to_string())?;
+pub(super) fn read(path: &Path, policy: &Policy) -> Result<Option<Named>, String> {
+    let text = super::file::text(path, policy).map_err(|error| error.to_string())?;
     parse(&text, path.parent().unwrap_or(Path::new(".")))
 }
 

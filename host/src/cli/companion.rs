@@ -23,6 +23,9 @@ use template::Values;
 
 /// Longest wait for a companion to answer at its address.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The variable that has a companion's environment, as a JSON object, if anything is added to it. All users can read the arguments of a process, but not its
+/// variables.
+pub const ENVIRONMENT: &str = "HOST_COMPANION_ENVIRONMENT";
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -201,10 +204,6 @@ pub struct Become {
     #[arg(long)]
     parent: i32,
 
-    /// What to set in its environment
-    #[arg(long = "set", value_name = "NAME=VALUE")]
-    environment: Vec<String>,
-
     /// The program and its arguments
     #[arg(required = true, last = true)]
     command: Vec<std::ffi::OsString>,
@@ -226,8 +225,10 @@ impl Become {
         let (program, arguments) = self.command.split_first().context("no program is named")?;
         descriptors::close_on_exec().context("the supervisor's descriptors cannot be kept from it")?;
         // Sets the variables only for the companion: a library in `LD_PRELOAD` must not be loaded into this program.
-        let environment = self.environment.iter().filter_map(|setting| setting.split_once('='));
-        let error = std::process::Command::new(program).args(arguments).envs(environment).exec();
+        let environment = std::env::var(ENVIRONMENT).unwrap_or_else(|_none| "{}".to_owned());
+        let environment: BTreeMap<String, String> = serde_json::from_str(&environment)?;
+        let mut command = std::process::Command::new(program);
+        let error = command.args(arguments).env_remove(ENVIRONMENT).envs(environment).exec();
         Err(anyhow::Error::new(error).context(format!("{} cannot be run", Path::new(program).display())))
     }
 }

@@ -129,9 +129,7 @@ impl Program {
             ServerPart::Companion(companion) => {
                 let parent = std::process::id().to_string();
                 command.args(["companion", "--parent", &parent]);
-                for (name, value) in &companion.environment {
-                    command.args(["--set", &format!("{name}={value}")]);
-                }
+                command.env(companion::ENVIRONMENT, serde_json::to_string(&companion.environment)?);
                 command.arg("--").arg(&companion.program);
                 // It gets a process group of its own, because the supervisor ends companions last. Its standard output is dropped.
                 command

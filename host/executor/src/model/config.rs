@@ -100,12 +100,7 @@ impl ModelConfig {
 pub(crate) fn read(directory: &Path) -> Result<(Vec<u8>, ModelConfig), LoadError> {
     let file = directory.join("config.json");
     let read = |source| LoadError::Read { file: file.clone(), source };
-    let length = std::fs::metadata(&file).map_err(read)?.len();
-    if length > MAX_CONFIG {
-        let reason = format!("{length} bytes, at most {MAX_CONFIG} are read");
-        return Err(LoadError::Parse { file, reason });
-    }
-    let bytes = std::fs::read(&file).map_err(read)?;
+    let bytes = host_ownership::read_up_to(&file, MAX_CONFIG).map_err(read)?;
     let config = parse(file, &bytes)?;
     Ok((bytes, config))
 }

@@ -150,7 +150,7 @@ fn models_of_the_gemma_family_that_are_not_computed_are_refused() {
 fn weight_files_that_are_wrong_are_refused() {
     let name = "model.layers.2.mlp.up_proj.weight";
     type Break = fn(&Path);
-    let cases: [(&str, Break, &str); 10] = [
+    let cases: [(&str, Break, &str); 12] = [
         ("missing file", |path| fs::remove_file(path).unwrap(), "no weights in"),
         ("empty file", |path| fs::write(path, []).unwrap(), "describes 8 bytes, the file has 0"),
         (
@@ -183,6 +183,23 @@ fn weight_files_that_are_wrong_are_refused() {
             "wrong shape",
             |path| edit_header(path, |h| h["model.layers.2.mlp.up_proj.weight"]["shape"] = json!([64, 128])),
             "model.layers.2.mlp.up_proj.weight has shape [64, 128], but the model's configuration asks for [128, 64]",
+        ),
+        (
+            "long shape",
+            |path| {
+                edit_header(path, |h| {
+                    h["model.layers.2.mlp.up_proj.weight"]["shape"] = json!([1, 1, 1, 1, 1, 1, 1, 1, 1])
+                })
+            },
+            "tensor model.layers.2.mlp.up_proj.weight: invalid length 9, expected a list of at most 8 numbers",
+        ),
+        (
+            "no file",
+            |path| {
+                fs::remove_file(path).unwrap();
+                std::os::unix::fs::symlink("/dev/zero", path).unwrap();
+            },
+            "it is not a regular file",
         ),
         (
             "wrong type",

@@ -16,14 +16,15 @@ use crate::registry::{Following, WorkerState};
 
 /// `/health`: 200 while at least one set of workers can serve a request.
 pub(super) async fn health(State(app): Shared, caller: Option<Extension<Caller>>) -> Response {
-    let now = app.router.registry().snapshot();
-    let (status, text) = match now.unusable {
+    let unusable = app.router.registry().unusable();
+    let (status, text) = match unusable {
         None => (StatusCode::OK, "ok"),
         Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
     };
     if !is_operator(caller.as_deref()) {
         return (status, json_response(&json!({"status": text}))).into_response();
     }
+    let now = app.router.registry().snapshot();
     let workers: Vec<Value> = now
         .workers
         .iter()
@@ -71,7 +72,7 @@ pub(super) async fn health(State(app): Shared, caller: Option<Extension<Caller>>
     let body = json!({
         "status": text,
         "model": app.model,
-        "why": now.unusable,
+        "why": unusable,
         "max_tokens": now.max_tokens,
         "requests_running": app.router.running(),
         "workers": workers,
@@ -96,7 +97,7 @@ pub(super) async fn live() -> Response {
 pub(super) async fn ready(State(app): Shared) -> Response {
     let text = if app.is_stopping() {
         "draining"
-    } else if app.router.registry().snapshot().unusable.is_some() {
+    } else if app.router.registry().unusable().is_some() {
         "unavailable"
     } else {
         "ok"

@@ -77,8 +77,7 @@ pub(super) async fn model_info(State(app): Shared, caller: Option<Extension<Call
 /// answers as one server.
 pub(super) async fn server_info(State(app): Shared, caller: Option<Extension<Caller>>) -> Response {
     let (model_path, tokenizer_path) = paths(&app, caller.as_deref());
-    let now = app.router.registry().snapshot();
-    let longest = now.max_tokens;
+    let longest = app.router.registry().max_tokens();
     json_response(&json!({
         "model_path": model_path,
         "tokenizer_path": tokenizer_path,

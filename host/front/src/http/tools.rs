@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::App;
 use super::error::ApiError;
-use super::fields::{Fields, empty};
+use super::fields::{Fields, echo, empty};
 use super::structured::Named;
 use super::values::Nested;
 use crate::text::CallFormat;
@@ -374,7 +374,7 @@ fn choice_of(
         Some(name) if functions.iter().any(|tool| tool.name == name) => Ok(Choice::Named(name.to_owned())),
         Some(name) => Err(ApiError::field(
             "tool_choice",
-            format!("tool_choice names {name:?}, which is not among the tools"),
+            format!("tool_choice names {}, which is not among the tools", echo(&name.into())),
         )),
         None => {
             let expected = match spelling {

@@ -1,6 +1,7 @@
 //! The table of workers, and every decision about them. The caller passes the time, and no method waits.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use host_core::radix::PageHash;
@@ -133,7 +134,7 @@ pub struct Decisions {
 #[derive(Clone, Debug)]
 pub struct WorkerSnapshot {
     /// The description with which the worker registered.
-    pub info: WorkerInfo,
+    pub info: Arc<WorkerInfo>,
     /// The version of the control protocol that was agreed with the worker.
     pub protocol: Version,
     /// Its role.
@@ -163,7 +164,7 @@ const FORGET: u32 = 30;
 #[derive(Debug)]
 struct Entry {
     chosen: Chosen,
-    info: WorkerInfo,
+    info: Arc<WorkerInfo>,
     role: Role,
     heard: Instant,
     broken: Option<String>,
@@ -338,7 +339,7 @@ impl WorkerTable {
             identity: info.identity.as_ref().map_or(PageHash([0; 32]), identity::digest),
             following: known.map(|known| known.following.clone()).unwrap_or_default(),
             warmth: known.map(|known| known.warmth.clone()).unwrap_or(newcomer),
-            info,
+            info: Arc::new(info),
         };
         self.workers.insert(instance, entry);
         Ok(Accepted { protocol, refused_pairs: refused.join("; ") })
@@ -426,7 +427,7 @@ impl WorkerTable {
             .workers
             .values()
             .map(|entry| WorkerSnapshot {
-                info: entry.info.clone(),
+                info: Arc::clone(&entry.info),
                 protocol: entry.chosen.protocol,
                 role: entry.role,
                 state: entry.state(self.terms.worker_timeout, now),
@@ -438,8 +439,7 @@ impl WorkerTable {
             })
             .collect();
         workers.sort_by(|left, right| left.info.name.cmp(&right.info.name));
-        let max_tokens = self.largest(now);
-        let unusable = max_tokens.is_none().then(|| self.missing(now));
+        let (max_tokens, unusable) = (self.largest(now), self.unusable(now));
         Snapshot {
             workers,
             refused_pairs: self.refusals(None),

@@ -11,6 +11,9 @@ use tokenizers::DecoderWrapper;
 use super::decode::{TextStream, Utf8Stream, WindowStream};
 use super::{Specials, TextError, Tokenizer};
 
+/// Most bytes of a `tokenizer.json`. The largest that are known have 35 MB.
+const MAX_FILE: u64 = 256 << 20;
+
 /// A `tokenizer.json`, loaded.
 pub struct HuggingFaceTokenizer {
     inner: tokenizers::Tokenizer,
@@ -27,11 +30,11 @@ impl HuggingFaceTokenizer {
     /// # Errors
     /// When it cannot be read or is no tokenizer.
     pub fn load(file: &Path) -> Result<Self, TextError> {
-        let inner = tokenizers::Tokenizer::from_file(file).map_err(|error| TextError::File {
-            file: file.display().to_string(),
-            problem: format!("not a tokenizer: {error}"),
-        })?;
-        Self::new(inner).map_err(|problem| TextError::File { file: file.display().to_string(), problem })
+        let failed = |problem: String| TextError::File { file: file.display().to_string(), problem };
+        let bytes = host_ownership::read_up_to(file, MAX_FILE).map_err(|error| failed(error.to_string()))?;
+        let inner = tokenizers::Tokenizer::from_bytes(bytes);
+        let inner = inner.map_err(|error| failed(format!("not a tokenizer: {error}")))?;
+        Self::new(inner).map_err(failed)
     }
 
     /// A tokenizer that was built in memory, for a model with this many ids. The tokenizer may not know all of them.

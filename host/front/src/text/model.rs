@@ -175,15 +175,11 @@ fn template_source(settings: &Json) -> Option<String> {
 fn text(folder: &Path, name: &str) -> Result<Option<String>, TextError> {
     let path = folder.join(name);
     let failed = |problem: String| TextError::File { file: path.display().to_string(), problem };
-    match std::fs::metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error.to_string())),
-        Ok(file) if file.len() > MAX_FILE => {
-            return Err(failed(format!("{} bytes; at most {MAX_FILE} are read", file.len())));
-        }
-        Ok(_) => {}
+    match host_ownership::read_up_to(&path, MAX_FILE) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(error.to_string())),
+        Ok(bytes) => String::from_utf8(bytes).map(Some).map_err(|error| failed(error.to_string())),
     }
-    std::fs::read_to_string(&path).map(Some).map_err(|error| failed(error.to_string()))
 }
 
 fn json(folder: &Path, name: &str) -> Result<Option<Json>, TextError> {

@@ -49,6 +49,12 @@ pub enum ChangeError {
         /// The plugin's name.
         name: String,
     },
+    /// The file became another plugin while it was installed.
+    #[error("{} changed while it was read: install it again", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file would replace a plugin that has another id.
     #[error(
         "{} is another plugin of this name: its id is {there:?}, that of {} is {new:?}; install into another directory, or replace it \

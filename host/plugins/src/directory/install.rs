@@ -92,6 +92,11 @@ impl Directory {
             self.nothing_is_shut_out(&target, &manifest.plugin.name)?;
         }
         let written = self.write_beside(file, &target)?;
+        // The file was read twice. Its place, and what it may replace, were decided by the first manifest.
+        if written.manifest != manifest {
+            drop(std::fs::remove_file(&written.at));
+            return Err(ChangeError::Changed { path: file.to_owned() });
+        }
         let planned = self.plan(&written, &target, before.as_ref(), lock.as_ref(), options.lock);
         let (steps, previous) = planned.inspect_err(|_| drop(std::fs::remove_file(&written.at)))?;
         let sha256 = written.locked.sha256;

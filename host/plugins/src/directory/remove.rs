@@ -54,7 +54,7 @@ impl Directory {
         for side_car in
             candidates(&self.path).map_err(failed)?.into_iter().filter(|path| sidecar::is_one(path))
         {
-            let named = sidecar::read(&side_car).ok().flatten();
+            let named = sidecar::read(&side_car, &self.policy).ok().flatten();
             if named.is_some_and(|named| named.path.canonicalize().is_ok_and(|path| path == real)) {
                 return Err(ChangeError::SideCar { path: file, side_car });
             }

@@ -147,7 +147,7 @@ fn going_back_twice_is_where_one_was_and_the_lock_follows() {
         let back = place.open().rollback("memory").unwrap();
         assert_eq!((&back.sha256, &place.usable()), (expected, expected));
         assert_eq!(place.files(), WITH_THE_ONE_BEFORE);
-        let lock = Lock::of_directory(&place.at("plugins")).unwrap().unwrap();
+        let lock = Lock::of_directory(&place.at("plugins"), &Policy::default()).unwrap().unwrap();
         let listed: Vec<&str> = lock.plugins.iter().map(|locked| locked.file.as_str()).collect();
         assert_eq!(listed, ["memory.so", "memory.so.previous"]);
     }
@@ -209,7 +209,9 @@ fn a_removed_plugin_leaves_nothing_and_the_lock_lists_the_others() {
     let loaded = File::open(&file).unwrap();
     place.open().remove(&file).unwrap();
     assert_eq!(place.files(), ["plugins.lock"]);
-    assert!(Lock::of_directory(&place.at("plugins")).unwrap().unwrap().plugins.is_empty());
+    assert!(
+        Lock::of_directory(&place.at("plugins"), &Policy::default()).unwrap().unwrap().plugins.is_empty()
+    );
     assert_eq!(loaded.metadata().unwrap().ino(), node, "a process that has it keeps it");
     assert!(find("memory", &directories).unwrap_err().to_string().contains("no plugin \"memory\" is in"));
 }

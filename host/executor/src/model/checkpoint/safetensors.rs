@@ -4,17 +4,21 @@
 //! shape and byte range) and the data. Headers are checked against the file before any data is read.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use host_kernels::math::Element;
-use serde::Deserialize;
+use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::model::LoadError;
 
 /// Most bytes of a header, as in the reference implementation of the format.
 const MAX_HEADER: u64 = 100_000_000;
+/// Most dimensions of a tensor.
+const MAX_DIMENSIONS: usize = 8;
 /// Most bytes of a shard index.
 const MAX_INDEX: u64 = 100_000_000;
 
@@ -39,8 +43,68 @@ pub(crate) struct WeightFile {
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
+    #[serde(deserialize_with = "shape")]
     shape: Vec<usize>,
     data_offsets: (u64, u64),
+}
+
+/// The tensors of a header. Nothing else in it is kept, so that a header takes little more memory than its bytes.
+struct Header(BTreeMap<String, Entry>);
+
+impl<'a> Deserialize<'a> for Header {
+    fn deserialize<D: Deserializer<'a>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(Tensors).map(Self)
+    }
+}
+
+struct Tensors;
+
+impl<'a> Visitor<'a> for Tensors {
+    type Value = BTreeMap<String, Entry>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut tensors = BTreeMap::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let entry = map.next_value();
+            let entry = entry.map_err(|error| A::Error::custom(format!("tensor {name}: {error}")))?;
+            tensors.insert(name, entry);
+        }
+        Ok(tensors)
+    }
+}
+
+/// Reads a shape. Longer ones are refused before they are kept.
+fn shape<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<usize>, D::Error> {
+    from.deserialize_seq(Shape)
+}
+
+struct Shape;
+
+impl<'a> Visitor<'a> for Shape {
+    type Value = Vec<usize>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {MAX_DIMENSIONS} numbers")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut shape = Vec::new();
+        while let Some(extent) = list.next_element()? {
+            if shape.len() == MAX_DIMENSIONS {
+                return Err(A::Error::invalid_length(shape.len() + 1, &self));
+            }
+            shape.push(extent);
+        }
+        Ok(shape)
+    }
 }
 
 /// A tensor whose shape and element type have been checked.
@@ -125,8 +189,8 @@ impl Safetensors {
 impl WeightFile {
     fn open(path: PathBuf) -> Result<Self, LoadError> {
         let read = |source| LoadError::Read { file: path.clone(), source };
-        let file = File::open(&path).map_err(read)?;
-        let bytes = file.metadata().map_err(read)?.len();
+        let (file, metadata) = host_ownership::regular(&path).map_err(read)?;
+        let bytes = metadata.len();
         let read_at = |buffer: &mut [u8], at| file.read_exact_at(buffer, at).map_err(read);
         let (header, tensors) = read_header(&path, bytes, read_at)?;
         Ok(Self { path, file, header, tensors })
@@ -180,20 +244,15 @@ fn read_header(
     }
     let mut header = vec![0; length as usize];
     read_at(&mut header, 8)?;
-    let mut entries: BTreeMap<String, serde_json::Value> =
+    let Header(tensors) =
         serde_json::from_slice(&header).map_err(|error| parse(format!("bad header: {error}")))?;
-    entries.remove("__metadata__");
-    let mut tensors = BTreeMap::new();
     let mut described = 8 + length;
-    for (name, entry) in entries {
-        let entry: Entry = serde_json::from_value(entry)
-            .map_err(|error| parse(format!("bad header: tensor {name}: {error}")))?;
+    for (name, entry) in &tensors {
         let (start, end) = entry.data_offsets;
         let end = (8 + length).checked_add(end).filter(|_| start <= end);
         let end =
             end.ok_or_else(|| parse(format!("tensor {name} has data_offsets {:?}", entry.data_offsets)))?;
         described = described.max(end);
-        tensors.insert(name, entry);
     }
     if described > bytes {
         return Err(truncated(described));
@@ -219,12 +278,7 @@ pub(crate) fn header_of_bytes(path: &Path, bytes: &[u8]) -> bool {
 /// Reads an index: the name of each tensor's file.
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>, LoadError> {
     let read = |source| LoadError::Read { file: path.to_owned(), source };
-    let parse = |reason: String| LoadError::Parse { file: path.to_owned(), reason };
-    let length = std::fs::metadata(path).map_err(read)?.len();
-    if length > MAX_INDEX {
-        return Err(parse(format!("{length} bytes, at most {MAX_INDEX} are read")));
-    }
-    parse_index(path, &std::fs::read(path).map_err(read)?)
+    parse_index(path, &host_ownership::read_up_to(path, MAX_INDEX).map_err(read)?)
 }
 
 /// Parses an index: the name of each tensor's file.

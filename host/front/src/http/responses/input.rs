@@ -4,11 +4,14 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::http::conversation::Conversation;
+use crate::http::conversation::{Conversation, MOST_MESSAGES};
 use crate::http::error::ApiError;
-use crate::http::fields::Fields;
+use crate::http::fields::{Fields, echo};
 use crate::http::tools::{self, InNamespace};
 use crate::http::values::Nested;
+
+/// Most bytes of the name, the namespace and the id of a call. Each of its results repeats the first two.
+const LONGEST_NAME: usize = 256;
 
 /// Takes `instructions` and `input`.
 ///
@@ -25,6 +28,11 @@ pub(super) fn take(fields: &mut Fields) -> Result<Conversation, ApiError> {
         Some(Value::Array(items)) if !items.is_empty() => {
             for (index, item) in items.iter().enumerate() {
                 add(&mut messages, fields, index, item)?;
+                // A result takes memory for the name of its call, so the rest is not read first.
+                if messages.list.len() + messages.calls > MOST_MESSAGES {
+                    let message = format!("input has more than {MOST_MESSAGES} messages and calls");
+                    return Err(ApiError::field("input", message));
+                }
             }
         }
         Some(other) => return Err(fields.wrong("input", "a text, or a list of at least one item", &other)),
@@ -43,8 +51,11 @@ fn add(messages: &mut Messages, fields: &Fields, index: usize, item: &Value) -> 
     let none = Value::Null;
     let get = |name: &str| item.get(name).unwrap_or(&none);
     let name_of = |name: &str| match get(name).as_str() {
-        Some(text) if !text.is_empty() => Ok(text),
-        _ => Err(fields.wrong(&at(&format!(".{name}")), "a text", get(name))),
+        Some(text) if (1..=LONGEST_NAME).contains(&text.len()) => Ok(text),
+        _ => {
+            let expected = format!("a text of 1 to {LONGEST_NAME} bytes");
+            Err(fields.wrong(&at(&format!(".{name}")), expected, get(name)))
+        }
     };
     match item.get("type").map_or("message", |kind| kind.as_str().unwrap_or_default()) {
         "message" => {
@@ -62,9 +73,9 @@ fn add(messages: &mut Messages, fields: &Fields, index: usize, item: &Value) -> 
             let arguments = tools::object(item, &mut messages.nested)?
                 .ok_or_else(|| fields.wrong(&at(".arguments"), "a JSON object, as text", get("arguments")))?;
             let name = name_of("name")?.to_owned();
-            let name = match get("namespace").as_str().filter(|namespace| !namespace.is_empty()) {
-                Some(namespace) => InNamespace { namespace: namespace.to_owned(), name }.joined(),
-                None => name,
+            let name = match get("namespace").as_str() {
+                None | Some("") => name,
+                Some(_) => InNamespace { namespace: name_of("namespace")?.to_owned(), name }.joined(),
             };
             messages.call(name_of("call_id")?, &name, arguments);
         }
@@ -86,7 +97,7 @@ fn add(messages: &mut Messages, fields: &Fields, index: usize, item: &Value) -> 
             let message = format!(
                 "{} has type {}, which this server does not have; it takes message, function_call, function_call_output and reasoning",
                 at(""),
-                get("type")
+                echo(get("type"))
             );
             return Err(ApiError::unsupported(&at(".type"), message));
         }
@@ -130,6 +141,8 @@ fn thoughts_of(content: &Value) -> Option<String> {
 struct Messages {
     list: Vec<Map<String, Value>>,
     has_calls: bool,
+    /// Calls in these messages.
+    calls: usize,
     /// Thoughts that belong to the next message of the assistant.
     thoughts: Option<String>,
     /// Names of functions, by the ids of their calls.
@@ -174,6 +187,7 @@ impl Messages {
     /// Adds a call to the assistant's message before it, or to a new message if there is none.
     fn call(&mut self, call_id: &str, name: &str, arguments: Value) {
         self.has_calls = true;
+        self.calls += 1;
         self.names.insert(call_id.to_owned(), name.to_owned());
         if self.thoughts.is_some() || self.list.last().is_none_or(|last| last["role"] != "assistant") {
             self.said("assistant", "");

@@ -167,6 +167,11 @@ impl WorkerTable {
             .collect()
     }
 
+    /// Why no request can be served now, or `None` if some can.
+    pub fn unusable(&self, now: Instant) -> Option<String> {
+        self.largest(now).is_none().then(|| self.missing(now))
+    }
+
     /// Why no worker can serve.
     pub(super) fn missing(&self, now: Instant) -> String {
         let count = |role: Role| self.live(now).filter(|entry| entry.role == role).count();
