@@ -19,6 +19,9 @@ read-us = 100000000
 read-page-us = 1
 ";
 
+/// For `[plugin.hicache-file]`: no key is missing before the index is read, however long that takes.
+pub const LOADED: &str = "load_wait_ms = 600000\n";
+
 /// `[hicache]` for storage that hangs. Restoring is always tried, and requests wait for it as long as by default. All other
 /// limits of waiting are longer than a client waits.
 pub const TRIES: &str = "\

@@ -123,9 +123,10 @@ impl Cluster {
             .expect("the program starts");
         let stdout = Lines::of(child.stdout.take().expect("a piped stdout"));
         let address = |line: &str| line.starts_with("host: serving").then(|| line.to_owned());
-        let line = stdout.find("the address that it serves", address);
-        let log_text = || std::fs::read_to_string(&log).unwrap_or_default();
-        let line = line.unwrap_or_else(|| panic!("it ended before it served:\n{}", log_text()));
+        let line = stdout.find("the address that it serves", address).unwrap_or_else(|missing| {
+            let _gone = child.kill().and_then(|()| child.wait()).is_err();
+            panic!("{missing}\nlog:\n{}", std::fs::read_to_string(&log).unwrap_or_default())
+        });
         let url = line.split([' ', ',']).find(|word| word.starts_with("http"));
         let url = url.expect("an address in the first line").to_owned();
         let cluster = Self { child, url, greeting: line, log, _directory: directory };
@@ -232,6 +233,18 @@ impl Cluster {
                 Some((name.to_owned(), value.parse().ok()?))
             })
             .collect()
+    }
+
+    /// The metrics of the role's worker, once it has counted so many requests as finished and nothing is under way. A worker
+    /// counts a request a moment after its answer.
+    #[must_use]
+    pub fn settled(&self, role: &str, finished: f64) -> BTreeMap<String, f64> {
+        let worker = self.worker(role);
+        self.wait("all requests to be counted", || {
+            let counted = || self.metrics(&worker).get("host_requests_finished_total").copied();
+            self.all_free() && counted() >= Some(finished)
+        });
+        self.metrics(&worker)
     }
 
     /// Whether all pages of all workers that run are free, and no work is under way.

@@ -1,13 +1,27 @@
 //! Lines that another program prints, as they come.
 
+use std::cell::RefCell;
 use std::io::{BufRead as _, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Instant;
 
 use crate::wait::PATIENCE;
 
 /// The lines of a pipe. A thread reads them, so that a wait for a line has a limit.
 pub struct Lines {
     received: Receiver<String>,
+    /// All lines that were looked at.
+    seen: RefCell<Vec<String>>,
+}
+
+/// Why there is no such line, with all lines that there were.
+#[derive(Debug)]
+pub struct Missing(String);
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 impl Lines {
@@ -21,25 +35,34 @@ impl Lines {
                 let _gone = sender.send(line).is_err();
             }
         });
-        Self { received }
+        Self { received, seen: RefCell::default() }
     }
 
-    /// Waits for the first line from which `found` makes a value. `None` when the pipe ends before.
+    /// Waits for the first line from which `found` makes a value.
     ///
-    /// # Panics
-    /// When no line comes for as long as [`PATIENCE`].
-    pub fn find<T>(&self, what: &str, mut found: impl FnMut(&str) -> Option<T>) -> Option<T> {
+    /// # Errors
+    /// When the pipe ends before, or [`PATIENCE`] is over.
+    pub fn find<T>(&self, what: &str, mut found: impl FnMut(&str) -> Option<T>) -> Result<T, Missing> {
+        let end = Instant::now() + PATIENCE;
         loop {
-            match self.received.recv_timeout(PATIENCE) {
-                Ok(line) => {
-                    if let Some(answer) = found(&line) {
-                        return Some(answer);
-                    }
+            let left = end.saturating_duration_since(Instant::now());
+            let line = match self.received.recv_timeout(left) {
+                Ok(line) if !left.is_zero() => line,
+                Err(RecvTimeoutError::Disconnected) => return Err(self.missing("the output ended", what)),
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {
+                    return Err(self.missing(&format!("{PATIENCE:?} went by"), what));
                 }
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => panic!("no line for {PATIENCE:?}, waiting for {what}"),
+            };
+            let answer = found(&line);
+            self.seen.borrow_mut().push(line);
+            if let Some(answer) = answer {
+                return Ok(answer);
             }
         }
+    }
+
+    fn missing(&self, why: &str, what: &str) -> Missing {
+        Missing(format!("{why} before {what} came; lines so far:\n{}", self.seen.borrow().join("\n")))
     }
 }
 
@@ -51,8 +74,9 @@ mod tests {
     fn lines_are_looked_through_in_order_and_their_end_is_told() {
         let lines = Lines::of(&b"one\ntwo: 2\ntwo: 3\n"[..]);
         let number = |line: &str| line.strip_prefix("two: ").map(str::to_owned);
-        assert_eq!(lines.find("two", number).as_deref(), Some("2"));
-        assert_eq!(lines.find("two", number).as_deref(), Some("3"));
-        assert_eq!(lines.find("two", number), None);
+        assert_eq!(lines.find("a two", number).unwrap(), "2");
+        assert_eq!(lines.find("a two", number).unwrap(), "3");
+        let missing = lines.find("a two", number).unwrap_err().to_string();
+        assert_eq!(missing, "the output ended before a two came; lines so far:\none\ntwo: 2\ntwo: 3");
     }
 }

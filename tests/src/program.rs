@@ -6,15 +6,17 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
-use crate::wait::{PAUSE, until};
+use tempfile::NamedTempFile;
+
+use crate::wait::{PATIENCE, PAUSE, try_until, until};
 
 /// A program that a test started. It is killed when this is dropped. Its output is shown when the test fails.
 pub struct Program {
     name: String,
     child: Child,
-    said: tempfile::NamedTempFile,
+    said: NamedTempFile,
 }
 
 impl Program {
@@ -24,11 +26,9 @@ impl Program {
     /// When it cannot be started.
     #[must_use]
     pub fn start(name: &str, command: &mut Command) -> Self {
-        let said = tempfile::NamedTempFile::new().expect("a file for what a program prints");
+        let said = file();
         // Both streams share one open file, so that their output is in one order.
-        let output = || said.as_file().try_clone().expect("another descriptor of the file");
-        let child = command.stdin(Stdio::null()).stdout(output()).stderr(output()).spawn();
-        let child = child.unwrap_or_else(|error| panic!("{name} cannot be started: {error}"));
+        let child = spawn(name, command, &said, &said);
         Self { name: name.to_owned(), child, said }
     }
 
@@ -41,11 +41,7 @@ impl Program {
     /// Its output so far.
     #[must_use]
     pub fn said(&self) -> String {
-        let mut bytes = Vec::new();
-        match self.said.reopen().and_then(|mut file| file.read_to_end(&mut bytes)) {
-            Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
-            Err(error) => format!("what it printed cannot be read: {error}"),
-        }
+        text_in(&self.said)
     }
 
     /// Waits until `happened` is true of its output.
@@ -99,6 +95,86 @@ impl Drop for Program {
             eprintln!("{} printed:\n{}", self.name, self.said());
         }
     }
+}
+
+/// How a program ended, and all that it printed.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+impl Ended {
+    /// Its exit code, if no signal ended it.
+    #[must_use]
+    pub fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+
+    /// Its standard error and its standard output.
+    #[must_use]
+    pub fn said(&self) -> String {
+        format!("{}{}", self.stderr, self.stdout)
+    }
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Self { status: output.status, stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}; it printed:\n{}{}", self.status, self.stdout, self.stderr)
+    }
+}
+
+/// Runs a program that has to end by itself, such as a server that refuses to start. One that does not end is killed.
+///
+/// # Panics
+/// When it cannot be started, or does not end in time, with its output.
+pub fn run_to_end(name: &str, command: &mut Command) -> Ended {
+    // Files, because a process that it left behind may keep a pipe open.
+    let (stdout, stderr) = (file(), file());
+    let mut child = spawn(name, command, &stdout, &stderr);
+    let ended = try_until(|| match child.try_wait() {
+        Ok(None) => Err(()),
+        ended => Ok(ended.ok().flatten().expect("its own child can be waited for")),
+    });
+    if ended.is_err() {
+        child.kill().and_then(|()| child.wait()).expect("it can be killed");
+    }
+    let (stdout, stderr) = (text_in(&stdout), text_in(&stderr));
+    match ended {
+        Ok(status) => Ended { status, stdout, stderr },
+        Err(()) => panic!("{name} has not ended after {PATIENCE:?}; it printed:\n{stdout}{stderr}"),
+    }
+}
+
+fn file() -> NamedTempFile {
+    NamedTempFile::new().expect("a file for what a program prints")
+}
+
+/// All that a file has.
+fn text_in(file: &NamedTempFile) -> String {
+    let mut bytes = Vec::new();
+    match file.reopen().and_then(|mut file| file.read_to_end(&mut bytes)) {
+        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) => format!("what it printed cannot be read: {error}"),
+    }
+}
+
+/// Starts a program that prints to these files.
+fn spawn(name: &str, command: &mut Command, stdout: &NamedTempFile, stderr: &NamedTempFile) -> Child {
+    let open = |file: &NamedTempFile| file.as_file().try_clone().expect("another descriptor of the file");
+    let child = command.stdin(Stdio::null()).stdout(open(stdout)).stderr(open(stderr)).spawn();
+    child.unwrap_or_else(|error| panic!("{name} cannot be started: {error}"))
 }
 
 /// Takes the turn: waits until no other test of this user runs external programs or libraries (NIXL, Mooncake, moto), in this
@@ -181,5 +257,13 @@ mod tests {
         let mut program = Program::start("a shell", &mut command);
         program.wait("both lines", |said| said == "one\ntwo\n");
         program.kill();
+    }
+
+    #[test]
+    fn a_program_that_ends_tells_how_and_what_it_printed_where() {
+        let ended = run_to_end("a shell", Command::new("sh").args(["-c", "echo one; echo two >&2; exit 3"]));
+        assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("one\n", "two\n"));
+        assert_eq!((ended.code(), ended.said()), (Some(3), "two\none\n".to_owned()));
+        assert_eq!(ended.to_string(), "exit status: 3; it printed:\none\ntwo\n");
     }
 }

@@ -13,6 +13,8 @@ use toml::Table;
 mod code;
 #[path = "architecture/modules.rs"]
 mod modules;
+#[path = "architecture/one_at_a_time.rs"]
+mod one_at_a_time;
 
 use code::{Code, belongs_to_tests};
 use modules::{Arrows, Modules, circle};
@@ -442,6 +444,25 @@ fn connections_between_processes_are_made_where_peers_are_checked() {
         let found = lines(folder, wrong);
         assert!(found.is_empty(), "{found:#?}");
     }
+}
+
+/// `cargo xtask test` runs these tests one at a time, because such libraries and programs starve each other.
+#[test]
+fn tests_with_libraries_and_programs_of_other_projects_are_in_the_group_that_runs_one_at_a_time() {
+    let (mut wrong, mut right) = (Vec::new(), 0);
+    for folder in ["host/tests", "plugins/mooncake/tests", "plugins/nixl/tests"] {
+        for path in sources(folder) {
+            let (outside, inside) = one_at_a_time::calls(&Code::read(&path).tokens);
+            right += inside.len();
+            if one_at_a_time::is_external(path.strip_prefix(root().join(folder)).unwrap()) {
+                right += outside.len();
+            } else {
+                wrong.extend(outside.into_iter().map(|line| format!("{}:{line}", path.display())));
+            }
+        }
+    }
+    assert!(right > 30, "{right} calls: are they read right?");
+    assert!(wrong.is_empty(), "put these tests into a module named `external`: {wrong:#?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The bytes that a peer needs to connect, and the first bytes that both ends of a connection send.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use host_transfer_kit::Random;
 
@@ -14,6 +15,11 @@ pub const GOODBYE: u8 = 2;
 pub const WELCOME: u8 = 3;
 /// Bytes copied at once.
 pub const BUFFER: usize = 64 << 10;
+
+/// Longest wait for a peer at the beginning. On this machine a process is slow only when it gets no processor.
+pub fn patience(peer: SocketAddr) -> Duration {
+    Duration::from_secs(if peer.ip().is_loopback() { 60 } else { 2 })
+}
 
 /// How to reach an instance. The token keeps other programs out of its memory.
 pub struct Endpoint {

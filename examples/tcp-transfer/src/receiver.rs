@@ -3,13 +3,12 @@
 use std::io::{Error, Read, Result, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
 
 use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, RegionId, Write};
 use host_transfer_kit::Random;
 use host_transfer_kit::threaded::{Inbound, MAX_PEERS, Station};
 
-use crate::endpoint::{BUFFER, DATA, GOODBYE, WELCOME};
+use crate::endpoint::{BUFFER, DATA, GOODBYE, WELCOME, patience};
 
 pub fn accept(station: &Arc<Station>, listener: &TcpListener, token: Random) {
     let mut threads: Vec<std::thread::JoinHandle<()>> = Vec::new();
@@ -26,9 +25,7 @@ pub fn accept(station: &Arc<Station>, listener: &TcpListener, token: Random) {
     }
     // Cuts peers that said hello during the shutdown: the earlier cut did not cover them.
     station.memory.cut(|_| true);
-    for thread in threads {
-        let _panicked = thread.join();
-    }
+    threads.into_iter().for_each(|thread| drop(thread.join()));
 }
 
 fn serve(station: &Arc<Station>, mut stream: TcpStream, token: Random) {
@@ -43,7 +40,7 @@ fn serve(station: &Arc<Station>, mut stream: TcpStream, token: Random) {
 /// The peer's name, if it has the endpoint's token.
 fn hello(stream: &mut TcpStream, token: Random) -> Result<Option<String>> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.set_read_timeout(Some(patience(stream.peer_addr()?)))?;
     let mut start = [0; 17];
     stream.read_exact(&mut start)?;
     let mut name = vec![0; start[16].into()];

@@ -2,14 +2,11 @@
 
 use std::io::{Error, Read, Result, Write as _};
 use std::net::{Shutdown, TcpStream};
-use std::time::Duration;
 
 use host_transfer_kit::threaded::{Connection, Interrupt, Line, ThreadedPeer};
 use host_transfer_kit::{Content, GuardedMemory};
 
-use crate::endpoint::{BUFFER, DATA, Endpoint, GOODBYE, WELCOME};
-
-const CONNECT: Duration = Duration::from_secs(2);
+use crate::endpoint::{BUFFER, DATA, Endpoint, GOODBYE, WELCOME, patience};
 
 struct Sender {
     stream: TcpStream,
@@ -18,9 +15,9 @@ struct Sender {
 
 /// Connects, and gives this instance's name.
 pub fn connect(own_name: &str, endpoint: &Endpoint) -> Result<Connection> {
-    let mut stream = TcpStream::connect_timeout(&endpoint.address, CONNECT)?;
+    let mut stream = TcpStream::connect_timeout(&endpoint.address, patience(endpoint.address))?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(CONNECT))?;
+    stream.set_read_timeout(Some(patience(endpoint.address)))?;
     stream.write_all(&[&endpoint.token[..], &[own_name.len() as u8], own_name.as_bytes()].concat())?;
     let mut answer = [0];
     stream.read_exact(&mut answer)?;

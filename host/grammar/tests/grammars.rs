@@ -7,11 +7,18 @@ use host_grammar::{Compiled, Compiler, GrammarError, Limits, Source, State, Voca
 use host_tests::fetched::Artifact;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
 const END: u32 = 0;
 
 fn compiler() -> Compiler {
-    Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap()
+    over(&Vocabulary::bytes())
+}
+
+/// A compiler with times that no busy machine needs.
+fn over(vocabulary: &Vocabulary) -> Compiler {
+    let hour = Duration::from_secs(3600);
+    Compiler::new(vocabulary, Limits { wait: hour, compile_time: hour, ..Limits::default() }).unwrap()
 }
 
 fn compile(compiler: &Compiler, source: &Source) -> Result<Arc<Compiled>, GrammarError> {
@@ -241,7 +248,7 @@ fn over_a_real_vocabulary_every_end_is_valid_and_the_state_follows_from_the_toke
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let (text, vocabulary) = real();
-    let compiler = Compiler::new(&vocabulary, Limits::default()).unwrap();
+    let compiler = over(&vocabulary);
     let schema = json!({"type": "object", "properties": {"kind": {"enum": ["größe", "b"]}, "count": {"type": "integer"}, "text": {"type": "string", "maxLength": 12}},
         "required": ["kind", "count"], "additionalProperties": false});
     let compiled = compile(&compiler, &Source { compact: true, ..Source::json_schema(&schema) }).unwrap();
@@ -284,7 +291,7 @@ fn sorted(tokens: &[u32]) -> Vec<u32> {
 #[test]
 fn end_tokens_come_where_the_grammar_can_end_and_special_ones_are_no_text() {
     let (text, vocabulary) = real();
-    let compiler = Compiler::new(&vocabulary, Limits::default()).unwrap();
+    let compiler = over(&vocabulary);
     let compiled = compile(&compiler, &Source::regex("(?s:.){2}")).unwrap();
     let mut state = compiled.begin(text.end.clone());
     let first = state.mask().unwrap();

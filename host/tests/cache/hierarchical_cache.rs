@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use host_tests::caches::RESTORES;
+use host_tests::caches::{LOADED, RESTORES};
 use host_tests::cluster::{Cluster, Start};
 use host_tests::plugin_files;
 
@@ -10,9 +10,6 @@ const PAGE_TOKENS: usize = 16;
 
 /// A cache with offload tiers. A request waits until all its pages in the tiers are restored.
 const PATIENT: [&str; 3] = ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete"];
-
-/// For `[plugin.hicache-file]`: no key is missing before the index is read, however long that takes.
-const LOADED: &str = "load_wait_ms = 600000\n";
 
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm", "memory", "hicache-file"]);

@@ -64,7 +64,7 @@ fn of_thirty_two_equal_prompts_at_once_each_page_moves_once() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
-    let [prefill, decode] = ["prefill", "decode"].map(|role| cluster.metrics(&cluster.worker(role)));
+    let [prefill, decode] = ["prefill", "decode"].map(|role| cluster.settled(role, 32.0));
     println!("waited: {}", decode["host_shared_transfers_total"]);
     // Each request has its own partial page at the end.
     assert_eq!(prefill["host_pages_sent_total"], 62.0 + 32.0);
@@ -144,6 +144,7 @@ fn answers_with_the_cache_equal_those_without_under_eviction() {
             });
         }
     });
+    split.wait("all requests to end", || split.all_free());
     let metrics = split.metrics(&split.worker("decode"));
     println!("{metrics:?}");
     assert!(
@@ -152,5 +153,4 @@ fn answers_with_the_cache_equal_those_without_under_eviction() {
         "{metrics:?}"
     );
     assert_eq!(metrics["host_integrity_failures_total"], 0.0);
-    split.wait("all requests to end", || split.all_free());
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use host_tests::caches::{RESTORES, sum};
+use host_tests::caches::{LOADED, RESTORES, sum};
 use host_tests::cluster::{Cluster, Start};
 use host_tests::model::TinyModel;
 use host_tests::plugin_files;
@@ -15,8 +15,6 @@ const SYNTHETIC: &str = "[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = 4
 const PARTS: usize = 3;
 /// A request waits until all its pages in the tiers are restored.
 const PATIENT: [&str; 3] = ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete"];
-/// For `[plugin.hicache-file]`: no key is missing before the index is read, however long that takes.
-const LOADED: &str = "load_wait_ms = 600000\n";
 const ALONE: [&str; 3] = ["--role", "aggregated", "--prefill-radix-cache"];
 const PAIR: [&str; 2] = ["--prefill-radix-cache", "--decode-radix-cache"];
 const RANKS: [&str; 4] = ["--prefill-tp", "4", "--decode-tp", "2"];

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use host_tests::program::Ended;
 use host_tests::{nixl, plugin_files};
 use serde_json::Value;
 
@@ -19,13 +20,12 @@ fn the_conformance_kit_passes_on_the_real_library() {
         .args(["plugins", "test", "--patience", "30", "--plugin-config"])
         .args([&config, &plugin_files::plugin("nixl")])
         .env("NIXL_LIBRARY", library)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+        .output();
+    let kit = Ended::from(output.unwrap());
     // The case with several machines cannot run on one machine.
-    let skipped: Vec<&str> = said.lines().filter(|line| line.starts_with("skip")).collect();
-    assert!(output.status.success() && skipped.len() == 1, "{said}");
-    assert!(skipped.iter().any(|line| line.contains("transfer-multi-host")), "{said}");
+    let skipped: Vec<&str> = kit.stdout.lines().filter(|line| line.starts_with("skip")).collect();
+    assert!(kit.status.success() && skipped.len() == 1, "{kit}");
+    assert!(skipped.iter().any(|line| line.contains("transfer-multi-host")), "{kit}");
 }
 
 #[test]
@@ -38,9 +38,9 @@ fn of_a_plugin_with_several_roles_those_that_open_are_tested_and_measured() {
     let output = Command::new(env!("CARGO_BIN_EXE_host"))
         .args(["plugins", "bench", "--json", "--plugin-config"])
         .args([&path, &file])
-        .output()
-        .unwrap();
-    let all: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        .output();
+    let bench = Ended::from(output.unwrap());
+    let all: Value = serde_json::from_str(&bench.stdout).unwrap_or_else(|_| panic!("{bench}"));
     let calls = all["measured"]["calls"].as_array().unwrap();
     assert!(calls.len() == 3 && calls.iter().all(|call| call["role"] == "transfer"), "{all}");
     assert_eq!(all["measured"]["skipped"][0]["role"], "tier", "{all}");
@@ -64,9 +64,9 @@ fn of_a_plugin_with_several_roles_those_that_open_are_tested_and_measured() {
         ])
         .arg(&file)
         .env("NIXL_LIBRARY", nixl::library().unwrap())
-        .output()
-        .unwrap();
-    let reports: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        .output();
+    let kit = Ended::from(output.unwrap());
+    let reports: Value = serde_json::from_str(&kit.stdout).unwrap_or_else(|_| panic!("{kit}"));
     let statuses: Vec<&str> =
         reports.as_array().unwrap().iter().map(|r| r["status"].as_str().unwrap()).collect();
     assert_eq!(statuses, ["pass", "skip", "skip"], "{reports}");
@@ -81,10 +81,9 @@ fn without_the_library_check_says_where_it_looked_and_listing_needs_none() {
             .args(arguments)
             .args(["--plugins-dir".as_ref(), directory.path().as_os_str()])
             .env("NIXL_LIBRARY", "/nowhere/libnixl_capi.so")
-            .output()
-            .unwrap();
-        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        (output.status.code().unwrap(), text.concat())
+            .output();
+        let ended = Ended::from(output.unwrap());
+        (ended.code().unwrap(), ended.said())
     };
     let (code, said) = host(&["check", "--executor", "synthetic", "--plugins", "nixl"]);
     assert_eq!(code, 2, "{said}");
@@ -104,10 +103,9 @@ fn without_mooncake_check_says_all_that_it_tried_and_listing_needs_none() {
             .args(arguments)
             .args(["--plugins-dir".as_ref(), directory.path().as_os_str()])
             .env("MOONCAKE_PYTHON", "/nowhere/python")
-            .output()
-            .unwrap();
-        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        (output.status.code().unwrap(), text.concat())
+            .output();
+        let ended = Ended::from(output.unwrap());
+        (ended.code().unwrap(), ended.said())
     };
     let (code, said) = host(&["check", "--executor", "synthetic", "--plugins", "mooncake"]);
     assert_eq!(code, 2, "{said}");

@@ -9,6 +9,7 @@ use host_tests::caches::{RESTORES, TRIES};
 use host_tests::cluster::{Cluster, Start, runs, signal};
 use host_tests::mooncake_pool::Pool;
 use host_tests::plugin_files;
+use host_tests::program::Ended;
 
 const PAGE_TOKENS: usize = 16;
 /// A deadline of the store in milliseconds that no call reaches.
@@ -137,13 +138,12 @@ fn kit(pool: &Pool, lent: &str, more: &[&str]) -> (String, Vec<String>) {
         .args(["plugins", "test", "--patience", "30", "--time-limit", "300", "--plugin-config"])
         .args([&file, &plugin_files::plugin("mooncake")])
         .args(more)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}");
-    let skipped = said.lines().filter_map(|line| line.strip_prefix("skip")?.split_whitespace().next());
+        .output();
+    let kit = Ended::from(output.unwrap());
+    assert!(kit.status.success(), "{kit}");
+    let skipped = kit.stdout.lines().filter_map(|line| line.strip_prefix("skip")?.split_whitespace().next());
     let skipped = skipped.map(str::to_owned).collect();
-    (said, skipped)
+    (kit.stdout, skipped)
 }
 
 #[test]
@@ -389,10 +389,9 @@ fn host_tier_says_what_the_master_counts_and_what_cannot_be_listed() {
             .arg("--plugin-config")
             .arg(&file)
             .args(more)
-            .output()
-            .unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+            .output();
+        let ended = Ended::from(output.unwrap());
+        (ended.code().unwrap(), ended.stdout, ended.stderr)
     };
     let (code, said, errors) = tier("stat", &["--json"]);
     assert_eq!(code, 0, "{said}{errors}");

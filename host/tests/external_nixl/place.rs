@@ -7,6 +7,7 @@ use std::sync::Arc;
 use host_memory::SharedMemory;
 use host_plugin_api::*;
 use host_plugins::{Catalog, PluginError, open_tier};
+use host_tests::program::Ended;
 use host_tests::wait::poll_until;
 use host_tests::{nixl, plugin_files};
 use host_worker::seal::{SEAL_BYTES, seal};
@@ -43,12 +44,12 @@ impl Place {
         let output = Command::new(env!("CARGO_BIN_EXE_host"))
             .args(["plugins", "test", "--patience", "30", "--case", "tier-", "--plugin-config"])
             .args([&file, &plugin_files::plugin("nixl")])
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{config}: {said}");
-        assert!(said.contains("tier-data") && said.contains("tier-hot-allocations"), "{said}");
-        said.lines().filter(|line| line.starts_with("skip")).map(str::to_owned).collect()
+            .output();
+        let kit = Ended::from(output.unwrap());
+        assert!(kit.status.success(), "{config}: {kit}");
+        let cases = ["tier-data", "tier-hot-allocations"];
+        assert!(cases.iter().all(|case| kit.stdout.contains(case)), "{kit}");
+        kit.stdout.lines().filter(|line| line.starts_with("skip")).map(str::to_owned).collect()
     }
 
     pub fn open(&self) -> Tier {
@@ -99,9 +100,8 @@ impl Place {
         std::fs::write(&config, &self.config).unwrap();
         let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
         host.arg("tier").args(command).args(["--plugin", "nixl", "--plugins-dir"]).arg(self.plugins.path());
-        let output = host.arg("--plugin-config").arg(config).output().unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        (output.status.code().expect("an exit code"), text(&output.stdout), text(&output.stderr))
+        let ended = Ended::from(host.arg("--plugin-config").arg(config).output().unwrap());
+        (ended.code().expect("an exit code"), ended.stdout, ended.stderr)
     }
 
     pub fn unfinished(&self) -> usize {

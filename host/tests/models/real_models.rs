@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use host_front::text::TextModel;
-use host_tests::caches::RESTORES;
+use host_tests::caches::{LOADED, RESTORES};
 use host_tests::cluster::{Cluster, Start};
 use host_tests::fetched::Artifact;
 use host_tests::gguf::retyped;
@@ -87,11 +87,10 @@ fn every_arrangement_answers_alike(model: &Path, prompt: &str) -> Answer {
     assert_eq!(alone("2"), expected, "--tp 2");
 
     let pages = tempfile::tempdir().unwrap();
-    let directory = format!("hicache-file.dir={}", pages.path().display());
-    let flags =
-        ["--plugins", "shm,hicache-file", "--prefill-tp", "2", "--set", &directory, "--kv-dtype", "bf16"];
+    let config = format!("{RESTORES}[plugin.hicache-file]\n{LOADED}dir = {:?}\n", pages.path());
+    let flags = ["--plugins", "shm,hicache-file", "--prefill-tp", "2", "--kv-dtype", "bf16"];
     let flags = [&flags[..], &["--prefill-radix-cache", "--decode-radix-cache"]].concat();
-    let (mut split, _plugins) = serve(model, &flags, RESTORES, 2);
+    let (mut split, _plugins) = serve(model, &flags, &config, 2);
     let (first, moved) = answer(&split, &prompt);
     assert_eq!(first, expected, "split");
     assert!(moved > 0);
@@ -100,9 +99,9 @@ fn every_arrangement_answers_alike(model: &Path, prompt: &str) -> Answer {
     assert!(moved_again < moved, "decode kept its pages: {moved_again} of {moved}");
     // A worker stores all waiting pages before it ends.
     assert_eq!(split.interrupt(), Some(0), "{}", split.log());
-    let (again, _plugins) = serve(model, &flags, RESTORES, 2);
+    let (again, _plugins) = serve(model, &flags, &config, 2);
     assert_eq!(answer(&again, &prompt).0, expected, "restored");
-    assert!(again.all_storage_pages("read") > 0.0, "nothing was restored: {}", again.log());
+    again.wait("pages to be restored", || again.all_storage_pages("read") > 0.0);
     expected
 }
 

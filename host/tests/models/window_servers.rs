@@ -133,10 +133,10 @@ fn requests_that_lose_their_windows_answer_as_if_they_had_not() {
     ] {
         let (cluster, _plugins) = start(&[flags, &tight].concat());
         assert_eq!(answers(&cluster, &prompts, 200), right, "{flags:?}");
+        cluster.wait("all requests to end", || cluster.all_free());
         let count = counts(&cluster, role);
         assert!(count("retractions") > 0.0, "{flags:?}: pages never ran short");
         assert_eq!(count("requests_failed"), 0.0);
-        cluster.wait("all requests to end", || cluster.all_free());
     }
 }
 
@@ -146,12 +146,13 @@ fn the_next_turn_of_a_conversation_is_computed_from_the_window_that_the_last_one
     for flags in [&["--role", "aggregated", "--prefill-radix-cache"][..], &CACHES] {
         let (cluster, _plugins) = start(&[flags, &["--pool-pages", "300"]].concat());
         let computes = if flags.contains(&"aggregated") { "aggregated" } else { "prefill" };
-        let mut conversation = prompt(9, 150);
+        let (mut conversation, mut before) = (prompt(9, 150), 0.0);
         for turn in 1..=4 {
-            let before = counts(&cluster, computes)("prefill_tokens");
             let answered = answer(&cluster, &conversation, 24);
             assert_eq!(answered, answer(&aggregated, &conversation, 24), "{flags:?}, turn {turn}");
-            let computed = counts(&cluster, computes)("prefill_tokens") - before;
+            let all = cluster.settled(computes, f64::from(turn))["host_prefill_tokens_total"];
+            let computed = all - before;
+            before = all;
             // The pages of the last turn are reused up to the last whole page. Prefill computes the answer's tokens again.
             assert!(
                 turn == 1 || computed <= 24.0 + 20.0 + 16.0,
@@ -161,7 +162,6 @@ fn the_next_turn_of_a_conversation_is_computed_from_the_window_that_the_last_one
                 .extend(answered.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32));
             conversation.extend(prompt(turn, 20));
         }
-        cluster.wait("all requests to end", || cluster.all_free());
     }
 }
 
@@ -183,8 +183,8 @@ fn decode_restores_its_pages_from_the_offload_tiers_and_is_sent_the_window() {
         u64::from(1 + PARTS * 4) * page,
         "the rest of a page, and the window"
     );
-    assert_eq!(cluster.metrics(&decode)["host_hicache_promised_pages_total{tier=\"storage\"}"], 10.0);
     cluster.wait("all requests to end", || cluster.all_free());
+    assert_eq!(cluster.metrics(&decode)["host_hicache_promised_pages_total{tier=\"storage\"}"], 10.0);
 }
 
 #[test]
@@ -220,13 +220,12 @@ fn forks(model: &[&str], flags: &[&str], long: u32, pool: &str) -> (Cluster, f64
         assert_eq!(answer(&cluster, prompt, 20), answer(&aggregated, prompt, 20), "{flags:?}");
     }
     let computes = if flags.contains(&"aggregated") { "aggregated" } else { "prefill" };
-    let before = counts(&cluster, computes)("prefill_tokens");
+    let before = cluster.settled(computes, 2.0)["host_prefill_tokens_total"];
     assert_eq!(answer(&cluster, &fork, 20), answer(&aggregated, &fork, 20), "{flags:?}");
-    cluster.wait("all requests to end", || cluster.all_free());
-    let computed = counts(&cluster, computes)("prefill_tokens") - before;
+    let series = cluster.settled(computes, 3.0);
+    let computed = series["host_prefill_tokens_total"] - before;
     assert!(computed < 100.0 + f64::from(PAGE), "{flags:?}: {computed} computed");
-    let again = counts(&cluster, computes)("window_recomputed_tokens");
-    (cluster, again)
+    (cluster, series["host_window_recomputed_tokens_total"])
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use host_tests::cluster::{Cluster, Start};
-use serde_json::Value;
+use host_tests::cluster::{Cluster, Start, agent};
+use host_tests::hold::Hold;
+use serde_json::{Value, json};
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
 
@@ -62,12 +63,11 @@ fn a_name_or_a_file_that_cannot_be_is_refused() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "nonsense");
 }
 
-/// Sends a request and does not read its answer.
-fn begin(cluster: &Cluster, key: &str, tokens: u32) -> TcpStream {
+/// Sends a request with a prompt and an answer of so many tokens. Dropping the connection gives it up.
+fn begin(cluster: &Cluster, key: &str, prompt: usize, answer: u32) -> TcpStream {
     let address = cluster.url.strip_prefix("http://").unwrap();
-    let body = format!(
-        r#"{{"input_ids": [1, 2, 3], "sampling_params": {{"max_new_tokens": {tokens}, "ignore_eos": true}}}}"#
-    );
+    let sampling = json!({ "max_new_tokens": answer, "ignore_eos": true });
+    let body = json!({ "input_ids": vec![1; prompt], "sampling_params": sampling }).to_string();
     let mut connection = TcpStream::connect(address).unwrap();
     write!(
         connection,
@@ -76,13 +76,17 @@ fn begin(cluster: &Cluster, key: &str, tokens: u32) -> TcpStream {
         body.len()
     )
     .unwrap();
-    connection.set_nonblocking(true).unwrap();
     connection
 }
 
+/// The worker computes one request at a time. Of the client with many, one request runs until its connection is dropped, the next
+/// one is short, and then it is the other client's turn. In a wrong order a request comes first that does not end.
 #[test]
 fn a_client_with_one_request_is_served_before_the_backlog_of_one_with_many() {
-    const MANY: usize = 60;
+    /// Tokens of an answer that takes longer than a test waits: half an hour.
+    const ENDLESS: u32 = 20_000;
+    /// Requests whose prompts are held.
+    const HELD: usize = 20;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys.toml");
     let (greedy, other) = (key(&file, "greedy", &[]), key(&file, "other", &[]));
@@ -91,8 +95,8 @@ fn a_client_with_one_request_is_served_before_the_backlog_of_one_with_many() {
     let flags = flags.iter().chain(&["--max-batch", "1", "--max-running", "1", "--api-keys"]);
     let mut flags: Vec<String> = flags.map(|flag| (*flag).to_owned()).collect();
     flags.push(file.display().to_string());
-    // Each of the long requests takes three seconds, all of them three minutes.
-    let config = "[synthetic]\nstep-us = 2000\n".to_owned();
+    let hold = Hold::new();
+    let config = format!("[synthetic]\nstep-us = 100000\n{}", hold.prompts_from(16));
     let cluster = Cluster::start(&Start { program: Path::new(HOST), flags, config, workers: 0 });
     let health =
         || serde_json::from_str(&cluster.ask_with_key(&operator, "/health", None).unwrap().1).unwrap();
@@ -102,20 +106,32 @@ fn a_client_with_one_request_is_served_before_the_backlog_of_one_with_many() {
     });
     let health: Value = health();
     let metrics = health["workers"][0]["metrics"].as_str().unwrap();
-    let backlog: Vec<TcpStream> = (0..MANY).map(|_| begin(&cluster, &greedy, 1_500)).collect();
-    cluster.wait("the backlog to be there", || {
-        let text = host_tests::cluster::agent().get(format!("{metrics}/metrics")).call();
-        let text = text.unwrap().body_mut().read_to_string().unwrap();
-        let queued = text.lines().find_map(|line| line.strip_prefix("host_requests_queued "));
-        // Some may have been answered already.
-        queued.is_some_and(|queued| queued.parse::<usize>().unwrap() >= MANY / 2)
-    });
-    assert_eq!(with_key(&cluster, &other).0, 200);
-    let answered = || backlog.iter().filter(|connection| connection.peek(&mut [0]).is_ok()).count();
-    let before = answered();
-    assert!(before < MANY / 2, "{before} of {MANY} were answered before it");
-    // Once more, after the backlog has waited longer. The request that is being computed ends first, and one more may come before.
-    assert_eq!(with_key(&cluster, &other).0, 200);
-    let between = answered() - before;
-    assert!(between < MANY / 6, "{between} of {MANY} were answered before the second");
+    let one_runs_and_wait = |waiting: usize| {
+        cluster.wait(&format!("one request to run and {waiting} to wait"), || {
+            let text = agent().get(format!("{metrics}/metrics")).call();
+            let text = text.unwrap().body_mut().read_to_string().unwrap();
+            let has = |line: String| text.lines().any(|other| other == line);
+            has("host_requests_active 1".to_owned()) && has(format!("host_requests_queued {waiting}"))
+        });
+    };
+    let _held = hold.begin();
+    // Each waits until the one before is there, because the requests of one client go in the order of their arrival.
+    let mut backlog: Vec<TcpStream> = Vec::new();
+    for answer in [ENDLESS, 2, ENDLESS, 2] {
+        backlog.push(begin(&cluster, &greedy, 3, answer));
+        one_runs_and_wait(backlog.len() - 1);
+    }
+    let _behind: Vec<TcpStream> = (0..HELD).map(|_| begin(&cluster, &greedy, 40, 2)).collect();
+    let mut waiting = 3 + HELD;
+    for endless in [0, 1] {
+        one_runs_and_wait(waiting);
+        std::thread::scope(|scope| {
+            let served = scope.spawn(|| with_key(&cluster, &other).0);
+            one_runs_and_wait(waiting + 1);
+            drop(backlog.remove(endless));
+            assert_eq!(served.join().unwrap(), 200);
+        });
+        // The short one was served, and the next endless one runs.
+        waiting -= 2;
+    }
 }

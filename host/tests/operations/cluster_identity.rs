@@ -207,7 +207,7 @@ fn a_worker_with_another_secret_is_not_registered_and_says_why() {
     let line = said.find("why it is not registered", |line| {
         (line.contains("not registered with the router") && line.contains("certificate")).then_some(())
     });
-    line.expect("it ended before it said why");
+    line.unwrap_or_else(|missing| panic!("{missing}"));
     let names: Vec<String> = cluster.router.workers().into_iter().map(|worker| worker.name).collect();
     assert!(!names.contains(&"stranger".to_owned()), "{names:?}");
 }

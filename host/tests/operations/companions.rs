@@ -6,6 +6,7 @@ use std::process::Command;
 
 use host_tests::cluster::{Cluster, Start, runs, signal};
 use host_tests::plugin_files;
+use host_tests::program::run_to_end;
 use host_tests::wait::until;
 
 fn start(companion: &str) -> (Cluster, tempfile::TempDir) {
@@ -106,24 +107,11 @@ fn a_companion_that_cannot_work_is_refused_before_any_worker_starts() {
     ] {
         let file = plugins.path().join("host.toml");
         std::fs::write(&file, format!("[companion.x]\n{config}\n")).unwrap();
-        let output = Command::new("timeout")
-            .args([
-                "60",
-                env!("CARGO_BIN_EXE_host"),
-                "--executor",
-                "synthetic",
-                "--port",
-                "0",
-                "--plugins-dir",
-            ])
-            .arg(plugins.path())
-            .arg("--config")
-            .arg(&file)
-            .args(flags)
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains(says), "{flags:?} {config}: {said}");
-        assert!(!said.contains("started"), "{said}");
+        let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
+        host.args(["--executor", "synthetic", "--port", "0", "--plugins-dir"]).arg(plugins.path());
+        let ended = run_to_end("host", host.arg("--config").arg(&file).args(flags));
+        let refused = ended.code() == Some(2) && ended.stderr.contains(says);
+        assert!(refused, "{flags:?} {config}: {ended}");
+        assert!(!ended.stderr.contains("started"), "{ended}");
     }
 }

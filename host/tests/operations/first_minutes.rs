@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use host_tests::caches::RESTORES;
+use host_tests::caches::{LOADED, RESTORES};
 use host_tests::cluster::{Cluster, Start};
 use host_tests::fetched::Artifact;
-use host_tests::{nixl, plugin_files};
+use host_tests::plugin_files;
 use serde_json::{Value, json};
 
 /// A server with `host --executor synthetic` and these flags, and no configuration.
@@ -73,21 +73,15 @@ fn serves_stores_and_restores(named: &str, carries: &str, environment: &[(&str, 
     assert!(folder[0].file_name().unwrap().to_str().unwrap().starts_with("synthetic-"), "{folder:?}");
 
     // Measured times decide whether restoring pays. These costs make it pay.
-    let costs = RESTORES.to_owned();
-    let cluster = configured(costs, &["--plugins", named], plugins.path(), &environment, 2);
+    let config = format!("{RESTORES}[plugin.hicache-file]\n{LOADED}");
+    let cluster = configured(config, &["--plugins", named], plugins.path(), &environment, 2);
     assert_eq!(cluster.generate(&prompt(), 8).unwrap().tokens, first.tokens);
-    assert!(cluster.all_storage_pages("read") > 0.0, "the second life read nothing: {}", cluster.log());
+    cluster.wait("the second life to have read pages", || cluster.all_storage_pages("read") > 0.0);
 }
 
 #[test]
 fn shm_and_hicache_file_serve_store_and_restore_without_a_configuration() {
     serves_stores_and_restores("shm,hicache-file", "shm", &[]);
-}
-
-#[test]
-fn the_missions_command_serves_stores_and_restores_without_a_configuration() {
-    let Some(library) = nixl::library() else { return };
-    serves_stores_and_restores("nixl,hicache-file", "nixl", &[("NIXL_LIBRARY", &library)]);
 }
 
 /// Runs `host --model FILE --plugins NAMES` with a real model, in a folder with the built program and plugins.
@@ -119,12 +113,6 @@ fn answers_as_typed(named: &str, environment: &[(&str, &Path)]) {
 #[test]
 fn the_command_with_shm_answers_in_english_as_typed() {
     answers_as_typed("shm,hicache-file", &[]);
-}
-
-#[test]
-fn the_missions_command_answers_in_english_as_typed() {
-    let Some(library) = nixl::library() else { return };
-    answers_as_typed("nixl,hicache-file", &[("NIXL_LIBRARY", &library)]);
 }
 
 #[test]
@@ -186,4 +174,23 @@ fn what_is_installed_and_not_used_is_named_where_no_plugin_is_needed_either() {
     let plugins = plugin_files::directory(&["hicache-file", "shm"]);
     let cluster = serve(&["--role", "aggregated"], plugins.path(), &[], 1);
     said(&cluster, &["available and not used: hicache-file, shm; --plugins puts them to work"]);
+}
+
+/// Tests in the group that runs one at a time, because they use other projects' libraries and programs.
+mod external {
+    use host_tests::nixl;
+
+    use super::*;
+
+    #[test]
+    fn the_missions_command_serves_stores_and_restores_without_a_configuration() {
+        let Some(library) = nixl::library() else { return };
+        serves_stores_and_restores("nixl,hicache-file", "nixl", &[("NIXL_LIBRARY", &library)]);
+    }
+
+    #[test]
+    fn the_missions_command_answers_in_english_as_typed() {
+        let Some(library) = nixl::library() else { return };
+        answers_as_typed("nixl,hicache-file", &[("NIXL_LIBRARY", &library)]);
+    }
 }

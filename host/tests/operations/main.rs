@@ -1,4 +1,5 @@
-//! Tests of an operator's work: start, refusal to start, monitoring, routing and end.
+//! Tests of an operator's work: start, refusal to start, monitoring, routing and end. Tests with NIXL are in a module named
+//! `external`, which `cargo xtask test` runs one at a time.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 

@@ -25,15 +25,6 @@ fn tokens(range: std::ops::Range<u32>) -> Vec<u32> {
     range.collect()
 }
 
-/// A worker's series, after its count of finished requests has reached `finished`.
-fn settled(cluster: &Cluster, role: &str, finished: f64) -> BTreeMap<String, f64> {
-    let worker = cluster.worker(role);
-    cluster.wait("all requests to be counted", || {
-        cluster.all_free() && cluster.metrics(&worker).get("host_requests_finished_total") == Some(&finished)
-    });
-    cluster.metrics(&worker)
-}
-
 #[test]
 fn a_known_run_is_counted_as_it_was() {
     let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"]);
@@ -43,7 +34,7 @@ fn a_known_run_is_counted_as_it_was() {
     assert_eq!(ask(&tokens(0..40)), 3 * page, "nothing is there");
     assert_eq!(ask(&tokens(0..70)), 3 * page, "two pages of five are there");
     assert_eq!(ask(&tokens(0..64)), 0, "all four are there");
-    let decode = settled(&cluster, "decode", 4.0);
+    let decode = cluster.settled("decode", 4.0);
     let expect = |series: &BTreeMap<String, f64>, name: &str, value: f64| {
         assert_eq!(series.get(name), Some(&value), "{name} in {series:?}");
     };
@@ -67,7 +58,7 @@ fn a_known_run_is_counted_as_it_was() {
     ] {
         expect(&decode, name, value);
     }
-    let prefill = settled(&cluster, "prefill", 4.0);
+    let prefill = cluster.settled("prefill", 4.0);
     // At least one token is computed, so of 64 tokens only three pages are used.
     let prefix = f64::from(2 * PAGE + 3 * PAGE);
     for (name, value) in [
@@ -108,7 +99,7 @@ fn what_offload_tiers_move_is_counted_page_by_page_and_byte_by_byte_on_every_wor
         cluster.flush();
         assert_eq!(cluster.generate(&prompt, 4).unwrap().tokens, first.tokens);
         for role in roles {
-            let series = settled(&cluster, role, 2.0);
+            let series = cluster.settled(role, 2.0);
             let pages = f64::from(PAGES);
             for (name, value) in [
                 ("host_hicache_copied_bytes_total{way=\"save\"}", pages * page),

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use host_tests::cluster::{Cluster, Start};
 use host_tests::plugin_files;
+use host_tests::program::run_to_end;
 
 const PAGE: &str = include_str!("../../../docs/plugins/debugging.md");
 
@@ -49,20 +50,11 @@ fn an_allocator_that_panics_is_out_of_service_with_a_line_and_no_answer_changes(
 #[test]
 fn an_allocator_that_panics_when_it_is_asked_for_its_components_serves_nothing() {
     let plugins = plugin_files::directory(&["panicking-roles"]);
-    let output = Command::new("timeout")
-        .args([
-            "60",
-            env!("CARGO_BIN_EXE_host"),
-            "--port",
-            "0",
-            "--set",
-            "panicking-roles.in=allocator.components",
-        ])
-        .args(flags(plugins.path()))
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
+    host.args(["--port", "0", "--set", "panicking-roles.in=allocator.components"]);
+    let ended = run_to_end("host", host.args(flags(plugins.path())));
+    assert_eq!(ended.code(), Some(2), "{ended}");
+    let said = ended.stderr;
     assert!(said.contains("plugin \"panicking-roles\" answered PANICKED"), "{said}");
     assert!(said.contains("when it was asked for its components"), "{said}");
 }

@@ -10,14 +10,13 @@ mod windows;
 
 use std::process::Command;
 
+use host_tests::program::run_to_end;
+
 /// Runs the program until it ends. Returns its exit code and its output.
 fn run(flags: &[&str]) -> (Option<i32>, String) {
-    // `timeout` ends a server that starts in spite of the error. Its exit code (124) fails the test.
-    let host = env!("CARGO_BIN_EXE_host");
-    let output =
-        Command::new("timeout").args(["60", host]).args(flags).args(["--port", "0"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output.status.code(), said + &String::from_utf8_lossy(&output.stdout))
+    let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
+    let ended = run_to_end("host", host.args(flags).args(["--port", "0"]));
+    (ended.code(), ended.said())
 }
 
 fn refused(flags: &[&str], says: &[&str]) {

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use host_tests::plugin_files;
+use host_tests::program::run_to_end;
 
 #[test]
 fn a_worker_whose_transfer_plugin_panics_ends_with_an_error() {
@@ -17,18 +18,11 @@ pub fn last_words_of_a_worker(config: &str) -> String {
     let plugins = plugin_files::directory(&["panicking"]);
     let file = plugins.path().join("host.toml");
     std::fs::write(&file, config).unwrap();
-    // `timeout` ends a worker that does not end by itself. Its exit code (124) fails the test.
-    let output = Command::new("timeout")
-        .args(["300", env!("CARGO_BIN_EXE_host"), "--role", "prefill", "--executor", "synthetic"])
-        .args(["--router", "http://127.0.0.1:9", "--plugins", "panicking", "--pool-pages", "64"])
-        .arg("--plugins-dir")
-        .arg(plugins.path())
-        .arg("--config")
-        .arg(&file)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    println!("{said}");
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    said
+    let mut worker = Command::new(env!("CARGO_BIN_EXE_host"));
+    worker.args(["--role", "prefill", "--executor", "synthetic", "--router", "http://127.0.0.1:9"]);
+    worker.args(["--plugins", "panicking", "--pool-pages", "64", "--plugins-dir"]).arg(plugins.path());
+    let ended = run_to_end("a prefill worker", worker.arg("--config").arg(&file));
+    println!("{ended}");
+    assert_eq!(ended.code(), Some(1), "{ended}");
+    ended.stderr
 }

@@ -10,8 +10,11 @@ use serde_json::Value;
 /// Flags for plugins that must pass, on a machine that may stand still for seconds.
 const PATIENT: [&str; 2] = ["--patience", "30"];
 
-/// Runs the kit. Returns the exit code, and the name, status and text of every case.
-fn test(file: &Path, more: &[&str]) -> (i32, Vec<(String, String, String)>) {
+/// The name, the status and the text of a case.
+type Report = (String, String, String);
+
+/// Runs the kit. Returns the exit code, and the report of every case.
+fn test(file: &Path, more: &[&str]) -> (i32, Vec<Report>) {
     let output = Command::new(env!("CARGO_BIN_EXE_host"))
         .args(["plugins", "test", "--json"])
         .args(more)
@@ -27,23 +30,45 @@ fn test(file: &Path, more: &[&str]) -> (i32, Vec<(String, String, String)>) {
 }
 
 /// The reports that are neither passed nor skipped.
-fn broken(reports: &[(String, String, String)]) -> Vec<&(String, String, String)> {
+fn broken(reports: &[Report]) -> Vec<&Report> {
     reports.iter().filter(|(_, status, _)| status != "pass" && status != "skip").collect()
+}
+
+/// As [`test`], for a plugin with a defect. A case that finds it often uses up the kit's patience, so that is the usual short one.
+///
+/// A case that fails in another way than `expected` may have met a machine that stood still. It runs again with patience, and its
+/// second report counts.
+fn test_defect(file: &Path, more: &[&str], expected: impl Fn(&Report) -> bool) -> (i32, Vec<Report>) {
+    let (code, mut reports) = test(file, more);
+    let doubtful = broken(&reports).into_iter().filter(|report| !expected(report));
+    let doubtful: Vec<String> = doubtful.map(|(case, ..)| case.clone()).collect();
+    if doubtful.is_empty() {
+        return (code, reports);
+    }
+    let mut flags = PATIENT.to_vec();
+    flags.extend(doubtful.iter().flat_map(|case| ["--case", case.as_str()]));
+    let (_, again) = test(file, &flags);
+    // The flag takes the beginning of a name, so other cases may have run too.
+    for report in again.into_iter().filter(|(case, ..)| doubtful.contains(case)) {
+        if let Some(first) = reports.iter_mut().find(|(case, ..)| *case == report.0) {
+            *first = report;
+        }
+    }
+    (code, reports)
 }
 
 #[test]
 fn plugins_that_keep_their_contract_pass() {
     for name in ["shm", "wire", "loopback", "memory", "plain", "swa"] {
         let (code, reports) = test(&plugin_files::plugin(name), &PATIENT);
-        assert_eq!(broken(&reports), [] as [&(String, String, String); 0], "{name}");
+        assert_eq!(broken(&reports), [] as [&Report; 0], "{name}");
         let skipped: Vec<_> = reports.iter().filter(|(_, status, _)| status == "skip").collect();
         // GPU memory has its own tests (`plugins/shm/tests/loaded/between_devices.rs`).
-        let is_of_a_gpu = |(case, _, text): &(String, String, String)| {
+        let is_of_a_gpu = |(case, _, text): &Report| {
             case == "transfer-vram" && text.contains("the kit has no device memory")
         };
-        let no_descriptor = |(case, _, text): &(String, String, String)| {
-            case.ends_with("-event-fd") && text.contains("offers no descriptor")
-        };
+        let no_descriptor =
+            |(case, _, text): &Report| case.ends_with("-event-fd") && text.contains("offers no descriptor");
         let as_it_should_be = skipped.iter().all(|skip| match name {
             "shm" => is_of_a_gpu(skip),
             "wire" => false,
@@ -134,8 +159,14 @@ fn each_is_found(plugin: &str, defects: &[(&str, &[&str], &str)]) {
     let original = std::fs::read(plugin_files::plugin(plugin)).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let wrong = wrongs(defects, |(defect, expected, says)| {
-        let patient: &[&str] = if expected.is_empty() { &PATIENT } else { &[] };
-        let (code, reports) = test(&with_defect(&original, defect, directory.path()), patient);
+        let file = with_defect(&original, defect, directory.path());
+        let is_expected = |(case, _, text): &Report| {
+            expected.contains(&case.as_str()) && (expected[0] != case || text.contains(says))
+        };
+        let (code, reports) = match expected.is_empty() {
+            true => test(&file, &PATIENT),
+            false => test_defect(&file, &[], is_expected),
+        };
         let found = broken(&reports);
         let cases: Vec<_> = found.iter().map(|(case, ..)| case.as_str()).collect();
         let right = cases == *expected
@@ -199,8 +230,13 @@ fn each_fails(plugin: &str, defects: &[(&str, &str, &str)]) {
     let original = std::fs::read(plugin_files::plugin(plugin)).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let wrong = wrongs(defects, |(defect, case, says)| {
-        let only: &[&str] = if *defect == "none" { &PATIENT } else { &["--case", case] };
-        let (code, reports) = test(&with_defect(&original, defect, directory.path()), only);
+        let file = with_defect(&original, defect, directory.path());
+        // The other cases whose names begin so may fail in any way.
+        let is_expected = |(name, _, text): &Report| name != case || text.contains(says);
+        let (code, reports) = match *defect {
+            "none" => test(&file, &PATIENT),
+            _ => test_defect(&file, &["--case", case], is_expected),
+        };
         let found = broken(&reports);
         let right = match *defect {
             "none" => code == 0 && found.is_empty() && reports.len() > 12,
@@ -288,7 +324,7 @@ fn a_defect_of_a_tier_that_shows_beside_its_pages_or_late_is_found() {
             ("deregister-nothing", "tier-deregister", "was written after a deregister"),
         ],
     );
-    let (code, reports) = test(&plugin_files::plugin("forgetful"), &[]);
+    let (code, reports) = test(&plugin_files::plugin("forgetful"), &PATIENT);
     let found: Vec<_> = broken(&reports).iter().map(|(case, ..)| case.as_str()).collect();
     assert_eq!((code, found), (2, vec!["tier-persistent"]), "{reports:?}");
 }
@@ -309,7 +345,7 @@ fn a_value_that_is_torn_when_its_process_is_killed_is_found_and_a_run_leaves_no_
     // A value that a killed process was writing still has a temporary name.
     let left: Vec<&String> = left.iter().filter(|name| !name.starts_with('.')).collect();
     assert!(left.is_empty(), "{left:?}");
-    let (code, reports) = run("in-place", &["--case", "tier-"]);
+    let (code, reports) = run("in-place", &[&PATIENT[..], &["--case", "tier-"]].concat());
     let found: Vec<_> = broken(&reports).iter().map(|(case, ..)| case.as_str()).collect();
     assert_eq!((code, found), (2, vec!["tier-crash"]), "{reports:?}");
     let (_, _, text) = broken(&reports)[0];

@@ -1,12 +1,15 @@
 //! KV that is transferred through staging memory gives the answers of an aggregated worker, even when workers die or clients leave
 //! during the transfer.
 
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::path::Path;
 
 use host_tests::cluster::{Cluster, Start, signal};
 use host_tests::cuda::OnBoth;
 use host_tests::hold::Hold;
 use host_tests::plugin_files;
+use serde_json::json;
 
 /// The layout of engines: if two ranks share a layer, the part of each head in each token is a separate piece.
 const LAYER_FIRST: [&str; 2] = ["--kv-layout", "layer-kv-page-token-head-dim"];
@@ -42,8 +45,7 @@ impl Server {
     }
 
     fn metric(&self, role: &str, name: &str) -> f64 {
-        let worker = self.cluster.workers().into_iter().find(|worker| worker.role == role);
-        worker.map_or(0.0, |worker| self.cluster.metrics(&worker).get(name).copied().unwrap_or(0.0))
+        self.cluster.metrics(&self.cluster.worker(role)).get(name).copied().unwrap_or(0.0)
     }
 
     fn staged(&self) -> f64 {
@@ -146,45 +148,43 @@ fn staged_where_it_pays(executor: &[String], ranks: &[(&str, &str)], right: &[Ve
 fn clients_that_leave_during_staged_transfers_leave_nothing_behind() {
     let flags =
         ["--staging-bytes", "64KiB", "--chunk-tokens", "32", "--pool-pages", "256", "--layer-groups", "2"];
-    let split = Server::shm("prefill-token-us = 20\n", &[&flags[..], &ALWAYS].concat());
+    let hold = Hold::new();
+    let synthetic = format!("prefill-token-us = 20\n{}", hold.prompts_from(256));
+    let split = Server::shm(&synthetic, &[&flags[..], &ALWAYS].concat());
     let right = split.cluster.generate(&long_prompt()[..300], 4).unwrap().tokens;
-    let seed = 0x5eed_u64;
-    println!("seed {seed:#x}");
-    for round in 0..3 {
-        std::thread::scope(|scope| {
-            for number in 0..40u64 {
-                let wait = (seed * (number + 1) * (round + 7) * 2_654_435_761) >> 16 & 63;
-                let cluster = &split.cluster;
-                scope.spawn(move || leave_after(cluster, std::time::Duration::from_millis(wait)));
+    let failed = || split.metric("decode", "host_requests_failed_total");
+    let is_active = || split.metric("decode", "host_requests_active") > 0.0;
+    // Bytes that are staged before the clients leave. The part of a prompt before the hold has a MiB.
+    for bytes in [1.0, 100_000.0, 800_000.0] {
+        for is_held in [true, false] {
+            // While prompts are held, no answer is complete before its client leaves. Without a hold, clients leave at any time.
+            let held = is_held.then(|| hold.begin());
+            let (staged_before, failed_before) = (split.staged(), failed());
+            let clients: Vec<TcpStream> = (0..40).map(|_| ask(&split.cluster)).collect();
+            split.cluster.wait("prompts to be staged", || split.staged() >= staged_before + bytes);
+            if is_held {
+                split.cluster.wait("a request that cannot end", is_active);
             }
-        });
-        split.settles();
+            drop(clients);
+            if let Some(held) = held {
+                split.cluster.wait("requests to be given up", || failed() > failed_before);
+                held.end();
+            }
+            split.settles();
+        }
     }
     assert_eq!(split.cluster.generate(&long_prompt()[..300], 4).unwrap().tokens, right);
-    assert!(split.staged() > 0.0);
 }
 
-/// Sends a request and closes the connection after `wait`.
-fn leave_after(cluster: &Cluster, wait: std::time::Duration) {
-    use std::io::{Read, Write};
-    let prompt: Vec<u32> = long_prompt()[..500].to_vec();
-    let body = serde_json::json!({
-        "input_ids": prompt,
-        "sampling_params": { "max_new_tokens": 4, "temperature": 0, "ignore_eos": true },
-        "stream": true,
-    })
-    .to_string();
-    let mut connection = std::net::TcpStream::connect(cluster.url.trim_start_matches("http://")).unwrap();
-    connection.set_read_timeout(Some(wait.max(std::time::Duration::from_millis(1)))).unwrap();
-    let head = format!(
-        "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
-         content-length: {}\r\n\r\n",
-        body.len()
-    );
-    connection.write_all(head.as_bytes()).unwrap();
-    connection.write_all(body.as_bytes()).unwrap();
-    // The time-out stands for the client's patience. What was read until then does not matter.
-    let _left = connection.read(&mut [0; 1]).is_err();
+/// Sends a request. Dropping the connection gives it up.
+fn ask(cluster: &Cluster) -> TcpStream {
+    let parameters = json!({ "max_new_tokens": 4, "temperature": 0, "ignore_eos": true });
+    let prompt = &long_prompt()[..500];
+    let body = json!({ "input_ids": prompt, "sampling_params": parameters, "stream": true }).to_string();
+    let mut connection = TcpStream::connect(cluster.url.trim_start_matches("http://")).unwrap();
+    let head = "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    write!(connection, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    connection
 }
 
 #[test]

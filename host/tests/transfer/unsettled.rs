@@ -9,6 +9,7 @@ use std::process::Command;
 use host_tests::cluster::{Answer, Cluster, Start};
 use host_tests::hold::Hold;
 use host_tests::plugin_files;
+use host_tests::program::run_to_end;
 use serde_json::json;
 
 fn program() -> &'static Path {
@@ -101,15 +102,12 @@ fn a_conversation_is_served_and_pages_of_an_aborted_transfer_come_back_behind_a_
 fn it_is_refused_with_a_radix_cache_and_with_a_storage_tier() {
     let plugins = plugin_files::directory(&["unsettled", "shm", "memory"]);
     let refused = |flags: &[&str]| {
-        let output = Command::new("timeout")
-            .args(["60", env!("CARGO_BIN_EXE_host"), "--executor", "synthetic", "--port", "0"])
-            .args(["--plugins-dir", plugins.path().to_str().unwrap()])
-            .args(flags)
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{flags:?}: {said}");
-        said
+        let mut host = Command::new(program());
+        host.args(["--executor", "synthetic", "--port", "0"]);
+        host.args(["--plugins-dir", plugins.path().to_str().unwrap()]).args(flags);
+        let ended = run_to_end("host", &mut host);
+        assert_eq!(ended.code(), Some(2), "{flags:?}: {ended}");
+        ended.stderr
     };
     let decode = "DecodeRadixCache needs settled, because pages in the tree outlive the request, also one that was aborted during its \
                   transfer: plugin \"unsettled\" declares page_writes, arrival_notification, peer_restart; use instead: shm; or give \

@@ -46,6 +46,7 @@ pub type ReadVocabulary = Box<dyn Fn() -> Result<Vocabulary, String> + Send + Sy
 /// The grammars of one worker's requests.
 pub struct Grammars {
     read: ReadVocabulary,
+    limits: Limits,
     compiler: OnceLock<Result<Compiler, String>>,
     rooms: Mutex<HashMap<Room, Arc<Followed>>>,
     clock: Clock,
@@ -79,7 +80,8 @@ impl Grammars {
         let time = StepTime::new(patience);
         let clock = Clock::start();
         let lexers = Lexers::new(MOST_LEXERS);
-        Ok(Self { read, compiler: OnceLock::new(), rooms: Mutex::default(), clock, time, threads, lexers })
+        let (limits, compiler, rooms) = (Limits::default(), OnceLock::new(), Mutex::default());
+        Ok(Self { read, limits, compiler, rooms, clock, time, threads, lexers })
     }
 
     /// Compiles a request's grammar in its client's turn, and follows the answer so far in it. `None` when the runtime is
@@ -115,7 +117,7 @@ impl Grammars {
     fn ask(&self, request: &Request, under: &Under) -> Result<Asked, GrammarError> {
         let compiler = self.compiler.get_or_init(|| {
             let vocabulary = (self.read)()?;
-            Compiler::new(&vocabulary, Limits::default()).map_err(|error| error.to_string())
+            Compiler::new(&vocabulary, self.limits).map_err(|error| error.to_string())
         });
         let compiler = compiler.as_ref().map_err(|reason| {
             GrammarError::Refused(format!("this server's workers take no grammars: {reason}"))
@@ -249,7 +251,15 @@ mod tests {
     }
 
     fn patient(patience: Patience) -> Arc<Grammars> {
-        Arc::new(Grammars::new(Box::new(|| Ok(Vocabulary::bytes())), patience).unwrap())
+        Arc::new(over_bytes(patience))
+    }
+
+    /// Grammars whose compilation no busy machine makes too long.
+    fn over_bytes(patience: Patience) -> Grammars {
+        let mut grammars = Grammars::new(Box::new(|| Ok(Vocabulary::bytes())), patience).unwrap();
+        let hour = Duration::from_secs(3600);
+        grammars.limits = Limits { wait: hour, compile_time: hour, ..Limits::default() };
+        grammars
     }
 
     fn follow(
@@ -403,7 +413,7 @@ mod tests {
 
     #[test]
     fn an_answer_whose_lexer_takes_too_much_memory_ends_and_one_that_waits_has_none() {
-        let mut grammars = Grammars::new(Box::new(|| Ok(Vocabulary::bytes())), Patience::All).unwrap();
+        let mut grammars = over_bytes(Patience::All);
         // A client has half of it.
         grammars.lexers = Lexers::new(40_000);
         let grammars = Arc::new(grammars);

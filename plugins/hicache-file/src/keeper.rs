@@ -29,6 +29,11 @@ const LIST: Duration = Duration::from_secs(5);
 const COARSE: Duration = Duration::from_secs(2);
 /// How many index files the system is asked to read ahead.
 const AHEAD: usize = 4;
+/// How long puts wait for a segment before the first of them are refused.
+///
+/// They wait when nothing can be evicted now but space comes soon: from segments of this process that are not sealed
+/// yet, and from evicted segments whose space is not free yet.
+const PATIENCE: Duration = Duration::from_millis(300);
 /// Pages that are added to the index under one lock.
 const CHUNK: usize = 1024;
 
@@ -60,6 +65,8 @@ pub struct Keeper<'a> {
     touched: Instant,
     /// Until when the keeper waits for the space of evicted segments, instead of evicting more.
     pub(crate) awaited: Option<Instant>,
+    /// [`PATIENCE`], unless a test has another.
+    pub(crate) patience: Duration,
     /// The part of this instance in the gauges: pages, bytes, segments.
     shown: [u64; 3],
     /// The last trouble that was reported. It is logged once.
@@ -103,6 +110,7 @@ impl<'a> Keeper<'a> {
             refreshed: now,
             touched: now,
             awaited: None,
+            patience: PATIENCE,
             shown: [0; 3],
             trouble: None,
             started: now,

@@ -23,12 +23,7 @@ const SOON: Duration = Duration::from_millis(100);
 /// How long the keeper waits for the space of evicted segments. Unlinked files take their space until the last process
 /// that has them open closes them. Other processes do so when they look at the directory the next time.
 const SETTLING: Duration = Duration::from_secs(5);
-/// How long puts wait for a segment before the first of them are refused.
-///
-/// They wait when nothing can be evicted now but space comes soon: from segments of this process that are not sealed
-/// yet, and from evicted segments whose space is not free yet.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(300);
-/// Time between two tries during that wait.
+/// Time between two tries while puts wait for a segment.
 const STEP: Duration = Duration::from_millis(10);
 /// Most segments of a directory, however small.
 const MOST_SEGMENTS: usize = 32_768;
@@ -36,6 +31,17 @@ const MOST_SEGMENTS: usize = 32_768;
 /// Bytes that a pair of files counts for: an index never grows beyond one record per block and two more.
 fn footprint(data: u64, index: u64) -> u64 {
     data + index.max(data / 64 + 2 * RECORD as u64)
+}
+
+/// The time since the first call of this function with `start`.
+fn waited(start: &mut Option<Instant>) -> Duration {
+    match start {
+        Some(start) => start.elapsed(),
+        None => {
+            *start = Some(Instant::now());
+            Duration::ZERO
+        }
+    }
 }
 
 impl Keeper<'_> {
@@ -55,7 +61,7 @@ impl Keeper<'_> {
             return Err((ErrorCode::IO, Instant::now() + REFUSAL));
         }
         // While puts are refused, later puts are refused without a wait.
-        let patience = if self.is_refusing() { Duration::ZERO } else { PATIENCE };
+        let patience = if self.is_refusing() { Duration::ZERO } else { self.patience };
         let mut start = None;
         loop {
             match self.try_make() {
@@ -64,8 +70,7 @@ impl Keeper<'_> {
                     return Ok(open);
                 }
                 // Counted from the end of the first try, which may have taken long.
-                Err((ErrorCode::NO_RESOURCE, _))
-                    if start.get_or_insert_with(Instant::now).elapsed() < patience && self.comes_soon() => {}
+                Err((ErrorCode::NO_RESOURCE, _)) if waited(&mut start) < patience && self.comes_soon() => {}
                 Err((code, text)) => {
                     let path = self.store.directory.path().display();
                     let text = format!("puts to {path} are refused, and tried again soon: {text}");

@@ -22,6 +22,9 @@ pub struct Sealer {
     pub done: Receiver<Sealed>,
     /// Sent and not yet received.
     pub under_way: usize,
+    /// Is told when the keeper begins to wait for a seal.
+    #[cfg(test)]
+    pub waits: Option<Sender<()>>,
 }
 
 /// The thread's end of the channels.
@@ -33,7 +36,14 @@ pub struct Work {
 /// Both ends.
 pub fn new() -> (Sealer, Work) {
     let ((jobs, next), (tell, done)) = (channel(), channel());
-    (Sealer { jobs, done, under_way: 0 }, Work { jobs: next, done: tell })
+    let sealer = Sealer {
+        jobs,
+        done,
+        under_way: 0,
+        #[cfg(test)]
+        waits: None,
+    };
+    (sealer, Work { jobs: next, done: tell })
 }
 
 impl Work {

@@ -298,6 +298,7 @@ impl Inquiry {
 
 #[cfg(test)]
 mod tests {
+    use host_tests::wait::poll_until;
     use rustix::net::connect_unspec;
 
     use super::*;
@@ -310,19 +311,18 @@ mod tests {
         mut answering: Option<&mut Presence>,
         found: impl Fn(&Inquiry, bool) -> bool,
     ) {
-        let begun = Instant::now();
-        loop {
+        poll_until("an answer", || {
             let now = Instant::now();
             if let Some(presence) = &mut answering {
                 presence.answer(now);
             }
             let gone = inquiry.look(OWN, now);
             if found(inquiry, gone) {
-                return;
+                return Ok(());
             }
-            assert!(begun.elapsed() < Duration::from_secs(120), "waited in vain for an answer");
-            std::thread::yield_now();
-        }
+            let (asked, proven, held) = (inquiry.asked.len(), inquiry.proven, inquiry.held.is_some());
+            Err(format!("gone: {gone}, {asked} asked, proven: {proven:?}, held: {held}"))
+        });
     }
 
     fn proven(presence: &mut Presence) -> Inquiry {
@@ -410,24 +410,26 @@ mod tests {
         let address = presence.addresses()[0];
         assert!(address.ip().is_loopback());
         let caller = TcpStream::connect(address).unwrap();
-        while presence.held.is_empty() {
+        poll_until("the caller to be held", || {
             presence.answer(Instant::now());
-        }
+            if presence.held.is_empty() { Err("none is held") } else { Ok(()) }
+        });
         let spare = || TcpStream::connect(address).unwrap();
         let filler: Vec<TcpStream> = (1..8).map(|_| presence.held[0].try_clone().unwrap()).collect();
         presence.held.extend(filler);
         let mut refused = spare();
-        let (mut heard, mut count) = ([0; 16], None);
         refused.set_nonblocking(true).unwrap();
-        while count.is_none() {
+        let count = poll_until("the refused caller to hear of it", || {
             presence.answer(Instant::now());
-            count = refused.read(&mut heard).ok();
-        }
-        assert_eq!(count, Some(0), "it ends before an identity");
+            refused.read(&mut [0; 16])
+        });
+        assert_eq!(count, 0, "it ends before an identity");
         drop(caller);
-        while !presence.held.is_empty() {
+        poll_until("the caller that went to leave room", || {
             presence.answer(Instant::now() + CHECKED);
-        }
+            let held = presence.held.len();
+            if held == 0 { Ok(()) } else { Err(format!("{held} are held")) }
+        });
     }
 
     #[test]

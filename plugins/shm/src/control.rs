@@ -250,6 +250,9 @@ impl<const LINES: usize> DevicePage<LINES> {
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;
+    use std::sync::atomic::AtomicBool;
+
+    use host_tests::wait::{PATIENCE, until};
 
     use super::*;
     use crate::mapping::{SharedPage, Writers};
@@ -266,15 +269,22 @@ mod tests {
         assert!(line.wait(soon, || false));
         // Busy again while a thread waits: the second piece began after the gate was closed, so the thread need not wait for it.
         let first = line.enter();
+        let looked = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let waiting =
-                scope.spawn(|| line.wait(Instant::now() + std::time::Duration::from_secs(60), || false));
+            // The thread asks whether the sender is dead once it has seen the first piece.
+            let waiting = scope.spawn(|| {
+                line.wait(Instant::now() + PATIENCE, || {
+                    looked.store(true, Ordering::SeqCst);
+                    false
+                })
+            });
+            until("the thread to see the first piece", || {
+                if looked.load(Ordering::SeqCst) { Ok(()) } else { Err("it has not seen it") }
+            });
             drop(first);
-            let _second = line.enter();
-            // Whether the waiting thread looked before or after, it need not wait for more than one end.
-            let first_look = waiting.is_finished();
-            drop(_second);
-            assert!(waiting.join().unwrap(), "looked early: {first_look}");
+            let second = line.enter();
+            assert!(waiting.join().unwrap(), "it waits for the second piece");
+            drop(second);
         });
     }
 

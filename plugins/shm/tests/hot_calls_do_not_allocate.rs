@@ -7,6 +7,7 @@ use std::cell::Cell;
 
 use host_memory::SharedMemory;
 use host_plugin_api::*;
+use host_tests::wait::poll_until;
 
 struct Counting;
 
@@ -74,11 +75,12 @@ fn submit_post_poll_notifications_and_settled_allocate_nothing() {
         let notification = [0; NOTIFICATION_BYTES];
         let submission = Submission { peer, notification_length: 8, tag: Tag(tag), notification };
         assert_eq!(sender.submit(&submission, &writes), 0);
-        while completed < tag || notified < tag {
+        // A text of what was seen would be an allocation.
+        poll_until("a submission to end and to arrive", || {
             completed += sender.poll(&mut completions) as u64;
             notified += receiver.notifications(&mut notifications) as u64;
-            std::thread::yield_now();
-        }
+            if completed >= tag && notified >= tag { Ok(()) } else { Err(completed.min(notified)) }
+        });
         assert_eq!(sender.settled(Tag(tag)), 1);
     }
     assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);

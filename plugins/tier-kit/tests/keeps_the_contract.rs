@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{
@@ -88,6 +89,18 @@ fn fixture(threads: u32) -> Fixture {
     Fixture { tier, bytes, region, begun, goes_on }
 }
 
+/// Calls `look` until it has an answer. Until then, `look` returns what it sees instead.
+fn until<T>(what: &str, mut look: impl FnMut() -> std::result::Result<T, String>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(300);
+    loop {
+        match look() {
+            Ok(answer) => return answer,
+            Err(seen) => assert!(Instant::now() < deadline, "waited in vain for {what}: {seen}"),
+        }
+        std::thread::yield_now();
+    }
+}
+
 impl Fixture {
     fn page(&self, key: Key, offset: u64, length: u32) -> TierPage {
         TierPage { key, region: self.region, length, offset }
@@ -96,14 +109,15 @@ impl Fixture {
     /// The next completions, in the order of their pages.
     fn ended(&self, count: usize) -> Vec<TierCompletion> {
         let mut all = Vec::new();
-        while all.len() < count {
+        until("completions", || {
             let mut done = [TierCompletion::default()];
             match self.tier.poll(&mut done) {
-                0 => std::thread::yield_now(),
+                0 => {}
                 1 => all.push(done[0]),
                 code => panic!("poll answered {code}"),
             }
-        }
+            if all.len() == count { Ok(()) } else { Err(format!("{} of {count}", all.len())) }
+        });
         all.sort_by_key(|done| (done.tag, done.page));
         all
     }
@@ -157,10 +171,10 @@ fn deregistering_waits_for_the_call_that_uses_the_region() {
     let (tier, region) = (fixture.tier.clone(), fixture.region);
     let deregistering = std::thread::spawn(move || tier.deregister(region));
     // Puts still find the region until it is known to be going.
-    while {
+    until("the region to be going", || {
         assert_eq!(fixture.tier.put(Tag(2), &[fixture.page(key(1), 0, 4)]), 0);
-        fixture.statuses(1) == [STORED]
-    } {}
+        if fixture.statuses(1) == [STORED] { Err("a put finds it".to_owned()) } else { Ok(()) }
+    });
     assert!(!deregistering.is_finished(), "the fence did not wait for the call of the store");
     fixture.goes_on.send(()).unwrap();
     deregistering.join().unwrap().unwrap();
@@ -201,10 +215,10 @@ fn a_full_queue_would_block_until_a_batch_was_polled() {
 fn after_a_panic_of_the_store_every_call_answers_so_and_memory_is_taken_back() {
     let fixture = fixture(2);
     assert_eq!(fixture.tier.put(Tag(1), &[fixture.page(DEFECT, 0, 4)]), 0);
-    let mut done = [TierCompletion::default()];
-    while fixture.tier.poll(&mut done) != ErrorCode::PANICKED.0 {
-        std::thread::yield_now();
-    }
+    until("the panic to be known", || match fixture.tier.poll(&mut [TierCompletion::default()]) {
+        code if code == ErrorCode::PANICKED.0 => Ok(()),
+        code => Err(format!("poll answers {code}")),
+    });
     assert_eq!(fixture.tier.exists(Tag(2), &[key(1)]), ErrorCode::PANICKED.0);
     assert_eq!(fixture.tier.usage().unwrap_err().code, ErrorCode::PANICKED);
     fixture.tier.deregister(fixture.region).unwrap();

@@ -5,6 +5,7 @@
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use host_plugin_api::{
     Address, Completion, ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, NotificationKind, Opening,
@@ -95,6 +96,18 @@ struct Pair {
     write: Write,
 }
 
+/// Calls `look` until it has an answer. Until then, `look` returns what it sees instead.
+fn until<T>(what: &str, mut look: impl FnMut() -> std::result::Result<T, String>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(300);
+    loop {
+        match look() {
+            Ok(answer) => return answer,
+            Err(seen) => assert!(Instant::now() < deadline, "waited in vain for {what}: {seen}"),
+        }
+        std::thread::yield_now();
+    }
+}
+
 impl Pair {
     fn new(source: &'static [u8; 64], target: &'static mut [u8; 64]) -> Self {
         let (orders, receive_orders) = channel();
@@ -139,9 +152,10 @@ impl Pair {
 
     fn completed(&self) -> (u64, i32) {
         let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }];
-        while self.sender.poll(&mut done) == 0 {
-            std::thread::yield_now();
-        }
+        until("a completion", || match self.sender.poll(&mut done) {
+            1 => Ok(()),
+            code => Err(format!("poll answers {code}")),
+        });
         (done[0].tag.0, done[0].status)
     }
 
@@ -205,9 +219,12 @@ fn what_was_sent_over_a_connection_that_broke_has_settled_when_its_end_is_proven
     assert_eq!(pair.sender.settled(Tag(1)), 0);
     pair.orders.send(Do::End).unwrap();
     // On a busy machine, more than one fence may wait for the proof.
-    while let Err(error) = pair.sender.disconnect(pair.peer) {
-        assert_eq!(error.code, ErrorCode::TIMEOUT);
-    }
+    until("the fence", || {
+        pair.sender.disconnect(pair.peer).map_err(|error| {
+            assert_eq!(error.code, ErrorCode::TIMEOUT);
+            error.to_string()
+        })
+    });
     assert_eq!(pair.sender.settled(Tag(1)), 1);
     assert_eq!(pair.sender.disconnect(pair.peer).unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use host_plugin_api::RegionId;
 use host_plugin_api::*;
+use host_tests::wait::until;
 use rustix::io::Errno;
 use rustix::net::{connect_unspec, getpeername};
 use rustix::process::{
@@ -16,6 +17,10 @@ use rustix::process::{
 use crate::{Remote, Worker, hash, hex, submission, wait};
 
 const BYTES: usize = 4 << 20;
+/// Tries of a flood after a fence.
+const TRIES: u64 = 1000;
+/// Messages between two instances, for which their drivers look at all of their connections again and again.
+const MESSAGES: u64 = 20;
 
 /// A plugin to test.
 #[derive(Clone, Debug)]
@@ -78,11 +83,36 @@ fn is_all(worker: &Worker, value: u8) -> bool {
     worker.bytes().iter().all(|byte| *byte == value)
 }
 
-/// Waits until bytes on their way must have arrived: longer than the driver ever leaves an inbound endpoint alone. A correct
-/// plugin cannot fail by this wait.
-#[allow(clippy::disallowed_methods, reason = "what must not happen is given time to happen")]
-fn let_late_writes_land() {
-    std::thread::sleep(std::time::Duration::from_millis(50));
+/// Connects the first instance to the second one, sends messages, and waits for each. What the drivers of the two had to do for
+/// other connections before is done by then, unless it waits for a peer.
+fn exchange((own_name, from): (&str, &Worker), (name, to): (&str, &Worker)) {
+    let peer = from.backend.connect(name, &to.backend.endpoint().unwrap()).unwrap();
+    for tag in (1000..).map(Tag).take(MESSAGES as usize) {
+        assert_eq!(from.backend.submit(&submission(peer, tag.0, b"m"), &[]), 0);
+        let done = from.completion();
+        assert_eq!((done.tag, done.status), (tag, 0));
+        loop {
+            let heard = to.notification();
+            if heard.peer_name[..heard.peer_name_length as usize] == *own_name.as_bytes() {
+                break;
+            }
+        }
+    }
+}
+
+/// Connects again to a receiver that was fenced, and sends it a message. Returns what it hears before.
+fn send_again(sender: &Worker, receiver: &mut Remote) -> Vec<String> {
+    let again = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
+    assert_eq!(sender.backend.submit(&submission(again, 1, b"again"), &[]), 0);
+    let wanted = format!("arrived prefill {}", hex(b"again"));
+    let mut before = Vec::new();
+    loop {
+        let heard = receiver.ask("notification");
+        if heard == wanted {
+            return before;
+        }
+        before.push(heard);
+    }
 }
 
 /// Scattered writes are in another process when their completion or notification is seen.
@@ -142,7 +172,9 @@ pub fn a_sender_killed_in_mid_transfer_is_reported_lost_and_leaves_nothing_behin
     sender.kill();
     while receiver.notification().kind != NotificationKind::PEER_LOST {}
     receiver.bytes_mut().fill(1);
-    let_late_writes_land();
+    // What the killed process has sent was there before.
+    let other = setup.worker("other");
+    exchange(("other", &other), ("decode", &receiver));
     assert!(is_all(&receiver, 1), "a write of a lost peer landed");
     receiver.backend.deregister(receiver.region).unwrap();
 }
@@ -150,10 +182,10 @@ pub fn a_sender_killed_in_mid_transfer_is_reported_lost_and_leaves_nothing_behin
 /// Nothing lands after a disconnect although the peer keeps writing.
 pub fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing(setup: &Setup<'_>) {
     for _ in 0..5 {
-        let (receiver, _sender, peer) = flooded(setup);
+        let (receiver, mut sender, peer) = flooded(setup);
         receiver.backend.disconnect(peer).unwrap();
         receiver.bytes_mut().fill(1);
-        let_late_writes_land();
+        sender.floods_on(TRIES, &receiver);
         assert!(is_all(&receiver, 1), "a late write landed");
         assert_eq!(receiver.backend.disconnect(peer).unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
     }
@@ -162,24 +194,24 @@ pub fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing(setup: &
 /// Nothing lands after a deregistration although the peer keeps writing.
 pub fn nothing_lands_after_a_deregistration_although_the_peer_keeps_writing(setup: &Setup<'_>) {
     for _ in 0..5 {
-        let (receiver, _sender, _peer) = flooded(setup);
+        let (receiver, mut sender, _peer) = flooded(setup);
         receiver.backend.deregister(receiver.region).unwrap();
         receiver.bytes_mut().fill(1);
-        let_late_writes_land();
+        sender.floods_on(TRIES, &receiver);
         assert!(is_all(&receiver, 1), "a late write landed");
     }
 }
 
 /// A stopped sender is fenced without its help and lands nothing when it goes on.
 pub fn a_stopped_sender_is_fenced_without_its_help_and_lands_nothing_when_it_goes_on(setup: &Setup<'_>) {
-    let (receiver, sender, peer) = flooded(setup);
+    let (receiver, mut sender, peer) = flooded(setup);
     let pid = Pid::from_child(&sender.process);
     kill_process(pid, Signal::STOP).unwrap();
     // The stopped sender has bytes in its own buffers and in those of the network.
     receiver.backend.disconnect(peer).unwrap();
     receiver.bytes_mut().fill(1);
     kill_process(pid, Signal::CONT).unwrap();
-    let_late_writes_land();
+    sender.floods_on(TRIES, &receiver);
     assert!(is_all(&receiver, 1), "a late write landed");
 }
 
@@ -221,7 +253,7 @@ pub fn a_receiver_killed_in_mid_transfer_ends_every_submission_and_its_successor
 /// Starts a sender with much in flight to a stopped receiver, and returns its peer id, too. Tries again when nothing was in
 /// flight because the driver had not reached the submissions.
 fn stuck(setup: &Setup<'_>, config: &str) -> (Worker, Remote, PeerId) {
-    for _ in 0..20 {
+    until("something in flight", || {
         let sender = setup.worker_with("prefill", config);
         let mut receiver = setup.remote_with("decode", config);
         let target: u32 = receiver.ask("region").parse().unwrap();
@@ -231,16 +263,19 @@ fn stuck(setup: &Setup<'_>, config: &str) -> (Worker, Remote, PeerId) {
             let everything = [write(&sender, target, 0, BYTES)];
             assert_eq!(sender.backend.submit(&submission(peer, tag, b"n"), &everything), 0);
         }
-        let_late_writes_land();
+        let other = setup.worker("other");
+        exchange(("prefill", &sender), ("other", &other));
         match sender.backend.disconnect(peer) {
-            Ok(()) => (1..=64).for_each(|tag| assert_eq!(sender.backend.settled(Tag(tag)), 1)),
+            Ok(()) => {
+                (1..=64).for_each(|tag| assert_eq!(sender.backend.settled(Tag(tag)), 1));
+                Err("nothing was ever in flight")
+            }
             Err(error) => {
                 assert_eq!(error.code, ErrorCode::TIMEOUT, "{error}");
-                return (sender, receiver, peer);
+                Ok((sender, receiver, peer))
             }
         }
-    }
-    panic!("nothing was ever in flight");
+    })
 }
 
 /// Writes to a stopped receiver settle only when it says so or is dead.
@@ -265,7 +300,7 @@ pub fn writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead(setup
         assert!(ends.iter().all(|end| sender.backend.settled(end.tag) == 1));
         if revive {
             receiver.ask("fill 1");
-            let_late_writes_land();
+            send_again(&sender, &mut receiver);
             assert_eq!(receiver.ask(&format!("hash 0 {BYTES}")), hash(&vec![1; BYTES]).to_string());
         }
     }
@@ -286,7 +321,8 @@ pub fn broken_connections_to_a_stopped_receiver_prove_nothing(setup: &Setup<'_>)
             let new = connections(process).into_iter().filter(|new| !broken.contains(&new.inode)).count();
             (new >= 2).then_some(())
         });
-        let_late_writes_land();
+        let later = setup.worker("later");
+        exchange(("prefill", &sender), ("later", &later));
         assert_eq!(sender.backend.settled(Tag(1)), 0, "nothing was proven meanwhile");
         assert_eq!(sender.backend.disconnect(peer).unwrap_err().code, ErrorCode::TIMEOUT);
         if revive {
@@ -298,15 +334,9 @@ pub fn broken_connections_to_a_stopped_receiver_prove_nothing(setup: &Setup<'_>)
         assert!(ends.iter().all(|end| sender.backend.settled(end.tag) == 1));
         if revive {
             receiver.ask("fill 1");
-            let_late_writes_land();
+            let before = send_again(&sender, &mut receiver);
+            assert!(before.iter().all(|heard| heard.starts_with("lost")), "{before:?}");
             assert_eq!(receiver.ask(&format!("hash 0 {BYTES}")), hash(&vec![1; BYTES]).to_string());
-            let again = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
-            assert_eq!(sender.backend.submit(&submission(again, 1, b"again"), &[]), 0);
-            let mut heard = receiver.ask("notification");
-            while heard.starts_with("lost") {
-                heard = receiver.ask("notification");
-            }
-            assert_eq!(heard, format!("arrived prefill {}", hex(b"again")));
         }
     }
 }

@@ -1,17 +1,19 @@
 //! The other process of tests: its roles, and how it is started.
 
 use host_plugin_api::RegionId;
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::{Barrier, OnceLock};
+use std::sync::{Arc, Barrier, Mutex, OnceLock};
 
 use host_plugin_api::*;
 use host_plugins::{Catalog, Entry, Policy, open_transfer};
 use host_tests::built::{BUILT, profile, target};
 use host_tests::lines::Lines;
+use host_tests::wait::until;
 
-use crate::{DeviceMemory, Place, Worker, hash, hex, ranks, submission, unhex};
+use crate::{DeviceMemory, Place, Worker, empty_notification, hash, hex, ranks, submission, unhex};
 
 const PACKAGE: &str = env!("CARGO_PKG_NAME");
 const PROGRAM: &str = "plugin_process";
@@ -183,12 +185,31 @@ impl Remote {
     pub fn answer(&mut self) -> String {
         // Libraries print to the same pipe, even on the line of an answer.
         let answer = |line: &str| line.split_once("@ ").map(|(_, answer)| answer.trim_end().to_owned());
-        self.output.find("the child process's answer", answer).expect("the child process ended")
+        self.output.find("the child process's answer", answer).unwrap_or_else(|missing| panic!("{missing}"))
     }
 
     /// Its endpoint.
     pub fn endpoint(&mut self) -> Vec<u8> {
         unhex(&self.ask("endpoint"))
+    }
+
+    /// Waits until all that it has tried to write so far has ended, and so many later tries. It was told to `flood` this worker.
+    pub fn floods_on(&mut self, more: u64, worker: &Worker) {
+        let (_, next) = self.tries();
+        until("the ends of a flood's tries", || {
+            // Notifications that are not fetched hold a flood up.
+            worker.backend.notifications(&mut [empty_notification(); 64]);
+            let (oldest, _) = self.tries();
+            let ended = oldest >= next + more;
+            if ended { Ok(()) } else { Err(format!("{oldest} ended, and it was at {next} at first")) }
+        });
+    }
+
+    /// The number of its oldest try that has not ended, and that of its next one.
+    fn tries(&mut self) -> (u64, u64) {
+        let answer = self.ask("tries");
+        let (oldest, next) = answer.split_once(' ').unwrap();
+        (oldest.parse().unwrap(), next.parse().unwrap())
     }
 
     /// Ends it at once.
@@ -205,9 +226,48 @@ impl Drop for Remote {
     }
 }
 
+/// The tries of a thread that submits writes again and again.
+struct Tries {
+    /// The number of the next one, which is its tag.
+    next: u64,
+    in_flight: BTreeSet<u64>,
+}
+
+impl Tries {
+    fn begin(&mut self) -> u64 {
+        let tag = self.next;
+        self.next += 1;
+        self.in_flight.insert(tag);
+        tag
+    }
+
+    fn oldest(&self) -> u64 {
+        self.in_flight.first().copied().unwrap_or(self.next)
+    }
+}
+
+/// Submits a write again and again until the process ends.
+fn flood(backend: &dyn TransferBackend, peer: PeerId, write: Write, tries: &Mutex<Tries>) {
+    let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }; 16];
+    loop {
+        let tag = tries.lock().unwrap().begin();
+        if backend.submit(&submission(peer, tag, &tag.to_le_bytes()), &[write]) < 0 {
+            let count = usize::try_from(backend.poll(&mut done)).unwrap_or(0);
+            let mut tries = tries.lock().unwrap();
+            tries.in_flight.remove(&tag);
+            for done in &done[..count] {
+                tries.in_flight.remove(&done.tag.0);
+            }
+            drop(tries);
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// The other process's side of a [`Remote`] worker.
 fn serve(mut worker: Worker) {
     let mut peer = PeerId(0);
+    let tries = Arc::new(Mutex::new(Tries { next: 1, in_flight: BTreeSet::new() }));
     let answer = |text: String| println!("@ {text}");
     let outcome = |result: Result<()>| match result {
         Ok(()) => "ok".to_owned(),
@@ -267,7 +327,7 @@ fn serve(mut worker: Worker) {
                 answer(worker.backend.submit(&submission, &[write]).to_string());
             }
             "completion" => answer(worker.completion().status.to_string()),
-            // Submits one write of all memory, again and again until killed.
+            // Submits one write of all memory, again and again until killed. Of the other words only "tries" may follow.
             "flood" => {
                 let target = RegionId(words[1].parse().unwrap());
                 let write = Write {
@@ -277,17 +337,20 @@ fn serve(mut worker: Worker) {
                     target_generation: 1,
                     ..Write::default()
                 };
+                let (backend, tries) = (worker.backend.clone(), tries.clone());
+                std::thread::spawn(move || flood(&*backend, peer, write, &tries));
                 answer("ok".to_owned());
-                let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }; 16];
-                for tag in 1.. {
-                    if worker.backend.submit(&submission(peer, tag, &tag.to_le_bytes()), &[write]) < 0 {
-                        worker.backend.poll(&mut done);
-                        std::thread::yield_now();
-                    }
-                }
+            }
+            "tries" => {
+                let tries = tries.lock().unwrap();
+                answer(format!("{} {}", tries.oldest(), tries.next));
             }
             other => panic!("unknown word {other}"),
         }
+    }
+    if tries.lock().unwrap().next > 1 {
+        // The thread reads the memory as long as the process lives.
+        std::mem::forget(worker);
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::body::{Body, Bytes};
 use axum::routing::get;
 use futures_util::stream;
-use host_tests::wait::PATIENCE;
+use host_tests::wait::{PATIENCE, answered_until};
 use hyper_util::rt::TokioExecutor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -49,24 +49,25 @@ async fn rest(connection: &mut TcpStream) -> String {
 
 /// Awaits something while the time for a head passes again and again, because the server may see a connection late. Awaits
 /// `between` after each passing.
-async fn in_time<T>(awaited: impl Future<Output = T>, mut between: impl AsyncFnMut()) -> Option<T> {
+async fn in_time<T>(what: &str, awaited: impl Future<Output = T>, mut between: impl AsyncFnMut()) -> T {
     let mut awaited = std::pin::pin!(awaited);
-    for _ in 0..2000 {
+    let mut passed = 0;
+    answered_until(what, async || {
         tokio::time::pause();
         tokio::time::advance(HEAD).await;
         tokio::time::resume();
+        passed += 1;
         between().await;
         // Waits in real time before the next advance, because the clock of the runtime counts a few years at most.
-        if let Ok(come) = tokio::time::timeout(Duration::from_millis(5), &mut awaited).await {
-            return Some(come);
-        }
-    }
-    None
+        let come = tokio::time::timeout(Duration::from_millis(5), &mut awaited).await;
+        come.map_err(|_elapsed| format!("the time for a head has passed {passed} times"))
+    })
+    .await
 }
 
 /// Everything that arrives until the server closes, while the time for a head passes.
 async fn rest_in_time(connection: &mut TcpStream) -> String {
-    in_time(rest(connection), async || {}).await.expect("the server closes it")
+    in_time("the server to close a connection", rest(connection), async || {}).await
 }
 
 async fn until_it_says(connection: &mut TcpStream, text: &str) {
@@ -231,9 +232,9 @@ async fn http2(
     (requests, ended)
 }
 
-/// Whether a connection ends as the time for a head passes.
-async fn ends_in_time(ended: &mut tokio::task::JoinHandle<()>) -> bool {
-    in_time(ended, async || {}).await.is_some()
+/// Waits for the end of a connection while the time for a head passes.
+async fn ends_in_time(ended: &mut tokio::task::JoinHandle<()>) {
+    in_time("the end of a connection", ended, async || {}).await.unwrap();
 }
 
 /// Returns when the server has read all that this connection has sent, its answers to the server's own pings included. Because
@@ -259,7 +260,7 @@ async fn an_http2_connection_that_asks_no_more_is_closed() {
     let (address, _stop) = listening(now(), limits(8)).await;
     let (mut requests, mut ended) = http2(address, 1 << 16).await;
     assert_eq!(ask(&mut requests, "/now").await.status(), 200);
-    assert!(ends_in_time(&mut ended).await, "it is kept although it asks no more");
+    ends_in_time(&mut ended).await;
 }
 
 #[tokio::test]
@@ -285,14 +286,13 @@ async fn a_connection_whose_client_reads_nothing_is_closed_and_one_that_waits_is
     // This client's window is 0: nothing may be sent to it, although its answer is there.
     let (mut unread, mut unread_ended) = http2(address, 0).await;
     let _unread_answer = ask(&mut unread, "/large").await;
-    let ended = in_time(&mut unread_ended, async || is_heard(&mut pings).await).await;
-    assert!(ended.is_some(), "HTTP/2");
+    in_time("the end of HTTP/2", &mut unread_ended, async || is_heard(&mut pings).await).await.unwrap();
     // The same with HTTP/1. The answer is larger than all buffers on the way.
     let mut connection = TcpStream::connect(address).await.unwrap();
     connection.write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     until_it_says(&mut connection, "xx").await;
-    let rest = in_time(rest(&mut connection), async || is_heard(&mut pings).await).await;
-    assert!(rest.expect("HTTP/1").len() < 10 << 20, "all of it came");
+    let rest = in_time("the end of HTTP/1", rest(&mut connection), async || is_heard(&mut pings).await).await;
+    assert!(rest.len() < 10 << 20, "all of it came");
     assert!(!waiting_ended.is_finished());
     tokens.send("token".into()).await.unwrap();
     drop(tokens);
@@ -301,7 +301,7 @@ async fn a_connection_whose_client_reads_nothing_is_closed_and_one_that_waits_is
         read.extend_from_slice(&data.unwrap());
     }
     assert_eq!(read, b"token");
-    assert!(ends_in_time(&mut waiting_ended).await);
+    ends_in_time(&mut waiting_ended).await;
 }
 
 #[tokio::test]
@@ -425,8 +425,8 @@ async fn streams_that_are_not_read_end_alone_and_another_of_their_connection_goe
                 tokio::task::yield_now().await;
             }
         };
-        let freed = in_time(freed, async || is_heard(&mut pings).await).await;
-        assert!(freed.is_some(), "window {window}: {in_memory:?}");
+        let what = format!("answers to leave the memory, with a window of {window} bytes");
+        in_time(&what, freed, async || is_heard(&mut pings).await).await;
         for (mut body, size) in unread.into_iter().zip(sizes) {
             let (mut read, mut end) = (0, None);
             while let Some(data) = body.data().await {

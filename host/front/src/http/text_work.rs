@@ -98,6 +98,9 @@ mod tests {
     use std::net::IpAddr;
     use std::sync::mpsc;
 
+    use futures_util::FutureExt as _;
+    use host_tests::wait::PATIENCE;
+
     use super::*;
 
     #[tokio::test]
@@ -124,7 +127,12 @@ mod tests {
         let (other, end) = work(&one);
         drop(end);
         other.await.unwrap();
-        assert_eq!(has_begun.try_iter().count(), 3, "two of the one, and one of the other");
+        for _ in 0..3 {
+            has_begun.recv_timeout(PATIENCE).expect("two of the one begin, and one of the other");
+        }
+        // The one has half of the four turns and no more, and the other has ended.
+        let free = [(); 2].map(|()| text.long.take(&one).now_or_never().expect("a turn is free"));
+        drop(free);
         let (tasks, ends): (Vec<_>, Vec<_>) = endless.into_iter().unzip();
         drop(ends);
         for task in tasks {

@@ -132,7 +132,11 @@ impl Reply {
                 return whole.split_terminator("\n\n").map(parse_event).collect();
             }
         }
-        assert!(self.begun.is_empty(), "the body ends within an event: {:?}", String::from_utf8_lossy(&self.begun));
+        assert!(
+            self.begun.is_empty(),
+            "the body ends within an event: {:?}",
+            String::from_utf8_lossy(&self.begun)
+        );
         Vec::new()
     }
 

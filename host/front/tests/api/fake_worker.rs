@@ -85,7 +85,7 @@ pub struct Watch {
 impl Watch {
     /// Waits until the router has ended this many answers.
     pub async fn ended(&self, answers: usize) {
-        in_time("the end of an answer", self.ended.clone().wait_for(|ended| ended.len() >= answers)).await;
+        in_time("the end of an answer", self.ended.clone(), |ended| ended.len() >= answers).await;
     }
 
     /// The number of calls that the router has cancelled so far.
@@ -100,19 +100,24 @@ impl Watch {
 
     /// Waits until this many calls have begun.
     pub async fn begun(&self, calls: usize) {
-        in_time("a call", self.counts.clone().wait_for(|counts| counts.0 >= calls)).await;
+        in_time("a call", self.counts.clone(), |counts| counts.0 >= calls).await;
     }
 
     /// Waits until this many calls were cancelled by the router.
     pub async fn cancelled(&self, calls: usize) {
-        in_time("a cancelled call", self.counts.clone().wait_for(|counts| counts.1 >= calls)).await;
+        in_time("a cancelled call", self.counts.clone(), |counts| counts.1 >= calls).await;
     }
 }
 
 /// Waits for something that has to happen.
-async fn in_time<T, E: std::fmt::Debug>(what: &str, awaited: impl Future<Output = Result<T, E>>) {
-    let come = tokio::time::timeout(PATIENCE, awaited).await;
-    drop(come.unwrap_or_else(|_elapsed| panic!("waited {PATIENCE:?} in vain for {what}")).unwrap());
+async fn in_time<T: std::fmt::Debug>(
+    what: &str,
+    mut watched: watch::Receiver<T>,
+    has_come: impl FnMut(&T) -> bool,
+) {
+    let come = tokio::time::timeout(PATIENCE, watched.wait_for(has_come)).await;
+    let come = come.map(|seen| drop(seen.unwrap()));
+    assert!(come.is_ok(), "waited {PATIENCE:?} in vain for {what}; seen last: {:?}", *watched.borrow());
 }
 
 /// A running fake worker, in a runtime of its own, so that dropping it breaks its connections as a killed process does.

@@ -289,6 +289,8 @@ async fn streams_that_are_reset_as_soon_as_they_begin_leave_nothing() {
 async fn headers_that_never_end_and_frames_that_ask_for_answers_take_no_memory() {
     /// A server that takes this many bytes keeps them in memory, or works on them.
     const MOST: usize = 64 << 20;
+    /// A server that reads a connection takes something of it while it answers so many other requests.
+    const MANY: usize = 100;
     /// The beginning of an HTTP/2 connection: the preface and empty settings.
     const BEGINNING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let mut front = Front::start(config()).await;
@@ -304,13 +306,23 @@ async fn headers_that_never_end_and_frames_that_ask_for_answers_take_no_memory()
     {
         let mut connection = connect_from(HERE, front.http).await;
         connection.write_all(&[BEGINNING, first].concat()).await.unwrap();
-        let mut sent = 0;
-        // Sends until the server hangs up, or stops reading.
-        while sent < MOST
-            && matches!(timeout(Duration::from_secs(2), connection.write_all(&again)).await, Ok(Ok(())))
-        {
-            sent += again.len();
+        let taken = Arc::new(AtomicUsize::new(0));
+        let counted = taken.clone();
+        let sending = tokio::spawn(async move {
+            while counted.load(Ordering::SeqCst) < MOST && connection.write_all(&again).await.is_ok() {
+                counted.fetch_add(again.len(), Ordering::SeqCst);
+            }
+        });
+        // Sends until the server hangs up, or stops reading: it serves others and takes nothing of this connection.
+        let (mut sent, mut served) = (0, 0);
+        while !sending.is_finished() && served < MANY {
+            assert_eq!(front.get("/v1/models").await.status, 200);
+            let now = taken.load(Ordering::SeqCst);
+            served = if now > sent { 0 } else { served + 1 };
+            sent = now;
         }
+        sending.abort();
+        let sent = taken.load(Ordering::SeqCst);
         println!("{name}: {sent} bytes were taken");
         assert!(sent < MOST, "{name}");
         assert_eq!(front.post(PATH, &body(false)).await.status, 200);

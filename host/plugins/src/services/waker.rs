@@ -57,6 +57,7 @@ impl Waker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use host_tests::wait::PATIENCE;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::sync::atomic::AtomicU64;
 
@@ -92,8 +93,8 @@ mod tests {
             let mut seen = 0;
             while seen < ITEMS {
                 let mut fds = [PollFd::new(waker.event.descriptor(), PollFlags::IN)];
-                let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
-                assert_eq!(poll(&mut fds, Some(&minute)), Ok(1), "stuck at {seen} of {ITEMS}");
+                let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+                assert_eq!(poll(&mut fds, Some(&patience)), Ok(1), "stuck at {seen} of {ITEMS}");
                 waker.clear();
                 seen = made.load(Ordering::Relaxed);
             }

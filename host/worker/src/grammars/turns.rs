@@ -303,6 +303,7 @@ impl Followed {
 #[cfg(test)]
 mod tests {
     use host_grammar::{Compiler, Limits, Source, Vocabulary};
+    use host_tests::wait::poll_until;
 
     use super::*;
 
@@ -315,7 +316,9 @@ mod tests {
     }
 
     fn compiler() -> Compiler {
-        Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap()
+        let hour = Duration::from_secs(3600);
+        let limits = Limits { wait: hour, compile_time: hour, ..Limits::default() };
+        Compiler::new(&Vocabulary::bytes(), limits).unwrap()
     }
 
     fn part(start: usize, tokens: &str) -> BatchPart {
@@ -330,17 +333,23 @@ mod tests {
     }
 
     /// Waits until a room is worked off.
-    fn known(threads: &MaskThreads, followed: &Followed) -> Known {
-        let mut rounds = 0;
-        loop {
+    fn until_known(threads: &MaskThreads, followed: &Followed) {
+        poll_until("a room to be worked off", || {
             let seen = threads.done();
-            if followed.look() == Looked::Known {
-                return followed.take();
+            match followed.look() {
+                Looked::Known => Ok(()),
+                unknown => {
+                    threads.wait(seen, Some(Duration::from_secs(1)));
+                    Err(format!("{unknown:?} when {seen} were worked off"))
+                }
             }
-            rounds += 1;
-            assert!(rounds < 60, "waited for a minute in vain");
-            threads.wait(seen, Some(Duration::from_secs(1)));
-        }
+        });
+    }
+
+    /// As [`until_known`], and takes the mask.
+    fn known(threads: &MaskThreads, followed: &Followed) -> Known {
+        until_known(threads, followed);
+        followed.take()
     }
 
     #[test]
@@ -355,9 +364,7 @@ mod tests {
         }
         assert!(followed.place.lock().waiting.len() <= 1, "one, if no thread has it yet");
         drop(in_work);
-        while followed.look() != Looked::Known {
-            threads.wait(threads.done(), Some(Duration::from_millis(1)));
-        }
+        until_known(&threads, &followed);
         threads.work(&followed, part(0, "x"));
         assert_eq!(followed.look(), Looked::Known, "no turn is needed for it");
         assert_eq!(allowed(followed.take()), "a");

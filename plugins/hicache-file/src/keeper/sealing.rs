@@ -25,6 +25,10 @@ impl Keeper<'_> {
         if self.sealer.under_way == 0 {
             return false;
         }
+        #[cfg(test)]
+        if let Some(waits) = &self.sealer.waits {
+            let _no_longer_heard = waits.send(()).is_err();
+        }
         let sealed = self.sealer.done.recv();
         let any = sealed.is_ok();
         sealed.into_iter().for_each(|sealed| self.learn(sealed));

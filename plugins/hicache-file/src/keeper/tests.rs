@@ -6,6 +6,7 @@ use crate::format::Value;
 use crate::queue::Kind;
 use crate::writer::{NoSpace, OpenSegment};
 use host_plugin_api::{Address, ErrorCode, Key, Memory, MemoryKind, RegionId, Tag, TierPage};
+use host_tests::wait;
 use parking_lot::Mutex;
 
 /// Calls `run` with a keeper of this store.
@@ -162,17 +163,22 @@ fn what_a_slow_device_has_yet_to_seal_is_waited_for_and_evicted() {
     let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
     let device = Mutex::new(());
     with_device(&store, &device, |keeper| {
-        let (tell, told) = std::sync::mpsc::channel();
+        let ((tell, told), (waits, waiting)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let device = &device;
+            scope.spawn(move || {
                 let _held = device.lock();
                 tell.send(()).unwrap();
-                // Longer than any other wait.
-                std::thread::sleep(2 * crate::room::PATIENCE);
+                waiting.recv_timeout(wait::PATIENCE).expect("the keeper waits for a seal");
             });
             told.recv().unwrap();
             fill_all(keeper, 3);
-            assert!(keeper.make().is_ok(), "{:?}", keeper.trouble);
+            // The device takes longer than any other wait.
+            keeper.patience = Duration::from_nanos(1);
+            keeper.sealer.waits = Some(waits);
+            let made = keeper.make();
+            keeper.sealer.waits = None;
+            assert!(made.is_ok(), "{:?}", keeper.trouble);
         });
     });
 }

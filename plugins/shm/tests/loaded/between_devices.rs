@@ -96,22 +96,17 @@ fn a_notification_and_a_completion_come_when_the_device_has_copied() {
 fn nothing_lands_after_a_fence_although_the_peers_device_keeps_writing() {
     for places in PLACES {
         for deregister in [false, true] {
-            let pair = flooded(places, PATIENT);
+            let mut pair = flooded(places, PATIENT);
             match deregister {
                 true => pair.receiver.backend.deregister(pair.receiver.region).unwrap(),
                 false => pair.receiver.backend.disconnect(pair.peer).unwrap(),
             }
             pair.receiver.bytes_mut().fill(1);
-            let_copies_end();
+            // All copies end that were under way.
+            pair.sender.floods_on(1000, &pair.receiver);
             assert!(is_all(&pair.receiver, 1), "a late write landed");
         }
     }
-}
-
-/// Waits for longer than all copies take that a process has under way. The wait cannot make a correct plugin fail.
-#[allow(clippy::disallowed_methods, reason = "what must not happen is given time to happen")]
-fn let_copies_end() {
-    std::thread::sleep(std::time::Duration::from_millis(40));
 }
 
 #[test]
@@ -120,8 +115,8 @@ fn a_sender_killed_while_its_device_copies_is_lost_and_leaves_nothing_behind() {
         let mut pair = flooded(places, PATIENT);
         pair.sender.kill();
         while pair.receiver.notification().kind != NotificationKind::PEER_LOST {}
+        // The copies of the stand-in have ended with the process.
         pair.receiver.bytes_mut().fill(1);
-        let_copies_end();
         assert!(is_all(&pair.receiver, 1), "a write of a lost peer landed");
         pair.receiver.backend.deregister(pair.receiver.region).unwrap();
     }

@@ -13,6 +13,7 @@ use host_plugin_api::RegionId;
 use host_plugin_api::*;
 use host_test_peer::*;
 use host_tests::plugin_files;
+use host_tests::wait::PATIENCE;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -214,8 +215,7 @@ impl OldReceiver {
         bind(&listener, &address(&name)).unwrap();
         listen(&listener, 8).unwrap();
         // So that a hello that never comes fails the test.
-        let patience = std::time::Duration::from_secs(60);
-        sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(patience)).unwrap();
+        sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
         let file = |bytes: usize| {
             let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
             ftruncate(&file, bytes as u64).unwrap();
@@ -229,9 +229,15 @@ impl OldReceiver {
         Self { listener, endpoint, control, live, event, memory }
     }
 
+    /// The connection of the next hello.
+    fn accept(&self) -> OwnedFd {
+        let accepted = accept_with(&self.listener, SocketFlags::CLOEXEC);
+        accepted.unwrap_or_else(|error| panic!("waited {PATIENCE:?} for a hello: {error}"))
+    }
+
     /// Answers the next hello. Returns the connection if the hello was welcome.
     fn greet(&self) -> Option<OwnedFd> {
-        let socket = accept_with(&self.listener, SocketFlags::CLOEXEC).unwrap();
+        let socket = self.accept();
         // Descriptors of a refused hello are not looked at.
         let (hello, fds) = receive(&socket);
         if &hello[..8] != MAGIC {
@@ -325,7 +331,7 @@ fn a_receiver_that_refuses_version_1_too_is_left_alone() {
     let endpoint = receiver.endpoint.clone();
     let receiver = spawn(move || {
         for _ in 0..2 {
-            let socket = accept_with(&receiver.listener, SocketFlags::CLOEXEC).unwrap();
+            let socket = receiver.accept();
             receive(&socket);
             receiver.refuse(&socket, "no version will do");
         }

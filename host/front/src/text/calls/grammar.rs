@@ -294,9 +294,10 @@ fn keywords(rules: &mut Rules, index: usize, arguments: &Arguments<'_>) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use host_grammar::{Compiler, Limits, Vocabulary};
+    use host_grammar::Compiler;
 
     use super::*;
+    use crate::text::calls::tests::compiler;
 
     const END: u32 = 0;
 
@@ -339,7 +340,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_json_or_calls_in_tags() {
-        let compiler = Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap();
+        let compiler = compiler();
         let answer = Source::json_schema(
             &json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}),
         );
@@ -362,7 +363,7 @@ mod tests {
 
     #[test]
     fn a_chain_of_rules_takes_the_calls_that_one_long_rule_takes() {
-        let compiler = Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap();
+        let compiler = compiler();
         for count in 0..=5 {
             for required in 0..1 << count {
                 let function = tool(count, required);

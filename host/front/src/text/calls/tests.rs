@@ -1,5 +1,7 @@
 //! Every sample gives the same parts however its text is cut.
 
+use std::time::Duration;
+
 use host_grammar::{Compiler, Limits, Vocabulary};
 use serde_json::{Value, json};
 
@@ -313,6 +315,13 @@ fn a_template_names_its_format() {
 /// The byte that ends an answer.
 const END: u32 = 0;
 
+/// A compiler with times that no busy machine needs.
+pub(super) fn compiler() -> Compiler {
+    let hour = Duration::from_secs(3600);
+    let limits = Limits { wait: hour, compile_time: hour, ..Limits::default() };
+    Compiler::new(&Vocabulary::bytes(), limits).unwrap()
+}
+
 /// Draws an answer byte by byte from those that a grammar allows.
 fn drawn(compiler: &Compiler, source: &host_grammar::Source, random: &mut fastrand::Rng) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -337,7 +346,7 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let compiler = Compiler::new(&Vocabulary::bytes(), Limits::default()).unwrap();
+    let compiler = compiler();
     let parameters = json!({
         "type": "object", "additionalProperties": false, "required": ["place"],
         "properties": {"place": {"type": "string", "maxLength": 5}, "days": {"$ref": "#/$defs/days"}, "exact": {"type": "boolean"}, "unit": {"$ref": "#/$defs/unit"}},

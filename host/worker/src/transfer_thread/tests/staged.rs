@@ -124,9 +124,7 @@ fn a_staged_write_over_a_link_that_is_cut_settles() {
     wire.hold(true);
     let session = prefill.links.get(DECODE).unwrap().session;
     prefill.write(parts(session).swap_remove(0));
-    while !decode.nodes.iter().all(|node| node.is_told()) {
-        std::thread::yield_now();
-    }
+    decode.nodes.iter().for_each(|node| node.until_told());
     // All ranks have been asked, and none has answered.
     prefill.links.fence(DECODE, session).unwrap();
     wire.hold(false);

@@ -9,6 +9,7 @@ use host_plugin_api::transfer::{
 };
 use host_plugin_api::{Result, Tag as Submitted};
 use host_plugins::{LoadedTransfer, PluginError, Running, Services};
+use host_tests::wait::until;
 
 use super::*;
 use crate::fit::try_out_transfer;
@@ -73,9 +74,9 @@ struct Scripted {
 impl Scripted {
     /// Panics if that is the act of this method. Otherwise returns the method's act, if it has one.
     fn play(&self, method: &str) -> Option<Act> {
-        while self.script.of(method) == Some(Act::Block) {
-            std::thread::yield_now();
-        }
+        until("the end of a blocked call", || {
+            if self.script.of(method) == Some(Act::Block) { Err(method) } else { Ok(()) }
+        });
         let act = self.script.of(method);
         assert!(act != Some(Act::Panic), "told to panic in {method}\nand to say it in two lines");
         act
@@ -170,9 +171,7 @@ fn writing(method: &'static str, act: Act) -> (Side, Side, Arc<Wire>) {
     prefill.write(parts(session).swap_remove(2));
     if method == "cancel" {
         // The plugin must have the write before it can be asked to cancel it.
-        while !decode.nodes[0].is_told() {
-            std::thread::yield_now();
-        }
+        decode.nodes[0].until_told();
         prefill.ask(&Command::Cancel(Tag(3)));
     }
     (prefill, decode, wire)
@@ -214,9 +213,10 @@ fn what_a_transfer_plugin_does_wrong_is_told_as_the_page_says() {
     {
         let (prefill, _decode, _wire) = writing("settled", Act::Answer(ErrorCode::UNSUPPORTED.0));
         let of = |line: &String| line.contains("settled answered UNSUPPORTED");
-        while !told::lines("acme").iter().any(of) {
-            std::thread::yield_now();
-        }
+        until("the line about settled", || {
+            let lines = told::lines("acme");
+            if lines.iter().any(of) { Ok(()) } else { Err(format!("{lines:?}")) }
+        });
         drop(prefill);
     }
 
@@ -272,13 +272,10 @@ fn slow(method: &str, seconds: u64, script: &Script) -> Vec<String> {
         calls.retain(|call| call.plugin == script.plugin && call.call == method);
         calls
     };
-    let calls = loop {
+    let calls = until("a call in progress", || {
         let calls = of();
-        if !calls.is_empty() {
-            break calls;
-        }
-        std::thread::yield_now();
-    };
+        if calls.is_empty() { Err(format!("{method} is not called")) } else { Ok(calls) }
+    });
     let mut watchdog = Watchdog::new(Duration::from_secs(10));
     let mut said = Vec::new();
     for second in 0..=seconds {

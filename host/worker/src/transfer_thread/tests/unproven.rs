@@ -14,22 +14,6 @@ fn lost(session: u64) -> Event {
     Event::PeerLost { peer: DECODE, session, fenced: false }
 }
 
-/// The events that the scheduler gets until the thread has polled the plugin again.
-fn told(side: &mut Side, write: &PageWrite) -> Vec<Event> {
-    let mut events = Vec::new();
-    // A write to a worker that is not connected is answered at once. The thread polls the plugin between two such writes.
-    for mark in [1_001, 1_002].map(Tag) {
-        side.write(PageWrite { tag: mark, to: Instance(99), ..write.clone() });
-        loop {
-            match side.event() {
-                Event::Written { tag, .. } if tag == mark => break,
-                event => events.push(event),
-            }
-        }
-    }
-    events
-}
-
 #[test]
 fn a_write_that_failed_has_settled_when_its_peer_is_cut_off_and_the_scheduler_is_told_once_to_do_so() {
     let (mut prefill, _decode, wire, session) = sides(1);
@@ -38,11 +22,11 @@ fn a_write_that_failed_has_settled_when_its_peer_is_cut_off_and_the_scheduler_is
     prefill.write(first);
     assert_eq!(prefill.event(), lost(session));
     prefill.write(second);
-    assert_eq!(told(&mut prefill, &third), [], "the fence is the scheduler's to ask for, and not proven");
+    assert_eq!(prefill.told(&third), [], "the fence is the scheduler's to ask for, and not proven");
     // Not proven: nothing has settled.
     wire.fences_fail(&rank_name(PREFILL, 0), 1);
     prefill.links.fence(DECODE, session).unwrap_err();
-    assert_eq!(told(&mut prefill, &third), []);
+    assert_eq!(prefill.told(&third), []);
     prefill.links.fence(DECODE, session).unwrap();
     let mut ended = [prefill.event(), prefill.event()].map(|event| match event {
         Event::Written { tag, error } => (tag.0, error.is_some()),
@@ -58,9 +42,9 @@ fn a_write_that_was_cancelled_has_settled_when_its_peer_is_cut_off_also_where_th
     wire.hold(true);
     let [first, _, third] = <[PageWrite; 3]>::try_from(parts(session)).unwrap();
     prefill.write(first.clone());
-    assert_eq!(told(&mut prefill, &third), []);
+    assert_eq!(prefill.told(&third), []);
     prefill.ask(&Command::Cancel(first.tag));
-    assert_eq!(told(&mut prefill, &third), []);
+    assert_eq!(prefill.told(&third), []);
     wire.hold(false);
     assert!(matches!(decode.event(), Event::Arrived(_)), "it was written all the same");
     assert_eq!(prefill.event(), lost(session));

@@ -10,6 +10,7 @@ use host_plugin_api::transfer::{
     TransferBackend, TransferLimits, Write,
 };
 use host_plugin_api::{Error, ErrorCode, Result};
+use host_tests::wait::{PATIENCE, until};
 
 use super::told::Script;
 
@@ -35,14 +36,15 @@ struct Barrier {
 }
 
 impl Barrier {
-    /// Waits for the other calls. Returns false when they did not come in time.
-    fn meet(&self) -> bool {
+    /// Waits for the other calls. When they do not come, the error says how many have come.
+    fn meet(&self) -> std::result::Result<(), String> {
         let mut waiting = self.waiting.lock().unwrap();
         waiting.1 += 1;
         self.changed.notify_all();
-        let patience = std::time::Duration::from_secs(300);
-        let met = self.changed.wait_timeout_while(waiting, patience, |(wanted, here)| here < wanted);
-        !met.unwrap().1.timed_out()
+        let met = self.changed.wait_timeout_while(waiting, PATIENCE, |(wanted, here)| here < wanted);
+        let (waiting, waited) = met.unwrap();
+        let (wanted, here) = *waiting;
+        if waited.timed_out() { Err(format!("only {here} of {wanted} fences have begun")) } else { Ok(()) }
     }
 }
 
@@ -172,9 +174,12 @@ impl Wire {
 }
 
 impl Node {
-    /// Whether it has notifications that its host has not taken.
-    pub fn is_told(&self) -> bool {
-        !self.notifications.lock().unwrap().is_empty()
+    /// Waits until it has notifications that its host has not taken.
+    pub fn until_told(&self) {
+        until("a notification", || {
+            let told = !self.notifications.lock().unwrap().is_empty();
+            if told { Ok(()) } else { Err(format!("{:?} has none", self.name)) }
+        });
     }
 
     /// The kinds of memory that were registered.
@@ -258,8 +263,11 @@ impl TransferBackend for Node {
     fn disconnect(&self, peer: PeerId) -> Result<()> {
         let failing =
             self.fences_fail.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        if failing.is_ok() || self.wire.upgrade().is_some_and(|wire| !wire.meet.meet()) {
+        if failing.is_ok() {
             return Err(Error::new(ErrorCode::TIMEOUT, "not proven"));
+        }
+        if let Some(wire) = self.wire.upgrade() {
+            wire.meet.meet().map_err(|why| Error::new(ErrorCode::TIMEOUT, why))?;
         }
         let name = self.peers.lock().unwrap().remove(&peer.0);
         let name = name.ok_or_else(|| Error::new(ErrorCode::INVALID_ARGUMENT, "unknown peer"))?;
