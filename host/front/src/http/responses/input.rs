@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::http::conversation::{Conversation, MOST_MESSAGES};
+use crate::http::conversation::Conversation;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, echo};
 use crate::http::tools::{self, InNamespace};
@@ -28,11 +28,6 @@ pub(super) fn take(fields: &mut Fields) -> Result<Conversation, ApiError> {
         Some(Value::Array(items)) if !items.is_empty() => {
             for (index, item) in items.iter().enumerate() {
                 add(&mut messages, fields, index, item)?;
-                // A result takes memory for the name of its call, so the rest is not read first.
-                if messages.list.len() + messages.calls > MOST_MESSAGES {
-                    let message = format!("input has more than {MOST_MESSAGES} messages and calls");
-                    return Err(ApiError::field("input", message));
-                }
             }
         }
         Some(other) => return Err(fields.wrong("input", "a text, or a list of at least one item", &other)),
@@ -141,8 +136,6 @@ fn thoughts_of(content: &Value) -> Option<String> {
 struct Messages {
     list: Vec<Map<String, Value>>,
     has_calls: bool,
-    /// Calls in these messages.
-    calls: usize,
     /// Thoughts that belong to the next message of the assistant.
     thoughts: Option<String>,
     /// Names of functions, by the ids of their calls.
@@ -187,7 +180,6 @@ impl Messages {
     /// Adds a call to the assistant's message before it, or to a new message if there is none.
     fn call(&mut self, call_id: &str, name: &str, arguments: Value) {
         self.has_calls = true;
-        self.calls += 1;
         self.names.insert(call_id.to_owned(), name.to_owned());
         if self.thoughts.is_some() || self.list.last().is_none_or(|last| last["role"] != "assistant") {
             self.said("assistant", "");
