@@ -26,6 +26,7 @@
 //! latency_us = 500
 //! ```
 
+mod check;
 mod config;
 mod text;
 
@@ -303,110 +304,4 @@ impl Cluster {
         cluster.check().map_err(|(key, what)| Wrong::new(file, key, what))?;
         Ok(cluster)
     }
-
-    /// Checks that the cluster can be simulated.
-    ///
-    /// # Errors
-    /// The key that is wrong, and what is wrong with it.
-    pub fn check(&self) -> Result<(), (String, String)> {
-        let at = |key: &str, what: Result<(), String>| what.map_err(|what| (key.to_owned(), what));
-        at("model", self.model.find(&Model::PRESETS).map(drop))?;
-        at("link", self.link.find(&Link::PRESETS).map(drop))?;
-        at("page_tokens", positive(f64::from(self.page_tokens)))?;
-        let (link, model) = (self.link(), self.model());
-        at("link.gigabytes_per_second", positive(link.gigabytes_per_second))?;
-        at("link.latency_us", not_negative(link.latency_us))?;
-        at("link.page_us", not_negative(link.page_us))?;
-        at("link.run_us", not_negative(link.run_us))?;
-        at("router_us", not_negative(self.router_us))?;
-        at("link.workers_per_card", positive(link.workers_per_card as f64))?;
-        at("model.parameters", positive(model.parameters))?;
-        at("model.layers", positive(f64::from(model.layers)))?;
-        if let Some(sliding) = model.sliding {
-            at("model.sliding.layers", positive(f64::from(sliding.layers)))?;
-            at("model.sliding.tokens", positive(f64::from(sliding.tokens)))?;
-            if self.layer_groups > 1 {
-                let what = "models with sliding layers send whole pages: leave it out";
-                return Err(("layer_groups".into(), what.into()));
-            }
-        }
-        for (place, tier) in self.tiers.iter().enumerate() {
-            at(&format!("tiers[{place}].gigabytes_per_second"), positive(tier.gigabytes_per_second))?;
-            at(&format!("tiers[{place}].latency_us"), not_negative(tier.latency_us))?;
-        }
-        let groups = (1..=model.layers).contains(&self.layer_groups) && model.layers % self.layer_groups == 0;
-        if !groups {
-            let layers = model.layers;
-            return Err((
-                "layer_groups".into(),
-                format!("{} does not divide the model's {layers} layers", self.layer_groups),
-            ));
-        }
-        for (place, workers) in self.workers.iter().enumerate() {
-            self.check_workers(workers).map_err(|(key, what)| (format!("workers[{place}].{key}"), what))?;
-        }
-        let has = |role| self.workers.iter().any(|workers| workers.role == role);
-        let (prefill, decode, alone) = (has(Role::Prefill), has(Role::Decode), has(Role::Aggregated));
-        match (prefill, decode, alone) {
-            (true, true, false) | (false, false, true) => Ok(()),
-            _ => Err((
-                "workers".into(),
-                "there must be prefill and decode workers, or aggregated ones alone".into(),
-            )),
-        }
-    }
-
-    fn check_workers(&self, workers: &Workers) -> Result<(), (String, String)> {
-        let at = |key: &str, what: Result<(), String>| what.map_err(|what| (key.to_owned(), what));
-        at("machine", workers.machine.find(&Machine::PRESETS).map(drop))?;
-        let machine = self.machine(workers);
-        let positives = [
-            ("count", workers.count as f64),
-            ("tp", workers.tp as f64),
-            ("chunk_tokens", f64::from(workers.chunk_tokens)),
-            ("max_batch", f64::from(workers.max_batch)),
-            ("reserved_decode_tokens", f64::from(workers.reserved_decode_tokens)),
-            ("target_itl_ms", workers.target_itl_ms.unwrap_or(1.0)),
-            ("memory_share", workers.memory_share),
-            ("machine.flops", machine.flops),
-            ("machine.bandwidth", machine.bandwidth),
-            ("machine.host_bandwidth", machine.host_bandwidth),
-            ("machine.compute_efficiency", machine.compute_efficiency),
-            ("machine.bandwidth_efficiency", machine.bandwidth_efficiency),
-        ];
-        for (key, value) in positives {
-            at(key, positive(value))?;
-        }
-        at("machine.step_seconds", not_negative(machine.step_seconds))?;
-        if let Some(MeasuredStep { base_us, prompt_token_us, sequence_us }) = workers.step {
-            at("step.base_us", not_negative(base_us))?;
-            at("step.prompt_token_us", not_negative(prompt_token_us))?;
-            at("step.sequence_us", not_negative(sequence_us))?;
-            // Time must pass between steps.
-            at("step", positive(base_us + prompt_token_us.min(sequence_us)))?;
-        }
-        at("host_memory_gib", not_negative(workers.host_memory_gib))?;
-        if workers.host_memory_gib > 0.0 && !workers.radix_cache {
-            return Err(("host_memory_gib".into(), "offload tiers need radix_cache = true".into()));
-        }
-        if self.pool_pages(workers) == 0 {
-            let weights = self.model().weight_bytes(self.weights) / 1e9;
-            let memory = machine.memory * workers.tp as f64 * workers.memory_share / 1e9;
-            return Err((
-                "tp".into(),
-                format!(
-                    "{weights:.1} GB of weights leave no page of the {memory:.1} GB that memory_share gives: take more devices, or set pool_tokens"
-                ),
-            ));
-        }
-        Ok(())
-    }
-}
-
-fn positive(value: f64) -> Result<(), String> {
-    if value.is_finite() && value > 0.0 { Ok(()) } else { Err(format!("{value} is not above 0")) }
-}
-
-fn not_negative(value: f64) -> Result<(), String> {
-    if value.is_finite() && value >= 0.0 { Ok(()) } else { Err(format!("{value} is not 0 or more")) }
 }

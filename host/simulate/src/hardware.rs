@@ -39,12 +39,14 @@ struct Machine {
     entry: usize,
     /// The network card that it sends and receives with.
     card: usize,
+    /// How often its ranks together hold each head ([`Cluster::held`]).
+    held: f64,
     /// Copies of pages between pool and host memory, in each direction.
     copies: [Queue; 2],
     /// Bytes per second that it digests.
     digests: f64,
-    /// Bytes per second that one of its ranks gathers or scatters.
-    scatters: f64,
+    /// Bytes that each of its ranks gathers into staging memory and scatters from it, one write after the other.
+    staged: [Queue; 2],
     /// Reads and writes of the tiers that are not shared, one queue for each tier.
     tiers: Vec<Queue>,
 }
@@ -78,7 +80,10 @@ impl Hardware {
             let machine = cluster.machine(workers);
             let devices = workers.tp as f64;
             let step = workers.step.map_or_else(
-                || StepCost::Roofline(Roofline::new(&model, cluster.weights, cluster.kv, &machine, devices)),
+                || {
+                    let kv = model.kv_bytes(cluster.kv) * cluster.held(workers.tp);
+                    StepCost::Roofline(Roofline::new(&model, cluster.weights, kv, &machine, devices))
+                },
                 StepCost::Measured,
             );
             for place in 0..workers.count {
@@ -89,9 +94,10 @@ impl Hardware {
                     step,
                     entry,
                     card: cards.len() - 1,
+                    held: cluster.held(workers.tp),
                     copies: [Queue::new(machine.host_bandwidth * devices); 2],
                     digests: machine.bandwidth * devices * COPY_SHARE,
-                    scatters: machine.bandwidth * COPY_SHARE,
+                    staged: [Queue::new(machine.bandwidth * COPY_SHARE); 2],
                     tiers: cluster.tiers.iter().map(own).collect(),
                 });
             }
@@ -113,31 +119,34 @@ impl Hardware {
     /// A write occupies both cards until its last byte has left. Its notice arrives one latency later.
     ///
     /// Staged pieces are gathered, sent and scattered at the same time, so the slowest of the three decides. The question for the
-    /// first piece, its gathering, and the scattering of the last one come on top.
+    /// first piece, its gathering, and the scattering of the last one come on top. A rank gathers, and scatters, for one write after
+    /// the other.
     fn write(&mut self, now: Time, from: usize, to: usize, write: &PageWrite) -> Duration {
         let pages = write.source.len();
         let layers = f64::from(write.layers.end - write.layers.start) / self.layers;
-        let bytes = pages as f64 * layers * self.page_bytes;
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let [source, target] = [from, to].map(|place| &self.machines[place]);
+        // Each rank of the receiver gets the heads that it holds.
+        let bytes = pages as f64 * layers * self.page_bytes * target.held;
         let lanes = self.lanes[source.entry][target.entry].as_ref();
         let Effort { writes, gathered, scattered } =
             lanes.map_or(Effort::default(), |lanes| lanes.effort(write));
         let names = self.page * count(pages) + self.run * count(writes);
-        let copies = [(gathered, source.scatters), (scattered, target.scatters)];
         let (sender, receiver) = (source.card, target.card);
         let free = self.cards[sender][0].free().max(self.cards[receiver][1].free()).max(now);
         let sent = self.cards[sender][0].take(free, bytes, names);
         let received = self.cards[receiver][1].take(free, bytes, names);
-        let written = sent.max(received).after(self.latency);
-        if gathered == 0 {
-            return written.since(now);
+        let mut done = sent.max(received).after(self.latency);
+        if gathered > 0 {
+            let mut first_and_last = Duration::ZERO;
+            for (place, copied, half) in [(from, gathered, 0), (to, scattered, 1)] {
+                let queue = &mut self.machines[place].staged[half];
+                done = done.max(queue.take(free, copied as f64, Duration::ZERO));
+                first_and_last += queue.moves(copied.min(LONGEST) as f64);
+            }
+            done = done.after(2 * (self.latency + NEWS) + first_and_last);
         }
-        let copying = |bytes: usize, rate: f64| Duration::from_secs_f64(bytes as f64 / rate);
-        let all = copies.map(|(bytes, rate)| copying(bytes, rate));
-        let piece = copies.map(|(bytes, rate)| copying(bytes.min(LONGEST), rate));
-        let staged = written.max(free.after(all[0].max(all[1])));
-        staged.after(2 * (self.latency + NEWS) + piece[0] + piece[1]).since(now)
+        done.since(now)
     }
 
     fn tier(&mut self, now: Time, at: usize, tier: usize) -> Duration {
@@ -162,7 +171,12 @@ fn lanes(cluster: &Cluster) -> Vec<Vec<Option<Lanes>>> {
 }
 
 fn micros(micros: f64) -> Duration {
-    Duration::from_secs_f64(micros / 1e6)
+    seconds(micros / 1e6)
+}
+
+/// A time of at most 30 years, which is as good as never.
+pub(crate) fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.min(1e9))
 }
 
 impl Times for Hardware {
@@ -174,11 +188,12 @@ impl Times for Hardware {
             Work::Write { from, to, write } => self.write(now, from, to, write),
             Work::Fence { .. } | Work::Loss { .. } | Work::News { .. } | Work::Cancel => NEWS,
             Work::Verify { at, pages } | Work::Scatter { at, pages } => {
-                NEWS + Duration::from_secs_f64(pages as f64 * self.page_bytes / self.machines[at].digests)
+                NEWS + seconds(pages as f64 * self.page_bytes / self.machines[at].digests)
             }
             Work::Copy { at, direction, pages } => {
+                let held = self.machines[at].held;
                 let queue = &mut self.machines[at].copies[usize::from(direction == Direction::Load)];
-                queue.take(now, pages as f64 * self.page_bytes, NEWS).since(now)
+                queue.take(now, pages as f64 * self.page_bytes * held, NEWS).since(now)
             }
             Work::Query { tier, .. } => micros(self.tiers[tier].latency_us),
             Work::Read { at, tier } | Work::Store { at, tier } => self.tier(now, at, tier),
@@ -231,6 +246,49 @@ mod tests {
         assert_eq!(takes(1, 2), Duration::from_micros(200_010), "the receiver's card is busy");
         assert_eq!(takes(1, 0), Duration::from_micros(300_010), "and so is the sender's");
         assert_eq!(takes(2, 1), Duration::from_micros(100_010), "the other direction is free");
+    }
+
+    #[test]
+    fn staged_writes_wait_for_the_gathering_of_those_before() {
+        let text = "model = 'qwen3-32b'\nkv = 'fp8'\nstaging = 'always'\n\
+             link = { gigabytes_per_second = 1000000, latency_us = 10 }\n\
+             [[workers]]\nrole = 'prefill'\nmachine = SLOW\ntp = 2\n\
+             [[workers]]\nrole = 'decode'\nmachine = 'b200'\ntp = 2\ncount = 2";
+        // A rank gathers 4.194304 GB/s: a quarter of its bandwidth.
+        let slow = "{ flops = 1e15, bandwidth = 16.777216e9, memory = 192e9, host_bandwidth = 1e9 }";
+        let mut hardware = Hardware::new(&Cluster::parse("c.toml", &text.replace("SLOW", slow)).unwrap());
+        let mut random = Random::new(1);
+        let write = write(100);
+        let mut takes = |to| {
+            let taken =
+                hardware.takes(Time::default(), Work::Write { from: 0, to, write: &write }, &mut random);
+            (taken.as_secs_f64() * 1e6).round()
+        };
+        // Of 100 pages of 8 MiB a rank has half: it gathers for 100 ms. Beside it: two messages of 10 µs of latency and 20 µs of a
+        // change of threads, the gathering of a piece of 4 MiB, and scattering it at 2 TB/s.
+        let beside = 2.0 * 30.0 + 1_000.0 + 2.0;
+        assert_eq!(takes(1), 100_000.0 + beside);
+        assert_eq!(takes(2), 200_000.0 + beside, "another receiver, but the same gathering ranks");
+    }
+
+    #[test]
+    fn ranks_that_hold_the_same_head_each_get_it() {
+        let takes = |ranks: usize| {
+            let text = format!(
+                "model = 'smollm2-135m'\nlink = {{ gigabytes_per_second = 1, latency_us = 0 }}\n\
+                 [[workers]]\nrole = 'prefill'\nmachine = 'h200'\n\
+                 [[workers]]\nrole = 'decode'\nmachine = 'h200'\ntp = {ranks}"
+            );
+            let cluster = Cluster::parse("c.toml", &text).unwrap();
+            let write = PageWrite { layers: 0..30, ..write(100) };
+            let work = Work::Write { from: 0, to: 1, write: &write };
+            Hardware::new(&cluster).takes(Time::default(), work, &mut Random::new(1)).as_secs_f64()
+        };
+        let (three, six) = (takes(3), takes(6));
+        assert!(
+            (six / three - 2.0).abs() < 1e-6,
+            "three heads over three ranks: {three} s, over six: {six} s"
+        );
     }
 
     #[test]

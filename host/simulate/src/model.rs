@@ -96,14 +96,15 @@ impl Model {
         4.0 * f64::from(self.heads) * f64::from(self.head_dim) * (f64::from(self.layers) * pairs + sliding)
     }
 
-    /// Tokens whose KV, in all layers that see them, is as much as what a position with so many tokens before it reads: those
-    /// tokens, and the share of them that sliding layers see.
+    /// Tokens whose KV, in the layers that see all tokens, is as much as what `tokens` new positions behind `start` others read.
+    /// Sliding layers read what the first of the new positions sees, and all behind it.
     #[must_use]
-    pub fn tokens_read(&self, context: f64) -> f64 {
-        let sliding = self.sliding.map_or(0.0, |Sliding { layers, tokens }| {
-            f64::from(layers) / f64::from(self.layers) * context.min(f64::from(tokens))
+    pub fn tokens_read(&self, start: f64, tokens: f64) -> f64 {
+        let sliding = self.sliding.map_or(0.0, |Sliding { layers, tokens: window }| {
+            let seen = (start + tokens).min(tokens + f64::from(window) - 1.0);
+            f64::from(layers) / f64::from(self.layers) * seen
         });
-        context + sliding
+        start + tokens + sliding
     }
 
     /// Bytes of the weights that one pass reads.
@@ -142,6 +143,11 @@ mod tests {
         for (start, tokens) in [(0, 50), (0, 100), (0, 1_000), (60, 70), (99, 1), (100, 1), (5_000, 1_000)] {
             assert_eq!(sliding.attention_flops(f64::from(start), f64::from(tokens)), counted(start, tokens));
         }
-        assert_eq!((sliding.tokens_read(40.0), sliding.tokens_read(1_000.0)), (160.0, 1_300.0));
+        // One position reads a window. A chunk of 500 reads 500 and the 99 before it.
+        for (start, tokens, read) in
+            [(39.0, 1.0, 160.0), (999.0, 1.0, 1_300.0), (500.0, 500.0, 1_000.0 + 3.0 * 599.0)]
+        {
+            assert_eq!(sliding.tokens_read(start, tokens), read);
+        }
     }
 }

@@ -161,8 +161,12 @@ pub fn plan(
 
 impl Search<'_> {
     fn fewest(&mut self, arrangement: Arrangement) -> Result<Fewest, String> {
-        arrangement.cluster(self.like, 1, 1).check().map_err(|(_, what)| what)?;
         let (most, answers_tp) = (self.wish.most_devices, arrangement.answers_tp);
+        arrangement.cluster(self.like, 1, 1).check().map_err(|(_, what)| what)?;
+        let many = |tp: usize| (most / tp).max(1);
+        let largest =
+            arrangement.cluster(self.like, many(arrangement.prefill_tp.unwrap_or(1)), many(answers_tp));
+        largest.check().map_err(|(key, what)| format!("{key}: {what}"))?;
         let mut known = BTreeMap::new();
         let mut best: Option<Fewest> = None;
         let Some(prefill_tp) = arrangement.prefill_tp else {

@@ -140,7 +140,7 @@ pub struct Prompts {
 pub struct Transfers {
     /// Pages.
     pub pages: u64,
-    /// Bytes, in units of 10⁹.
+    /// Their bytes, in units of 10⁹, with each head once.
     pub gigabytes: f64,
 }
 

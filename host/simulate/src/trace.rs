@@ -7,11 +7,15 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::traffic::{Ask, Prompt, Workload};
+use crate::traffic::{Ask, LATEST_ARRIVAL, Prompt, Workload};
 use crate::wrong::Wrong;
 
 /// Tokens that one hash of a trace covers.
-const BLOCK: u32 = 512;
+const BLOCK: u32 = Trace::BLOCK;
+/// The latest arrival, in milliseconds.
+const LATEST: f64 = LATEST_ARRIVAL.as_secs() as f64 * 1e3;
+/// The most tokens of a prompt or an answer.
+const LONGEST: u32 = 10_000_000;
 /// Numbers of blocks are below this, so that every token of every block has an id of its own.
 const BLOCKS: u64 = (u32::MAX / BLOCK) as u64;
 
@@ -30,6 +34,9 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// Tokens that one entry of `hash_ids` covers.
+    pub const BLOCK: u32 = 512;
+
     /// Reads the text of a trace, or its first `most` requests. `file` is its name in errors.
     ///
     /// # Errors
@@ -40,11 +47,19 @@ impl Trace {
         for (number, text) in lines.take(most.unwrap_or(usize::MAX)) {
             let wrong = |what: String| Wrong::new(file, format!("line {number}"), what);
             let line: Line = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
-            let at = Duration::try_from_secs_f64(line.timestamp / 1e3)
-                .map_err(|error| wrong(format!("timestamp {}: {error}", line.timestamp)))?;
+            if !(0.0..=LATEST).contains(&line.timestamp) {
+                let timestamp = line.timestamp;
+                return Err(wrong(format!(
+                    "timestamp {timestamp}: it counts milliseconds from the beginning of the trace, from 0 to {LATEST}"
+                )));
+            }
+            let at = Duration::from_secs_f64(line.timestamp / 1e3);
             let blocks = u64::from(line.input_length.div_ceil(BLOCK));
             if line.input_length == 0 || line.output_length == 0 {
                 return Err(wrong("input_length and output_length must be at least 1".into()));
+            }
+            if line.input_length.max(line.output_length) > LONGEST {
+                return Err(wrong(format!("input_length and output_length must be at most {LONGEST}")));
             }
             if line.hash_ids.len() as u64 != blocks {
                 let (ids, tokens) = (line.hash_ids.len(), line.input_length);
@@ -158,6 +173,10 @@ mod tests {
             (r#"{"timestamp": 5, "input_length": 513, "output_length": 1, "hash_ids": [0]}"#, "has 2 blocks"),
             (r#"{"timestamp": 4, "input_length": 1, "output_length": 1, "hash_ids": [0]}"#, "earlier"),
             (r#"{"timestamp": -4, "input_length": 1, "output_length": 1, "hash_ids": [0]}"#, "timestamp -4"),
+            (
+                r#"{"timestamp": 1.7e12, "input_length": 1, "output_length": 1, "hash_ids": [0]}"#,
+                "from the beginning of the trace",
+            ),
             (r#"{"timestamp": 5, "input_length": 0, "output_length": 1, "hash_ids": []}"#, "at least 1"),
             (
                 r#"{"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [99999999999]}"#,

@@ -20,6 +20,9 @@ pub use prompt::Prompt;
 /// The time from a client to the router, and from there to a worker.
 const HOP: Duration = Duration::from_micros(200);
 
+/// The latest time at which a request may arrive: 30 days. A simulation does something every second.
+pub const LATEST_ARRIVAL: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {

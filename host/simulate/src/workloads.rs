@@ -9,9 +9,7 @@ use host_sim::Random;
 use crate::traffic::{Ask, Prompt, Workload};
 
 /// Tokens of a generated block. Prompts share whole blocks.
-const BLOCK: u32 = 100;
-/// The first number of blocks that belong to one prompt only.
-const OWN: u64 = 1 << 24;
+pub const BLOCK: u32 = 100;
 
 /// Prompts that share long beginnings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +37,11 @@ impl SharedPrefixes {
     pub fn asks(&self, seed: u64) -> Vec<Ask> {
         let mut random = Random::new(seed);
         let (shared, own) = (u64::from(self.prefix_tokens / BLOCK), u64::from(self.suffix_tokens / BLOCK));
+        // Behind the blocks of all beginnings.
+        let owned = self.prefixes.max(1) * shared;
         let ask = |number: usize| {
             let prefix = random.below(self.prefixes.max(1)) * shared;
-            let suffix = OWN + number as u64 * own;
+            let suffix = owned + number as u64 * own;
             let blocks: Vec<u64> = (prefix..prefix + shared).chain(suffix..suffix + own).collect();
             asked(blocks, self.answer)
         };

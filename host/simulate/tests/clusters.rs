@@ -194,10 +194,15 @@ fn of_sliding_layers_the_tail_of_a_prompt_is_sent() {
 
 #[test]
 fn conversations_of_a_model_with_sliding_layers_return_from_every_tier() {
-    let workload = conversations(40, &[3_000, 700, 1_500], 40, 8);
-    let report = run(&workload, &sliding(true, "pool_tokens = 60_000\nhost_memory_gib = 0.5"));
-    assert_eq!(report.figures.requests.completed, 120, "{report}");
-    assert!(report.prompts.found_l2 + report.prompts.found_l3 > 10_000, "{report}");
+    let workload = conversations(40, &[3_000, 700, 1_500], 40, 20);
+    // The pool has 937 pages, and host memory 512 or 2,048: less than the pool, or more.
+    for (gib, more) in [(0.5, false), (2.0, true)] {
+        let workers = format!("pool_tokens = 60_000\nhost_memory_gib = {gib}");
+        let report = run(&workload, &sliding(true, &workers));
+        assert_eq!(report.figures.requests.completed, 120, "{report}");
+        let found = if more { report.prompts.found_l2 } else { report.prompts.found_l3 };
+        assert!(found > 10_000, "{gib} GiB: {found} tokens found: {report}");
+    }
 }
 
 #[test]
@@ -233,11 +238,12 @@ fn requests_that_warm_caches_up_are_not_measured() {
 #[test]
 fn a_wrong_cluster_is_refused_with_the_line_or_the_key() {
     let good = PAIR.replace("PREFILL", "").replace("DECODE", "");
+    let shape = |heads: &str| format!("{{ parameters = 1e9, layers = 2, {heads} }}");
     for (from, to, said) in [
         ("kv = 'fp8'", "kv = 'fp7'", "c.toml: line 3: unknown variant `fp7`"),
         ("count = 2", "cuont = 2", "c.toml: line 6: unknown field `cuont`"),
         ("'qwen3-32b'", "'qwen4'", "c.toml: model: there is no \"qwen4\": take one of qwen3-32b"),
-        ("tp = 2", "tp = 0", "c.toml: workers[0].tp: 0 is not above 0"),
+        ("tp = 2", "tp = 0", "c.toml: workers[0].tp: 0 is not from 1 to 1024"),
         ("'b200'", "'h100'", "c.toml: workers[0].tp: 64.0 GB of weights leave no page"),
         ("'decode'", "'aggregated'", "c.toml: workers: there must be prefill and decode workers"),
         ("kv = 'fp8'", "layer_groups = 7", "c.toml: layer_groups: 7 does not divide the model's 64 layers"),
@@ -252,7 +258,29 @@ fn a_wrong_cluster_is_refused_with_the_line_or_the_key() {
             "unknown staging mode \"sometimes\": use auto, always or never",
         ),
         ("kv = 'fp8'", "kv_layout = 'pages'", "unknown KV layout \"pages\""),
-        ("kv = 'fp8'", "router_us = -1", "c.toml: router_us: -1 is not 0 or more"),
+        ("kv = 'fp8'", "router_us = -1", "c.toml: router_us: -1 is not from 0 to 1e9"),
+        ("kv = 'fp8'", "router_us = 1e26", "c.toml: router_us: 1e26"),
+        ("kv = 'fp8'", "page_tokens = 0", "c.toml: page_tokens: 0"),
+        ("'qwen3-32b'", &shape("heads = 4, kv_heads = 0, head_dim = 8"), "c.toml: model.kv_heads: 0"),
+        ("'qwen3-32b'", &shape("heads = 0, kv_heads = 2, head_dim = 8"), "c.toml: model.heads: 0"),
+        ("'qwen3-32b'", &shape("heads = 4, kv_heads = 2, head_dim = 0"), "c.toml: model.head_dim: 0"),
+        ("tp = 2", "tp = 4000000", "c.toml: workers[0].tp: 4000000 is not from 1 to 1024"),
+        ("tp = 2", "tp = 2\nmax_batch = 1000000000", "c.toml: workers[0].max_batch: 1e9"),
+        ("tp = 2", "tp = 2\npool_tokens = 0", "c.toml: workers[0].pool_tokens: 0"),
+        ("count = 2", "count = 100000", "c.toml: workers: pages of all together: "),
+        ("kv = 'fp8'", "layer_groups = 64", "c.toml: layer_groups: 64 does not divide"),
+        ("tp = 2", "tp = 2\nhost_memory_gib = inf", "c.toml: workers[0].host_memory_gib: inf"),
+        (
+            "tp = 2",
+            "tp = 2\nstep = { base_us = 0, prompt_token_us = 1, sequence_us = 0 }",
+            "c.toml: workers[0].step: 0 is not",
+        ),
+        (
+            "kv = 'fp8'",
+            "link = { gigabytes_per_second = 1e-300, latency_us = 0 }",
+            "c.toml: link.gigabytes_per_second",
+        ),
+        ("kv = 'fp8'", "link = { gigabytes_per_second = 1, latency_us = 1e300 }", "c.toml: link.latency_us"),
         ("tp = 2", "tp = 2\nhost_memory_gib = 1\nradix_cache = false", "workers[0].host_memory_gib"),
     ] {
         // 64 GB of weights fit one H100, with nothing beside them.

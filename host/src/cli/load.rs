@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use host_simulate::traffic::Ask;
-use host_simulate::workloads::{SharedPrefixes, bursts, conversations, unshared};
+use host_simulate::traffic::{Ask, LATEST_ARRIVAL};
+use host_simulate::workloads::{BLOCK, SharedPrefixes, bursts, conversations, unshared};
 use host_simulate::{Trace, Workload};
 
 use super::Refused;
 
-/// Tokens of a block of a trace. Shorter blocks have a whole number of tokens.
-const TRACE_BLOCK: u32 = 512;
-/// Generated prompts consist of blocks of so many tokens. Beginnings that prompts share have whole blocks.
-const BLOCK: u32 = 100;
+/// Tokens that each turn of a conversation adds.
+const TURNS: [u32; 6] = [1_000, 300, 300, 300, 300, 300];
+/// The most tokens of all prompts together.
+const MOST_TOKENS: u64 = 2_000_000_000;
 /// The seed of prompts and arrivals.
 const SEED: u64 = 1;
 
@@ -30,6 +30,13 @@ pub enum Name {
     Trace,
 }
 
+impl Name {
+    /// The name as a flag has it.
+    pub fn shown(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
 /// What is sent.
 #[derive(Args, Debug)]
 pub struct Load {
@@ -38,48 +45,48 @@ pub struct Load {
     pub trace: Option<PathBuf>,
 
     /// Requests of a workload, or the first ones of a trace [default: 400 of shared and rounds, 200 of random, all of a trace]
-    #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     requests: Option<u32>,
 
-    /// Requests in flight at once, of workloads whose next request is sent when one has ended
-    #[arg(long, value_name = "REQUESTS", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
-    pub concurrency: u16,
+    /// Requests in flight at once, of workloads whose next request is sent when one has ended [default: 16]
+    #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u16).range(1..))]
+    concurrency: Option<u16>,
 
     /// Requests a second of shared and random, which then arrive independently of each other [default: as answers end]
-    #[arg(long, value_name = "REQUESTS", value_parser = above_zero)]
+    #[arg(long, value_name = "REQUESTS", value_parser = pace)]
     rate: Option<f64>,
 
-    /// Requests that arrive together, with --rate
-    #[arg(long, value_name = "REQUESTS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
-    burst: u16,
+    /// Requests that arrive together, where they arrive at a rate [default: 1]
+    #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u16).range(1..))]
+    burst: Option<u16>,
 
-    /// Different beginnings of the prompts of shared
-    #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    prefixes: u64,
+    /// Different beginnings of the prompts of shared [default: 10]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    prefixes: Option<u64>,
 
-    /// Tokens of such a beginning, a multiple of 100
-    #[arg(long, value_name = "TOKENS", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    prefix_tokens: u32,
+    /// Tokens of such a beginning, a multiple of 100 [default: 2000]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    prefix_tokens: Option<u32>,
 
     /// Tokens of a prompt of random, and those of shared behind the beginning, a multiple of 100 [default: 1024 and 200]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     input_tokens: Option<u32>,
 
-    /// Tokens that each turn of rounds adds to what was said before
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_values_t = [1_000, 300, 300, 300, 300, 300], value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    turns: Vec<u32>,
+    /// Tokens that each turn of rounds adds to what was said before [default: 1000,300,300,300,300,300]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    turns: Option<Vec<u32>>,
 
     /// Tokens of an answer [default: 40 of shared, 60 of rounds, 64 of random]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     output_tokens: Option<u32>,
 
-    /// How many times as fast as in the trace its requests arrive
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = above_zero)]
-    speed: f64,
+    /// How many times as fast as in the trace its requests arrive [default: 1]
+    #[arg(long, value_name = "FACTOR", value_parser = pace)]
+    speed: Option<f64>,
 
-    /// Makes prompts and answers of the trace so many times shorter: a divisor of 512
-    #[arg(long, value_name = "DIVISOR", default_value_t = 1)]
-    shorten: u32,
+    /// Makes prompts and answers of the trace so many times shorter: a divisor of 512 [default: 1]
+    #[arg(long, value_name = "DIVISOR")]
+    shorten: Option<u32>,
 }
 
 /// A workload, and a sentence about it.
@@ -98,9 +105,13 @@ pub struct AtRates {
     pub workload: Box<dyn Fn(f64) -> Workload>,
 }
 
-fn above_zero(text: &str) -> Result<f64, String> {
+fn pace(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|error| format!("{error}"))?;
-    if number.is_finite() && number > 0.0 { Ok(number) } else { Err("give a number above 0".to_owned()) }
+    if (0.01..=1e6).contains(&number) {
+        Ok(number)
+    } else {
+        Err("give a number from 0.01 to 1000000".to_owned())
+    }
 }
 
 fn refused<T>(message: String) -> anyhow::Result<T> {
@@ -115,42 +126,105 @@ fn shown(number: u32) -> String {
     groups.join(",")
 }
 
+/// Checks that prompts of so many tokens fit the memory.
+fn fits(prompts: usize, tokens: u32) -> anyhow::Result<()> {
+    let all = prompts as u64 * u64::from(tokens);
+    if all > MOST_TOKENS {
+        return refused(format!(
+            "{prompts} prompts of {tokens} tokens: at most {MOST_TOKENS} tokens together, give fewer --requests"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that the last request of a workload arrives soon enough.
+fn in_time(workload: Workload) -> anyhow::Result<Workload> {
+    let Workload::Open(asks) = &workload else { return Ok(workload) };
+    let last = asks.last().map_or(0, |ask| ask.at.as_secs());
+    let most = LATEST_ARRIVAL.as_secs();
+    if last > most {
+        return refused(format!(
+            "the last request arrives after {last} s: at most {most} s, send them faster"
+        ));
+    }
+    Ok(workload)
+}
+
 impl Load {
+    /// Checks that each given flag belongs to one of these workloads. With `rated`, requests arrive at rates that a search chooses.
+    ///
+    /// # Errors
+    /// [`Refused`] with a flag that none of them has.
+    pub fn check(&self, names: &[Name], rated: bool) -> Result<(), Refused> {
+        if self.burst.is_some() && self.rate.is_none() && !rated {
+            return Err(Refused("--burst: give the --rate, too".to_owned()));
+        }
+        const RATED: &[Name] = &[Name::Shared, Name::Random];
+        const GENERATED: &[Name] = &[Name::Shared, Name::Rounds, Name::Random];
+        let in_flight = if self.rate.is_some() { &[Name::Rounds] } else { GENERATED };
+        let flags = [
+            ("--trace", self.trace.is_some(), &[Name::Trace][..]),
+            ("--concurrency", self.concurrency.is_some(), in_flight),
+            ("--rate", self.rate.is_some(), RATED),
+            ("--burst", self.burst.is_some(), RATED),
+            ("--prefixes", self.prefixes.is_some(), &[Name::Shared]),
+            ("--prefix-tokens", self.prefix_tokens.is_some(), &[Name::Shared]),
+            ("--input-tokens", self.input_tokens.is_some(), RATED),
+            ("--turns", self.turns.is_some(), &[Name::Rounds]),
+            ("--output-tokens", self.output_tokens.is_some(), GENERATED),
+            ("--speed", self.speed.is_some(), &[Name::Trace]),
+            ("--shorten", self.shorten.is_some(), &[Name::Trace]),
+        ];
+        let unused =
+            |(_, given, of): &(&str, bool, &[Name])| *given && !names.iter().any(|name| of.contains(name));
+        let Some((flag, _, of)) = flags.into_iter().find(unused) else { return Ok(()) };
+        let sent: Vec<String> = names.iter().map(|name| name.shown()).collect();
+        let sent = sent.join(",");
+        let of: Vec<String> = of.iter().map(|name| name.shown()).collect();
+        let (of, rated) = (of.join(", "), if flag == "--concurrency" { " without --rate" } else { "" });
+        Err(Refused(format!("{flag}: the workload {sent} has no use for it, only {of}{rated}: leave it out")))
+    }
+
+    /// Requests in flight at once, of workloads that limit them.
+    pub fn concurrency(&self) -> u16 {
+        self.concurrency.unwrap_or(16)
+    }
+
     /// The workload of this name.
     ///
     /// # Errors
     /// [`Refused`] when the trace or a length is wrong or missing. Another error when the trace cannot be read.
     pub fn requested(&self, name: Name) -> anyhow::Result<Requested> {
         let how = match self.rate {
-            Some(rate) if self.burst > 1 => format!("{rate} a second, {} together", self.burst),
+            Some(rate) if self.burst() > 1 => format!("{rate} a second, {} together", self.burst()),
             Some(rate) => format!("{rate} a second"),
-            None => format!("{} at once", self.concurrency),
+            None => format!("{} at once", self.concurrency()),
         };
         let named = match name {
             Name::Shared => {
-                let (beginning, own) = (shown(self.prefix_tokens), shown(self.own_tokens()));
+                let (beginning, own) = (shown(self.prefix_tokens()), shown(self.own_tokens()));
                 format!("shared: {} requests of {beginning} + {own} tokens, {how}", self.count(400))
             }
-            Name::Rounds => return Ok(self.rounds()),
+            Name::Rounds => return self.rounds(),
             Name::Random => {
                 let (input, output) = (shown(self.random_tokens()), shown(self.answer(64)));
                 format!("random: {} requests of {input} tokens, answers of {output}, {how}", self.count(200))
             }
             Name::Trace => {
                 let (path, trace) = self.read()?;
-                let (requests, speed, shorten) = (trace.len(), self.speed, self.shorten);
+                let (requests, speed, shorten) = (trace.len(), self.speed.unwrap_or(1.0), self.shorten());
                 let name = format!(
                     "trace: {requests} requests of {path}, {speed} times as fast, {shorten} times shorter"
                 );
-                return Ok(Requested { name, workload: trace.into_workload(speed) });
+                return Ok(Requested { name, workload: in_time(trace.into_workload(speed))? });
             }
         };
         let asks = self.asks(name)?;
         let workload = match self.rate {
-            Some(rate) => bursts(asks, rate, usize::from(self.burst), SEED),
-            None => Workload::Closed { asks, concurrency: usize::from(self.concurrency) },
+            Some(rate) => bursts(asks, rate, self.burst(), SEED),
+            None => Workload::Closed { asks, concurrency: usize::from(self.concurrency()) },
         };
-        Ok(Requested { name: named, workload })
+        Ok(Requested { name: named, workload: in_time(workload)? })
     }
 
     /// The workload of this name at any rate.
@@ -174,7 +248,7 @@ impl Load {
                 Ok(AtRates { rate, workload: Box::new(workload) })
             }
             Name::Shared | Name::Random => {
-                let (asks, burst) = (self.asks(name)?, usize::from(self.burst));
+                let (asks, burst) = (self.asks(name)?, self.burst());
                 let workload = move |wanted: f64| bursts(asks.clone(), wanted, burst, SEED);
                 Ok(AtRates { rate: self.rate.unwrap_or(1.0), workload: Box::new(workload) })
             }
@@ -189,6 +263,18 @@ impl Load {
         self.output_tokens.unwrap_or(standard)
     }
 
+    fn burst(&self) -> usize {
+        self.burst.map_or(1, usize::from)
+    }
+
+    fn prefix_tokens(&self) -> u32 {
+        self.prefix_tokens.unwrap_or(2_000)
+    }
+
+    fn shorten(&self) -> u32 {
+        self.shorten.unwrap_or(1)
+    }
+
     fn own_tokens(&self) -> u32 {
         self.input_tokens.unwrap_or(200)
     }
@@ -200,9 +286,11 @@ impl Load {
     /// The requests of shared or random, without times.
     fn asks(&self, name: Name) -> anyhow::Result<Vec<Ask>> {
         if name == Name::Random {
+            fits(self.count(200), self.random_tokens())?;
             return Ok(unshared(self.count(200), self.random_tokens(), self.answer(64)));
         }
-        for (flag, tokens) in [("--prefix-tokens", self.prefix_tokens), ("--input-tokens", self.own_tokens())]
+        for (flag, tokens) in
+            [("--prefix-tokens", self.prefix_tokens()), ("--input-tokens", self.own_tokens())]
         {
             if !tokens.is_multiple_of(BLOCK) {
                 return refused(format!(
@@ -210,9 +298,10 @@ impl Load {
                 ));
             }
         }
+        fits(self.count(400), self.prefix_tokens() + self.own_tokens())?;
         let shape = SharedPrefixes {
-            prefixes: self.prefixes,
-            prefix_tokens: self.prefix_tokens,
+            prefixes: self.prefixes.unwrap_or(10),
+            prefix_tokens: self.prefix_tokens(),
             suffix_tokens: self.own_tokens(),
             answer: self.answer(40),
             requests: self.count(400),
@@ -220,11 +309,13 @@ impl Load {
         Ok(shape.asks(SEED))
     }
 
-    fn rounds(&self) -> Requested {
-        let (turns, concurrency) = (self.turns.len(), usize::from(self.concurrency));
-        let number = self.count(400).div_ceil(turns);
-        let name = format!("rounds: {number} conversations of {turns} turns, {concurrency} at once");
-        Requested { name, workload: conversations(number, &self.turns, self.answer(60), concurrency) }
+    fn rounds(&self) -> anyhow::Result<Requested> {
+        let turns = self.turns.as_deref().unwrap_or(&TURNS);
+        let concurrency = usize::from(self.concurrency());
+        let number = self.count(400).div_ceil(turns.len());
+        let name = format!("rounds: {number} conversations of {} turns, {concurrency} at once", turns.len());
+        fits(number, turns.iter().sum())?;
+        Ok(Requested { name, workload: conversations(number, turns, self.answer(60), concurrency) })
     }
 
     /// The trace, and the name of its file.
@@ -232,15 +323,16 @@ impl Load {
         let Some(path) = &self.trace else {
             return refused("--workload trace: give the file with the requests as --trace".to_owned());
         };
-        if self.shorten == 0 || !TRACE_BLOCK.is_multiple_of(self.shorten) {
-            return refused(format!("--shorten {}: give a divisor of {TRACE_BLOCK}", self.shorten));
+        let shorten = self.shorten();
+        if shorten == 0 || !Trace::BLOCK.is_multiple_of(shorten) {
+            return refused(format!("--shorten {shorten}: give a divisor of {}", Trace::BLOCK));
         }
         let shown = path.display().to_string();
         let text =
             std::fs::read_to_string(path).with_context(|| format!("{shown} cannot be read (--trace)"))?;
         let most = self.requests.map(|requests| requests as usize);
         let trace = Trace::parse(&shown, &text, most).map_err(|wrong| Refused(wrong.to_string()))?;
-        Ok((shown, trace.shortened(self.shorten)))
+        Ok((shown, trace.shortened(shorten)))
     }
 }
 
@@ -288,6 +380,59 @@ mod tests {
             other => panic!("{} requests without times", other.requests()),
         };
         assert_eq!((found.rate, (last(10.0) / last(20.0)).round()), (3.0, 2.0));
+    }
+
+    #[test]
+    fn a_flag_that_no_workload_uses_is_refused() {
+        for (flags, names, said) in [
+            (
+                "--rate 2",
+                &[Name::Rounds][..],
+                "--rate: the workload rounds has no use for it, only shared, random",
+            ),
+            (
+                "--rate 2 --concurrency 3",
+                &[Name::Shared],
+                "--concurrency: the workload shared has no use for it",
+            ),
+            ("--speed 2", &[Name::Random], "--speed"),
+            ("--shorten 2", &[Name::Shared, Name::Rounds], "--shorten: the workload shared,rounds"),
+            ("--trace file", &[Name::Shared], "--trace"),
+            ("--turns 5", &[Name::Shared], "--turns"),
+            ("--burst 5", &[Name::Random], "--burst: give the --rate"),
+            ("--burst 5 --rate 2", &[Name::Rounds], "--rate"),
+            ("--prefixes 5", &[Name::Random], "--prefixes"),
+            ("--prefix-tokens 500", &[Name::Rounds], "--prefix-tokens"),
+            ("--input-tokens 500", &[Name::Trace], "--input-tokens"),
+            ("--output-tokens 5", &[Name::Trace], "--output-tokens"),
+        ] {
+            let Refused(error) = load(flags).check(names, false).unwrap_err();
+            assert!(error.starts_with(said), "{error}");
+        }
+        let both = [Name::Shared, Name::Rounds];
+        load("--rate 2 --concurrency 3 --turns 5 --prefixes 4").check(&both, false).unwrap();
+        load("--burst 2").check(&[Name::Random], true).unwrap();
+    }
+
+    #[test]
+    fn paces_and_sizes_beyond_their_bounds_are_refused() {
+        for flag in ["--rate=1e-20", "--speed=1e-30", "--rate=1e300", "--rate=nan", "--speed=-1"] {
+            let said = Flags::try_parse_from(["test", flag]).map(|_| ()).unwrap_err().to_string();
+            assert!(said.contains("give a number from 0.01 to 1000000"), "{said}");
+        }
+        for (flags, name, said) in [
+            (
+                "--requests 1000000 --prefix-tokens 1000000",
+                Name::Shared,
+                "at most 2000000000 tokens together",
+            ),
+            ("--requests 1000000 --input-tokens 1000000", Name::Random, "at most 2000000000 tokens together"),
+            ("--requests 1000000 --turns 1000000", Name::Rounds, "at most 2000000000 tokens together"),
+            ("--rate 0.01 --burst 65535", Name::Random, "at most 2592000 s, send them faster"),
+        ] {
+            let error = load(flags).requested(name).map(|requested| requested.name).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `host simulate`: what a trace of requests gets from a cluster, without the cluster.
+//! `host simulate`: what requests get from a cluster, without the cluster.
 
 mod faults;
 mod plan;
@@ -7,16 +7,16 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use clap::{Args, ValueEnum as _};
+use clap::Args;
 use host_simulate::goodput::{self, Limits, Search};
-use host_simulate::{Cluster, Options, Progress, Report, html, record};
+use host_simulate::{Cluster, Options, Progress, Report, Workload, html, record};
 use host_wire::clock;
 
 use super::Refused;
 use super::load::{AtRates, Load, Name};
 use super::output::say;
 
-/// A trace, a cluster, and where the report goes, or seeds in which everything goes wrong.
+/// Requests, a cluster, and where the report goes, or seeds in which everything goes wrong.
 #[derive(Args, Debug)]
 pub struct Simulate {
     /// The requests: a trace, or a generated workload [default: trace]
@@ -32,7 +32,7 @@ pub struct Simulate {
 
     /// Searches the highest rate of requests at which 99 % of the times to the first token and of the times between tokens stay
     /// under these, instead of taking --speed, or --rate, from which the search begins
-    #[arg(long, value_names = ["TTFT_MS", "ITL_MS"], num_args = 2, conflicts_with = "speed")]
+    #[arg(long, value_names = ["TTFT_MS", "ITL_MS"], num_args = 2, conflicts_with_all = ["speed", "concurrency"])]
     goodput: Option<Vec<f64>>,
 
     /// Searches the fewest devices on which 99 % of the times to the first token and of the times between tokens stay under these.
@@ -41,15 +41,15 @@ pub struct Simulate {
     plan: Option<Vec<f64>>,
 
     /// Devices that a worker of a plan may have
-    #[arg(long, value_name = "DEVICES", value_delimiter = ',', default_values_t = [1, 2, 4])]
+    #[arg(long, value_name = "DEVICES", value_delimiter = ',', default_values_t = [1, 2, 4], requires = "plan", conflicts_with = "goodput")]
     tp: Vec<usize>,
 
     /// Host memory that each worker of a plan may have
-    #[arg(long, value_name = "GIB", value_delimiter = ',', default_values_t = [0.0])]
+    #[arg(long, value_name = "GIB", value_delimiter = ',', default_values_t = [0.0], requires = "plan", conflicts_with = "goodput")]
     host_memory_gib: Vec<f64>,
 
     /// Devices of a plan in all, at most
-    #[arg(long, value_name = "DEVICES", default_value_t = 16)]
+    #[arg(long, value_name = "DEVICES", default_value_t = 16, requires = "plan", conflicts_with = "goodput")]
     most_devices: usize,
 
     /// Requests at the beginning, while caches are empty, that count in no latency and no throughput
@@ -69,9 +69,9 @@ pub struct Simulate {
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     seed: u64,
 
-    /// Instead of a trace: small clusters, drawn from --seed and the seeds after it, in which messages are lost, workers die, clocks
+    /// Instead of a workload: small clusters, drawn from --seed and the seeds after it, in which messages are lost, workers die, clocks
     /// jump and storage fails. Each answer and each page is checked. A seed that fails is made shorter and told
-    #[arg(long, conflicts_with_all = ["trace", "cluster", "replay"])]
+    #[arg(long, conflicts_with_all = REQUESTS)]
     faults: bool,
 
     /// How many seeds --faults runs
@@ -79,15 +79,41 @@ pub struct Simulate {
     seeds: u64,
 
     /// Runs one case that --faults told, and says what goes wrong in it: a seed, and what is left of it
-    #[arg(long, value_name = "CASE", conflicts_with_all = ["trace", "cluster"])]
+    #[arg(long, value_name = "CASE", conflicts_with_all = REQUESTS, conflicts_with_all = ["faults", "seed", "seeds"])]
     replay: Option<String>,
 }
+
+/// What belongs to the simulation of requests, and not to drawn faults.
+const REQUESTS: [&str; 22] = [
+    "workload",
+    "trace",
+    "requests",
+    "concurrency",
+    "rate",
+    "burst",
+    "prefixes",
+    "prefix_tokens",
+    "input_tokens",
+    "turns",
+    "output_tokens",
+    "speed",
+    "shorten",
+    "cluster",
+    "goodput",
+    "plan",
+    "tp",
+    "host_memory_gib",
+    "most_devices",
+    "warm_up",
+    "json",
+    "html",
+];
 
 impl Simulate {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`Refused`] when the trace, the cluster or the case cannot be simulated. Another error when a file cannot be read or
+    /// [`Refused`] when the workload, the cluster or the case cannot be simulated. Another error when a file cannot be read or
     /// written, or a seed fails.
     pub fn run(&self) -> anyhow::Result<()> {
         if let Some(case) = &self.replay {
@@ -97,18 +123,24 @@ impl Simulate {
             return faults::seeds(self.seed, self.seeds);
         };
         let sent = self.sent()?;
+        self.load.check(&[sent], self.goodput.is_some())?;
         let refused = |wrong: host_simulate::Wrong| Refused(wrong.to_string());
         let cluster =
             Cluster::parse(&name(cluster_file), &read(cluster_file, "--cluster")?).map_err(refused)?;
         if let Some([ttft_p99_ms, itl_p99_ms]) = self.goodput.as_deref() {
-            let limits = Limits { ttft_p99_ms: *ttft_p99_ms, itl_p99_ms: *itl_p99_ms };
-            return self.search(&self.load.at_rates(sent)?, &cluster, limits);
+            let limits = limits(*ttft_p99_ms, *itl_p99_ms)?;
+            let at_rates = self.load.at_rates(sent)?;
+            self.warms_up(&(at_rates.workload)(at_rates.rate))?;
+            return self.search(&at_rates, &cluster, limits);
         }
         if let Some([ttft_p99_ms, itl_p99_ms]) = self.plan.as_deref() {
-            let limits = Limits { ttft_p99_ms: *ttft_p99_ms, itl_p99_ms: *itl_p99_ms };
-            return self.plan(&self.load.requested(sent)?.workload, &cluster, limits);
+            let limits = limits(*ttft_p99_ms, *itl_p99_ms)?;
+            let workload = self.arriving(sent)?;
+            self.warms_up(&workload)?;
+            return self.plan(&workload, &cluster, limits);
         }
         let workload = self.load.requested(sent)?.workload;
+        self.warms_up(&workload)?;
         let begun = clock::now();
         let mut virtual_time = 0.0;
         let shown = std::io::stderr().is_terminal();
@@ -137,6 +169,30 @@ impl Simulate {
         self.workload.or(trace).ok_or_else(|| {
             Refused("nothing is sent: give a file of requests as --trace, or a --workload".to_owned())
         })
+    }
+
+    /// Requests that arrive at times of their own. If the next one waited for an answer, fewer devices would get fewer requests.
+    fn arriving(&self, sent: Name) -> anyhow::Result<Workload> {
+        let workload = self.load.requested(sent)?.workload;
+        if matches!(workload, Workload::Open(_)) {
+            return Ok(workload);
+        }
+        let sent = sent.shown();
+        let message = format!(
+            "the requests of {sent} are sent as answers end: --plan needs a --rate, with --workload shared or random, or a --trace"
+        );
+        Err(Refused(message).into())
+    }
+
+    /// Checks that requests are left to be measured.
+    fn warms_up(&self, workload: &Workload) -> Result<(), Refused> {
+        let (warm_up, all) = (self.warm_up, workload.requests());
+        if warm_up < all {
+            return Ok(());
+        }
+        Err(Refused(format!(
+            "--warm-up {warm_up}: the workload has {all} requests, so none would be measured"
+        )))
     }
 
     fn options(&self) -> Options {
@@ -170,9 +226,7 @@ impl Simulate {
         let Some(path) = &self.html else { return Ok(()) };
         let sent = match &self.load.trace {
             Some(file) if self.sent()? == Name::Trace => name(file),
-            _ => {
-                self.sent()?.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-            }
+            _ => self.sent()?.shown(),
         };
         let cluster = self.cluster.as_deref().map(name).unwrap_or_default();
         std::fs::write(path, made(&format!("{sent} on {cluster}")))
@@ -184,6 +238,15 @@ impl Simulate {
         std::fs::write(path, report.json())
             .with_context(|| format!("the report cannot be written to {} (--json)", path.display()))
     }
+}
+
+/// Limits of latencies, in milliseconds.
+fn limits(ttft_p99_ms: f64, itl_p99_ms: f64) -> Result<Limits, Refused> {
+    if [ttft_p99_ms, itl_p99_ms].iter().any(|limit| !(0.001..=1e9).contains(limit)) {
+        let given = format!("{ttft_p99_ms} {itl_p99_ms}");
+        return Err(Refused(format!("limits {given}: give milliseconds from 0.001 to 1000000000")));
+    }
+    Ok(Limits { ttft_p99_ms, itl_p99_ms })
 }
 
 /// A table, line by line: a line break within a line would be shown as one that is not to be trusted.

@@ -146,7 +146,8 @@ fn what_cannot_be_measured_is_refused_with_its_reason() {
         (&["--trace", trace, "--workload", "trace"], "line 1: missing field"),
         (&["--trace", trace, "--shorten", "3"], "--shorten 3: give a divisor of 512"),
         (&["--role", "decode"], "--role decode answers no requests alone"),
-        (&["--rate", "0"], "give a number above 0"),
+        (&["--rate", "0"], "give a number from 0.01"),
+        (&["--workload", "rounds", "--rate", "2"], "--rate: the workload rounds has no use for it"),
         (&["--page-size", "0"], "--page-size"),
     ] {
         let (code, said, _) = bench(flags);

@@ -11,7 +11,6 @@ mod clients;
 mod cluster_identity;
 mod companions;
 mod docs_commands;
-
 mod first_minutes;
 mod lifecycle;
 mod lost_arrivals;
@@ -21,6 +20,7 @@ mod pace;
 mod panicking_roles;
 mod plugin_hangs;
 mod routing;
+mod simulate;
 mod start_refused;
 mod versions;
 mod worker_death;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use host_core::Config;
+use host_core::heads::rank_heads;
 use host_core::hierarchy::{HierarchyConfig, TierConfig, WritePolicy};
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
@@ -19,7 +20,7 @@ pub(crate) const VOCABULARY: u32 = u32::MAX;
 /// A timeout that is longer than any simulation: without faults, no request is given up.
 const FOREVER: Duration = Duration::from_secs(1_000_000_000);
 /// The most pages of a pool.
-const MOST_PAGES: f64 = 1e9;
+const MOST_PAGES: f64 = 1e7;
 
 impl Cluster {
     /// The model.
@@ -64,16 +65,24 @@ impl Cluster {
         self.model().kv_bytes(self.kv) * f64::from(self.page_tokens)
     }
 
+    /// How often the ranks of a worker together hold each KV head, on average. It is above 1 where there are more ranks than heads.
+    #[must_use]
+    pub fn held(&self, ranks: usize) -> f64 {
+        let heads = self.model().kv_heads as usize;
+        let held: usize = (0..ranks).map(|rank| rank_heads(heads, ranks, rank).len()).sum();
+        held as f64 / heads as f64
+    }
+
     /// Pages in the pool of each of these workers.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cut off at the ends")]
     pub fn pool_pages(&self, workers: &Workers) -> u32 {
         if let Some(tokens) = workers.pool_tokens {
-            return tokens / self.page_tokens;
+            return (tokens / self.page_tokens).min(MOST_PAGES as u32);
         }
         let memory = self.machine(workers).memory * workers.tp as f64 * workers.memory_share;
         let left = memory - self.model().weight_bytes(self.weights);
-        (left / self.page_bytes()).clamp(0.0, MOST_PAGES) as u32
+        (left / (self.page_bytes() * self.held(workers.tp))).clamp(0.0, MOST_PAGES) as u32
     }
 
     /// The core's configuration of these workers.
@@ -121,10 +130,15 @@ impl Cluster {
         }
     }
 
+    /// Pages in the host memory of each of these workers.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cut off at the ends")]
+    pub(crate) fn slots(&self, workers: &Workers) -> u32 {
+        (workers.host_memory_gib * f64::from(1 << 30) / (self.page_bytes() * self.held(workers.tp))) as u32
+    }
+
     fn hierarchy(&self, workers: &Workers) -> Option<HierarchyConfig> {
         let bytes = self.page_bytes();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cut off at the ends")]
-        let slots = (workers.host_memory_gib * f64::from(1 << 30) / bytes) as u32;
+        let slots = self.slots(workers);
         if slots == 0 {
             return None;
         }

@@ -43,12 +43,18 @@ pub(super) struct Effort {
 impl Lanes {
     /// The lanes from prefill to decode workers, or `None` where a write costs nothing for its runs.
     pub(super) fn new(cluster: &Cluster, from: &Workers, to: &Workers) -> Option<Self> {
+        let ranks = [from.tp, to.tp];
         let default_layout = cluster.kv_layout == Cluster::default_kv_layout();
-        if cluster.link().run_us == 0.0 && default_layout && cluster.staging != StagingMode::Always {
+        let whole_pages = default_layout && ranks[0] == ranks[1] && cluster.layer_groups == 1;
+        let never_staged = match cluster.staging {
+            StagingMode::Never => true,
+            StagingMode::Auto => whole_pages,
+            StagingMode::Always => false,
+        };
+        if cluster.link().run_us == 0.0 && never_staged {
             return None;
         }
         let heads = cluster.model().kv_heads as usize;
-        let ranks = [from.tp, to.tp];
         let pool = |workers: &Workers, rank: usize| {
             let held = rank_heads(heads, workers.tp, rank);
             let shape = cluster.kv_shape(cluster.pool_pages(workers) as usize, held.len());

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use host_core::Time;
 
+use super::seconds;
+
 /// A queue that serves in order of arrival at a fixed bandwidth.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queue {
@@ -22,10 +24,14 @@ impl Queue {
         self.free
     }
 
+    /// The time in which so many bytes move.
+    pub(super) fn moves(&self, bytes: f64) -> Duration {
+        seconds(bytes / self.bytes_per_second)
+    }
+
     /// Adds a request that moves so many bytes and takes a fixed time beside. Returns when it is done.
     pub(super) fn take(&mut self, now: Time, bytes: f64, fixed: Duration) -> Time {
-        let moving = Duration::from_secs_f64(bytes / self.bytes_per_second);
-        self.free = self.free.max(now).after(moving + fixed);
+        self.free = self.free.max(now).after(self.moves(bytes) + fixed);
         self.free
     }
 }

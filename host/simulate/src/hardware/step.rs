@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use host_core::Batch;
 
+use super::seconds;
 use crate::cluster::MeasuredStep;
 use crate::machine::Machine;
 use crate::model::{Dtype, Model};
@@ -44,7 +45,7 @@ impl MeasuredStep {
         let tokens = batch.sequences.iter().map(|sequence| sequence.tokens.len());
         let (answers, prompts): (Vec<usize>, Vec<usize>) = tokens.partition(|tokens| *tokens == 1);
         let prompts = prompts.iter().sum::<usize>() as f64 * self.prompt_token_us;
-        Duration::from_secs_f64((self.base_us + prompts + answers.len() as f64 * self.sequence_us) / 1e6)
+        seconds((self.base_us + prompts + answers.len() as f64 * self.sequence_us) / 1e6)
     }
 }
 
@@ -63,10 +64,10 @@ pub struct Roofline {
 }
 
 impl Roofline {
-    /// The steps of a model with these number types on so many of these devices. Tensor parallelism divides all work over
-    /// them.
+    /// The steps of a model with weights of this number type, and so many bytes of KV a token, on so many of these devices. Tensor
+    /// parallelism divides all work over them.
     #[must_use]
-    pub fn new(model: &Model, weights: Dtype, kv: Dtype, machine: &Machine, devices: f64) -> Self {
+    pub fn new(model: &Model, weights: Dtype, kv_bytes: f64, machine: &Machine, devices: f64) -> Self {
         // FP8 multiplies at twice the rate. KV in FP8 does not change the number type in which attention computes.
         let rate = if weights == Dtype::Fp8 { 2.0 } else { 1.0 };
         let bandwidth = machine.bandwidth * machine.bandwidth_efficiency * devices;
@@ -74,7 +75,7 @@ impl Roofline {
             model: *model,
             operation: 1.0 / (machine.flops * rate * machine.compute_efficiency * devices),
             weights: model.weight_bytes(weights) / bandwidth,
-            token: model.kv_bytes(kv) / bandwidth,
+            token: kv_bytes / bandwidth,
             fixed: machine.step_seconds,
         }
     }
@@ -86,11 +87,11 @@ impl Roofline {
         for sequence in &batch.sequences {
             let (start, tokens) = (f64::from(sequence.start), sequence.tokens.len() as f64);
             operations += self.model.dense_flops(tokens) + self.model.attention_flops(start, tokens);
-            context += self.model.tokens_read(start + tokens);
+            context += self.model.tokens_read(start, tokens);
         }
         let computing = operations * self.operation;
         let reading = self.weights + context * self.token;
-        Duration::from_secs_f64(self.fixed + computing.max(reading))
+        seconds(self.fixed + computing.max(reading))
     }
 }
 
@@ -118,7 +119,8 @@ mod tests {
 
     fn cost() -> Roofline {
         let machine = Machine { bandwidth_efficiency: 1.0, step_seconds: 0.0, ..Machine::PRESETS[0].1 };
-        Roofline::new(&Model::PRESETS[0].1, Dtype::Bf16, Dtype::Fp8, &machine, 2.0)
+        let model = Model::PRESETS[0].1;
+        Roofline::new(&model, Dtype::Bf16, model.kv_bytes(Dtype::Fp8), &machine, 2.0)
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
-use super::{Figure, run};
+use super::run;
 use crate::cluster::Cluster;
+use crate::report::Report;
 use crate::traffic::Workload;
 
 /// Turns in which all constants are fitted, one after the other.
@@ -21,8 +22,12 @@ pub(crate) struct Free {
     pub range: [f64; 2],
     /// Sets it in a cluster.
     pub set: fn(&mut Cluster, f64),
-    /// The cell that it is fitted to, and the cell's published value.
-    pub cell: (Figure, f64),
+    /// The name of the cell that it is fitted to.
+    pub cell: &'static str,
+    /// The figure of that cell.
+    pub figure: fn(&Report) -> f64,
+    /// The cell's published value.
+    pub published: f64,
     /// Whether the cell grows with it.
     pub grows: bool,
 }
@@ -46,7 +51,6 @@ pub(super) fn calibrate(cluster: &mut Cluster, workload: &Workload, free: &[Free
     free.iter().zip(&values).for_each(|(free, value)| (free.set)(cluster, *value));
     for turn in 0..TURNS {
         for (place, free) in free.iter().enumerate() {
-            let ((_, figure), wanted) = free.cell;
             // Later turns search near the value of the turn before.
             let near = if turn == 0 { f64::INFINITY } else { 1.5 };
             let [mut low, mut high] = free.range;
@@ -55,11 +59,11 @@ pub(super) fn calibrate(cluster: &mut Cluster, workload: &Workload, free: &[Free
                 let middle = (low * high).sqrt();
                 (free.set)(cluster, middle);
                 values[place] = middle;
-                let found = figure(&run(workload, cluster));
-                if (found / wanted - 1.0).abs() < CLOSE {
+                let found = (free.figure)(&run(workload, cluster));
+                if (found / free.published - 1.0).abs() < CLOSE {
                     break;
                 }
-                match (found > wanted) == free.grows {
+                match (found > free.published) == free.grows {
                     true => high = middle,
                     false => low = middle,
                 }
@@ -70,7 +74,7 @@ pub(super) fn calibrate(cluster: &mut Cluster, workload: &Workload, free: &[Free
         name: free.name,
         value,
         unit: free.unit,
-        cell: free.cell.0.0,
+        cell: free.cell,
     });
     fitted.collect()
 }

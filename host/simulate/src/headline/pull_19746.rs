@@ -78,7 +78,9 @@ fn speed_of_the_link() -> Free {
         unit: "GB/s",
         range: [2.0, 100.0],
         set: link,
-        cell: (REQUESTS, BASELINE[0]),
+        cell: REQUESTS.0,
+        figure: REQUESTS.1,
+        published: BASELINE[0],
         grows: true,
     }
 }
@@ -91,7 +93,9 @@ pub fn pull_19746(watch: &mut dyn FnMut(&str)) -> Vec<Table> {
         unit: "ms",
         range: [1.0, 100.0],
         set: |cluster, ms| decode(cluster, |machine| machine.step_seconds = ms / 1e3),
-        cell: (ITL, BASELINE[5]),
+        cell: ITL.0,
+        figure: ITL.1,
+        published: BASELINE[5],
         grows: true,
     };
     let bandwidth = Free {
@@ -99,7 +103,9 @@ pub fn pull_19746(watch: &mut dyn FnMut(&str)) -> Vec<Table> {
         unit: "",
         range: [0.05, 1.0],
         set: |cluster, share| decode(cluster, |machine| machine.bandwidth_efficiency = share),
-        cell: (ITL, BASELINE[5]),
+        cell: ITL.0,
+        figure: ITL.1,
+        published: BASELINE[5],
         grows: false,
     };
     [("ITL is explained by a fixed time per step", overhead), ("ITL is explained by slow reading", bandwidth)]

@@ -14,12 +14,14 @@ use std::time::Duration;
 use host_core::transfer::StagingMode;
 
 use super::calibrate::{Free, calibrate};
-use super::{Cell, Figure, Row, Table, run};
+use super::{Cell, Row, Table, run};
 use crate::cluster::{Cluster, Named};
+use crate::report::Report;
 use crate::traffic::Workload;
 use crate::workloads::unshared;
 
-const TTFT: Figure = ("TTFT mean, ms", |report| report.figures.ttft_ms.mean);
+/// The mean time to the first token, in milliseconds.
+const TTFT: fn(&Report) -> f64 = |report| report.figures.ttft_ms.mean;
 
 /// Prompts at once, and the names of their cells.
 const PROMPTS: [(usize, &str); 10] = [
@@ -82,7 +84,9 @@ fn step() -> Free {
                 }
             }
         },
-        cell: (TTFT, P4D4[0][0]),
+        cell: "TTFT of 1 prompt, p4d4",
+        figure: TTFT,
+        published: P4D4[0][0],
         grows: true,
     }
 }
@@ -93,7 +97,9 @@ fn router() -> Free {
         unit: "us",
         range: [10.0, 10_000.0],
         set: |cluster, us| cluster.router_us = us,
-        cell: (TTFT, P4D4[0][MANY]),
+        cell: "TTFT of 256 prompts, p4d4",
+        figure: TTFT,
+        published: P4D4[0][MANY],
         grows: true,
     }
 }
@@ -108,7 +114,9 @@ fn writing() -> Free {
                 link.run_us = us;
             }
         },
-        cell: (TTFT, P2D4[0][MANY]),
+        cell: "TTFT of 256 prompts, p2d4",
+        figure: TTFT,
+        published: P2D4[0][MANY],
         grows: true,
     }
 }
@@ -164,8 +172,32 @@ fn row(name: &str, cluster: &Cluster, tokens: u32, published: Option<([f64; 10],
     let cells = PROMPTS.iter().enumerate().map(|(place, (prompts, name))| Cell {
         name,
         published: published.map(|(values, _)| values[place]),
-        simulated: (TTFT.1)(&run(&at_once(*prompts, tokens), cluster)),
+        simulated: TTFT(&run(&at_once(*prompts, tokens), cluster)),
         fitted: published.is_some_and(|(_, fitted)| fitted.contains(&place)),
     });
     Row { name: name.to_owned(), cells: cells.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staging_saves_time_where_ranks_differ_and_costs_none_where_they_do_not() {
+        let mut cluster = Cluster::parse("pull 22536", CLUSTER).unwrap();
+        cluster.link = Named::Itself(cluster.link());
+        (writing().set)(&mut cluster, 0.26);
+        let mut first = |ranks, staging| {
+            cluster.workers[0].tp = ranks;
+            cluster.staging = staging;
+            TTFT(&run(&at_once(32, TOKENS[0]), &cluster))
+        };
+        let [equal, differing] = [4, 2].map(|ranks| {
+            let [before, after] =
+                [StagingMode::Never, StagingMode::Auto].map(|staging| first(ranks, staging));
+            before / after
+        });
+        assert!(differing > 1.3, "p2d4 takes {differing} times as long without staging");
+        assert!((equal - 1.0).abs() < 1e-9, "p4d4 takes {equal} times as long without staging");
+    }
 }

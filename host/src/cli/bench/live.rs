@@ -136,8 +136,8 @@ impl Live {
 
     /// The workloads, in order.
     fn workloads(&self) -> anyhow::Result<Vec<Requested>> {
-        if self.load.concurrency > MOST_AT_ONCE {
-            let message = format!("--concurrency {}: at most {MOST_AT_ONCE}", self.load.concurrency);
+        if self.load.concurrency() > MOST_AT_ONCE {
+            let message = format!("--concurrency {}: at most {MOST_AT_ONCE}", self.load.concurrency());
             return Err(Refused(message).into());
         }
         let standard = || {
@@ -145,6 +145,7 @@ impl Live {
             [Name::Shared, Name::Rounds].into_iter().chain(trace).collect()
         };
         let names: Vec<Name> = self.workload.clone().unwrap_or_else(standard);
+        self.load.check(&names, false)?;
         names.into_iter().map(|name| self.load.requested(name)).collect()
     }
 

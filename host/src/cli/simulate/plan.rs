@@ -1,4 +1,4 @@
-//! `host simulate --plan`: the fewest devices for a trace.
+//! `host simulate --plan`: the fewest devices for a workload.
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -10,6 +10,9 @@ use host_simulate::{Cluster, Workload, html};
 use super::super::Refused;
 use super::{Simulate, lines};
 
+/// The most devices of a plan.
+const MOST_DEVICES: usize = 10_000;
+
 impl Simulate {
     /// Searches, and prints a row for each arrangement.
     pub(super) fn plan(&self, workload: &Workload, cluster: &Cluster, limits: Limits) -> anyhow::Result<()> {
@@ -19,10 +22,17 @@ impl Simulate {
             host_memory_gib: self.host_memory_gib.clone(),
             most_devices: self.most_devices,
         };
-        if wish.tp.contains(&0) || wish.host_memory_gib.iter().any(|gib| !gib.is_finite() || *gib < 0.0) {
-            return Err(
-                Refused("--tp takes numbers above 0, and --host-memory-gib sizes from 0".to_owned()).into()
-            );
+        let tp = |tp: &usize| (1..=Cluster::MOST_RANKS).contains(tp);
+        let gib = |gib: &f64| (0.0..=Cluster::MOST_HOST_GIB).contains(gib);
+        if !wish.tp.iter().all(tp) || !wish.host_memory_gib.iter().all(gib) {
+            let (ranks, most) = (Cluster::MOST_RANKS, Cluster::MOST_HOST_GIB);
+            let message =
+                format!("--tp takes numbers from 1 to {ranks}, and --host-memory-gib sizes from 0 to {most}");
+            return Err(Refused(message).into());
+        }
+        if wish.most_devices > MOST_DEVICES {
+            let message = format!("--most-devices {}: at most {MOST_DEVICES}", wish.most_devices);
+            return Err(Refused(message).into());
         }
         let measured = cluster.workers.iter().find(|workers| workers.step.is_some());
         if let Some(tp) = measured.map(|workers| workers.tp).filter(|tp| wish.tp != [*tp]) {
