@@ -66,6 +66,27 @@ fn another_text_and_other_options_are_compiled_for_themselves() {
 }
 
 #[test]
+fn an_entry_that_another_user_may_write_is_not_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let allow = |path: &Path, mode: u32| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    assert_eq!(compilations(Some(folder.path()), &[COPIES]), 1);
+    let entry = entry(folder.path());
+    for (path, open, closed) in [(&*entry, 0o620, 0o600), (folder.path(), 0o703, 0o700)] {
+        assert_eq!(compilations(Some(folder.path()), &[COPIES]), 0);
+        allow(path, open);
+        assert_eq!(compilations(Some(folder.path()), &[COPIES]), 1, "{}", path.display());
+        allow(path, closed);
+    }
+    // A pipe without a writer has no end.
+    std::fs::remove_file(&entry).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &entry, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    assert_eq!(compilations(Some(folder.path()), &[COPIES]), 1);
+}
+
+#[test]
 fn a_damaged_entry_is_compiled_again_and_replaced() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(compilations(Some(folder.path()), &[COPIES]), 1);

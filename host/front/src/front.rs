@@ -65,6 +65,8 @@ pub struct FrontConfig {
     /// Most bytes of bodies that are parsed and tokenized, or wait for that. One body must fit. Bodies beyond the limit are
     /// answered as for `max_uploads`.
     pub max_text_bytes: usize,
+    /// Most bodies above 1 MiB that are parsed and tokenized at once. One of 8 MiB may take 3 GB.
+    pub longest_texts: usize,
     /// The limits of grammars, checked before grammars are sent to workers.
     pub grammars: host_grammar::Limits,
     /// Most bytes of answers that are not sent yet. One answer must fit. Beyond the limit, requests are answered as for
@@ -118,6 +120,7 @@ impl FrontConfig {
             max_uploads: 4096,
             max_upload_bytes: 256 << 20,
             max_text_bytes: 256 << 20,
+            longest_texts: 1,
             grammars: host_grammar::Limits::default(),
             max_answer_bytes: 256 << 20,
             default_max_tokens: 1024,
@@ -262,7 +265,7 @@ pub async fn serve(
         connections: places.shares(),
         audit: audit.clone(),
         uploads: Uploads::new(config.max_uploads, config.max_upload_bytes),
-        text_work: TextWork::new(config.max_text_bytes),
+        text_work: TextWork::new(config.max_text_bytes, config.longest_texts),
         grammars: Compiler::new(&Vocabulary::bytes(), config.grammars).context("grammars of bytes")?,
         unread: Unread::new(config.max_answer_bytes),
         stopping: stopping.clone(),

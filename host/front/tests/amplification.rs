@@ -120,6 +120,24 @@ fn no_body_takes_more_than_its_share_of_memory() {
 }
 
 #[test]
+fn tools_have_no_more_values_than_a_prompt_is_made_of() {
+    let body = |keys: usize| {
+        let keys: Vec<String> = (0..keys).map(|key| format!("\"{key:x}\":0")).collect();
+        let tool = format!(r#"{{"name":"f","parameters":{{"x":{{{}}}}}}}"#, keys.join(","));
+        format!(
+            r#"{{"messages":[{{"role":"user","content":"a"}}],"tools":[{{"type":"function","function":{tool}}}]}}"#
+        )
+    };
+    // The tool has six values beside the keys, and its type is added to its schema after the check.
+    let (bytes, accepted) = cost(body((1 << 16) - 6).as_bytes());
+    assert!(accepted && bytes < MOST, "{bytes} bytes, accepted: {accepted}");
+    for keys in [(1 << 16) - 5, 700_000] {
+        let (bytes, accepted) = cost(body(keys).as_bytes());
+        assert!(!accepted && bytes < MOST, "{keys} keys: {bytes} bytes, accepted: {accepted}");
+    }
+}
+
+#[test]
 fn long_conversations_and_long_lists_of_tokens_are_taken() {
     let messages = |count| vec![r#"{"role":"user","content":[{"type":"text","text":"a"}]}"#; count].join(",");
     for (count, taken) in [(4096, true), (4097, false)] {

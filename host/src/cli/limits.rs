@@ -5,8 +5,8 @@ use std::time::Duration;
 use host_front::connections::Limits;
 use host_front::front::FrontConfig;
 
-use super::Refused;
 use super::settings::{Bytes, Settings};
+use super::{Refused, memory};
 
 /// Largest body that can be allowed. The tokens of a larger one would not fit into a control message.
 const LARGEST_BODY: Bytes = Bytes(1 << 30);
@@ -20,6 +20,9 @@ const TEXT: Bytes = Bytes(256 << 20);
 const ANSWERS: Bytes = Bytes(256 << 20);
 /// By default there is room for this many bodies of the largest size at once.
 const BODIES: u64 = 8;
+/// Memory of the machine for each body above 1 MiB that is tokenized at once, and most of them.
+const LONG_TEXT: u64 = 8 << 30;
+const MOST_LONG_TEXTS: usize = 8;
 /// Default of the longest waits for a client, in seconds.
 const CLIENT_TIMEOUT: u32 = 30;
 
@@ -80,6 +83,8 @@ impl ClientLimits {
             body_timeout,
         } = self;
         let max_uploads = max_uploads.unwrap_or(front.max_uploads);
+        let memory = memory::available().unwrap_or(LONG_TEXT);
+        let longest_texts = usize::try_from(memory / LONG_TEXT).unwrap_or(1).clamp(1, MOST_LONG_TEXTS);
         FrontConfig {
             connections,
             max_body,
@@ -88,6 +93,7 @@ impl ClientLimits {
             max_text_bytes,
             max_answer_bytes,
             body_timeout,
+            longest_texts,
             ..front
         }
     }

@@ -5,9 +5,9 @@
 //! compiled again. Processes that start at the same time write files of their own and rename them.
 
 use std::fmt::Write as _;
-use std::fs::{DirBuilder, File};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{DirBuilder, File, Metadata};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +15,10 @@ use super::nvrtc::Image;
 use super::source::Source;
 use crate::xxh3::{xxh3, xxh3_128};
 
+/// Most bytes of a file. The largest images have some megabytes.
+const MAX_FILE: u64 = 64 << 20;
+/// Permission bits of a file that others than its owner may write.
+const OTHERS_WRITE: u32 = 0o022;
 /// Bytes of the checksum at a file's end.
 const SUM: usize = 8;
 
@@ -61,9 +65,9 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The image, if its file exists and is not damaged.
+    /// The image, if its file exists, is not damaged, and no other user could have written it.
     pub(super) fn read(&self) -> Option<Image> {
-        let mut bytes = std::fs::read(self.path.as_ref()?).ok()?;
+        let mut bytes = own_file(self.path.as_ref()?).ok()?;
         let (content, sum) = bytes.split_last_chunk::<SUM>()?;
         if xxh3(content, 0) != u64::from_le_bytes(*sum) {
             return None;
@@ -104,4 +108,27 @@ impl Entry {
             let _gone = std::fs::remove_file(&temporary);
         })
     }
+}
+
+/// The bytes of a file that this process's user alone may write, in a folder for which the same holds. Kernels run with access to all
+/// memory of the device.
+fn own_file(path: &Path) -> io::Result<Vec<u8>> {
+    let user = std::fs::metadata("/proc/self")?.uid();
+    let own = |place: &Metadata| place.uid() == user && place.mode() & OTHERS_WRITE == 0;
+    let refused = |what: &str| Err(io::Error::other(what.to_owned()));
+    let folder = path.parent().map(std::fs::symlink_metadata).transpose()?;
+    if !folder.is_some_and(|folder| folder.is_dir() && own(&folder)) {
+        return refused("the folder belongs to another user, or others may write it");
+    }
+    if !std::fs::symlink_metadata(path)?.is_file() {
+        return refused("it is no regular file");
+    }
+    let file = File::open(path)?;
+    let opened = file.metadata()?;
+    if !own(&opened) || opened.len() > MAX_FILE {
+        return refused("it belongs to another user, others may write it, or it is too long");
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

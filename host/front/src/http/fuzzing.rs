@@ -65,7 +65,7 @@ pub(super) fn app() -> &'static App {
             connections: Shares::new(1),
             audit: Audit::default(),
             uploads: Uploads::new(1, MAX_BODY),
-            text_work: TextWork::new(MAX_BODY),
+            text_work: TextWork::new(MAX_BODY, 1),
             grammars,
             unread: Unread::new(MAX_BODY),
             stopping,

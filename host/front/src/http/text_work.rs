@@ -19,28 +19,34 @@ use host_wire::shares::{Client, NoShare, Share, Shares};
 const SHORT: usize = 16 << 10;
 /// Most short bodies that are worked on at once, for each thread of the machine: some read and wait, most compute.
 const SHORT_PER_THREAD: usize = 4;
-/// Most long bodies that are worked on at once. One of 8 MiB may take hundreds of megabytes.
+/// Most long bodies that are worked on at once. The tokenizer takes up to 300 bytes for each byte of text, where each letter is a
+/// word of its own. A body of 1 MiB takes 300 MB, then.
 const LONG_AT_ONCE: usize = 8;
+/// Largest long body, in bytes. The number of longer ones depends on the machine's memory.
+const LONG: usize = 1 << 20;
 
 /// Permits for work on text.
 #[derive(Clone, Debug)]
 pub struct TextWork {
     short: Turns,
     long: Turns,
+    longest: Turns,
     bytes: Shares,
 }
 
 impl TextWork {
-    /// As many permits as this machine has threads for, and at most `bytes` bytes that wait or are worked on.
+    /// As many permits as this machine has threads for, at most `bytes` bytes that wait or are worked on, and at most `longest` bodies
+    /// above 1 MiB that are worked on at once.
     #[must_use]
-    pub fn new(bytes: usize) -> Self {
-        Self::over(available_parallelism().map_or(1, usize::from), bytes)
+    pub fn new(bytes: usize, longest: usize) -> Self {
+        Self::over(available_parallelism().map_or(1, usize::from), bytes, longest)
     }
 
-    fn over(threads: usize, bytes: usize) -> Self {
+    fn over(threads: usize, bytes: usize, longest: usize) -> Self {
         Self {
             short: Turns::new(threads * SHORT_PER_THREAD),
             long: Turns::halved(threads.min(LONG_AT_ONCE)),
+            longest: Turns::halved(threads.min(longest)),
             bytes: Shares::new(bytes),
         }
     }
@@ -82,7 +88,11 @@ impl TextWork {
         share: Share,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Share), ApiError> {
-        let turns = if share.amount() <= SHORT { &self.short } else { &self.long };
+        let turns = match share.amount() {
+            bytes if bytes <= SHORT => &self.short,
+            bytes if bytes <= LONG => &self.long,
+            _ => &self.longest,
+        };
         let turn = turns.take(share.client()).await;
         let done = tokio::task::spawn_blocking(move || {
             let done = work();
@@ -105,7 +115,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_with_endless_long_bodies_delays_no_other() {
-        let text = TextWork::over(4, 1 << 20);
+        let text = TextWork::over(4, 1 << 20, 4);
         let (many, one) = (Client::at(IpAddr::from([10, 0, 0, 1])), Client::at(IpAddr::from([10, 0, 0, 2])));
         let (begun, has_begun) = mpsc::channel();
         let work = |client: &Client| {
@@ -142,8 +152,45 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn bodies_above_a_mebibyte_are_worked_on_as_few_at_once_as_memory_allows() {
+        let text = TextWork::over(8, 1 << 30, 1);
+        let (begun, has_begun) = mpsc::channel();
+        let work = |client: u8, bytes: usize| {
+            let (text, begun) = (text.clone(), begun.clone());
+            let share = text.take(&Client::at(IpAddr::from([10, 0, 0, client])), bytes).unwrap();
+            let (end, ended) = mpsc::channel::<()>();
+            let task = tokio::spawn(async move {
+                let work = move || {
+                    begun.send(client).unwrap();
+                    ended.recv().unwrap_err();
+                    Ok(())
+                };
+                text.run(share, work).await.unwrap();
+            });
+            (task, end)
+        };
+        let (first, end_first) = work(1, LONG + 1);
+        tokio::task::yield_now().await;
+        let (second, end_second) = work(2, LONG + 1);
+        tokio::task::yield_now().await;
+        let (third, end_third) = work(3, LONG);
+        tokio::task::yield_now().await;
+        let mut two =
+            [(); 2].map(|()| has_begun.recv_timeout(PATIENCE).expect("the first and the third begin"));
+        two.sort_unstable();
+        assert_eq!(two, [1, 3]);
+        assert!(text.longest.take(&Client::at(IpAddr::from([10, 0, 0, 4]))).now_or_never().is_none());
+        drop((end_first, end_third));
+        first.await.unwrap();
+        third.await.unwrap();
+        assert_eq!(has_begun.recv_timeout(PATIENCE), Ok(2));
+        drop(end_second);
+        second.await.unwrap();
+    }
+
+    #[tokio::test]
     async fn a_client_with_many_long_bodies_delays_another_by_one_of_them() {
-        let text = TextWork::over(1, 1 << 20);
+        let text = TextWork::over(1, 1 << 20, 1);
         let (many, one) = (Client::at(IpAddr::from([10, 0, 0, 1])), Client::at(IpAddr::from([10, 0, 0, 2])));
         let (done, order) = mpsc::channel();
         let (begin, held) = mpsc::channel::<()>();

@@ -18,6 +18,9 @@ use crate::text::calls::{CallRule, Function, calls};
 pub(super) const MAX_TOOLS: usize = 128;
 /// Most arguments of a tool. The grammar of its calls has some rules for each.
 pub(super) const MAX_PROPERTIES: usize = 512;
+/// Most values of JSON in all tools of a request. The tools exist several times while a prompt is made: for its template, as text, for
+/// the grammar of calls.
+const MAX_VALUES: usize = 1 << 16;
 /// Longest name of a tool: OpenAI's limit.
 pub(super) const MAX_NAME: usize = 64;
 
@@ -291,6 +294,15 @@ impl Offered {
     }
 }
 
+/// The values of a JSON value, itself included.
+fn values(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(values).sum::<usize>(),
+        Value::Object(fields) => fields.values().map(values).sum(),
+        _ => 0,
+    }
+}
+
 /// Whether a text can be the name of a tool or of a namespace.
 fn is_name(name: &str) -> bool {
     let usual = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
@@ -304,6 +316,11 @@ fn functions(
     namespaces: &HashMap<String, InNamespace>,
     spelling: Spelling,
 ) -> Result<Vec<Function>, ApiError> {
+    let all: usize = tools.iter().map(values).sum();
+    if all > MAX_VALUES {
+        let message = format!("the schemas of all tools have {all} values; at most {MAX_VALUES} are taken");
+        return Err(ApiError::field("tools", message));
+    }
     let mut functions: Vec<Function> = Vec::new();
     for (tool, place) in tools.iter().zip(places) {
         let at = |field: &str| format!("{place}{field}");

@@ -14,6 +14,9 @@ use super::{Specials, TextError, Tokenizer};
 /// Most bytes of a `tokenizer.json`. The largest that are known have 35 MB.
 const MAX_FILE: u64 = 256 << 20;
 
+/// Words whose tokens each thread keeps. The library has 10,000. A word may take 8 KB, and a machine may have hundreds of threads.
+const WORDS: usize = 1_000;
+
 /// A `tokenizer.json`, loaded.
 pub struct HuggingFaceTokenizer {
     inner: tokenizers::Tokenizer,
@@ -49,6 +52,9 @@ impl HuggingFaceTokenizer {
         // Some published files set these for training, but a server must not cut or fill prompts.
         inner.with_truncation(None).map_err(|error| error.to_string())?;
         inner.with_padding(None);
+        let mut model = inner.get_model().clone();
+        model.resize_cache(WORDS);
+        inner.with_model(model);
         let added = inner.get_added_tokens_decoder();
         let special = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect();
         let last_added = added.keys().max().map_or(0, |&id| id.saturating_add(1));

@@ -83,6 +83,14 @@ pub enum ChangeError {
         /// The other files of the directory.
         others: Vec<String>,
     },
+    /// A side-car may name the file, and cannot be used.
+    #[error("{} could name the file, and cannot be used: {problem}; remove it or mend it first", path.display())]
+    UnreadableSideCar {
+        /// The side-car.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// No previous file is kept.
     #[error("no file before {} is kept: `host plugins install` keeps the one that it replaces", path.display())]
     NoneBefore {

@@ -46,7 +46,7 @@ impl Directory {
     /// process that has loaded the file keeps it.
     ///
     /// # Errors
-    /// When a side-car names the file, or a file cannot be removed.
+    /// When a side-car names the file or cannot be read, or a file cannot be removed.
     pub fn remove(&self, file: &Path) -> Result<(), ChangeError> {
         let file = self.path.join(name_of(file));
         let failed = |source| ChangeError::Directory { path: self.path.clone(), source };
@@ -54,7 +54,8 @@ impl Directory {
         for side_car in
             candidates(&self.path).map_err(failed)?.into_iter().filter(|path| sidecar::is_one(path))
         {
-            let named = sidecar::read(&side_car, &self.policy).ok().flatten();
+            let named = sidecar::read(&side_car, &self.policy)
+                .map_err(|problem| ChangeError::UnreadableSideCar { path: side_car.clone(), problem })?;
             if named.is_some_and(|named| named.path.canonicalize().is_ok_and(|path| path == real)) {
                 return Err(ChangeError::SideCar { path: file, side_car });
             }

@@ -235,6 +235,10 @@ fn of_several_files_of_a_plugin_none_is_removed_by_its_name() {
     let directory = Directory::open(folder.path(), Policy::default()).unwrap();
     let error = directory.remove(&at("memory.so")).unwrap_err().to_string();
     assert!(error.contains("memory.so is named by") && at("memory.so").is_file(), "{error}");
+    // Nor is any file while a side-car cannot be read.
+    std::fs::write(at("memory.plugin.toml"), "manifest_version = 9").unwrap();
+    let error = directory.remove(&at("memory.so")).unwrap_err().to_string();
+    assert!(error.contains("memory.plugin.toml could name the file") && at("memory.so").is_file(), "{error}");
 }
 
 #[test]
