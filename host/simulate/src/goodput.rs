@@ -66,11 +66,13 @@ pub struct Search {
     pub precision: f64,
     /// Doublings, and halvings, of the first rate at most.
     pub doublings: usize,
+    /// No slower rate than this is tried.
+    pub slowest: f64,
 }
 
 impl Default for Search {
     fn default() -> Self {
-        Self { from: 1.0, precision: 0.02, doublings: 12 }
+        Self { from: 1.0, precision: 0.02, doublings: 12, slowest: 0.0 }
     }
 }
 
@@ -118,7 +120,7 @@ fn highest(run: &mut dyn FnMut(f64) -> Report, limits: Limits, search: Search) -
         let mut rate = search.from;
         let mut left = search.doublings;
         loop {
-            if left == 0 {
+            if left == 0 || rate / 2.0 < search.slowest {
                 return (0.0, report);
             }
             left -= 1;

@@ -164,9 +164,10 @@ impl Search<'_> {
         let (most, answers_tp) = (self.wish.most_devices, arrangement.answers_tp);
         arrangement.cluster(self.like, 1, 1).check().map_err(|(_, what)| what)?;
         let many = |tp: usize| (most / tp).max(1);
-        let largest =
-            arrangement.cluster(self.like, many(arrangement.prefill_tp.unwrap_or(1)), many(answers_tp));
-        largest.check().map_err(|(key, what)| format!("{key}: {what}"))?;
+        for (prefill, answers) in [(many(arrangement.prefill_tp.unwrap_or(1)), 1), (1, many(answers_tp))] {
+            let largest = arrangement.cluster(self.like, prefill, answers);
+            largest.check().map_err(|(key, what)| format!("{key}: {what}"))?;
+        }
         let mut known = BTreeMap::new();
         let mut best: Option<Fewest> = None;
         let Some(prefill_tp) = arrangement.prefill_tp else {

@@ -219,7 +219,9 @@ fn goodput_is_the_highest_rate_that_keeps_the_limits() {
         assert!(rate > 0.25 && rate < 64.0 && holds(rate) && !holds(rate * 1.3), "from {from}: {found}");
     }
     let never = Limits { ttft_p99_ms: 1.0, ..limits };
-    assert_eq!(search(&workload, &cluster, never, Search::default(), &options).requests_per_s, 0.0);
+    let found = search(&workload, &cluster, never, Search { slowest: 0.4, ..Search::default() }, &options);
+    let tried: Vec<f64> = found.tried.iter().map(|tried| tried.requests_per_s).collect();
+    assert_eq!((found.requests_per_s, tried), (0.0, vec![0.5, 1.0]));
 }
 
 #[test]

@@ -20,7 +20,7 @@ const TEXT: Bytes = Bytes(256 << 20);
 const ANSWERS: Bytes = Bytes(256 << 20);
 /// By default there is room for this many bodies of the largest size at once.
 const BODIES: u64 = 8;
-/// Memory of the machine for each body above 1 MiB that is tokenized at once, and most of them.
+/// Memory of the machine for each body above 1 MiB that is tokenized at once, and most of them. Larger bodies than by default need more.
 const LONG_TEXT: u64 = 8 << 30;
 const MOST_LONG_TEXTS: usize = 8;
 /// Default of the longest waits for a client, in seconds.
@@ -84,7 +84,8 @@ impl ClientLimits {
         } = self;
         let max_uploads = max_uploads.unwrap_or(front.max_uploads);
         let memory = memory::available().unwrap_or(LONG_TEXT);
-        let longest_texts = usize::try_from(memory / LONG_TEXT).unwrap_or(1).clamp(1, MOST_LONG_TEXTS);
+        let each = LONG_TEXT.max(max_body as u64 * LONG_TEXT / BODY.0);
+        let longest_texts = usize::try_from(memory / each).unwrap_or(1).clamp(1, MOST_LONG_TEXTS);
         FrontConfig {
             connections,
             max_body,

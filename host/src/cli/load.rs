@@ -12,7 +12,7 @@ use super::Refused;
 
 /// Tokens that each turn of a conversation adds.
 const TURNS: [u32; 6] = [1_000, 300, 300, 300, 300, 300];
-/// The most tokens of all prompts together.
+/// The most tokens of all prompts and answers together.
 const MOST_TOKENS: u64 = 2_000_000_000;
 /// The seed of prompts and arrivals.
 const SEED: u64 = 1;
@@ -101,6 +101,8 @@ pub struct Requested {
 pub struct AtRates {
     /// Requests per second from which a search begins.
     pub rate: f64,
+    /// The slowest rate at which the last request still arrives in time.
+    pub slowest: f64,
     /// The workload with so many requests per second.
     pub workload: Box<dyn Fn(f64) -> Workload>,
 }
@@ -126,15 +128,24 @@ fn shown(number: u32) -> String {
     groups.join(",")
 }
 
-/// Checks that prompts of so many tokens fit the memory.
-fn fits(prompts: usize, tokens: u32) -> anyhow::Result<()> {
-    let all = prompts as u64 * u64::from(tokens);
-    if all > MOST_TOKENS {
+/// Checks that so many requests, or conversations, of so many tokens of prompts and answers fit the memory.
+fn fits(number: usize, tokens: u64) -> anyhow::Result<()> {
+    if number as u64 * tokens > MOST_TOKENS {
         return refused(format!(
-            "{prompts} prompts of {tokens} tokens: at most {MOST_TOKENS} tokens together, give fewer --requests"
+            "{number} times {tokens} tokens of prompt and answer: at most {MOST_TOKENS} tokens together, give fewer --requests"
         ));
     }
     Ok(())
+}
+
+/// A workload at any rate, from this one on.
+fn at_rates(rate: f64, workload: impl Fn(f64) -> Workload + 'static) -> anyhow::Result<AtRates> {
+    let last = match in_time(workload(rate))? {
+        Workload::Open(asks) => asks.last().map_or(0.0, |ask| ask.at.as_secs_f64()),
+        Workload::Closed { .. } | Workload::Conversations { .. } => 0.0,
+    };
+    let slowest = rate * last / LATEST_ARRIVAL.as_secs_f64();
+    Ok(AtRates { rate, slowest, workload: Box::new(workload) })
 }
 
 /// Checks that the last request of a workload arrives soon enough.
@@ -245,12 +256,12 @@ impl Load {
                     );
                 }
                 let workload = move |wanted: f64| trace.clone().into_workload(wanted / rate);
-                Ok(AtRates { rate, workload: Box::new(workload) })
+                at_rates(rate, workload)
             }
             Name::Shared | Name::Random => {
                 let (asks, burst) = (self.asks(name)?, self.burst());
                 let workload = move |wanted: f64| bursts(asks.clone(), wanted, burst, SEED);
-                Ok(AtRates { rate: self.rate.unwrap_or(1.0), workload: Box::new(workload) })
+                at_rates(self.rate.unwrap_or(1.0), workload)
             }
         }
     }
@@ -286,7 +297,7 @@ impl Load {
     /// The requests of shared or random, without times.
     fn asks(&self, name: Name) -> anyhow::Result<Vec<Ask>> {
         if name == Name::Random {
-            fits(self.count(200), self.random_tokens())?;
+            fits(self.count(200), u64::from(self.random_tokens()) + u64::from(self.answer(64)))?;
             return Ok(unshared(self.count(200), self.random_tokens(), self.answer(64)));
         }
         for (flag, tokens) in
@@ -298,7 +309,8 @@ impl Load {
                 ));
             }
         }
-        fits(self.count(400), self.prefix_tokens() + self.own_tokens())?;
+        let tokens = [self.prefix_tokens(), self.own_tokens(), self.answer(40)].map(u64::from);
+        fits(self.count(400), tokens.iter().sum())?;
         let shape = SharedPrefixes {
             prefixes: self.prefixes.unwrap_or(10),
             prefix_tokens: self.prefix_tokens(),
@@ -314,7 +326,8 @@ impl Load {
         let concurrency = usize::from(self.concurrency());
         let number = self.count(400).div_ceil(turns.len());
         let name = format!("rounds: {number} conversations of {} turns, {concurrency} at once", turns.len());
-        fits(number, turns.iter().sum())?;
+        let tokens = turns.iter().map(|turn| u64::from(*turn) + u64::from(self.answer(60)));
+        fits(number, tokens.sum())?;
         Ok(Requested { name, workload: conversations(number, turns, self.answer(60), concurrency) })
     }
 
@@ -380,6 +393,12 @@ mod tests {
             other => panic!("{} requests without times", other.requests()),
         };
         assert_eq!((found.rate, (last(10.0) / last(20.0)).round()), (3.0, 2.0));
+        let most = LATEST_ARRIVAL.as_secs_f64();
+        assert!((last(found.slowest) / most - 1.0).abs() < 1e-6, "{}", found.slowest);
+        let late = load("--rate 0.01 --requests 400 --burst 400").at_rates(Name::Random);
+        assert!(late.is_ok());
+        let late = load("--rate 0.01 --requests 1000000 --input-tokens 1").at_rates(Name::Random);
+        assert!(late.is_err_and(|error| error.to_string().contains("send them faster")));
     }
 
     #[test]
@@ -428,6 +447,7 @@ mod tests {
             ),
             ("--requests 1000000 --input-tokens 1000000", Name::Random, "at most 2000000000 tokens together"),
             ("--requests 1000000 --turns 1000000", Name::Rounds, "at most 2000000000 tokens together"),
+            ("--requests 1000000 --output-tokens 100000", Name::Random, "at most 2000000000 tokens together"),
             ("--rate 0.01 --burst 65535", Name::Random, "at most 2592000 s, send them faster"),
         ] {
             let error = load(flags).requested(name).map(|requested| requested.name).unwrap_err().to_string();

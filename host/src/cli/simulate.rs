@@ -202,12 +202,23 @@ impl Simulate {
     /// Sends the requests at other rates.
     fn search(
         &self,
-        AtRates { rate, workload }: &AtRates,
+        AtRates { rate, slowest, workload }: &AtRates,
         cluster: &Cluster,
         limits: Limits,
     ) -> anyhow::Result<()> {
-        let from = Search { from: *rate, ..Search::default() };
-        let found = goodput::search(workload, cluster, limits, from, &self.options());
+        let shown = std::io::stderr().is_terminal();
+        let watched = |rate: f64| {
+            if shown {
+                // A failure to print progress is ignored: nothing depends on it.
+                let _unread = write!(std::io::stderr(), "\r{:60}\r{rate:.2} requests/s", "");
+            }
+            workload(rate)
+        };
+        let from = Search { from: *rate, slowest: *slowest, ..Search::default() };
+        let found = goodput::search(&watched, cluster, limits, from, &self.options());
+        if shown {
+            let _unread = write!(std::io::stderr(), "\r{:60}\r", "");
+        }
         lines(&found.report)?;
         say!("");
         say!("goodput: {found}; the search began at {rate:.2} requests/s");

@@ -98,11 +98,13 @@ impl Entry {
         content.extend(xxh3(&content, 0).to_le_bytes());
         if let Some(folder) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+            check_folder(folder)?;
         }
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let temporary = path.with_extension(format!("{}-{number}", std::process::id()));
-        // A killed process with the same number may have left such a file. It is overwritten.
-        let open = || File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
+        // A killed process with the same number may have left such a file.
+        let _not_there = std::fs::remove_file(&temporary);
+        let open = || File::options().write(true).create_new(true).mode(0o600).open(&temporary);
         let written = open().and_then(|mut file| file.write_all(&content));
         written.and_then(|()| std::fs::rename(&temporary, path)).inspect_err(|_error| {
             let _gone = std::fs::remove_file(&temporary);
@@ -113,22 +115,31 @@ impl Entry {
 /// The bytes of a file that this process's user alone may write, in a folder for which the same holds. Kernels run with access to all
 /// memory of the device.
 fn own_file(path: &Path) -> io::Result<Vec<u8>> {
-    let user = std::fs::metadata("/proc/self")?.uid();
-    let own = |place: &Metadata| place.uid() == user && place.mode() & OTHERS_WRITE == 0;
-    let refused = |what: &str| Err(io::Error::other(what.to_owned()));
-    let folder = path.parent().map(std::fs::symlink_metadata).transpose()?;
-    if !folder.is_some_and(|folder| folder.is_dir() && own(&folder)) {
-        return refused("the folder belongs to another user, or others may write it");
-    }
+    check_folder(path.parent().unwrap_or(Path::new("/")))?;
     if !std::fs::symlink_metadata(path)?.is_file() {
-        return refused("it is no regular file");
+        return Err(io::Error::other("it is no regular file"));
     }
     let file = File::open(path)?;
     let opened = file.metadata()?;
-    if !own(&opened) || opened.len() > MAX_FILE {
-        return refused("it belongs to another user, others may write it, or it is too long");
+    if !is_own(&opened)? || opened.len() > MAX_FILE {
+        return Err(io::Error::other("it belongs to another user, others may write it, or it is too long"));
     }
     let mut bytes = Vec::new();
     file.take(MAX_FILE).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Checks that this process's user alone may make and replace files in a folder.
+fn check_folder(folder: &Path) -> io::Result<()> {
+    let place = std::fs::symlink_metadata(folder)?;
+    if place.is_dir() && is_own(&place)? {
+        return Ok(());
+    }
+    Err(io::Error::other("the folder belongs to another user, or others may write it"))
+}
+
+/// Whether a file or folder belongs to this process's user, and no other may write it.
+fn is_own(place: &Metadata) -> io::Result<bool> {
+    let user = std::fs::metadata("/proc/self")?.uid();
+    Ok(place.uid() == user && place.mode() & OTHERS_WRITE == 0)
 }

@@ -19,7 +19,7 @@ use host_wire::shares::{Client, NoShare, Share, Shares};
 const SHORT: usize = 16 << 10;
 /// Most short bodies that are worked on at once, for each thread of the machine: some read and wait, most compute.
 const SHORT_PER_THREAD: usize = 4;
-/// Most long bodies that are worked on at once. The tokenizer takes up to 300 bytes for each byte of text, where each letter is a
+/// Most long bodies that are worked on at once. The tokenizer takes about 300 bytes for each byte of text, where each letter is a
 /// word of its own. A body of 1 MiB takes 300 MB, then.
 const LONG_AT_ONCE: usize = 8;
 /// Largest long body, in bytes. The number of longer ones depends on the machine's memory.
@@ -88,15 +88,14 @@ impl TextWork {
         share: Share,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Share), ApiError> {
-        let turns = match share.amount() {
-            bytes if bytes <= SHORT => &self.short,
-            bytes if bytes <= LONG => &self.long,
-            _ => &self.longest,
-        };
+        // One of the longest is a long one, too, so that they take no thread more.
+        let longest =
+            if share.amount() > LONG { Some(self.longest.take(share.client()).await) } else { None };
+        let turns = if share.amount() <= SHORT { &self.short } else { &self.long };
         let turn = turns.take(share.client()).await;
         let done = tokio::task::spawn_blocking(move || {
             let done = work();
-            drop(turn);
+            drop((turn, longest));
             done.map(|done| (done, share))
         });
         done.await.map_err(|error| ApiError::internal(format!("the tokenizer failed: {error}")))?
@@ -180,6 +179,11 @@ mod tests {
         two.sort_unstable();
         assert_eq!(two, [1, 3]);
         assert!(text.longest.take(&Client::at(IpAddr::from([10, 0, 0, 4]))).now_or_never().is_none());
+        let left: Vec<_> = (5..)
+            .map_while(|client| text.long.take(&Client::at(IpAddr::from([10, 0, 0, client]))).now_or_never())
+            .collect();
+        assert_eq!(left.len(), 6, "the longest body takes one of the eight turns of long ones, too");
+        drop(left);
         drop((end_first, end_third));
         first.await.unwrap();
         third.await.unwrap();

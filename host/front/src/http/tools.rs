@@ -318,7 +318,7 @@ fn functions(
 ) -> Result<Vec<Function>, ApiError> {
     let all: usize = tools.iter().map(values).sum();
     if all > MAX_VALUES {
-        let message = format!("the schemas of all tools have {all} values; at most {MAX_VALUES} are taken");
+        let message = format!("all tools together have {all} values; at most {MAX_VALUES} are taken");
         return Err(ApiError::field("tools", message));
     }
     let mut functions: Vec<Function> = Vec::new();

@@ -14,9 +14,6 @@ use super::{Specials, TextError, Tokenizer};
 /// Most bytes of a `tokenizer.json`. The largest that are known have 35 MB.
 const MAX_FILE: u64 = 256 << 20;
 
-/// Words whose tokens each thread keeps. The library has 10,000. A word may take 8 KB, and a machine may have hundreds of threads.
-const WORDS: usize = 1_000;
-
 /// A `tokenizer.json`, loaded.
 pub struct HuggingFaceTokenizer {
     inner: tokenizers::Tokenizer,
@@ -52,8 +49,10 @@ impl HuggingFaceTokenizer {
         // Some published files set these for training, but a server must not cut or fill prompts.
         inner.with_truncation(None).map_err(|error| error.to_string())?;
         inner.with_padding(None);
+        // By default each thread keeps 10,000 words of up to 8 KB with their tokens, and no request counts them. Encoding 1.4 MB of
+        // prose and source text takes 0.47 s of a core with that and 0.45 s without.
         let mut model = inner.get_model().clone();
-        model.resize_cache(WORDS);
+        model.resize_cache(0);
         inner.with_model(model);
         let added = inner.get_added_tokens_decoder();
         let special = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect();

@@ -84,7 +84,7 @@ pub enum ChangeError {
         others: Vec<String>,
     },
     /// A side-car may name the file, and cannot be used.
-    #[error("{} could name the file, and cannot be used: {problem}; remove it or mend it first", path.display())]
+    #[error("{} could name the file, and cannot be used: {problem}; mend it or delete it (rm) first", path.display())]
     UnreadableSideCar {
         /// The side-car.
         path: PathBuf,

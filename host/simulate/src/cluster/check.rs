@@ -18,8 +18,8 @@ type Wrong = (String, String);
 const MICROS: RangeInclusive<f64> = 0.0..=1e9;
 /// Units of 10⁹ bytes per second: from a megabyte per second.
 const GIGABYTES: RangeInclusive<f64> = 1e-3..=1e9;
-/// Operations or bytes per second: from a million.
-const RATE: RangeInclusive<f64> = 1e6..=1e24;
+/// Operations or bytes per second: from a billion.
+const RATE: RangeInclusive<f64> = 1e9..=1e24;
 /// Shares of a peak.
 const SHARE: RangeInclusive<f64> = 1e-2..=1.0;
 /// Bytes of a page.

@@ -161,7 +161,7 @@ fn goodput(cluster: &Cluster, watch: &mut dyn FnMut(&str)) -> Vec<Arm> {
         cluster.workers[1].radix_cache = cached;
         cluster.workers[1].target_itl_ms = target;
         let find = |limits: &Limits| {
-            let from = Search { from: 0.8, precision: 0.03, doublings: 5 };
+            let from = Search { from: 0.8, precision: 0.03, doublings: 5, ..Search::default() };
             search(&workload, &cluster, *limits, from, &Options { warm_up: WARM_UP, ..Options::default() })
         };
         Arm { name: name.to_owned(), goodput: LIMITS.iter().map(find).collect() }

@@ -170,7 +170,12 @@ impl Live {
             progress("");
             failures += run.figures.requests.failed;
             let simulated = match cluster.clone() {
-                Some(cluster) => Some(simulated(workload, cluster).await?),
+                Some(cluster) => {
+                    progress(&format!("{name}: simulation"));
+                    let simulated = simulated(workload, cluster).await?;
+                    progress("");
+                    Some(simulated)
+                }
                 None => None,
             };
             let comparison = Comparison { name, live: run.figures, live_found: run.found, simulated };
