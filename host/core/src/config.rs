@@ -75,6 +75,9 @@ pub struct Config {
     pub target_itl: Option<Duration>,
     /// Most draft tokens that a step verifies behind an answer ([`drafting`](crate::scheduler)), or 0 for no drafts.
     pub draft_tokens: u32,
+    /// Whether a request with a radix cache waits for another one under way that brings the same pages
+    /// ([`sharing`](crate::scheduler)), instead of computing or receiving them itself.
+    pub share_transfers: bool,
     /// A number that clients do not know (see [`crate::radix::TreeConfig::seed`]).
     pub seed: u64,
     /// Whether the transfer backend proves that nothing of a failed or cancelled write is in flight any more. Without that proof

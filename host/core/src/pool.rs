@@ -121,8 +121,8 @@ impl QuarantinedPages {
 
 /// Evidence that nothing touches some quarantined pages any more.
 ///
-/// Only the quarantine of [`crate::cache`] makes it, when every writer has acknowledged or was fenced, every own
-/// transfer has settled, and no batch runs.
+/// Only the quarantine of [`crate::cache`] makes it, when each use that it knows of has ended: every writer has acknowledged or was
+/// fenced, every own transfer and copy has settled, and no batch runs.
 #[derive(Debug)]
 pub struct Settled(pub(crate) ());
 

@@ -30,6 +30,8 @@ pub struct Faults {
     pub flush: f64,
     /// Per batch and per page of a storage tier: it is late, hangs, loses, cuts off, refuses or gives wrong answers.
     pub tier: f64,
+    /// Per page that is read from a storage tier: the tier has evicted it, and says so.
+    pub missing: f64,
     /// Per page: a copy between pool and host memory fails.
     pub copy: f64,
     /// Per point in time: nothing passes from one worker to another for up to 30 seconds. Messages are lost, handshakes fail, and

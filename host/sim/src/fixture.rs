@@ -36,6 +36,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         reserved_decode_tokens: 1_000,
         draft_tokens: 0,
         target_itl: None,
+        share_transfers: true,
         seed: 3,
         settles: true,
         window: None,

@@ -262,9 +262,16 @@ pub struct Cluster {
     /// Whether short runs go through staging memory, as with `host --staging`.
     #[serde(default, with = "text")]
     pub staging: StagingMode,
+    /// Whether requests with the same prefix wait for the first of them, as on a live worker. Otherwise each computes or receives the
+    /// prefix itself.
+    #[serde(default = "yes")]
+    pub share_transfers: bool,
     /// Microseconds of the router for each request. It serves requests one after the other.
     #[serde(default)]
     pub router_us: f64,
+    /// The share of pages that offload tiers fail to give: storage has lost the page, or a copy between pool and host memory fails.
+    #[serde(default)]
+    pub tier_failures: f64,
     /// The workers.
     pub workers: Vec<Workers>,
     /// Storage.

@@ -3,6 +3,8 @@
 //! With open arrivals a change can improve both the time to the first token and the time between tokens. In a closed loop it cannot:
 //! the number of requests in flight is fixed, so by Little's law a gain in one latency raises the load on the other.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::cluster::Cluster;
@@ -87,9 +89,33 @@ pub fn search(
     search: Search,
     options: &Options,
 ) -> Goodput {
+    let mut runs = BTreeMap::new();
+    within(&mut |rate| simulate(&workload(rate), cluster, options, &mut |_| {}), &mut runs, limits, search)
+}
+
+/// Searches the goodput of a cluster for each of some limits, like [`search`]. Each rate is simulated once.
+pub fn frontier(
+    workload: &dyn Fn(f64) -> Workload,
+    cluster: &Cluster,
+    limits: &[Limits],
+    search: Search,
+    options: &Options,
+) -> Vec<Goodput> {
+    let mut runs = BTreeMap::new();
+    let mut at = |rate| simulate(&workload(rate), cluster, options, &mut |_| {});
+    limits.iter().map(|limits| within(&mut at, &mut runs, *limits, search)).collect()
+}
+
+/// Searches for one pair of limits. `runs` has the reports so far, by the bits of their rates.
+fn within(
+    at: &mut dyn FnMut(f64) -> Report,
+    runs: &mut BTreeMap<u64, Report>,
+    limits: Limits,
+    search: Search,
+) -> Goodput {
     let mut tried = Vec::new();
     let mut run = |rate: f64| {
-        let report = simulate(&workload(rate), cluster, options, &mut |_| {});
+        let report = runs.entry(rate.to_bits()).or_insert_with(|| at(rate)).clone();
         let (ttft_p99_ms, itl_p99_ms) = (report.figures.ttft_ms.p99, report.figures.itl_ms.p99);
         let (failed, holds) = (report.figures.requests.failed, limits.hold(&report));
         tried.push(Tried { requests_per_s: rate, ttft_p99_ms, itl_p99_ms, failed, holds });
@@ -142,4 +168,34 @@ fn highest(run: &mut dyn FnMut(f64) -> Report, limits: Limits, search: Search) -
         }
     }
     good
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workloads::{poisson, unshared};
+
+    #[test]
+    fn a_frontier_has_what_a_search_for_each_pair_of_limits_finds_and_tries_no_rate_twice() {
+        let text = "model = 'qwen3-32b'\n[[workers]]\nrole = 'aggregated'\nmachine = 'b200'\ntp = 2";
+        let cluster = Cluster::parse("cluster.toml", text).unwrap();
+        let limits = [(900.0, 60.0), (2_000.0, 60.0), (900.0, 200.0)]
+            .map(|(ttft_p99_ms, itl_p99_ms)| Limits { ttft_p99_ms, itl_p99_ms });
+        let from = Search { from: 4.0, precision: 0.2, ..Search::default() };
+        let runs = std::cell::RefCell::new(Vec::new());
+        let workload = |rate| {
+            runs.borrow_mut().push(rate);
+            poisson(unshared(40, 2_000, 20), rate, 1)
+        };
+        let options = Options::default();
+        let found = frontier(&workload, &cluster, &limits, from, &options);
+        let mut rates = runs.take();
+        rates.sort_by(f64::total_cmp);
+        assert!(rates.windows(2).all(|pair| pair[0] < pair[1]), "a rate was tried twice: {rates:?}");
+        for (limits, found) in limits.iter().zip(found) {
+            assert!(found.requests_per_s > 0.0, "{found}");
+            assert_eq!(found, search(&workload, &cluster, *limits, from, &options));
+        }
+        assert!(runs.take().len() > rates.len(), "the searches have no rate in common");
+    }
 }

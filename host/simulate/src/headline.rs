@@ -79,6 +79,9 @@ pub struct Arm {
 /// A figure of a report: its name and its value.
 pub(crate) type Figure = (&'static str, fn(&Report) -> f64);
 
+/// The change that an arm makes to the cluster.
+type Change = fn(&mut Cluster);
+
 /// All tables, one after the other. `watch` is told what is simulated next.
 #[must_use]
 pub fn all(watch: &mut dyn FnMut(&str)) -> Vec<Table> {

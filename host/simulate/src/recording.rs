@@ -5,7 +5,8 @@ use host_core::scheduler::Stats;
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Role};
-use crate::traffic::Traffic;
+use crate::seen::Seen;
+use crate::traffic::{Record, Traffic};
 
 /// The most points of a curve.
 const POINTS: usize = 400;
@@ -51,10 +52,34 @@ pub struct Recording {
     pub seconds: Vec<Second>,
     /// The requests that are measured.
     pub requests: Vec<Request>,
+    /// The latencies.
+    #[serde(flatten)]
+    pub curves: Curves,
+}
+
+/// The distributions of a run's latencies, for charts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Curves {
     /// Times to the first token in milliseconds, sorted: values at even steps from the least to the largest.
     pub ttft_ms: Vec<f64>,
     /// The same for times between two tokens.
     pub itl_ms: Vec<f64>,
+}
+
+impl Curves {
+    /// The latencies of these requests, of those that were answered to their end. `gaps` are the seconds between two tokens, over all
+    /// tokens of all requests.
+    #[must_use]
+    pub fn of(seen: &[Seen], gaps: &[f64]) -> Self {
+        let first = |request: &Seen| {
+            let (first, _) = request.tokens.filter(|_| request.complete)?;
+            Some(first.saturating_sub(request.sent).as_secs_f64() * 1e3)
+        };
+        Self {
+            ttft_ms: curve(seen.iter().filter_map(first).collect()),
+            itl_ms: curve(gaps.iter().map(|gap| gap * 1e3).collect()),
+        }
+    }
 }
 
 /// The state of the workers, second by second.
@@ -115,15 +140,13 @@ impl Occupancy {
             }
         }
         let mut requests = Vec::new();
-        let mut first_tokens = Vec::new();
         for record in measured {
             let Some(ended) = record.ended else { continue };
             let first = record.tokens.map(|(first, _)| first);
-            if record.complete {
-                first_tokens.extend(first.map(|first| first.since(record.sent).as_secs_f64() * 1e3));
-                if let Some(second) = self.seconds.get_mut(second(ended).min(most)) {
-                    second.answered += 1;
-                }
+            if record.complete
+                && let Some(second) = self.seconds.get_mut(second(ended).min(most))
+            {
+                second.answered += 1;
             }
             requests.push(Request {
                 sent: since(record.sent),
@@ -138,13 +161,9 @@ impl Occupancy {
         for share in self.seconds.iter_mut().flat_map(|second| &mut second.used) {
             *share = (*share * 1e4).round() / 1e4;
         }
-        Recording {
-            roles: self.roles,
-            seconds: self.seconds,
-            requests,
-            ttft_ms: curve(first_tokens),
-            itl_ms: curve(traffic.gaps.iter().map(|gap| gap * 1e3).collect()),
-        }
+        let seen: Vec<Seen> = measured.iter().map(Record::seen).collect();
+        let curves = Curves::of(&seen, &traffic.gaps);
+        Recording { roles: self.roles, seconds: self.seconds, requests, curves }
     }
 }
 

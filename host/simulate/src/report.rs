@@ -142,6 +142,10 @@ pub struct Transfers {
     pub pages: u64,
     /// Their bytes, in units of 10⁹, with each head once.
     pub gigabytes: f64,
+    /// Requests that waited for another one to bring the same pages, on any worker.
+    pub shared: u64,
+    /// Requests for which a decode worker asked prefill for pages that it could not restore.
+    pub renegotiated: u64,
 }
 
 /// One worker.
@@ -235,6 +239,8 @@ impl Report {
                 Role::Prefill | Role::Aggregated => prompts.found_l1 += stats.cached_tokens,
             }
             transfers.pages += stats.pages_sent;
+            transfers.shared += stats.shared_transfers;
+            transfers.renegotiated += tiers.renegotiated;
         }
         transfers.gigabytes = round(transfers.pages as f64 * cluster.page_bytes() / 1e9);
         let workers =

@@ -80,8 +80,9 @@ fn play(
         }
     }
     let traffic = Traffic::new(workload, router, cluster, options.warm_up);
-    let mut world =
-        World::new(options.seed, cluster.kv(), Faults::default(), Hardware::new(cluster), traffic);
+    let failures = cluster.tier_failures;
+    let faults = Faults { missing: failures, copy: failures, ..Faults::default() };
+    let mut world = World::new(options.seed, cluster.kv(), faults, Hardware::new(cluster), traffic);
     // Audits look at every page, so they are left out.
     world.audit_every(u64::MAX);
     let mut places = Vec::new();

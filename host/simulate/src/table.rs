@@ -49,6 +49,13 @@ impl Display for Report {
                 share(prompts.not_sent)
             )?;
         }
+        if self.transfers.shared + self.transfers.renegotiated > 0 {
+            let (shared, renegotiated) = (self.transfers.shared, self.transfers.renegotiated);
+            writeln!(
+                f,
+                "{shared} requests waited for the pages of another one, {renegotiated} were renegotiated"
+            )?;
+        }
         let mut table = String::new();
         writeln!(
             table,

@@ -1,5 +1,6 @@
 //! Small clusters, simulated whole.
 
+use host_simulate::cluster::{Link, Named, Tier};
 use host_simulate::goodput::{Limits, Search, search};
 use host_simulate::workloads::{SharedPrefixes, conversations, poisson, unshared};
 use host_simulate::{Cluster, Options, Report, Workload, simulate};
@@ -81,6 +82,34 @@ fn a_cache_on_decode_workers_saves_what_is_shared_from_being_sent() {
     let [without, with] =
         ["radix_cache = false", ""].map(|decode| run(&shared(300), &pair("", decode)).transfers.pages);
     assert!(with * 3 < without, "{with} and {without} pages");
+}
+
+#[test]
+fn requests_that_fetch_a_shared_prefix_themselves_move_more_pages() {
+    let workload = shared(300);
+    let cluster = |share_transfers| Cluster { share_transfers, ..pair("", "") };
+    let [shares, alone] = [true, false].map(|shares| run(&workload, &cluster(shares)));
+    assert!(shares.transfers.shared > 0 && alone.transfers.shared == 0, "{shares}{alone}");
+    assert!(shares.transfers.pages * 3 < alone.transfers.pages * 2, "{shares}{alone}");
+    assert_eq!(alone.figures.requests.completed, 300);
+}
+
+#[test]
+fn pages_that_a_tier_fails_to_give_are_requested_of_prefill() {
+    let tier = Tier { gigabytes_per_second: 20.0, latency_us: 300.0, shared: true };
+    let cluster = |tier_failures| {
+        let tight = "pool_tokens = 20_000\nhost_memory_gib = 10";
+        let link = Named::Itself(Link::new(1.0, 20.0, 0.0));
+        Cluster { tier_failures, link, tiers: vec![tier], ..pair("host_memory_gib = 40", tight) }
+    };
+    let workload = conversations(24, &[3_000, 700, 1_500, 800], 40, 12);
+    let [whole, failing] = [0.0, 0.02].map(|failures| run(&workload, &cluster(failures)));
+    assert!(whole.prompts.found_l2 > 0 && whole.transfers.renegotiated == 0, "{whole}");
+    assert!(
+        failing.transfers.renegotiated > 0 && failing.transfers.pages > whole.transfers.pages,
+        "{failing}"
+    );
+    assert_eq!(failing.figures.requests.completed, 96, "{failing}");
 }
 
 #[test]
@@ -261,6 +290,7 @@ fn a_wrong_cluster_is_refused_with_the_line_or_the_key() {
         ),
         ("kv = 'fp8'", "kv_layout = 'pages'", "unknown KV layout \"pages\""),
         ("kv = 'fp8'", "router_us = -1", "c.toml: router_us: -1 is not from 0 to 1e9"),
+        ("kv = 'fp8'", "tier_failures = 1.1", "c.toml: tier_failures: 1.1 is not from 0 to 1"),
         ("kv = 'fp8'", "router_us = 1e26", "c.toml: router_us: 1e26"),
         ("kv = 'fp8'", "page_tokens = 0", "c.toml: page_tokens: 0"),
         ("'qwen3-32b'", &shape("heads = 4, kv_heads = 0, head_dim = 8"), "c.toml: model.kv_heads: 0"),

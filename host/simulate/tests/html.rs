@@ -5,7 +5,10 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use host_simulate::comparison::Comparison;
 use host_simulate::goodput::{self, Limits, Search};
+use host_simulate::headline::{Arm, Cell, Fitted, Row, Table};
+use host_simulate::html::Compared;
 use host_simulate::plan::{Wish, plan};
 use host_simulate::workloads::{SharedPrefixes, poisson};
 use host_simulate::{Cluster, Options, Recording, Report, Workload, html, record, simulate};
@@ -52,8 +55,8 @@ fn a_recording_has_every_request_and_token_once() {
         request.first.is_some_and(|first| request.sent < first && first < request.ended)
     };
     assert!(recording.requests.iter().all(orderly));
-    assert_eq!(recording.ttft_ms.len(), 80);
-    assert!((recording.ttft_ms[79] - report.figures.ttft_ms.most).abs() < 0.01, "{report}");
+    assert_eq!(recording.curves.ttft_ms.len(), 80);
+    assert!((recording.curves.ttft_ms[79] - report.figures.ttft_ms.most).abs() < 0.01, "{report}");
     assert!(recording.seconds.iter().any(|second| second.used[1] > 0.0), "no pool is ever used");
 }
 
@@ -151,4 +154,54 @@ fn a_plan_is_drawn_with_all_clusters_that_were_tried() {
         // Where nothing was simulated there is nothing to draw.
         let _none = drawn(&page, if most_devices == 1 { &[] } else { &["fewest", "ttft", "itl"] });
     }
+}
+
+#[test]
+fn published_tables_are_drawn_with_the_error_of_each_cell_and_the_goodput_of_each_arm() {
+    let limits = [(500.0, 60.0), (2_000.0, 60.0), (2_000.0, 200.0)];
+    let limits = limits.map(|(ttft_p99_ms, itl_p99_ms)| Limits { ttft_p99_ms, itl_p99_ms });
+    let from = Search { from: 4.0, precision: 0.3, ..Search::default() };
+    let goodput = goodput::frontier(&workload, &cluster(), &limits, from, &options());
+    let cell = |name, published, simulated, fitted| Cell { name, published, simulated, fitted };
+    let cells = vec![
+        cell("ITL mean, ms", Some(65.6), 65.6, true),
+        cell("TTFT p50, s", Some(9.0), 0.01, false),
+        cell("requests/s", None, 3.0, false),
+    ];
+    let table = Table {
+        title: "</script>".to_owned(),
+        constants: vec![Fitted { name: "link", value: 9.0, unit: "GB/s", cell: "requests/s" }],
+        rows: vec![Row { name: "baseline".to_owned(), cells }],
+        goodput: vec![Arm { name: "cache".to_owned(), goodput }],
+    };
+    let page = html::tables("t", &[table.clone(), table]);
+    assert_eq!(page.matches("</script>").count(), 2);
+    let _bars = drawn(&page, &["errors-0", "errors-1", "goodput-0-0", "goodput-0-1", "goodput-1-1"]);
+}
+
+#[test]
+fn runs_on_real_workers_are_drawn_beside_their_simulation_or_without_one() {
+    let (report, recording) = run();
+    let comparison = |simulated| Comparison {
+        name: "shared".to_owned(),
+        live: report.figures.clone(),
+        live_found: 0.5,
+        simulated,
+    };
+    let runs = [
+        Compared {
+            comparison: comparison(Some(report.clone())),
+            live_curves: recording.curves.clone(),
+            simulated_curves: Some(recording.curves.clone()),
+        },
+        Compared {
+            comparison: comparison(None),
+            live_curves: recording.curves.clone(),
+            simulated_curves: None,
+        },
+    ];
+    let page = html::live("t", &runs);
+    let text = data(&page)["table"].as_str().unwrap().to_owned();
+    assert_eq!((text.matches("TTFT p50").count(), text.matches("simulated").count()), (2, 1), "{text}");
+    let _bars = drawn(&page, &["ttft-0", "itl-0", "ttft-1", "itl-1"]);
 }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use host_simulate::headline;
+use host_simulate::{headline, html};
 use serde::Serialize;
 
-use super::simulate::lines;
+use super::simulate::{lines, page};
 
 /// What is measured.
 #[derive(Debug, Subcommand)]
@@ -22,6 +22,9 @@ pub enum Command {
         /// Writes the tables to this file too, as JSON
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// Writes a page to this file, with the error of each figure and the goodput of each arm. Any browser opens it, without a network
+        #[arg(long, value_name = "FILE")]
+        html: Option<PathBuf>,
     },
     /// Sends workloads to real workers, and puts the simulation of the same requests beside what came
     ///
@@ -36,8 +39,8 @@ impl Command {
     /// # Errors
     /// When a file cannot be read or written, or the server that is measured cannot be used.
     pub fn run(self) -> anyhow::Result<()> {
-        let json = match self {
-            Command::Headline { json } => json,
+        let (json, html) = match self {
+            Command::Headline { json, html } => (json, html),
             Command::Live(live) => return live.run(),
         };
         let tables = headline::all(&mut progress);
@@ -46,7 +49,8 @@ impl Command {
             super::output::say!("");
             lines(table)?;
         }
-        write(json.as_deref(), &tables)
+        write(json.as_deref(), &tables)?;
+        page(html.as_deref(), || html::tables("Published tables, simulated", &tables))
     }
 }
 

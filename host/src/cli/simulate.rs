@@ -234,14 +234,15 @@ impl Simulate {
 
     /// Writes the page to the file of --html, if the flag was given. `made` gets the title.
     fn page(&self, made: impl FnOnce(&str) -> String) -> anyhow::Result<()> {
-        let Some(path) = &self.html else { return Ok(()) };
+        if self.html.is_none() {
+            return Ok(());
+        }
         let sent = match &self.load.trace {
             Some(file) if self.sent()? == Name::Trace => name(file),
             _ => self.sent()?.shown(),
         };
         let cluster = self.cluster.as_deref().map(name).unwrap_or_default();
-        std::fs::write(path, made(&format!("{sent} on {cluster}")))
-            .with_context(|| format!("the page cannot be written to {} (--html)", path.display()))
+        page(self.html.as_deref(), || made(&format!("{sent} on {cluster}")))
     }
 
     fn write(&self, report: &Report) -> anyhow::Result<()> {
@@ -249,6 +250,13 @@ impl Simulate {
         std::fs::write(path, report.json())
             .with_context(|| format!("the report cannot be written to {} (--json)", path.display()))
     }
+}
+
+/// Writes a page to the file of `--html`, if it was given.
+pub(super) fn page(path: Option<&Path>, made: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    std::fs::write(path, made())
+        .with_context(|| format!("the page cannot be written to {} (--html)", path.display()))
 }
 
 /// Limits of latencies, in milliseconds.

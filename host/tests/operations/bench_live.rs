@@ -10,19 +10,29 @@ use serde_json::Value;
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
 
-/// Runs `host bench live` with these flags. Returns the exit code, what it wrote to both outputs, and its results.
+/// Runs `host bench live` with these flags. Returns the exit code, what it wrote to both outputs, and its results. The page has those, too.
 fn bench(flags: &[&str]) -> (Option<i32>, String, Vec<Value>) {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
+    let html = folder.path().join("page.html");
     let mut command = Command::new(HOST);
-    command.args(["bench", "live", "--json"]).arg(&json).args(flags).env("TMPDIR", folder.path());
+    command
+        .args(["bench", "live", "--json"])
+        .arg(&json)
+        .arg("--html")
+        .arg(&html)
+        .args(flags)
+        .env("TMPDIR", folder.path());
     let Output { status, stdout, stderr } = command.output().unwrap();
     let said = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
     let results = std::fs::read_to_string(&json).unwrap_or_default();
     let left: Vec<_> =
         std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(left.iter().all(|name| name == "results.json"), "{left:?}");
-    (status.code(), said, serde_json::from_str(&results).unwrap_or_default())
+    assert!(left.iter().all(|name| name == "results.json" || name == "page.html"), "{left:?}");
+    let results: Vec<Value> = serde_json::from_str(&results).unwrap_or_default();
+    let page = std::fs::read_to_string(&html).unwrap_or_default();
+    assert_eq!(page.matches("\"live_curves\"").count(), results.len(), "{said}");
+    (status.code(), said, results)
 }
 
 fn number(value: &Value) -> f64 {

@@ -14,11 +14,22 @@ use crate::workspace::{Profile, Workspace};
 const TESTS: &str = "tests/browser";
 /// Requests of the simulation: enough for curves, and for lines of time thinner than a pixel.
 const REQUESTS: u32 = 2000;
-/// The pages, by their names: what makes them, and how many plots they have.
-const PAGES: [(&str, &[&str], u32); 3] = [
-    ("run", &[], 7),
-    ("goodput", &["--goodput", "2000", "60"], 8),
-    ("plan", &["--plan", "2000", "60", "--tp", "1,2", "--most-devices", "6", "--requests", "300"], 3),
+/// Simulates the trace on the cluster that are written here.
+const SIMULATE: [&str; 5] = ["simulate", "--trace", "trace.jsonl", "--cluster", "cluster.toml"];
+/// Sends some requests to a worker without a model.
+const LIVE: [&str; 7] =
+    ["bench", "live", "--role", "aggregated", "--workload", "shared,random", "--prefill-radix-cache"];
+/// The pages, by their names: the command of `host`, its further flags, and how many plots the page has.
+const PAGES: [(&str, &[&str], &[&str], u32); 4] = [
+    ("run", &SIMULATE, &[], 7),
+    ("goodput", &SIMULATE, &["--goodput", "2000", "60"], 8),
+    (
+        "plan",
+        &SIMULATE,
+        &["--plan", "2000", "60", "--tp", "1,2", "--most-devices", "6", "--requests", "300"],
+        3,
+    ),
+    ("live", &LIVE, &["--requests", "20", "--output-tokens", "8"], 4),
 ];
 
 /// Opens the pages of simulations.
@@ -29,8 +40,11 @@ pub fn check(workspace: &Workspace) -> Outcome {
         Ok(node) => node,
         Err(why) => return Outcome::Skipped(why),
     };
-    for (name, flags, plots) in PAGES {
-        let page = match page(workspace, &folder, name, flags) {
+    if let Err(error) = inputs(workspace, &folder) {
+        return Outcome::Failed(format!("{error:#}"));
+    }
+    for (name, command, flags, plots) in PAGES {
+        let page = match page(workspace, &folder, name, &[command, flags].concat()) {
             Ok(page) => page,
             Err(error) => return Outcome::Failed(format!("{error:#}")),
         };
@@ -46,7 +60,7 @@ pub fn check(workspace: &Workspace) -> Outcome {
             failed => return failed,
         }
     }
-    Outcome::Passed(format!("{} pages of simulations in Chromium", PAGES.len()))
+    Outcome::Passed(format!("{} pages of simulations and measurements in Chromium", PAGES.len()))
 }
 
 /// The packages from npm (120 MB), Chromium among them, and the script beside them.
@@ -65,13 +79,12 @@ fn install(workspace: &Workspace, node: &Node, folder: &Path) -> Result<(), Stri
     }
 }
 
-/// Simulates a trace that is made up here, and returns the page.
-fn page(workspace: &Workspace, folder: &Path, name: &str, flags: &[&str]) -> anyhow::Result<String> {
+/// Builds `host`, and writes a trace and a cluster.
+fn inputs(workspace: &Workspace, folder: &Path) -> anyhow::Result<()> {
     workspace.build(Profile::Dev, &["host"])?;
     let written = |name: &str, text: String| {
         let path = folder.join(name);
-        std::fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))?;
-        anyhow::Ok(path.display().to_string())
+        std::fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))
     };
     let request = |number: u32| {
         let (time, prompt, answer) = (number * 40, 500 + number * 7919 % 6000, 20 + number * 104_729 % 200);
@@ -82,15 +95,18 @@ fn page(workspace: &Workspace, folder: &Path, name: &str, flags: &[&str]) -> any
             "{{\"timestamp\": {time}, \"input_length\": {prompt}, \"output_length\": {answer}, \"hash_ids\": [{names}]}}\n"
         )
     };
-    let trace = written("trace.jsonl", (0..REQUESTS).map(request).collect())?;
+    written("trace.jsonl", (0..REQUESTS).map(request).collect())?;
     let workers = ["prefill\"\ncount = 2", "decode\""];
     let workers = workers.map(|role| format!("[[workers]]\nrole = \"{role}\nmachine = \"h200\"\n"));
-    let cluster =
-        written("cluster.toml", format!("model = \"qwen3-32b\"\nkv = \"fp8\"\n{}", workers.concat()))?;
+    written("cluster.toml", format!("model = \"qwen3-32b\"\nkv = \"fp8\"\n{}", workers.concat()))
+}
+
+/// Has `host` write a page, and returns its path.
+fn page(workspace: &Workspace, folder: &Path, name: &str, flags: &[&str]) -> anyhow::Result<String> {
     let page = folder.join(format!("{name}.html")).display().to_string();
-    let mut simulate = Command::new(workspace.built(Profile::Dev).join("host"));
-    simulate.args(["simulate", "--trace", &trace, "--cluster", &cluster, "--html", &page]).args(flags);
-    let output = simulate.output().context("host cannot be run")?;
-    ensure!(output.status.success(), "the simulation failed: {}", String::from_utf8_lossy(&output.stderr));
+    let mut host = Command::new(workspace.built(Profile::Dev).join("host"));
+    host.current_dir(folder).args(flags).args(["--html", &page]);
+    let output = host.output().context("host cannot be run")?;
+    ensure!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(page)
 }

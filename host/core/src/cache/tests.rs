@@ -32,6 +32,7 @@ fn cache(pages: u32) -> Cache {
         reserved_decode_tokens: 1,
         draft_tokens: 0,
         target_itl: None,
+        share_transfers: true,
         seed: 1,
         settles: true,
         window: None,

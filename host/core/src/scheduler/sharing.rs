@@ -166,6 +166,9 @@ impl Scheduler {
     /// Makes an admitted request a leader: from now on others may follow it.
     pub(super) fn lead(&mut self, room: Room, prefix: Option<&Prefix>) {
         self.patience.remove(room);
+        if !self.config.share_transfers {
+            return;
+        }
         let (Some(job), Some(prefix)) = (self.jobs.get(&room), prefix) else { return };
         if job.stage().is_preempted() {
             return;

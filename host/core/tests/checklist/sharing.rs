@@ -50,6 +50,15 @@ fn of_thirty_two_identical_prompts_each_page_moves_once() {
 }
 
 #[test]
+fn without_sharing_each_request_is_sent_all_of_its_prompt() {
+    let mut leg = Leg::with(Config { share_transfers: false, ..config(Role::Decode, 512) });
+    (0..8).for_each(|room| leg.submit(room, &tokens(0..16), 2));
+    assert_eq!(requested(&leg), (8 * 4, 8));
+    finish(&mut leg, 0..8);
+    assert_eq!((leg.finished.len(), leg.stats().shared_transfers), (8, 0));
+}
+
+#[test]
 fn a_prompt_that_begins_alike_waits_and_is_sent_the_rest() {
     let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..16), 1);

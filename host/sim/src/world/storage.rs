@@ -148,6 +148,11 @@ impl<C: Clients> World<C> {
     }
 
     fn read_page(&mut self, at: Instance, name: (usize, PageHash), slot: PageId) -> PageEnd {
+        if self.faults.missing > 0.0 && self.strikes(self.faults.missing, || "a tier has no page".to_owned())
+        {
+            self.storage.0.remove(&name);
+            return PageEnd::Missing;
+        }
         let trouble = self.strikes(self.faults.tier, || "a tier reads wrong".to_owned());
         let forgets = trouble && self.random.chance(0.3);
         let found = match forgets {

@@ -49,6 +49,7 @@ impl Cluster {
             ("link.run_us", link.run_us, MICROS),
             ("link.workers_per_card", link.workers_per_card as f64, 1.0..=1e6),
             ("router_us", self.router_us, MICROS),
+            ("tier_failures", self.tier_failures, 0.0..=1.0),
             ("model.parameters", model.parameters, 1.0..=1e15),
             ("model.layers", f64::from(model.layers), 1.0..=1_000.0),
             ("model.heads", f64::from(model.heads), 1.0..=1_000.0),

@@ -115,6 +115,7 @@ impl Cluster {
             reserved_decode_tokens: workers.reserved_decode_tokens,
             draft_tokens: 0,
             target_itl: workers.target_itl_ms.map(|target| Duration::from_secs_f64(target / 1e3)),
+            share_transfers: self.share_transfers,
             seed,
             settles: true,
             window,

@@ -201,6 +201,7 @@ fn faults(random: &mut Random, until: Time) -> Faults {
         news: rate(0.3),
         flush: rate(0.01),
         tier: rate(0.2),
+        missing: 0.0,
         copy: rate(0.1),
         partition: rate(0.01),
         freeze: rate(0.006),

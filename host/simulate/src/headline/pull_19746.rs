@@ -10,10 +10,10 @@
 //! to the baseline's ITL, the second to its requests per second.
 
 use super::calibrate::{Free, calibrate};
-use super::{Arm, Figure, Table, row, run};
+use super::{Arm, Change, Figure, Row, Table, row, run};
 use crate::Options;
-use crate::cluster::{Cluster, Link, Named};
-use crate::goodput::{Limits, Search, search};
+use crate::cluster::{Cluster, Link, Named, Policy};
+use crate::goodput::{Limits, Search, frontier};
 use crate::machine::Machine;
 use crate::traffic::Workload;
 use crate::workloads::{SharedPrefixes, poisson};
@@ -33,16 +33,17 @@ const FIGURES: [Figure; 7] = [
 const BASELINE: [f64; 7] = [1.21, 430.0, 73.2, 77.7, 99.1, 65.6, 827.0];
 const IMPROVED: [f64; 7] = [1.59, 566.0, 9.0, 31.6, 73.4, 130.6, 628.0];
 
+/// Requests in flight at once.
+const CONCURRENCY: usize = 128;
 /// Requests of a search for goodput, and how many of them fill the caches first. A prompt that is not cached takes three
 /// seconds. So with one such prompt in a hundred, no rate keeps two seconds.
 const ARRIVALS: usize = 600;
 const WARM_UP: usize = 100;
-/// The limits of such searches.
-const LIMITS: [Limits; 3] = [
-    Limits { ttft_p99_ms: 2_000.0, itl_p99_ms: 80.0 },
-    Limits { ttft_p99_ms: 10_000.0, itl_p99_ms: 80.0 },
-    Limits { ttft_p99_ms: 10_000.0, itl_p99_ms: 120.0 },
-];
+/// The limits of such searches, in milliseconds: each of the first with each of the second.
+const TTFT_P99: [f64; 5] = [1_000.0, 2_000.0, 5_000.0, 10_000.0, 30_000.0];
+const ITL_P99: [f64; 4] = [60.0, 80.0, 120.0, 200.0];
+/// The target of an arm, as a share of the limit: the target is a mean, and 99 in 100 must keep the limit.
+const TARGET: f64 = 15.0 / 16.0;
 
 const CLUSTER: &str = "
     model = 'qwen3-32b'
@@ -58,9 +59,6 @@ const CLUSTER: &str = "
     tp = 2
     radix_cache = false
 ";
-
-/// The change that an arm makes to the cluster.
-type Change = fn(&mut Cluster);
 
 fn decode(cluster: &mut Cluster, set: impl FnOnce(&mut Machine)) {
     let workers = &mut cluster.workers[1];
@@ -116,7 +114,7 @@ pub fn pull_19746(watch: &mut dyn FnMut(&str)) -> Vec<Table> {
 
 fn table(reading: &str, constant: Free, watch: &mut dyn FnMut(&str)) -> Table {
     let asks = SharedPrefixes::PULL_19746.asks(0);
-    let workload = Workload::Closed { asks, concurrency: 128 };
+    let workload = Workload::Closed { asks, concurrency: CONCURRENCY };
     let mut cluster =
         Cluster::parse("pull 19746", CLUSTER).unwrap_or_else(|wrong| unreachable!("a fixed text: {wrong}"));
     let machine = cluster.machine(&cluster.workers[1]);
@@ -126,10 +124,11 @@ fn table(reading: &str, constant: Free, watch: &mut dyn FnMut(&str)) -> Table {
     let fitted: Vec<&str> = constants.iter().map(|constant| constant.cell).collect();
     let mut rows = vec![row("baseline", &run(&workload, &cluster), &FIGURES, &BASELINE, &fitted)];
     cluster.workers[1].radix_cache = true;
-    let arms: [(&str, &[f64], Change); 4] = [
+    let arms: [(&str, &[f64], Change); 5] = [
         ("radix cache on decode", &IMPROVED, |_| {}),
         ("and a target of 80 ms", &[], |cluster| cluster.workers[1].target_itl_ms = Some(80.0)),
         ("and layers sent in 8 groups", &[], |cluster| cluster.layer_groups = 8),
+        ("radix cache, no shared transfers", &IMPROVED, |cluster| cluster.share_transfers = false),
         ("two prefill and two decode workers", &[], |cluster| {
             cluster.workers[0].count = 2;
             cluster.workers[1].count = 2;
@@ -141,30 +140,54 @@ fn table(reading: &str, constant: Free, watch: &mut dyn FnMut(&str)) -> Table {
         change(&mut arm);
         rows.push(row(name, &run(&workload, &arm), &FIGURES, published, &[]));
     }
+    rows.extend(larger(&cluster, watch));
     let goodput = goodput(&cluster, watch);
     Table { title: format!("SGLang pull request 19746; {reading}"), constants, rows, goodput }
+}
+
+/// Two, four and eight times the cluster and its load, routed by prefix and in turn. The number of prefixes stays 20.
+fn larger(cluster: &Cluster, watch: &mut dyn FnMut(&str)) -> Vec<Row> {
+    let (size, load) = (cluster.workers[0].count, SharedPrefixes::PULL_19746.requests);
+    let routed = [2, 4, 8]
+        .map(|times| [("by prefix", Policy::Prefix), ("in turn", Policy::RoundRobin)].map(|by| (times, by)));
+    let arm = |(times, (by, router)): (usize, (&str, Policy))| {
+        let name = format!("{} prefill, {times} decode, routed {by}", size * times);
+        watch(&name);
+        let mut arm = Cluster { router, ..cluster.clone() };
+        (arm.workers[0].count, arm.workers[1].count) = (size * times, times);
+        let asks = SharedPrefixes { requests: load * times, ..SharedPrefixes::PULL_19746 }.asks(0);
+        let workload = Workload::Closed { asks, concurrency: CONCURRENCY * times };
+        row(&name, &run(&workload, &arm), &FIGURES, &[], &[])
+    };
+    routed.into_iter().flatten().map(arm).collect()
 }
 
 /// The goodput of each arm. Requests are of the same kind, and arrive independently of each other.
 fn goodput(cluster: &Cluster, watch: &mut dyn FnMut(&str)) -> Vec<Arm> {
     let asks = SharedPrefixes { requests: ARRIVALS, ..SharedPrefixes::PULL_19746 }.asks(0);
     let workload = |rate| poisson(asks.clone(), rate, 1);
-    let arms: [(&str, bool, Option<f64>); 4] = [
-        ("baseline", false, None),
-        ("radix cache on decode", true, None),
-        ("a target of 75 ms alone", false, Some(75.0)),
-        ("cache and a target of 75 ms", true, Some(75.0)),
+    let from = Search { from: 0.8, precision: 0.03, doublings: 5, ..Search::default() };
+    let options = Options { warm_up: WARM_UP, ..Options::default() };
+    let arms = [
+        ("baseline", false, false),
+        ("radix cache on decode", true, false),
+        ("a target of 15/16 of the ITL's limit", false, true),
+        ("cache and such a target", true, true),
     ];
-    let arm = |(name, cached, target): (&str, bool, Option<f64>)| {
-        watch(&format!("goodput: {name}"));
-        let mut cluster = cluster.clone();
-        cluster.workers[1].radix_cache = cached;
-        cluster.workers[1].target_itl_ms = target;
-        let find = |limits: &Limits| {
-            let from = Search { from: 0.8, precision: 0.03, doublings: 5, ..Search::default() };
-            search(&workload, &cluster, *limits, from, &Options { warm_up: WARM_UP, ..Options::default() })
-        };
-        Arm { name: name.to_owned(), goodput: LIMITS.iter().map(find).collect() }
+    let arm = |(name, cached, has_target): (&str, bool, bool)| {
+        let mut goodput = Vec::new();
+        for itl in ITL_P99.chunks(if has_target { 1 } else { ITL_P99.len() }) {
+            watch(&format!("goodput: {name}, ITL p99 up to {} ms", itl[itl.len() - 1]));
+            let mut cluster = cluster.clone();
+            cluster.workers[1].radix_cache = cached;
+            cluster.workers[1].target_itl_ms = has_target.then_some(itl[0] * TARGET);
+            let with = |itl_p99_ms: &f64| {
+                TTFT_P99.map(|ttft_p99_ms| Limits { ttft_p99_ms, itl_p99_ms: *itl_p99_ms })
+            };
+            let limits: Vec<Limits> = itl.iter().flat_map(with).collect();
+            goodput.extend(frontier(&workload, &cluster, &limits, from, &options));
+        }
+        Arm { name: name.to_owned(), goodput }
     };
     arms.into_iter().map(arm).collect()
 }

@@ -10,7 +10,7 @@
 //! its mean TTFT, the pool to its TTFT p90.
 
 use super::calibrate::{Free, calibrate};
-use super::{Figure, Fitted, Table, row, run};
+use super::{Change, Figure, Fitted, Table, row, run};
 use crate::cluster::{Cluster, Link, Named};
 use crate::traffic::Workload;
 use crate::workloads::conversations;
@@ -18,7 +18,13 @@ use crate::workloads::conversations;
 const TTFT: Figure = ("TTFT mean, s", |report| report.figures.ttft_ms.mean / 1e3);
 const TPOT: Figure = ("TPOT mean, ms", |report| report.figures.tpot_ms.mean);
 const P90: Figure = ("TTFT p90, s", |report| report.figures.ttft_ms.p90 / 1e3);
-const FIGURES: [Figure; 4] = [TTFT, P90, ("TTFT p99, s", |report| report.figures.ttft_ms.p99 / 1e3), TPOT];
+const FIGURES: [Figure; 5] = [
+    TTFT,
+    P90,
+    ("TTFT p99, s", |report| report.figures.ttft_ms.p99 / 1e3),
+    TPOT,
+    ("requests renegotiated", |report| report.transfers.renegotiated as f64),
+];
 const BASELINE: [f64; 4] = [15.36, 36.46, 48.87, 40.31];
 const IMPROVED: [f64; 4] = [9.33, 19.30, 23.51, 41.32];
 
@@ -126,11 +132,16 @@ fn table(clients: usize, watch: &mut dyn FnMut(&str)) -> Table {
     let fitted: Vec<&str> = constants.iter().map(|constant| constant.cell).collect();
     let mut rows = vec![row("baseline", &run(&workload, &cluster), &FIGURES, &BASELINE, &fitted)];
     cluster.workers[1].host_memory_gib = 600.0;
-    let arms: [(&str, &[f64], u32); 2] =
-        [("host memory and storage behind decode", &IMPROVED, 1), ("and layers sent in 8 groups", &[], 8)];
-    for (name, published, layer_groups) in arms {
+    let arms: [(&str, &[f64], Change); 4] = [
+        ("host memory and storage behind decode", &IMPROVED, |_| {}),
+        ("and layers sent in 8 groups", &[], |cluster| cluster.layer_groups = 8),
+        ("and 1 in 1,000 pages cannot be restored", &[], |cluster| cluster.tier_failures = 1e-3),
+        ("and 1 in 100 pages cannot be restored", &[], |cluster| cluster.tier_failures = 1e-2),
+    ];
+    for (name, published, change) in arms {
         watch(name);
-        let arm = Cluster { layer_groups, ..cluster.clone() };
+        let mut arm = cluster.clone();
+        change(&mut arm);
         rows.push(row(name, &run(&workload, &arm), &FIGURES, published, &[]));
     }
     let title = format!("SGLang pull request 26227; {clients} conversations at once");

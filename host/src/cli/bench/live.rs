@@ -19,7 +19,9 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 use host_simulate::comparison::Comparison;
-use host_simulate::{Cluster, Options, Report, Workload, simulate};
+use host_simulate::html::{self, Compared};
+use host_simulate::recording::Curves;
+use host_simulate::{Cluster, Options, Report, Workload, record};
 use host_wire::random::random_u64;
 use serde::Serialize;
 
@@ -29,7 +31,7 @@ use super::super::output::say;
 use super::super::server::started::{serving_flags, shown};
 use super::super::server::{Address, Client, Stop};
 use super::super::settings::Settings;
-use super::super::simulate::lines;
+use super::super::simulate::{lines, page};
 use super::{progress, write};
 use measured::Server;
 use own_server::OwnServer;
@@ -56,6 +58,10 @@ pub struct Live {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
+    /// Writes a page with the distributions of the latencies to this file. Any browser opens it, without a network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
     #[command(flatten)]
     settings: Settings,
 }
@@ -64,7 +70,7 @@ pub struct Live {
 const MOST_AT_ONCE: u16 = 512;
 
 /// The command's own options, each with a value. All others are the server's.
-const OWN: [&str; 16] = [
+const OWN: [&str; 17] = [
     "--url",
     "--ca",
     "--workload",
@@ -81,6 +87,7 @@ const OWN: [&str; 16] = [
     "--speed",
     "--shorten",
     "--json",
+    "--html",
 ];
 
 /// The results of one workload.
@@ -149,6 +156,14 @@ impl Live {
         names.into_iter().map(|name| self.load.requested(name)).collect()
     }
 
+    /// The title of the page.
+    fn title(&self) -> String {
+        match &self.url {
+            Some(url) => format!("host bench live: {url}"),
+            None => "host bench live: workers of its own".to_owned(),
+        }
+    }
+
     async fn on_own_server(&self, own: &mut OwnServer, workloads: Vec<Requested>) -> anyhow::Result<()> {
         let server = Server::find(own.until_ready(self.ca.as_deref()).await?).await?;
         let cluster = own.described(&server).await?;
@@ -161,7 +176,7 @@ impl Live {
         workloads: Vec<Requested>,
         cluster: Option<Cluster>,
     ) -> anyhow::Result<()> {
-        let mut results = Vec::new();
+        let (mut results, mut runs) = (Vec::new(), Vec::new());
         let mut failures = 0;
         for Requested { name, workload } in workloads {
             let watch =
@@ -169,7 +184,7 @@ impl Live {
             let run = drive::drive(server, &workload, random_salt()?, watch).await;
             progress("");
             failures += run.figures.requests.failed;
-            let simulated = match cluster.clone() {
+            let recorded = match cluster.clone() {
                 Some(cluster) => {
                     progress(&format!("{name}: simulation"));
                     let simulated = simulated(workload, cluster).await?;
@@ -178,15 +193,18 @@ impl Live {
                 }
                 None => None,
             };
+            let (simulated, simulated_curves) = recorded.unzip();
             let comparison = Comparison { name, live: run.figures, live_found: run.found, simulated };
             say!("");
             lines(&comparison)?;
             if let Some(why) = run.first_failure {
                 say!("  the first failure: {why}");
             }
+            runs.push(Compared { comparison: comparison.clone(), live_curves: run.curves, simulated_curves });
             results.push(Result { comparison, cluster: cluster.clone() });
         }
         write(self.json.as_deref(), &results)?;
+        page(self.html.as_deref(), || html::live(&self.title(), &runs))?;
         if failures > 0 {
             anyhow::bail!("{failures} requests failed");
         }
@@ -195,9 +213,10 @@ impl Live {
 }
 
 /// Simulates a workload beside the runtime, which goes on to wait for signals.
-async fn simulated(workload: Workload, cluster: Cluster) -> anyhow::Result<Report> {
-    let run = move || simulate(&workload, &cluster, &Options::default(), &mut |_progress| {});
-    tokio::task::spawn_blocking(run).await.context("the simulation failed")
+async fn simulated(workload: Workload, cluster: Cluster) -> anyhow::Result<(Report, Curves)> {
+    let run = move || record(&workload, &cluster, &Options::default(), &mut |_progress| {});
+    let (report, recording) = tokio::task::spawn_blocking(run).await.context("the simulation failed")?;
+    Ok((report, recording.curves))
 }
 
 /// A number that no run has had before. Its lower bits are zero, where the positions of tokens are.

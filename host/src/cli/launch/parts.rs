@@ -117,6 +117,7 @@ fn config(
         reserved_decode_tokens: settings.reserved_decode_tokens(),
         draft_tokens: settings.draft_tokens(),
         target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
+        share_transfers: true,
         seed: random_u64().context("no random seed for the radix cache")?,
         // The caller sets both from the opened plugins.
         settles: true,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use host_simulate::recording::Curves;
 use host_simulate::report::Figures;
 use host_simulate::traffic::{Ask, Prompt};
 use host_simulate::{Seen, Workload};
@@ -17,6 +18,8 @@ use super::measured::Server;
 pub struct Run {
     /// What the clients saw.
     pub figures: Figures,
+    /// The distributions of the latencies.
+    pub curves: Curves,
     /// The share of the prompts' tokens that were in caches.
     pub found: f64,
     /// Why the first request that failed did.
@@ -69,6 +72,7 @@ pub async fn drive(server: &Server, workload: &Workload, salt: u64, shown: impl 
     let tokens: u64 = seen.iter().map(|seen| u64::from(seen.prompt)).sum();
     Run {
         figures: Figures::of(&seen, &gaps),
+        curves: Curves::of(&seen, &gaps),
         found: cached as f64 / tokens.max(1) as f64,
         first_failure: answered.into_iter().find_map(|answered| answered.failure),
     }
