@@ -190,6 +190,13 @@ pub fn every_user_may_change(file: &Metadata) -> bool {
     FileAttributes::of(file).lets(OTHERS_WRITE) && !Trusted::of_process().all_users
 }
 
+/// Whether a file or folder belongs to this process's user, and no other may write it.
+#[must_use]
+pub fn only_this_user_may_write(place: &Metadata) -> bool {
+    let place = FileAttributes::of(place);
+    place.user == rustix::process::geteuid().as_raw() && !place.lets(GROUP_WRITES | OTHERS_WRITE)
+}
+
 fn judge(trusted: &Trusted, places: &[(PathBuf, FileAttributes)]) -> Findings {
     let mut findings = Findings::default();
     for (path, place) in places {

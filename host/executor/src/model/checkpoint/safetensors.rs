@@ -17,6 +17,8 @@ use crate::model::LoadError;
 
 /// Most bytes of a header, as in the reference implementation of the format.
 const MAX_HEADER: u64 = 100_000_000;
+/// Most tensors of a file. The largest models have some ten thousand.
+const MAX_TENSORS: usize = 500_000;
 /// Most dimensions of a tensor.
 const MAX_DIMENSIONS: usize = 8;
 /// Most bytes of a shard index.
@@ -72,6 +74,9 @@ impl<'a> Visitor<'a> for Tensors {
             if name == "__metadata__" {
                 map.next_value::<IgnoredAny>()?;
                 continue;
+            }
+            if tensors.len() == MAX_TENSORS {
+                return Err(A::Error::custom(format!("it lists more than {MAX_TENSORS} tensors")));
             }
             let entry = map.next_value();
             let entry = entry.map_err(|error| A::Error::custom(format!("tensor {name}: {error}")))?;
@@ -298,4 +303,19 @@ pub(crate) fn parse_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, 
         return Err(parse("weight_map is empty".to_owned()));
     }
     Ok(index.weight_map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_of_more_tensors_than_models_have_is_refused() {
+        let entry = |name| format!("\"{name}\":{{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,0]}}");
+        let header = |count: usize| format!("{{{}}}", (0..count).map(entry).collect::<Vec<_>>().join(","));
+        let read = |count| serde_json::from_str::<Header>(&header(count)).map(|read| read.0.len());
+        assert_eq!(read(1000).unwrap(), 1000);
+        let refused = read(MAX_TENSORS + 1).unwrap_err();
+        assert!(refused.to_string().contains("more than 500000 tensors"), "{refused}");
+    }
 }

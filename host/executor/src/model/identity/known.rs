@@ -5,6 +5,8 @@
 //! or its time of status change (which no program can set) differs. Processes that start at the same time write files of their
 //! own and rename them.
 //!
+//! An entry that another user could have written is not believed.
+//!
 //! A program that has mapped the file to write it may change it without changing its times at once.
 
 use std::fs::{DirBuilder, File};
@@ -14,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use host_kernels::xxh3::xxh3;
+use host_ownership::{only_this_user_may_write, regular};
 
 use super::content::{self, ContentDigest};
 use super::hex;
@@ -122,10 +125,17 @@ impl Stamp {
         format!("{said} {:016x}\n", xxh3(said.as_bytes(), 0))
     }
 
-    /// The digest that an entry has for a file with this stamp. `None` if the entry is damaged or has another stamp.
+    /// The digest that an entry has for a file with this stamp. `None` if the entry is damaged or has another stamp, or if another
+    /// user could have written it.
     fn noted(&self, entry: &Path) -> Option<ContentDigest> {
+        let (file, about) = regular(entry).ok()?;
+        let folder = std::fs::symlink_metadata(entry.parent()?).ok()?;
+        if ![about, folder].iter().all(only_this_user_may_write) {
+            tracing::debug!("{} is not used: another user could have written it", entry.display());
+            return None;
+        }
         let mut text = String::new();
-        File::open(entry).ok()?.take(ENTRY).read_to_string(&mut text).ok()?;
+        file.take(ENTRY).read_to_string(&mut text).ok()?;
         let digest = text.strip_prefix(&self.text())?.get(..64)?;
         let mut bytes = [0; 32];
         for (byte, digits) in bytes.iter_mut().zip(digest.as_bytes().chunks(2)) {

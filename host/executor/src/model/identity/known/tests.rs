@@ -1,5 +1,5 @@
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 
 use super::*;
 
@@ -52,6 +52,20 @@ fn a_file_that_did_not_change_is_not_read_again() {
     assert_eq!(world.entries().len(), 1);
     world.note(&[5; 32]);
     assert_eq!(world.digest(), [5; 32]);
+}
+
+#[test]
+fn an_entry_that_other_users_may_write_is_not_believed() {
+    let world = World::new();
+    let folder = world.known.directory.clone().unwrap();
+    for writable in 0..2 {
+        let _noted = world.digest();
+        world.note(&[5; 32]);
+        assert_eq!(world.digest(), [5; 32]);
+        let place = if writable == 0 { world.entries()[0].clone() } else { folder.clone() };
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(world.digest(), world.truth(), "{}", place.display());
+    }
 }
 
 #[test]
